@@ -91,16 +91,15 @@ def affordable(levers: int, step_s: float, budget_s: float) -> int:
     return levers
 
 
-def compare_levers(times_ms: Floats, equal_within: float = 0.02) -> list[PairedComparison]:
-    """Each lever's row of times against the first row, the step as it is, with Holm's p-values.
+def compare_levers(*groups_ms: Floats, equal_within: float = 0.02) -> list[PairedComparison]:
+    """Each lever's row of times against the first row of its group, the step as it is, with Holm's p-values over all.
 
     Intervals are simultaneous (Bonferroni). A lever is faster or slower if its interval or its corrected p-value says
     so.
     """
-    logs = np.log(times_ms)
-    count = len(logs) - 1
-    each = 1 - 0.05 / max(1, count)
-    found = [compare_pairs(row - logs[0], equal_within, each) for row in logs[1:]]
+    logs = [np.log(row) - np.log(group[0]) for group in groups_ms for row in group[1:]]
+    each = 1 - 0.05 / max(1, len(logs))
+    found = [compare_pairs(row, equal_within, each) for row in logs]
     adjusted = holm([one.p_value for one in found])
     return [
         PairedComparison(

@@ -17,10 +17,14 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
+from perfnb.remedies.ladder import Values
 from perfnb.remedies.subject import Subject
+from perfnb.remedies.values import compare_batches
 from perfnb.step.environment import usable_cpus
+
+Switch = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,21 @@ class Lever:
     #: Why it cannot be tried on a step; empty if it can.
     refuses: Callable[[Subject], str]
     #: A context in which it is prepared; gives a function that returns a context in which the lever is on.
-    prepared: Callable[[Subject], AbstractContextManager[Callable[[], AbstractContextManager[Any]]]]
+    prepared: Callable[[Subject], AbstractContextManager[Switch]]
     #: The lines that keep it, in the user's names; none if they cannot be named.
     code: Callable[[Subject], list[str]]
     #: Whether it computes in a lower precision on purpose, and so in which dtype.
     lowers: str = ""
     #: Bottlenecks in `findings` that it answers.
     answers: tuple[str, ...] = ()
+    #: Whether preparing it costs so much that it is tried only if a finding gives reason, or by name.
+    costly: bool = False
+    #: Whether it may draw random numbers in another order, as compiled code does.
+    reorders: bool = False
+    #: Whether it works ahead, so that it is timed in blocks of turns; while on, it changes the subject's `batches`.
+    in_blocks: bool = False
+    #: Its own check of results, with it prepared; by default results are compared with float64.
+    check: Callable[[Subject, Switch], Values] | None = None
 
 
 def _nothing(_: Subject) -> str:
@@ -50,7 +62,7 @@ def _always(on: Callable[[Subject], AbstractContextManager[Any]]) -> Callable[[S
     """A lever without anything to prepare."""
 
     @contextmanager
-    def prepared(subject: Subject) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
+    def prepared(subject: Subject) -> Iterator[Switch]:
         yield lambda: on(subject)
 
     return prepared
@@ -71,7 +83,7 @@ def _other_threads(_: Subject) -> int:
 
 
 @contextmanager
-def _prepare_threads(subject: Subject) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
+def _prepare_threads(subject: Subject) -> Iterator[Switch]:
     wanted = _other_threads(subject)
 
     @contextmanager
@@ -107,7 +119,7 @@ def _compiler() -> bool:
 
 def _compiled(**options: Any) -> Callable[[Subject], Any]:
     @contextmanager
-    def prepared(subject: Subject) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
+    def prepared(subject: Subject) -> Iterator[Switch]:
         fast = {name: torch.compile(model.forward, **options) for name, model in subject.models.items()}
 
         @contextmanager
@@ -216,7 +228,7 @@ def _no_convolutions(subject: Subject) -> str:
 
 
 @contextmanager
-def _prepare_channels_last(subject: Subject) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
+def _prepare_channels_last(subject: Subject) -> Iterator[Switch]:
     weights = [p for p in subject.parameters if p.dim() == 4]
 
     def convert(value: Any) -> Any:
@@ -343,21 +355,64 @@ def _no_loader(subject: Subject) -> str:
         return "no DataLoader feeds the step (pass it as batches, or as loader=)"
     if subject.loader[1].num_workers:
         return "the loader has workers already"
+    if subject.batches is not subject.loader[1]:
+        return "the step's batches do not come straight from the loader"
     return ""
 
 
-def workers_for(subject: Subject) -> int:
+def _workers_for(subject: Subject) -> int:
     """As many workers as cores that the training leaves, at least one and at most four."""
     return max(1, min(4, int(usable_cpus()) - 1))
 
 
+@contextmanager
+def _workers(subject: Subject) -> Iterator[DataLoader[Any]]:
+    ahead = loader_with_workers(subject.batches, _workers_for(subject))
+    try:
+        yield ahead
+    finally:
+        iterator: Any = ahead._iterator
+        if iterator is not None:
+            ahead._iterator = None
+            iterator._shutdown_workers()
+
+
+@contextmanager
+def _prepare_workers(subject: Subject) -> Iterator[Switch]:
+    with _workers(subject) as ahead:
+
+        @contextmanager
+        def on() -> Iterator[None]:
+            before, subject.batches = subject.batches, ahead
+            try:
+                yield
+            finally:
+                subject.batches = before
+
+        yield on
+
+
+def _same_batches(subject: Subject, _: Switch) -> Values:
+    with _workers(subject) as fresh:  # one that has run draws the order of its next epoch otherwise
+        return compare_batches(subject.batches, fresh, subject)
+
+
+def _loader_code(subject: Subject) -> list[str]:
+    assert subject.loader is not None
+    name = subject.loader[0]
+    line = f"DataLoader(..., num_workers={_workers_for(subject)}, persistent_workers=True)"
+    return [f"{name} = {line}  # and its other arguments" if name else line]
+
+
 def loader_with_workers(loader: DataLoader[Any], workers: int) -> DataLoader[Any]:
     """A copy of a loader, from its own attributes, that loads ahead in workers."""
-    shape: dict[str, Any] = (
-        {"batch_sampler": loader.batch_sampler}
-        if loader.batch_sampler is not None
-        else {"batch_size": None, "sampler": loader.sampler}
-    )
+    shape: dict[str, Any]
+    if isinstance(loader.dataset, IterableDataset):  # takes no sampler
+        shape = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    elif loader.batch_sampler is not None:
+        shape = {"batch_sampler": loader.batch_sampler}
+    else:
+        shape = {"batch_size": None, "sampler": loader.sampler}
     return DataLoader(
         loader.dataset,
         **shape,
@@ -454,6 +509,8 @@ LEVERS: tuple[Lever, ...] = (
         _compiled(),
         _for_models("{0} = torch.compile({0})"),
         answers=("dispatch overhead", "launch overhead", "memory bandwidth"),
+        costly=True,
+        reorders=True,
     ),
     Lever(
         "autocast",
@@ -530,12 +587,24 @@ LEVERS: tuple[Lever, ...] = (
         lambda _: ["torch.backends.cudnn.benchmark = True"],
     ),
     Lever(
+        "loader_workers",
+        "worker processes that load batches ahead, on a copy of the loader",
+        _no_loader,
+        _prepare_workers,
+        _loader_code,
+        answers=("input pipeline",),
+        costly=True,
+        in_blocks=True,
+        check=_same_batches,
+    ),
+    Lever(
         "checkpointing",
         "recompute the activations of the longest list of blocks in backward",
         _cannot_checkpoint,
         _always(_checkpointed),
         lambda _: [],
         answers=("activation memory",),
+        costly=True,
     ),
 )
 

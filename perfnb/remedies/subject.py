@@ -47,13 +47,12 @@ class Subject:
 
     def restored(self) -> Restored:
         """A context in which the step may run without lasting effect."""
-        return Restored(self.models.values(), [self.step, *self.optimizers.values()])
+        return Restored(self.models.values(), [self.step, *self.optimizers.values(), self.batches, self.loader])
 
     def run(self) -> Any:
-        """Run the step once, on the sample."""
+        """Run the step once, on the sample; open the gate around it."""
         __tracebackhide__ = True
-        with self.gate.opened():
-            return self.step(*self.sample)
+        return self.step(*self.sample)
 
 
 def find_subject(
@@ -90,6 +89,8 @@ def find_subject(
         try:
             with subject.gate.opened():
                 subject.sample = (source.next(),)
+            if loader is None and isinstance(source.made, DataLoader):  # a function gave it
+                subject.batches, subject.loader = source.made, (named_loaders.get(id(source.made)), source.made)
         finally:
             source.close()
     called: set[str] = set()
@@ -100,7 +101,8 @@ def find_subject(
             hook = model.register_forward_pre_hook(lambda *_, name=name: called.add(name))
             stack.callback(hook.remove)
         stack.callback(register_optimizer_step_post_hook(lambda each, *_: stepped.update({id(each): each})).remove)
-        subject.run()
+        with subject.gate.opened():
+            subject.run()
         subject.trains = bool(stepped) or any(
             parameter.grad is not earlier for parameter, earlier in zip(subject.parameters, before, strict=True)
         )

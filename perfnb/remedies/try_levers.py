@@ -16,7 +16,7 @@ from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.interrupts import InterruptGate
 from perfnb.profile.timing import Timing
-from perfnb.remedies.ladder import Values, compare_levers, in_order, judge_values, keepable, pays_after
+from perfnb.remedies.ladder import Values, compare_levers, in_order, keepable, pays_after
 from perfnb.remedies.view import trials_html, trials_line, trials_page, trials_text
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 #: Shares of the budget for the short profile that finds what to try, and for confirming.
 _PROFILE_SHARE, _CONFIRM_SHARE = 0.15, 0.2
-_LOADER = "loader_workers"
 _NO_REASON = "no finding gives reason to try it; name it in levers="
-_LOADER_WORDS = "worker processes that load batches ahead, on a copy of the loader"
 
 
 @dataclass
@@ -133,7 +131,6 @@ def levers() -> pd.DataFrame:
     from perfnb.remedies.levers import LEVERS
 
     rows = [(lever.name, lever.words, ", ".join(lever.answers)) for lever in LEVERS]
-    rows.append((_LOADER, _LOADER_WORDS, "input pipeline"))
     return pd.DataFrame(rows, columns=["lever", "what it does", "answers"]).set_index("lever")
 
 
@@ -231,11 +228,12 @@ def run_trials(
 ) -> LeverTrials:
     """`try_levers` for a step whose variables are known; what its magic calls."""
     from perfnb.remedies.levers import by_name
+    from perfnb.remedies.state import untouched
     from perfnb.remedies.subject import find_subject, require_models
-    from perfnb.remedies.trial import step_seconds, untouched
+    from perfnb.remedies.trial import step_seconds
 
     __tracebackhide__ = True
-    known = [*by_name(), _LOADER]
+    known = by_name()
     listed = [] if isinstance(wanted, str) else list(wanted)
     if wanted != "auto" and (not listed or any(each not in known for each in listed)):
         raise ValueError(f'levers must be "auto" or a list of these: {", ".join(known)}; not {shown(wanted)}.')
@@ -267,12 +265,12 @@ def _bounds(subject: Any, namespace: Mapping[str, Any], budget_s: float) -> dict
     return dict(zip(found["bottleneck"], found["bound_ms"].fillna(0.0).astype(float), strict=True))
 
 
-def _auto(known: Sequence[str], bounds: Mapping[str, float]) -> list[str]:
+def _auto(known: Iterable[str], bounds: Mapping[str, float]) -> list[str]:
     from perfnb.remedies.levers import by_name
 
-    answers = {name: lever.answers for name, lever in by_name().items()} | {_LOADER: ("input pipeline",)}
-    costly = {"compile": 1, _LOADER: 1, "checkpointing": 1}
-    names = [name for name in known if name not in costly or any(each in bounds for each in answers[name])]
+    levers = by_name()
+    answers = {name: lever.answers for name, lever in levers.items()}
+    names = [name for name in known if not levers[name].costly or any(each in bounds for each in answers[name])]
     return in_order(names, answers, bounds)
 
 
@@ -299,17 +297,17 @@ class _Runner:
     ) -> tuple[list[Trial], Confirmed | None, int]:
         """Prepare, check, time and confirm."""
         from perfnb.remedies.levers import by_name
-        from perfnb.remedies.trial import check, prepared, sensible, time_switches
+        from perfnb.remedies.trial import check, prepared, sensible, time_blocks, time_switches
         from perfnb.remedies.values import measure_yardstick
 
         __tracebackhide__ = True
-        known, trials, ready = by_name(), {}, []
-        possible = []
+        known = by_name()
+        trials: dict[str, Trial] = {}
+        ready: list[Any] = []
         for name in names:
-            why = self._why_not(name, known)
-            trials[name] = Trial(name, "not tried", why_not=why, bound_ms=self._bound(name, bounds, known))
-            if not why:
-                possible.append(name)
+            bound = max((bounds[each] for each in known[name].answers if each in bounds), default=None)
+            trials[name] = Trial(name, "not tried", why_not=known[name].refuses(self.subject), bound_ms=bound)
+        possible = [name for name in names if not trials[name].why_not]
         within = sensible(possible, self.step_s, 0.5 * self.budget_s)
         for name in possible:
             if name not in within:
@@ -318,43 +316,31 @@ class _Runner:
         with self.stack:
             yardstick = measure_yardstick(self.subject)
             for name in within:
-                if name == _LOADER:
-                    continue
                 self.progress(f"prepare {name}", 0, None)
                 try:
                     one = self.stack.enter_context(prepared(known[name], self.subject, self.step_s))
-                    check(one, self.subject, yardstick)
+                    trials[name].values = check(one, self.subject, yardstick)
                 except Exception as error:  # with this lever the step fails; without it, it runs
                     trials[name].why_not = _failed("the step fails with it", error)
                     continue
                 self.until += one.setup_s  # compiling is announced, and not taken from the others
                 trials[name].setup_s = one.setup_s
                 trials[name].code = known[name].code(self.subject)
-                assert one.errors is not None
-                trials[name].values = judge_values(one.errors, known[name].lowers, reorders=name == "compile")
                 passes = self._quality(one.switch)
                 trials[name].why_not = keepable(trials[name].values, name in self.listed, passes)
                 ready.append(one)
-            if ready:
-                share = (1 - _CONFIRM_SHARE) * max(0.0, self.until - time.perf_counter())
-                times = time_switches(self.subject, [one.switch for one in ready], share, self.progress, "trial")
-                rounds = times.shape[1]
-                _note(times, [trials[one.lever.name] for one in ready])
-            if _LOADER in within:
-                self._try_loader(trials[_LOADER])
+            groups = [[one for one in ready if not one.lever.in_blocks]]
+            groups += [[one] for one in ready if one.lever.in_blocks]
+            groups = [group for group in groups if group]
+            share = (1 - _CONFIRM_SHARE) * max(0.0, self.until - time.perf_counter()) / max(1, len(groups))
+            times = []
+            for group in groups:
+                timed = time_blocks if group[0].lever.in_blocks else time_switches
+                times.append(timed(self.subject, [one.switch for one in group], share, self.progress, "trial"))
+                rounds = max(rounds, times[-1].shape[1])
+            _note(times, [trials[one.lever.name] for group in groups for one in group])
             confirmed = self._confirm(ready, trials) if confirm else None
         return list(trials.values()), confirmed, rounds
-
-    def _why_not(self, name: str, known: Mapping[str, Any]) -> str:
-        if name == _LOADER:
-            from perfnb.remedies.levers import _no_loader
-
-            return _no_loader(self.subject)
-        return str(known[name].refuses(self.subject))
-
-    def _bound(self, name: str, bounds: Mapping[str, float], known: Mapping[str, Any]) -> float | None:
-        answers = ("input pipeline",) if name == _LOADER else known[name].answers
-        return max((bounds[each] for each in answers if each in bounds), default=None)
 
     def _quality(self, switch: Any) -> bool | None:
         if self.quality is None:
@@ -362,29 +348,12 @@ class _Runner:
         with self.subject.restored(), switch(), self.subject.gate.opened():
             return bool(self.quality())
 
-    def _try_loader(self, trial: Trial) -> None:
-        from perfnb.remedies.levers import workers_for
-        from perfnb.remedies.trial import time_loader
-
-        workers = workers_for(self.subject)
-        try:
-            times, trial.setup_s = time_loader(self.subject, workers, 0.25 * self.budget_s, self.progress)
-        except Exception as error:  # a dataset that cannot be sent to a worker
-            trial.why_not = _failed("the loader fails with workers", error)
-            return
-        _note(times, [trial])
-        trial.values = Values("exact", 0.0)
-        name = self.subject.loader[0]
-        trial.code = [
-            f"DataLoader(..., num_workers={workers}, persistent_workers=True)" + (f"  # {name}" if name else "")
-        ]
-
     def _confirm(self, ready: Sequence[Any], trials: Mapping[str, Trial]) -> Confirmed | None:
         """Put together what is proven, the largest gain first, and measure it again on fresh pairs."""
         import numpy as np
 
         from perfnb.bench.design import SEED
-        from perfnb.remedies.trial import all_on, time_switches
+        from perfnb.remedies.trial import all_on, time_blocks, time_switches
 
         __tracebackhide__ = True
         good = [
@@ -399,8 +368,9 @@ class _Runner:
             if kept:
                 switches.append(all_on([each.switch for each in kept]))
             left = max(0.0, self.until - time.perf_counter()) / (len(good) - number)
+            timed = time_blocks if any(each.lever.in_blocks for each in combination) else time_switches
             try:
-                times = time_switches(self.subject, switches, left, self.progress, "confirm", seed=SEED + 17 + number)
+                times = timed(self.subject, switches, left, self.progress, "confirm", seed=SEED + 17 + number)
             except Exception:  # the two do not go together
                 continue
             now = compare_levers(times)[0]
@@ -413,12 +383,12 @@ class _Runner:
         return last
 
 
-def _note(times: Any, trials: Sequence[Trial]) -> None:
+def _note(groups: Sequence[Any], trials: Sequence[Trial]) -> None:
     """Note what times say of each trial, whose rows follow that of the step as it is."""
     import numpy as np
 
-    base = float(np.median(times[0]))
-    for trial, row, found in zip(trials, times[1:], compare_levers(times), strict=True):
+    pairs = [(float(np.median(times[0])), row) for times in groups for row in times[1:]]
+    for trial, (base, row), found in zip(trials, pairs, compare_levers(*groups), strict=True):
         trial.verdict, trial.ratio, trial.ratio_ci = found.verdict, found.ratio, found.ratio_ci
         trial.saves_ms, trial.times_ms = base * (1 - found.ratio), tuple(row.tolist())
 

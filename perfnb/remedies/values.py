@@ -7,9 +7,10 @@ threads, which sums in another order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from perfnb.remedies.ladder import Errors
+from perfnb.remedies.ladder import DIFFERENT, SAME, UNCHECKED, Errors, Values
+from perfnb.remedies.state import digest
 from perfnb.remedies.subject import Subject
 
+#: Batches of two loaders that are compared; more than the most workers, so that one gives two.
+_BATCHES = 6
 Results = dict[str, Tensor | None]
 Switch = Callable[[], AbstractContextManager[Any]]
 
@@ -66,6 +70,32 @@ def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
         vanished=tuple(name for name in own if _is_nonzero(own[name]) and not _is_nonzero(found.get(name))),
         random=yardstick.random,
     )
+
+
+def compare_batches(mine: Iterable[Any], other: Iterable[Any], subject: Subject) -> Values:
+    """Whether a loader gives the same first batches as another, in the same order, from the same random numbers."""
+    __tracebackhide__ = True
+
+    def first(loader: Iterable[Any], seed_shift: int = 0) -> list[Any]:
+        with subject.restored():
+            if seed_shift:
+                torch.manual_seed(torch.initial_seed() + seed_shift)
+            with subject.gate.opened():
+                return list(islice(loader, _BATCHES))
+
+    own = first(mine)
+    different = _first_difference(own, first(other))
+    if different is None:
+        return Values(SAME, 0.0)
+    if _first_difference(own, first(mine, seed_shift=1)) is not None:
+        return Values(UNCHECKED, None, "the loader draws random numbers, and workers may draw others")
+    return Values(DIFFERENT, None, f"batch {different} is another one with workers")
+
+
+def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
+    """The place of the first batch that differs in any bit."""
+    pairs = zip_longest(a, b)
+    return next((place for place, (x, y) in enumerate(pairs) if digest(x) != digest(y)), None)
 
 
 def results_of(

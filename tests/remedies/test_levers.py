@@ -19,10 +19,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import perfnb
 from perfnb.errors import CaptureError
 from perfnb.findings.rules import RULES
-from perfnb.remedies.ladder import DIFFERENT, NOISE, REDUCED, SAME, judge_values
+from perfnb.remedies.ladder import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED
 from perfnb.remedies.levers import LEVERS, Lever, by_name, loader_with_workers
+from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject, find_subject
-from perfnb.remedies.trial import all_on, check, fingerprint, prepared, untouched
+from perfnb.remedies.trial import all_on, check, prepared
 from perfnb.remedies.values import measure_yardstick
 from perfnb.step.namespace import namespace_of
 
@@ -59,9 +60,7 @@ def verdict(name: str, subject: Subject) -> str:
         yardstick = measure_yardstick(subject)
         assert yardstick.exact
         with prepared(lever, subject, 0.0) as one:
-            check(one, subject, yardstick)
-    assert one.errors is not None
-    return judge_values(one.errors, lever.lowers).verdict
+            return check(one, subject, yardstick).verdict
 
 
 def test_a_subject_has_what_the_step_uses_under_the_users_names() -> None:
@@ -137,9 +136,7 @@ def test_a_lever_that_computes_something_else_is_caught(kind: str) -> None:
     subject, _ = training()
     yardstick = measure_yardstick(subject)
     with prepared(wrong(WRONG[kind]), subject, 0.0) as one:
-        check(one, subject, yardstick)
-    assert one.errors is not None
-    assert judge_values(one.errors).verdict == DIFFERENT
+        assert check(one, subject, yardstick).verdict == DIFFERENT
 
 
 def test_a_lever_that_is_left_on_is_an_error_that_names_what_changed() -> None:
@@ -185,9 +182,83 @@ def test_a_loader_with_workers_gives_the_same_batches() -> None:
     assert [batch[0].tolist() for batch in ahead] == [batch[0].tolist() for batch in loader]
 
 
+class Noisy(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.randn(16)
+
+
+class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(320.0).reshape(20, 16)
+
+
+class Unsendable(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        if torch.utils.data.get_worker_info() is not None:
+            raise ValueError("only in the main process")
+        return torch.zeros(16)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "workers", "verdict"),
+    [
+        (TensorDataset(torch.randn(20, 16)), {"shuffle": True}, 2, SAME),
+        (TensorDataset(torch.randn(20, 16)), {}, 1, SAME),
+        (Noisy(), {}, 1, UNCHECKED),
+        (Stream(), {}, 2, DIFFERENT),  # each worker gives all of it
+    ],
+)
+def test_batches_of_a_loader_with_workers_are_compared(
+    dataset: Any, options: dict[str, Any], workers: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfnb.remedies.levers._workers_for", lambda subject: workers)
+    subject, loader = fed_step(dataset, **options)
+    lever, before = by_name()["loader_workers"], fingerprint(subject)
+    assert lever.refuses(subject) == ""
+    with prepared(lever, subject, 0.0) as one:
+        assert check(one, subject, measure_yardstick(subject)).verdict == verdict
+    assert subject.batches is loader
+    assert fingerprint(subject) == before
+
+
+def fed_step(dataset: Any, **options: Any) -> tuple[Subject, DataLoader[Any]]:
+    """A step that trains on batches of a loader."""
+    model, loader = nn.Linear(16, 1), DataLoader(dataset, batch_size=2, **options)
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(batch: Any) -> None:
+        opt.zero_grad()
+        model(batch[0] if isinstance(batch, list) else batch).square().mean().backward()
+        opt.step()
+
+    return find_subject(step, loader, namespace_of(step)), loader
+
+
+def test_a_loader_is_tried_in_blocks_and_its_failure_is_told() -> None:
+    subject, loader = fed_step(TensorDataset(torch.randn(400, 16)))
+    table = perfnb.try_levers(subject.step, loader, levers=["loader_workers", "gc_freeze"], budget_s=2).table
+    assert table.loc["loader_workers", "values"] == "exact"
+    assert table["ratio"].notna().all()
+    subject, loader = fed_step(Unsendable())
+    table = perfnb.try_levers(subject.step, loader, levers=["loader_workers"], budget_s=2).table
+    assert "ValueError in DataLoader worker" in table.loc["loader_workers", "why_not"]
+
+
+def test_a_loader_that_does_not_feed_the_step_is_refused() -> None:
+    subject, loader = fed_step(TensorDataset(torch.randn(400, 16)))
+    other = find_subject(subject.step, list(loader), namespace_of(subject.step), loader=loader)
+    assert "do not come straight" in by_name()["loader_workers"].refuses(other)
+
+
 def test_every_lever_has_a_line_in_the_list() -> None:
     table = perfnb.levers()
-    assert [lever.name for lever in LEVERS] == list(table.index[:-1])
+    assert [lever.name for lever in LEVERS] == list(table.index)
     assert all(table["what it does"].str.len() > 10)
 
 

@@ -1,0 +1,81 @@
+"""The state that trying levers must leave as it was: a fingerprint before and after."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfnb.errors import CaptureError
+from perfnb.remedies.subject import Subject
+from perfnb.step.device import random_state
+
+
+@contextmanager
+def untouched(subject: Subject) -> Iterator[None]:
+    """Prove that everything is as before: model, optimizer, random numbers, switches.
+
+    Raises
+    ------
+    CaptureError
+        If something is not, with what changed.
+    """
+    __tracebackhide__ = True
+    before = fingerprint(subject)
+    yield
+    after = fingerprint(subject)
+    if changed := [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]:
+        raise CaptureError(
+            f"After trying levers, {sorted(changed)[0]} is not as it was before: restart from a checkpoint."
+        )
+
+
+def fingerprint(subject: Subject) -> dict[str, Any]:
+    """What must be as before, by name: digests of tensors, and values of switches."""
+    found: dict[str, Any] = {
+        "torch's number of threads": torch.get_num_threads(),
+        "the float32 precision": torch.get_float32_matmul_precision(),
+        "the default dtype": torch.get_default_dtype(),
+        "cuDNN's benchmark": torch.backends.cudnn.benchmark,
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+        "gradient mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "the random state": digest(random_state()),
+    }
+    for root, model in subject.models.items():
+        named = itertools.chain(model.named_parameters(), model.named_buffers())
+        for name, tensor in named:
+            found[f"{root}.{name}"] = (digest(tensor), tensor.requires_grad, id(tensor), tensor.data_ptr())
+            found[f"the gradient of {root}.{name}"] = digest(tensor.grad if tensor.is_leaf else None)
+        for name, module in model.named_modules():
+            found[f"the mode and attributes of {root}.{name}"] = (module.training, tuple(sorted(vars(module))))
+    for name, optimizer in subject.optimizers.items():
+        found[f"the state of {name}"] = digest([list(state.items()) for state in optimizer.state.values()])
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        found[f"the groups of {name}"] = digest(groups)
+    return found
+
+
+def digest(value: Any) -> str:
+    """A digest of nested tensors and plain values."""
+    digest = hashlib.blake2b(digest_size=16)
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Tensor):
+            dense = item.detach() if item.layout is torch.strided else item.detach().to_dense()
+            digest.update(str((item.dtype, tuple(item.shape))).encode())
+            digest.update(dense.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        elif isinstance(item, Mapping):
+            stack += [*item.keys(), *item.values()]
+        elif isinstance(item, (list, tuple)):
+            stack += [len(item), *item]
+        elif hasattr(item, "tobytes"):
+            digest.update(item.tobytes())
+        else:
+            digest.update(repr(item).encode())
+    return digest.hexdigest()
