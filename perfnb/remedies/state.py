@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
@@ -37,13 +38,25 @@ def untouched(subject: Subject) -> Iterator[None]:
 
 def fingerprint(subject: Subject) -> dict[str, Any]:
     """What must be as before, by name: digests of tensors, and values of switches."""
+    cuda, autocasts = torch.backends.cuda, ("cpu", "cuda")
     found: dict[str, Any] = {
         "torch's number of threads": torch.get_num_threads(),
         "the float32 precision": torch.get_float32_matmul_precision(),
         "the default dtype": torch.get_default_dtype(),
         "cuDNN's benchmark": torch.backends.cudnn.benchmark,
-        "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+        "cuDNN": (torch.backends.cudnn.enabled, torch.backends.cudnn.deterministic),
+        "oneDNN (mkldnn)": torch.backends.mkldnn.enabled,
+        "the choice of attention": (
+            cuda.flash_sdp_enabled(),
+            cuda.mem_efficient_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+            cuda.cudnn_sdp_enabled(),
+        ),
+        "autocast": [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in autocasts],
         "gradient mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "deterministic algorithms": torch.get_deterministic_debug_mode(),
+        "anomaly detection": torch.is_anomaly_enabled(),
+        "garbage collection": gc.isenabled(),
         "the random state": digest(random_state()),
     }
     for root, model in subject.models.items():
@@ -52,7 +65,8 @@ def fingerprint(subject: Subject) -> dict[str, Any]:
             found[f"{root}.{name}"] = (digest(tensor), tensor.requires_grad, id(tensor), tensor.data_ptr())
             found[f"the gradient of {root}.{name}"] = digest(tensor.grad if tensor.is_leaf else None)
         for name, module in model.named_modules():
-            found[f"the mode and attributes of {root}.{name}"] = (module.training, tuple(sorted(vars(module))))
+            hooks = [tuple(held) for kind, held in vars(module).items() if kind.endswith("_hooks")]
+            found[f"the mode, attributes and hooks of {root}.{name}"] = (module.training, sorted(vars(module)), hooks)
     for name, optimizer in subject.optimizers.items():
         found[f"the state of {name}"] = digest([list(state.items()) for state in optimizer.state.values()])
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]

@@ -87,7 +87,7 @@ def find_subject(
     if batches is not None:
         source = BatchSource(batches)
         try:
-            with subject.gate.opened():
+            with subject.restored(), subject.gate.opened():  # a loader that shuffles draws random numbers
                 subject.sample = (source.next(),)
             if loader is None and isinstance(source.made, DataLoader):  # a function gave it
                 subject.batches, subject.loader = source.made, (named_loaders.get(id(source.made)), source.made)

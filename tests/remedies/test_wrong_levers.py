@@ -1,0 +1,369 @@
+"""Levers that compute something else, that fail or that leave something on; and steps that are hard to put back."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import perfnb
+from perfnb.errors import CaptureError
+from perfnb.remedies.ladder import DIFFERENT
+from perfnb.remedies.levers import by_name
+from perfnb.remedies.state import fingerprint
+from perfnb.remedies.subject import Subject
+from tests.fake_clock import FakeClock
+from tests.remedies import hard_steps
+from tests.remedies.hard_steps import HARD, Hard, Switch, forward, lever, plant
+
+IN_PLACE = [
+    *("threads", "autocast", "channels_last", "fused_optimizer", "foreach_optimizer", "gc_freeze", "checkpointing"),
+    "loader_workers",
+]
+
+
+@pytest.fixture(autouse=True)
+def _each_step_takes_20_ms(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the fake clock, so that how many rounds there are does not depend on the machine."""
+    monkeypatch.setattr(hard_steps, "pause", lambda: clock.pass_exactly(20))
+
+
+def tried(hard: Hard, *names: str, budget_s: float = 5.0, **options: Any) -> Any:
+    """The table of some levers tried on a step."""
+    return perfnb.try_levers(hard.step, hard.loader, levers=names, budget_s=budget_s, **options).table
+
+
+def seeded(make: Callable[[], Hard]) -> Hard:
+    """The same step each time, a few steps into its training."""
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    hard = make()
+    hard.train(3)
+    return hard
+
+
+# What is left behind
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_training_goes_on_as_if_nothing_had_been_tried(name: str, nothing_left: None) -> None:
+    alone = seeded(HARD[name]).train(50)
+    hard = seeded(HARD[name])
+    before = fingerprint(hard.subject())
+    table = tried(hard, *IN_PLACE)
+    after = fingerprint(hard.subject())
+
+    assert before == after
+    assert hard.train(50) == alone
+    assert len(table) == len(IN_PLACE)
+    assert (table["verdict"] != "not tried").any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HARD)
+def test_training_goes_on_as_if_nothing_had_been_compiled(name: str) -> None:
+    alone = seeded(HARD[name]).train(50)
+    hard = seeded(HARD[name])
+    before = fingerprint(hard.subject())
+    table = tried(hard, "compile")
+
+    assert fingerprint(hard.subject()) == before
+    assert hard.train(50) == alone
+    assert table.loc["compile", "verdict"] != "not tried", table.loc["compile", "why_not"]
+
+
+# Real levers that fit no better
+
+
+def test_a_view_that_fails_on_channels_last_says_so_and_the_others_are_tried() -> None:
+    table = tried(hard_steps.view(), "channels_last", "gc_freeze")
+    assert table.loc["channels_last", "verdict"] == "not tried"
+    assert "view size is not compatible" in table.loc["channels_last", "why_not"]
+    assert table.loc["gc_freeze", "verdict"] != "not tried"
+
+
+def test_a_loss_that_overflows_under_autocast_is_different() -> None:
+    found = perfnb.try_levers(*_of(hard_steps.overflow()), levers=["autocast"], budget_s=1)
+    row = found.table.loc["autocast"]
+    assert row["values"] == DIFFERENT
+    assert "infinite or NaN" in row["why_not"]
+    assert found.best == ()
+
+
+@pytest.mark.parametrize("name", ["fused_optimizer", "foreach_optimizer"])
+def test_an_optimizer_of_a_sparse_gradient_says_why_not(name: str) -> None:
+    table = tried(hard_steps.sparse(), name, "gc_freeze")
+    why = table.loc[name, "why_not"]
+    assert (table.loc[name, "verdict"] == "not tried" and "sparse" in why) or table.loc[name, "values"] != DIFFERENT
+    assert table.loc["gc_freeze", "verdict"] != "not tried"
+
+
+def test_a_dataset_that_cannot_be_pickled_says_so_and_the_others_are_tried(nothing_left: None) -> None:
+    method = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        table = tried(hard_steps.not_pickled(), "loader_workers", "gc_freeze")
+    finally:
+        multiprocessing.set_start_method(method, force=True)
+    assert table.loc["loader_workers", "verdict"] == "not tried"
+    assert "pickle" in table.loc["loader_workers", "why_not"].lower()
+    assert table.loc["gc_freeze", "verdict"] != "not tried"
+
+
+def _of(hard: Hard) -> tuple[Any, Any]:
+    return hard.step, hard.loader
+
+
+# Wrong values
+
+
+class Branches(nn.Module):
+    """Two branches, whose outputs are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) + self.two(x)
+
+
+def branches() -> Hard:
+    model = Branches()
+    return hard_steps._trained(
+        model, hard_steps._vectors(), torch.optim.AdamW(model.parameters(), lr=0.01), nn.CrossEntropyLoss()
+    )
+
+
+def compiled(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], Callable[..., Any]]:
+    """A compile backend that runs the graph as it is and changes what comes out."""
+
+    def backend(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
+        return lambda *args: tuple(change(out) for out in graph.forward(*args))
+
+    return lambda model: torch.compile(model.forward, backend=backend)
+
+
+def detached(model: nn.Module) -> Callable[..., Any]:
+    """Of one branch, only the values come through."""
+    return lambda x: model.one(x).detach() + model.two(x)  # type: ignore[operator]
+
+
+def poisoned(model: nn.Module, bad: float) -> Callable[..., Any]:
+    """The first value of the output is replaced."""
+    own = model.forward
+
+    def run(x: Tensor) -> Tensor:
+        out = own(x)
+        mask = torch.zeros_like(out)
+        mask[0, 0] = bad
+        return out + mask
+
+    return run
+
+
+WRONG: dict[str, tuple[Callable[[nn.Module], Callable[..., Any]], str]] = {
+    "a compile backend with slightly wrong values": (compiled(lambda out: out * 1.001), "is off by"),
+    "a compile backend that changes one value in the ninth bit": (compiled(lambda out: out + 2.0**-9), "is off by"),
+    "a detached branch": (detached, r"model\.one\.\w+ .*zero or missing"),
+    "an infinite value": (lambda model: poisoned(model, float("inf")), "infinite or NaN"),
+    "a value that is not a number": (lambda model: poisoned(model, float("nan")), "infinite or NaN"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_lever_with_wrong_values_is_called_different_and_never_kept(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, words = WRONG[kind]
+    plant(monkeypatch, forward("wrong", change))
+    found = perfnb.try_levers(*_of(branches()), levers=["wrong"], budget_s=1)
+    row = found.table.loc["wrong"]
+    assert row["values"] == DIFFERENT
+    assert re.search(words, row["why_not"]), row["why_not"]
+    assert found.best == ()
+    assert found.code == ""
+
+
+def test_a_wrong_lever_that_is_much_faster_is_not_kept(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    hard = branches()
+    [model] = hard.models
+    monkeypatch.setattr(hard_steps, "pause", lambda: clock.pass_exactly(1.0 if "forward" in vars(model) else 10.0))
+    plant(monkeypatch, forward("wrong", detached))
+    found = perfnb.try_levers(*_of(hard), levers=["wrong"], budget_s=2)
+    assert found.table.loc["wrong", "verdict"] in ("faster", "not tried")
+    assert found.best == ()
+
+
+# Levers that break
+
+
+class Broken(Exception):
+    """What a planted lever raises."""
+
+
+def raising(at: str) -> Any:
+    """A lever that raises at one place."""
+
+    @contextmanager
+    def prepared(subject: Subject) -> Iterator[Switch]:
+        if at == "prepare":
+            raise Broken(at)
+
+        @contextmanager
+        def on() -> Iterator[None]:
+            if at == "on":
+                raise Broken(at)
+            before = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(before)
+                if at == "off":
+                    raise Broken(at)
+
+        yield on
+        if at == "undo":
+            raise Broken(at)
+
+    return lever("broken", prepared)
+
+
+@pytest.mark.parametrize("at", ["prepare", "on", "off"])
+def test_a_lever_that_raises_is_not_tried_and_the_others_are(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hard = hard_steps.batch_norm()
+    before = fingerprint(hard.subject())
+    plant(monkeypatch, raising(at))
+    table = tried(hard, "broken", "gc_freeze")
+    assert table.loc["broken", "verdict"] == "not tried"
+    assert f"Broken: {at}" in table.loc["broken", "why_not"]
+    assert table.loc["gc_freeze", "verdict"] != "not tried"
+    assert fingerprint(hard.subject()) == before
+
+
+def test_a_lever_that_cannot_be_taken_back_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    hard = hard_steps.batch_norm()
+    before = fingerprint(hard.subject())
+    plant(monkeypatch, raising("undo"))
+    with pytest.raises((CaptureError, Broken), match="undo"):
+        tried(hard, "broken", "gc_freeze")
+    assert fingerprint(hard.subject()) == before
+
+
+def leak_threads(subject: Subject) -> None:
+    torch.set_num_threads(1)
+
+
+def leak_weights(subject: Subject) -> None:
+    model = next(iter(subject.models.values()))
+    parameter = next(model.parameters())
+    parameter.data = parameter.data.clone()
+
+
+def leak_attribute(subject: Subject) -> None:
+    model = next(iter(subject.models.values()))
+    vars(model)["forward"] = model.forward
+
+
+def leak_hook(subject: Subject) -> None:
+    next(iter(subject.models.values())).register_forward_hook(lambda *_: None)
+
+
+LEAKS: dict[str, tuple[Callable[[Subject], Any], str]] = {
+    "threads": (leak_threads, "number of threads"),
+    "precision": (lambda _: torch.set_float32_matmul_precision("medium"), "float32 precision"),
+    "gradients": (lambda _: torch.set_grad_enabled(False), "gradient mode"),
+    "default dtype": (lambda _: torch.set_default_dtype(torch.float64), "default dtype"),
+    "determinism": (lambda _: torch.use_deterministic_algorithms(True), "determinis"),
+    "anomalies": (lambda _: torch.autograd.set_detect_anomaly(True), "anomal"),
+    "mkldnn": (lambda _: setattr(torch.backends.mkldnn, "enabled", False), "(mkldnn|oneDNN)"),
+    "garbage collection": (lambda _: gc.disable(), "garbage collection"),
+    "memory of a weight": (leak_weights, r"model"),
+    "a replaced forward": (leak_attribute, r"model"),
+    "a hook": (leak_hook, r"model"),
+    "a frozen weight": (lambda s: next(iter(s.parameters)).requires_grad_(False), r"model"),
+    "evaluation mode": (lambda s: next(iter(s.models.values())).eval(), r"model"),
+    "the learning rate": (
+        lambda s: next(iter(s.optimizers.values())).param_groups[0].update(lr=1.0),
+        r"opt",
+    ),
+    "a new group": (
+        lambda s: next(iter(s.optimizers.values())).add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
+        r"opt",
+    ),
+}
+
+
+@pytest.fixture
+def switches_put_back() -> Iterator[None]:
+    """What these levers leave on does not reach the next test."""
+    threads, precision, mkldnn = (
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.mkldnn.enabled,
+    )
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+    torch.autograd.set_detect_anomaly(False)
+    torch.backends.mkldnn.enabled = mkldnn
+    gc.enable()
+
+
+@pytest.mark.parametrize("when", ["each time", "at the end"])
+@pytest.mark.parametrize("name", LEAKS)
+@pytest.mark.usefixtures("switches_put_back")
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_a_lever_that_leaves_something_changed_is_an_error_that_says_what(
+    name: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leak, words = LEAKS[name]
+    hard = hard_steps.view()
+
+    @contextmanager
+    def prepared(subject: Subject) -> Iterator[Switch]:
+        @contextmanager
+        def on() -> Iterator[None]:
+            yield
+            if when == "each time":
+                leak(subject)
+
+        yield on
+        if when == "at the end":
+            leak(subject)
+
+    plant(monkeypatch, lever("leaks", prepared))
+    before = fingerprint(hard.subject())
+    try:
+        tried(hard, "leaks", "gc_freeze", budget_s=2)
+    except CaptureError as error:
+        assert re.search(words, str(error)), str(error)
+    else:
+        assert fingerprint(hard.subject()) == before, "changed, and nobody said so"
+        assert name not in (
+            "threads",
+            "precision",
+            "determinism",
+            "anomalies",
+            "mkldnn",
+            "garbage collection",
+            "a hook",
+        )
+
+
+def test_names_of_planted_levers_end_with_the_test() -> None:
+    assert not {"wrong", "broken", "leaks"} & by_name().keys()
