@@ -53,8 +53,9 @@ def load(
     Parameters
     ----------
     path : str, Path, or list of these
-        A list of traces, or a folder of them, holds the ranks of one job. A rank is the number in the trace, else in
-        the file name (``rank3``), else the position in the list. A list or folder of one trace is one rank's `Ranks`.
+        A list of traces or of saved profiles, a folder of traces, or a folder in which each rank of a job saved its
+        profile, holds the ranks of one job. A rank is the number in the trace or profile, else in the file name
+        (``rank3``), else the position in the list. A list or folder of one trace is one rank's `Ranks`.
     limits : mapping of str to int, optional
         What a trace may ask for before it is refused, such as ``{"max_bytes": 2**34}``: ``max_bytes`` (of text,
         unpacked), ``max_events``, ``max_depth`` (values inside values), ``max_packed_bytes`` (of a compressed file),

@@ -6,36 +6,26 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypedDict
+from typing import Any, NoReturn
 
 import pandas as pd
-from msgspec import Meta
 
 from perfnb.analysis_version import analysis_version
 from perfnb.draw.frame import static_page
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError, TraceError
+from perfnb.files import locate
 from perfnb.findings import finding_table
 from perfnb.profile.profile import Profile
 from perfnb.ranks.summary import RanksSummary, straggler_finding, summarize_ranks
 from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
 from perfnb.recording import folder
-from perfnb.recording.folder import Kind
 from perfnb.recording.from_trace import with_module_layers
-from perfnb.recording.reading import Loader, read_recordings, trace_files
-from perfnb.recording.saved_facts import Rank
+from perfnb.recording.job import RANKS, rank_folder
+from perfnb.recording.reading import Loader, rank_of_name, read_recordings, trace_files
 from perfnb.recording.storage import PROFILE, SavedProfile, content
 from perfnb.trace.trace_file import Limits
-
-
-class RanksFacts(TypedDict):
-    """What saved ranks say beside their profiles."""
-
-    ranks: Annotated[list[Rank], Meta(min_length=1)]
-
-
-RANKS = Kind("ranks", frozenset(), frozenset({"ranks"}), RanksFacts)
 
 
 class Ranks(Page, Shown):
@@ -176,7 +166,7 @@ class Ranks(Page, Shown):
             If something else stands there, or it cannot be written.
         """
         parts = {
-            f"rank_{rank}": content(profile._recording, profile._tables(), analysis_version())
+            rank_folder(rank): content(profile._recording, profile._tables(), analysis_version())
             for rank, profile in self._profiles.items()
         }
         return folder.save(RANKS, {}, {"ranks": self.ranks}, path, parts, PROFILE)
@@ -207,47 +197,77 @@ class Ranks(Page, Shown):
 
 
 def load_ranks(path: Path) -> Ranks:
-    """Read what `Ranks.save` wrote.
+    """Read what `Ranks.save`, or each rank of a job, wrote.
+
+    Ranks of a job that saved nothing there are left out.
 
     Raises
     ------
     RecordingError
         If there are no ranks, or they are damaged or were saved by a newer version.
     """
-    ranks = folder.load_meta(RANKS, path)["ranks"]
+    facts = folder.load_meta(RANKS, path)
+    ranks = facts["ranks"]
     if len(set(ranks)) < len(ranks):
         raise RecordingError(f"{path / RANKS.meta} is damaged: meta.ranks names a rank twice.")
-    profiles = [SavedProfile(path / f"rank_{rank}") for rank in ranks]
+    if facts.get("apart"):
+        ranks = [rank for rank in ranks if locate(path / rank_folder(rank)).exists()]
+    if not ranks:
+        raise RecordingError(f"{path} is the folder of a job, but none of its ranks has saved a profile there.")
+    profiles = [SavedProfile(locate(path / rank_folder(rank))) for rank in ranks]
     for rank, profile in zip(ranks, profiles, strict=True):
         if (own := profile.meta.get("rank", 0)) != rank:
-            file = path / f"rank_{rank}" / PROFILE.meta
+            file = path / rank_folder(rank) / PROFILE.meta
             raise RecordingError(f"{file} is damaged: its meta.rank is {own}, not {rank}.")
     return Ranks([Profile(one) for one in profiles])
 
 
-def load_traces(paths: Sequence[Path], limits: Limits, executor: Executor | None = None) -> Ranks:
-    """Read trace files, each of one rank, as `Ranks`.
+def load_several(paths: Sequence[Path], limits: Limits, executor: Executor | None = None) -> Ranks:
+    """Read saved profiles or trace files, each of one rank, as `Ranks`.
 
     Raises
     ------
     RecordingError
-        If a file does not exist.
+        If one does not exist, or a saved profile is damaged.
     TraceError
-        If one cannot be read, or there are none.
+        If a trace cannot be read, there are none, or some are traces and some saved profiles.
     """
     if not paths:
         raise TraceError("There is no trace to load: the list is empty.")
-    for one in paths:
+    sources = [locate(path) for path in paths]
+    for one in sources:
         if not one.exists():
             raise RecordingError(f"{one} does not exist.")
+    saved = [PROFILE.is_at(one) for one in sources]
+    if all(saved):
+        return _of_saved(sources)
+    if any(saved):
+        raise TraceError(
+            f"{sources[saved.index(True)]} is a saved profile and {sources[saved.index(False)]} is not: the ranks of a "
+            "job are all saved profiles, or all traces."
+        )
     with Progress() as progress:
         recordings = read_recordings(paths, limits, executor, progress.of_file(f"{len(paths):,} files"))
     return Ranks([Profile(with_module_layers(recording)) for recording in recordings])
+
+
+def _of_saved(paths: Sequence[Path]) -> Ranks:
+    """Saved profiles as ranks, numbered as traces are."""
+    profiles = [SavedProfile(path) for path in paths]
+    ranks: list[int] = []
+    for place, (path, profile) in enumerate(zip(paths, profiles, strict=True)):
+        known = "job" in profile.meta or profile.meta.get("trace", {}).get("rank_known", False)
+        named = rank_of_name(path.name)
+        ranks.append(profile.meta["rank"] if known else place if named is None else named)
+    if len(set(ranks)) < len(ranks):
+        ranks = list(range(len(ranks)))
+    numbered = sorted(zip(ranks, profiles, strict=True), key=lambda one: one[0])
+    return Ranks([Profile(profile.of_rank(rank)) for rank, profile in numbered])
 
 
 LOADER = Loader("saved ranks", RANKS.is_at, lambda path, *_: load_ranks(path))
 FOLDER_OF_TRACES = Loader(
     "folders of traces",
     lambda path: path.is_dir() and bool(trace_files(path)),
-    lambda path, limits, executor: load_traces(trace_files(path), limits, executor),
+    lambda path, limits, executor: load_several(trace_files(path), limits, executor),
 )

@@ -18,6 +18,8 @@ from perfnb.findings.finding import Finding, Row
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from perfnb.ranks.collectives import collectives, matching, waited_for, waits
 from perfnb.recording.recording import Recording
+from perfnb.recording.text import is_one_of
+from perfnb.trace_names import DEVICE_WORK
 
 #: How much longer than the straggler the others must have waited, as a share of the step.
 _STRAGGLES = 0.01
@@ -44,6 +46,8 @@ class Doubts:
         Ranks whose traces have the same events at the same times.
     one_rank : dict of int to tuple of int
         Renumbered ranks, by the one rank that their traces or file names all give.
+    on_host : bool
+        Whether none of them recorded work of a GPU, so that no collectives can be seen.
     """
 
     absent: int
@@ -52,6 +56,7 @@ class Doubts:
     devices: dict[str, tuple[int, ...]]
     same: tuple[tuple[int, ...], ...]
     one_rank: dict[int, tuple[int, ...]]
+    on_host: bool
 
 
 @dataclass(frozen=True)
@@ -178,10 +183,10 @@ def straggler_finding(ranks: RanksSummary) -> list[Finding]:
 
 def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
     """What the recordings say about themselves that does not fit together."""
-    sizes = _grouped((_of_trace(one, "world_size"), one.rank) for one in recordings)
+    sizes = _grouped((_told(one, "world_size"), one.rank) for one in recordings)
     size = next(iter(sizes)) if len(sizes) == 1 else None
     devices = _grouped((_devices(one), one.rank) for one in recordings)
-    told = _grouped((_of_trace(one, "rank"), one.rank) for one in recordings)
+    told = _grouped((_told(one, "rank"), one.rank) for one in recordings)
     contents = _grouped((_content(one), one.rank) for one in recordings)
     return Doubts(
         absent=0 if size is None else max(0, int(size) - len(recordings)),
@@ -190,6 +195,7 @@ def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
         devices=devices if len(devices) > 1 else {},
         same=tuple(ranks for ranks in contents.values() if len(ranks) > 1),
         one_rank={rank: ranks for rank, ranks in told.items() if len(ranks) > 1},
+        on_host=not any(is_one_of(one.events["category"], DEVICE_WORK).any() for one in recordings),
     )
 
 
@@ -202,8 +208,8 @@ def _grouped(pairs: Iterable[tuple[Hashable, int]]) -> dict[Any, tuple[int, ...]
     return {key: tuple(ranks) for key, ranks in groups.items()}
 
 
-def _of_trace(recording: Recording, name: str) -> int | None:
-    told = recording.meta.get("trace", {}).get(name)
+def _told(recording: Recording, name: str) -> int | None:
+    told = (recording.meta.get("job") or recording.meta.get("trace", {})).get(name)
     return int(told) if isinstance(told, int) and told >= 0 else None
 
 

@@ -155,6 +155,11 @@ def _clocks(summary: RanksSummary) -> Iterator[str]:
 
 def _straggler(summary: RanksSummary) -> str:
     doubts, straggler = summary.doubts, summary.straggler
+    if not summary.matched and doubts.on_host:
+        return (
+            "None of the ranks recorded work of a GPU: collectives on the host are not seen, and waiting times and "
+            "clocks are not known."
+        )
     if not summary.matched:
         one = "" if len(summary.names) < 2 else ", and the traces may not belong to one job"
         return f"No collective could be matched between the ranks: waiting times and clocks are not known{one}."

@@ -40,8 +40,8 @@ LOADERS = (
     "perfnb.memory.snapshot.snapshot:LOADER",
     "perfnb.profile.loading:TRACE",
 )
-#: Reads a list of traces, given their paths, `Limits` and the executor: the ranks of one job.
-SEVERAL = "perfnb.ranks.ranks:load_traces"
+#: Reads a list of traces or saved profiles, given their paths, `Limits` and the executor: the ranks of one job.
+SEVERAL = "perfnb.ranks.ranks:load_several"
 #: Bytes of files from which processes of their own read them.
 _PAYS = 16 * 2**20
 _RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)

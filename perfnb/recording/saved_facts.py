@@ -182,6 +182,13 @@ class TraceFacts(TypedDict, total=False):
     thread_names: list[tuple[Whole, Whole, str]]
 
 
+class Job(TypedDict):
+    """The place of the measured process among those of its job."""
+
+    rank: Rank
+    world_size: Annotated[int, Meta(ge=1, lt=2**31)]
+
+
 class Looped(TypedDict):
     """An optimizer that the step called more than once."""
 
@@ -192,6 +199,7 @@ class Looped(TypedDict):
 class ProfileFacts(TypedDict, total=False):
     name: Required[str]
     rank: Rank
+    job: Job
     base_ns: Whole
     devices: list[dict[str, Any]]
     environment: Required[Environment]

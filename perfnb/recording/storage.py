@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,15 @@ class SavedProfile:
         if "watch" in frames:
             frames["watch"] = watch_of(frames["watch"])
         return Recording(**frames, meta=self.meta)
+
+    def of_rank(self, rank: int) -> SavedProfile:
+        """Return the same profile as that of a rank."""
+        if self.meta.get("rank", 0) == rank:
+            return self
+        other = copy(self)
+        other.meta = {**self.meta, "rank": rank}
+        other._made_by = None  # finished tables contain the rank
+        return other
 
     def table(self, name: str, made_by: str) -> pd.DataFrame | None:
         """Return a finished table, ``None`` if none was saved, or by a different analysis."""

@@ -50,6 +50,14 @@ def describe_environment() -> dict[str, Any]:
     return facts
 
 
+def place_in_job() -> dict[str, int] | None:
+    """Rank and number of ranks of this process; ``None`` if torch's process group is not set up."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+
+
 def usable_cpus() -> float:
     """Number of CPUs this process may use, by its affinity and its cgroup's limit."""
     limit = cpu_limit()

@@ -16,6 +16,7 @@ from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, Recording
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
 from perfnb.step.arithmetic import OpCall
+from perfnb.step.environment import place_in_job
 from perfnb.step.layers import Layer
 from perfnb.step.memory import Known, WatchedMemory
 from perfnb.step.session import Capture
@@ -59,6 +60,8 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         {"span": "int64", "layer": "int64", "loss": "bool"},
     ).set_index("span")
     meta = dict(capture.meta) | {"name": name, "rank": 0}
+    if (job := place_in_job()) is not None:
+        meta |= {"rank": job["rank"], "job": job}
     if capture.memory is not None:
         meta["allocator"] = capture.memory[0].allocator
     if trace is not None:

@@ -1,0 +1,63 @@
+"""The folder of a job: each rank saves its own profile there, beside a small file that says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from perfnb.files import usable, write_text
+from perfnb.recording.folder import FORMAT, VERSION, Kind
+from perfnb.recording.saved_facts import Rank
+
+
+class RanksFacts(TypedDict):
+    """What saved ranks say beside their profiles."""
+
+    ranks: Annotated[list[Rank], Meta(min_length=1)]
+    #: Whether each rank saves its own, so that some may be missing: not saved yet, or elsewhere.
+    apart: NotRequired[bool]
+
+
+RANKS = Kind("ranks", frozenset(), frozenset({"ranks"}), RanksFacts)
+
+
+def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:
+    """Where a process saves a profile for `path`: a folder inside it if its job has several ranks.
+
+    Parameters
+    ----------
+    path : str or Path
+    meta : mapping
+        As `Recording.meta`.
+    """
+    folder = usable(path)
+    return folder / rank_folder(meta["job"]["rank"]) if _of_several(meta) else folder
+
+
+def tell_of_ranks(path: str | Path, meta: Mapping[str, Any]) -> None:
+    """Write the file by which `perfnb.load` recognises the folder of a job, if its job has several ranks.
+
+    Every rank writes the same, so it does not matter which comes first, and each machine has it.
+
+    Raises
+    ------
+    RecordingError
+        If it cannot be written.
+    """
+    if _of_several(meta):
+        facts = {"ranks": list(range(meta["job"]["world_size"])), "apart": True}
+        text = json.dumps({"format": FORMAT, "version": VERSION, "meta": facts}, indent=1)
+        write_text(text, usable(path) / RANKS.meta)
+
+
+def rank_folder(rank: int) -> str:
+    """The name of a rank's folder."""
+    return f"rank_{rank}"
+
+
+def _of_several(meta: Mapping[str, Any]) -> bool:
+    return int(meta.get("job", {}).get("world_size", 1)) > 1

@@ -1,0 +1,177 @@
+"""Profiles saved one by one, by the ranks of a job or from their traces, are loaded as ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import perfnb
+from perfnb.errors import RecordingError, TraceError
+from perfnb.profile.profile import Profile
+from perfnb.recording.job import place_of_rank, tell_of_ranks
+from tests.ranks.rank_traces import TABLES, rank_trace, written
+from tests.recordings import ByHand
+
+
+def of_rank(rank: int, world_size: int, name: str = "step", **meta: Any) -> Profile:
+    """A profile of a process that knows its place in a job."""
+    made = ByHand().step(0, 100 + rank).op("aten::mm", 10, 20)
+    recording = made.recording(name=name, rank=rank, job={"rank": rank, "world_size": world_size}, **meta)
+    traced = recording.steps["pass"] == "traced"
+    numbers = pd.Series(0, recording.steps.index, dtype="Int64").where(traced)
+    return Profile(replace(recording, steps=recording.steps.assign(step=numbers)))
+
+
+def saved_in(folder: Path, profile: Profile) -> None:
+    """As each rank saves its own."""
+    profile.save(place_of_rank(folder, profile.meta))
+    tell_of_ranks(folder, profile.meta)
+
+
+def test_saved_profiles_are_the_ranks_that_their_traces_are(tmp_path: Path) -> None:
+    paths = written(tmp_path, [rank_trace(0), rank_trace(150, clock=2_500_000.25), rank_trace(20, clock=-777)])
+    saved = [perfnb.load(path).save(tmp_path / f"saved-{9 - place}") for place, path in enumerate(paths)]
+
+    ranks, traces = perfnb.load(saved[::-1]), perfnb.load(paths)
+
+    assert isinstance(ranks, perfnb.Ranks)
+    assert ranks.ranks == [0, 1, 2]
+    assert ranks.straggler == 1
+    for table in TABLES:
+        pd.testing.assert_frame_equal(getattr(ranks, table), getattr(traces, table))
+
+
+def test_a_rank_is_the_profiles_else_the_names_else_the_place(tmp_path: Path) -> None:
+    def saved(folder: str, profile: Profile) -> Path:
+        return profile.save(tmp_path / folder)
+
+    unknown = Profile(ByHand().step(0, 100).op("aten::mm", 10, 20).recording())
+    known = [saved("a", of_rank(5, 8)), saved("b", of_rank(2, 8))]
+    named = [saved("run_rank3", unknown), saved("run_rank1", unknown)]
+    nothing = [saved("c", unknown), saved("d", unknown)]
+
+    assert perfnb.load(known).ranks == [2, 5]
+    assert perfnb.load(named).ranks == [1, 3]
+    assert perfnb.load(nothing).ranks == [0, 1]
+    assert perfnb.load([known[0], known[0]]).ranks == [0, 1]
+    both = perfnb.load(named)
+    assert set(both.events["rank"]) == {1, 3}
+    assert both[3].meta["rank"] == 3
+    assert set(perfnb.load(nothing[0]).events["rank"]) == {0}
+
+
+def test_a_job_is_loaded_from_the_folder_in_which_each_rank_saved_its_own(tmp_path: Path) -> None:
+    for rank in (1, 0):
+        saved_in(tmp_path / "runs", of_rank(rank, 2))
+
+    ranks = perfnb.load(tmp_path / "runs")
+
+    assert isinstance(ranks, perfnb.Ranks)
+    assert ranks.ranks == [0, 1]
+    assert ranks.times["wall_ms"].tolist() == pytest.approx([0.1, 0.101])
+    assert ranks.times["waiting_ms"].isna().all()
+    assert ranks.clocks["ahead_us"].isna().tolist() == [False, True]
+    assert "None of the ranks recorded work of a GPU" in str(ranks)
+    assert "may not belong to one job" not in str(ranks)
+    ranks.save(tmp_path / "again")
+    assert perfnb.load(tmp_path / "again").ranks == [0, 1]
+
+
+def test_a_rank_that_saved_nothing_is_missed(tmp_path: Path) -> None:
+    saved_in(tmp_path, of_rank(2, 3))
+    saved_in(tmp_path, of_rank(0, 3))
+
+    ranks = perfnb.load(tmp_path)
+
+    assert ranks.ranks == [0, 2]
+    assert "2 of 3 ranks are loaded: any of the other 1 may have held these up" in " ".join(str(ranks).split())
+    for rank in (0, 2):
+        shutil.rmtree(tmp_path / f"rank_{rank}")
+    with pytest.raises(RecordingError, match="none of its ranks has saved a profile there"):
+        perfnb.load(tmp_path)
+
+
+def test_a_rank_missing_from_ranks_saved_together_is_damage(tmp_path: Path) -> None:
+    perfnb.load(written(tmp_path, [rank_trace(0), rank_trace(50)])).save(tmp_path / "ranks")
+    shutil.rmtree(tmp_path / "ranks" / "rank_1")
+
+    with pytest.raises(RecordingError, match="rank_1 does not exist"):
+        perfnb.load(tmp_path / "ranks")
+
+
+def test_ranks_of_an_altered_file_are_refused(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        saved_in(tmp_path, of_rank(rank, 2))
+    shutil.rmtree(tmp_path / "rank_1")
+    shutil.copytree(tmp_path / "rank_0", tmp_path / "rank_1")
+    with pytest.raises(RecordingError, match=r"its meta\.rank is 0, not 1"):
+        perfnb.load(tmp_path)
+    facts = json.loads((tmp_path / "rank_0" / "profile.json").read_text())
+    facts["meta"]["job"]["world_size"] = -1
+    (tmp_path / "rank_0" / "profile.json").write_text(json.dumps(facts))
+    with pytest.raises(RecordingError, match="is damaged"):
+        perfnb.load([tmp_path / "rank_0"])
+
+
+def test_a_job_of_one_rank_is_one_profile(tmp_path: Path) -> None:
+    saved_in(tmp_path / "run", of_rank(0, 1))
+
+    assert isinstance(perfnb.load(tmp_path / "run"), perfnb.Profile)
+    assert not (tmp_path / "run" / "ranks.json").exists()
+
+
+def test_traces_and_saved_profiles_are_not_mixed(tmp_path: Path) -> None:
+    paths = written(tmp_path, [rank_trace(0), rank_trace(50)])
+    saved = perfnb.load(paths[0]).save(tmp_path / "saved")
+
+    with pytest.raises(TraceError, match=r"is a saved profile and .*rank1\.json is not"):
+        perfnb.load([saved, paths[1]])
+
+
+JOB = """
+import sys
+import torch
+import torch.distributed as dist
+import perfnb
+from perfnb.recording.job import place_of_rank, tell_of_ranks
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+x = torch.randn(4, 8)
+
+def step():
+    model(x).sum().backward()
+
+profile = perfnb.profile_step(step, warmup=2, steps=6, traced=2, memory=False, flops=False)
+profile.save(place_of_rank(f"{folder}/runs", profile.meta))
+tell_of_ranks(f"{folder}/runs", profile.meta)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_of_a_job_know_their_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    command = [sys.executable, str(script)]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True) for rank in (0, 1)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+
+    ranks = perfnb.load(tmp_path / "runs")
+
+    assert ranks.ranks == [0, 1]
+    assert [profile.meta["job"] for profile in ranks] == [{"rank": rank, "world_size": 2} for rank in (0, 1)]
+    assert ranks.layers.groupby("rank")["calls"].sum().tolist() == [2, 2]
