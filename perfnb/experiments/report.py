@@ -14,18 +14,15 @@ import pandas as pd
 from perfnb.arguments import require_seconds, shown
 from perfnb.bench.comparison import ABTest, ab_test
 from perfnb.bench.design import ABFigures
+from perfnb.bench.quality import DIFFERENCE, limits_of, losses_of, require_quality
 from perfnb.diff.layers import diff_profiles
 from perfnb.draw.shown import Page, Shown
 from perfnb.experiments.decision import (
-    DIFFERENCE,
     ComparedResults,
     PerformanceFigures,
     Quality,
     Side,
-    limits_of,
-    losses_of,
     performance_figures,
-    require_quality,
 )
 from perfnb.experiments.report_files import SIDES, read_report, save_report
 from perfnb.experiments.report_view import reason, report_html, report_line, report_markdown, report_page, report_text

@@ -12,8 +12,9 @@ import pandas as pd
 from msgspec import Meta
 
 from perfnb.bench.design import ABFigures, Blocks, ab_figures
+from perfnb.bench.quality import Loss
 from perfnb.errors import RecordingError
-from perfnb.experiments.decision import Loss, Quality
+from perfnb.experiments.decision import Quality
 from perfnb.files import usable
 from perfnb.recording import folder, raw_columns, storage
 from perfnb.recording.folder import Kind

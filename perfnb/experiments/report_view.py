@@ -8,6 +8,7 @@ from typing import Any
 
 from perfnb import quantities as fmt
 from perfnb.bench.ab_view import ab_picture, ab_sentences, too_few_words
+from perfnb.bench.quality import DIFFERENCE, SLACK
 from perfnb.diff.layers import ProfileDiff
 from perfnb.diff.view import diff_html
 from perfnb.draw import escape, tables
@@ -28,7 +29,7 @@ _LABELS = {
     "peak_memory_bytes": "peak memory",
     "flops": "FLOPs",
     "flops_per_s": "FLOP/s",
-    decision.DIFFERENCE: "difference",
+    DIFFERENCE: "difference",
 }
 #: How far apart, in log units, the ratio of the medians and that of the pairs may be without a note.
 _APART = 0.01
@@ -179,7 +180,7 @@ def notes(figures: PerformanceFigures) -> list[str]:
     if not quality.losses and figures.decision.cause != decision.UNJUDGED:
         said.append(f"The results could not be checked: {escape.plain(quality.said, 200)}.")
     if any(loss.limit is None and loss.largest is not None for loss in quality.losses):
-        slack = fmt.share(decision.SLACK)
+        slack = fmt.share(SLACK)
         said.append(f"A loss without a limit may exceed the baseline's by {slack}.")
         if any(loss.limit is None and loss.name in figures.decision.about for loss in quality.losses):
             said.append("Rounding alone can make two training runs diverge by more than that: pass limits.")
@@ -223,7 +224,7 @@ def _worse(figures: PerformanceFigures) -> str:
     losses = {loss.name: loss for loss in figures.quality.losses}
     said = []
     for name in figures.decision.about:
-        if name == decision.DIFFERENCE and figures.quality.judged_by == "results":
+        if name == DIFFERENCE and figures.quality.judged_by == "results":
             # A different structure is neither more nor less.
             finite = math.isfinite(losses[name].candidate)
             most = f" (limit {_number(losses[name].limit)})" if finite else ""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from perfnb.bench.design import ABFigures, ab_figures
-from perfnb.experiments.decision import Loss, PerformanceFigures, Quality, performance_figures
+from perfnb.bench.quality import Loss
+from perfnb.experiments.decision import PerformanceFigures, Quality, performance_figures
 from tests import summaries
 
 ENVIRONMENT = {

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perfnb.experiments.decision import COLUMNS, Loss, Quality, performance_figures
+from perfnb.bench.quality import Loss
+from perfnb.experiments.decision import COLUMNS, Quality, performance_figures
 from perfnb.experiments.report_view import notes
 from perfnb.roofline.levels import Roofline
 from perfnb.stats.intervals import quantile_interval

@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from perfnb.bench.quality import Loss
 from perfnb.draw import escape
-from perfnb.experiments.decision import Loss, Quality
+from perfnb.experiments.decision import Quality
 from perfnb.experiments.report_view import (
     report_html,
     report_line,
