@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from perfnb.errors import CaptureError
+from perfnb.remedies.float32 import float32_precisions
 from perfnb.remedies.subject import Subject
 from perfnb.step.device import random_state
 
@@ -41,7 +42,7 @@ def fingerprint(subject: Subject) -> dict[str, Any]:
     cuda, autocasts = torch.backends.cuda, ("cpu", "cuda")
     found: dict[str, Any] = {
         "torch's number of threads": torch.get_num_threads(),
-        "the float32 precision": torch.get_float32_matmul_precision(),
+        "the float32 precision": float32_precisions(),
         "the default dtype": torch.get_default_dtype(),
         "cuDNN's benchmark": torch.backends.cudnn.benchmark,
         "cuDNN": (torch.backends.cudnn.enabled, torch.backends.cudnn.deterministic),

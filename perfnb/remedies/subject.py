@@ -32,6 +32,8 @@ class Subject:
     trains: bool = False  # whether gradients were computed
     kinds: set[str] = field(default_factory=set)  # of the devices that parameters and batches are on
     sample: tuple[Any, ...] = ()  # the arguments of one step
+    #: What levers found out or chose for this step, such as a number of threads, by their words.
+    chosen: dict[str, Any] = field(default_factory=dict)
     gate: InterruptGate = field(default_factory=InterruptGate)  # lets interrupts through where the step runs
 
     @property

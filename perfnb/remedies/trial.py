@@ -11,7 +11,7 @@ from typing import Any
 from perfnb.bench.design import SEED, random_orders
 from perfnb.bench.rounds import Bench
 from perfnb.remedies.ladder import Values, affordable, fewest_rounds, judge_values
-from perfnb.remedies.levers import Lever, Switch
+from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.values import Yardstick, errors_of
 from perfnb.stats.intervals import Floats

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from perfnb.remedies import levers
-from perfnb.remedies.levers import Lever
+from perfnb.remedies.lever import Lever
 from perfnb.remedies.subject import Subject, find_subject
 from perfnb.step.namespace import namespace_of
 

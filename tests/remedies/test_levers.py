@@ -20,7 +20,9 @@ import perfnb
 from perfnb.errors import CaptureError
 from perfnb.findings.rules import RULES
 from perfnb.remedies.ladder import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED
-from perfnb.remedies.levers import LEVERS, Lever, by_name, loader_with_workers
+from perfnb.remedies.lever import Lever
+from perfnb.remedies.levers import LEVERS, by_name
+from perfnb.remedies.levers.loading import loader_with_workers
 from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject, find_subject
 from perfnb.remedies.trial import all_on, check, prepared
@@ -217,7 +219,7 @@ class Unsendable(torch.utils.data.Dataset[torch.Tensor]):
 def test_batches_of_a_loader_with_workers_are_compared(
     dataset: Any, options: dict[str, Any], workers: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perfnb.remedies.levers._workers_for", lambda subject: workers)
+    monkeypatch.setattr("perfnb.remedies.levers.loading.workers_for", lambda subject: workers)
     subject, loader = fed_step(dataset, **options)
     lever, before = by_name()["loader_workers"], fingerprint(subject)
     assert lever.refuses(subject) == ""

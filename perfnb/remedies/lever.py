@@ -1,0 +1,122 @@
+"""What a lever is, and what most levers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from perfnb.remedies.ladder import Values
+from perfnb.remedies.subject import Subject
+from perfnb.stats.intervals import Floats
+
+Switch = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A change of how a step runs, applied from outside and undone."""
+
+    name: str
+    #: One line: what it does.
+    words: str
+    #: Why it cannot be tried on a step; empty if it can.
+    refuses: Callable[[Subject], str]
+    #: A context in which it is prepared; gives a function that returns a context in which the lever is on.
+    prepared: Callable[[Subject], AbstractContextManager[Switch]]
+    #: The lines that keep it, in the user's names; none if they cannot be named.
+    code: Callable[[Subject], list[str]]
+    #: The dtype in which it computes on purpose, if lower than the step's own.
+    lowers: str = ""
+    #: Bottlenecks in `findings` that it answers.
+    answers: tuple[str, ...] = ()
+    #: Whether preparing it costs so much that it is tried only if a finding gives reason, or by name.
+    costly: bool = False
+    #: Whether it may draw random numbers in another order, as compiled code does.
+    reorders: bool = False
+    #: Whether it works ahead, so that it is timed in blocks of turns; while on, it changes the subject's `batches`.
+    in_blocks: bool = False
+    #: Its own check of results, with it prepared; by default results are compared with float64.
+    check: Callable[[Subject, Switch], Values] | None = None
+    #: Its own timing, as `perfnb.remedies.trial.time_blocks`, if it cannot be switched in this process.
+    timed: Callable[..., Floats] | None = None
+    #: Of levers with the same word only one can be on.
+    family: str = ""
+
+
+def nothing(_: Subject) -> str:
+    """No reason to refuse."""
+    return ""
+
+
+def without_models(subject: Subject) -> str:
+    """Why what acts on models does not apply."""
+    return "" if subject.models else "the step calls no model that perfnb can see"
+
+
+def without_cuda(subject: Subject) -> str:
+    """Why what acts on CUDA does not apply."""
+    return "" if "cuda" in subject.kinds else "the step does not run on CUDA"
+
+
+def device_kind(subject: Subject) -> str:
+    """The kind of device that computes the step."""
+    return next((kind for kind in sorted(subject.kinds) if kind != "cpu"), "cpu")
+
+
+def always(on: Callable[[Subject], AbstractContextManager[Any]]) -> Callable[[Subject], Any]:
+    """How to prepare a lever that needs no preparing."""
+
+    @contextmanager
+    def prepared(subject: Subject) -> Iterator[Switch]:
+        yield lambda: on(subject)
+
+    return prepared
+
+
+@contextmanager
+def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of an object itself, and take it away again."""
+    own = vars(owner)
+    had, before = name in own, own.get(name)
+    own[name] = value
+    try:
+        yield
+    finally:
+        if had:
+            own[name] = before
+        else:
+            own.pop(name, None)
+
+
+@contextmanager
+def forward_within(subject: Subject, context: Switch) -> Iterator[None]:
+    """Run the models' forward, and nothing else, within a context."""
+
+    def inside(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with context():
+                return forward(*args, **kwargs)
+
+        return run
+
+    with ExitStack() as stack:
+        for model in subject.models.values():
+            stack.enter_context(attribute(model, "forward", inside(model.forward)))
+        yield
+
+
+def for_models(*lines: str) -> Callable[[Subject], list[str]]:
+    """Code with these lines for each model, whose name ``{0}`` stands for; a line without it comes once, at the end.
+
+    None unless all models are in variables.
+    """
+
+    def code(subject: Subject) -> list[str]:
+        if not all(name.isidentifier() and name != type(model).__name__ for name, model in subject.models.items()):
+            return []
+        each = [line.format(name) for name in subject.models for line in lines if "{0}" in line]
+        return each + [line for line in lines if "{0}" not in line]
+
+    return code

@@ -1,0 +1,109 @@
+"""How attention is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from perfnb.remedies.lever import Lever, always, for_models, forward_within, without_models
+from perfnb.remedies.subject import Subject
+from perfnb.step.tracer import Tracer, exclusive, read_trace
+
+_FUSED = "aten::scaled_dot_product_attention"
+_FAMILY = "sdpa"
+#: Backends by the word in the names of their ops and, as levers, in theirs; and the devices that have them.
+_BACKENDS: dict[str, tuple[SDPBackend, tuple[str, ...]]] = {
+    "flash": (SDPBackend.FLASH_ATTENTION, ("cpu", "cuda")),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, ("cuda",)),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, ("cuda",)),
+    "math": (SDPBackend.MATH, ("cpu", "cuda")),
+}
+
+
+def _used(subject: Subject) -> set[str]:
+    """Names of the step's ops of fused attention."""
+    __tracebackhide__ = True
+    if "attention" not in subject.chosen:
+        with subject.restored(), exclusive(), Tracer() as tracer, subject.gate.opened():
+            subject.run()
+        names = set(read_trace(tracer).names)
+        tracer.close()
+        subject.chosen["attention"] = {name for name in names if "scaled_dot_product" in name}
+    found: set[str] = subject.chosen["attention"]
+    return found
+
+
+def _refuses(backend: str, subject: Subject) -> str:
+    __tracebackhide__ = True
+    if why := without_models(subject):
+        return why
+    if not subject.kinds & set(_BACKENDS[backend][1]):
+        return f"this backend is not for {' or '.join(sorted(subject.kinds))}"
+    used = _used(subject)
+    if _FUSED not in used:
+        return "the step does not call torch's scaled_dot_product_attention"
+    if any(f"_attention_{backend}" in name or f"_{backend}_attention" in name for name in used):
+        return "torch chooses this backend already"
+    return ""
+
+
+def _sdpa(backend: str, words: str) -> Lever:
+    kind = _BACKENDS[backend][0]
+    name = f"torch.nn.attention.SDPBackend.{kind.name}"
+    return Lever(
+        f"sdpa_{backend}",
+        words,
+        partial(_refuses, backend),
+        always(lambda subject: forward_within(subject, lambda: sdpa_kernel(kind))),
+        for_models("{0}.forward = torch.nn.attention.sdpa_kernel(" + name + ")({0}.forward)"),
+        answers=("compute", "memory bandwidth"),
+        family=_FAMILY,
+    )
+
+
+def _of_hugging_face(subject: Subject) -> dict[str, Any]:
+    return {name: model for name, model in subject.models.items() if hasattr(model, "set_attn_implementation")}
+
+
+def _cannot_switch(subject: Subject) -> str:
+    found = _of_hugging_face(subject).values()
+    if not found:
+        return "only models of Hugging Face can be switched to fused attention from outside"
+    if all(getattr(model.config, "_attn_implementation", None) == "sdpa" for model in found):
+        return "attention is fused already"
+    return ""
+
+
+@contextmanager
+def _switched(subject: Subject) -> Iterator[None]:
+    with ExitStack() as stack:
+        for model in _of_hugging_face(subject).values():
+            stack.callback(model.set_attn_implementation, model.config._attn_implementation)
+            model.set_attn_implementation("sdpa")
+        yield
+
+
+def _switch_code(subject: Subject) -> list[str]:
+    line: Callable[[Subject], list[str]] = for_models('{0}.set_attn_implementation("sdpa")')
+    known = _of_hugging_face(subject)
+    return [code for code in line(subject) if code.split(".set_attn")[0] in known]
+
+
+ATTENTION = Lever(
+    "attention",
+    "fused attention in models of Hugging Face",
+    _cannot_switch,
+    always(_switched),
+    _switch_code,
+    answers=("attention unfused",),
+)
+SDPA = (
+    _sdpa("flash", "FlashAttention in calls of scaled_dot_product_attention"),
+    _sdpa("efficient", "memory-efficient attention in calls of scaled_dot_product_attention (CUDA)"),
+    _sdpa("cudnn", "cuDNN's attention in calls of scaled_dot_product_attention (CUDA)"),
+    _sdpa("math", "attention in separate ops in calls of scaled_dot_product_attention, which short sequences may like"),
+)

@@ -1,0 +1,98 @@
+"""torch.compile, in its modes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from shutil import which
+from typing import Any
+
+import torch
+from torch import nn
+
+from perfnb.remedies.lever import Lever, Switch, attribute, for_models, without_models
+from perfnb.remedies.subject import Subject
+
+_FAMILY = "compile"
+
+
+def _refuses(subject: Subject) -> str:
+    if why := without_models(subject):
+        return why
+    if any(isinstance(module, torch._dynamo.OptimizedModule) for module in subject.modules(nn.Module)):
+        return "the model is compiled already"
+    if subject.kinds == {"cpu"} and not _compiler():
+        return "torch.compile needs a C++ compiler (g++ or clang++) here, and none was found"
+    return ""
+
+
+def _refuses_off_cuda(subject: Subject) -> str:
+    if "cuda" not in subject.kinds:
+        return "this mode is for CUDA: on other devices it does what torch.compile does by default"
+    return _refuses(subject)
+
+
+def _compiler() -> bool:
+    return any(which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+
+
+def compiled(mode: str | None = None, **options: Any) -> Callable[[Subject], Any]:
+    """Compile the models' forward."""
+
+    @contextmanager
+    def prepared(subject: Subject) -> Iterator[Switch]:
+        fast = {name: torch.compile(model.forward, mode=mode, **options) for name, model in subject.models.items()}
+
+        @contextmanager
+        def on() -> Iterator[None]:
+            if mode is not None:  # CUDA graphs reuse the memory of the last step's outputs
+                torch.compiler.cudagraph_mark_step_begin()
+            with ExitStack() as stack:
+                for name, model in subject.models.items():
+                    stack.enter_context(attribute(model, "forward", fast[name]))
+                yield
+
+        try:
+            yield on
+        finally:
+            for model in subject.models.values():
+                with suppress(Exception):  # private; without it the compiled code stays until the process ends
+                    torch._dynamo.eval_frame.remove_from_cache(model.forward)
+
+    return prepared
+
+
+COMPILE = Lever(
+    "compile",
+    "torch.compile of the models that the step calls",
+    _refuses,
+    compiled(),
+    for_models("{0} = torch.compile({0})"),
+    answers=("dispatch overhead", "launch overhead", "memory bandwidth"),
+    costly=True,
+    reorders=True,
+    family=_FAMILY,
+)
+REDUCE_OVERHEAD = Lever(
+    "compile_reduce_overhead",
+    "torch.compile that replays each graph as a CUDA graph, so that the GPU does not wait for launches",
+    _refuses_off_cuda,
+    compiled("reduce-overhead"),
+    for_models('{0} = torch.compile({0}, mode="reduce-overhead")'),
+    answers=("launch overhead",),
+    costly=True,
+    reorders=True,
+    family=_FAMILY,
+)
+MAX_AUTOTUNE = Lever(
+    "compile_max_autotune",
+    "torch.compile that times several kernels for each product and convolution; takes minutes to compile",
+    _refuses_off_cuda,
+    compiled("max-autotune"),
+    for_models('{0} = torch.compile({0}, mode="max-autotune")'),
+    answers=("launch overhead", "compute"),
+    costly=True,
+    reorders=True,
+    family=_FAMILY,
+)

@@ -1,0 +1,88 @@
+"""What only steps without backward allow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from perfnb.remedies.lever import Lever, Switch, always, attribute, for_models, without_models
+from perfnb.remedies.subject import Subject
+
+_CONFIG = "Int8DynamicActivationInt8WeightConfig"
+
+
+def _trains(subject: Subject) -> str:
+    return "the step computes gradients" if subject.trains else ""
+
+
+@contextmanager
+def _inference(_: Subject) -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def _inference_code(subject: Subject) -> list[str]:
+    name = getattr(subject.step, "__name__", "")
+    known = getattr(subject.step, "__globals__", {})
+    if name.isidentifier() and known.get(name) is subject.step:
+        return [f"{name} = torch.inference_mode()({name})"]
+    return ["# with torch.inference_mode():  around the step"]
+
+
+def _cannot_quantize(subject: Subject) -> str:
+    if why := _trains(subject) or without_models(subject):
+        return why
+    if not any(True for _ in subject.modules(nn.Linear)):
+        return "the model has no linear layers"
+    if torch.float32 not in {parameter.dtype for parameter in subject.parameters}:
+        return "the model is not in float32"
+    if find_spec("torchao") is None:
+        return "int8 needs torchao, which is not installed: pip install torchao"
+    return ""
+
+
+@contextmanager
+def _quantized(subject: Subject) -> Iterator[Switch]:
+    quantization: Any = __import__("torchao.quantization", fromlist=["quantize_"])
+    copies = {}
+    for name, model in subject.models.items():
+        copies[name] = copy.deepcopy(model)
+        quantization.quantize_(copies[name], getattr(quantization, _CONFIG)())
+
+    @contextmanager
+    def on() -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, model in subject.models.items():
+                stack.enter_context(attribute(model, "forward", copies[name].forward))
+            yield
+
+    yield on
+
+
+def _quantize_code(subject: Subject) -> list[str]:
+    lines = for_models(f"quantize_({{0}}, {_CONFIG}())")(subject)
+    return [f"from torchao.quantization import {_CONFIG}, quantize_", *lines] if lines else []
+
+
+INFERENCE_MODE = Lever(
+    "inference_mode",
+    "torch.inference_mode around a step without backward",
+    _trains,
+    always(_inference),
+    _inference_code,
+)
+QUANTIZE_DYNAMIC = Lever(
+    "quantize_dynamic",
+    "linear layers in int8 by torchao, on a copy of the model (steps without backward)",
+    _cannot_quantize,
+    _quantized,
+    _quantize_code,
+    lowers="int8",
+    costly=True,
+)

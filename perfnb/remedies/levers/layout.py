@@ -1,0 +1,63 @@
+"""How images lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from perfnb.remedies.lever import Lever, Switch, for_models
+from perfnb.remedies.subject import Subject
+
+
+def without_convolutions(subject: Subject) -> str:
+    """Why what acts on convolutions does not apply."""
+    found = any(True for _ in subject.modules(nn.Conv2d, nn.ConvTranspose2d))
+    return "" if found else "the model has no 2-D convolutions"
+
+
+@contextmanager
+def _prepared(subject: Subject) -> Iterator[Switch]:
+    weights = [parameter for parameter in subject.parameters if parameter.dim() == 4]
+
+    @contextmanager
+    def on() -> Iterator[None]:
+        with ExitStack() as stack:
+            for weight in weights:
+                before = weight.data
+                weight.data = before.contiguous(memory_format=torch.channels_last)
+                stack.callback(_copy_back, weight, before)
+            for model in subject.models.values():
+                hook = model.register_forward_pre_hook(lambda _, args: tree_map(_channels_last, args))
+                stack.callback(hook.remove)
+            yield
+
+    yield on
+
+
+def _channels_last(value: Any) -> Any:
+    is_image = isinstance(value, torch.Tensor) and value.dim() == 4
+    return value.contiguous(memory_format=torch.channels_last) if is_image else value
+
+
+def _copy_back(weight: nn.Parameter, before: torch.Tensor) -> None:
+    """Give a weight its own memory back, with the values that it has now."""
+    before.copy_(weight.data)
+    weight.data = before
+
+
+CHANNELS_LAST = Lever(
+    "channels_last",
+    "images and convolutions with the channels innermost",
+    without_convolutions,
+    _prepared,
+    for_models(
+        "{0} = {0}.to(memory_format=torch.channels_last)",
+        "# and each batch of images: x = x.contiguous(memory_format=torch.channels_last)",
+    ),
+    answers=("compute", "memory bandwidth"),
+)

@@ -1,0 +1,67 @@
+"""What a step keeps in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from perfnb.remedies.lever import Lever, always, attribute
+from perfnb.remedies.subject import Subject
+
+
+def _refuses(subject: Subject) -> str:
+    if not subject.trains:
+        return "the step computes no gradients, so it keeps nothing for backward"
+    return "" if _blocks(subject) else "the model has no list of blocks (ModuleList or Sequential) to recompute"
+
+
+def _blocks(subject: Subject) -> tuple[str, str, list[nn.Module]] | None:
+    """The longest list of blocks, the layers of a transformer or the stages of a network: model, path, and blocks."""
+    lists = [
+        (name, path, list(module.children()))
+        for name, model in subject.models.items()
+        for path, module in model.named_modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential))
+    ]
+    return max((found for found in lists if len(found[2]) > 1), key=lambda found: len(found[2]), default=None)
+
+
+@contextmanager
+def _checkpointed(subject: Subject) -> Iterator[None]:
+    def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    found = _blocks(subject)
+    assert found is not None
+    with ExitStack() as stack:
+        for block in found[2]:
+            stack.enter_context(attribute(block, "forward", recomputed(block.forward)))
+        yield
+
+
+def _code(subject: Subject) -> list[str]:
+    found = _blocks(subject)
+    if found is None or not found[0].isidentifier() or found[0] == type(subject.models[found[0]]).__name__:
+        return []
+    name, path, _ = found
+    blocks = f"{name}.get_submodule({path!r})" if path else name
+    return [
+        "import functools, torch.utils.checkpoint",
+        f"for block in {blocks}: block.forward = functools.partial("
+        "torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)",
+    ]
+
+
+CHECKPOINTING = Lever(
+    "checkpointing",
+    "recompute the activations of the longest list of blocks in backward",
+    _refuses,
+    always(_checkpointed),
+    _code,
+    answers=("activation memory",),
+    costly=True,
+)

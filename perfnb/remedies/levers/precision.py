@@ -1,0 +1,220 @@
+"""Lower precision: autocast, with a gradient scaler for float16, and float32 products on faster units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfnb.errors import CaptureError
+from perfnb.remedies.float32 import newer_parts, older_precision
+from perfnb.remedies.lever import (
+    Lever,
+    Switch,
+    always,
+    attribute,
+    device_kind,
+    for_models,
+    forward_within,
+    without_models,
+)
+from perfnb.remedies.subject import Subject
+from perfnb.step.environment import lower_precision
+
+_FAMILY = "autocast"
+#: Least compute capability of NVIDIA GPUs with units for TF32.
+_TF32 = (8, 0)
+#: Steps in which a scaler must find a scale without overflow; each halves it.
+_MOST_HALVINGS = 24
+
+
+def _refuses(subject: Subject) -> str:
+    if why := without_models(subject):
+        return why
+    if torch.float32 not in {parameter.dtype for parameter in subject.parameters}:
+        return "the model is not in float32"
+    if subject.kinds - {"cpu", "cuda"}:
+        return f"perfnb has not tried autocast on {', '.join(sorted(subject.kinds))}"
+    return ""
+
+
+def _refuses_float16(subject: Subject) -> str:
+    if "cuda" not in subject.kinds:
+        return "float16 is for CUDA: CPUs compute it slower than float32, and bfloat16 needs no gradient scaler"
+    return _refuses(subject)
+
+
+@contextmanager
+def scaled_steps(subject: Subject, scaler: Any) -> Iterator[None]:
+    """Scale the loss in ``loss.backward()``, unscale the gradients after it, and skip updates that overflowed.
+
+    Code between backward and update, such as gradient clipping, sees unscaled gradients.
+    """
+    backward: Any = Tensor.backward
+    states = {id(optimizer): False for optimizer in subject.optimizers.values()}  # whether its gradients are ready
+    inside = False
+
+    def scaled(self: Tensor, *args: Any, **kwargs: Any) -> None:
+        if any(states.values()):
+            raise CaptureError("the step calls backward more than once per update, which a scaler must be told of")
+        backward(scaler.scale(self), *args, **kwargs)
+        for optimizer in subject.optimizers.values():
+            if any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
+                scaler.unscale_(optimizer)
+                states[id(optimizer)] = True
+
+    def stepping(optimizer: Any) -> Callable[..., Any]:
+        plain = optimizer.step
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside:
+                return plain(*args, **kwargs)
+            if not states[id(optimizer)]:
+                raise CaptureError("the optimizer's gradients do not come from loss.backward(), which a scaler needs")
+            inside, states[id(optimizer)] = True, False
+            try:
+                found = scaler.step(optimizer, *args, **kwargs)
+            finally:
+                inside = False
+            if not any(states.values()):
+                scaler.update()
+            return found
+
+        return step
+
+    with ExitStack() as stack:
+        for optimizer in subject.optimizers.values():
+            stack.enter_context(attribute(optimizer, "step", stepping(optimizer)))
+        stack.callback(setattr, Tensor, "backward", backward)
+        Tensor.backward = scaled  # type: ignore[method-assign]
+        yield
+
+
+@contextmanager
+def prepared_float16(subject: Subject, kind: str = "cuda") -> Iterator[Switch]:
+    """Autocast to float16; where the step trains, with a scaler that has found its scale."""
+    __tracebackhide__ = True
+    scaler = torch.amp.GradScaler(kind) if subject.trains else None
+
+    @contextmanager
+    def on() -> Iterator[None]:
+        with forward_within(subject, lambda: torch.autocast(kind, torch.float16)), ExitStack() as stack:
+            if scaler is not None:
+                stack.enter_context(scaled_steps(subject, scaler))
+            yield
+
+    if scaler is not None:
+        with subject.restored(), on(), subject.gate.opened():
+            before = None
+            for _ in range(_MOST_HALVINGS):
+                if before is not None and scaler.get_scale() >= before:
+                    break
+                before = scaler.get_scale()
+                subject.run()
+    yield on
+
+
+def _float16_code(subject: Subject) -> list[str]:
+    lines = for_models("{0}.forward = torch.autocast('cuda', torch.float16)({0}.forward)")(subject)
+    if not subject.trains or not lines:
+        return lines
+    names = [name for name in subject.optimizers if name.isidentifier()] or ["optimizer"]
+    steps = [f"# scaler.step({name})  instead of {name}.step()" for name in names]
+    return [
+        *lines,
+        'scaler = torch.amp.GradScaler("cuda")',
+        "# in the step: scaler.scale(loss).backward()  instead of loss.backward()",
+        *steps,
+        "# scaler.update()  at the end",
+    ]
+
+
+def _newer(subject: Subject) -> tuple[str, str]:
+    """Which part of the newer interface a device uses, and its faster setting."""
+    cuda = device_kind(subject) == "cuda"
+    return ("torch.backends.cuda.matmul", "tf32") if cuda else ("torch.backends.mkldnn.matmul", "bf16")
+
+
+def _older(subject: Subject) -> str:
+    return "high" if device_kind(subject) == "cuda" else "medium"
+
+
+@contextmanager
+def _float32_products(subject: Subject) -> Iterator[None]:
+    """Faster float32 products, through the interface that the user's code uses."""
+    old, parts = older_precision(), newer_parts()
+    before = {name: owner.fp32_precision for name, owner in parts.items()}
+    try:
+        if old is not None:
+            torch.set_float32_matmul_precision(_older(subject))
+        else:
+            name, value = _newer(subject)
+            parts[name].fp32_precision = value
+        yield
+    finally:
+        if old is not None:
+            torch.set_float32_matmul_precision(old)
+        for name, value in before.items():  # "none" would be "ieee" now
+            if parts[name].fp32_precision != value:
+                parts[name].fp32_precision = value
+
+
+def _refuses_products(subject: Subject) -> str:
+    if torch.float32 not in {parameter.dtype for parameter in subject.parameters}:
+        return "the model is not in float32"
+    kind, old = device_kind(subject), older_precision()
+    name, value = _newer(subject)
+    now = getattr(newer_parts().get(name), "fp32_precision", "none")
+    if (old is not None and old != "highest") or now == value:
+        return "float32 products are in lower precision already"
+    if kind == "cuda" and torch.cuda.get_device_capability() < _TF32:
+        return "this GPU has no units for TF32"
+    if kind == "cpu" and lower_precision("cpu") is None:
+        return "this CPU has no bfloat16 instructions, so torch would not use a lower precision"
+    return "" if kind in ("cpu", "cuda") else f"torch has no such setting for {kind}"
+
+
+def _products_code(subject: Subject) -> list[str]:
+    name, value = _newer(subject)
+    if older_precision() is None:
+        return [f'{name}.fp32_precision = "{value}"']
+    return [f'torch.set_float32_matmul_precision("{_older(subject)}")']
+
+
+AUTOCAST = Lever(
+    "autocast",
+    "bfloat16 autocast of the models' forward pass",
+    _refuses,
+    always(
+        lambda subject: forward_within(subject, lambda: torch.autocast(device_kind(subject), torch.bfloat16)),
+    ),
+    lambda subject: for_models(
+        "{0}.forward = torch.autocast(" + repr(device_kind(subject)) + ", torch.bfloat16)({0}.forward)"
+    )(subject),
+    lowers="bfloat16",
+    answers=("low precision unused", "compute"),
+    family=_FAMILY,
+)
+AUTOCAST_FLOAT16 = Lever(
+    "autocast_float16",
+    "float16 autocast of the models' forward pass, with a scaler for the gradients (CUDA)",
+    _refuses_float16,
+    prepared_float16,
+    _float16_code,
+    lowers="float16",
+    answers=("low precision unused",),
+    family=_FAMILY,
+)
+FLOAT32_PRECISION = Lever(
+    "float32_precision",
+    "products of float32 matrices in TF32 (NVIDIA) or bfloat16 (CPUs that have it)",
+    _refuses_products,
+    always(_float32_products),
+    _products_code,
+    lowers="bfloat16",
+    answers=("low precision unused", "compute"),
+)

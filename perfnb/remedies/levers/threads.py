@@ -1,0 +1,78 @@
+"""The number of threads that torch's operators use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from perfnb.remedies.lever import Lever, Switch
+from perfnb.remedies.subject import Subject
+from perfnb.step.environment import usable_cpus
+
+#: Steps with each number while searching; of long steps one.
+_RUNS, _LONG_S = 3, 0.5
+
+
+def candidates() -> list[int]:
+    """Numbers of threads to try: one per core, half and a quarter as many, and one; not the present number."""
+    cores, now = max(1, int(usable_cpus())), torch.get_num_threads()
+    return [count for count in dict.fromkeys((cores, cores // 2, cores // 4, 1)) if count >= 1 and count != now]
+
+
+def _refuses(_: Subject) -> str:
+    return "" if candidates() else "torch uses one thread per core already, and there is only one core"
+
+
+@contextmanager
+def with_threads(count: int) -> Iterator[None]:
+    """Let torch's operators use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _fastest(subject: Subject, counts: list[int]) -> int:
+    """The number with which the step ran fastest; its trial, on fresh pairs, decides whether that helps."""
+    __tracebackhide__ = True
+    best: dict[int, float] = {}
+    with subject.restored(), subject.gate.opened():
+        for _ in range(_RUNS):
+            for count in counts:
+                begin = time.perf_counter()
+                with with_threads(count):
+                    subject.run()
+                taken = time.perf_counter() - begin
+                best[count] = min(taken, best.get(count, taken))
+            if min(best.values()) > _LONG_S:
+                break
+    return min(best, key=lambda count: best[count])
+
+
+@contextmanager
+def _prepared(subject: Subject) -> Iterator[Switch]:
+    __tracebackhide__ = True
+    counts = candidates()
+    wanted = counts[0] if len(counts) == 1 else _fastest(subject, counts)
+    subject.chosen["threads"] = wanted
+    yield lambda: with_threads(wanted)
+
+
+def _code(subject: Subject) -> list[str]:
+    wanted = subject.chosen.get("threads") or next(iter(candidates()), None)
+    return [] if wanted is None else [f"torch.set_num_threads({wanted})"]
+
+
+THREADS = Lever(
+    "threads",
+    "another number of threads for torch's operators: the fastest of one per core, half, a quarter, and one",
+    _refuses,
+    _prepared,
+    _code,
+    answers=("threads and cores",),
+)
