@@ -16,7 +16,7 @@ from perfnb.stats.intervals import Floats
 FARTHER, TOLERANCE = 3.0, 1e-4
 #: What lower precision may cost, in units of the dtype's rounding (the gap between 1 and the next number).
 ROUNDINGS = 64
-_EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+_EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127}
 
 SAME, NOISE, REDUCED, DIFFERENT, UNCHECKED = "exact", "within noise", "reduced precision", "different", "not checked"
 

@@ -363,6 +363,8 @@ class _Runner:
         kept: list[Any] = []
         last: Confirmed | None = None
         for number, one in enumerate(good):
+            if one.lever.family and one.lever.family in {each.lever.family for each in kept}:
+                continue
             combination = [*kept, one]
             switches = [all_on([each.switch for each in combination])]
             if kept:
