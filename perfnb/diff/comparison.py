@@ -111,8 +111,8 @@ class ProfileComparison(Page, Shown):
     def _traces(self) -> TraceDiff | None:
         return diff_traces(self._a, self._b, self._diff.layers)
 
-    def _text(self) -> str:
-        return diff_text(self._diff, self._traces)
+    def _text(self, width: int = 100) -> str:
+        return diff_text(self._diff, self._traces, width)
 
     def _line(self) -> str:
         matched = int(self._diff.layers["matched"].notna().sum())

@@ -123,8 +123,8 @@ class PerformanceReport(Page, Shown):
         summaries = [profile._summary for profile in self._profiles.values()]
         return performance_figures(self._ab, self._quality, summaries=summaries, **told)
 
-    def _text(self) -> str:
-        return report_text(self._figures)
+    def _text(self, width: int = 100) -> str:
+        return report_text(self._figures, width)
 
     def _line(self) -> str:
         return report_line(self._figures)

@@ -360,8 +360,8 @@ class Profile(Page, Shown):
             return None
         return timeline_of(self._recording, self._attribution(), self._watched)
 
-    def _text(self) -> str:
-        return summary_text(self._summary, timeline=self._timeline())
+    def _text(self, width: int = 100) -> str:
+        return summary_text(self._summary, width, self._timeline())
 
     def __repr__(self) -> str:
         timing, trace = self.timing, self._recording.meta.get("trace")

@@ -72,8 +72,8 @@ class Timing(analysis.Timing, Shown):
             path,
         )
 
-    def _text(self) -> str:
-        return " · ".join(timing_facts(self))
+    def _text(self, width: int = 100) -> str:
+        return "\n".join(escape.wrapped(" · ".join(timing_facts(self)), width))
 
     def _html(self) -> str:
         return timing_html(self)

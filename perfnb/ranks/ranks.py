@@ -186,8 +186,8 @@ class Ranks(Page, Shown):
     def _summary(self) -> RanksSummary:
         return summarize_ranks([profile._recording for profile in self])
 
-    def _text(self) -> str:
-        return ranks_text(self._summary)
+    def _text(self, width: int = 100) -> str:
+        return ranks_text(self._summary, width)
 
     def _line(self) -> str:
         return f"{', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}"

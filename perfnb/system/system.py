@@ -37,8 +37,8 @@ class SystemCheck(Shown):
         """
         return self._checks.copy()
 
-    def _text(self) -> str:
-        return system_text(self._checks)
+    def _text(self, width: int = 100) -> str:
+        return system_text(self._checks, width)
 
     def _line(self) -> str:
         return system_line(self._checks)

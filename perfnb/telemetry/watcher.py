@@ -46,6 +46,8 @@ class Watcher:
     ----------
     interval_s : float
         Seconds between readings.
+    pid : int, optional
+        The process to watch with all below it, by default this one.
 
     Attributes
     ----------
@@ -68,7 +70,7 @@ class Watcher:
         If the sampler cannot be started.
     """
 
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s: float, pid: int | None = None) -> None:
         given: Any = interval_s
         if isinstance(given, bool) or not isinstance(given, Real):
             raise TypeError(f"interval_s must be a number of seconds, not {shown(interval_s)}.")
@@ -89,6 +91,7 @@ class Watcher:
         self._last_ns: dict[str, int] = {}
         self._ready, self._stopping = threading.Event(), threading.Lock()
         self._process: SamplerProcess | None = None
+        self._pid = os.getpid() if pid is None else pid
         try:
             with InterruptGate() as gate:  # an interrupt would leave an orphan
                 self._start(gate)
@@ -144,7 +147,7 @@ class Watcher:
         self.stop()
 
     def _start(self, gate: InterruptGate) -> None:
-        process = self._process = SamplerProcess(self.interval_s, weakref.WeakMethod(self._take))
+        process = self._process = SamplerProcess(self.interval_s, weakref.WeakMethod(self._take), self._pid)
         _alive.add(self)
         with gate.opened():
             ready = self._ready.wait(_START_S)
@@ -269,6 +272,8 @@ class SamplerProcess:
         Seconds between readings.
     taker : callable
         Returns what a thread calls with each message, or ``None`` when nobody listens any more.
+    pid : int
+        The process to watch.
 
     Raises
     ------
@@ -276,7 +281,7 @@ class SamplerProcess:
         If it cannot be started.
     """
 
-    def __init__(self, interval_s: float, taker: Taker) -> None:
+    def __init__(self, interval_s: float, taker: Taker, pid: int) -> None:
         self.asked_to_end = False
         self._words: list[str] = []
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread
@@ -284,6 +289,7 @@ class SamplerProcess:
             "path": _path(),
             "interval_s": interval_s,
             "parent": os.getpid(),
+            "watched": pid,
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "hip_visible": os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")),
         }

@@ -161,8 +161,8 @@ class Watch(Shown):
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def _text(self) -> str:
-        return "\n".join(watch_text(self._summary()))
+    def _text(self, width: int = 100) -> str:
+        return "\n".join(watch_text(self._summary(), width))
 
     def _line(self) -> str:
         meta = self._meta()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
 import inspect
 import re
 from collections.abc import Iterator
 from functools import cached_property
+from pkgutil import resolve_name
 from types import FunctionType
 
 import pytest
 
 import perfnb
 from perfnb import errors, labs
+from perfnb.command.main import SUB_COMMANDS
+from perfnb.command.sub_command import SubCommand
 from perfnb.magics.gpuwatch import GpuWatchMagics
 from perfnb.magics.line import option_names
 from perfnb.magics.profile_step import ProfileStepMagics
@@ -108,6 +112,16 @@ def test_every_option_of_a_magic_is_described(magic: object, page: str) -> None:
     text = prose((DOCS / page).read_text("utf-8"))
 
     assert [option for option in option_names(magic.parser) if option not in text] == []
+
+
+@pytest.mark.parametrize("command", [*map(resolve_name, SUB_COMMANDS)], ids=lambda command: command.name)
+def test_every_option_of_a_sub_command_is_described(command: SubCommand) -> None:
+    sections = prose((DOCS / "command_line.md").read_text("utf-8")).split("\n## ")
+    (text,) = (section for section in sections if section.startswith(f"`perfnb {command.name}`"))
+    parser = argparse.ArgumentParser()
+    command.add_options(parser)
+
+    assert [option for option in option_names(parser) if option not in f"{text} --help"] == []
 
 
 def test_every_argument_of_profile_step_is_described() -> None:

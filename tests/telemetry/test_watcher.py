@@ -171,7 +171,7 @@ def test_an_interval_out_of_bounds_is_refused(interval: float) -> None:
 
 def test_the_sampler_loads_nothing_heavy() -> None:
     heavy = ("torch", "numpy", "pandas", "matplotlib", "IPython")
-    config = {"parent": os.getpid(), "visible": None, "hip_visible": None}
+    config = {"parent": os.getpid(), "watched": os.getpid(), "visible": None, "hip_visible": None}
     code = f"import sys, perfnb.telemetry.sampler.loop as loop; loop.open_sources({config})"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; print([name for name in {heavy!r} if name in sys.modules])"],

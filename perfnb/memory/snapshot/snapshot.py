@@ -29,8 +29,6 @@ from perfnb.recording.reading import Loader
 #: Number of live allocations listed.
 LARGEST = 8
 
-_WIDTH = 100
-
 
 class MemorySnapshot(Shown):
     """Memory of the CUDA allocator at one instant, and as far back as its history goes.
@@ -88,15 +86,15 @@ class MemorySnapshot(Shown):
     def _devices(self) -> pd.DataFrame:
         return self.fragmentation
 
-    def _text(self) -> str:
+    def _text(self, width: int = 100) -> str:
         _, largest, notes = self._live
-        title = escape.shorten(f"perfnb · memory snapshot · {escape.plain(self._name, _WIDTH // 2)}", _WIDTH)
-        parts = [[title, *escape.wrapped(self._history(), _WIDTH)]]
-        parts += [_device_lines(str(name), row) for name, row in self._devices.iterrows()]
+        title = escape.shorten(f"perfnb · memory snapshot · {escape.plain(self._name, width // 2)}", width)
+        parts = [[title, *escape.wrapped(self._history(), width)]]
+        parts += [_device_lines(str(name), row, width) for name, row in self._devices.iterrows()]
         if len(largest):
-            parts.append([self._caption(), *(_allocation_line(row) for _, row in largest.iterrows())])
+            parts.append([self._caption(), *(_allocation_line(row, width) for _, row in largest.iterrows())])
         if notes:
-            parts.append(["Notes", *escape.bullets(notes, _WIDTH)])
+            parts.append(["Notes", *escape.bullets(notes, width)])
         return "\n\n".join("\n".join(line.rstrip() for line in part) for part in parts)
 
     def _html(self) -> str:
@@ -173,18 +171,18 @@ def _whole(value: Any) -> str:
     return fmt.UNKNOWN if fmt.known(value) is None else f"{int(value):,}"
 
 
-def _device_lines(name: str, row: Any) -> list[str]:
+def _device_lines(name: str, row: Any, width: int) -> list[str]:
     figures = _figures(row)
     words = max(len(word) for word, _ in figures)
     entries = [f"  {word:<{words}} {figure:>11}" for word, figure in figures]
     half = -(-len(entries) // 2)
     right = [*entries[half:], *[""] * (2 * half - len(entries))]
-    return [escape.plain(name, _WIDTH), *(f"{a}    {b}" for a, b in zip(entries[:half], right, strict=True))]
+    return [escape.plain(name, width), *(f"{a}    {b}" for a, b in zip(entries[:half], right, strict=True))]
 
 
-def _allocation_line(row: Any) -> str:
+def _allocation_line(row: Any, width: int) -> str:
     size, device, op = f"{fmt.size(row['bytes']):>9}", escape.fit(row["device"], 8), escape.fit(_op(row), 24)
-    return f"  {size}  {device} {op}  {escape.plain(_place(row), _WIDTH - 48)}"
+    return f"  {size}  {device} {op}  {escape.plain(_place(row), max(16, width - 48))}"
 
 
 def _op(row: Any) -> str:

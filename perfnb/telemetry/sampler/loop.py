@@ -30,8 +30,9 @@ _FLUSH_S = 2.0
 def main(config: dict[str, Any]) -> None:
     """Run the sampler; its process does nothing else.
 
-    `config` has ``interval_s``, ``parent`` (the id of the watched process), and ``visible`` and ``hip_visible`` (the
-    environment variables that hide NVIDIA and AMD GPUs, or ``None``).
+    `config` has ``interval_s``, ``parent`` and ``watched`` (ids of the process that started this one, and of the
+    watched one), and ``visible`` and ``hip_visible`` (the environment variables that hide NVIDIA and AMD GPUs, or
+    ``None``).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting the notebook signals the whole process group
     outbox = Outbox(1)
@@ -55,7 +56,7 @@ def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
 
     makers: dict[str, Callable[[], Source]] = {
         "GPU": lambda: NvmlSource(config["visible"]),
-        "process": lambda: ProcessSource(config["parent"], os.getpid()),
+        "process": lambda: ProcessSource(config["watched"], os.getpid()),
         "cgroup": CgroupSource,
         "host": HostSource,
     }

@@ -1,0 +1,7 @@
+"""``python -m perfnb``: the command line."""
+
+import sys
+
+from perfnb.command.main import main
+
+sys.exit(main())

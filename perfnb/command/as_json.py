@@ -1,0 +1,38 @@
+"""What ``--json`` prints of each kind of result: its figures, and its tables as lists of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from perfnb.command.output import rows_of
+
+#: The attributes of each kind of result that are printed, in this order. A new kind is a line here.
+_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
+    "Profile": ("meta", "timing", "phases", "layers", "ops", "kernels", "gpu_time", "steps", "findings"),
+    "Timing": ("median_ms", "ci_ms", "basis", "steps", "throughput_per_s", "batch_size", "steady", "samples_ms"),
+    "Ranks": ("ranks", "straggler", "times", "clocks", "gpu_time", "findings"),
+    "PerformanceReport": ("decision", "reason", "change", "table", "meta"),
+    "MemorySnapshot": ("meta", "fragmentation", "segments"),
+    "Watch": ("meta", "summary", "marks"),
+    "ProfileComparison": ("phases", "layers", "by_op", "gpu_time"),
+    "SystemCheck": ("checks",),
+}
+
+
+def facts_of(thing: Any) -> dict[str, Any]:
+    """A result as a mapping for JSON, with its ``kind`` first."""
+    kind = type(thing).__name__
+    return {"kind": kind} | {name: _value(getattr(thing, name)) for name in _ATTRIBUTES[kind]}
+
+
+def _value(value: Any) -> Any:
+    if callable(value):
+        value = value()
+    if isinstance(value, pd.DataFrame):
+        return rows_of(value)
+    if type(value).__name__ in _ATTRIBUTES:
+        return {name: found for name, found in facts_of(value).items() if name != "kind"}
+    return value

@@ -1,0 +1,124 @@
+"""``perfnb`` and ``python -m perfnb``: parse the words, run the sub-command, and tell errors in a sentence."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from pkgutil import resolve_name
+
+import perfnb
+from perfnb.command.sub_command import WRONG, SubCommand, end_by
+from perfnb.errors import PerfnbError
+
+#: The sub-commands in the order of the help. A new one is a module and a line here.
+SUB_COMMANDS = (
+    "perfnb.command.show:COMMAND",
+    "perfnb.command.compare:COMMAND",
+    "perfnb.command.ranks:COMMAND",
+    "perfnb.command.watch:COMMAND",
+    "perfnb.command.system:COMMAND",
+)
+
+_WHAT = "Where the time and memory of PyTorch steps go, from a terminal."
+_MORE = """\
+examples:
+  perfnb show trace.json.gz                      the report of a trace that somebody sent
+  perfnb compare before.perfnb after.perfnb      what changed between two profiles
+  perfnb watch -- python train.py                CPU, memory and GPUs while a command runs
+
+perfnb COMMAND --help describes a command."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    words : sequence of str, optional
+        What follows ``perfnb``, by default the words of this process.
+
+    Returns
+    -------
+    int
+        The exit code: 0, 1 if a check failed that was asked for, 2 for wrong use and for what cannot be read; a
+        sub-command that starts a program returns the program's.
+    """
+    given = list(sys.argv[1:] if words is None else words)
+    commands: dict[str, SubCommand] = {command.name: command for command in map(resolve_name, SUB_COMMANDS)}
+    command = commands.get(given[0]) if given else None
+    if command is None:
+        parser = _parser(commands.values())
+        parser.parse_args(given)
+        parser.print_help(sys.stderr)
+        return WRONG
+    parser, own, program = _parser_of(command), given[1:], list[str]()
+    if command.starts_a_program:
+        own, program = split_program(parser, own)
+    options = parser.parse_args(own)
+    options.program = program
+    try:
+        return command.run(options)
+    except PerfnbError as error:
+        print(f"perfnb {command.name}: {error}", file=sys.stderr)
+        return WRONG
+    except KeyboardInterrupt:
+        return end_by(signal.SIGINT)
+
+
+def split_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split words into perfnb's own options and the program behind them, which may have options of the same names.
+
+    The program starts behind ``--``, at the first word that is no option, or at ``-m``, as Python's own.
+    """
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if word == "--":
+            return list(words[:place]), list(words[place + 1 :])
+        if word == "-m" or not word.startswith("-"):
+            break
+        option = parser._option_string_actions.get(word.partition("=")[0])
+        place += 2 if option is not None and option.nargs != 0 and "=" not in word else 1
+    return list(words[:place]), list(words[place:])
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help of at most 100 columns, whose examples keep their lines."""
+
+    def __init__(self, prog: str) -> None:
+        from perfnb.command.output import columns
+
+        super().__init__(prog, max_help_position=28, width=columns())
+
+
+def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
+    """The parser of ``perfnb`` itself, which knows the names of the sub-commands."""
+    parser = argparse.ArgumentParser(
+        "perfnb",
+        usage="perfnb COMMAND ...",
+        description=_WHAT,
+        epilog=_MORE,
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"perfnb {perfnb.__version__}")
+    names = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in commands:
+        names.add_parser(command.name, help=command.summary, add_help=False)
+    return parser
+
+
+def _parser_of(command: SubCommand) -> argparse.ArgumentParser:
+    """The parser of a sub-command."""
+    parser = argparse.ArgumentParser(
+        f"perfnb {command.name}",
+        usage=command.usage,
+        description=command.summary,
+        epilog=command.more,
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    command.add_options(parser)
+    return parser

@@ -1,0 +1,85 @@
+"""Text as wide as the terminal, JSON and pages; a reader that closes its pipe is no error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfnb.command.sub_command import WrongUse
+from perfnb.shell import print_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Text is at most this wide.
+WIDEST = 100
+
+
+def columns() -> int:
+    """The width of text: the terminal's, at most `WIDEST`."""
+    return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
+
+
+def say(text: str) -> None:
+    """Print to standard output; whoever reads it may have read enough, as ``head`` does."""
+    try:
+        print_text(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say_json(value: Mapping[str, Any]) -> None:
+    """Print JSON; figures that are not known are null."""
+    say(json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """A frame for JSON: a row per entry, with the names that its index has."""
+    whole = table.reset_index() if any(name is not None for name in table.index.names) else table
+    records: list[dict[str, Any]] = json.loads(whole.to_json(orient="records", double_precision=15))
+    return records
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can hold."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+def add_page_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a result that has a page: ``--html`` and ``--json``."""
+    parser.add_argument("--html", metavar="OUT", help="Write one self-contained HTML file instead.")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead: figures and tables.")
+
+
+def require_one_form(options: argparse.Namespace) -> None:
+    """Refuse a page and JSON at once."""
+    if options.json and options.html is not None:
+        raise WrongUse("--json and --html exclude each other: each replaces the text.")
+
+
+def write_page(thing: Any, path: str | None, title: str) -> Path:
+    """Write the page of a result, to a new temporary file if no path is given."""
+    from perfnb.draw.frame import static_page
+    from perfnb.draw.shown import Page
+    from perfnb.files import write_text
+
+    target = Path(tempfile.mkdtemp(prefix="perfnb-")) / "report.html" if path is None else Path(path)
+    if isinstance(thing, Page):
+        return thing.to_html(target)
+    return write_text(static_page(title, thing._html()), target)

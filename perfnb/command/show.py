@@ -1,0 +1,60 @@
+"""``perfnb show``: the report of anything that `perfnb.load` reads."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from perfnb.command.output import add_page_options, columns, require_one_form, say, say_json, write_page
+from perfnb.command.sub_command import SubCommand
+
+_MORE = """\
+FILE is a trace of torch.profiler, something that perfnb saved (a profile, ranks, a watch, a
+performance report, step times), a folder with the traces of one job, a CUDA memory snapshot, or
+anything else that perfnb.load reads. Nothing in it is executed.
+
+examples:
+  perfnb show trace.json.gz
+  perfnb show step.perfnb --html step.html
+  perfnb show trace.json.gz --open
+  perfnb show step.perfnb --json | jq '.step.median_ms'
+
+exit codes: 0 shown; 2 FILE cannot be read"""
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="What to show.")
+    add_page_options(parser)
+    parser.add_argument("--open", action="store_true", help="Open the page in a browser, with --html or without.")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from perfnb.command.as_json import facts_of
+    from perfnb.profile.loading import load
+
+    require_one_form(options)
+    found = load(options.file)
+    if options.html is not None or options.open:
+        page = write_page(found, options.html, Path(options.file).name)
+        if options.open:
+            import webbrowser
+
+            webbrowser.open(page.resolve().as_uri())
+        if not options.json:
+            say(f"Written to {page}.")
+            return 0
+    if options.json:
+        say_json(facts_of(found))
+    else:
+        say(found._text(columns()))
+    return 0
+
+
+COMMAND = SubCommand(
+    name="show",
+    summary="Show the report of a trace, a saved profile or anything else that perfnb reads.",
+    usage="perfnb show FILE [--html OUT] [--open] [--json]",
+    more=_MORE,
+    add_options=_options,
+    run=_run,
+)

@@ -1,0 +1,65 @@
+"""The step times of two runs: how much slower is the second, and is it slower than a limit allows?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.stats.comparisons import UnpairedComparison, compare_medians
+from perfnb.stats.step_times import Timing
+
+
+@dataclass(frozen=True)
+class StepChange:
+    """The median step times of two runs, not measured side by side.
+
+    Attributes
+    ----------
+    a, b : Timing
+        Of the first run and the second.
+    kind : str
+        Which steps these are: ``timed``, or ``traced`` where one of the runs has no timed steps.
+    found : UnpairedComparison or None
+        The second against the first; ``None`` if one of them has no steps.
+    """
+
+    a: Timing
+    b: Timing
+    kind: str
+    found: UnpairedComparison | None
+
+    def slower_by_more_than(self, percent: float) -> bool | None:
+        """Whether the whole 95 % interval of the ratio is above the limit; ``None`` without an interval."""
+        if self.found is None or self.found.ratio_ci is None:
+            return None
+        return self.found.ratio_ci[0] > 1 + percent / 100
+
+    def words(self) -> str:
+        """The change in a sentence."""
+        a, b = (fmt.interval(one.median_ms, one.ci_ms) for one in (self.a, self.b))
+        counts = f"{self.kind} steps: {self.a.steps:,} and {self.b.steps:,}"
+        if self.found is None:
+            return f"step {a} → {b}: nothing to compare"
+        change = fmt.change(self.found.ratio, self.found.ratio_ci)
+        if self.found.ratio_ci is None:
+            return f"step {a} → {b}, {change}: no verdict, because an interval takes 6 steps of each ({counts})"
+        return f"step {a} → {b}, {change}: {self.found.verdict} (95 % intervals, medians of {counts})"
+
+
+def step_change(a: Timing, b: Timing, kind: str = "timed") -> StepChange:
+    """Compare two timings."""
+    if not (a.median_ms and b.median_ms):
+        return StepChange(a, b, kind, None)
+    return StepChange(a, b, kind, compare_medians(a.median_ms, a.ci_ms, b.median_ms, b.ci_ms))
+
+
+def step_change_of(a: pd.DataFrame, b: pd.DataFrame) -> StepChange:
+    """Compare two frames ``steps``: by their timed steps if both have some, else by the traced ones."""
+    kind = "timed" if all("timed" in set(side["pass"]) for side in (a, b)) else "traced"
+    return step_change(_times(a, kind), _times(b, kind), kind)
+
+
+def _times(steps: pd.DataFrame, kind: str) -> Timing:
+    return Timing(tuple(map(float, steps.loc[steps["pass"] == kind, "wall_ms"].dropna())))

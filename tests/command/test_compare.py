@@ -1,0 +1,116 @@
+"""``perfnb compare`` as a process: what it says, and when it fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import perfnb as package
+from perfnb.diff.step_times import step_change, step_change_of
+from perfnb.profile.profile import Profile
+from perfnb.stats.step_times import Timing
+from tests.command.processes import perfnb
+from tests.recordings import ByHand
+
+
+def timing(folder: Path, name: str, median: float, steps: int = 40, noise: float = 0.01) -> Path:
+    """Saved step times that spread around a median."""
+    times = median * np.exp(np.random.default_rng(1).normal(0, noise, steps))
+    return package.Timing(tuple(times / np.median(times) * median)).save(folder / name)
+
+
+def profile(folder: Path, name: str, length: float) -> Path:
+    steps = ByHand().step(0, length).op("aten::mm", 0, length / 2)
+    return Profile(steps.recording(name=name)).save(folder / name)
+
+
+def test_slower_means_that_the_whole_interval_is_above_the_limit() -> None:
+    a = Timing(tuple(10 + place / 10 for place in range(-10, 11)))
+    b = Timing(tuple(1.1 * ms for ms in a.samples_ms))
+
+    change = step_change(a, b)
+    assert change.found is not None
+    assert change.found.ratio == pytest.approx(1.1)
+    low, high = change.found.ratio_ci or (0, 0)
+    assert low < 1.1 < high
+    assert change.slower_by_more_than(100 * (low - 1) - 0.01) is True
+    assert change.slower_by_more_than(100 * (low - 1) + 0.01) is False  # the median alone is beyond it
+    assert step_change(b, a).slower_by_more_than(0) is False
+
+
+def test_too_few_steps_give_no_verdict() -> None:
+    change = step_change(Timing((1.0,) * 5), Timing((2.0,) * 50))
+
+    assert change.slower_by_more_than(0) is None
+    assert "no verdict, because an interval takes 6 steps of each" in change.words()
+    assert step_change(Timing(()), Timing((1.0,))).words() == "step n/a → 1.00 ms: nothing to compare"
+
+
+def test_timed_steps_are_compared_if_both_have_some() -> None:
+    frame = ByHand().step(0, 1000).recording().steps
+    traced = frame[frame["pass"] == "traced"]
+
+    assert step_change_of(frame, frame).kind == "timed"
+    assert step_change_of(frame, traced).kind == "traced"
+    assert (step_change_of(frame, traced).a.steps, step_change_of(frame, traced).b.steps) == (1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("median", "noise", "limit", "code"),
+    [(10.0, 0.01, 3, 0), (11.0, 0.01, 3, 1), (11.0, 0.01, 12, 0), (11.0, 0.8, 3, 0), (9.0, 0.01, 0, 0)],
+)
+def test_it_fails_only_where_the_change_is_certain(
+    median: float, noise: float, limit: float, code: int, tmp_path: Path
+) -> None:
+    a, b = timing(tmp_path, "a", 10.0), timing(tmp_path, "b", median, noise=noise)
+
+    done = perfnb("compare", a, b, "--fail-if-slower", limit)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert ("Failed: slower" if code else "Passed: not shown to be slower") in done.stdout
+    assert perfnb("compare", a, b).returncode == 0
+
+
+@pytest.mark.slow
+def test_two_profiles_are_compared(tmp_path: Path) -> None:
+    a, b = profile(tmp_path, "old", 1000), profile(tmp_path, "new", 1500)
+
+    done = perfnb("compare", a, b, "--fail-if-slower", 20)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[0] == "perfnb · new against old"
+    assert lines[1].startswith("step 1.00 ms [1.00, 1.00] → 1.50 ms [1.50, 1.50], +50.0 % [+50.0, +50.0]: slower")
+    assert lines[-1].startswith("Failed: slower by more than 20 %")
+    assert max(map(len, lines)) <= 100
+
+    found = perfnb("compare", a, b, "--fail-if-slower", 20, "--json")
+    value = json.loads(found.stdout)
+    assert found.returncode == 1
+    assert value["step"]["ratio"] == pytest.approx(1.5)
+    assert (value["kind"], value["failed"], value["step"]["steps"]) == ("comparison", True, "timed")
+    assert [row["grew_ms"] for row in value["by_op"]] == [pytest.approx(0.25)]
+
+    page = perfnb("compare", a, b, "--html", tmp_path / "c.html")
+    assert page.returncode == 0
+    assert "new against old" in (tmp_path / "c.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_what_cannot_be_judged_does_not_pass(tmp_path: Path) -> None:
+    a, b = timing(tmp_path, "a", 10.0, steps=3), timing(tmp_path, "b", 20.0)
+
+    done = perfnb("compare", a, b, "--fail-if-slower", 5)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--fail-if-slower needs at least 6 timed steps of each" in done.stderr
+
+
+@pytest.mark.slow
+def test_two_of_different_kinds_are_refused(tmp_path: Path) -> None:
+    done = perfnb("compare", timing(tmp_path, "a", 10.0), profile(tmp_path, "b", 1000))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    said = "perfnb compare: these are not two profiles, two traces or two timings: a (Timing) and b (Profile)."
+    assert done.stderr == f"{said}\n"

@@ -1,0 +1,140 @@
+"""``perfnb show``, ``perfnb ranks`` and ``perfnb system`` as processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import perfnb as package
+from perfnb.profile.profile import Profile
+from tests.command.processes import command, environment, perfnb
+from tests.experiments.report_samples import SAME, experiment
+from tests.memory.snapshots import dumped, small
+from tests.ranks.rank_traces import rank_trace, written
+from tests.recordings import ByHand
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    return Profile(ByHand().step(0, 1000).op("aten::mm", 10, 900).step(2000, 3000).recording()).save(tmp_path / "p")
+
+
+def test_the_text_is_that_of_the_object(profile: Path) -> None:
+    done = perfnb("show", profile)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{package.load(profile)}\n"
+    assert "\x1b" not in done.stdout
+
+
+def test_the_text_is_no_wider_than_the_terminal(profile: Path) -> None:
+    done = perfnb("show", profile, COLUMNS="80")
+
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert perfnb("show", profile, COLUMNS="300").stdout == perfnb("show", profile, COLUMNS="100").stdout
+
+
+def test_a_reader_that_leaves_is_no_error(profile: Path) -> None:
+    # The reader ends before anything is written.
+    with subprocess.Popen(
+        command("show", profile), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(120) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_json_holds_the_tables(profile: Path) -> None:
+    done = perfnb("show", profile, "--json")
+
+    value = json.loads(done.stdout)
+    assert value["kind"] == "Profile"
+    assert value["timing"]["median_ms"] == 1.0
+    assert value["meta"]["name"] == "by hand"
+    assert sum(row["ms"] for row in value["phases"]) == pytest.approx(1.0)
+    assert [row["op"] for row in value["ops"]] == ["aten::mm"]
+    assert value["ops"][0]["flops"] is None
+
+
+def test_a_page_is_written(profile: Path, tmp_path: Path) -> None:
+    done = perfnb("show", profile, "--html", tmp_path / "deep" / "p.html")
+
+    assert done.stdout == f"Written to {tmp_path / 'deep' / 'p.html'}.\n"
+    assert "by hand" in (tmp_path / "deep" / "p.html").read_text("utf-8")
+
+
+def test_a_browser_opens_the_page(profile: Path, tmp_path: Path) -> None:
+    # Python's own way to name a browser: a command whose argument is the address.
+    browser = f"{sys.executable} -c \"import sys; open('seen', 'w').write(sys.argv[1])\" %s"
+    done = perfnb("show", profile, "--open", "--html", "p.html", cwd=tmp_path, BROWSER=browser)
+
+    assert done.returncode == 0
+    assert (tmp_path / "seen").read_text() == (tmp_path / "p.html").as_uri()
+
+
+def ranks(folder: Path) -> list[Path]:
+    (folder / "traces").mkdir()
+    return written(folder / "traces", [rank_trace(late) for late in (0, 10, 20, 0)])
+
+
+def kinds(folder: Path) -> dict[str, Path]:
+    """Something of each kind that `perfnb.load` reads."""
+    meta = {"limits": {}, "change": "fused", "environment": {}, "options": {}}
+    traces = ranks(folder)
+    snapshot = folder / "snapshot.pickle"
+    snapshot.write_bytes(dumped(small()))
+    with package.watch(0.05) as watch:
+        pass
+    return {
+        "Profile": traces[0],
+        "Timing": package.Timing((1.0,) * 8).save(folder / "timing"),
+        "PerformanceReport": package.PerformanceReport(experiment(0.9), SAME, {}, meta).save(folder / "report"),
+        "Watch": watch.save(folder / "watch"),
+        "MemorySnapshot": snapshot,
+        "Ranks": folder / "traces",
+    }
+
+
+def test_every_kind_shows_itself(tmp_path: Path) -> None:
+    for kind, path in kinds(tmp_path).items():
+        text = perfnb("show", path)
+        assert (text.returncode, text.stderr) == (0, ""), kind
+        assert max(map(len, text.stdout.splitlines())) <= 100, kind
+        assert json.loads(perfnb("show", path, "--json").stdout)["kind"] == kind
+        assert perfnb("show", path, "--html", tmp_path / "page.html").returncode == 0, kind
+        assert "<html" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_ranks_are_shown_side_by_side(tmp_path: Path) -> None:
+    paths = ranks(tmp_path)
+
+    done = perfnb("ranks", tmp_path / "traces")
+    assert done.stdout == f"{package.load(tmp_path / 'traces')}\n"
+    assert perfnb("ranks", *paths).stdout == done.stdout
+    assert json.loads(perfnb("ranks", tmp_path / "traces", "--json").stdout)["ranks"] == [0, 1, 2, 3]
+    assert perfnb("ranks", tmp_path / "traces", "--html", tmp_path / "r.html").returncode == 0
+    assert "4 ranks" in (tmp_path / "r.html").read_text("utf-8")
+
+
+def test_what_holds_no_ranks_is_refused(profile: Path) -> None:
+    done = perfnb("ranks", profile)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "holds no ranks but a Profile" in done.stderr
+
+
+def test_the_machine_is_checked() -> None:
+    done = perfnb("system")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("perfnb · the machine ·")
+    checks = json.loads(perfnb("system", "--json").stdout)["checks"]
+    assert {"check", "found", "expected", "verdict", "why", "how"} == set(checks[0])
