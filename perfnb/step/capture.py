@@ -17,9 +17,10 @@ from perfnb.arguments import MOST
 from perfnb.step.budget import Plan
 from perfnb.step.device import is_out_of_memory
 from perfnb.step.environment import describe_environment
-from perfnb.step.layers import Calls, known_models, name_layers, own_tables
+from perfnb.step.layers import Calls, is_compiled, known_models, name_layers, own_tables
 from perfnb.step.namespace import named_parts
 from perfnb.step.session import Capture, Progress, Session
+from perfnb.step.steps import BatchSource, Passes, StepRunner
 
 
 def capture_step(
@@ -60,38 +61,77 @@ def capture_step(
     """
     __tracebackhide__ = True
     namespace = namespace or {}
-    with Session(step, batches, plan, models, namespace, progress) as session:
-        _measure(session, plan, stacks)
-        capture = _named(session, models, namespace)
-        called = [module for _, module, _ in session.calls.records]
-        parts = named_parts(namespace, None if session.source is None else session.source.made, called)
-        variables = {name: value for name, value in namespace.items() if name not in labels}
-        parts["models"] = known_models(session.calls, variables, capture.layers, capture.places)
-        parts["own_tables"] = own_tables(capture.layers, capture.places, called, namespace)
-        capture.meta["parts"] = parts
-        return capture
+    source = None if batches is None else BatchSource(batches)
+
+    def passes() -> Passes[Capture]:
+        __tracebackhide__ = True
+        with Session(plan, models, source, namespace, progress) as session:
+            yield from _measure(session, plan, stacks)
+            capture = _named(session, models, namespace)
+            _name_parts(session, namespace, None if source is None else source.made, labels)
+            return capture
+
+    return StepRunner(step, source).drive(passes())
 
 
-def _measure(session: Session, plan: Plan, stacks: bool) -> None:
-    """Run the passes, until one runs out of memory if that is watched."""
+def _measure(session: Session, plan: Plan, stacks: bool) -> Passes[None]:
+    """All passes, until one runs out of memory if that is watched."""
     __tracebackhide__ = True
     capture = session.capture
     try:
-        timed = session.time(session.warm_up())
-        session.try_threads(timed)
-        session.trace(timed, stacks)
+        timed = yield from session.time((yield from session.warm_up()))
+        yield from session.try_threads(timed)
+        yield from session.trace(timed, stacks)
         if plan.memory:
-            session.watch_memory()
+            yield from session.watch_memory()
         if plan.flops:
-            session.count_arithmetic()
+            yield from session.count_arithmetic()
             session.measure_ceilings()
     except Exception as error:
         if not (plan.memory and is_out_of_memory(error)):
             raise
         capture.failure, capture.meta["failed_in"] = error, session.running
     if capture.failure is not None:
-        capture.failure = session.watch_failure(capture.failure)
+        capture.failure = yield from session.watch_failure(capture.failure)
         capture.meta["failure"] = f"{type(capture.failure).__name__}: {capture.failure}".splitlines()[0]
+
+
+def loop_passes(
+    *,
+    plan: Plan,
+    models: list[nn.Module] | None = None,
+    namespace: Callable[[], Mapping[str, Any]] = dict,
+    batches: Any = None,
+    stacks: bool = False,
+) -> Passes[Capture]:
+    """The passes of `capture_step` for the steps of a loop that goes on, which runs them itself.
+
+    Nothing that needs steps of its own is done: no threads are tried, the machine's ceilings are those known from
+    earlier profiles, and a step that runs out of memory is not run again. Compiled models are not counted, because
+    counting runs them uncompiled, which rounds differently.
+
+    Parameters
+    ----------
+    plan, models, stacks
+        As in `capture_step`.
+    namespace : callable
+        Called at the end for the variables by which models are named.
+    batches : object
+        The loader, whose settings are noted.
+    """
+    with Session(plan, models) as session:
+        capture = session.capture
+        timed = yield from session.time((yield from session.warm_up()))
+        yield from session.trace(timed, stacks)
+        if plan.memory:
+            yield from session.watch_memory()
+        if plan.flops and not any(is_compiled(module) for _, module, _ in session.calls.records):
+            yield from session.count_arithmetic()
+            session.measure_ceilings(only_kept=True)
+        variables = namespace()
+        _named(session, models, variables)
+        _name_parts(session, variables, batches, ())
+        return capture
 
 
 def _named(session: Session, models: list[nn.Module] | None, namespace: Mapping[str, Any]) -> Capture:
@@ -101,6 +141,16 @@ def _named(session: Session, models: list[nn.Module] | None, namespace: Mapping[
     capture.spans = spans_of(session.calls, capture.places)
     capture.meta["environment"] = describe_environment()
     return capture
+
+
+def _name_parts(session: Session, namespace: Mapping[str, Any], batches: Any, labels: Collection[str]) -> None:
+    """Note the names of what the steps used in the capture of a session, whose layers have names."""
+    capture, called = session.capture, [module for _, module, _ in session.calls.records]
+    parts = named_parts(namespace, batches, called)
+    variables = {name: value for name, value in namespace.items() if name not in labels}
+    parts["models"] = known_models(session.calls, variables, capture.layers, capture.places)
+    parts["own_tables"] = own_tables(capture.layers, capture.places, called, namespace)
+    capture.meta["parts"] = parts
 
 
 def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
@@ -150,13 +200,19 @@ def watch_steps(
     __tracebackhide__ = True
     namespace = namespace or {}
     plan = Plan(warmup=warmup, steps=steps, budget_s=_NO_BUDGET_S, flops=False)
-    with Session(step, batches, plan, models, namespace, progress) as session:
-        called = _Called(session.calls)
-        session.warm_up()
-        process_bytes = session.read_process(steps)
-        recorded = session.record_allocations(steps, called.let_go)
-        called.restore()
-        return _named(session, models, namespace), process_bytes, recorded
+    source = None if batches is None else BatchSource(batches)
+
+    def passes() -> Passes[tuple[Capture, list[int], int]]:
+        __tracebackhide__ = True
+        with Session(plan, models, source, namespace, progress) as session:
+            called = _Called(session.calls)
+            yield from session.warm_up()
+            process_bytes = yield from session.read_process(steps)
+            recorded = yield from session.record_allocations(steps, called.let_go)
+            called.restore()
+            return _named(session, models, namespace), process_bytes, recorded
+
+    return StepRunner(step, source).drive(passes())
 
 
 class _Called:

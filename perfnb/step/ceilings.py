@@ -36,7 +36,9 @@ _COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 _MANY_OTHERS, _AGAIN_S = 0.1, 600.0
 
 
-def measure_ceilings(dtypes: Iterable[str], device: str = "cpu", *, refresh: bool = False) -> dict[str, Any]:
+def measure_ceilings(
+    dtypes: Iterable[str], device: str = "cpu", *, refresh: bool = False, only_kept: bool = False
+) -> dict[str, Any]:
     """FLOP/s by dtype and bytes/s that a device reaches; about half a second for each one not yet known.
 
     Parameters
@@ -47,6 +49,8 @@ def measure_ceilings(dtypes: Iterable[str], device: str = "cpu", *, refresh: boo
         ``cpu`` or a CUDA device.
     refresh : bool
         Measure again, and keep the higher rate.
+    only_kept : bool
+        Measure nothing: rates not yet known are left out.
 
     Returns
     -------
@@ -62,6 +66,8 @@ def measure_ceilings(dtypes: Iterable[str], device: str = "cpu", *, refresh: boo
     known = kept(_key(machine))
     now = datetime.now(UTC)
     unknown = {key: name for key, name in names.items() if refresh or key not in known or _doubtful(known[key], now)}
+    if only_kept:
+        unknown = {}
     with _Others() as others:
         measured = _measure(
             {key: _Products(target, getattr(torch, name)) if name else _Copy(target) for key, name in unknown.items()}

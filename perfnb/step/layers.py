@@ -398,9 +398,19 @@ def _depth_first(layers: list[Layer]) -> list[int]:
     return order
 
 
-def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is a region of ``torch.compile`` or TorchScript."""
+    return _original(module) is not None or isinstance(module, ScriptModule)
+
+
+def _original(module: nn.Module) -> nn.Module | None:
+    """What a compiled module wraps."""
     children = module._modules  # not an attribute: __getattr__ may raise what it likes
-    wrapped = children[COMPILED_CHILD] if COMPILED_CHILD in children else None  # noqa: SIM401 (TorchScript has no get)
+    return children[COMPILED_CHILD] if COMPILED_CHILD in children else None  # noqa: SIM401 (TorchScript has no get)
+
+
+def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
+    wrapped = _original(module)
     parameters: list[Any] = list(module.parameters())
     made = [parameter for parameter in parameters if not is_lazy(parameter)]
     sizes = [(parameter.numel(), parameter.element_size()) for parameter in made]
@@ -410,7 +420,7 @@ def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
         parent=parent,
         parameters=sum(count for count, _ in sizes),
         parameter_bytes=sum(count * size for count, size in sizes),
-        compiled=wrapped is not None or isinstance(module, ScriptModule),
+        compiled=is_compiled(module),
     )
 
 

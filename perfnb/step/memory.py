@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from perfnb.step.device import allocator_statistics
 from perfnb.step.layers import function_span, profiler_active
-from perfnb.step.steps import tensors_in
+from perfnb.step.steps import SkippedStep, tensors_in
 from perfnb.trace_names import MARK_SPAN
 
 
@@ -211,6 +211,9 @@ class MemoryWatch:
         self.watched.step_begins.append(time.time_ns())
         try:
             yield
+        except SkippedStep:
+            self.watched.step_begins.pop()
+            raise
         finally:
             self._add_models()
             self._objects.add_optimizers_not_seen()

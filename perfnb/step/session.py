@@ -1,13 +1,16 @@
-"""The passes of a capture, one after the other, over the same step."""
+"""The passes of a capture, one after the other, laid over steps that somebody else runs.
+
+A pass is a generator: where a step is to be run it yields a `Turn`, and it is sent the step that was executed.
+`StepRunner.drive` runs the user's step for each turn; in `perfnb.loop` the steps of a loop that goes on are the turns.
+"""
 
 from __future__ import annotations
 
 import gc
-import itertools
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -29,7 +32,7 @@ from perfnb.step.given import refuse_meta
 from perfnb.step.layers import Calls, Layer, LayerSpans, function_span
 from perfnb.step.memory import MemoryWatch, WatchedMemory, footprint
 from perfnb.step.namespace import named_values
-from perfnb.step.steps import BatchSource, ExecutedStep, StepRunner
+from perfnb.step.steps import BatchSource, ExecutedStep, Passes, Turn
 from perfnb.step.tracer import Costs, Tracer, exclusive, measure_costs
 from perfnb.trace_names import DATA_SPAN, STEP_SPAN
 
@@ -73,7 +76,18 @@ class Capture:
 
 
 class Session:
-    """Context manager that runs the passes of a capture, each by its method; an error frees the profiler's memory.
+    """Context manager of a capture, whose passes are its methods; an error frees the profiler's memory.
+
+    Parameters
+    ----------
+    plan : Plan
+    models : list of Module or None
+        Restrict layers to these models.
+    source : BatchSource or None
+        Closed at the end.
+    namespace : mapping or None
+        Variables by which the first step's optimizers are named; ``None`` to leave the first step alone.
+    progress : callable, optional
 
     Attributes
     ----------
@@ -83,26 +97,22 @@ class Session:
         The module calls of all passes with layer spans.
     running : str
         The current or last pass.
-    source : BatchSource or None
-        The batches.
     """
 
     def __init__(
         self,
-        step: Callable[..., Any],
-        batches: Iterable[Any] | Callable[[], Iterable[Any]] | None,
         plan: Plan,
         models: list[nn.Module] | None = None,
+        source: BatchSource | None = None,
         namespace: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.capture = Capture(meta={"options": asdict(plan), "models_chosen": models is not None})
         self.calls = Calls()
         self.running = "warmup"
-        self.source = None if batches is None else BatchSource(batches)
         progress = progress or (lambda *_: None)
         self._plan, self._models, self._progress = plan, models, progress
-        self._runner, self._gate, self._conditions = StepRunner(step, self.source), InterruptGate(), Conditions()
+        self._source, self._gate, self._conditions = source, InterruptGate(), Conditions()
         self._begin = time.perf_counter()
         self._bare: Costs | None = None
         #: Whether each step is waited for, because events do not see all of its work.
@@ -110,15 +120,18 @@ class Session:
         self._uncompiled_from: int | None = None
         self._timed_already: list[int] = []
         self._notes: list[str] = []
-        self._first: FirstStep | None = FirstStep(lambda note: progress("warmup", 0, None, note), namespace or {})
+        self._again = False
+        self._first: FirstStep | None = None
+        if namespace is not None:
+            self._first = FirstStep(lambda note: progress("warmup", 0, None, note), namespace)
         self._installed = ExitStack()
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
             stack.enter_context(self._gate)
             stack.enter_context(exclusive())
-            if self.source is not None:
-                stack.callback(self.source.close)
+            if self._source is not None:
+                stack.callback(self._source.close)
             self._installed = stack.pop_all()
         return self
 
@@ -130,7 +143,7 @@ class Session:
     def _spent_s(self) -> float:
         return time.perf_counter() - self._begin
 
-    def warm_up(self) -> list[int]:
+    def warm_up(self) -> Passes[list[int]]:
         """Run until the step time is in steady state, or as often as requested."""
         __tracebackhide__ = True
         plan = self._plan
@@ -140,7 +153,7 @@ class Session:
                 require_passing_time(times)
             return plan.goes_on_warming(times, self._spent_s(), accelerator_in_use())
 
-        times = self._run("warmup", plan.warmup, more=more)
+        times = yield from self._run("warmup", plan.warmup, more=more)
         if len(times) == 2 and plan.steps_are_long(times, self._spent_s()):
             # Steps this long are too precious: the first one was the warm-up, the second counts as timed.
             self.capture.steps[-1] = self.capture.steps[-1]._replace(pass_name="timed")
@@ -148,7 +161,7 @@ class Session:
         self.capture.meta["steady"] = is_steady(times)
         return times
 
-    def time(self, warm_ns: list[int]) -> list[int]:
+    def time(self, warm_ns: list[int]) -> Passes[list[int]]:
         """Run without profiler and hooks, for the true step time."""
         __tracebackhide__ = True
         plan, already = self._plan, self._timed_already
@@ -161,7 +174,7 @@ class Session:
 
         before = measure_costs()
         with self._conditions:
-            times = already + self._run("timed", wanted - len(already), more=more)
+            times = already + (yield from self._run("timed", wanted - len(already), more=more))
         require_passing_time(times)
         self._bare = before.least(measure_costs())
         noise = self._conditions.facts
@@ -170,7 +183,7 @@ class Session:
         self.capture.meta["timed_cut_short"] = len(times) < wanted
         return times
 
-    def try_threads(self, timed_ns: list[int]) -> None:
+    def try_threads(self, timed_ns: list[int]) -> Passes[None]:
         """Time a few steps with one thread per core, if torch uses more or far fewer threads; into `meta`."""
         __tracebackhide__ = True
         threads, cores = torch.get_num_threads(), max(1, int(usable_cpus()))
@@ -182,13 +195,13 @@ class Session:
             return
         torch.set_num_threads(cores)
         try:
-            self._run("trial", 2)
-            times = self._run("trial", count)
+            yield from self._run("trial", 2)
+            times = yield from self._run("trial", count)
         finally:
             torch.set_num_threads(threads)
         self.capture.meta["threads_tried"] = {"threads": cores, "steps_ms": [ns / 1e6 for ns in times]}
 
-    def trace(self, timed_ns: list[int], stacks: bool) -> None:
+    def trace(self, timed_ns: list[int], stacks: bool) -> Passes[None]:
         """Run under torch.profiler with layer spans, in a single session."""
         __tracebackhide__ = True
         count, lead_in = self._plan.traced_steps(self._spent_s(), sorted(timed_ns)[len(timed_ns) // 2] / 1e9)
@@ -198,8 +211,8 @@ class Session:
                 traced = measure_costs(idle)
             with LayerSpans(self._models, self.calls, outermost=refuse_meta):
                 if lead_in:
-                    self._run("lead_in", 1, nullcontext)
-                self._run("traced", count, self._numbered())
+                    yield from self._run("lead_in", 1, nullcontext)
+                yield from self._run("traced", count, self._numbered())
             with LayerSpans() as idle:
                 traced = traced.least(measure_costs(idle))
         self.capture.tracer = tracer
@@ -212,7 +225,7 @@ class Session:
             "traced_cut_short": count < self._plan.traced,
         }
 
-    def watch_memory(self, *, lead_in: bool | None = None) -> None:
+    def watch_memory(self, *, lead_in: bool | None = None) -> Passes[None]:
         """Run one step with every allocation recorded, even if it runs out of memory.
 
         A lead-in step, watched but not counted, shows what is alive when the other starts.
@@ -231,20 +244,23 @@ class Session:
 
         with tracer, watch, LayerSpans(self._models, self.calls, outermost=watch.inputs):
             if lead_in:
-                self._run("lead_in", 1, watched, watch.inputs)
-            self._run("counted", 1, watched, watch.inputs)
+                yield from self._run("lead_in", 1, watched, watch.inputs)
+            yield from self._run("counted", 1, watched, watch.inputs)
             gc.collect()  # garbage cycles are not leaks
 
-    def count_arithmetic(self) -> None:
+    def count_arithmetic(self) -> Passes[None]:
         """Run one step with every operator counted."""
         __tracebackhide__ = True
         self._uncompiled_from = len(self.calls.records)
         with Tracer() as tracer, LayerSpans(self._models, self.calls), OpCounter() as counter:
-            self._run("counted", 1, self._numbered())
+            yield from self._run("counted", 1, self._numbered())
         self.capture.arithmetic = (counter.calls, tracer)
 
-    def measure_ceilings(self) -> None:
-        """Measure the machine's ceilings in the dtypes of the counted step, after `count_arithmetic`; into `meta`."""
+    def measure_ceilings(self, *, only_kept: bool = False) -> None:
+        """Measure the machine's ceilings in the dtypes of the counted step, after `count_arithmetic`; into `meta`.
+
+        With `only_kept`, those measured earlier are used.
+        """
         __tracebackhide__ = True
         assert self.capture.arithmetic is not None
         calls, _ = self.capture.arithmetic
@@ -258,17 +274,18 @@ class Session:
                 dtypes[lower] = None  # for the gain from lower precision
             if "float64" in dtypes:
                 dtypes["float32"] = None
-            self.capture.meta["ceilings"] = {"on": device, **measure_ceilings(dtypes, device)}
+            ceilings = measure_ceilings(dtypes, device, only_kept=only_kept)
+            self.capture.meta["ceilings"] = {"on": device, **ceilings}
 
-    def read_process(self, count: int) -> list[int]:
+    def read_process(self, count: int) -> Passes[list[int]]:
         """Run without profiler and hooks; return the process's resident bytes after each step."""
         __tracebackhide__ = True
         readings: list[int] = []
         with footprint() as read:
-            self._run("process", count, after=lambda: readings.append(read()))
+            yield from self._run("process", count, after=lambda: readings.append(read()))
         return readings
 
-    def record_allocations(self, count: int, at_end: Callable[[], None]) -> int:
+    def record_allocations(self, count: int, at_end: Callable[[], None]) -> Passes[int]:
         """Run with every allocation recorded but no live objects noted, then collect garbage.
 
         `at_end` is called inside each step, at its end. Returns the number of steps, which is lower than requested if
@@ -290,12 +307,12 @@ class Session:
             return done < min(count, FEWEST_RECORDED) or (done < count and resident().rss - begin < MOST_RECORDED_BYTES)
 
         with Tracer(memory=True) as tracer, LayerSpans(self._models, self.calls):
-            times = self._run("counted", count, recorded, more=more)
+            times = yield from self._run("counted", count, recorded, more=more)
             gc.collect()
         self.capture.memory = (WatchedMemory(), tracer)
         return len(times)
 
-    def watch_failure(self, error: Exception) -> Exception:
+    def watch_failure(self, error: Exception) -> Passes[Exception]:
         """Find the owners of memory after a step ran out of it; return the error to report.
 
         If memory was not watched, the memory held by the error's traceback is released and the step is run again on the
@@ -306,9 +323,9 @@ class Session:
             return error
         first = "".join(traceback.format_exception(error))
         error.__traceback__ = error.__context__ = None
-        self._runner.repeat_batch()
+        self._again = True
         try:
-            self.watch_memory(lead_in=False)
+            yield from self.watch_memory(lead_in=False)
         except Exception as again:
             return again
         error.add_note(f"The step was run again and did not run out of memory. The first error:\n{first}")
@@ -326,12 +343,12 @@ class Session:
         return list({id(module): module for _, module, _ in self.calls.records}.values())
 
     def _numbered(self) -> Callable[[], AbstractContextManager[Any]]:
-        """A function that returns the span of the session's next step."""
-        numbers = itertools.count()
+        """A function that returns the span of the pass's next step; that of a skipped step has the same number."""
+        first = len(self.capture.steps)
 
         def next_span() -> AbstractContextManager[Any]:
             self.calls.begin_step()
-            return function_span(f"{STEP_SPAN}{next(numbers)}")  # type: ignore[no-any-return]
+            return function_span(f"{STEP_SPAN}{len(self.capture.steps) - first}")  # type: ignore[no-any-return]
 
         return next_span
 
@@ -344,8 +361,8 @@ class Session:
         *,
         more: Callable[[list[int]], bool] | None = None,
         after: Callable[[], None] | None = None,
-    ) -> list[int]:
-        """Run `count` steps of a pass, or as long as `more` returns true for their durations; return durations in ns.
+    ) -> Passes[list[int]]:
+        """Have `count` steps of a pass run, or as long as `more` returns true for their durations; return these in ns.
 
         `span` makes the span around each step, `seen` is called with its batch. `after` is called after each step,
         outside its time.
@@ -357,13 +374,24 @@ class Session:
         first = len(steps)
         synchronize()
         clock = StepClock(wait=self._waits)
-        while more(hosts) if more is not None else len(hosts) < (count or 0):
+        data = nullcontext if span is None else partial(function_span, DATA_SPAN)
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            __tracebackhide__ = True
             with self._first or nullcontext(), self._gate.opened():
                 conditions.step, conditions.running = len(hosts), True
                 clock.begin()
                 with nullcontext() if span is None else span():
-                    data = nullcontext if span is None else partial(function_span, DATA_SPAN)
-                    steps.append(self._runner.run(pass_name, data, seen))
+                    yield
+
+        while more(hosts) if more is not None else len(hosts) < (count or 0):
+            again, self._again = self._again, False
+            executed = yield Turn(pass_name, around, data, seen, again)
+            if executed is None:
+                conditions.running = False
+                continue
+            steps.append(executed)
             hosts.append(steps[-1].wall_ns)
             clock.end(hosts[-1])
             conditions.running = False

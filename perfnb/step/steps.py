@@ -1,11 +1,11 @@
-"""One step: fetch a batch, run the body, and time both."""
+"""One step: fetch a batch, run the body, and time both; and the turns by which passes ask for steps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -24,6 +24,31 @@ class ExecutedStep(NamedTuple):
     data_ns: int
     #: In its batch, if known.
     samples: int | None
+
+
+class SkippedStep(Exception):
+    """Raised inside `Turn.around` if the step does not take place after all: the loop's batches ran out."""
+
+
+class Turn(NamedTuple):
+    """A pass's request for the next step."""
+
+    pass_name: str
+    #: Opens what surrounds the step, its wait for data included.
+    around: Callable[[], AbstractContextManager[None]]
+    #: Opens a span around the wait for the batch.
+    data: Callable[[], AbstractContextManager[Any]]
+    #: Called with the batch.
+    seen: Callable[[Any], None] | None
+    #: Whether to run the step on the last batch again.
+    again: bool
+
+
+_Result = TypeVar("_Result")
+
+#: Passes over steps: yield turns, are sent each executed step (``None`` for one that did not take place after all), and
+#: return a result.
+Passes: TypeAlias = Generator[Turn, ExecutedStep | None, _Result]
 
 
 class BatchSource:
@@ -90,34 +115,51 @@ class StepRunner:
         self._step = step
         self._source = source
         self._last: Any = _END
-        self._repeat = False
 
-    def repeat_batch(self) -> None:
-        """Give the next step the same batch as the last one."""
-        self._repeat = self._last is not _END
+    def drive(self, passes: Passes[_Result]) -> _Result:
+        """Run a step for each turn of the passes; return their result.
 
-    def run(
-        self,
-        pass_name: str,
-        span: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        seen: Callable[[Any], None] | None = None,
-    ) -> ExecutedStep:
-        """Run one step; `span` opens a span around the wait for the batch, `seen` is called with the batch."""
+        An exception of a step is raised in the passes, which remove what they installed and may go on.
+        """
+        __tracebackhide__ = True
+        failure: BaseException | None = None
+        executed: ExecutedStep | None = None
+        try:
+            while True:
+                turn = passes.send(executed) if failure is None else passes.throw(failure)
+                failure = None
+                try:
+                    with turn.around():
+                        executed = self._run(turn)
+                except BaseException as error:
+                    failure = error
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            if isinstance(failure, StopIteration) and error.__cause__ is failure:
+                raise failure from None  # which no generator can raise
+            raise
+        finally:
+            del failure
+            passes.close()
+
+    def _run(self, turn: Turn) -> ExecutedStep:
         __tracebackhide__ = True
         begin = time.perf_counter_ns()
         if self._source is None:
             self._step()
-            return ExecutedStep(pass_name, begin, time.perf_counter_ns() - begin, 0, None)
-        with span():
-            batch = self._last if self._repeat else self._source.next()
-            self._last, self._repeat = batch, False  # released when the step has ended
+            return ExecutedStep(turn.pass_name, begin, time.perf_counter_ns() - begin, 0, None)
+        with turn.data():
+            again = turn.again and self._last is not _END
+            batch = self._last if again else self._source.next()
+            self._last = batch  # released when the step has ended
         data = time.perf_counter_ns() - begin
-        if seen is not None:
-            seen(batch)
+        if turn.seen is not None:
+            turn.seen(batch)
         self._step(batch)
         wall = time.perf_counter_ns() - begin
         self._last = _END
-        return ExecutedStep(pass_name, begin, wall, data, common_size(batch))
+        return ExecutedStep(turn.pass_name, begin, wall, data, common_size(batch))
 
 
 def common_size(batch: Any) -> int | None:

@@ -85,7 +85,7 @@ def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
     CaptureError
         If the trace has no step.
     """
-    marks, _ = numbered_spans(trace, STEP_SPAN, OPS)
+    marks = np.array(list(_last_of_each(trace, STEP_SPAN).values()), dtype=np.int64)
     if len(marks) == 0:
         raise CaptureError(
             "The trace has none of the traced steps: torch's profiler lost them. Profile again; if this persists, look "
@@ -172,8 +172,14 @@ def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -
 
 def _moments(trace: TraceColumns, label: str) -> dict[int, int]:
     """Start of each of perfnb's spans with this label, by number."""
+    return {number: int(trace.start_ns[row]) for number, row in _last_of_each(trace, label).items()}
+
+
+def _last_of_each(trace: TraceColumns, label: str) -> dict[int, int]:
+    """Row of each of perfnb's spans with this label, by number: of two, the first is a step that did not take place."""
     rows, numbers = numbered_spans(trace, label, OPS)
-    return dict(zip(numbers.tolist(), trace.start_ns[rows].tolist(), strict=True))
+    order = np.argsort(trace.start_ns[rows], kind="stable")
+    return dict(zip(numbers[order].tolist(), rows[order].tolist(), strict=True))
 
 
 def _with_changes(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:

@@ -1,0 +1,1 @@
+"""Profiles of some steps of a loop that goes on."""

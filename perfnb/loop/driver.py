@@ -1,0 +1,328 @@
+"""The passes of a capture laid over the steps of a loop that goes on: whoever runs the loop says where they begin."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from perfnb.arguments import MOST, require_flag, shown
+from perfnb.loop.kept import KeptProfiles
+from perfnb.loop.windows import Windows
+from perfnb.profile.profile import Profile
+from perfnb.step.budget import FLOOR, FLOOR_GPU, Plan
+from perfnb.step.capture import loop_passes
+from perfnb.step.device import accelerator_in_use
+from perfnb.step.given import require_name
+from perfnb.step.namespace import chosen_models
+from perfnb.step.session import Capture
+from perfnb.step.steps import ExecutedStep, Passes, SkippedStep, Turn, common_size
+from perfnb.step.to_recording import recording_of
+
+if TYPE_CHECKING:
+    from perfnb.profile.profiling import Models
+
+#: No window is to come.
+_NEVER = sys.maxsize
+
+
+class StepRecorder(Protocol):
+    """What is told of every step."""
+
+    def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
+        """Note a step: its duration, how long it waited for data, and `time.perf_counter_ns` at its start."""
+
+
+class LoopProfiler:
+    """Profiles a few steps in the middle of a loop, each executed once, and then removes everything.
+
+    The loop's owner calls `wait` where a step starts to wait for its batch (if that is known), `begin` where its work
+    starts, `end` where it ends, and `close` when the loop is over, however it ended. What runs between `end` and the
+    next `wait` belongs to no step. Outside its windows a step costs a counter, and nothing is installed.
+
+    A failure of perfnb itself, such as another profiler that is running, ends the window with a warning; the loop goes
+    on.
+
+    Parameters
+    ----------
+    at : int or list of int
+        Number of steps before each window: with ``at=100`` the first profiled step is the hundred-and-first.
+    every : int, optional
+        Profile again after this many steps, over and over.
+    save : str or Path, optional
+        Folder in which each profile is saved, as ``step_000100``. Without it they stay in memory.
+    on_done : callable, optional
+        Called with each `Profile` when its window has ended.
+    model : Module, list of Module, or dict of name to Module, optional
+        As in `profile_step`.
+    steps, traced : int
+        Steps to time and to trace in each window.
+    memory, flops, stacks : bool
+        As in `profile_step`. Compiled models are not counted, because counting would change how they round.
+    keep_trace : bool, optional
+        Whether profiles keep the raw trace, or are reduced to their tables. By default a single profile keeps it.
+    name : str
+        Title of the profiles.
+    rank : int, optional
+        Rank in a distributed job: each profile has it, and the name of its folder ends in ``_rank3``.
+    namespace : callable, optional
+        Returns the variables by which models and optimizers are named; called when a window ends.
+    loader : object
+        The loader, whose settings are noted.
+    left : callable, optional
+        Returns the number of steps that are certain to come, or ``None`` if that is not known: a window that would not
+        fit times fewer steps, or waits until after these steps.
+    recorder : StepRecorder, optional
+        Told of every step, inside the windows and outside.
+
+    Attributes
+    ----------
+    profiles : KeptProfiles
+        Those made so far; saved ones are loaded when they are asked for.
+    done : int
+        Number of steps that have ended.
+    """
+
+    def __init__(
+        self,
+        at: int | Iterable[int] = 100,
+        every: int | None = None,
+        save: str | Path | None = None,
+        on_done: Callable[[Profile], Any] | None = None,
+        model: Models | None = None,
+        *,
+        steps: int = 20,
+        traced: int = 3,
+        memory: bool = True,
+        flops: bool = True,
+        stacks: bool = False,
+        keep_trace: bool | None = None,
+        name: str = "loop",
+        rank: int | None = None,
+        namespace: Callable[[], Mapping[str, Any]] | None = None,
+        loader: Any = None,
+        left: Callable[[], int | None] | None = None,
+        recorder: StepRecorder | None = None,
+    ) -> None:
+        self._windows = Windows(at, every)
+        self._plan = Plan(warmup=0, steps=steps, traced=traced, budget_s=float(MOST), memory=memory, flops=flops)
+        require_flag("stacks", stacks)
+        if keep_trace is not None:
+            require_flag("keep_trace", keep_trace)
+        require_name(name)
+        if on_done is not None and not callable(on_done):
+            raise TypeError(f"on_done must be a function of the profile, not {shown(on_done)}.")
+        self._models, self._names = chosen_models(model)
+        self._namespace, self._loader, self._left = namespace, loader, left
+        self._stacks, self._name, self._rank, self._on_done = stacks, name, rank, on_done
+        self.recorder = recorder
+        self.profiles = KeptProfiles(save, keep_trace=self._windows.single if keep_trace is None else bool(keep_trace))
+        self.done = 0
+        self._next = self._due(0)
+        #: The open window, if there is one: its passes, their next turn, and what surrounds the open step.
+        self._passes: Passes[Capture] | None = None
+        self._turn: Turn | None = None
+        self._around: ExitStack | None = None
+        self._waiting: ExitStack | None = None
+        self._first = 0
+        self._begin_ns = self._work_ns = 0
+        self._samples: int | None = None
+        self._made: Profile | None = None
+
+    @property
+    def next_at(self) -> int | None:
+        """Number of steps before the next window; ``None`` if there is none to come."""
+        return None if self._next == _NEVER else self._next
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a window is open."""
+        return self._passes is not None
+
+    @property
+    def length(self) -> int:
+        """Steps in a window, apart from warm-up steps at the start of a run."""
+        plan = self._plan
+        return (plan.steps or 0) + 1 + plan.traced + 2 * plan.memory + plan.flops
+
+    def wait(self) -> None:
+        """The next step starts to wait for its batch."""
+        if self._passes is not None or self.done >= self._next:
+            self._guarded(self._step_begins)
+        elif self.recorder is not None:
+            self._begin_ns = time.perf_counter_ns()
+
+    def begin(self, batch: Any = None) -> None:
+        """The step has its batch, and its work starts."""
+        if self._passes is not None or self.done >= self._next:
+            self._guarded(self._work_begins, batch)
+        elif self.recorder is not None:
+            self._work_ns = time.perf_counter_ns()
+
+    def end(self) -> None:
+        """The step has ended."""
+        if self._passes is not None:
+            self._guarded(self._step_ends, time.perf_counter_ns())
+        elif self.recorder is not None:
+            now, begin = time.perf_counter_ns(), self._begin_ns or self._work_ns
+            self.recorder.step(now - begin, self._work_ns - begin, begin)
+            self._begin_ns = 0
+        self.done += 1
+        if self._made is not None:
+            self._tell()
+
+    def skip(self) -> None:
+        """The step that has begun does not take place: its batches ran out, or it failed and the loop goes on."""
+        self._begin_ns = 0
+        if self._around is not None:
+            self._guarded(self._step_is_skipped)
+
+    def close(self) -> None:
+        """Remove everything. A window that was open is given up, and starts over if more steps come.
+
+        Can be called at any time, as before a validation, and again.
+        """
+        passes, self._passes, self._turn = self._passes, None, None
+        if passes is None:
+            return
+        self._next, self._begin_ns = self.done, 0
+        try:
+            self._leave(GeneratorExit())
+        finally:
+            passes.close()
+
+    def _guarded(self, part: Callable[..., None], *args: Any) -> None:
+        """Run a part of a window; if it fails, the window is given up and the loop goes on."""
+        first = self.done if self._passes is None else self._first
+        try:
+            part(*args)
+        except Exception as error:
+            self.close()
+            self._next = self._due(self.done + 1)
+            warnings.warn(
+                f"perfnb: no profile at step {first}: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=3
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def _due(self, done: int) -> int:
+        due = self._windows.next(done)
+        return _NEVER if due is None else due
+
+    def _step_begins(self) -> None:
+        if self._waiting is not None:
+            return  # it waits already
+        if self._around is not None:
+            self._step_is_skipped()  # nobody said that it ended
+        if self._open():
+            self._enter()
+            self._waiting = ExitStack()
+            self._waiting.enter_context(self._turn.data())  # type: ignore[union-attr]
+        else:
+            self._begin_ns = time.perf_counter_ns()
+
+    def _work_begins(self, batch: Any) -> None:
+        if self._around is not None and self._waiting is None:
+            self._step_is_skipped()
+        if self._around is None:
+            if not self._open():
+                self._work_ns = time.perf_counter_ns()
+                return
+            self._enter()
+            self._work_ns = self._begin_ns
+        else:
+            waiting, self._waiting = self._waiting, None
+            waiting.close()  # type: ignore[union-attr]
+            self._work_ns = time.perf_counter_ns()
+        if batch is None:
+            return
+        if self._turn.seen is not None:  # type: ignore[union-attr]
+            self._turn.seen(batch)  # type: ignore[union-attr]
+        begin = time.perf_counter_ns()
+        self._samples = common_size(batch)
+        spent = time.perf_counter_ns() - begin  # not the step's
+        self._begin_ns += spent
+        self._work_ns += spent
+
+    def _step_ends(self, now: int) -> None:
+        turn = self._turn
+        if self._around is None or self._waiting is not None or turn is None:
+            return
+        begin, data = self._begin_ns, self._work_ns - self._begin_ns
+        self._leave(None)
+        self._begin_ns = 0
+        if self.recorder is not None:
+            self.recorder.step(now - begin, data, begin)
+        self._advance(ExecutedStep(turn.pass_name, begin, now - begin, data, self._samples))
+
+    def _step_is_skipped(self) -> None:
+        self._leave(SkippedStep())
+        self._advance(None)
+
+    def _open(self) -> bool:
+        """Open a window unless one is open already; whether one is now."""
+        if self._passes is not None:
+            return True
+        floor = FLOOR_GPU if accelerator_in_use() else FLOOR
+        warmup, steps = max(0, floor - self.done), self._plan.steps or 1
+        left = None if self._left is None else self._left()
+        if left is not None:
+            missing = warmup + self.length - left
+            if missing >= steps:
+                self._next = self.done + max(1, left)
+                return False
+            steps -= max(0, missing)
+        self._first = self.done
+        self._passes = loop_passes(
+            plan=replace(self._plan, warmup=warmup, steps=steps),
+            models=self._models,
+            namespace=self._variables,
+            batches=self._loader,
+            stacks=self._stacks,
+        )
+        self._turn = next(self._passes)
+        return True
+
+    def _variables(self) -> Mapping[str, Any]:
+        return {**({} if self._namespace is None else self._namespace()), **self._names}
+
+    def _enter(self) -> None:
+        self._samples = None
+        self._around = ExitStack()
+        self._around.enter_context(self._turn.around())  # type: ignore[union-attr]
+        self._begin_ns = time.perf_counter_ns()
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Close what surrounds the open step."""
+        waiting, around, self._waiting, self._around = self._waiting, self._around, None, None
+        for stack in (waiting, around):
+            if stack is not None:
+                stack.__exit__(None if error is None else type(error), error, None)
+
+    def _advance(self, executed: ExecutedStep | None) -> None:
+        assert self._passes is not None
+        try:
+            self._turn = self._passes.send(executed)
+        except StopIteration as end:
+            self._passes = self._turn = None
+            self._next = self._due(self.done + 1)
+            self._finish(end.value)
+
+    def _finish(self, capture: Capture) -> None:
+        recording = recording_of(capture, self._name)
+        meta = {**recording.meta, "loop": {"step": self._first}, "rank": self._rank or 0}
+        profile = Profile(replace(recording, meta=meta))
+        self.profiles.add(profile, self._first, self._rank)
+        self._made = profile
+
+    def _tell(self) -> None:
+        """Give the profile just made to the user, whose errors are not perfnb's."""
+        profile, self._made = self._made, None
+        if self._on_done is not None and profile is not None:
+            self._on_done(profile)

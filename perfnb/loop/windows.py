@@ -1,0 +1,48 @@
+"""When the windows of a loop are due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from perfnb.arguments import require_count
+
+
+class Windows:
+    """The steps at which windows are due: first those that the user gave, then one after every so many steps.
+
+    Parameters
+    ----------
+    at : int or iterable of int
+        Steps before each window.
+    every : int or None
+        Steps from one window to the next, after the last of `at`.
+    """
+
+    def __init__(self, at: int | Iterable[int], every: int | None = None) -> None:
+        planned: list[Any] = list(at) if isinstance(at, Iterable) and not isinstance(at, str) else [at]
+        for one in planned:
+            require_count("at", one, 0)
+        if not planned:
+            raise ValueError("at must name at least one step.")
+        if every is not None:
+            require_count("every", every, 1)
+        self._planned = sorted(set(planned))
+        self._last = self._planned[-1]
+        self._every = every
+        #: Whether there is only one window.
+        self.single = len(self._planned) == 1 and every is None
+
+    def next(self, done: int) -> int | None:
+        """Steps before the next window, after `done` steps; ``None`` if there is none to come.
+
+        One that became due while another was open comes at once, but of those due after every so many steps the ones
+        that are over are left out.
+        """
+        if self._planned:
+            return max(done, self._planned.pop(0))
+        if self._every is None:
+            return None
+        missed = max(1, -(-(done - self._last) // self._every))
+        self._last += missed * self._every
+        return self._last

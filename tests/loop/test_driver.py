@@ -1,0 +1,265 @@
+"""The driver of passes over steps that somebody else runs."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import perfnb
+from perfnb.loop.driver import LoopProfiler
+from perfnb.profile.profile import Profile
+from tests.loop.loops import Batch, Training, driven
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def run(training: Training, *args: Any, waits: bool = True, **options: Any) -> LoopProfiler:
+    """A whole training run under a profiler."""
+    profiler = LoopProfiler(*args, namespace=lambda: training.namespace, **options)
+    for batch in driven(profiler, training.batches, waits=waits):
+        training(batch)
+    profiler.close()
+    return profiler
+
+
+def hooks() -> int:
+    """Global hooks of modules and optimizers that are installed now."""
+    module, optimizer = nn.modules.module, importlib.import_module("torch.optim.optimizer")
+    return sum(
+        len(one)
+        for one in (
+            module._global_forward_pre_hooks,
+            module._global_forward_hooks,
+            optimizer._global_optimizer_pre_hooks,
+            optimizer._global_optimizer_post_hooks,
+        )
+    )
+
+
+def counted(table: pd.DataFrame) -> pd.DataFrame:
+    """The part of a table that is the same in every run; peaks without what else was alive."""
+    if "peak_bytes" in table:
+        table = table.assign(peak_bytes=table["peak_bytes"] - table["peak_bytes"].min())
+    wanted = [name for name in table.columns if not name.endswith(("_ms", "_us")) and not name.endswith("share")]
+    return table[wanted].sort_index()
+
+
+def test_the_passes_are_laid_over_the_steps_each_run_once() -> None:
+    profiler = run(Training(), at=10, steps=6)
+    assert profiler.done == 60
+    assert profiler.profiles.at == [10]
+    (profile,) = profiler.profiles
+    passes = ["timed"] * 6 + ["lead_in"] + ["traced"] * 3 + ["lead_in"] + ["counted"] * 2
+    assert list(profile.steps["pass"]) == passes
+    assert len(passes) == profiler.length
+    assert (profile.steps["samples"] == 32).all()
+    assert profile.meta["loop"] == {"step": 10}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_window_agrees_with_profile_step(waits: bool) -> None:
+    training, alone = Training(), Training()
+    (profile,) = run(training, at=5, steps=6, waits=waits).profiles
+    model, optimizer = alone.model, alone.optimizer
+
+    def step(batch: Batch) -> None:
+        x, y = batch
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    whole = perfnb.profile_step(step, alone.batches, warmup=5, steps=6)
+    for name in ("layers", "ops", "layer_ops"):
+        pd.testing.assert_frame_equal(counted(getattr(profile, name)), counted(getattr(whole, name)))
+    assert set(profile.phases.index) == set(whole.phases.index)
+    owned = [one.allocations.groupby(["category", "layer"], observed=True)["bytes"].sum() for one in (profile, whole)]
+    for category in ("parameters", "gradients", "activations", "optimizer_state"):
+        assert owned[0][category].to_dict() == owned[1][category].to_dict()
+
+
+def test_training_is_the_same_with_and_without() -> None:
+    plain, profiled = Training(), Training()
+    torch.manual_seed(11)
+    for batch in plain.batches:
+        plain(batch)
+    torch.manual_seed(11)
+    profiler = run(profiled, at=[7, 30], steps=4)
+    assert len(profiler.profiles) == 2
+    assert all(torch.equal(a, b) for a, b in zip(plain.weights(), profiled.weights(), strict=True))
+
+
+def test_nothing_is_installed_outside_the_windows() -> None:
+    training, seen = Training(), []
+    handler = signal.getsignal(signal.SIGINT)
+    profiler = LoopProfiler(at=10, steps=4)
+    for batch in driven(profiler, training.batches):
+        training(batch)
+        seen.append((hooks(), signal.getsignal(signal.SIGINT) == handler))
+    outside = seen[:10] + seen[10 + profiler.length :]
+    assert set(outside) == {(0, True)}
+    # The timed steps have no hooks either.
+    assert [count for count, _ in seen[10:14]] == [0] * 4
+    assert all(count > 0 for count, _ in seen[15 : 10 + profiler.length])
+
+
+def test_early_steps_are_warm_up() -> None:
+    (profile,) = run(Training(), at=1, steps=4).profiles
+    assert list(profile.steps["pass"])[:6] == ["warmup"] * 2 + ["timed"] * 4
+
+
+@pytest.mark.parametrize("inside", [2, 5, 7, 9, 11, 12])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StopIteration])
+def test_the_users_error_leaves_nothing(inside: int, error: type[BaseException]) -> None:
+    training = Training()
+    profiler = LoopProfiler(at=3, steps=4)
+    for place, batch in enumerate(driven(profiler, training.batches)):
+        training(batch)
+        if place == inside:
+            break
+    assert profiler.is_open == (inside >= 3)
+    profiler.close()
+    profiler.close()
+    assert not profiler.is_open
+    assert hooks() == 0
+
+
+def test_a_window_given_up_starts_over() -> None:
+    training = Training()
+    profiler = LoopProfiler(at=3, steps=4)
+    for place, batch in enumerate(driven(profiler, training.batches)):
+        training(batch)
+        if place == 8:
+            profiler.close()  # as before a validation, which is in no step
+    assert profiler.profiles.at == [9]
+
+
+def test_steps_that_do_not_take_place() -> None:
+    training = Training(batches=4)
+    profiler = LoopProfiler(at=2, steps=3)
+    for _ in range(6):  # each window pass meets the end of an epoch
+        for batch in driven(profiler, training.batches):
+            training(batch)
+            training.model.eval()(batch[0])
+            training.model.train()
+    profiler.close()
+    (profile,) = profiler.profiles
+    assert profiler.done == 24
+    (other,) = run(Training(), at=2, steps=3).profiles
+    assert profile.layers.loc["Sequential", "calls"] == 2 * other.layers.loc["model", "calls"]
+    assert len(profile.steps) == len(other.steps)
+    assert profile.events["step"].nunique() == 3
+    assert len(profile.allocations) > 0
+
+
+def test_windows_that_follow_each_other() -> None:
+    assert run(Training(), at=[3, 5, 40], steps=2, memory=False, flops=False).profiles.at == [3, 9, 40]
+    assert run(Training(), at=4, every=20, steps=2, memory=False, flops=False).profiles.at == [4, 24, 44]
+    # Those that are over when the one before them ends are left out.
+    assert run(Training(), at=4, every=5, steps=2, memory=False, flops=False).profiles.at == [4, 14, 24, 34, 44, 54]
+
+
+def test_saved_profiles_are_loaded_when_asked_for(tmp_path: Path) -> None:
+    profiler = run(Training(), at=[3, 30], steps=2, save=tmp_path / "runs", rank=1)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["step_000003_rank1", "step_000030_rank1"]
+    assert isinstance(profiler.profiles[-1], Profile)
+    assert profiler.profiles[-1].meta["loop"] == {"step": 30}
+    assert profiler.profiles[-1].meta["rank"] == 1
+    assert len(profiler.profiles[:]) == 2
+
+
+def test_a_step_that_fits_nowhere_waits() -> None:
+    training, done = Training(batches=12), 0
+    profiler = LoopProfiler(at=2, steps=20, left=lambda: 12 - profiler.done % 12)
+    for _ in range(2):
+        for batch in driven(profiler, training.batches):
+            training(batch)
+            done += 1
+    (profile,) = profiler.profiles
+    assert profiler.profiles.at == [2]
+    # One is for warm-up, three are traced, and four serve the rest.
+    assert (profile.steps["pass"] == "timed").sum() == 2
+
+
+def test_a_failure_of_perfnb_ends_the_window_and_not_the_loop() -> None:
+    training = Training()
+    profiler = LoopProfiler(at=10, every=30, steps=2)
+    steps = driven(profiler, training.batches)
+    for _ in range(10):
+        training(next(steps))
+    with torch.profiler.profile(), pytest.warns(RuntimeWarning, match="no profile at step 10: NestedProfilerError"):
+        training(next(steps))
+        training(next(steps))
+    for batch in steps:
+        training(batch)
+    assert profiler.done == 60
+    assert profiler.profiles.at == [40]
+
+
+def test_the_users_function_is_called_and_its_errors_are_theirs() -> None:
+    seen: list[Profile] = []
+    run(Training(), at=3, steps=2, on_done=seen.append)
+    assert len(seen) == 1
+
+    def fails(profile: Profile) -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        run(Training(), at=3, steps=2, on_done=fails)
+
+
+class Recorder:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int, int]] = []
+
+    def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
+        """As `StepRecorder`."""
+        self.steps.append((wall_ns, data_ns, begin_ns))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_recorder_is_told_of_every_step(waits: bool) -> None:
+    recorder = Recorder()
+    run(Training(), at=10, steps=3, recorder=recorder, waits=waits)
+    assert len(recorder.steps) == 60
+    walls, waited, begins = zip(*recorder.steps, strict=True)
+    assert all(0 <= data <= wall for wall, data in zip(walls, waited, strict=True))
+    assert list(begins) == sorted(begins)
+    assert all(begin + wall <= later for begin, wall, later in zip(begins, walls, begins[1:], strict=False))
+    assert waits or set(waited) == {0}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"at": -1}, "at must be"),
+        ({"at": "100"}, "at must be"),
+        ({"at": []}, "at least one step"),
+        ({"every": 0}, "every must be"),
+        ({"steps": 0}, "steps must be"),
+        ({"on_done": 3}, "on_done must be"),
+        ({"keep_trace": "yes"}, "keep_trace must be"),
+        ({"model": 3}, "model must be"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        LoopProfiler(**options)
+
+
+def test_a_second_profiler_does_not_disturb_the_first(recwarn: pytest.WarningsRecorder) -> None:
+    training = Training()
+    first, second = LoopProfiler(at=3, steps=2), LoopProfiler(at=5, steps=2)
+    with pytest.warns(RuntimeWarning, match="already being profiled"):
+        for batch in driven(first, driven(second, training.batches)):
+            training(batch)
+    assert len(first.profiles) == 1
+    assert len(second.profiles) == 0
