@@ -20,7 +20,8 @@ class Windows:
     """
 
     def __init__(self, at: int | Iterable[int], every: int | None = None) -> None:
-        planned: list[Any] = list(at) if isinstance(at, Iterable) and not isinstance(at, str) else [at]
+        given: Any = at
+        planned: list[int] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
         for one in planned:
             require_count("at", one, 0)
         if not planned:
