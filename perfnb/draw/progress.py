@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
@@ -17,6 +17,16 @@ READING = "reading "
 #: Minimum time between two updates, in seconds.
 INTERVAL_S = 0.2
 _MOST_OF_A_NOTE = 250
+
+
+class Line(Protocol):
+    """What shows progress."""
+
+    def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
+        """Show how far a pass is."""
+
+    def close(self) -> None:
+        """Show nothing any more."""
 
 
 class Progress:
@@ -31,15 +41,20 @@ class Progress:
         ``False`` shows nothing.
     clock : callable
         Seconds, as `time.monotonic` gives them.
+    line : object, optional
+        Shows it instead, by ``update(pass_name, done, total, note)`` and ``close()``.
     """
 
-    def __init__(self, enabled: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, enabled: bool = True, clock: Callable[[], float] = time.monotonic, line: Line | None = None
+    ) -> None:
         self._enabled = enabled
         self._clock = clock
-        self._line: _NotebookLine | _TerminalLine | None = None
+        self._given = line
+        self._line: Line | None = None
 
     def __enter__(self) -> Progress:
-        self._line = _line() if self._enabled else None
+        self._line = self._given or (_line() if self._enabled else None)
         self._drawn, self._drawn_at = ("", ""), -math.inf
         return self
 
@@ -80,13 +95,13 @@ class _NotebookLine:
         self._handle: Any = display(_bundle("", ""), raw=True, display_id=True)
 
     def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
-        words = _words(pass_name, done, total) + (f" · {note}" if note else "")
+        said = words(pass_name, done, total) + (f" · {note}" if note else "")
         amount = "" if not total else f' value="{min(done, total)}" max="{total}"'
         page = (
             '<div style="display:flex;gap:10px;align-items:center">'
-            f'<progress aria-label="Progress"{amount}></progress><span>{escape.html(words)}</span></div>'
+            f'<progress aria-label="Progress"{amount}></progress><span>{escape.html(said)}</span></div>'
         )
-        self._handle.update(_bundle(words, page), raw=True)
+        self._handle.update(_bundle(said, page), raw=True)
 
     def close(self) -> None:
         self._handle.update(_bundle("", ""), raw=True)
@@ -118,7 +133,8 @@ class _TerminalLine:
         self._bar.close()
 
 
-def _words(pass_name: str, done: int, total: int | None) -> str:
+def words(pass_name: str, done: int, total: int | None) -> str:
+    """What is being done, and how much of it is."""
     name = escape.plain(fmt.PASS_WORDS.get(pass_name, pass_name), 40)
     if pass_name.startswith(READING):
         return f"{name}: {done} %"

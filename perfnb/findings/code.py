@@ -76,6 +76,31 @@ def _free(tree: ast.Module, bound: set[str]) -> Iterator[str]:
         bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)} - targets
 
 
+def trial_line(call: object, lever: str) -> tuple[str, str]:
+    """How to try a lever on the profiled step, in words, and the code to run.
+
+    Both are empty if there is no lever, or if the user's names are not known, as in a trace.
+
+    Parameters
+    ----------
+    call : object
+        How the profile was asked for, from the recording: the form of its ``magic``, ``cell`` or ``line``; or the
+        variables that hold ``step`` and ``batches``, and whether perfnb is ``imported`` under its name.
+    lever : str
+    """
+    if not lever or not isinstance(call, Mapping):
+        return "", ""
+    if (mark := {"cell": "%%", "line": "%"}.get(str(call.get("magic")))) is not None:
+        words = f"To try it, run this in place of {mark}profile_step and its options:"
+        return words, f"{mark}try_levers --levers {lever}"
+    step, batches = call.get("step"), call.get("batches")
+    names = [step] if batches is None else [step, batches]
+    if not all(isinstance(name, str) and name.isidentifier() for name in names):
+        return "", ""
+    imports = "" if call.get("imported") is True else "import perfnb; "
+    return "To try it:", f'{imports}perfnb.try_levers({", ".join(map(str, names))}, levers=["{lever}"])'
+
+
 def compiling(facts: Facts, layers: Sequence[str], mode: str = "") -> tuple[str, str]:
     """What to know before compiling the model that the first of some layers belongs to, and the line that compiles it.
 

@@ -10,6 +10,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import escape, tables
 from perfnb.draw.tab import Tab
+from perfnb.findings.code import trial_line
 
 if TYPE_CHECKING:
     from perfnb.findings import Findings
@@ -55,7 +56,8 @@ def findings_text(findings: Findings, width: int) -> list[str]:
     for place, (_, row) in enumerate(findings.table.iterrows(), start=1):
         head = f"{place}. {escape.plain(row['bottleneck'], 60)}: {bound_words(row)}, {row['confidence']} confidence"
         lines += escape.wrapped(head, width)
-        for words in filter(None, (row["evidence"], row["lever"] and f"Try: {row['lever']}", row["code"])):
+        trial = " ".join(trial_line(findings.call, row["remedy"])).strip()
+        for words in filter(None, (row["evidence"], row["lever"] and f"Try: {row['lever']}", row["code"], trial)):
             lines += [f"   {line}" for line in escape.wrapped(escape.plain(words, _SENTENCE), width - 3)]
     return lines
 
@@ -94,12 +96,12 @@ def verdict_html(findings: Findings) -> str:
 
 def findings_html(findings: Findings) -> str:
     """The findings as a list; nothing if nothing was found."""
-    items = "".join(_item(row) for _, row in findings.table.iterrows())
+    items = "".join(_item(row, trial_line(findings.call, row["remedy"])) for _, row in findings.table.iterrows())
     head = "<p><strong>Findings</strong> · with the most that each could save per step</p>"
     return f"{head}<ol>{items}</ol>" if items else ""
 
 
-def _item(row: pd.Series) -> str:
+def _item(row: pd.Series, trial: tuple[str, str]) -> str:
     rows = ", ".join(tables.name(row_words(one)) for one in row["rows"])
     lines = [
         f"<strong>{escape.html(row['bottleneck'])}</strong>: {escape.html(bound_words(row))}, "
@@ -107,6 +109,7 @@ def _item(row: pd.Series) -> str:
         escape.html_sentence(row["evidence"]),
         f"Try: {escape.html_sentence(row['lever'])}",
         *([f"<code>{escape.html(row['code'], _CODE)}</code>"] if row["code"] else []),
+        *([f"{escape.html(trial[0])} <code>{escape.html(trial[1], _CODE)}</code>"] if trial[1] else []),
         f"<em>Caveat: {escape.html_sentence(row['blind'])}{f' About: {rows}.' if rows else ''}</em>",
     ]
     return f"<li>{'<br>'.join(lines)}</li>"
@@ -134,6 +137,8 @@ def findings_data(findings: Findings, layers: Mapping[str, int], ops: Mapping[st
                 "confidence": escape.plain(row["confidence"]),
                 **{name: escape.plain(row[name], _SENTENCE) for name in ("evidence", "lever", "why", "blind")},
                 "code": escape.plain(row["code"], _CODE),
+                "remedy": escape.plain(row["remedy"]),
+                "trial": [escape.plain(part, _CODE) for part in trial_line(findings.call, row["remedy"])],
                 "links": [
                     {
                         "kind": one["kind"],

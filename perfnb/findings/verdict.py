@@ -70,6 +70,8 @@ class Findings:
     verdict: Verdict
     #: The step that the bounds are shares of.
     step_ms: float | None
+    #: How the profile was asked for; see `perfnb.findings.code.trial_line`.
+    call: object = None
 
 
 def find(recording: Recording, attribution: Attribution, figures: StepFigures) -> Findings:
@@ -78,7 +80,7 @@ def find(recording: Recording, attribution: Attribution, figures: StepFigures) -
     variables = facts.variables
     found = [_no_surer(replace(one, code=shown(one.code, variables)), facts) for one in found_by_rules(facts)]
     table = finding_table(found, facts.step_ms)
-    return Findings(table, verdict_of(facts, table), facts.step_ms)
+    return Findings(table, verdict_of(facts, table), facts.step_ms, recording.meta.get("call"))
 
 
 def _no_surer(found: Finding, facts: Facts) -> Finding:

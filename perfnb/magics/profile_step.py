@@ -81,6 +81,7 @@ class ProfileStepMagics(Magics):
 
     def _profile(self, rest: str, cell: str | None, options: Any, plan: Any) -> Any:
         __tracebackhide__ = True
+        from perfnb.profile.kept import kept_cell
         from perfnb.profile.profiling import run_profile
         from perfnb.step.namespace import namespace_of
 
@@ -93,16 +94,18 @@ class ProfileStepMagics(Magics):
             assign, batches = compile_clause(self.shell, rest)
         models, body = self._models(options.model), compile_body(self.shell, rest if cell is None else cell)
         variables = {name: value for name, value in namespace.items() if name not in hidden}  # without IPython's own
+        step, chosen = step_of(body, namespace, assign), list(models.values()) or None
         return run_profile(
-            step_of(body, namespace, assign),
+            step,
             batches,
             used=namespace_of(FunctionType(body, namespace)),
             plan=plan,
-            models=list(models.values()) or None,
+            models=chosen,
             namespace={**models, **variables, **models},  # the names in --model come first
             watch=options.watch,
             name=options.name or "step",
             quiet=options.quiet,
+            kept=kept_cell(step, body, namespace, batches, chosen, "line" if cell is None else "cell"),
         )
 
     def _models(self, text: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from perfnb.shell import in_notebook, print_text
 from perfnb.timeline.data import PAGE_BYTES, bytes_of_report, timeline_bytes
 
 if TYPE_CHECKING:
+    from perfnb.profile.kept import KeptStep
     from perfnb.profile.summary import Summary
     from perfnb.timeline.timeline import Timeline
 
@@ -29,19 +30,23 @@ const packed = atob(document.getElementById("perfnb-timeline").textContent);
 const bytes = new Uint8Array(packed.length);
 for (let i = 0; i < bytes.length; i += 1) bytes[i] = packed.charCodeAt(i);
 const timeline = new DataView(bytes.buffer);
-report.render({ model: { get: (name) => (name === "timeline" ? timeline : data) }, el: holder });
+const parts = { timeline, data };
+report.render({ model: { get: (name) => parts[name] }, el: holder });
 """
 
 
-def show(summary: Summary, timeline: Timeline | None = None, again: Again | None = None) -> None:
+def show(
+    summary: Summary, timeline: Timeline | None = None, again: Again | None = None, kept: KeptStep | None = None
+) -> None:
     """Show the report with its timeline, if there is one: in a notebook as a static twin and a live view, else as text.
 
     The live report contains a coarser level of a long timeline; a page that requests the rest gets it through `again`.
+    Its findings can be tried on the step in `kept`.
     """
     if not in_notebook():
         print_text(summary_text(summary, timeline=timeline))
         return
-    show_live(static_bundle(summary, timeline), lambda report_id: _report(summary, report_id, timeline, again))
+    show_live(static_bundle(summary, timeline), lambda report_id: _report(summary, report_id, timeline, again, kept))
 
 
 def static_bundle(summary: Summary, timeline: Timeline | None = None) -> Bundle:
@@ -49,7 +54,9 @@ def static_bundle(summary: Summary, timeline: Timeline | None = None) -> Bundle:
     return {"text/plain": summary_text(summary, timeline=timeline), "text/html": summary_html(summary, timeline)}
 
 
-def _report(summary: Summary, view_id: str, timeline: Timeline | None, again: Again | None) -> Any:
+def _report(
+    summary: Summary, view_id: str, timeline: Timeline | None, again: Again | None, kept: KeptStep | None
+) -> Any:
     from perfnb.profile.widget import ReportWidget
 
     rows = [] if timeline is None else layer_rows(summary, timeline.layers)
@@ -61,7 +68,7 @@ def _report(summary: Summary, view_id: str, timeline: Timeline | None, again: Ag
         return None if made is None else timeline_bytes(made, rows, PAGE_BYTES)[0]
 
     more = whole if facts is not None and not facts["whole"] else None
-    return ReportWidget(report_data(summary, view_id, facts), saved, more)
+    return ReportWidget(report_data(summary, view_id, facts), saved, more, kept)
 
 
 def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:

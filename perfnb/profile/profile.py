@@ -29,6 +29,7 @@ from perfnb.memory.allocations import Watched, allocation_table, watched_memory
 from perfnb.memory.from_trace import trace_memory_table
 from perfnb.memory.table import memory_table
 from perfnb.profile.display import show, standalone_page, static_bundle
+from perfnb.profile.kept import KeptStep
 from perfnb.profile.report import summary_text
 from perfnb.profile.summary import Summary, ops_alone, summarize, timing_of
 from perfnb.profile.timing import Timing, shown
@@ -54,8 +55,8 @@ class Profile(Page, Shown):
     is large and computed on every access: bind it to a name.
     """
 
-    def __init__(self, source: Recording | SavedProfile) -> None:
-        self._source = source
+    def __init__(self, source: Recording | SavedProfile, kept: KeptStep | None = None) -> None:
+        self._source, self._kept = source, kept
 
     @property
     def _measured_here(self) -> bool:
@@ -376,4 +377,4 @@ class Profile(Page, Shown):
         return static_bundle(self._summary, self._timeline())
 
     def _ipython_display_(self) -> None:
-        show(self._summary, self._timeline(), WeakMethod(self._timeline))
+        show(self._summary, self._timeline(), WeakMethod(self._timeline), self._kept)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfnb.draw.progress import Progress
 from perfnb.draw.step_output import StepOutput
+from perfnb.profile.kept import KeptStep, kept_call
 from perfnb.profile.profile import Profile
 from perfnb.shell import in_notebook
 
@@ -106,6 +107,7 @@ def profile_step(
         stacks=stacks,
         watch=watch,
         name=name or str(getattr(step, "__name__", "step")),
+        kept=kept_call(step, batches, models, names),
     )
 
 
@@ -122,10 +124,11 @@ def run_profile(
     watch: bool = False,
     name: str = "step",
     quiet: bool = False,
+    kept: KeptStep | None = None,
 ) -> Profile:
     """What `profile_step` and its magic share: capture with a progress bar, then read the trace.
 
-    Models are named by `namespace`; `used` are the variables that the step uses.
+    Models are named by `namespace`; `used` are the variables that the step uses; `kept` finds the step again.
     """
     from perfnb.interrupts import InterruptGate
     from perfnb.step.capture import capture_step
@@ -152,7 +155,9 @@ def run_profile(
                 if note := note_on_meta(used or {}):
                     error.add_note(note)
                 raise
-        failure, profile = capture.failure, Profile(recording_of(capture, name, watcher))
+        if kept is not None and kept.call:
+            capture.meta["call"] = dict(kept.call)
+        failure, profile = capture.failure, Profile(recording_of(capture, name, watcher), kept)
         if failure is None:
             return _under_right_ceilings(profile)
     if in_notebook() and not quiet:
@@ -175,4 +180,4 @@ def _under_right_ceilings(profile: Profile) -> Profile:
         return profile
     on = recording.meta["ceilings"]["on"]
     ceilings = {"on": on, **measure_ceilings(roofline.peaks, on, refresh=True)}
-    return Profile(replace(recording, meta={**recording.meta, "ceilings": ceilings}))
+    return Profile(replace(recording, meta={**recording.meta, "ceilings": ceilings}), profile._kept)

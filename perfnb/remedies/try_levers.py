@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb.arguments import require_seconds, shown
-from perfnb.draw.progress import Progress
+from perfnb.draw.progress import Line, Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.interrupts import InterruptGate
@@ -225,8 +225,9 @@ def run_trials(
     confirm: bool = True,
     name: str = "step",
     quiet: bool = False,
+    line: Line | None = None,
 ) -> LeverTrials:
-    """`try_levers` for a step whose variables are known; what its magic calls."""
+    """`try_levers` for a step whose variables are known; what its magic and *Try it* call; `line` shows progress."""
     from perfnb.remedies.levers import by_name
     from perfnb.remedies.state import untouched
     from perfnb.remedies.subject import find_subject, require_models
@@ -238,7 +239,7 @@ def run_trials(
     if wanted != "auto" and (not listed or any(each not in known for each in listed)):
         raise ValueError(f'levers must be "auto" or a list of these: {", ".join(known)}; not {shown(wanted)}.')
     begin = time.perf_counter()
-    with StepOutput(), Progress(not quiet) as progress, InterruptGate() as gate:
+    with StepOutput(), Progress(not quiet, line=line) as progress, InterruptGate() as gate:
         subject = find_subject(step, batches, namespace, models=models, optimizer=optimizer, loader=loader, gate=gate)
         require_models(subject)
         with untouched(subject):

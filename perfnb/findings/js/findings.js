@@ -1,5 +1,6 @@
 // The verdict below the title, and the Findings tab.
 import { figure, h } from "../../draw/js/dom.js";
+import { triesOf, trial } from "./try.js";
 import { UNKNOWN, byteSize, duration, grouped, share } from "../../draw/js/format.js";
 import { tabMakers } from "../../draw/js/tabs.js";
 
@@ -22,7 +23,11 @@ function boundWords(finding) {
   return parts.length ? parts.flat() : [h("span", { class: "pf-unknown", title: "Its cost is unknown" }, UNKNOWN)];
 }
 
-function findingCard(finding, place, show) {
+function advice(finding) {
+  return [h("p", {}, h("b", {}, "Try "), finding.lever), finding.code && h("pre", { class: "pf-code" }, h("code", {}, finding.code))].filter(Boolean);
+}
+
+function findingCard(finding, place, show, cure) {
   const links = finding.links.map((link) => {
     const go = link.at >= 0 ? show[link.kind] : null;
     return go ? h("button", { type: "button", class: "pf-link pf-name", title: `Show ${link.word}`, click: () => go(link.at) }, link.word)
@@ -37,14 +42,20 @@ function findingCard(finding, place, show) {
     finding.bound_share == null ? null : h("div", { class: "pf-saves", "aria-hidden": "true" }, h("i", { style: width })),
     h("p", {}, finding.evidence),
     links.length ? h("p", { class: "pf-links" }, links) : null,
-    h("p", {}, h("b", {}, "Try "), finding.lever),
-    finding.code ? h("pre", { class: "pf-code" }, h("code", {}, finding.code)) : null,
+    cure,
     h("p", { class: "pf-quiet" }, h("b", {}, `${finding.confidence} confidence `), finding.why),
     h("p", { class: "pf-quiet" }, h("b", {}, "Caveat "), finding.blind));
 }
 
-function findingsTab(findings, show) {
-  const cards = findings.rows.map((finding, place) => findingCard(finding, place, show));
+function findingsTab(findings, show, model) {
+  const cures = findings.rows.map((finding) => h("div", { class: "pf-cure" }, advice(finding)));
+  const cards = findings.rows.map((finding, place) => findingCard(finding, place, show, cures[place]));
+  triesOf(model, (tries) => findings.rows.forEach((finding, place) => {
+    if (!finding.remedy) return;
+    const held = cures[place].contains(document.activeElement);
+    cures[place].replaceChildren(...trial(finding, tries, advice));
+    if (held) cards[place].focus({ preventScroll: true });
+  }));
   const none = h("p", { class: "pf-quiet" }, "Nothing stands out: the step has no known bottleneck.");
   const element = h("div", { class: "pf-view" }, cards.length ? h("ol", { class: "pf-findings" }, cards) : none);
   const reveal = (place) => {
@@ -54,9 +65,9 @@ function findingsTab(findings, show) {
   return { element, reveal };
 }
 
-tabMakers.findings = ({ data, has, go }) => {
+tabMakers.findings = ({ data, model, has, go }) => {
   const show = {};
   for (const [kind, tab] of [["layer", "layers"], ["op", "ops"], ["memory", "memory"]]) if (has(tab)) show[kind] = (at) => go(tab, at);
   const headline = verdictLines(data.findings, (place) => go("findings", place));
-  return { ...findingsTab(data.findings, show), headline, size: grouped(data.findings.rows.length) };
+  return { ...findingsTab(data.findings, show, model), headline, size: grouped(data.findings.rows.length) };
 };

@@ -1,0 +1,111 @@
+"""*Try it*: runs the lever of a finding on the profile's own step, and tells the report what it found."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Collection
+from pkgutil import resolve_name
+from typing import Any
+
+from perfnb.draw.progress import words
+from perfnb.draw.widget import json_of
+from perfnb.profile.kept import KeptStep
+
+#: What tries a lever, by name: the rooms below register it here.
+TRIER = "perfnb.remedies.try_one:try_one"
+_GONE = "The step of this profile is no longer there: profile it again."
+_STOPPED = "Stopped. Everything is as it was before."
+
+
+class Trying:
+    """Tries levers when asked, one at a time.
+
+    Parameters
+    ----------
+    kept : KeptStep
+        The step of the profile.
+    levers : collection of str
+        Those that its findings name; no other is tried.
+    tell : callable
+        Gets the state as JSON whenever it changes: ``count`` of ended trials, the lever that is ``running`` (``None``
+        for none), what it is doing (``words``, ``done`` and ``total``), and the ``answers`` by lever.
+    """
+
+    def __init__(self, kept: KeptStep, levers: Collection[str], tell: Callable[[str], None]) -> None:
+        self._kept, self._levers, self._tell = kept, frozenset(levers), tell
+        self._state: dict[str, Any] = {"count": 0, "running": None, "answers": {}}
+        try:
+            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()  # the kernel's main one
+        except RuntimeError:
+            self._loop = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether the step is still there."""
+        return self._kept.find() is not None
+
+    def press(self, lever: Any, after: Any) -> bool:
+        """Try a lever; whether it will be.
+
+        A press is refused while another trial runs. A front end may deliver it only when that has ended, so each press
+        says `after` how many trials it was made.
+
+        JupyterLab delivers messages in a thread of its own, even while a cell runs. A trial needs the main thread,
+        where an interrupt reaches it and no cell runs beside it.
+        """
+        if lever not in self._levers or self._state["running"] is not None or after != self._state["count"]:
+            return False
+        on_main = threading.current_thread() is threading.main_thread()
+        if not on_main and self._loop is None:
+            return False
+        self._say(running=lever, words="waiting for the running cell", done=0, total=None)
+        if on_main:
+            self._run(lever)
+        else:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._run, lever)
+        return True
+
+    def _run(self, lever: str) -> None:
+        answer: dict[str, Any] = {"error": _STOPPED}
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            if not callable(before):  # between messages, a kernel ignores interrupts
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            answer = self._answer(lever)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            signal.signal(signal.SIGINT, before)
+            self._say(count=self._state["count"] + 1, running=None, answers={**self._state["answers"], lever: answer})
+
+    def _answer(self, lever: str) -> dict[str, Any]:
+        parts = self._kept.find()
+        if parts is None:
+            return {"error": _GONE}
+        self._say(words="starting")
+        try:
+            answer: dict[str, Any] = resolve_name(TRIER)(parts, lever, _Line(self._say))
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            return {"error": f"It could not be tried: {said}"}
+        return answer
+
+    def _say(self, **news: Any) -> None:
+        self._state |= news
+        self._tell(json_of(self._state))
+
+
+class _Line:
+    """Progress, told to the report."""
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        self._say = say
+
+    def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
+        self._say(words=words(pass_name, done, total), done=done, total=total)
+
+    def close(self) -> None:
+        pass
