@@ -43,8 +43,12 @@ class Trying:
 
     @property
     def possible(self) -> bool:
-        """Whether the step is still there."""
-        return self._kept.find() is not None
+        """Whether the step is still there, and the main thread can be reached."""
+        return self._reached and self._kept.find() is not None
+
+    @property
+    def _reached(self) -> bool:
+        return self._loop is not None or threading.current_thread() is threading.main_thread()
 
     def press(self, lever: Any, after: Any) -> bool:
         """Try a lever; whether it will be.
@@ -55,16 +59,14 @@ class Trying:
         JupyterLab delivers messages in a thread of its own, even while a cell runs. A trial needs the main thread,
         where an interrupt reaches it and no cell runs beside it.
         """
-        if lever not in self._levers or self._state["running"] is not None or after != self._state["count"]:
+        if not isinstance(lever, str) or lever not in self._levers or not self._reached:
             return False
-        on_main = threading.current_thread() is threading.main_thread()
-        if not on_main and self._loop is None:
+        if self._state["running"] is not None or after != self._state["count"]:
             return False
         self._say(running=lever, words="waiting for the running cell", done=0, total=None)
-        if on_main:
+        if threading.current_thread() is threading.main_thread():
             self._run(lever)
-        else:
-            assert self._loop is not None
+        elif self._loop is not None:
             self._loop.call_soon_threadsafe(self._run, lever)
         return True
 

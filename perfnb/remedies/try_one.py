@@ -62,7 +62,7 @@ def answer_of(trials: LeverTrials, lever: str) -> dict[str, Any]:
     ``said`` in a sentence; what it saves as words and as ``share`` of the step, with its interval in ``shares``;
     ``facts`` as pairs of words; ``code`` that keeps it, empty unless it is worth keeping (``keep``). Or an ``error``.
     """
-    row: dict[str, Any] = trials.table.loc[lever].to_dict()
+    row: dict[Any, Any] = trials.table.loc[lever].to_dict()
     why = escape.plain(row["why_not"], 300)
     if row["verdict"] == "not tried":
         return {"error": f"It could not be tried: {why}"}

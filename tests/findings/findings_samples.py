@@ -82,3 +82,12 @@ def hostile(name: str) -> Findings:
     """Every text that may hold a stranger's name is one."""
     found = Finding(name, name, 1.0, name, name, "low", name, name, (Row("layer", name), Row("op", name)))
     return Findings(finding_table([found], STEP_MS), Verdict(name, name, name, 0), STEP_MS)
+
+
+def with_remedy(call: object = None) -> Findings:
+    """One that a lever may cure, in a profile that was asked for by `call`."""
+    found = Finding(
+        "dispatch overhead", "269 ops are short.", 4.0, "Fuse them.", "", "medium", "Why.", "Blind.", remedy="compile"
+    )
+    verdict = Verdict("Bound by dispatch overhead.", "Ops are short.", "Fuse them.", 0)
+    return Findings(finding_table([found], STEP_MS), verdict, STEP_MS, call)

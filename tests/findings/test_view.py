@@ -60,6 +60,49 @@ def test_advice_in_words_alone_leaves_no_empty_line_of_code() -> None:
     assert "<code>" not in html
 
 
+@pytest.mark.parametrize(
+    ("call", "words", "code"),
+    [
+        ({"magic": "cell"}, "run this in place of %%profile_step and its options:", "%%try_levers --levers compile"),
+        ({"magic": "line"}, "run this in place of %profile_step and its options:", "%try_levers --levers compile"),
+        (
+            {"step": "train", "batches": "loader", "imported": True},
+            "To try it:",
+            'perfnb.try_levers(train, loader, levers=["compile"])',
+        ),
+        ({"step": "train", "batches": None}, "", 'import perfnb; perfnb.try_levers(train, levers=["compile"])'),
+    ],
+)
+def test_a_static_report_says_how_to_try_it(call: object, words: str, code: str) -> None:
+    findings = samples.with_remedy(call)
+
+    said = " ".join(" ".join(findings_text(findings, 100)).split())
+    assert f"{words} {code}".strip() in said
+    assert f"<code>{escape.html(code)}</code>" in findings_html(findings)
+    row = report_data(samples.with_findings(findings))["findings"]["rows"][0]
+    assert (row["remedy"], row["trial"][1]) == ("compile", code)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        None,
+        "cell",
+        {},
+        {"magic": "<b>"},
+        {"step": None, "batches": "loader"},
+        {"step": "train", "batches": "__import__('os').abort()"},
+        {"step": "train()", "batches": None},
+        {"step": ["train"], "batches": None},
+    ],
+)
+def test_where_names_are_not_known_there_is_no_line(call: object) -> None:
+    findings = samples.with_remedy(call)
+
+    assert "try_levers" not in "".join((*findings_text(findings, 100), findings_html(findings)))
+    assert report_data(samples.with_findings(findings))["findings"]["rows"][0]["trial"] == ["", ""]
+
+
 def test_where_nothing_was_found_the_verdict_stands_alone() -> None:
     text = summary_text(samples.with_findings(samples.none()))
 

@@ -1,0 +1,105 @@
+"""What *Try it* answers for one lever."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perfnb.profile.kept import kept_call
+from perfnb.remedies.ladder import Values
+from perfnb.remedies.try_levers import LeverTrials, Trial
+from perfnb.remedies.try_one import answer_of, try_one
+
+CODE = ["for group in opt.param_groups: group['fused'] = True"]
+
+
+def answered(trial: Trial) -> dict[str, Any]:
+    answer = answer_of(LeverTrials([trial], None, 10.0, "step", 40), trial.lever)
+    json.dumps(answer, allow_nan=False)
+    return answer
+
+
+def test_a_lever_that_helps_is_to_be_kept() -> None:
+    values = Values("within noise", 2e-7)
+    answer = answered(Trial("fused_optimizer", "faster", 0.86, (0.83, 0.89), 1.4, values, 21.5, "", CODE))
+
+    assert answer["said"] == "With fused_optimizer: faster, and its results pass the check."
+    assert (answer["saves"], answer["share"], answer["shares"]) == ("1.40 ms", 0.14, [0.11, 0.17])
+    assert answer["code"] == CODE[0]
+    assert answer["facts"] == [
+        ("Step time", "−14.0 % [−17.0, −11.0]"),
+        ("Results", "as close to float64 as without it (error 2e-07)"),
+        ("Set-up", "21.5 s, pays after 15,358 steps"),
+    ]
+
+
+def test_a_faster_lever_with_other_results_is_not() -> None:
+    values = Values("different", 0.5)
+    answer = answered(Trial("compile", "faster", 0.5, (0.4, 0.6), 5.0, values, 0.0, "its results differ", CODE))
+
+    assert answer["said"] == "With compile: faster on this machine, but do not keep it as it is."
+    assert (answer["code"], answer["keep"]) == ("", False)
+    assert answer["facts"][-1] == ("Caveat", "its results differ")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words", "clear"),
+    [
+        ("slower", "slower on this machine", True),
+        ("same", "no faster: the difference is too small to matter", True),
+        ("inconclusive", "no clear difference in the time it was given", False),
+    ],
+)
+def test_a_lever_that_does_not_help_saves_nothing(verdict: str, words: str, clear: bool) -> None:
+    answer = answered(Trial("compile", verdict, 1.02, None, -0.2, Values("exact", 0.0), 0.0, "", CODE))
+
+    assert answer["said"] == f"With compile: {words}."
+    assert (answer["saves"], answer["clear"], answer["shares"], answer["code"]) == (None, clear, None, "")
+
+
+def test_a_lever_that_does_not_apply_is_one_sentence() -> None:
+    answer = answered(Trial("attention", "not tried", why_not="no attention \x1b[31min it"))
+
+    assert answer["error"].startswith("It could not be tried: no attention ")
+    assert "\x1b" not in answer["error"]
+
+
+class Line:
+    """Notes the passes that it is told of."""
+
+    def __init__(self) -> None:
+        self.passes: list[str] = []
+
+    def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
+        self.passes.append(pass_name)
+
+    def close(self) -> None:
+        self.passes.append("closed")
+
+
+def test_a_real_step_is_tried_and_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    x = torch.randn(2, 4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    step()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    found = kept_call(step, None, None, {}).find()
+    assert found is not None
+    line = Line()
+    answer = try_one(found, "fused_optimizer", line)
+
+    assert all(map(torch.equal, before, model.parameters()))
+    assert answer["said"].startswith("With fused_optimizer: ")
+    assert {"prepare fused_optimizer", "trial"} <= set(line.passes)
+    assert line.passes[-1] == "closed"
