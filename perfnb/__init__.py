@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perfnb.diff.comparison import ProfileComparison
     from perfnb.experiments.journal import Journal, journal
     from perfnb.experiments.report import PerformanceReport, report
+    from perfnb.loop.run import RunComparison, RunSummary
     from perfnb.memory.estimate.estimate import MemoryEstimate, estimate_memory
     from perfnb.memory.leaks.find import Leaks, find_leaks
     from perfnb.memory.snapshot.snapshot import MemorySnapshot
@@ -49,6 +50,8 @@ __all__ = [
     "ProfileComparison",
     "Ranks",
     "Roofline",
+    "RunComparison",
+    "RunSummary",
     "ScalingStudy",
     "SelfCheck",
     "SystemCheck",
@@ -94,6 +97,7 @@ _HOMES = {
     **dict.fromkeys(("Watch", "watch"), "watching.watch"),
     **dict.fromkeys(("SystemCheck", "system_check"), "system.system"),
     "Ranks": "ranks.ranks",
+    **dict.fromkeys(("RunComparison", "RunSummary"), "loop.run"),
     **dict.fromkeys(("LeverTrials", "levers", "try_levers"), "remedies.try_levers"),
 }
 

@@ -93,6 +93,14 @@ PATH = {
     "handover": Mark("change of thread", LIGHT, "▚", "hatch"),
     "unknown": Mark("not known", GREY, "·", "none"),
 }
+
+#: A mark for every part of a whole run.
+RUN = {
+    "data": Mark("waiting for data", ORANGE, "░", "dots"),
+    "step": Mark("steps", BLUE, "█", "solid"),
+    "other": Mark("between steps", GREY, "·", "none"),
+    "profiled": Mark("profiled windows", PURPLE, "╬", "cross"),
+}
 #: A mark for every kind of layer. Phases are shown in the same place, so none is blue like forward or vermilion like
 #: backward, and no phase has the same colour and pattern.
 KINDS = {

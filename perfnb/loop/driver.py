@@ -35,7 +35,13 @@ class StepRecorder(Protocol):
     """What is told of every step."""
 
     def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
-        """Note a step: its duration, how long it waited for data, and `time.perf_counter_ns` at its start."""
+        """Note a step: its duration, its wait for data (-1 if unknown), `time.perf_counter_ns` at its start."""
+
+    def enter(self, pass_name: str) -> None:
+        """The steps noted from now on belong to a window, in this pass of it."""
+
+    def leave(self) -> None:
+        """The window, if there was one, is over and everything is removed."""
 
 
 class LoopProfiler:
@@ -170,7 +176,7 @@ class LoopProfiler:
             self._guarded(self._step_ends, time.perf_counter_ns())
         elif self.recorder is not None:
             now, begin = time.perf_counter_ns(), self._begin_ns or self._work_ns
-            self.recorder.step(now - begin, self._work_ns - begin, begin)
+            self.recorder.step(now - begin, self._work_ns - begin if self._begin_ns else -1, begin)
             self._begin_ns = 0
         self.done += 1
         if self._made is not None:
@@ -195,6 +201,8 @@ class LoopProfiler:
             self._leave(GeneratorExit())
         finally:
             passes.close()
+            if self.recorder is not None:
+                self.recorder.leave()
 
     def _guarded(self, part: Callable[..., None], *args: Any) -> None:
         """Run a part of a window; if it fails, the window is given up and the loop goes on."""
@@ -258,6 +266,7 @@ class LoopProfiler:
         self._leave(None)
         self._begin_ns = 0
         if self.recorder is not None:
+            self.recorder.enter(turn.pass_name)
             self.recorder.step(now - begin, data, begin)
         self._advance(ExecutedStep(turn.pass_name, begin, now - begin, data, self._samples))
 
@@ -312,7 +321,11 @@ class LoopProfiler:
         except StopIteration as end:
             self._passes = self._turn = None
             self._next = self._due(self.done + 1)
-            self._finish(end.value)
+            try:
+                self._finish(end.value)
+            finally:
+                if self.recorder is not None:
+                    self.recorder.leave()
 
     def _finish(self, capture: Capture) -> None:
         recording = recording_of(capture, self._name)

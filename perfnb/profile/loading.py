@@ -21,12 +21,13 @@ from perfnb.trace.trace_file import Limits, looks_like, reader_of, readers
 
 if TYPE_CHECKING:  # what the rooms above register; the import contracts name these exceptions
     from perfnb.experiments.report import PerformanceReport
+    from perfnb.loop.run import RunSummary
     from perfnb.memory.snapshot.snapshot import MemorySnapshot
     from perfnb.profile.timing import Timing
     from perfnb.ranks.ranks import Ranks
     from perfnb.watching.watch import Watch
 
-    Loaded: TypeAlias = Profile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing
+    Loaded: TypeAlias = Profile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing | RunSummary
 
 _NAMES = tuple(field.name for field in fields(Limits))
 
@@ -43,7 +44,7 @@ def load(
     max_event_bytes: int | None = None,
     max_ratio: int | None = None,
 ) -> Loaded:
-    """Load a saved profile, watch, report or timing, traces of torch.profiler, or a CUDA memory snapshot.
+    """Load a saved profile, run, watch, report or timing, traces of torch.profiler, or a CUDA memory snapshot.
 
     A trace can come from any program, from CUDA, ROCm or a CPU, plain or compressed with gzip (``.json``,
     ``.json.gz``, ``.pt.trace.json``). Its steps are the ranges named ``ProfilerStep#<n>``; without any, the whole trace

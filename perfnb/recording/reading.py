@@ -35,6 +35,7 @@ LOADERS = (
     "perfnb.watching.saved:LOADER",
     "perfnb.experiments.report_files:LOADER",
     "perfnb.profile.timing:LOADER",
+    "perfnb.loop.run:LOADER",
     "perfnb.ranks.ranks:LOADER",
     "perfnb.ranks.ranks:FOLDER_OF_TRACES",
     "perfnb.memory.snapshot.snapshot:LOADER",

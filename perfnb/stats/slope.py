@@ -52,7 +52,9 @@ class Slope:
         return self.ci_low is not None and self.ci_low > 0
 
 
-def memory_slope(bytes_per_step: Sequence[Any] | np.ndarray[Any, Any]) -> Slope | None:
+def memory_slope(
+    bytes_per_step: Sequence[Any] | np.ndarray[Any, Any], steps: Sequence[int] | np.ndarray[Any, Any] | None = None
+) -> Slope | None:
     """Slope of memory readings after each step, warm-up excluded; ``None`` below two known readings.
 
     Levels of successive steps are autocorrelated: memory stays constant, jumps once, fills a cache ever more slowly, or
@@ -65,11 +67,13 @@ def memory_slope(bytes_per_step: Sequence[Any] | np.ndarray[Any, Any]) -> Slope 
     ----------
     bytes_per_step : sequence of number
         One reading per step, in order; unknown ones are ``nan`` or ``None``.
+    steps : sequence of int, optional
+        The step of each reading, if there is not one for each.
     """
     from scipy.stats import theilslopes
 
     levels = _relative(bytes_per_step)
-    places = np.flatnonzero(np.isfinite(levels)).astype(float)
+    places = np.asarray(np.arange(len(levels)) if steps is None else steps, dtype=float)[np.isfinite(levels)]
     levels = levels[np.isfinite(levels)]
     if len(levels) < 2:
         return None

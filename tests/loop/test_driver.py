@@ -221,10 +221,21 @@ class Recorder:
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, int]] = []
+        self.passes: list[str] = []
+        self.open = ""
 
     def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
         """As `StepRecorder`."""
         self.steps.append((wall_ns, data_ns, begin_ns))
+        self.passes.append(self.open)
+
+    def enter(self, pass_name: str) -> None:
+        """As `StepRecorder`."""
+        self.open = pass_name
+
+    def leave(self) -> None:
+        """As `StepRecorder`."""
+        self.open = ""
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -233,10 +244,13 @@ def test_a_recorder_is_told_of_every_step(waits: bool) -> None:
     run(Training(), at=10, steps=3, recorder=recorder, waits=waits)
     assert len(recorder.steps) == 60
     walls, waited, begins = zip(*recorder.steps, strict=True)
-    assert all(0 <= data <= wall for wall, data in zip(walls, waited, strict=True))
+    assert all(data <= wall for wall, data in zip(walls, waited, strict=True))
     assert list(begins) == sorted(begins)
     assert all(begin + wall <= later for begin, wall, later in zip(begins, walls, begins[1:], strict=False))
-    assert waits or set(waited) == {0}
+    assert min(waited) >= 0 or not waits
+    assert waits or set(waited) == {-1, 0}, "unknown outside the window, none inside"
+    passes = ["timed"] * 3 + ["lead_in"] + ["traced"] * 3 + ["lead_in"] + ["counted"] * 2
+    assert recorder.passes == [""] * 10 + passes + [""] * (50 - len(passes))
 
 
 @pytest.mark.parametrize(

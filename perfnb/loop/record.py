@@ -1,0 +1,293 @@
+"""The whole run, lightly: each step's time and wait for data, and memory now and then, in bounded memory.
+
+`RunRecorder.step` is called once per step and costs a microsecond or so: what takes longer, folding rows together or
+reading memory, is done so rarely that it hardly counts. On an accelerator an event marks the end of each step; events
+are read when the device has passed them, and nothing ever waits for them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+
+from perfnb.loop.thinning import COLUMNS, Rows, joined, rows_of
+from perfnb.step.device import accelerator_in_use, accelerators, capacity_bytes
+
+#: Rows beyond which neighbours are joined; steps between two looks at that, a power of two.
+MOST_ROWS, _CHUNK = 100_000, 4096
+#: Numbers kept of each step until then.
+_KEPT = 5
+#: Nanoseconds between readings of memory at first, the multiple of its cost that a reading must be apart from the next,
+#: and readings beyond which every second one is dropped.
+_READING_NS, _REST, MOST_READINGS = 50_000_000, 2000, 2048
+#: Profiled windows beyond which only every second one is kept by itself.
+MOST_WINDOWS = 4096
+#: A device's time of a step is unknown if the host paused before it for more than this share of it.
+_PAUSED = 0.05
+#: Kinds of devices whose events tell times.
+_TIMED_KINDS = ("cuda", "xpu")
+
+WINDOW_COLUMNS = (
+    *("step", "steps", "begin_ns", "sum_wall_ns", "sum_data_ns", "sum_other_ns"),
+    *("timed_steps", "timed_median_ns"),
+)
+READING_COLUMNS = ("at_ns", "step", "resident_bytes", "allocated_bytes")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was recorded of a run so far; unknown whole numbers are -1."""
+
+    rows: Rows  # as `perfnb.loop.thinning.COLUMNS` says, profiled steps left out
+    windows: Rows  # as `WINDOW_COLUMNS` says, a row for each profiled window
+    readings: Rows  # as `READING_COLUMNS` says
+    facts: dict[str, Any]
+
+
+class RunRecorder:
+    """Counts the steps of a loop that is driven by someone else.
+
+    Parameters
+    ----------
+    name : str
+        What the run is called in its summary.
+    """
+
+    def __init__(self, name: str = "run") -> None:
+        self._name = name
+        self._count = 0
+        self._first_ns = self._end_ns = 0
+        # Numbers side by side: objects kept alive would set off Python's garbage collector.
+        self._chunk, self._window = array("q"), array("q")
+        self._add = self._chunk.extend
+        self._rows: list[Rows] = []
+        self._stride = 1
+        self._choice = np.random.default_rng(5)  # its own: the run's random numbers stay as they are
+        self._pass: str | None = None
+        self._timed_ns: list[int] = []
+        self._windows: list[tuple[int, ...]] = []
+        self._dropped = [0] * 5
+        self._readings: list[tuple[int, int, int, int]] = []
+        self._due_ns, self._spacing_ns, self._peaks = 0, _READING_NS, [-1, -1]
+        self._waits_known = False
+        self._process = psutil.Process()
+        self._device: _DeviceClock | None = None
+        _allocated_bytes()  # what is slow only the first time is not for the first step
+        self._process.memory_info()
+
+    def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
+        """Count a step that ended just now.
+
+        Parameters
+        ----------
+        wall_ns : int
+            How long it took, its wait for data included.
+        data_ns : int
+            How long it waited for data; -1 if that is not known.
+        begin_ns : int
+            When it began, on the clock of `time.perf_counter_ns`.
+        """
+        count, end_ns = self._count, begin_ns + wall_ns
+        self._add((count, begin_ns, wall_ns, data_ns, begin_ns - self._end_ns))
+        self._count, self._end_ns = count + 1, end_ns
+        if self._device is not None:
+            self._device.mark(count)
+        if self._pass == "timed":
+            self._timed_ns.append(wall_ns)
+        if end_ns >= self._due_ns:
+            self._read(end_ns)
+        if not self._count & (_CHUNK - 1):
+            self._fold()
+
+    def enter(self, pass_name: str) -> None:
+        """Mark the steps that end from now on as part of a profiled window, in this pass of it."""
+        if self._pass is None:
+            self._add = self._window.extend
+        self._pass = pass_name
+
+    def leave(self, now_ns: int | None = None) -> None:
+        """End the profiled window, if one is open; what was done between its last step and now belongs to it."""
+        row = self._window_row()
+        self._pass, self._add = None, self._chunk.extend
+        del self._window[:], self._timed_ns[:]
+        if row is None:
+            return
+        now_ns = time.perf_counter_ns() if now_ns is None else now_ns
+        self._windows.append((*row[:5], row[5] + max(0, now_ns - self._end_ns), *row[6:]))
+        self._end_ns = max(now_ns, self._end_ns)
+        if self._device is not None:
+            self._device.cut(self._count)
+        if len(self._windows) > MOST_WINDOWS:
+            for dropped in self._windows[1::2]:
+                self._dropped = [total + one for total, one in zip(self._dropped, dropped[1:6], strict=True)]
+            del self._windows[1::2]
+
+    def recorded(self) -> Recorded:
+        """What has been recorded so far; the run may go on."""
+        rows, stride = [*self._rows, joined(self._rows_of_chunk(), self._stride, self._choice)], self._stride
+        whole = np.concatenate(rows)
+        open_window = self._window_row()
+        windows = [*self._windows, *([open_window] if open_window is not None else [])]
+        readings = list(self._readings)
+        if self._count:
+            readings.append(self._look(self._end_ns))
+        return Recorded(
+            whole,
+            np.array(windows, dtype=np.int64).reshape(-1, len(WINDOW_COLUMNS)),
+            np.array(readings, dtype=np.int64).reshape(-1, len(READING_COLUMNS)),
+            {
+                "name": self._name,
+                "steps": self._count,
+                "stride": stride,
+                "duration_ns": self._end_ns - self._first_ns,
+                "dropped_windows": dict(zip(WINDOW_COLUMNS[1:6], self._dropped, strict=True)),
+                "peak_resident_bytes": self._peaks[0],
+                "peak_allocated_bytes": self._peaks[1],
+                "memory_bytes": capacity_bytes("cpu"),
+                "waits_known": self._waits_known,
+                "device": None if self._device is None else self._device.kind,
+                **_place(),
+            },
+        )
+
+    def _rows_of_chunk(self) -> Rows:
+        if not self._chunk:
+            return np.empty((0, len(COLUMNS)), dtype=np.int64)
+        step, begin, wall, data, other = self._table(self._chunk)
+        if step[0] == 0:
+            self._first_ns = int(begin[0])
+            other[0] = 0
+        device = np.full(len(step), -1, dtype=np.int64)
+        if self._device is not None:
+            device = self._device.times_of(step)
+            device[other > _PAUSED * device] = -1
+        return rows_of(step, begin - self._first_ns, wall, data, other, device)
+
+    def _table(self, numbers: array[int]) -> Rows:
+        """The numbers of steps as rows: step, begin, wall, data, other. A copy: the array must stay free to grow."""
+        table: Rows = np.array(numbers, dtype=np.int64).reshape(-1, _KEPT).T
+        if numbers is self._chunk:
+            self._waits_known |= bool((table[3] >= 0).any())
+        table[3:] = np.maximum(table[3:], 0)
+        return table
+
+    def _fold(self) -> None:
+        """Turn the last steps into rows; join rows when there are too many."""
+        if self._device is not None:
+            self._device.poll()
+        rows = self._rows_of_chunk()
+        ready = len(rows) // self._stride * self._stride
+        if ready:
+            self._rows.append(joined(rows[:ready], self._stride, self._choice))
+            del self._chunk[: ready * _KEPT]
+        if sum(map(len, self._rows)) >= MOST_ROWS:
+            self._rows = [joined(np.concatenate(self._rows), 2, self._choice)]
+            self._stride *= 2
+
+    def _window_row(self) -> tuple[int, ...] | None:
+        if not self._window:
+            return None
+        step, begin, wall, data, other = self._table(self._window)
+        first = int(step[0])
+        if first == 0:
+            self._first_ns, other[0] = int(begin[0]), 0
+        sums = (int(one.sum()) for one in (wall, data, other))
+        median = int(np.median(self._timed_ns)) if self._timed_ns else -1
+        return (first, len(step), int(begin[0]) - self._first_ns, *sums, len(self._timed_ns), median)
+
+    def _read(self, now_ns: int) -> None:
+        """Read memory, and plan the next reading."""
+        begin = time.perf_counter_ns()
+        if self._device is None and accelerator_in_use():
+            self._device = _device_clock()
+        elif self._device is not None:
+            self._device.poll()
+        self._readings.append(self._look(now_ns))
+        if len(self._readings) > MOST_READINGS:
+            del self._readings[1::2]
+            self._spacing_ns *= 2
+        self._due_ns = now_ns + max(self._spacing_ns, _REST * (time.perf_counter_ns() - begin))
+
+    def _look(self, now_ns: int) -> tuple[int, int, int, int]:
+        resident = int(self._process.memory_info().rss)
+        allocated = _allocated_bytes()
+        self._peaks = [max(seen, now) for seen, now in zip(self._peaks, (resident, allocated), strict=True)]
+        if not self._first_ns:
+            self._first_ns = (self._chunk or self._window)[1]
+        return now_ns - self._first_ns, self._count - 1, resident, allocated
+
+
+class _DeviceClock:
+    """Events at the ends of steps, read once the device has passed them."""
+
+    def __init__(self, kind: str, module: Any, index: int) -> None:
+        self.kind = kind
+        self._module, self._index = module, index
+        self._waiting: deque[tuple[int, Any]] = deque()
+        self._free: list[Any] = []
+        self._last: tuple[int, Any] | None = None
+        self._times: dict[int, int] = {}
+        self._cut = -1
+
+    def cut(self, step: int) -> None:
+        """Something else was done before this step: its time is not known."""
+        self._cut = step
+
+    def mark(self, step: int) -> None:
+        """Mark the end of a step on the device's current stream."""
+        event = self._free.pop() if self._free else self._module.Event(enable_timing=True)
+        event.record(self._module.current_stream(self._index))
+        self._waiting.append((step, event))
+        if len(self._waiting) > _CHUNK // 4:
+            self.poll()
+
+    def poll(self) -> None:
+        """Read the events that the device has passed."""
+        while self._waiting and self._waiting[0][1].query():
+            step, event = self._waiting.popleft()
+            if self._last is not None:
+                if self._last[0] == step - 1 and step != self._cut:
+                    self._times[step] = round(self._last[1].elapsed_time(event) * 1e6)
+                self._free.append(self._last[1])
+            self._last = step, event
+
+    def times_of(self, steps: Rows) -> Rows:
+        """Nanoseconds from the end of the step before to the end of each step, -1 where unknown."""
+        self.poll()
+        times = np.array([self._times.get(step, -1) for step in steps.tolist()], dtype=np.int64)
+        first = int(steps[0])
+        self._times = {step: ns for step, ns in self._times.items() if step >= first}
+        return times
+
+
+def _device_clock() -> _DeviceClock | None:
+    """A clock on the only device in use; ``None`` with several, or without events that tell times."""
+    used = accelerators()
+    if len(used) != 1 or len(used[0].indices) != 1 or used[0].kind not in _TIMED_KINDS:
+        return None
+    return _DeviceClock(used[0].kind, used[0].module, used[0].indices[0])
+
+
+def _allocated_bytes() -> int:
+    """Bytes of tensors on all accelerators in use; -1 without one, as torch does not count those of the CPU."""
+    held = [
+        sum(int(one.module.memory_allocated(index)) for index in one.indices)
+        for one in (accelerators() if accelerator_in_use() else ())
+        if hasattr(one.module, "memory_allocated")
+    ]
+    return sum(held) if held else -1
+
+
+def _place() -> dict[str, int | None]:
+    """Rank and number of ranks, if this process is one of several."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return {"rank": None, "ranks": None}
+    return {"rank": int(distributed.get_rank()), "ranks": int(distributed.get_world_size())}

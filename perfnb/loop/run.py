@@ -1,0 +1,280 @@
+"""`RunSummary`: a whole run, shown, saved, loaded and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Required, TypedDict
+
+import pandas as pd
+from msgspec import Meta
+
+from perfnb.arguments import finite, shown
+from perfnb.draw.frame import static_page
+from perfnb.draw.shown import Page, Shown
+from perfnb.errors import RecordingError
+from perfnb.files import usable
+from perfnb.loop.run_comparison import compare_runs
+from perfnb.loop.run_summary import memory_frame, run_figures, steps_frame
+from perfnb.loop.run_view import (
+    changes_html,
+    changes_line,
+    changes_sentences,
+    changes_text,
+    next_step,
+    run_html,
+    run_line,
+    run_sentences,
+    run_text,
+)
+from perfnb.loop.thinning import COLUMNS
+from perfnb.recording import folder
+from perfnb.recording.folder import Kind
+from perfnb.recording.raw_columns import Column
+from perfnb.recording.reading import Loader
+from perfnb.recording.saved_facts import Count, Rank, Whole
+from perfnb.shell import in_notebook, print_text
+
+if TYPE_CHECKING:
+    from perfnb.loop.record import Recorded, RunRecorder
+
+#: As `perfnb.loop.record` has them.
+_WINDOWS = (
+    *("step", "steps", "begin_ns", "sum_wall_ns", "sum_data_ns", "sum_other_ns"),
+    *("timed_steps", "timed_median_ns"),
+)
+_READINGS = ("at_ns", "step", "resident_bytes", "allocated_bytes")
+_NUMBER = Column("whole", low=-1, high=2**62)
+
+
+class RunFacts(TypedDict):
+    """What a saved run contains besides its frames."""
+
+    name: str
+    steps: Count
+    stride: Annotated[int, Meta(ge=1, le=2**40)]
+    duration_ns: Count
+    dropped_windows: dict[str, Count]
+    peak_resident_bytes: Whole
+    peak_allocated_bytes: Whole
+    memory_bytes: Required[Count | None]
+    waits_known: bool
+    device: str | None
+    rank: Rank | None
+    ranks: Rank | None
+
+
+RUN = Kind("run", frozenset({"rows", "windows", "readings"}), frozenset(RunFacts.__annotations__), RunFacts)
+
+
+class RunSummary(Shown, Page):
+    """A whole run: how long its steps took, what held them back, and how memory developed.
+
+    Shows itself in a notebook and in a terminal; its tables are pandas frames.
+    """
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+        self._steps = steps_frame(recorded.rows, recorded.windows)
+        self._memory = memory_frame(recorded.readings)
+        self._figures = run_figures(self._steps, self._memory, recorded.facts)
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return self._figures.name
+
+    @property
+    def verdict(self) -> str:
+        """What held the run back, in a few words; "Steady" if nothing did, or that there were too few steps."""
+        return self._figures.verdict
+
+    @property
+    def sentences(self) -> list[str]:
+        """The verdict's reasons."""
+        return run_sentences(self._figures)
+
+    @property
+    def next(self) -> str | None:
+        """What to do next, with what it could save at most; ``None`` if nothing stands out."""
+        return next_step(self._figures)
+
+    @property
+    def median_ms(self) -> float | None:
+        """Median step time, without profiled windows and warm-up; ``None`` without any step."""
+        return self._figures.median_ms
+
+    @property
+    def ci_ms(self) -> tuple[float, float] | None:
+        """95 % interval of `median_ms`; ``None`` below 6 steps."""
+        return self._figures.ci_ms
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Steps in order.
+
+        A row is one step; in a run of more than 100,000 steps, several consecutive ones (`steps` says how many), and a
+        profiled window is one row (`profiled`). `wall_ms`, `data_ms` (of it, waiting for data) and `device_ms` (between
+        the ends of steps on an accelerator) are those of one of the row's steps, chosen at random; of a window, the
+        median of its `timed_steps`. `sum_wall_ms`, `sum_data_ms` and `sum_other_ms` (between steps) are sums, and
+        `slowest_ms`, `slowest_data_ms` and `slowest_step` are about the slowest.
+        """
+        return self._steps.copy()
+
+    @property
+    def memory(self) -> pd.DataFrame:
+        """Memory now and then: `t_s` since the start, the `step` before, `resident_bytes`, `allocated_bytes`."""
+        return self._memory.copy()
+
+    @property
+    def phases(self) -> pd.DataFrame:
+        """Where the run's time went: data, step, other (between steps) and profiled windows, which add up to it."""
+        return self._figures.phases.copy()
+
+    @property
+    def findings(self) -> pd.DataFrame:
+        """What held the run back, most important first: evidence, bound, recommendation (`lever`), confidence."""
+        return self._figures.findings.copy()
+
+    @property
+    def slow(self) -> pd.DataFrame:
+        """Steps far slower than those around them, slowest first, and the milliseconds they lost."""
+        return self._figures.slow.copy()
+
+    @property
+    def windows(self) -> pd.DataFrame:
+        """Profiled windows, and whether each was `typical` of the run: its timed steps next to the run's median."""
+        return self._figures.windows.copy()
+
+    def compare(self, other: RunSummary, *, equal_within: float = 0.02) -> RunComparison:
+        """What changed from this run to another.
+
+        Parameters
+        ----------
+        other : RunSummary
+        equal_within : float
+            Relative difference of step times that does not matter.
+        """
+        return RunComparison(self, other, equal_within)
+
+    def save(self, path: str | Path) -> Path:
+        """Save the run to the folder `path` (Parquet and JSON), atomically; `perfnb.load` reads it.
+
+        Raises
+        ------
+        RecordingError
+            If `path` holds something else, or cannot be written.
+        """
+        kept = self._recorded
+        frames = {
+            "rows": pd.DataFrame(kept.rows, columns=list(COLUMNS)),
+            "windows": pd.DataFrame(kept.windows, columns=list(_WINDOWS)),
+            "readings": pd.DataFrame(kept.readings, columns=list(_READINGS)),
+        }
+        return folder.save(RUN, {name: frame.astype("int64") for name, frame in frames.items()}, kept.facts, path)
+
+    def show(self) -> None:
+        """Show the run in the notebook, or print it elsewhere."""
+        if in_notebook():
+            from IPython.display import display
+
+            display(self)
+        else:
+            print_text(self._text())
+
+    def _line(self) -> str:
+        return run_line(self._figures)
+
+    def _text(self) -> str:
+        return run_text(self._figures, self._steps)
+
+    def _html(self) -> str:
+        return run_html(self._figures, self._steps)
+
+    def _page(self) -> str:
+        return static_page(self.name, self._html())
+
+
+class RunComparison(Shown, Page):
+    """What changed from one run to another, with intervals over blocks of steps."""
+
+    def __init__(self, a: RunSummary, b: RunSummary, equal_within: float = 0.02) -> None:
+        for one in (a, b):
+            if not isinstance(one, RunSummary):
+                raise TypeError(f"a run is compared with another run, not with {shown(one)}.")
+        within = finite(equal_within)
+        if within is None or not 0 <= within < 1:
+            raise ValueError(f"equal_within must be between 0 and 1 (0.02 is 2 %), not {shown(equal_within)}.")
+        self._changes = compare_runs(a._figures, a._steps, b._figures, b._steps, within)
+
+    @property
+    def verdict(self) -> str:
+        """``faster``, ``slower``, ``same`` or ``inconclusive``: the second run against the first."""
+        return self._changes.verdict
+
+    @property
+    def sentences(self) -> list[str]:
+        """What changed, most important first."""
+        return changes_sentences(self._changes)
+
+    @property
+    def ratio(self) -> float | None:
+        """Median step time of the second over that of the first; ``None`` without steps."""
+        return self._changes.ratio
+
+    @property
+    def ratio_ci(self) -> tuple[float, float] | None:
+        """95 % interval of `ratio`; ``None`` with too few steps."""
+        return self._changes.ratio_ci
+
+    @property
+    def step(self) -> pd.DataFrame:
+        """Times per step of both, and the change with its 95 % interval."""
+        return self._changes.step.copy()
+
+    @property
+    def memory(self) -> pd.DataFrame:
+        """Peaks of memory and growth per step of both, and the change; peaks have no interval."""
+        return self._changes.memory.copy()
+
+    def _line(self) -> str:
+        return changes_line(self._changes)
+
+    def _text(self) -> str:
+        return changes_text(self._changes)
+
+    def _html(self) -> str:
+        return changes_html(self._changes)
+
+    def _page(self) -> str:
+        return static_page("Two runs", self._html())
+
+
+def summarise(recorder: RunRecorder) -> RunSummary | None:
+    """The summary of what a recorder has seen; ``None`` before the first step."""
+    recorded = recorder.recorded()
+    return RunSummary(recorded) if recorded.facts["steps"] else None
+
+
+def load_run(path: str | Path) -> RunSummary:
+    """Read a run that `RunSummary.save` wrote.
+
+    Raises
+    ------
+    RecordingError
+        If it is missing or damaged.
+    """
+    from perfnb.loop.record import Recorded
+
+    source = usable(path)
+    facts: dict[str, Any] = folder.load_meta(RUN, source)
+    tables = {
+        name: folder.load_frame(name, dict.fromkeys(columns, _NUMBER), source)[list(columns)].to_numpy("int64")
+        for name, columns in (("rows", COLUMNS), ("windows", _WINDOWS), ("readings", _READINGS))
+    }
+    try:
+        return RunSummary(Recorded(**tables, facts=facts))
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        raise RecordingError(f"{source} is damaged: its steps are not those of a run ({error}).") from error
+
+
+LOADER = Loader("saved runs", RUN.is_at, lambda path, *_: load_run(path))

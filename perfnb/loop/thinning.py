@@ -1,0 +1,57 @@
+"""Rows of steps that become fewer as a run goes on: sums, order and the slowest steps stay exact.
+
+A row stands for one step at first, for two, four, eight consecutive ones later. It keeps their number, their sums, the
+slowest of them and one chosen at random: times of chosen steps are distributed like those of all steps, as means of
+rows would not be, and no period of the run is mistaken for all of it, as with every n-th step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+#: What a row holds, in this order. Unknown device times are -1.
+COLUMNS = (
+    *("step", "steps", "begin_ns", "sum_wall_ns", "sum_data_ns", "sum_other_ns"),
+    *("slowest_step", "slowest_ns", "slowest_data_ns"),
+    *("one_wall_ns", "one_data_ns", "one_device_ns"),
+)
+_AT = {name: place for place, name in enumerate(COLUMNS)}
+_SUMS = slice(_AT["sum_wall_ns"], _AT["sum_other_ns"] + 1)
+_SLOWEST = slice(_AT["slowest_step"], _AT["slowest_data_ns"] + 1)
+_ONE = slice(_AT["one_wall_ns"], _AT["one_device_ns"] + 1)
+
+
+def rows_of(step: Any, begin_ns: Any, wall_ns: Any, data_ns: Any, other_ns: Any, device_ns: Any) -> Rows:
+    """One row for each step."""
+    one = np.ones(len(step), dtype=np.int64)
+    columns = (step, one, begin_ns, wall_ns, data_ns, other_ns, step, wall_ns, data_ns, wall_ns, data_ns, device_ns)
+    return np.column_stack(columns).astype(np.int64).reshape(-1, len(COLUMNS))
+
+
+def joined(rows: Rows, size: int, choice: np.random.Generator) -> Rows:
+    """Join each `size` consecutive rows, and the rest at the end, into one."""
+    if size == 1:
+        return rows
+    whole = len(rows) // size * size
+    parts = [_of_groups(rows[:whole].reshape(-1, size, len(COLUMNS)), choice)] if whole else []
+    if whole < len(rows):
+        parts.append(_of_groups(rows[None, whole:], choice))
+    return np.concatenate(parts) if parts else rows
+
+
+def _of_groups(groups: Any, choice: np.random.Generator) -> Rows:
+    made: Rows = groups[:, 0].copy()
+    every = np.arange(len(groups))
+    counts = groups[:, :, _AT["steps"]]
+    made[:, _AT["steps"]] = counts.sum(axis=1)
+    made[:, _SUMS] = groups[:, :, _SUMS].sum(axis=1)
+    made[:, _SLOWEST] = groups[every, groups[:, :, _AT["slowest_ns"]].argmax(axis=1)][:, _SLOWEST]
+    # Each row is chosen as often as it has steps, so that each step is equally likely to be the one.
+    reached = np.cumsum(counts, axis=1)
+    drawn = (choice.random(len(groups)) * reached[:, -1]).astype(np.int64)
+    made[:, _ONE] = groups[every, (drawn[:, None] >= reached).sum(axis=1)][:, _ONE]
+    return made

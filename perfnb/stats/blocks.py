@@ -1,0 +1,189 @@
+"""Intervals of a long run's figures from contiguous blocks of its steps, which autocorrelation hardly touches.
+
+Neighbouring steps depend on each other: the machine is busy for a while, a cache fills, a loader delivers in bursts.
+Figures of blocks much longer than that are nearly independent (method of batch means; Law, Simulation Modeling and
+Analysis, section 9.5). What is left of their correlation widens the interval.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfnb.stats.intervals import Centre, Floats, Samples, lag1
+
+#: Blocks that a run is divided into, and the fewest for an interval and steps in each.
+BLOCKS, FEWEST_BLOCKS, SHORTEST = 20, 6, 5
+#: Blocks among which changes are looked for.
+FINE_BLOCKS = 60
+#: A change that chance gives more often than this is none.
+_LEVEL = 0.01
+#: Fewest blocks on either side of a change, and most changes told apart.
+_FEWEST_ASIDE, _MOST_CHANGES = 3, 3
+
+
+def in_blocks(*series: Samples, most: int = BLOCKS) -> list[tuple[np.ndarray[Any, Any], ...]]:
+    """Cut series of equal length into the same contiguous blocks of at least `SHORTEST` values; none if too short."""
+    count = min(most, len(series[0]) // SHORTEST)
+    if count < FEWEST_BLOCKS:
+        return []
+    return list(zip(*(np.array_split(np.asarray(one, dtype=float), count) for one in series), strict=True))
+
+
+def mean_of_blocks(values: Samples) -> Centre:
+    """Mean of the figures of blocks with its 95 % t interval, wider if neighbouring blocks are correlated.
+
+    The standard error is multiplied by the root of (1 + rho) / (1 - rho) (Bayley and Hammersley, 1946). The interval is
+    infinite below `FEWEST_BLOCKS`.
+    """
+    from scipy.special import stdtrit
+
+    blocks = np.asarray(values, dtype=float)
+    n = len(blocks)
+    if n < FEWEST_BLOCKS:
+        return Centre(float(blocks.mean()) if n else math.nan, -math.inf, math.inf)
+    rho = min(max(lag1(blocks), 0.0), 0.9)
+    independent = max(3.0, n * (1 - rho) / (1 + rho))
+    half = float(stdtrit(independent - 1, 0.975) * blocks.std(ddof=1) / math.sqrt(independent))
+    centre = float(blocks.mean())
+    return Centre(centre, centre - half, centre + half)
+
+
+def ratio_of_sums(parts: Samples, wholes: Samples) -> Centre:
+    """The share of one sum in another, such as waits in steps, with its interval over blocks."""
+    blocks = in_blocks(parts, wholes)
+    whole = float(np.sum(wholes))
+    share = float(np.sum(parts)) / whole if whole > 0 else math.nan
+    # The delta method: how far the part of each block is from what its whole would have at the overall share.
+    off = [float(part.sum() - share * every.sum()) for part, every in blocks]
+    if not blocks or not whole > 0:
+        return Centre(share, -math.inf, math.inf)
+    around = mean_of_blocks(off)
+    each = whole / len(blocks)
+    return Centre(share, max(0.0, share + around.low / each), share + around.high / each)
+
+
+def difference(a: Centre, b: Centre) -> Centre:
+    """b minus a of two independent figures (method of variance estimates recovery; Zou and Donner, 2008)."""
+    centre = b.estimate - a.estimate
+    down = math.hypot(b.estimate - b.low, a.high - a.estimate)
+    up = math.hypot(b.high - b.estimate, a.estimate - a.low)
+    return Centre(centre, centre - down, centre + up)
+
+
+def log_median_of_blocks(times: Samples) -> Centre:
+    """Mean logarithm of the medians of blocks of step times, all of which are above 0."""
+    blocks = in_blocks(times)
+    if not blocks:
+        return Centre(float(np.log(np.median(times))) if len(times) else math.nan, -math.inf, math.inf)
+    return mean_of_blocks([math.log(float(np.median(block))) for (block,) in blocks])
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How a figure changed over a run.
+
+    Attributes
+    ----------
+    kind : str
+        ``steady``, ``drift`` (it kept changing) or ``jumps``.
+    places : tuple of int
+        Indices of the first sample after each jump; empty otherwise.
+    levels : tuple of float
+        The median before, between and after jumps; at the start and the end of a drift; of everything if steady.
+    ratio : Centre
+        The last level over the first, with its 95 % interval; 1 if steady.
+    """
+
+    kind: str
+    places: tuple[int, ...]
+    levels: tuple[float, ...]
+    ratio: Centre
+
+
+def changes_in(times: Samples) -> Changes | None:
+    """Whether step times jumped or drifted; ``None`` with too few.
+
+    Medians of blocks are compared by rank: the place where ranks before and after differ most is tested (Pettitt,
+    Applied Statistics 28, 1979, with the p-value from random orders of the blocks), and so is each side in turn. If a
+    straight line describes the blocks better than the jumps, it is a drift (Theil and Sen's slope).
+    """
+    values = np.asarray(times, dtype=float)
+    cut = in_blocks(values, most=FINE_BLOCKS)
+    if len(cut) < 2 * FEWEST_BLOCKS:
+        return None
+    blocks = [block for (block,) in cut]
+    logs = np.log([float(np.median(block)) for block in blocks])
+    ends = np.cumsum([len(block) for block in blocks])
+    found = sorted(_jumps(logs, 0, _MOST_CHANGES))
+    if not found:
+        return Changes("steady", (), (float(np.median(values)),), Centre(1.0, 1.0, 1.0))
+    edges = [0, *found, len(logs)]
+    parts = [slice(low, high) for low, high in itertools.pairwise(edges)]
+    steps_off = sum(float(np.abs(logs[part] - np.median(logs[part])).sum()) for part in parts)
+    line = _line(logs)
+    if float(np.abs(logs - line.at(np.arange(len(logs)))).sum()) <= steps_off and line.excludes_zero:
+        first, last = line.at(np.array([0.0, len(logs) - 1.0]))
+        ratio = Centre(*(math.exp(each * (len(logs) - 1)) for each in (line.slope, line.low, line.high)))
+        return Changes("drift", (), (math.exp(first), math.exp(last)), ratio)
+    levels = tuple(math.exp(float(np.median(logs[part]))) for part in parts)
+    apart = difference(mean_of_blocks(logs[parts[0]]), mean_of_blocks(logs[parts[-1]]))
+    ratio = Centre(levels[-1] / levels[0], *(math.exp(min(700.0, edge)) for edge in apart[1:]))
+    places = tuple(_edge(values, ends, place, levels[n], levels[n + 1]) for n, place in enumerate(found))
+    return Changes("jumps", places, levels, ratio)
+
+
+def _jumps(logs: Floats, offset: int, most: int) -> list[int]:
+    """Blocks that start a new level, the clearest first, then on either side of it."""
+    n = len(logs)
+    if most == 0 or n < 2 * _FEWEST_ASIDE:
+        return []
+    ranks = np.argsort(np.argsort(logs, kind="stable"), kind="stable") - (n - 1) / 2
+    inner = slice(_FEWEST_ASIDE - 1, n - _FEWEST_ASIDE)
+    sums = np.abs(np.cumsum(ranks))[inner]
+    place = int(np.argmax(sums)) + _FEWEST_ASIDE
+    # Random orders of the ranks, the same in every analysis; the exact law is known for whole numbers of blocks only.
+    shuffled = np.random.default_rng(5).permuted(np.tile(ranks, (2000, 1)), axis=1)
+    chance = np.abs(np.cumsum(shuffled, axis=1))[:, inner].max(axis=1)
+    if (1 + int((chance >= sums.max()).sum())) / (1 + len(chance)) > _LEVEL:
+        return []
+    found = [offset + place]
+    for low, high in ((0, place), (place, n)):
+        found += _jumps(logs[low:high], offset + low, most - len(found))
+    return found
+
+
+def _edge(values: Floats, ends: Any, place: int, before: float, after: float) -> int:
+    """The sample nearest to a jump between blocks: the one that splits the neighbouring blocks best."""
+    low = int(ends[place - 2]) if place > 1 else 0
+    high = int(ends[min(place, len(ends) - 1)])
+    # What a sample adds to the misfit if it counts to the level before, rather than the one after.
+    off = np.abs(values[low:high] - before) - np.abs(values[low:high] - after)
+    return low + int(np.argmin(np.concatenate([[0.0], np.cumsum(off)])))
+
+
+@dataclass(frozen=True)
+class _Line:
+    slope: float
+    low: float
+    high: float
+    start: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    def at(self, places: Any) -> Floats:
+        line: Floats = self.start + self.slope * places
+        return line
+
+
+def _line(logs: Floats) -> _Line:
+    from scipy.stats import theilslopes
+
+    slope, start, low, high = map(float, theilslopes(logs, np.arange(len(logs))))
+    return _Line(slope, low, high, start)
