@@ -7,8 +7,10 @@ threads, which sums in another order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
@@ -18,12 +20,17 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
+from perfnb.remedies.float64 import in_float64, widened
 from perfnb.remedies.ladder import DIFFERENT, SAME, UNCHECKED, Errors, Values
 from perfnb.remedies.state import digest
 from perfnb.remedies.subject import Subject
 
 #: Batches of two loaders that are compared; more than the most workers, so that one gives two.
 _BATCHES = 6
+#: Results of which the numbers are so many times smaller than the largest of their kind are judged by that size.
+_SMALL = 1e-3
+#: Below this share of that size they count as zero.
+_NOISE = 1e-3
 Results = dict[str, Tensor | None]
 Switch = Callable[[], AbstractContextManager[Any]]
 
@@ -61,13 +68,21 @@ def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
     __tracebackhide__ = True
     found = results_of(subject, switch)
     own, truth = yardstick.own, yardstick.truth
-    pairs = {name: (_error(own[name], truth.get(name)), _error(found.get(name), truth.get(name))) for name in own}
+    floors = _floors(truth)
+    pairs = {
+        name: tuple(_error(each.get(name), truth.get(name), floors[_kind(name)]) for each in (own, found))
+        for name in own
+    }
     return Errors(
         equal=not _differ(own, found),
         own={name: pair[0] for name, pair in pairs.items()},
         lever={name: pair[1] for name, pair in pairs.items()},
         not_finite=tuple(name for name in own if _is_finite(own[name]) and not _is_finite(found.get(name))),
-        vanished=tuple(name for name in own if _is_nonzero(own[name]) and not _is_nonzero(found.get(name))),
+        vanished=tuple(
+            name
+            for name in own
+            if _is_above(own[name], _NOISE * floors[_kind(name)]) and not _is_above(found.get(name), 0.0)
+        ),
         random=yardstick.random,
     )
 
@@ -109,7 +124,7 @@ def results_of(
     def note_output(name: str, out: Any) -> None:
         nonlocal calls
         for place, leaf in enumerate(tree_leaves(out)):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
                 results[f"output {place} of {name}, call {calls}"] = _kept(leaf)
         calls += 1
 
@@ -127,12 +142,12 @@ def results_of(
         if seed_shift:
             torch.manual_seed(torch.initial_seed() + seed_shift)
         if float64:
-            stack.enter_context(_in_float64(subject))
+            stack.enter_context(in_float64(subject))
         for name, model in subject.models.items():
             hook = model.register_forward_hook(lambda _, __, out, name=name: note_output(name, out))
             stack.callback(hook.remove)
         stack.callback(register_optimizer_step_pre_hook(note_gradients).remove)
-        sample = tree_map(_double, subject.sample) if float64 else subject.sample
+        sample = tree_map(widened, subject.sample) if float64 else subject.sample
         with switch(), subject.gate.opened():
             subject.step(*sample)
         note_gradients()
@@ -142,56 +157,41 @@ def results_of(
     return results
 
 
-@contextmanager
-def _in_float64(subject: Subject) -> Iterator[None]:
-    """Parameters, buffers and optimizers' state in float64, and afterwards in their own memory again.
-
-    A surrounding `restored` puts back their values and gradients.
-    """
-    default = torch.get_default_dtype()
-    tensors = [*subject.parameters, *(buffer for model in subject.models.values() for buffer in model.buffers())]
-    states = [(state, dict(state)) for each in subject.optimizers.values() for state in each.state.values()]
-    with ExitStack() as stack:
-        for tensor in tensors:
-            if tensor.is_floating_point():
-                stack.callback(_set_data, tensor, tensor.data)
-                grad = tensor.grad if tensor.is_leaf else None
-                _set_data(tensor, tensor.data.double())
-                tensor.grad = None if grad is None else grad.double()
-        for state, before in states:
-            state.update({name: _double(value) for name, value in before.items() if name != "step"})
-            stack.callback(state.update, before)
-        for model in subject.models.values():
-            hook = model.register_forward_pre_hook(
-                lambda _, args, kwargs: (tree_map(_double, args), tree_map(_double, kwargs)), with_kwargs=True
-            )
-            stack.callback(hook.remove)
-        stack.callback(torch.set_default_dtype, default)
-        torch.set_default_dtype(torch.float64)
-        yield
-
-
-def _set_data(tensor: Tensor, data: Tensor) -> None:
-    tensor.grad = None  # of another dtype
-    tensor.data = data
-
-
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
 def _kept(tensor: Tensor) -> Tensor:
     dense = tensor.detach()
-    return (dense if dense.layout is torch.strided else dense.to_dense()).to("cpu", torch.float64).clone()
+    dtype = torch.complex128 if tensor.is_complex() else torch.float64
+    return (dense if dense.layout is torch.strided else dense.to_dense()).to("cpu", dtype).clone()
 
 
-def _error(found: Tensor | None, truth: Tensor | None) -> float:
-    """Distance relative to the truth's length; infinite if one of the two is missing."""
+def _kind(name: str) -> str:
+    """Outputs, gradients, or what is there after the step."""
+    return name.partition(" ")[0] if name.startswith(("output ", "gradient ")) else "after"
+
+
+def _floors(truth: Results) -> dict[str, float]:
+    """By kind, the size of numbers that count as small beside the others: what is smaller may be nothing but noise.
+
+    The gradient of a bias before a batch norm is zero, and in float32 the rounding of numbers that cancel.
+    """
+    largest: dict[str, float] = defaultdict(float)
+    for name, value in truth.items():
+        if value is not None and value.numel() and _is_finite(value):
+            largest[_kind(name)] = max(largest[_kind(name)], _size(value))
+    return defaultdict(float, {kind: _SMALL * size for kind, size in largest.items()})
+
+
+def _size(value: Tensor) -> float:
+    """Root mean square."""
+    return float(torch.linalg.vector_norm(value)) / math.sqrt(max(1, value.numel()))
+
+
+def _error(found: Tensor | None, truth: Tensor | None, floor: float) -> float:
+    """Distance relative to the truth's size, or to the floor's; infinite if one of the two is missing."""
     if found is None or truth is None:
         return 0.0 if found is truth else float("inf")
     if found.shape != truth.shape:
         return float("inf")
-    distance, scale = float(torch.linalg.vector_norm(found - truth)), float(torch.linalg.vector_norm(truth))
+    distance, scale = _size(found - truth), max(_size(truth), floor)
     return 0.0 if distance == 0 else distance / scale if scale > 0 else float("inf")
 
 
@@ -212,5 +212,5 @@ def _is_finite(value: Tensor | None) -> bool:
     return value is None or bool(torch.isfinite(value).all())
 
 
-def _is_nonzero(value: Tensor | None) -> bool:
-    return value is not None and bool((value != 0).any())
+def _is_above(value: Tensor | None, size: float) -> bool:
+    return value is not None and _size(value) > size
