@@ -134,6 +134,14 @@ def _foreach_code(subject: Subject) -> list[str]:
 def _zeroed(subject: Subject) -> dict[str, Any]:
     """The optimizers and models whose zero_grad the step calls with ``set_to_none=False``, by name."""
     __tracebackhide__ = True
+    if "zeroed" not in subject.chosen:
+        subject.chosen["zeroed"] = _watched(subject)
+    found: dict[str, Any] = subject.chosen["zeroed"]
+    return found
+
+
+def _watched(subject: Subject) -> dict[str, Any]:
+    __tracebackhide__ = True
     owners: dict[str, Any] = {**subject.models, **subject.optimizers}
     filled: dict[str, Any] = {}
 
@@ -159,9 +167,7 @@ def _keeps_gradients(subject: Subject) -> str:
     __tracebackhide__ = True
     if not subject.trains:
         return "the step computes no gradients"
-    if "zeroed" not in subject.chosen:
-        subject.chosen["zeroed"] = _zeroed(subject)
-    return "" if subject.chosen["zeroed"] else "no zero_grad of the step is called with set_to_none=False"
+    return "" if _zeroed(subject) else "no zero_grad of the step is called with set_to_none=False"
 
 
 @contextmanager
@@ -170,13 +176,13 @@ def _to_none(subject: Subject) -> Iterator[None]:
         return lambda set_to_none=True: zero_grad(True)
 
     with ExitStack() as stack:
-        for owner in subject.chosen["zeroed"].values():
+        for owner in _zeroed(subject).values():
             stack.enter_context(attribute(owner, "zero_grad", freeing(owner.zero_grad)))
         yield
 
 
 def _zero_grad_code(subject: Subject) -> list[str]:
-    names = [name for name, owner in subject.chosen["zeroed"].items() if name != type(owner).__name__]
+    names = [name for name, owner in _zeroed(subject).items() if name != type(owner).__name__]
     return [f"{name}.zero_grad()  # without set_to_none=False" for name in names if name.isidentifier()]
 
 

@@ -1,0 +1,363 @@
+"""Each lever: it changes what it says, its lines do the same when they run, and it says why it does not apply."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from perfnb.errors import CaptureError
+from perfnb.remedies.float32 import float32_precisions
+from perfnb.remedies.ladder import NOISE, REDUCED, SAME
+from perfnb.remedies.lever import Lever
+from perfnb.remedies.levers import LEVERS, by_name
+from perfnb.remedies.levers.precision import prepared_float16
+from perfnb.remedies.state import fingerprint, untouched
+from perfnb.remedies.subject import Subject, find_subject
+from perfnb.remedies.trial import check, prepared
+from perfnb.remedies.values import measure_yardstick
+from perfnb.step.namespace import namespace_of
+
+TRAIN = "opt.zero_grad()\nloss = model(x).square().mean()\nloss.backward()\nopt.step()"
+FILLS = TRAIN.replace("zero_grad()", "zero_grad(set_to_none=False)")
+INFER = "with torch.no_grad(): out = model(x)"
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).view(2, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).reshape(2, 6, 16))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 2))
+
+
+SHAPES = {mlp: (8, 16), cnn: (4, 3, 8, 8), Attention: (2, 6, 16)}
+
+
+def world(make: Callable[[], nn.Module] = mlp, source: str = TRAIN, **optimizer: Any) -> dict[str, Any]:
+    """A user's variables, among them a step that looks them up by name; the same each time."""
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"torch": torch, "model": make(), "x": torch.randn(SHAPES[make])}
+    names["opt"] = torch.optim.AdamW(names["model"].parameters(), lr=0.01, **optimizer)
+    body = source.replace("\n", "\n    ")
+    exec(
+        f"def step():\n    {body.replace('loss =', 'global loss; loss =').replace('out =', 'global out; out =')}", names
+    )
+    names["step"]()
+    return names
+
+
+def subject_of(names: dict[str, Any]) -> Subject:
+    return find_subject(names["step"], None, namespace_of(names["step"]))
+
+
+def results(names: dict[str, Any]) -> list[torch.Tensor]:
+    if "out" in names and "loss" not in names:
+        return [names["out"]]
+    return [names["loss"], *(parameter.detach().clone() for parameter in names["model"].parameters())]
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """Put back the global switches that a user's lines set."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    parts = {name: value for name, value in float32_precisions().items() if name.startswith("torch.backends")}
+    yield
+    gc.enable()
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    for name, value in parts.items():
+        exec(f"{name}.fp32_precision = {value!r}", {"torch": torch})
+
+
+#: A step for each lever that can be tried on a CPU.
+STEPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "threads": world,
+    "compile": world,
+    "autocast": world,
+    "float32_precision": world,
+    "channels_last": lambda: world(cnn),
+    "fused_optimizer": world,
+    "foreach_optimizer": world,
+    "set_to_none": lambda: world(source=FILLS),
+    "sdpa_math": lambda: world(Attention),
+    "inference_mode": lambda: world(source=INFER),
+    "quantize_dynamic": lambda: world(source=INFER),
+    "gc_freeze": world,
+    "checkpointing": world,
+}
+SLOW = {"compile": pytest.mark.slow, "quantize_dynamic": pytest.mark.slow}
+
+
+def lever_for(name: str, monkeypatch: pytest.MonkeyPatch) -> Lever:
+    if name == "quantize_dynamic":
+        pytest.importorskip("torchao")
+    if name == "float32_precision":
+        monkeypatch.setattr("perfnb.remedies.levers.precision.lower_precision", lambda kind: "bfloat16")
+    return by_name()[name]
+
+
+TRIED = [pytest.param(name, marks=SLOW.get(name, ())) for name in STEPS]
+
+
+@pytest.mark.filterwarnings("ignore:::torchao")
+@pytest.mark.parametrize("name", TRIED)
+def test_a_levers_lines_do_what_the_lever_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lever, mine, yours = lever_for(name, monkeypatch), STEPS[name](), STEPS[name]()
+    subject = subject_of(mine)
+    assert lever.refuses(subject) == ""
+    before = fingerprint(subject)
+    with lever.prepared(subject) as switch:
+        code = "\n".join(lever.code(subject))
+        with subject.restored(), switch():
+            mine["step"]()
+            tried = results(mine)
+    assert fingerprint(subject) == before
+    assert code
+    exec(code, yours)
+    yours["step"]()
+    for one, other in zip(tried, results(yours), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+EXPECTED = {
+    "threads": {SAME, NOISE},
+    "compile": {SAME, NOISE},
+    "autocast": {REDUCED},
+    "float32_precision": {SAME, REDUCED},
+    "channels_last": {SAME, NOISE},
+    "fused_optimizer": {SAME, NOISE},
+    "foreach_optimizer": {SAME, NOISE},
+    "set_to_none": {SAME},
+    "sdpa_math": {SAME, NOISE},
+    "inference_mode": {SAME},
+    "quantize_dynamic": {REDUCED},
+    "gc_freeze": {SAME},
+    "checkpointing": {SAME},
+}
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_what_each_lever_computes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lever, subject = lever_for(name, monkeypatch), subject_of(STEPS[name]())
+    with untouched(subject):
+        yardstick = measure_yardstick(subject)
+        with prepared(lever, subject, 0.0) as one:
+            assert check(one, subject, yardstick).verdict in EXPECTED[name]
+
+
+@contextmanager
+def on(name: str, subject: Subject) -> Iterator[None]:
+    with by_name()[name].prepared(subject) as switch, switch():
+        yield
+
+
+def test_the_fused_flag_is_set_in_every_group() -> None:
+    names = world()
+    names["opt"].add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with on("fused_optimizer", subject_of(names)):
+        assert [group["fused"] for group in names["opt"].param_groups] == [True, True]
+    assert [group["fused"] for group in names["opt"].param_groups] == [None, None]
+
+
+def test_gradients_filled_with_zeros_are_found_and_freed() -> None:
+    names = world(source=FILLS)
+    subject = subject_of(names)
+    lever = by_name()["set_to_none"]
+    assert lever.refuses(subject) == ""
+    assert lever.code(subject) == ["opt.zero_grad()  # without set_to_none=False"]
+    with on("set_to_none", subject):
+        names["opt"].zero_grad(set_to_none=False)
+        assert all(parameter.grad is None for parameter in names["model"].parameters())
+    assert "zero_grad" not in vars(names["opt"])
+
+
+def test_the_backend_of_attention_in_use_is_not_tried() -> None:
+    names = world(Attention)
+    levers, subject = by_name(), subject_of(names)
+    assert "already" in levers["sdpa_flash"].refuses(subject)
+    assert "not for cpu" in levers["sdpa_cudnn"].refuses(subject)
+    assert "not for cpu" in levers["sdpa_efficient"].refuses(subject)
+    with sdpa_kernel(SDPBackend.MATH):
+        subject.chosen.clear()
+        assert "already" in levers["sdpa_math"].refuses(subject)
+        assert levers["sdpa_flash"].refuses(subject_of(names)) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "words"),
+    [
+        ("compile_reduce_overhead", world, "this mode is for CUDA"),
+        ("compile_max_autotune", world, "this mode is for CUDA"),
+        ("autocast_float16", world, "bfloat16 needs no gradient scaler"),
+        ("cudnn_benchmark", world, "does not run on CUDA"),
+        ("channels_last", world, "no 2-D convolutions"),
+        ("attention", world, "Hugging Face"),
+        ("set_to_none", world, "no zero_grad of the step"),
+        ("set_to_none", lambda: world(source=INFER), "no gradients"),
+        ("sdpa_math", world, "does not call"),
+        ("inference_mode", world, "computes gradients"),
+        ("quantize_dynamic", world, "computes gradients"),
+        ("quantize_dynamic", lambda: world(nn.Identity, "with torch.no_grad(): out = x * 2"), "no model"),
+        ("fused_optimizer", lambda: world(fused=True), "fused already"),
+        ("foreach_optimizer", lambda: world(foreach=True), "at once already"),
+        ("loader_workers", world, "no DataLoader"),
+        ("checkpointing", lambda: world(Attention), "no list of blocks"),
+        ("checkpointing", lambda: world(source=INFER), "no gradients"),
+    ],
+)
+def test_why_a_lever_does_not_apply(
+    name: str, make: Callable[[], dict[str, Any]], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if words == "no model":
+        monkeypatch.setitem(SHAPES, nn.Identity, (2, 2))
+        monkeypatch.setattr(torch.optim, "AdamW", lambda *_, **__: None)
+    subject = subject_of(make())
+    assert words in by_name()[name].refuses(subject)
+
+
+def test_without_torchao_int8_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.remedies.levers.inference.find_spec", lambda name: None)
+    assert "pip install torchao" in by_name()["quantize_dynamic"].refuses(subject_of(world(source=INFER)))
+
+
+def test_int8_needs_linear_layers() -> None:
+    assert by_name()["quantize_dynamic"].lowers == "int8"
+    subject = subject_of(world(source=INFER))
+    subject.models = {"model": nn.Conv2d(1, 1, 1)}
+    assert "no linear layers" in by_name()["quantize_dynamic"].refuses(subject)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")
+def test_float32_precision_goes_through_the_interface_that_the_user_has_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    lever = lever_for("float32_precision", monkeypatch)
+    subject = subject_of(world())
+    before = float32_precisions()
+    with on("float32_precision", subject):
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert float32_precisions() == before
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # asking through the older interface raises from now on
+    before = float32_precisions()
+    assert before["torch.get_float32_matmul_precision"] is None
+    assert lever.refuses(subject) == ""
+    assert lever.code(subject) == ['torch.backends.mkldnn.matmul.fp32_precision = "bf16"']
+    with untouched(subject), on("float32_precision", subject):
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+    assert float32_precisions() == before
+    torch.backends.cuda.matmul.fp32_precision = "none"
+
+
+CLIPS = (
+    "opt.zero_grad()\nloss = model(x).square().mean()\nloss.backward()\n"
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)\nopt.step()"
+)
+SCALED = (
+    "opt.zero_grad()\nwith torch.autocast('cpu', torch.float16): out = model(x)\nloss = out.square().mean()\n"
+    "scaler.scale(loss).backward()\nscaler.unscale_(opt)\n"
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)\nscaler.step(opt)\nscaler.update()"
+)
+
+
+def test_a_scaler_from_outside_does_what_one_in_the_step_does() -> None:
+    mine, yours = world(source=CLIPS), world(source=CLIPS)
+    subject = subject_of(mine)
+    with untouched(subject), prepared_float16(subject, "cpu") as switch:
+        with subject.restored(), switch():
+            mine["step"]()
+            tried = results(mine)[1:]
+        yours["scaler"] = torch.amp.GradScaler("cpu", init_scale=256.0)
+        exec(SCALED, yours)
+        for one, other in zip(tried, results(yours)[-len(tried) :], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_a_scaler_finds_a_scale_that_does_not_overflow() -> None:
+    names = world(source=TRAIN.replace(".mean()", ".mean() * 1e3"))
+    subject = subject_of(names)
+    before = results(names)
+    with prepared_float16(subject, "cpu") as switch, subject.restored(), switch():
+        names["step"]()
+        assert not torch.equal(results(names)[-1], before[-1]), "the update was skipped"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (TRAIN.replace("loss.backward()", "loss.backward(retain_graph=True)\nloss.backward()"), "more than once"),
+        (
+            TRAIN.replace(
+                "loss.backward()",
+                "for p, g in zip(model.parameters(), torch.autograd.grad(loss, model.parameters())): p.grad = g",
+            ),
+            "do not come from",
+        ),
+    ],
+)
+def test_a_step_that_a_scaler_cannot_serve_from_outside_says_so(source: str, words: str) -> None:
+    subject = subject_of(world(source=source))
+    backward = torch.Tensor.backward
+    with pytest.raises(CaptureError, match=words), prepared_float16(subject, "cpu"):
+        pass
+    assert torch.Tensor.backward is backward
+
+
+def test_the_lines_for_float16_name_the_users_optimizer() -> None:
+    code = by_name()["autocast_float16"].code(subject_of(world()))
+    assert "# scaler.step(opt)  instead of opt.step()" in code
+    compile("\n".join(code), "code", "exec")
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def doubled(samples: list[Any]) -> torch.Tensor:
+    return torch.tensor([2 * int(torch.as_tensor(sample).sum()) for sample in samples])
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(TensorDataset(torch.arange(10)), batch_size=3),
+        DataLoader(TensorDataset(torch.arange(10)), batch_size=3, drop_last=True, collate_fn=doubled),
+        DataLoader(range(10), batch_size=None),
+        DataLoader(Stream(), batch_size=4, drop_last=True),
+    ],
+    ids=["batches", "collated", "single samples", "a stream"],
+)
+def test_the_line_for_a_loader_loads_the_same_batches(loader: DataLoader[Any]) -> None:
+    subject = Subject(print, loader, {}, {}, ("loader", loader))
+    lever, names = by_name()["loader_workers"], {"torch": torch, "loader": loader}
+    assert lever.refuses(subject) == ""
+    exec("\n".join(lever.code(subject)), names)
+    assert names["loader"] is not loader
+    assert names["loader"].num_workers >= 1
+    assert [str(batch) for batch in names["loader"]] == [str(batch) for batch in loader]
+
+
+def test_levers_have_names_words_and_families() -> None:
+    assert len({lever.name for lever in LEVERS}) == len(LEVERS)
+    assert all(lever.name.isidentifier() and lever.words for lever in LEVERS)
+    assert not any(hasattr(builtins, lever.name) for lever in LEVERS if lever.name != "compile")
