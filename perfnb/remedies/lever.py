@@ -44,6 +44,11 @@ class Lever:
     #: Of levers with the same word only one can be on.
     family: str = ""
 
+    @property
+    def timed_alone(self) -> bool:
+        """Whether it has rounds of its own, which it does not share with other levers."""
+        return self.in_blocks or self.timed is not None
+
 
 def nothing(_: Subject) -> str:
     """No reason to refuse."""

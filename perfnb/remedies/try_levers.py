@@ -248,8 +248,8 @@ def run_trials(
             runner = _Runner(subject, step_s, budget_s - (time.perf_counter() - begin), progress, quality, listed)
             names = listed or _auto(known, bounds)
             trials, confirmed, rounds = runner.run(names, bounds, confirm)
-    tried = {trial.lever for trial in trials}
-    trials += [Trial(each, "not tried", why_not=_NO_REASON) for each in known if each not in tried and not listed]
+            for each in [] if listed else [each for each in known if each not in names]:
+                trials.append(Trial(each, "not tried", why_not=known[each].refuses(subject) or _NO_REASON))
     return LeverTrials(trials, confirmed, step_s * 1e3, name, rounds)
 
 
@@ -330,13 +330,14 @@ class _Runner:
                 passes = self._quality(one.switch)
                 trials[name].why_not = keepable(trials[name].values, name in self.listed, passes)
                 ready.append(one)
-            groups = [[one for one in ready if not one.lever.in_blocks]]
-            groups += [[one] for one in ready if one.lever.in_blocks]
+            groups = [[one for one in ready if not one.lever.timed_alone]]
+            groups += [[one] for one in ready if one.lever.timed_alone]
             groups = [group for group in groups if group]
             share = (1 - _CONFIRM_SHARE) * max(0.0, self.until - time.perf_counter()) / max(1, len(groups))
             times = []
             for group in groups:
-                timed = time_blocks if group[0].lever.in_blocks else time_switches
+                first = group[0].lever
+                timed = first.timed or (time_blocks if first.in_blocks else time_switches)
                 times.append(timed(self.subject, [one.switch for one in group], share, self.progress, "trial"))
                 rounds = max(rounds, times[-1].shape[1])
             _note(times, [trials[one.lever.name] for group in groups for one in group])
@@ -364,7 +365,7 @@ class _Runner:
         kept: list[Any] = []
         last: Confirmed | None = None
         for number, one in enumerate(good):
-            if one.lever.family and one.lever.family in {each.lever.family for each in kept}:
+            if one.lever.timed or (one.lever.family and one.lever.family in {each.lever.family for each in kept}):
                 continue
             combination = [*kept, one]
             switches = [all_on([each.switch for each in combination])]
