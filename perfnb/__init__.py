@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perfnb.diff.comparison import ProfileComparison
     from perfnb.experiments.journal import Journal, journal
     from perfnb.experiments.report import PerformanceReport, report
+    from perfnb.inference.latency import HighestRate, Latency, LoadedLatency, latency
     from perfnb.loop.run import RunComparison, RunSummary
     from perfnb.memory.estimate.estimate import MemoryEstimate, estimate_memory
     from perfnb.memory.leaks.find import Leaks, find_leaks
@@ -38,10 +39,13 @@ __version__ = "0.1.0"
 __all__ = [
     "ABTest",
     "ArchitectureComparison",
+    "HighestRate",
     "InputBoundTest",
     "Journal",
+    "Latency",
     "Leaks",
     "LeverTrials",
+    "LoadedLatency",
     "MemoryEstimate",
     "MemorySnapshot",
     "PerfnbError",
@@ -63,6 +67,7 @@ __all__ = [
     "estimate_memory",
     "find_leaks",
     "journal",
+    "latency",
     "levers",
     "load",
     "profile_step",
@@ -98,6 +103,7 @@ _HOMES = {
     **dict.fromkeys(("SystemCheck", "system_check"), "system.system"),
     "Ranks": "ranks.ranks",
     **dict.fromkeys(("RunComparison", "RunSummary"), "loop.run"),
+    **dict.fromkeys(("HighestRate", "Latency", "LoadedLatency", "latency"), "inference.latency"),
     **dict.fromkeys(("LeverTrials", "levers", "try_levers"), "remedies.try_levers"),
 }
 

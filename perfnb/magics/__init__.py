@@ -6,17 +6,18 @@ from typing import Any
 
 from IPython.core import completer
 
-_NAMES = ("profile_step", "gpuwatch", "try_levers")
+_NAMES = ("profile_step", "gpuwatch", "try_levers", "latency")
 
 
 def register(shell: Any) -> None:
     """Add perfnb's magics and their completion to an IPython shell."""
     from perfnb.magics.gpuwatch import GpuWatchMagics
+    from perfnb.magics.latency import LatencyMagics
     from perfnb.magics.profile_step import ProfileStepMagics
     from perfnb.magics.try_levers import TryLeversMagics
 
     unregister(shell)
-    shell.register_magics(ProfileStepMagics, GpuWatchMagics, TryLeversMagics)
+    shell.register_magics(ProfileStepMagics, GpuWatchMagics, TryLeversMagics, LatencyMagics)
     if hasattr(completer, "context_matcher"):  # IPython 7, as on Colab, completes no options
         from perfnb.magics.completion import match_options
 

@@ -8,6 +8,7 @@ from typing import Any
 from IPython.core.completer import SimpleCompletion, context_matcher
 
 from perfnb.magics.gpuwatch import GpuWatchMagics
+from perfnb.magics.latency import LatencyMagics
 from perfnb.magics.line import option_names
 from perfnb.magics.profile_step import ProfileStepMagics
 from perfnb.magics.try_levers import TryLeversMagics
@@ -17,6 +18,7 @@ _MAGICS: dict[str, Any] = {
     "profile_step": ProfileStepMagics.profile_step,
     "gpuwatch": GpuWatchMagics.gpuwatch,
     "try_levers": TryLeversMagics.try_levers,
+    "latency": LatencyMagics.latency,
 }
 #: A partly typed option.
 _TYPED = re.compile(rf"(^|=)\s*%%?(?P<magic>{'|'.join(_MAGICS)})\s(.*\s)?(?P<typed>-[\w-]*)$")

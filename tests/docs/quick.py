@@ -23,6 +23,7 @@ BUDGETS = {
     "report": 0.5,
     "confirm_input_bound": 0.5,
     "try_levers": 1.0,
+    "latency": 1.0,
 }
 
 #: What pages import: torch's compiler comes with the first optimizer and is half of all objects.
@@ -34,6 +35,7 @@ def shorten() -> None:
 
     A capture walks over all objects several times, which would take most of its time.
     """
+    from perfnb.magics.latency import LatencyMagics
     from perfnb.magics.profile_step import ProfileStepMagics
     from perfnb.magics.try_levers import TryLeversMagics
     from perfnb.step import ceilings
@@ -46,6 +48,7 @@ def shorten() -> None:
     perfnb.find_leaks.__kwdefaults__.update(steps=15, warmup=3)
     ProfileStepMagics.profile_step.parser.set_defaults(budget=BUDGETS["profile_step"])  # type: ignore[attr-defined]
     TryLeversMagics.try_levers.parser.set_defaults(budget=BUDGETS["try_levers"])  # type: ignore[attr-defined]
+    LatencyMagics.latency.parser.set_defaults(budget=BUDGETS["latency"])  # type: ignore[attr-defined]
     ceilings._TURN_S, ceilings._LEAST_TURNS, ceilings._MOST_TURNS = 0.02, 1, 1  # their results are not checked
     gc.collect()
     gc.freeze()

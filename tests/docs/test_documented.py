@@ -19,6 +19,7 @@ from perfnb import errors, labs
 from perfnb.command.main import SUB_COMMANDS
 from perfnb.command.sub_command import SubCommand
 from perfnb.magics.gpuwatch import GpuWatchMagics
+from perfnb.magics.latency import LatencyMagics
 from perfnb.magics.line import option_names
 from perfnb.magics.profile_step import ProfileStepMagics
 from perfnb.magics.try_levers import TryLeversMagics
@@ -106,6 +107,7 @@ def test_every_column_of_a_frame_stands_on_some_page(frame: str) -> None:
         (ProfileStepMagics.profile_step, "profile.md"),
         (GpuWatchMagics.gpuwatch, "watching.md"),
         (TryLeversMagics.try_levers, "levers.md"),
+        (LatencyMagics.latency, "inference.md"),
     ],
 )
 def test_every_option_of_a_magic_is_described(magic: object, page: str) -> None:

@@ -1,0 +1,1 @@
+"""Latency of a model under load: service times, queues, batches, tokens."""

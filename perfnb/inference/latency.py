@@ -1,0 +1,436 @@
+"""`latency`: how long requests take, alone and under load, and how many a second can be served within a bound."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.arguments import finite, require_count, require_seconds, shown
+from perfnb.draw.progress import Progress
+from perfnb.draw.shown import Page, Shown
+from perfnb.draw.step_output import StepOutput
+from perfnb.inference.latency_view import latency_html, latency_line, latency_page, latency_text
+from perfnb.inference.queueing import UTILIZATIONS, Loads, poisson_arrivals, simulate
+from perfnb.stats.intervals import quantile as sample_quantile
+from perfnb.stats.intervals import quantile_interval
+
+if TYPE_CHECKING:
+    from perfnb.inference.serving import Requests, Served
+
+#: The quantiles of every curve.
+QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99}
+#: Calls of each size that count as warm-up.
+FIRST_CALLS = 2
+_MOST_REQUESTS = 20_000
+#: Share of the budget for requests back to back; runs at a rate share the rest.
+_CLOSED_SHARE = 0.45
+#: How much longer than its schedule an open run may take; what is not served by then is lost to saturation.
+_PATIENCE = 1.5
+#: If the clock started requests later than this share of the service time, a run says so.
+LATE = 0.01
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class LoadedLatency:
+    """Latency at a rate of arrivals, computed from service times.
+
+    Attributes
+    ----------
+    rate_per_s, utilization : float
+        Requests per second, and the share of the time for which servers are busy.
+    p50_ms, p90_ms, p95_ms, p99_ms : float or None
+        Quantiles of latency; ``None`` if the service times are too few. Infinite if requests come faster than they can
+        be served.
+    wait_ms, service_ms : float
+        Means of waiting for a server and of being served.
+    intervals : dict of str to tuple of float
+        The 95 % interval of each of these, by name.
+    """
+
+    rate_per_s: float
+    utilization: float
+    p50_ms: float | None
+    p90_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    wait_ms: float
+    service_ms: float
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class HighestRate:
+    """The highest rate at which a quantile of latency is within a bound.
+
+    Attributes
+    ----------
+    rate_per_s, low, high : float
+        Requests per second, with the 95 % interval; 0 where not even a request alone is served in time.
+    bound_ms, quantile : float
+        The bound, and the share of requests within it.
+    confirmed_ms : float or None
+        That quantile in a real run at `rate_per_s`: ``None`` without a run, or with too few requests, and infinite if
+        requests came faster than they were served.
+    confirmed_interval_ms : tuple of float or None
+        Its 95 % interval; ``None`` if there were too few requests for one.
+    """
+
+    rate_per_s: float
+    low: float
+    high: float
+    bound_ms: float
+    quantile: float
+    confirmed_ms: float | None = None
+    confirmed_interval_ms: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """Requests served at arrival times that were fixed in advance.
+
+    Attributes
+    ----------
+    rate_per_s : float
+        Arrivals per second.
+    samples : DataFrame
+        As `Latency.samples`, without ``run``.
+    lost : int
+        Requests that were due, and not served while the run lasted.
+    late : float
+        By how much the clock started 1 of 100 requests late, as a share of the median service time.
+    """
+
+    rate_per_s: float
+    samples: pd.DataFrame
+    lost: int
+    late: float
+
+    @property
+    def saturated(self) -> bool:
+        """Whether requests came faster than they were served."""
+        return self.lost > 0
+
+
+class Latency(Page, Shown):
+    """How long requests take, alone and under load. Shows itself in a notebook."""
+
+    def __init__(
+        self,
+        samples: pd.DataFrame,
+        opened: OpenRun | None,
+        concurrency: int,
+        name: str,
+        serve: Callable[[float, float], OpenRun],
+    ) -> None:
+        self._closed, self._open, self._concurrency, self._name = samples, opened, concurrency, name
+        self._serve = serve
+        #: The highest rate for the bound that was asked for, or why there is none.
+        self._highest: HighestRate | str | None = None
+
+    @cached_property
+    def _service_ms(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        steady = self._closed.loc[~self._closed["first"], "service_ms"]
+        return steady.to_numpy(dtype=float)
+
+    @cached_property
+    def _loads(self) -> Loads:
+        return simulate(self._service_ms, self._concurrency)
+
+    @property
+    def samples(self) -> pd.DataFrame:
+        """A row per request served.
+
+        ``run`` (closed: back to back; open: at arrival times fixed in advance), ``request`` (its place among yours),
+        ``size``, ``arrival_ms`` and ``start_ms`` in the run, ``wait_ms``, ``service_ms``, ``latency_ms`` (both
+        together), ``late_ms`` (by how much the clock started it late) and ``first`` (warm-up: the first calls of its
+        size, left out of all figures).
+        """
+        parts = {"closed": self._closed} | ({"open": self._open.samples} if self._open is not None else {})
+        table = pd.concat(parts, names=["run"]).reset_index("run").reset_index(drop=True)
+        return table.astype({"run": "category"})
+
+    def quantile_ms(self, q: float) -> float | None:
+        """Quantile of the service times; ``None`` if there are too few for it (p99: 299)."""
+        return sample_quantile(self._service_ms, _share("q", q))
+
+    def quantile_interval_ms(self, q: float) -> tuple[float, float] | None:
+        """95 % interval of that quantile; ``None`` if there are too few (p99: 368)."""
+        return quantile_interval(self._service_ms, _share("q", q))
+
+    def at(self, rate_per_s: float) -> LoadedLatency:
+        """Latency at a rate of independent (Poisson) arrivals, computed from the service times."""
+        rate = _rate(rate_per_s)
+        runs = self._loads.at(rate, list(QUANTILES.values()))
+        estimates = {name: self._loads.summed_up(runs[:, place]) for place, name in enumerate([*QUANTILES, "wait_ms"])}
+        busy = self._loads.means_ms * rate / 1e3 / self._concurrency
+        estimates["service_ms"] = self._loads.summed_up(self._loads.means_ms)
+        estimates["utilization"] = self._loads.summed_up(busy)
+        known = {name: value for name, value in estimates.items() if self._carries(name)}
+        values: dict[str, Any] = {name: known[name][0] if name in known else None for name in estimates}
+        return LoadedLatency(rate, intervals={name: each[1:] for name, each in known.items()}, **values)
+
+    def _carries(self, name: str) -> bool:
+        q = QUANTILES.get(name)
+        return q is None or sample_quantile(self._service_ms, q) is not None
+
+    @cached_property
+    def curve(self) -> pd.DataFrame:
+        """A row per rate: `LoadedLatency` with ``_low`` and ``_high`` for each value; utilization from 0.3 to 0.95."""
+        rows = []
+        for utilization in UTILIZATIONS:
+            found = self.at(self._loads.rate(utilization))
+            row: dict[str, float | None] = {"rate_per_s": found.rate_per_s, "utilization": utilization}
+            for name in (*QUANTILES, "wait_ms", "service_ms"):
+                low, high = found.intervals.get(name, (None, None))
+                stem = name.removesuffix("_ms")
+                row |= {name: getattr(found, name), f"{stem}_low_ms": low, f"{stem}_high_ms": high}
+            rows.append(row)
+        return pd.DataFrame(rows).astype("Float64")
+
+    def highest_rate(self, bound_ms: float, quantile: float = 0.99, *, confirm_s: float | None = None) -> HighestRate:
+        """The highest rate at which a quantile of latency stays within a bound.
+
+        Parameters
+        ----------
+        confirm_s : float, optional
+            Serve requests at this rate for so many seconds, to see whether it holds.
+
+        Raises
+        ------
+        ValueError
+            If the service times are too few for the quantile.
+        """
+        require_seconds("bound_ms", bound_ms)
+        if self.quantile_ms(_share("quantile", quantile)) is None:
+            raise ValueError(
+                f"{len(self._service_ms)} requests are too few for the {quantile:g} quantile: raise budget_s, or ask "
+                "for a smaller quantile."
+            )
+        rate, low, high = self._loads.highest_rate(bound_ms, quantile)
+        found = HighestRate(rate, low, high, float(bound_ms), float(quantile))
+        if confirm_s is None or rate <= 0:
+            return found
+        require_seconds("confirm_s", confirm_s)
+        run = self._serve(rate, confirm_s)
+        times = run.samples["latency_ms"].to_numpy(dtype=float)
+        if run.saturated:
+            return replace(found, confirmed_ms=math.inf)
+        return replace(
+            found,
+            confirmed_ms=sample_quantile(times, quantile),
+            confirmed_interval_ms=quantile_interval(times, quantile),
+        )
+
+    def _find_highest(self, bound_ms: float, quantile: float, seconds: float) -> None:
+        try:
+            self._highest = self.highest_rate(bound_ms, quantile, confirm_s=seconds)
+        except ValueError as error:  # too few requests in this budget
+            self._highest = str(error)
+
+    @property
+    def open_run(self) -> OpenRun | None:
+        """The run at ``rate_per_s``; ``None`` if no rate was given."""
+        return self._open
+
+    @property
+    def saturated(self) -> bool:
+        """Whether requests came faster, in the run at ``rate_per_s``, than they were served."""
+        return self._open is not None and self._open.saturated
+
+    @property
+    def first_calls(self) -> pd.DataFrame:
+        """The warm-up: the first calls of each size, left out of all figures."""
+        return self._closed[self._closed["first"]]
+
+    def slowest(self, count: int = 10) -> pd.DataFrame:
+        """The requests that took longest to serve."""
+        return self._closed[~self._closed["first"]].nlargest(count, "service_ms")
+
+    def _line(self) -> str:
+        return latency_line(self)
+
+    def _text(self) -> str:
+        return latency_text(self)
+
+    def _html(self) -> str:
+        return latency_html(self)
+
+    def _page(self) -> str:
+        return latency_page(self)
+
+
+def latency(
+    fn: Callable[[Any], Any],
+    requests: Iterable[Any],
+    *,
+    rate_per_s: float | None = None,
+    bound_ms: float | None = None,
+    quantile: float = 0.99,
+    concurrency: int = 1,
+    arrivals: Sequence[float] | None = None,
+    budget_s: float = 30.0,
+) -> Latency:
+    """Measure how long requests take, and compute how long they would take under load.
+
+    Requests are served back to back for their service times. Latency at any rate of arrivals follows from those: a
+    request also waits for those before it. With a rate, it is measured too, with arrivals fixed in advance.
+
+    Parameters
+    ----------
+    fn : callable
+        Serves one request: a model (which then runs in inference mode), a pipeline, any function.
+    requests : iterable
+        What it is called with; drawn at random, so that sizes come as often as they do here.
+    rate_per_s : float, optional
+        Serve requests that arrive independently of each other (Poisson) at this rate.
+    bound_ms : float, optional
+        Find the highest rate at which `quantile` of latency is within this bound, and confirm it by a run.
+    quantile : float
+        For `bound_ms`.
+    concurrency : int
+        Requests served at the same time, in threads.
+    arrivals : sequence of float, optional
+        Seconds at which requests arrive, ascending, such as recorded or bursty ones; instead of `rate_per_s`.
+    budget_s : float
+        Seconds in all, about.
+
+    Returns
+    -------
+    Latency
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit.
+    Exception
+        Whatever `fn` raises.
+    """
+    from perfnb.inference.serving import Requests, served_by
+
+    __tracebackhide__ = True
+    if not callable(fn):
+        raise TypeError(f"latency needs something to call with each request, not {shown(fn)}.")
+    require_seconds("budget_s", budget_s)
+    require_count("concurrency", concurrency, 1)
+    if bound_ms is not None:
+        require_seconds("bound_ms", bound_ms)
+    _share("quantile", quantile)
+    rate = None if rate_per_s is None else _rate(rate_per_s)
+    schedule = None if arrivals is None else _schedule(arrivals)
+    if rate is not None and schedule is not None:
+        raise TypeError("Pass rate_per_s or arrivals, not both: each says when requests arrive.")
+    held = Requests(requests)
+    serve = served_by(fn)
+    with StepOutput(), Progress() as progress:
+        draws = held.draws(_SEED)
+        runs = (rate is not None) + (bound_ms is not None)
+        share = (1 - _CLOSED_SHARE) / max(1, runs)
+        closed = _closed_run(serve, held, draws, concurrency, _CLOSED_SHARE * budget_s, progress)
+        if rate is not None:
+            schedule = _poisson(rate, share * budget_s)
+        opened = None if schedule is None else _open_run(serve, held, schedule, concurrency, progress)
+
+    def serve_at(rate_per_s: float, seconds: float) -> OpenRun:
+        with StepOutput(), Progress() as progress:
+            return _open_run(serve, held, _poisson(rate_per_s, seconds), concurrency, progress)
+
+    found = Latency(closed, opened, concurrency, str(getattr(fn, "__name__", type(fn).__name__)), serve_at)
+    if bound_ms is not None:
+        found._find_highest(bound_ms, quantile, share * budget_s)
+    return found
+
+
+def _closed_run(
+    serve: Callable[[Any], Any], requests: Requests, draws: Any, servers: int, seconds: float, progress: Any
+) -> pd.DataFrame:
+    from perfnb.inference import serving
+
+    __tracebackhide__ = True
+    served = serving.serve(
+        serve,
+        requests,
+        draws,
+        count=_MOST_REQUESTS,
+        until_s=time.perf_counter() + seconds,
+        servers=servers,
+        done=lambda count: progress("back to back", count),
+    )
+    return _frame(served, warm_up=True)
+
+
+def _open_run(
+    serve: Callable[[Any], Any], requests: Requests, arrivals_ms: Sequence[float], servers: int, progress: Any
+) -> OpenRun:
+    from perfnb.inference import serving
+
+    __tracebackhide__ = True
+    count, lasts_s = len(arrivals_ms), arrivals_ms[-1] / 1e3
+    served = serving.serve(
+        serve,
+        requests,
+        requests.draws(_SEED + 1),
+        count=count,
+        until_s=time.perf_counter() + _PATIENCE * lasts_s + 1.0,
+        servers=servers,
+        arrivals_ms=arrivals_ms,
+        done=lambda done: progress("at a rate", done, count),
+    )
+    samples = _frame(served, warm_up=False)
+    usual = float(samples["service_ms"].median()) if len(samples) else math.inf
+    late = float(samples["late_ms"].quantile(0.99)) / usual if len(samples) else 0.0
+    return OpenRun(count / lasts_s, samples, count - len(served), late)
+
+
+def _frame(served: Sequence[Served], warm_up: bool) -> pd.DataFrame:
+    """The samples of a run."""
+    table = pd.DataFrame(served, columns=["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"])
+    began = int(table["arrival_ns"].min()) if len(table) else 0
+    return pd.DataFrame(
+        {
+            "request": table["request"],
+            "size": table["size"].astype("category"),
+            "arrival_ms": (table["arrival_ns"] - began) / 1e6,
+            "start_ms": (table["start_ns"] - began) / 1e6,
+            "wait_ms": (table["start_ns"] - table["arrival_ns"]) / 1e6,
+            "service_ms": (table["end_ns"] - table["start_ns"]) / 1e6,
+            "latency_ms": (table["end_ns"] - table["arrival_ns"]) / 1e6,
+            "late_ms": table["late_ns"] / 1e6,
+            "first": warm_up & (table.groupby("size").cumcount() < FIRST_CALLS),
+        }
+    )
+
+
+def _poisson(rate_per_s: float, seconds: float) -> list[float]:
+    count = max(1, round(rate_per_s * seconds))
+    return [float(each) for each in poisson_arrivals(count, rate_per_s, np.random.default_rng(_SEED))]
+
+
+def _schedule(arrivals: Sequence[float]) -> list[float]:
+    times = np.asarray(arrivals, dtype=float)
+    if times.ndim != 1 or not len(times) or not np.isfinite(times).all() or (np.diff(times) < 0).any():
+        raise ValueError("arrivals must be seconds, ascending, at least one.")
+    if times[-1] <= times[0]:
+        raise ValueError("arrivals must not all be at the same instant.")
+    return [(each - float(times[0])) * 1e3 for each in times.tolist()]
+
+
+def _rate(value: object) -> float:
+    rate = finite(value)
+    if rate is None or not 0 < rate <= 1e6:
+        raise ValueError(f"rate_per_s must be a number of requests per second above 0, not {shown(value)}.")
+    return rate
+
+
+def _share(name: str, value: object) -> float:
+    share = finite(value)
+    if share is None or not 0 < share < 1:
+        raise ValueError(f"{name} must be a number between 0 and 1, not {shown(value)}.")
+    return share

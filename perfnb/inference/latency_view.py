@@ -1,0 +1,167 @@
+"""Latency alone and under load: text, static HTML with its curve, and a page."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape, palette, tables
+from perfnb.draw.frame import framed, header, static_page
+from perfnb.draw.picture import LINE, QUIET, picture_html
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from perfnb.inference.latency import HighestRate, Latency
+
+_INCHES = (6.6, 3.0)
+_HEADS = ("rate", "utilization", "p50", "p95", "p99", "wait")
+#: A quantile in the curve, with its colour and dashes.
+_LINES = {"p50_ms": (palette.BLUE, "-"), "p95_ms": (palette.GREEN, "--"), "p99_ms": (palette.VERMILION, ":")}
+
+
+def latency_line(found: Latency) -> str:
+    """``p50 12.3 ms, p99 n/a, of 120 requests``."""
+    known = [f"{word} {fmt.duration(found.quantile_ms(q))}" for word, q in (("p50", 0.5), ("p99", 0.99))]
+    return f"{', '.join(known)}, of {len(found._service_ms):,} requests served back to back"
+
+
+def latency_text(found: Latency, width: int = 100) -> str:
+    """All of it as text."""
+    lines = [line for sentence in _sentences(found) for line in escape.wrapped(sentence, width)]
+    rows = [_HEADS, *_rows(found)]
+    wide = [max(len(row[place]) for row in rows) for place in range(len(_HEADS))]
+    lines += ["", "Under load, computed from the service times:"]
+    lines += ["  ".join(cell.rjust(each) for cell, each in zip(row, wide, strict=True)) for row in rows]
+    return "\n".join(lines)
+
+
+def latency_html(found: Latency) -> str:
+    """Sentences, the load curve as a picture, and its table."""
+    first, *rest = _sentences(found)
+    said = "".join(f"<p>{escape.html_sentence(sentence)}</p>" for sentence in rest)
+    alt = "Latency against the rate of requests: median, 95th and 99th percentile with intervals, the wait as an area"
+    rows = [[escape.html(cell) for cell in row] for row in _rows(found)]
+    return framed(
+        f"{header(found._name, 'latency', escape.plain(first, 2000))}{said}"
+        f"<p>{picture_html(functools.partial(_draw, found=found), _INCHES, alt)}</p>"
+        f"{tables.table('Under load, computed from the service times', _HEADS, rows, texts=0)}"
+    )
+
+
+def latency_page(found: Latency) -> str:
+    """A page of its own."""
+    return static_page(f"Latency of {found._name}", latency_html(found))
+
+
+def _sentences(found: Latency) -> list[str]:
+    served = len(found._service_ms)
+    several = f", {found._concurrency} at a time" if found._concurrency > 1 else ""
+    quantiles = ", ".join(
+        f"{word} {fmt.interval(found.quantile_ms(q), found.quantile_interval_ms(q))}"
+        for word, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+    )
+    said = [f"Service time of {served:,} requests{several}: {quantiles}."]
+    if found.quantile_ms(0.99) is None:
+        said.append("p99 needs at least 299 requests: raise budget_s.")
+    first = found.first_calls
+    if len(first):
+        slowest = fmt.duration(float(first["service_ms"].max()))
+        said.append(
+            f"The first calls of each size are left out as warm-up ({len(first):,}; the slowest took {slowest})."
+        )
+    said += [*_open_sentences(found), *_highest_sentences(found._highest)]
+    return said
+
+
+def _open_sentences(found: Latency) -> list[str]:
+    run = found.open_run
+    if run is None:
+        return []
+    from perfnb.stats.intervals import quantile, quantile_interval
+
+    times = run.samples["latency_ms"].to_numpy(dtype=float)
+    rate = f"{fmt.significant(run.rate_per_s)} requests/s"
+    if run.saturated:
+        return [f"At {rate} it is saturated: {run.lost:,} requests that were due could not be served in the run."]
+    measured = ", ".join(
+        f"{word} {fmt.interval(quantile(times, q), quantile_interval(times, q))}"
+        for word, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+    )
+    said = [f"At {rate}, measured with {len(times):,} requests: {measured}."]
+    wait, service = (float(run.samples[name].mean()) for name in ("wait_ms", "service_ms"))
+    said.append(f"Of the mean latency, {fmt.share(wait / (wait + service))} is waiting for requests before it.")
+    if run.late > 0.01:
+        said.append(
+            f"The clock started requests up to {fmt.share(run.late)} of a service time late, which is in these times."
+        )
+    return said
+
+
+def _highest_sentences(found: HighestRate | str | None) -> list[str]:
+    if found is None or isinstance(found, str):
+        return [] if found is None else [found]
+    word, bound = f"p{100 * found.quantile:g}", fmt.duration(found.bound_ms)
+    if found.rate_per_s <= 0:
+        return [f"No rate keeps {word} within {bound}: a request served alone is slower."]
+    rate = f"{fmt.significant(found.rate_per_s)}/s [{fmt.significant(found.low)}, {fmt.significant(found.high)}]"
+    said = f"Highest rate for {word} within {bound}: {rate}"
+    if found.confirmed_ms is None:
+        return [f"{said}, not confirmed: a run at this rate had too few requests."]
+    if math.isinf(found.confirmed_ms):
+        return [f"{said}; a run at this rate was saturated."]
+    return [
+        f"{said}; in a run at this rate {word} was {fmt.interval(found.confirmed_ms, found.confirmed_interval_ms)}."
+    ]
+
+
+def _rows(found: Latency) -> list[tuple[str, ...]]:
+    rows = []
+    for _, row in found.curve.iterrows():
+        times = [_time(row, name) for name in ("p50", "p95", "p99", "wait")]
+        rows.append((f"{fmt.significant(row['rate_per_s'])}/s", fmt.share(float(row["utilization"])), *times))
+    return rows
+
+
+def _time(row: Any, stem: str) -> str:
+    return fmt.interval(row[f"{stem}_ms"], (row[f"{stem}_low_ms"], row[f"{stem}_high_ms"]))
+
+
+def _draw(figure: Figure, found: Latency) -> None:
+    axes = figure.subplots()
+    curve = found.curve
+    rates = curve["rate_per_s"].to_numpy(dtype=float)
+    waits, service = (curve[name].to_numpy(dtype=float) for name in ("wait_ms", "service_ms"))
+    axes.fill_between(rates, 0, service, color=LINE, linewidth=0, label="mean service")
+    axes.fill_between(
+        rates, service, service + waits, color=LINE, alpha=0.5, hatch="///", linewidth=0, label="mean wait"
+    )
+    highest = 0.0
+    for name, (colour, dashes) in _LINES.items():
+        stem = name.removesuffix("_ms")
+        value, low, high = (
+            curve[column].to_numpy(dtype=float, na_value=np.nan)
+            for column in (name, f"{stem}_low_ms", f"{stem}_high_ms")
+        )
+        shown = np.isfinite(value)
+        if not shown.any():
+            continue
+        highest = max(highest, float(value[shown].max()))
+        axes.plot(rates[shown], value[shown], color=colour, linestyle=dashes, linewidth=1.3, label=stem)
+        banded = shown & np.isfinite(low) & np.isfinite(high)
+        axes.fill_between(rates[banded], low[banded], high[banded], color=colour, alpha=0.12, linewidth=0)
+    rate = found._highest
+    if rate is not None and not isinstance(rate, str) and rate.rate_per_s > 0:
+        axes.axhline(rate.bound_ms, color=QUIET, linewidth=0.8)
+        axes.plot([rate.rate_per_s], [rate.bound_ms], marker="o", color=QUIET, markersize=5, label="highest rate")
+        highest = max(highest, rate.bound_ms)
+    axes.set_ylim(0, 1.1 * highest if highest else None)
+    axes.set_xlabel("requests per second")
+    axes.set_ylabel("latency, ms")
+    axes.grid(color=LINE, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left", fontsize=8)

@@ -1,0 +1,202 @@
+"""Queues computed from measured service times: waits, load curves, the highest rate for a bound, batching. Pure.
+
+If a server's speed does not depend on its queue, the latency at any rate follows from the service times alone: each
+request waits until a server is free. So one measured run gives the whole load curve, in seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfnb.stats.intervals import Floats, Samples
+
+#: Utilizations at which a load curve is computed.
+UTILIZATIONS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
+#: Resampled runs behind each interval, and the requests of each; the first quarter, in which the queue fills, is left
+#: out.
+RUNS, REQUESTS = 200, 12_000
+_SETTLES = 0.25
+#: Utilizations between which the highest rate is interpolated.
+_GRID = (0.02, *np.linspace(0.1, 0.9, 17), 0.925, 0.95, 0.97, 0.985)
+
+
+def poisson_arrivals(count: int, rate_per_s: float, rng: np.random.Generator) -> Floats:
+    """Arrival times in milliseconds of requests that come independently of each other."""
+    return np.cumsum(rng.exponential(1e3 / rate_per_s, count))
+
+
+def waits(arrivals_ms: Floats, service_ms: Floats, servers: int = 1) -> Floats:
+    """How long each request waits for a server, in milliseconds, served in order of arrival.
+
+    One server by Lindley's recursion, ``W[k+1] = max(0, W[k] + S[k] - (T[k+1] - T[k]))``, as the distance of a random
+    walk from its minimum so far; several by handing each request to the server that is free first (Kiefer and
+    Wolfowitz, 1955).
+
+    Parameters
+    ----------
+    arrivals_ms, service_ms : array
+        Shape ``(requests,)``, or ``(runs, requests)`` for several runs at once. Arrivals ascend.
+    """
+    if servers == 1:
+        steps = np.zeros_like(arrivals_ms)
+        steps[..., 1:] = service_ms[..., :-1] - np.diff(arrivals_ms)
+        walk = np.cumsum(steps, axis=-1)
+        return walk - np.minimum.accumulate(walk, axis=-1)
+    if arrivals_ms.ndim > 1:
+        return np.stack([waits(*run, servers) for run in zip(arrivals_ms, service_ms, strict=True)])
+    free = [0.0] * servers
+    found = np.empty(len(arrivals_ms))
+    for place, (arrival, service) in enumerate(zip(arrivals_ms.tolist(), service_ms.tolist(), strict=True)):
+        start = max(arrival, free[0])
+        heapq.heapreplace(free, start + service)
+        found[place] = start - arrival
+    return found
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Simulated runs of a service under load, from which curves and rates are read.
+
+    Each run has its own service times, resampled from the measured ones, so that the runs differ as another measurement
+    would. The gaps between its arrivals are the same at every rate but for their scale: in each run, a higher rate
+    never means a shorter wait.
+    """
+
+    measured_ms: Floats
+    servers: int
+    #: Gaps between arrivals at one request per millisecond, and service times; shape ``(runs, requests)``. The first
+    #: `own` runs have the measured service times themselves.
+    gaps: Floats
+    service_ms: Floats
+    #: Mean service time of each run's resampled measurement.
+    means_ms: Floats
+    own: int
+
+    def at(self, rate_per_s: float, quantiles: Sequence[float]) -> Floats:
+        """Quantiles of latency and mean wait (last), of each run; infinite where the rate is too high for it.
+
+        Returns
+        -------
+        array
+            Shape ``(runs, quantiles + 1)``, in milliseconds.
+        """
+        waited = waits(np.cumsum(self.gaps, axis=1) * (1e3 / rate_per_s), self.service_ms, self.servers)
+        settled = slice(int(_SETTLES * waited.shape[1]), None)
+        waited, latency = waited[:, settled], (waited + self.service_ms)[:, settled]
+        found = np.column_stack([np.quantile(latency, list(quantiles), axis=1).T, waited.mean(axis=1)])
+        found[self.means_ms * rate_per_s >= 1e3 * self.servers] = np.inf
+        return found
+
+    def summed_up(self, values: Floats) -> tuple[float, float, float]:
+        """Estimate and 95 % interval from a value per run (bias-corrected percentiles: Efron, 1981)."""
+        from scipy.special import ndtr, ndtri
+
+        estimate, others = float(values[: self.own].mean()), np.sort(values[self.own :])
+        if not np.isfinite(estimate):
+            return math.inf, float(others[0]), math.inf
+        count = len(others)
+        shift = 2 * float(ndtri(np.clip(np.mean(others < estimate), 0.5 / count, 1 - 0.5 / count)))
+        low, high = (int(np.clip(ndtr(shift + side) * count, 0, count - 1)) for side in (-1.96, 1.96))
+        return estimate, float(min(estimate, others[low])), float(max(estimate, others[high]))
+
+    def highest_rate(self, bound_ms: float, quantile: float) -> tuple[float, float, float]:
+        """The highest rate per second at which a quantile of latency is within a bound, with its 95 % interval.
+
+        It is 0 where not even a request alone is served in time.
+        """
+        rates = np.array([self.rate(each) for each in _GRID])
+        latency = np.stack([self.at(rate, [quantile])[:, 0] for rate in rates], axis=1)
+        return self.summed_up(np.array([_crossing(rates, run, bound_ms) for run in latency]))
+
+    def utilization(self, rate_per_s: float) -> float:
+        """Share of their time for which the servers are busy."""
+        return rate_per_s * float(self.measured_ms.mean()) / 1e3 / self.servers
+
+    def rate(self, utilization: float) -> float:
+        """Requests per second that keep the servers busy for a share of their time."""
+        return utilization * self.servers * 1e3 / float(self.measured_ms.mean())
+
+
+def simulate(service_ms: Samples, servers: int = 1, *, seed: int = 0, runs: int = RUNS) -> Loads:
+    """Runs of a service whose times were measured, in the order in which they were measured.
+
+    Consecutive service times that depend on each other (`effective_size`) are resampled in blocks, of the cube root of
+    their number (Künsch, 1989), and follow each other in the runs as they were measured.
+    """
+    from perfnb.stats.intervals import effective_size
+
+    rng = np.random.default_rng(seed)
+    measured = np.asarray(service_ms, dtype=float)
+    count = len(measured)
+    block = max(1, round(count ** (1 / 3))) if effective_size(measured) < count else 1
+    own = max(1, runs // 10)
+    samples = measured[_places(rng, (runs, count), count, block)]
+    samples[:own] = measured
+    places = _places(rng, (runs, REQUESTS), count, block)
+    service = np.take_along_axis(samples, places, axis=1)
+    return Loads(measured, servers, rng.exponential(1.0, service.shape), service, samples.mean(axis=1), own)
+
+
+def _places(rng: np.random.Generator, shape: tuple[int, int], count: int, block: int) -> np.ndarray[Any, Any]:
+    """Places among `count` values, drawn in blocks that wrap around."""
+    runs, wanted = shape
+    starts = rng.integers(0, count, (runs, math.ceil(wanted / block)))
+    return ((starts[:, :, None] + np.arange(block)) % count).reshape(runs, -1)[:, :wanted]
+
+
+def _crossing(rates: Floats, latency: Floats, bound_ms: float) -> float:
+    """The rate at which latency, which grows with it, reaches a bound."""
+    if latency[0] > bound_ms:
+        return 0.0
+    last = int(np.flatnonzero(latency <= bound_ms)[-1])
+    if last + 1 == len(rates) or not np.isfinite(latency[last + 1]):
+        return float(rates[last])
+    share = (bound_ms - latency[last]) / (latency[last + 1] - latency[last])
+    return float(rates[last] + share * (rates[last + 1] - rates[last]))
+
+
+@dataclass(frozen=True)
+class Batched:
+    """What a batcher made of requests: the latency of each, and the sizes of its batches."""
+
+    latency_ms: Floats
+    sizes: np.ndarray[Any, Any]
+    #: Share of the time in which the server was busy.
+    utilization: float
+
+
+def simulate_batches(
+    arrivals_ms: Floats, service_ms: Callable[[int], float], most: int, delay_ms: float, servers: int = 1
+) -> Batched:
+    """A dynamic batcher: a free server takes what waits, at most `most`, once that many wait or the first has waited
+    `delay_ms`.
+
+    Parameters
+    ----------
+    service_ms : callable
+        Time of a batch of a size; called once for each batch.
+    """
+    arrivals = arrivals_ms.tolist()
+    latency, sizes, busy = np.empty(len(arrivals)), [], 0.0
+    free = [0.0] * servers
+    head = 0
+    while head < len(arrivals):
+        full = arrivals[head + most - 1] if head + most <= len(arrivals) else math.inf
+        start = max(free[0], min(full, arrivals[head] + delay_ms))
+        end = head + 1
+        while end < len(arrivals) and end - head < most and arrivals[end] <= start:
+            end += 1
+        taken = service_ms(end - head)
+        heapq.heapreplace(free, start + taken)
+        latency[head:end] = start + taken - arrivals_ms[head:end]
+        sizes.append(end - head)
+        busy += taken
+        head = end
+    span = max(max(free), arrivals[-1]) - arrivals[0]
+    return Batched(latency, np.array(sizes), busy / servers / span)

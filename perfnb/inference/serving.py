@@ -1,0 +1,198 @@
+"""Serve requests for real: one after the other, or at arrival times fixed in advance."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from perfnb.interrupts import InterruptGate
+from perfnb.step.device import synchronize
+from perfnb.step.steps import tensors_in
+
+#: Requests kept of an iterable that has no length.
+_MOST_KEPT = 1_000
+#: A sleep may end late by up to this; the rest of a gap is spent looking at the clock.
+_SPIN_S = 1e-3
+#: The longest sleep, after which an interrupt or another server's error is seen.
+_NAP_S = 0.1
+
+#: Called after each request with how many are done.
+Done = Callable[[int], None]
+
+
+class Served(NamedTuple):
+    """One served request; instants in nanoseconds of `time.perf_counter_ns`."""
+
+    request: int  # its place among the requests
+    size: str
+    arrival_ns: int  # when it was due; when it was started, where nothing was scheduled
+    start_ns: int
+    end_ns: int
+    #: How much later it was started than its arrival and a free server allowed.
+    late_ns: int
+
+
+class Requests:
+    """The user's requests, drawn at random so that the mix of sizes stays theirs.
+
+    Parameters
+    ----------
+    requests : iterable
+        All of a sequence or a data set; the first 1,000 of anything else.
+    """
+
+    def __init__(self, requests: Iterable[Any]) -> None:
+        given: Any = requests
+        indexed = hasattr(type(given), "__len__") and hasattr(type(given), "__getitem__")
+        self._held: Any = given if indexed and not isinstance(given, dict) else list(islice(given, _MOST_KEPT))
+        if len(self._held) == 0:
+            raise ValueError("requests is empty: latency needs at least one.")
+
+    def draws(self, seed: int) -> Iterator[int]:
+        """Places of requests without end: all of them, shuffled, again and again."""
+        rng = random.Random(seed)
+        places = list(range(len(self._held)))
+        while True:
+            rng.shuffle(places)
+            yield from places
+
+    def __getitem__(self, place: int) -> Any:
+        return self._held[place]
+
+
+def size_of(request: Any) -> str:
+    """What a request's first calls depend on: the shapes of its tensors, or the length of its text or list."""
+    shapes = [str(tuple(tensor.shape)) for tensor in islice(tensors_in(request), 4)]
+    if shapes:
+        return " ".join(shapes)
+    return str(len(request)) if isinstance(request, (str, bytes, list, tuple)) else type(request).__name__
+
+
+def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A request's whole way: the call, and the wait until its result is on the host.
+
+    A model itself runs without recording what backward would need, as it is served.
+    """
+    without_gradients: Callable[[], AbstractContextManager[Any]] = (
+        torch.inference_mode if isinstance(fn, nn.Module) else nullcontext
+    )
+
+    def serve(request: Any) -> Any:
+        with without_gradients():
+            result = fn(request)
+        synchronize()
+        return result
+
+    return serve
+
+
+def serve(
+    fn: Callable[[Any], Any],
+    requests: Requests,
+    draws: Iterator[int],
+    *,
+    count: int,
+    until_s: float,
+    servers: int = 1,
+    arrivals_ms: Sequence[float] | None = None,
+    done: Done | None = None,
+) -> list[Served]:
+    """Serve requests until there are `count`, or until `until_s` (`time.perf_counter`).
+
+    Without `arrivals_ms` each server takes its next request when the last one is done. With them, the free server takes
+    the next request when that is due, or at once if it is due already: the schedule never waits for the servers, so
+    latency counted from it holds all waiting (no coordinated omission).
+
+    Raises
+    ------
+    Exception
+        Whatever `fn` raises, from whichever server, after the others have finished their request.
+    """
+    __tracebackhide__ = True
+    queue = _Queue(requests, draws, count, until_s, arrivals_ms)
+    with InterruptGate() as gate:
+        others = [threading.Thread(target=queue.work, args=(fn, nullcontext), daemon=True) for _ in range(servers - 1)]
+        for other in others:
+            other.start()
+        try:
+            queue.work(fn, gate.opened, done)
+        finally:
+            queue.stopped = True
+            for other in others:
+                other.join()
+    if queue.error is not None:
+        raise queue.error
+    return sorted(queue.served, key=lambda one: one.start_ns)
+
+
+class _Queue:
+    """Requests in order of arrival, taken by whichever server is free."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        draws: Iterator[int],
+        count: int,
+        until_s: float,
+        arrivals_ms: Sequence[float] | None,
+    ) -> None:
+        self._requests, self._draws, self._count, self._until_s = requests, draws, count, until_s
+        self._arrivals = arrivals_ms
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._begin_ns = time.perf_counter_ns()
+        self.served: list[Served] = []
+        self.error: BaseException | None = None
+        self.stopped = False
+
+    def work(
+        self, fn: Callable[[Any], Any], opened: Callable[[], AbstractContextManager[Any]], done: Done | None = None
+    ) -> None:
+        """Serve until there is nothing left."""
+        __tracebackhide__ = True
+        try:
+            while (taken := self._take()) is not None:
+                place, arrival_ns = taken
+                free_ns = time.perf_counter_ns()
+                request = self._requests[place]
+                size = size_of(request)
+                with opened():
+                    if arrival_ns is not None and not self._sleep_until(arrival_ns):
+                        return
+                    start_ns = time.perf_counter_ns()
+                    fn(request)
+                    end_ns = time.perf_counter_ns()
+                due_ns = start_ns if arrival_ns is None else arrival_ns
+                late_ns = 0 if arrival_ns is None else start_ns - max(due_ns, free_ns)
+                self.served.append(Served(place, size, due_ns, start_ns, end_ns, late_ns))
+                if done is not None:
+                    done(len(self.served))
+        except BaseException as error:
+            self.stopped = True
+            if threading.current_thread() is threading.main_thread():
+                raise
+            self.error = error
+
+    def _take(self) -> tuple[int, int | None] | None:
+        with self._lock:
+            if self.stopped or self._taken == self._count or time.perf_counter() > self._until_s:
+                return None
+            number, self._taken = self._taken, self._taken + 1
+            arrival = None if self._arrivals is None else self._begin_ns + round(self._arrivals[number] * 1e6)
+            return next(self._draws), arrival
+
+    def _sleep_until(self, instant_ns: int) -> bool:
+        """Wait for an instant; ``False`` if another server failed meanwhile."""
+        while (left_s := (instant_ns - time.perf_counter_ns()) / 1e9) > 0:
+            if self.stopped:
+                return False
+            time.sleep(min(left_s - _SPIN_S, _NAP_S) if left_s > _SPIN_S else 0)
+        return True

@@ -1,0 +1,72 @@
+"""``%%latency``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from perfnb.magics.cell import compile_body, compile_clause, step_of
+from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
+
+
+@magics_class
+class LatencyMagics(Magics):
+    """The magic for `perfnb.latency`."""
+
+    shell: Any
+
+    @can_be_silenced
+    @no_var_expand
+    @cell_magic
+    @magic_arguments("%%latency")
+    @argument("--into", metavar="NAME", help="Assign the result to this variable.")
+    @argument("--rate", metavar="PER_SECOND", type=float, help="Serve requests that arrive at this rate.")
+    @argument("--bound", metavar="MS", type=float, help="Find the highest rate at which latency stays within this.")
+    @argument(
+        "--quantile", metavar="Q", type=float, default=0.99, help="The share of requests within it (default 0.99)."
+    )
+    @argument("--budget", metavar="SECONDS", type=float, default=30.0, help="Time for all of it (default 30).")
+    @argument("code", nargs="*", help="for TARGET in REQUESTS")
+    def latency(self, line: str, cell: str) -> Any:
+        """Measure how long requests take, alone and under load.
+
+        The cell serves one request, which the loop's variable holds:
+
+            %%latency --rate 20 --bound 100 for image in images
+            with torch.inference_mode():
+                model(image)
+
+        The result is the cell's value; a trailing ; silences it.
+        """
+        __tracebackhide__ = True
+        from perfnb.inference.latency import latency
+
+        parser = LatencyMagics.latency.parser
+        options, rest = split_line(line, parser)
+        require_name(options.into)
+        refuse_short(rest, parser)
+        if not rest:
+            raise UsageError("%%latency needs requests: write for NAME in REQUESTS after it.")
+        assign, requests = compile_clause(self.shell, rest)
+        body, namespace = compile_body(self.shell, cell), self.shell.user_ns
+        made = requests()
+        serve = step_of(body, namespace, assign)
+        try:
+            found = latency(
+                serve,
+                made,
+                rate_per_s=options.rate,
+                bound_ms=options.bound,
+                quantile=options.quantile,
+                budget_s=options.budget,
+            )
+        except ValueError as error:
+            if not str(error).startswith(("rate_per_s", "bound_ms", "quantile", "budget_s")):
+                raise
+            raise UsageError(str(error)) from None
+        if options.into is not None:
+            namespace[options.into] = found
+        return found

@@ -1,0 +1,144 @@
+"""What `latency` says of requests: quantiles only where there are enough, warm-up apart, runs at a rate, views."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import perfnb
+from perfnb.inference.latency import Latency, OpenRun
+from tests.fake_clock import FakeClock
+
+
+def fake(times_ms: np.ndarray, concurrency: int = 1) -> Latency:
+    """A latency of known service times."""
+    count = len(times_ms)
+    samples = pd.DataFrame(
+        {
+            "request": range(count),
+            "size": pd.Categorical(["(1,)"] * count),
+            "arrival_ms": np.cumsum(times_ms),
+            "start_ms": np.cumsum(times_ms),
+            "wait_ms": 0.0,
+            "service_ms": times_ms,
+            "latency_ms": times_ms,
+            "late_ms": 0.0,
+            "first": False,
+        }
+    )
+
+    def serve(rate_per_s: float, seconds: float) -> OpenRun:
+        return OpenRun(rate_per_s, samples, 0, 0.0)
+
+    return Latency(samples, None, concurrency, "<b>model</b>", serve)
+
+
+def lognormal(count: int) -> np.ndarray:
+    return np.random.default_rng(3).lognormal(2.0, 0.3, count)
+
+
+@pytest.mark.parametrize(("count", "known", "bounded"), [(50, False, False), (300, True, False), (368, True, True)])
+def test_p99_is_given_only_where_there_are_enough_requests(count: int, known: bool, bounded: bool) -> None:
+    found = fake(lognormal(count))
+
+    assert (found.quantile_ms(0.99) is not None) == known
+    assert (found.quantile_interval_ms(0.99) is not None) == bounded
+    assert (found.at(20).p99_ms is not None) == known
+    assert found.curve["p99_ms"].notna().all() == known
+    assert found.at(20).p50_ms is not None
+    if not known:
+        assert "p99 n/a" in str(found)
+        with pytest.raises(ValueError, match=r"too few for the 0\.99 quantile"):
+            found.highest_rate(100)
+
+
+def test_a_load_has_its_parts_each_with_an_interval() -> None:
+    found = fake(np.full(400, 10.0) + np.arange(400) % 2).at(50)
+
+    assert found.utilization == pytest.approx(0.525)
+    assert found.service_ms == pytest.approx(10.5)
+    assert found.wait_ms == pytest.approx(0.525 * 10.5 / (2 * (1 - 0.525)), rel=0.1)  # almost constant service
+    for name in ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "wait_ms", "service_ms", "utilization"):
+        low, high = found.intervals[name]
+        assert low <= getattr(found, name) <= high
+
+
+def test_too_high_a_rate_grows_without_end() -> None:
+    found = fake(lognormal(400)).at(10_000)
+
+    assert math.isinf(found.p50_ms or 0)
+    assert found.utilization > 1
+
+
+def test_the_highest_rate_is_confirmed_by_a_run() -> None:
+    found = fake(lognormal(500)).highest_rate(60, confirm_s=1)
+
+    assert 0 < found.low <= found.rate_per_s <= found.high
+    assert found.confirmed_ms == pytest.approx(np.quantile(lognormal(500), 0.99))
+
+
+def test_a_real_model_alone_and_at_a_rate(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8).eval()
+    requests = [torch.randn(size, 8) for size in (1, 1, 4)]
+
+    found = perfnb.latency(model, requests, rate_per_s=200, bound_ms=10_000, budget_s=0.4)
+
+    assert set(found.samples["run"]) == {"closed", "open"}
+    assert len(found.first_calls) == 4
+    assert set(found.first_calls["size"]) == {"(1, 8)", "(4, 8)"}
+    assert len(found.open_run.samples) + found.open_run.lost == round(200 * 0.4 * 0.55 / 2)
+    assert (found.samples["latency_ms"] >= found.samples["service_ms"] - 1e-9).all()
+    assert "Service time of" in str(found)
+    assert found.to_html(tmp_path / "latency.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_recorded_arrivals_are_kept(clock: FakeClock) -> None:
+    found = perfnb.latency(lambda _: clock.pass_exactly(5), [1], arrivals=[10.0, 10.001, 10.1], budget_s=0.1)
+
+    assert found.open_run.samples["wait_ms"].round(0).tolist() == [0, 4, 0]
+    assert found.open_run.rate_per_s == pytest.approx(30)
+    assert not found.saturated
+
+
+def test_what_comes_faster_than_it_is_served_is_saturated(clock: FakeClock) -> None:
+    found = perfnb.latency(lambda _: clock.pass_exactly(100), [1], rate_per_s=100, budget_s=10)
+
+    assert found.saturated
+    assert "it is saturated" in str(found)
+
+
+def test_views_escape_names_and_say_what_is_unknown() -> None:
+    html = fake(lognormal(40))._repr_mimebundle_()["text/html"]
+
+    assert "<b>model" not in html
+    assert "n/a" in html
+    assert "<script" not in html
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fn": 3}, "latency needs something to call with each request, not 3."),
+        ({"rate_per_s": 0}, "rate_per_s must be a number of requests per second above 0, not 0."),
+        ({"rate_per_s": float("nan")}, "rate_per_s must be"),
+        ({"quantile": 1}, "quantile must be a number between 0 and 1, not 1."),
+        ({"bound_ms": -1}, "bound_ms must be"),
+        ({"concurrency": 0}, "concurrency must be a whole number of at least 1, not 0."),
+        ({"budget_s": "long"}, "budget_s must be"),
+        ({"arrivals": [2.0, 1.0]}, "arrivals must be seconds, ascending, at least one."),
+        ({"arrivals": [1.0]}, "arrivals must not all be at the same instant."),
+        ({"arrivals": [0.0, 1.0], "rate_per_s": 3}, "Pass rate_per_s or arrivals, not both"),
+        ({"requests": []}, "requests is empty"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, object], message: str) -> None:
+    given = {"fn": lambda request: request, "requests": [1]} | arguments
+
+    with pytest.raises((TypeError, ValueError), match=message.replace("(", r"\(")):
+        perfnb.latency(given.pop("fn"), given.pop("requests"), **given)

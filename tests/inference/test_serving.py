@@ -1,0 +1,104 @@
+"""Requests served for real: on schedule, by several servers, with errors that reach the user."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from perfnb.inference.latency import latency
+from perfnb.inference.serving import Requests, serve, served_by, size_of
+from tests.fake_clock import FakeClock
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def test_a_freeze_is_seen_by_all_who_had_to_wait_for_it(clock: FakeClock) -> None:
+    """A closed loop omits the requests that would have come meanwhile: its control reports nothing."""
+    calls = []
+
+    def freezes_once(request: int) -> None:
+        calls.append(request)
+        clock.pass_exactly(2_000 if len(calls) == 100 else 10)
+
+    def run(arrivals_ms: list[float] | None) -> np.ndarray:
+        calls.clear()
+        requests = Requests([0])
+        served = serve(freezes_once, requests, requests.draws(0), count=400, until_s=1e9, arrivals_ms=arrivals_ms)
+        return np.array([(one.end_ns - one.arrival_ns) / 1e6 for one in served])
+
+    assert np.quantile(run([50.0 * number for number in range(400)]), 0.99) > 1_000
+    assert np.quantile(run(None), 0.99) < 100
+
+
+def test_latency_counts_from_the_schedule(clock: FakeClock) -> None:
+    requests = Requests(["x"])
+
+    served = serve(
+        lambda _: clock.pass_exactly(10), requests, requests.draws(0), count=3, until_s=1e9, arrivals_ms=[0, 2, 40]
+    )
+
+    assert [round((one.end_ns - one.arrival_ns) / 1e6, 1) for one in served] == [10.0, 18.0, 10.0]
+    assert [round((one.start_ns - one.arrival_ns) / 1e6, 1) for one in served] == [0.0, 8.0, 0.0]
+    assert max(one.late_ns for one in served) < 1e5
+
+
+def test_servers_take_turns_in_order_of_arrival() -> None:
+    busy = threading.Barrier(2)
+    requests = Requests(list(range(8)))
+
+    served = serve(
+        lambda _: busy.wait(20), requests, requests.draws(0), count=8, until_s=time.perf_counter() + 60, servers=2
+    )
+
+    assert len(served) == 8
+    assert sorted(one.request for one in served) == list(range(8))
+
+
+def test_an_error_in_any_server_reaches_the_user() -> None:
+    main = threading.current_thread()
+
+    def fails(_: int) -> None:
+        if threading.current_thread() is not main:
+            raise RuntimeError("in a thread")
+        time.sleep(0.01)
+
+    requests = Requests([1])
+    with pytest.raises(RuntimeError, match="in a thread"):
+        serve(fails, requests, requests.draws(0), count=10**6, until_s=time.perf_counter() + 60, servers=2)
+
+    with pytest.raises(KeyError):
+        latency(lambda request: {}[request], [1])
+
+
+def test_requests_are_drawn_as_often_as_they_come() -> None:
+    requests = Requests(iter(["a", "bb", "bb"]))
+    draws = requests.draws(1)
+
+    drawn = [requests[next(draws)] for _ in range(300)]
+
+    assert drawn.count("a") == 100
+    assert [size_of(each) for each in ("abc", torch.ones(2, 3), {"x": torch.ones(4)}, 7)] == [
+        "3",
+        "(2, 3)",
+        "(4,)",
+        "int",
+    ]
+    with pytest.raises(ValueError, match="requests is empty"):
+        Requests([])
+
+
+def test_a_model_is_served_in_inference_mode() -> None:
+    seen = []
+
+    class Model(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.is_inference_mode_enabled())
+            return super().forward(x)
+
+    served_by(Model(2, 2))(torch.ones(1, 2))
+
+    assert seen == [True]
