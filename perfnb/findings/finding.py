@@ -58,7 +58,7 @@ class Finding:
     bound_bytes: int | None = None
     #: The step that the bound is a share of, if not the typical one.
     of_ms: float | None = None
-    #: The lever of `perfnb.try_levers` that may cure it; set by its rule.
+    #: The lever of `perfnb.try_levers` that may cure it; by default that of its rule.
     remedy: str = ""
 
 
@@ -88,7 +88,7 @@ class Rule:
     remedy: str = ""
 
     def __call__(self, facts: Facts) -> list[Finding]:
-        return [replace(one, remedy=self.remedy) for one in self.search(facts)]
+        return [replace(one, remedy=one.remedy or self.remedy) for one in self.search(facts)]
 
 
 def rule(

@@ -51,4 +51,10 @@ TWINS = {
     "test_telemetry_agrees_with_nvidia_smi": "telemetry/test_nvml.py::test_values_and_facts",
     "test_readings_of_the_chips_counters_or_why_there_are_none": "telemetry/test_gpm.py",
     "test_the_system_check_sees_the_gpu": "system/test_read_gpus.py",
+    "test_a_lever_computes_what_it_should_and_is_undone": (
+        "remedies/test_each_lever.py::test_what_each_lever_computes"
+    ),
+    "test_the_counts_of_a_fused_optimizer_are_on_the_gpu_only_while_it_is_on": (
+        "A CPU's fused update reads counts on the CPU, where they are."
+    ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
 from perfnb.errors import CaptureError
+from perfnb.findings import rules
 from perfnb.findings.rules import RULES
 from perfnb.remedies.ladder import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED
 from perfnb.remedies.lever import Lever
@@ -353,6 +356,28 @@ def test_levers_can_be_on_together() -> None:
         assert all(group["fused"] for group in subject.optimizers["opt"].param_groups)
         assert torch.get_num_threads() != 2 or levers["threads"].refuses(subject)
     assert not any(group["fused"] for group in subject.optimizers["opt"].param_groups)
+
+
+def test_every_lever_named_by_a_rule_exists() -> None:
+    found: set[str] = set()
+    for file in Path(rules.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "remedy":
+                found |= {part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)} - {""}
+    assert found <= set(by_name())
+    assert found > {rule.remedy for rule in RULES} - {""}
+
+
+def test_levers_answer_bottlenecks_that_exist() -> None:
+    known = {rule.name for rule in RULES}
+    assert {answer for lever in LEVERS for answer in lever.answers} <= known
+
+
+def test_the_documentation_lists_every_lever() -> None:
+    page = (Path(perfnb.__file__).parents[1] / "docs" / "levers.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `") and "`--" not in line]
+    said = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert said == [[f"`{lever.name}`", lever.words, ", ".join(lever.answers)] for lever in LEVERS]
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.remedy], ids=lambda rule: rule.name)

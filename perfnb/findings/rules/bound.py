@@ -128,6 +128,7 @@ def compute(facts: Facts) -> Iterator[Finding]:
         f"{doubt}The roof was measured with large square products; small or odd-sized ones cannot reach it.",
         "How much of a layer's time is arithmetic and how much is waiting for memory.",
         rows("layer", work.layers),
+        remedy="channels_last" if layout and not near else "",
     )
 
 
@@ -321,6 +322,7 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         "FLOPs and bytes: such kernels may wait for memory too, as products with few rows do. And the precision of "
         "kernels whose names do not give it.",
         _heaviest(gpu, products),
+        remedy="autocast" if how else "compile_max_autotune" if code else "",
     )
 
 

@@ -29,6 +29,7 @@ _FAMILY = "autocast"
 _TF32 = (8, 0)
 #: Steps in which a scaler must find a scale without overflow; each halves it.
 _MOST_HALVINGS = 24
+_BY_HAND = "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update() in the step itself"
 
 
 def _refuses(subject: Subject) -> str:
@@ -59,7 +60,7 @@ def scaled_steps(subject: Subject, scaler: Any) -> Iterator[None]:
 
     def scaled(self: Tensor, *args: Any, **kwargs: Any) -> None:
         if any(states.values()):
-            raise CaptureError("the step calls backward more than once per update, which a scaler must be told of")
+            raise CaptureError(f"The step calls backward more than once per update: {_BY_HAND}.")
         backward(scaler.scale(self), *args, **kwargs)
         for optimizer in subject.optimizers.values():
             if any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
@@ -74,7 +75,7 @@ def scaled_steps(subject: Subject, scaler: Any) -> Iterator[None]:
             if inside:
                 return plain(*args, **kwargs)
             if not states[id(optimizer)]:
-                raise CaptureError("the optimizer's gradients do not come from loss.backward(), which a scaler needs")
+                raise CaptureError(f"The optimizer's gradients do not come from loss.backward(): {_BY_HAND}.")
             inside, states[id(optimizer)] = True, False
             try:
                 found = scaler.step(optimizer, *args, **kwargs)
