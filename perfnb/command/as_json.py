@@ -18,6 +18,8 @@ _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "MemorySnapshot": ("meta", "fragmentation", "segments"),
     "Watch": ("meta", "summary", "marks"),
     "ProfileComparison": ("phases", "layers", "by_op", "gpu_time"),
+    "RunSummary": ("name", "verdict", "next", "median_ms", "ci_ms", "phases", "findings", "windows", "slow"),
+    "RunComparison": ("verdict", "ratio", "ratio_ci", "sentences", "step", "memory"),
     "SystemCheck": ("checks",),
 }
 

@@ -79,6 +79,7 @@ def _run(options: argparse.Namespace) -> int:
 def _compared(a: str, b: str) -> tuple[Any, StepChange]:
     """What `Profile.compare` gives, if there are layers to compare; and the change of the step time."""
     from perfnb.diff.step_times import step_change, step_change_of
+    from perfnb.loop.run import RunSummary
     from perfnb.profile.loading import load
     from perfnb.profile.profile import Profile
     from perfnb.profile.timing import Timing
@@ -86,6 +87,9 @@ def _compared(a: str, b: str) -> tuple[Any, StepChange]:
     first, second = load(a), load(b)
     if isinstance(first, Profile) and isinstance(second, Profile):
         return first.compare(second), step_change_of(first.steps, second.steps)
+    if isinstance(first, RunSummary) and isinstance(second, RunSummary):
+        runs = first.compare(second)
+        return runs, runs._step_change
     if isinstance(first, Timing) and isinstance(second, Timing):
         return None, step_change(first, second)
     kinds = " and ".join(f"{Path(path).name} ({type(one).__name__})" for path, one in ((a, first), (b, second)))

@@ -59,7 +59,7 @@ def compare_runs(
     Intervals come from blocks of consecutive steps: single steps depend on their neighbours, and count for less than
     their number. They cover what varied within each run, not what differed on the machine between the runs.
     """
-    sides = [_judged(figures, steps) for figures, steps in ((a, a_steps), (b, b_steps))]
+    sides = [judged_steps(figures, steps) for figures, steps in ((a, a_steps), (b, b_steps))]
     medians = [log_median_of_blocks(side["ms"].to_numpy(float)) for side in sides]
     apart = difference(*medians)
     enough = apart.bounded and all(int(side["steps"].sum()) >= FEWEST_STEPS for side in sides)
@@ -72,7 +72,8 @@ def compare_runs(
     return RunChanges(a, b, _times(sides), ratio, bounds, verdict, _memory(a, b), equal_within)
 
 
-def _judged(figures: RunFigures, steps: pd.DataFrame) -> pd.DataFrame:
+def judged_steps(figures: RunFigures, steps: pd.DataFrame) -> pd.DataFrame:
+    """The steps that a run is judged by, with their time in `ms`."""
     own = steps[~steps["profiled"]].iloc[figures.warmup :]
     ms = own["device_ms"].fillna(own["wall_ms"]) if figures.device else own["wall_ms"]
     return own.assign(ms=ms, working=own["sum_wall_ms"] - own["sum_data_ms"])

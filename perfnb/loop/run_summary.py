@@ -183,19 +183,18 @@ def strip(steps: pd.DataFrame, width: int) -> pd.DataFrame:
     last = steps["step"] + steps["steps"] - 1
     count = int(last.max()) + 1 if len(steps) else 0
     width = min(width, count)
-    column = (steps["step"] * width // count if count else steps["step"]).rename("column")
-    own = steps.assign(
-        **{name: steps[name].mask(steps["profiled"]) for name in ("wall_ms", "data_ms", "slowest_ms")}, last=last
-    )
-    groups = own.groupby(column, sort=True)
-    return groups.agg(
-        first=("step", "min"),
-        last=("last", "max"),
-        wall_ms=("wall_ms", "median"),
-        data_ms=("data_ms", "median"),
-        slowest_ms=("slowest_ms", "max"),
-        profiled=("profiled", "any"),
-    ).reset_index(drop=True)
+    own, windows = steps[~steps["profiled"]], steps[steps["profiled"]]
+    groups = own.groupby((own["step"] * width // max(1, count)).rename("column"))
+    figures = groups.agg(wall_ms=("wall_ms", "median"), data_ms=("data_ms", "median"), slowest_ms=("slowest_ms", "max"))
+    made = figures.reindex(range(width)).reset_index(drop=True)
+    edges = -(-np.arange(width + 1) * count // max(1, width))  # the first step of each column
+    made.insert(0, "first", edges[:-1])
+    made.insert(1, "last", edges[1:] - 1)
+    made["profiled"] = False
+    for first, steps_inside in zip(windows["step"], windows["steps"], strict=True):
+        inside = slice(int(first * width // count), int((first + steps_inside - 1) * width // count))
+        made.loc[inside, "profiled"] = True  # both ends included
+    return made
 
 
 def _known(count: int) -> int | None:

@@ -1,0 +1,277 @@
+"""What held a run back is found where it was planted, and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import perfnb
+from perfnb.errors import RecordingError
+from perfnb.loop import run_summary
+from perfnb.loop.record import RunRecorder
+from perfnb.loop.run import RunSummary, summarise
+from perfnb.recording.folder import load_meta
+from tests.loop.planted_runs import MIB, run, steady_memory, usual
+
+pytestmark = pytest.mark.usefixtures("clock")
+N = 2000
+
+
+def bottlenecks(found: RunSummary) -> list[str]:
+    return found.findings["bottleneck"].tolist()
+
+
+def evidence(found: RunSummary) -> str:
+    return str(found.findings["evidence"].iloc[0])
+
+
+def test_a_run_in_which_all_is_normal() -> None:
+    found = run(usual(N))
+    assert found.verdict == "Steady"
+    assert found.findings.empty
+    assert found.next is None
+    assert found.median_ms == pytest.approx(10.0, rel=0.01)
+    assert found.ci_ms is not None
+    assert found.ci_ms[0] < 10.0 < found.ci_ms[1]
+    assert "memory does not grow" in " ".join(found.sentences)
+
+
+def test_waits_for_data() -> None:
+    waits = usual(N, 6.0, seed=2)
+    found = run(usual(N) + waits, waits)
+    assert found.verdict.startswith("Input-bound")
+    assert bottlenecks(found) == ["input pipeline"]
+    (bound,) = found.findings["bound_ms"]
+    assert bound == pytest.approx(waits.mean(), rel=1e-3)
+    share = waits.sum() / (usual(N) + waits).sum()
+    low, high = (float(part) for part in evidence(found).split("[")[1].split("]")[0].split(","))
+    assert low <= 100 * share <= high
+    assert high - low < 2
+    assert "at most 5.99 ms" in found.next  # type: ignore[operator]
+
+
+def test_few_waits_are_no_input_bound_run() -> None:
+    waits = usual(N, 1.0, seed=2)
+    assert run(usual(N) + waits, waits).verdict == "Slowed by waits for data"
+    little = usual(N, 0.2, seed=2)
+    assert run(usual(N) + little, little).verdict == "Steady"
+
+
+def test_stalls_when_how_often_and_what_they_cost() -> None:
+    wall = usual(N)
+    wall[150::100] += 90
+    found = run(wall)
+    assert bottlenecks(found) == ["stalls"]
+    assert "every 100 steps" in evidence(found)
+    assert found.findings["bound_ms"].iloc[0] * N == pytest.approx(90 * 19, rel=0.01)
+    assert sorted(found.slow["step"]) == list(range(150, N, 100))
+
+
+def test_a_loader_that_stalls_is_a_matter_of_the_input() -> None:
+    waits = np.zeros(N)
+    waits[10::40] = 120.0
+    found = run(usual(N) + waits, waits)
+    assert bottlenecks(found) == ["input pipeline"]
+    assert "bursts" in evidence(found)
+
+
+def test_drift() -> None:
+    found = run(usual(N) * np.linspace(1, 1.4, N))
+    assert found.verdict == "Slower and slower"
+    assert "+4" in evidence(found) or "+39" in evidence(found)
+
+
+def test_a_jump_and_where_it_was() -> None:
+    wall = usual(N)
+    wall[1234:] *= 1.3
+    found = run(wall)
+    assert bottlenecks(found) == ["change of pace"]
+    assert "at step 1,23" in evidence(found)
+    ratio = found._figures.changes.ratio  # type: ignore[union-attr]
+    assert ratio.low < 1.3 < ratio.high
+
+
+def test_a_leak_and_when_memory_is_full() -> None:
+    found = run(usual(N), memory=lambda step: steady_memory(step) + step * MIB // 4)
+    assert found.verdict == "Memory grows"
+    assert "256 KiB per step" in evidence(found)
+    # 63 GiB are left, and half a GiB is taken by then.
+    assert "about 256,000 more steps" in evidence(found)
+    assert found.findings["bound_ms"].isna().all(), "it costs no time"
+    assert "find_leaks" in found.next  # type: ignore[operator]
+
+
+def test_a_leak_that_soon_fills_the_machine_comes_first() -> None:
+    waits = usual(N, 6.0, seed=2)
+    found = run(usual(N) + waits, waits, memory=lambda step: steady_memory(step) + step * 16 * MIB)
+    assert bottlenecks(found) == ["memory growth", "input pipeline"]
+    slower = run(usual(N) + waits, waits, memory=lambda step: steady_memory(step) + step * MIB // 4)
+    assert bottlenecks(slower) == ["input pipeline", "memory growth"]
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        lambda step: steady_memory(step) + (500 * MIB if step > 900 else 0),  # one jump
+        lambda step: steady_memory(step) + int(300 * MIB * (1 - math.exp(-step / 100))),  # a cache that fills
+        lambda step: steady_memory(step) + (step % 97) * MIB,  # garbage that is collected
+    ],
+)
+def test_memory_that_changes_but_does_not_keep_growing(memory: Any) -> None:
+    assert "memory growth" not in bottlenecks(run(usual(N), memory=memory))
+
+
+def test_time_between_steps() -> None:
+    other = np.zeros(N)
+    other[500::500] = 700.0
+    found = run(usual(N), other_ms=other)
+    assert bottlenecks(found) == ["between steps"]
+    assert found.phases.at["other", "ms"] == pytest.approx(2100.0)
+
+
+def test_warm_up_is_left_out() -> None:
+    wall = usual(N)
+    wall[:2] = 900, 30
+    found = run(wall)
+    assert found.verdict == "Steady"
+    assert "first 2 steps (warm-up)" in " ".join(found.sentences)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 29])
+def test_too_few_steps_for_a_verdict(steps: int) -> None:
+    waits = np.full(steps, 50.0)
+    found = run(usual(steps) + waits, waits)
+    assert found.verdict == "Too few steps for a verdict"
+    assert found.findings.empty
+    assert found.next is None
+    assert str(found)
+
+
+def test_no_step_no_summary() -> None:
+    assert summarise(RunRecorder()) is None
+
+
+def test_phases_add_up_to_the_run() -> None:
+    waits, other = usual(N, 2.0, seed=3), np.full(N, 0.5)
+    found = run(usual(N) + waits, waits, other, windows=[(100, 130), (0, 5)], window_ms=800.0)
+    phases = found.phases
+    assert phases["ms"].sum() == pytest.approx(found._figures.duration_ms, rel=1e-6)
+    assert phases["share"].sum() == pytest.approx(1.0)
+    inside = (usual(N) + waits)[[*range(5), *range(100, 130)]].sum() + 35 * 0.5 + 2 * 800.0
+    assert phases.at["profiled", "ms"] == pytest.approx(inside, abs=1.0)
+
+
+def test_profiled_windows_are_left_out_of_the_figures() -> None:
+    wall = usual(N)
+    wall[100:130] *= 30
+    found = run(wall, windows=[(100, 130)], pass_name="traced")
+    assert found.verdict == "Steady"
+    assert found.slow.empty
+    assert "30 profiled steps" in " ".join(found.sentences)
+
+
+def test_whether_windows_were_typical() -> None:
+    wall = usual(N)
+    wall[300:320] *= 1.5
+    found = run(wall, windows=[(100, 120), (300, 320)]).windows
+    assert found["typical"].tolist() == [True, False]
+    assert found["ratio"].iloc[1] == pytest.approx(1.5, rel=0.05)
+    traced = run(usual(N), windows=[(100, 120)], pass_name="traced").windows
+    assert traced["judged_by"].tolist() == ["neighbouring steps"]
+    assert traced["typical"].tolist() == [True]
+    few = run(usual(20), windows=[(5, 8)]).windows
+    assert few["typical"].isna().all()
+
+
+def test_waits_that_nobody_measured_are_not_zero() -> None:
+    found = run(usual(N), np.full(N, -1e-6))
+    assert pd.isna(found.phases.at["data", "ms"])
+    assert "waits for data are not known" in " ".join(found.sentences).lower()
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    waits = usual(N, 6.0, seed=2)
+    found = run(usual(N) + waits, waits, windows=[(100, 120)])
+    again = perfnb.load(found.save(tmp_path / "run.perfnb"))
+    assert isinstance(again, perfnb.RunSummary)
+    assert str(again) == str(found)
+    pd.testing.assert_frame_equal(again.steps, found.steps)
+    pd.testing.assert_frame_equal(again.memory, found.memory)
+
+
+def test_a_damaged_run_is_refused(tmp_path: Path) -> None:
+    path = run(usual(100)).save(tmp_path / "run.perfnb")
+    (path / "rows.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RecordingError, match=r"rows\.parquet"):
+        perfnb.load(path)
+    meta = path / "run.json"
+    meta.write_text(meta.read_text().replace('"stride": 1', '"stride": "many"'))
+    with pytest.raises(RecordingError, match=r"run\.json"):
+        perfnb.load(path)
+
+
+def test_a_page_without_scripts(tmp_path: Path) -> None:
+    wall = usual(N)
+    wall[700] = 200
+    page = run(wall, windows=[(100, 120)], name="<script>alert(1)</script>").to_html(tmp_path / "run.html").read_text()
+    assert "<script" not in page
+    assert page.count("<svg") == 1
+    assert page.count("<path") == 3, "steps, profiled windows and slow steps; nobody waited for data"
+
+
+def test_the_strip_shows_every_step_once() -> None:
+    found = run(usual(1000), windows=[(500, 520)])
+    columns = run_summary.strip(found.steps, 100)
+    assert len(columns) == 100
+    assert columns["profiled"].sum() in (2, 3)
+    assert (columns["first"].iloc[0], columns["last"].iloc[-1]) == (0, 999)
+    short = run_summary.strip(run(usual(7)).steps, 100)
+    assert len(short) == 7
+
+
+def test_the_text(golden: Any) -> None:
+    waits = usual(N, 6.0, seed=2)
+    wall = usual(N) + waits
+    wall[700] += 190
+    text = str(run(wall, waits, np.full(N, 0.5), windows=[(500, 530)], window_ms=900.0))
+    assert max(map(len, text.splitlines())) <= 100
+    golden("run.txt", text + "\n")
+
+
+def test_two_runs(golden: Any) -> None:
+    waits = usual(N, 6.0, seed=2)
+    a = run(usual(N) + waits, waits, name="before")
+    b = run(usual(N, seed=4), memory=lambda step: steady_memory(step) + step * MIB // 4, name="after")
+    found = a.compare(b)
+    assert found.verdict == "faster"
+    assert found.ratio_ci is not None
+    assert found.ratio_ci[0] < 10 / 16 < found.ratio_ci[1]
+    change = found.step.loc["waiting for data"]
+    assert change["low_ms"] < -waits.mean() < change["high_ms"]
+    assert found.memory.at["growth of resident", "low_bytes"] > 0
+    text = str(found)
+    assert max(map(len, text.splitlines())) <= 100
+    golden("two_runs.txt", text + "\n")
+
+
+def test_two_runs_alike_and_two_too_short() -> None:
+    assert run(usual(N)).compare(run(usual(N, seed=9))).verdict == "same"
+    short = run(usual(N)).compare(run(usual(20)))
+    assert short.verdict == "inconclusive"
+    assert short.ratio_ci is None
+    assert short.step["low_ms"].isna().any()
+    with pytest.raises(TypeError, match="another run"):
+        run(usual(40)).compare("run.perfnb")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="equal_within"):
+        run(usual(40)).compare(run(usual(40)), equal_within=2)
+
+
+def test_the_format_of_a_saved_run(tmp_path: Path) -> None:
+    from perfnb.loop.run import RUN
+
+    assert load_meta(RUN, run(usual(40)).save(tmp_path / "r"))["steps"] == 40
