@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perfnb.experiments.journal import Journal, journal
     from perfnb.experiments.report import PerformanceReport, report
     from perfnb.inference.latency import HighestRate, Latency, LoadedLatency, latency
+    from perfnb.loop.profiled import ProfiledLoop, profiled
     from perfnb.loop.run import RunComparison, RunSummary
     from perfnb.memory.estimate.estimate import MemoryEstimate, estimate_memory
     from perfnb.memory.leaks.find import Leaks, find_leaks
@@ -52,6 +53,7 @@ __all__ = [
     "PerformanceReport",
     "Profile",
     "ProfileComparison",
+    "ProfiledLoop",
     "Ranks",
     "Roofline",
     "RunComparison",
@@ -71,6 +73,7 @@ __all__ = [
     "levers",
     "load",
     "profile_step",
+    "profiled",
     "report",
     "scaling_study",
     "selfcheck",
@@ -89,6 +92,7 @@ _HOMES = {
     "ProfileComparison": "diff.comparison",
     "Profile": "profile.profile",
     "profile_step": "profile.profiling",
+    **dict.fromkeys(("ProfiledLoop", "profiled"), "loop.profiled"),
     "load": "profile.loading",
     "time_step": "bench.timing",
     "Timing": "profile.timing",

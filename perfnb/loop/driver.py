@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
 import warnings
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: No window is to come.
 _NEVER = sys.maxsize
+#: A step's wait for data, if nobody said when it waited.
+_UNKNOWN = -1
 
 
 class StepRecorder(Protocol):
@@ -48,8 +51,9 @@ class LoopProfiler:
     """Profiles a few steps in the middle of a loop, each executed once, and then removes everything.
 
     The loop's owner calls `wait` where a step starts to wait for its batch (if that is known), `begin` where its work
-    starts, `end` where it ends, and `close` when the loop is over, however it ended. What runs between `end` and the
-    next `wait` belongs to no step. Outside its windows a step costs a counter, and nothing is installed.
+    starts, `end` where it ends, and `close` when the loop is over, however it ended. A step of several batches calls
+    `wait_again` and `begin_again` for each further one. What runs between `end` and the next `wait` belongs to no step.
+    Outside its windows a step costs a counter, and nothing is installed.
 
     A failure of perfnb itself, such as another profiler that is running, ends the window with a warning; the loop goes
     on.
@@ -136,8 +140,9 @@ class LoopProfiler:
         self._around: ExitStack | None = None
         self._waiting: ExitStack | None = None
         self._first = 0
-        self._begin_ns = self._work_ns = 0
-        self._samples: int | None = None
+        #: Of the open step: when its wait and it itself began (0 for not), how long it has waited, its batches' sizes.
+        self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
+        self._sizes: list[int | None] = []
         self._made: Profile | None = None
 
     @property
@@ -161,30 +166,43 @@ class LoopProfiler:
         if self._passes is not None or self.done >= self._next:
             self._guarded(self._step_begins)
         elif self.recorder is not None:
-            self._begin_ns = time.perf_counter_ns()
+            self._wait_ns = self._begin_ns = time.perf_counter_ns()
 
     def begin(self, batch: Any = None) -> None:
         """The step has its batch, and its work starts."""
         if self._passes is not None or self.done >= self._next:
             self._guarded(self._work_begins, batch)
         elif self.recorder is not None:
-            self._work_ns = time.perf_counter_ns()
+            self._note_wait()
+
+    def wait_again(self) -> None:
+        """The step, which has begun, waits for one more batch, as for accumulated gradients."""
+        self._wait_ns = time.perf_counter_ns()
+        if self._around is not None:
+            self._guarded(self._work_waits)
+
+    def begin_again(self, batch: Any = None) -> None:
+        """The step has one more batch, and its work goes on."""
+        if self._around is not None:
+            self._guarded(self._work_goes_on, batch)
+        else:
+            self._note_wait()
 
     def end(self) -> None:
         """The step has ended."""
         if self._passes is not None:
             self._guarded(self._step_ends, time.perf_counter_ns())
-        elif self.recorder is not None:
-            now, begin = time.perf_counter_ns(), self._begin_ns or self._work_ns
-            self.recorder.step(now - begin, self._work_ns - begin if self._begin_ns else -1, begin)
-            self._begin_ns = 0
+        elif self.recorder is not None and self._begin_ns:
+            begin, data = self._begin_ns, self._data_ns
+            self._begin_ns, self._data_ns = 0, _UNKNOWN
+            self.recorder.step(time.perf_counter_ns() - begin, data, begin)
         self.done += 1
         if self._made is not None:
             self._tell()
 
     def skip(self) -> None:
         """The step that has begun does not take place: its batches ran out, or it failed and the loop goes on."""
-        self._begin_ns = 0
+        self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
         if self._around is not None:
             self._guarded(self._step_is_skipped)
 
@@ -196,7 +214,9 @@ class LoopProfiler:
         passes, self._passes, self._turn = self._passes, None, None
         if passes is None:
             return
-        self._next, self._begin_ns = self.done, 0
+        atexit.unregister(self.close)
+        self._next = self.done
+        self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
         try:
             self._leave(GeneratorExit())
         finally:
@@ -223,6 +243,14 @@ class LoopProfiler:
         due = self._windows.next(done)
         return _NEVER if due is None else due
 
+    def _note_wait(self) -> None:
+        """Add the wait that ends now, if there was one, to the step's."""
+        now = time.perf_counter_ns()
+        if self._wait_ns:
+            self._data_ns = max(0, self._data_ns) + now - self._wait_ns
+            self._wait_ns = 0
+        self._begin_ns = self._begin_ns or now
+
     def _step_begins(self) -> None:
         if self._waiting is not None:
             return  # it waits already
@@ -230,45 +258,51 @@ class LoopProfiler:
             self._step_is_skipped()  # nobody said that it ended
         if self._open():
             self._enter()
-            self._waiting = ExitStack()
-            self._waiting.enter_context(self._turn.data())  # type: ignore[union-attr]
+            self._wait_ns = self._begin_ns
+            self._enter_wait()
         else:
-            self._begin_ns = time.perf_counter_ns()
+            self._wait_ns = self._begin_ns = time.perf_counter_ns()
 
     def _work_begins(self, batch: Any) -> None:
-        if self._around is not None and self._waiting is None:
-            self._step_is_skipped()
-        if self._around is None:
+        if self._waiting is None:
+            if self._around is not None:
+                self._step_is_skipped()
             if not self._open():
-                self._work_ns = time.perf_counter_ns()
+                self._note_wait()
                 return
             self._enter()
-            self._work_ns = self._begin_ns
-        else:
-            waiting, self._waiting = self._waiting, None
-            waiting.close()  # type: ignore[union-attr]
-            self._work_ns = time.perf_counter_ns()
-        if batch is None:
+        self._work_goes_on(batch)
+
+    def _work_waits(self) -> None:
+        if self._waiting is None:
+            self._enter_wait()
+
+    def _work_goes_on(self, batch: Any) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.close()
+        self._note_wait()
+        if batch is None or self._turn is None:
             return
-        if self._turn.seen is not None:  # type: ignore[union-attr]
-            self._turn.seen(batch)  # type: ignore[union-attr]
+        if self._turn.seen is not None:
+            self._turn.seen(batch)
         begin = time.perf_counter_ns()
-        self._samples = common_size(batch)
-        spent = time.perf_counter_ns() - begin  # not the step's
-        self._begin_ns += spent
-        self._work_ns += spent
+        self._sizes.append(common_size(batch))
+        self._begin_ns += time.perf_counter_ns() - begin  # not the step's
 
     def _step_ends(self, now: int) -> None:
         turn = self._turn
         if self._around is None or self._waiting is not None or turn is None:
             return
-        begin, data = self._begin_ns, self._work_ns - self._begin_ns
+        begin, data = self._begin_ns, self._data_ns
+        known = [size for size in self._sizes if size is not None]
+        samples = sum(known) if known and len(known) == len(self._sizes) else None
         self._leave(None)
-        self._begin_ns = 0
+        self._begin_ns, self._data_ns = 0, _UNKNOWN
         if self.recorder is not None:
             self.recorder.enter(turn.pass_name)
             self.recorder.step(now - begin, data, begin)
-        self._advance(ExecutedStep(turn.pass_name, begin, now - begin, data, self._samples))
+        self._advance(ExecutedStep(turn.pass_name, begin, now - begin, max(0, data), samples))
 
     def _step_is_skipped(self) -> None:
         self._leave(SkippedStep())
@@ -295,6 +329,8 @@ class LoopProfiler:
             batches=self._loader,
             stacks=self._stacks,
         )
+        # torch's profiler must not outlive the interpreter.
+        atexit.register(self.close)
         self._turn = next(self._passes)
         return True
 
@@ -302,10 +338,17 @@ class LoopProfiler:
         return {**({} if self._namespace is None else self._namespace()), **self._names}
 
     def _enter(self) -> None:
-        self._samples = None
+        """Open what surrounds the next step."""
+        assert self._turn is not None
+        self._sizes.clear()
         self._around = ExitStack()
-        self._around.enter_context(self._turn.around())  # type: ignore[union-attr]
-        self._begin_ns = time.perf_counter_ns()
+        self._around.enter_context(self._turn.around())
+        self._data_ns, self._begin_ns = _UNKNOWN, time.perf_counter_ns()
+
+    def _enter_wait(self) -> None:
+        assert self._turn is not None
+        self._waiting = ExitStack()
+        self._waiting.enter_context(self._turn.data())
 
     def _leave(self, error: BaseException | None) -> None:
         """Close what surrounds the open step."""
@@ -320,6 +363,7 @@ class LoopProfiler:
             self._turn = self._passes.send(executed)
         except StopIteration as end:
             self._passes = self._turn = None
+            atexit.unregister(self.close)
             self._next = self._due(self.done + 1)
             try:
                 self._finish(end.value)

@@ -31,6 +31,7 @@ class KeptProfiles(Sequence[Profile]):
 
     def add(self, profile: Profile, at: int, rank: int | None = None) -> None:
         """Save the profile of the window after `at` steps, or keep it."""
+        profile = profile if self._keep_trace else profile._reduced()
         if self._folder is None:
             self._held.append(profile)
         else:

@@ -30,6 +30,7 @@ from perfnb.memory.from_trace import trace_memory_table
 from perfnb.memory.table import memory_table
 from perfnb.profile.display import show, standalone_page, static_bundle
 from perfnb.profile.kept import KeptStep
+from perfnb.profile.reduced import ReducedProfile, reduced, summary_of_tables
 from perfnb.profile.report import summary_text
 from perfnb.profile.summary import Summary, ops_alone, summarize, timing_of
 from perfnb.profile.timing import Timing, shown
@@ -37,7 +38,7 @@ from perfnb.quantities import durations
 from perfnb.recording import storage
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
-from perfnb.recording.storage import TABLES, SavedProfile
+from perfnb.recording.storage import REDUCED_TABLES, TABLES, SavedProfile
 from perfnb.roofline.roofline import Roofline
 from perfnb.timeline.build import timeline_of
 from perfnb.timeline.timeline import Timeline
@@ -55,7 +56,7 @@ class Profile(Page, Shown):
     is large and computed on every access: bind it to a name.
     """
 
-    def __init__(self, source: Recording | SavedProfile, kept: KeptStep | None = None) -> None:
+    def __init__(self, source: Recording | SavedProfile | ReducedProfile, kept: KeptStep | None = None) -> None:
         self._source, self._kept = source, kept
 
     @property
@@ -65,13 +66,29 @@ class Profile(Page, Shown):
 
     @cached_property
     def _recording(self) -> Recording:
-        return self._source.recording() if isinstance(self._source, SavedProfile) else self._source
+        return self._source if isinstance(self._source, Recording) else self._source.recording()
 
     def _table(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """A saved table if there is one, else compute it."""
-        version = analysis_version()
-        saved = self._source.table(name, version) if version and isinstance(self._source, SavedProfile) else None
+        saved = None if isinstance(self._source, Recording) else self._source.table(name, analysis_version())
         return compute() if saved is None else saved
+
+    @property
+    def _is_reduced(self) -> bool:
+        """Whether only its tables were kept."""
+        return "reduced" in self._source.meta
+
+    def _reduced(self) -> Profile:
+        """The profile without its trace: some hundred rows."""
+        if self._is_reduced:
+            return self
+        return Profile(reduced(self._recording, self._summary, lambda name: getattr(self, name)))
+
+    def _require_trace(self) -> None:
+        if self._is_reduced:
+            raise RecordingError(
+                "This profile was reduced to its tables when it was made, so this is n/a: make it with keep_trace=True."
+            )
 
     @property
     def layers(self) -> pd.DataFrame:
@@ -208,6 +225,7 @@ class Profile(Page, Shown):
         ``t_ms`` from the start of its first step. Categories are missing because a trace does not record what memory is
         for. On the CPU, ``total`` leaves out what was alive before the profiler started recording.
         """
+        self._require_trace()
         if self._recording.trace_memory is not None:
             return trace_memory_table(self._recording)
         watched = self._watched
@@ -220,12 +238,14 @@ class Profile(Page, Shown):
         Times are nanoseconds from the start of the step; missing if it was allocated before, or freed after, the
         watched steps.
         """
+        self._require_trace()
         watched = self._watched
         return conform(pd.DataFrame(), "allocations") if watched is None else allocation_table(watched)
 
     @property
     def roofline(self) -> Roofline | None:
         """How close layers and ops come to the machine's peaks; ``None`` if arithmetic was not counted."""
+        self._require_trace()
         figures = self._summary.roofline
         return None if figures is None else Roofline(figures)
 
@@ -253,6 +273,7 @@ class Profile(Page, Shown):
         return self._table("events", self._events)
 
     def _events(self) -> pd.DataFrame:
+        self._require_trace()
         if self._recording.events.empty:
             return conform(pd.DataFrame(), "events")
         return event_table(self._recording, self._attribution())
@@ -304,12 +325,14 @@ class Profile(Page, Shown):
         return storage.save(self._recording, path, self._tables(), analysis_version())
 
     def _tables(self) -> dict[str, pd.DataFrame]:
-        return {name: getattr(self, name) for name in sorted(TABLES, key="ops".__eq__)}  # most come from one summary
+        wanted = REDUCED_TABLES if self._is_reduced else TABLES
+        return {name: getattr(self, name) for name in sorted(wanted, key="ops".__eq__)}  # most come from one summary
 
     def _page(self) -> str:
         return standalone_page(self._summary, self._timeline())
 
     def _gpu_events(self, layers: bool = False) -> GpuEvents:
+        self._require_trace()
         return gpu_events(self._recording, self._attribution() if layers and len(self._recording.events) else None)
 
     def _attribution(self) -> Attribution:
@@ -327,6 +350,8 @@ class Profile(Page, Shown):
     @cached_property
     def _summary(self) -> Summary:
         recording = self._recording
+        if self._is_reduced:
+            return summary_of_tables(recording, lambda name: getattr(self, name))
         return summarize(recording, self._attribution() if len(recording.events) else None, self._watched)
 
     def save_trace(self, path: str | Path) -> Path:
@@ -349,6 +374,7 @@ class Profile(Page, Shown):
         RecordingError
             If no step was traced, or the file cannot be written.
         """
+        self._require_trace()
         timeline = self._timeline()
         if timeline is None:
             raise RecordingError("There is no trace to write, because no step was traced.")

@@ -196,6 +196,40 @@ class Looped(TypedDict):
     times: Count
 
 
+class Loop(TypedDict):
+    """Where in a loop the steps ran."""
+
+    step: Count
+
+
+class KeptFinding(TypedDict):
+    """A row of ``findings``."""
+
+    bottleneck: str
+    evidence: str
+    rows: list[dict[str, str]]
+    bound_ms: Number | None
+    bound_share: Number | None
+    bound_bytes: Count | None
+    lever: str
+    code: str
+    remedy: str
+    confidence: str
+    why: str
+    blind: str
+
+
+class Reduced(TypedDict):
+    """What a profile without its trace keeps besides its tables."""
+
+    notes: list[str]
+    #: Verdict, reason and what to try.
+    verdict: tuple[str, str, str] | None
+    finding: Count | None
+    step_ms: Number | None
+    findings: list[KeptFinding]
+
+
 class ProfileFacts(TypedDict, total=False):
     name: Required[str]
     rank: Rank
@@ -222,3 +256,5 @@ class ProfileFacts(TypedDict, total=False):
     failure: str
     failed_in: str
     tables_made_by: str
+    loop: Loop
+    reduced: Reduced

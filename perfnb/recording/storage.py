@@ -45,6 +45,8 @@ _PARTS: dict[str, Any] = {"memory": MemoryRecord, "arithmetic": ArithmeticRecord
 _LONG = ("events", "outside", "trace_memory", "memory_events", "arithmetic_events")
 #: Tables that may be saved with the frames they were computed from.
 TABLES = ("events", "layers", "phases", "ops", "layer_ops", "kernels", "gpu_time")
+#: Those of them that are all that a reduced profile has.
+REDUCED_TABLES = TABLES[1:]
 _TABLE, _MADE_BY = "table_{}", "tables_made_by"
 
 PROFILE = Kind(
@@ -202,8 +204,24 @@ class SavedProfile:
         other._made_by = None  # finished tables contain the rank
         return other
 
-    def table(self, name: str, made_by: str) -> pd.DataFrame | None:
-        """Return a finished table, ``None`` if none was saved, or by a different analysis."""
+    def table(self, name: str, made_by: str | None) -> pd.DataFrame | None:
+        """Return a finished table, ``None`` if none was saved, or by a different analysis.
+
+        Those of a reduced profile are returned whichever analysis made them: they cannot be computed again.
+
+        Raises
+        ------
+        RecordingError
+            If a table of a reduced profile cannot be read.
+        """
+        if "reduced" in self.meta and name in REDUCED_TABLES:
+            made_by = self._made_by
+        table = None if made_by is None else self._table(name, made_by)
+        if table is None and "reduced" in self.meta and name in REDUCED_TABLES:
+            raise RecordingError(f"{self._source} keeps only its tables, and {name} cannot be read: save it again.")
+        return table
+
+    def _table(self, name: str, made_by: str) -> pd.DataFrame | None:
         file = _TABLE.format(name)
         if self._made_by != made_by or file not in self._files:
             return None

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -53,6 +53,16 @@ def _variables(function: FunctionType) -> dict[str, Any]:
     seen = {name: function.__globals__[name] for name in names_in(function.__code__) if name in function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return seen | {name: cell.cell_contents for name, cell in cells if not is_empty(cell)}
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """The variables that running code uses: its own, its globals, and those of the functions that it calls by name."""
+    names = names_in(frame.f_code)
+    own = {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
+    seen = own | {name: frame.f_globals[name] for name in names if name in frame.f_globals and name not in own}
+    for function in [value for value in seen.values() if type(value) is FunctionType][:_MOST_FUNCTIONS]:
+        seen = {**namespace_of(function), **seen}
+    return seen
 
 
 def names_in(code: CodeType) -> list[str]:

@@ -1,0 +1,205 @@
+"""`profiled`: a loader whose loop is profiled for some of its steps, with one changed line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from perfnb.arguments import shown
+from perfnb.loop.driver import LoopProfiler
+from perfnb.loop.kept import KeptProfiles
+from perfnb.profile.profile import Profile
+from perfnb.shell import in_notebook, print_text
+from perfnb.step.namespace import is_installed, variables_of
+
+if TYPE_CHECKING:
+    from perfnb.profile.profiling import Models
+
+_Batch = TypeVar("_Batch")
+
+
+def profiled(
+    loader: Iterable[_Batch],
+    at: int | Iterable[int] = 100,
+    every: int | None = None,
+    save: str | Path | None = None,
+    on_done: Callable[[Profile], Any] | None = None,
+    *,
+    model: Models | None = None,
+    steps_by: Any = None,
+    steps: int = 20,
+    traced: int = 3,
+    memory: bool = True,
+    flops: bool = True,
+    stacks: bool = False,
+    keep_trace: bool | None = None,
+    name: str = "loop",
+) -> ProfiledLoop[_Batch]:
+    """Profile some steps of a loop that goes on: ``for batch in perfnb.profiled(loader):``.
+
+    The loop's body is the step, and waiting for the next batch is its phase ``data``. From step `at` on, the passes of
+    `profile_step` are laid over the loop's own steps, each executed once; then everything is removed. Before and after,
+    a step costs a counter. Used for several epochs, the same object goes on counting.
+
+    Parameters
+    ----------
+    loader : iterable
+        A loader, or anything else that gives batches.
+    at : int or list of int
+        Steps before each window of profiled steps: ``at=100`` starts with the hundred-and-first.
+    every : int, optional
+        Profile again after this many steps, over and over.
+    save : str or Path, optional
+        Folder in which each profile is saved, as ``step_000100``. Without it they stay in memory.
+    on_done : callable, optional
+        Called with each `Profile` when its window has ended.
+    model : Module, list of Module, or dict of name to Module, optional
+        As in `profile_step`.
+    steps_by : Optimizer, optional
+        A step ends where this optimizer has stepped, not with each batch: for accumulated gradients.
+    steps, traced : int
+        Steps to time and to trace in each window.
+    memory, flops, stacks : bool
+        As in `profile_step`. Compiled models are not counted, because counting would change how they round.
+    keep_trace : bool, optional
+        Whether profiles keep the raw trace, or are reduced to their tables. By default a single profile keeps it.
+    name : str
+        Title of the profiles.
+
+    Returns
+    -------
+    ProfiledLoop
+        Iterate over it instead of the loader; its `profiles` are those made so far.
+
+    Raises
+    ------
+    TypeError
+        If `loader` is not iterable, or an option makes no sense.
+    """
+    return ProfiledLoop(
+        loader,
+        steps_by,
+        at=at,
+        every=every,
+        save=save,
+        on_done=on_done,
+        model=model,
+        steps=steps,
+        traced=traced,
+        memory=memory,
+        flops=flops,
+        stacks=stacks,
+        keep_trace=keep_trace,
+        name=name,
+    )
+
+
+class ProfiledLoop(Generic[_Batch]):
+    """A loader whose loop is profiled, as `profiled` returns it; its other attributes are the loader's.
+
+    The last profile shows itself in a notebook when its window, or the loop, has ended.
+
+    Attributes
+    ----------
+    profiles : sequence of Profile
+        Those made so far; saved ones are loaded when they are asked for.
+    """
+
+    def __init__(self, loader: Iterable[_Batch], steps_by: Any = None, **options: Any) -> None:
+        if not isinstance(loader, Iterable):
+            raise TypeError(f"loader must be an iterable of batches, not {shown(loader)}.")
+        if steps_by is not None and not hasattr(steps_by, "register_step_post_hook"):
+            raise TypeError(f"steps_by must be an optimizer, not {shown(steps_by)}.")
+        self._loader, self._steps_by = loader, steps_by
+        #: Batches in an epoch, if known, and those given in this one.
+        self._batches: int | None = None
+        self._given = 0
+        self._shown = 0
+        self._said = False
+        self._profiler = LoopProfiler(**options, namespace=_users_variables, loader=loader, left=self._left)
+
+    @property
+    def profiles(self) -> KeptProfiles:
+        """Those made so far; saved ones are loaded when they are asked for."""
+        return self._profiler.profiles
+
+    def close(self) -> None:
+        """Remove everything at once; a window that is open starts over if the loop goes on."""
+        self._profiler.close()
+
+    def __iter__(self) -> Iterator[_Batch]:
+        __tracebackhide__ = True
+        profiler = self._profiler
+        with ExitStack() as stack:
+            stack.callback(profiler.close)
+            try:
+                self._batches = len(self._loader)  # type: ignore[arg-type]
+            except (TypeError, NotImplementedError):
+                self._batches = None
+            self._given, first = 0, profiler.done
+            stepped: list[bool] = []
+            if self._steps_by is not None:
+                stack.callback(self._steps_by.register_step_post_hook(lambda *_: stepped.append(True)).remove)
+            source = iter(self._loader)
+            again = False
+            while True:
+                (profiler.wait_again if again else profiler.wait)()
+                try:
+                    # In a list, because a variable here would keep the batch alive while the loop's body runs.
+                    box = [next(source)]
+                except StopIteration:
+                    break
+                (profiler.begin_again if again else profiler.begin)(box[0])
+                self._given += 1
+                yield box.pop()
+                again = self._steps_by is not None and not stepped
+                if not again:
+                    stepped.clear()
+                    profiler.end()
+                    if profiler.next_at is None:
+                        self._show()
+            # Between epochs comes what belongs to no step, such as a validation: a window that fits starts over.
+            if profiler.done - first >= profiler.length:
+                profiler.close()
+            else:
+                profiler.skip()
+        self._show()
+        if not self.profiles and not self._said and profiler.next_at is not None:
+            self._said = True
+            print_text(
+                f"perfnb: no step was profiled yet: the loop has run {profiler.done:,} steps, and the window of "
+                f"{profiler.length} is due after {profiler.next_at:,}."
+            )
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __repr__(self) -> str:
+        return f"<perfnb.ProfiledLoop after {self._profiler.done:,} steps: {self.profiles!r}>"
+
+    def _left(self) -> int | None:
+        """Steps of this epoch that are still to come."""
+        return None if self._batches is None or self._steps_by is not None else self._batches - self._given
+
+    def _show(self) -> None:
+        """Show the last profile in a notebook, once."""
+        if len(self.profiles) > self._shown:
+            self._shown = len(self.profiles)
+            if in_notebook():
+                self.profiles[-1]._ipython_display_()
+
+
+def _users_variables() -> dict[str, Any]:
+    """The variables of the loop that is now asking for its next batch."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_installed(frame.f_code.co_filename):
+        frame = frame.f_back
+    return variables_of(frame)

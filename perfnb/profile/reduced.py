@@ -1,0 +1,96 @@
+"""A profile reduced to its tables, some hundred rows: without events, allocations and the counted ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from perfnb.findings import Findings
+from perfnb.findings.verdict import Verdict
+from perfnb.profile.summary import Summary, summarize
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import conform
+from perfnb.recording.storage import REDUCED_TABLES
+
+_NOTE = "This profile was reduced to its tables when it was made: it has no timeline, memory curve or roofline."
+
+
+@dataclass(frozen=True)
+class ReducedProfile:
+    """What is left of a profile in memory, in place of its recording."""
+
+    kept: Recording
+    tables: Mapping[str, pd.DataFrame]
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """As `Recording.meta`, with ``reduced``."""
+        return self.kept.meta
+
+    def recording(self) -> Recording:
+        """The recording without what was left out."""
+        return self.kept
+
+    def table(self, name: str, made_by: str | None) -> pd.DataFrame | None:
+        """Return a table, ``None`` if it has none of that name."""
+        return self.tables[name].copy() if name in self.tables else None
+
+
+def reduced(recording: Recording, summary: Summary, tables: Callable[[str], pd.DataFrame]) -> ReducedProfile:
+    """Reduce a profile to its tables, verdict and findings."""
+    found = summary.findings
+    facts = {
+        "notes": list(summary.notes),
+        "verdict": None if found is None else [found.verdict.verdict, found.verdict.why, found.verdict.next],
+        "finding": None if found is None else found.verdict.finding,
+        "step_ms": None if found is None else found.step_ms,
+        "findings": [] if found is None else _records(found.table),
+    }
+    kept = replace(
+        recording,
+        events=_emptied(recording.events),
+        spans=recording.spans.iloc[:0],
+        meta={**recording.meta, "reduced": facts},
+        memory=None,
+        arithmetic=None,
+    )
+    return ReducedProfile(kept, {name: tables(name) for name in REDUCED_TABLES})
+
+
+def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]) -> Summary:
+    """What the report of a reduced profile shows."""
+    facts = recording.meta["reduced"]
+    phases = table("phases")
+    findings: Findings | None = None
+    if facts["verdict"] is not None:
+        found = conform(pd.DataFrame(facts["findings"]), "findings")
+        row = facts["finding"] if facts["finding"] is not None and facts["finding"] < len(found) else None
+        verdict, why, then = facts["verdict"]
+        findings = Findings(found, Verdict(verdict, why, then, row), facts["step_ms"])
+    return replace(
+        summarize(recording),
+        traced_ms=float(phases["ms"].sum()) if len(phases) else None,
+        phases=phases,
+        layers=table("layers"),
+        ops=table("ops"),
+        layer_ops=table("layer_ops"),
+        notes=(*facts["notes"], _NOTE),
+        findings=findings,
+    )
+
+
+def _emptied(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame's columns without rows, and without the names that the rows had."""
+    empty = frame.iloc[:0].copy()
+    for name in empty.select_dtypes("category"):
+        empty[name] = empty[name].cat.remove_unused_categories()
+    return empty
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of ``findings`` as plain values."""
+    plain = table.astype(object).where(table.notna(), None)
+    return [{str(name): value for name, value in row.items()} for row in plain.to_dict("records")]

@@ -1,0 +1,293 @@
+"""`profiled`: one changed line in a loop."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import perfnb
+from perfnb.errors import RecordingError
+from perfnb.profile.profile import Profile
+from perfnb.recording.storage import REDUCED_TABLES
+from tests.loop.loops import Training
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+SMALL: dict[str, Any] = {"steps": 2, "memory": False, "flops": False}
+
+
+def test_the_body_is_the_step_and_waiting_is_data() -> None:
+    training = Training()
+    loop = perfnb.profiled(training.batches, at=5, steps=3)
+    given = []
+    for batch in loop:
+        training(batch)
+        given.append(batch)
+    assert all(one is other for one, other in zip(given, training.batches, strict=True))
+    (profile,) = loop.profiles
+    assert {"data", "forward", "loss", "backward", "optimizer"} <= set(profile.phases.index)
+    assert profile.layers.index[0] == "training.model"
+    assert profile.layers.loc["training.model", "calls"] == 1
+    assert (profile.steps["data_ms"] > 0).all()
+
+
+def test_names_are_those_of_the_loops_variables() -> None:
+    training = Training()
+    net, optimizer = training.model, training.optimizer
+    loader = DataLoader(TensorDataset(torch.randn(128, 8), torch.randint(4, (128,))), batch_size=4)
+    loop = perfnb.profiled(loader, at=4, **SMALL)
+    for x, y in loop:
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    parts = loop.profiles[0].meta["parts"]
+    assert loop.profiles[0].layers.index[0] == "net"
+    assert [one["name"] for one in parts["optimizers"]] == ["optimizer"]
+    assert (parts["loader"]["name"], parts["loader"]["class"]) == ("loader", "DataLoader")
+    assert parts["loader"]["batch_size"] == 4
+
+
+def test_training_is_the_same_with_and_without() -> None:
+    weights = []
+    for profiles in (False, True):
+        training = Training(batches=90)
+        torch.manual_seed(5)
+        data = TensorDataset(*(torch.cat(part) for part in zip(*training.batches, strict=True)))
+        loader: Any = DataLoader(data, batch_size=32, shuffle=True)
+        loader = perfnb.profiled(loader, at=[20, 100], steps=4) if profiles else loader
+        for _ in range(2):
+            for batch in loader:
+                training(batch)
+        weights.append(training.weights())
+    assert loader.profiles.at == [20, 100]
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_it_stands_for_its_loader() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(10, 2)), batch_size=2)
+    loop = perfnb.profiled(loader)
+    assert len(loop) == 5
+    assert loop.batch_size == 2
+    assert loop.dataset is loader.dataset
+    assert "0 steps" in repr(loop)
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = loop.no_such
+    with pytest.raises(TypeError, match="len"):
+        len(perfnb.profiled(iter([])))
+
+
+def test_the_count_goes_on_in_the_next_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    training = Training(batches=30)
+    loop = perfnb.profiled(training.batches, at=35, **SMALL)
+    for _ in range(2):
+        for batch in loop:
+            training(batch)
+    assert loop.profiles.at == [35]
+    assert capsys.readouterr().out == (
+        "perfnb: no step was profiled yet: the loop has run 30 steps, and the window of 6 is due after 35.\n"
+    )
+
+
+def test_a_window_that_meets_the_end_of_an_epoch_starts_over() -> None:
+    """What runs between epochs, such as a validation, must not be recorded."""
+    training = Training(batches=20)
+    loop = perfnb.profiled(iter_again(training.batches), at=18, **SMALL)
+    for _ in range(2):
+        for batch in loop:
+            training(batch)
+    assert loop.profiles.at == [20]
+
+
+def test_a_window_is_shortened_to_fit_the_epoch() -> None:
+    training = Training(batches=20)
+    loop = perfnb.profiled(training.batches, at=12, steps=10, memory=False, flops=False)
+    for batch in loop:
+        training(batch)
+    assert loop.profiles.at == [12]
+    assert (loop.profiles[0].steps["pass"] == "timed").sum() == 4
+
+
+class iter_again:
+    """Batches of unknown number that can be iterated over again."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize("inside", [3, 6, 8])
+def test_break_and_exceptions_remove_everything(inside: int) -> None:
+    training = Training()
+    loop = perfnb.profiled(training.batches, at=3, **SMALL)
+    for place, batch in enumerate(loop):
+        training(batch)
+        if place == inside:
+            break
+    assert not loop._profiler.is_open
+
+    def fails() -> None:
+        for place, batch in enumerate(loop):
+            training(batch)
+            if place == inside:
+                raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        fails()
+    assert not loop._profiler.is_open
+    held = iter(loop)
+    for batch in islice(held, inside):
+        training(batch)
+    loop.close()
+    assert not loop._profiler.is_open
+    del held
+    for batch in loop:
+        training(batch)
+    assert len(loop.profiles) == 1
+
+
+def test_an_error_of_the_loader_is_the_users() -> None:
+    def batches() -> Iterator[Any]:
+        yield from Training(batches=5).batches
+        raise LookupError("no more")
+
+    training = Training()
+    loop = perfnb.profiled(batches(), at=3, **SMALL)
+
+    def train() -> None:
+        for batch in loop:
+            training(batch)
+
+    with pytest.raises(LookupError, match="no more"):
+        train()
+    assert not loop._profiler.is_open
+
+
+def test_steps_by_an_optimizer() -> None:
+    training = Training(batches=58)
+    model, optimizer = training.model, training.optimizer
+    loop = perfnb.profiled(training.batches, at=3, steps_by=optimizer, steps=2, flops=False)
+    for place, (x, y) in enumerate(loop, start=1):
+        nn.functional.cross_entropy(model(x), y).backward()
+        if place % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not optimizer._optimizer_step_post_hooks
+    (profile,) = loop.profiles
+    assert loop._profiler.done == 14
+    assert profile.layers.loc["model", "calls"] == 4
+    assert (profile.steps["samples"] == 4 * 32).all()
+    data = profile.events[profile.events["phase"] == "data"]
+    assert len(data) > 0
+
+
+def test_many_profiles_are_reduced_to_their_tables(tmp_path: Path) -> None:
+    training, whole = Training(), []
+    loop = perfnb.profiled(training.batches, at=5, every=30, save=tmp_path, on_done=whole.append, steps=3)
+    for batch in loop:
+        training(batch)
+    assert loop.profiles.at == [5, 35]
+    profile, full = loop.profiles[0], whole[0]
+    for name in (*REDUCED_TABLES, "steps"):
+        pd.testing.assert_frame_equal(getattr(profile, name), getattr(full, name))
+    assert list(profile.findings["bottleneck"]) == list(full.findings["bottleneck"])
+    assert profile._summary.findings is not None
+    assert full._summary.findings is not None
+    assert profile._summary.findings.verdict == full._summary.findings.verdict
+    assert "reduced to its tables" in str(profile)
+    for name in ("events", "memory", "allocations", "roofline", "critical_path", "gpu_idle"):
+        with pytest.raises(RecordingError, match="reduced to its tables"):
+            getattr(profile, name)
+    with pytest.raises(RecordingError, match="reduced to its tables"):
+        profile.save_trace(tmp_path / "trace.json")
+    again = perfnb.load(profile.save(tmp_path / "again"))
+    assert isinstance(again, Profile)
+    pd.testing.assert_frame_equal(again.layers, full.layers)
+    assert len(str(profile.compare(again))) > 0
+    assert full.layers.equals(profile._reduced().layers)
+    (loop.profiles.paths[1] / "table_layers.parquet").unlink()
+    with pytest.raises(RecordingError, match="layers cannot be read"):
+        _ = loop.profiles[1].layers
+
+
+def test_the_trace_is_kept_on_request() -> None:
+    training = Training()
+    loop = perfnb.profiled(training.batches, at=[3, 20], keep_trace=True, **SMALL)
+    for batch in loop:
+        training(batch)
+    assert all(len(profile.events) > 0 for profile in loop.profiles)
+
+
+def test_the_last_profile_shows_itself_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Profile] = []
+    monkeypatch.setattr("perfnb.loop.profiled.in_notebook", lambda: True)
+    monkeypatch.setattr(Profile, "_ipython_display_", lambda profile: shown.append(profile))
+    training = Training()
+    at: list[int] = []
+    for batch in perfnb.profiled(training.batches, at=3, **SMALL):
+        training(batch)
+        at += [len(shown)]
+    assert at[8] == 0
+    assert at[9] == 1  # at once: the loop goes on
+    assert len(shown) == 1
+    shown.clear()
+    loop = perfnb.profiled(training.batches, at=3, every=20, **SMALL)
+    for batch in loop:
+        training(batch)
+    assert len(loop.profiles) == 3
+    assert [one.meta["loop"]["step"] for one in shown] == [43]
+
+
+def test_batches_live_no_longer_than_in_a_plain_loop() -> None:
+    class Batch:
+        alive = 0
+
+        def __init__(self) -> None:
+            Batch.alive += 1
+
+        def __del__(self) -> None:
+            Batch.alive -= 1
+
+    most = 0
+    for batch in perfnb.profiled((Batch() for _ in range(30)), at=3, **SMALL):
+        del batch
+        gc.collect()
+        most = max(most, Batch.alive)
+    assert most == 0
+
+
+@pytest.mark.parametrize(("loader", "words"), [(3, "loader must be"), (None, "loader must be")])
+def test_what_is_no_loader(loader: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        perfnb.profiled(loader)
+    with pytest.raises(TypeError, match="steps_by must be"):
+        perfnb.profiled([], steps_by=3)
+
+
+#: A process that ends in the middle of a window.
+_ENDS_INSIDE = """
+import torch, perfnb
+model = torch.nn.Linear(4, 4)
+steps = iter(perfnb.profiled([torch.zeros(2, 4)] * 40, at=3, steps=2))
+for _ in range({given}):
+    model(next(steps)).sum().backward()
+print("over")
+"""
+
+
+@pytest.mark.parametrize("given", [5, 8])
+def test_a_process_may_end_inside_a_window(given: int) -> None:
+    command = [sys.executable, "-W", "error", "-c", _ENDS_INSIDE.format(given=given)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
