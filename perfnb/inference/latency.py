@@ -16,6 +16,7 @@ from perfnb.arguments import finite, require_count, require_seconds, shown
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
+from perfnb.inference.batching import Batching
 from perfnb.inference.latency_view import latency_html, latency_line, latency_page, latency_text
 from perfnb.inference.queueing import UTILIZATIONS, Loads, poisson_arrivals, simulate
 from perfnb.stats.intervals import quantile as sample_quantile
@@ -29,6 +30,9 @@ QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99}
 #: Calls of each size that count as warm-up.
 FIRST_CALLS = 2
 _MOST_REQUESTS = 20_000
+#: Batch sizes beside 1, how many batches of each are made and measured, and how few are too few.
+_BATCH_SIZES = (2, 4, 8, 16, 32, 64)
+_BATCHES_MADE, _MOST_BATCHES, _FEWEST_BATCHES = 8, 500, 5
 #: Share of the budget for requests back to back; runs at a rate share the rest.
 _CLOSED_SHARE = 0.45
 #: How much longer than its schedule an open run may take; what is not served by then is lost to saturation.
@@ -134,6 +138,7 @@ class Latency(Page, Shown):
         self._serve = serve
         #: The highest rate for the bound that was asked for, or why there is none.
         self._highest: HighestRate | str | None = None
+        self._batching: Batching | None = None
 
     @cached_property
     def _service_ms(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -246,6 +251,19 @@ class Latency(Page, Shown):
         return self._open is not None and self._open.saturated
 
     @property
+    def batching(self) -> Batching:
+        """Batches of each size, and what a dynamic batcher would gain.
+
+        Raises
+        ------
+        ValueError
+            If batches were not measured: pass ``batch=``.
+        """
+        if self._batching is None:
+            raise ValueError("Batches were not measured: pass batch=, which makes one input from a list of requests.")
+        return self._batching
+
+    @property
     def first_calls(self) -> pd.DataFrame:
         """The warm-up: the first calls of each size, left out of all figures."""
         return self._closed[self._closed["first"]]
@@ -276,6 +294,7 @@ def latency(
     quantile: float = 0.99,
     concurrency: int = 1,
     arrivals: Sequence[float] | None = None,
+    batch: Callable[[list[Any]], Any] | None = None,
     budget_s: float = 30.0,
 ) -> Latency:
     """Measure how long requests take, and compute how long they would take under load.
@@ -299,6 +318,9 @@ def latency(
         Requests served at the same time, in threads.
     arrivals : sequence of float, optional
         Seconds at which requests arrive, ascending, such as recorded or bursty ones; instead of `rate_per_s`.
+    batch : callable, optional
+        Makes one input of `fn` from a list of requests, as a loader's ``collate_fn`` does; ``list`` if `fn` takes a
+        list. Batches of 1, 2, 4 and more are measured too, for `Latency.batching`.
     budget_s : float
         Seconds in all, about.
 
@@ -327,13 +349,16 @@ def latency(
     schedule = None if arrivals is None else _schedule(arrivals)
     if rate is not None and schedule is not None:
         raise TypeError("Pass rate_per_s or arrivals, not both: each says when requests arrive.")
+    if batch is not None and not callable(batch):
+        raise TypeError(f"batch must make one input from a list of requests, not {shown(batch)}.")
     held = Requests(requests)
-    serve = served_by(fn)
+    serve = served_by(fn if batch is None else (lambda request: fn(batch([request]))))
     with StepOutput(), Progress() as progress:
         draws = held.draws(_SEED)
-        runs = (rate is not None) + (bound_ms is not None)
+        runs = (rate is not None) + (bound_ms is not None) + (batch is not None)
         share = (1 - _CLOSED_SHARE) / max(1, runs)
         closed = _closed_run(serve, held, draws, concurrency, _CLOSED_SHARE * budget_s, progress)
+        times = {} if batch is None else _batch_times(fn, batch, held, concurrency, share * budget_s, progress)
         if rate is not None:
             schedule = _poisson(rate, share * budget_s)
         opened = None if schedule is None else _open_run(serve, held, schedule, concurrency, progress)
@@ -343,6 +368,8 @@ def latency(
             return _open_run(serve, held, _poisson(rate_per_s, seconds), concurrency, progress)
 
     found = Latency(closed, opened, concurrency, str(getattr(fn, "__name__", type(fn).__name__)), serve_at)
+    if times:
+        found._batching = Batching({1: found._service_ms} | times, concurrency)
     if bound_ms is not None:
         found._find_highest(bound_ms, quantile, share * budget_s)
     return found
@@ -364,6 +391,39 @@ def _closed_run(
         done=lambda count: progress("back to back", count),
     )
     return _frame(served, warm_up=True)
+
+
+def _batch_times(
+    fn: Callable[[Any], Any],
+    batch: Callable[[list[Any]], Any],
+    requests: Requests,
+    servers: int,
+    seconds: float,
+    progress: Any,
+) -> dict[int, Any]:
+    """Service times of batches of 2, 4 and so on, as long as they gain and are measured often enough."""
+    from perfnb.inference import serving
+
+    __tracebackhide__ = True
+    found: dict[int, Any] = {}
+    draws = requests.draws(_SEED + 2)
+    for size in _BATCH_SIZES:
+        batches = serving.Requests([[requests[next(draws)] for _ in range(size)] for _ in range(_BATCHES_MADE)])
+        served = serving.serve(
+            serving.served_by(lambda made: fn(batch(made))),
+            batches,
+            batches.draws(_SEED),
+            count=_MOST_BATCHES,
+            until_s=time.perf_counter() + seconds / len(_BATCH_SIZES),
+            servers=servers,
+            done=lambda count, size=size: progress(f"batches of {size}", count),  # type: ignore[misc]
+        )
+        table = _frame(served, warm_up=True)
+        steady = table.loc[~table["first"], "service_ms"].to_numpy(dtype=float)
+        if len(steady) < _FEWEST_BATCHES:
+            break
+        found[size] = steady
+    return found
 
 
 def _open_run(

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from perfnb.inference.latency import HighestRate, Latency
 
 _INCHES = (6.6, 3.0)
+#: The row of the curve at whose rate batchers are compared: 80 % utilization.
+_BATCHED_AT = 5
 _HEADS = ("rate", "utilization", "p50", "p95", "p99", "wait")
 #: A quantile in the curve, with its colour and dashes.
 _LINES = {"p50_ms": (palette.BLUE, "-"), "p95_ms": (palette.GREEN, "--"), "p99_ms": (palette.VERMILION, ":")}
@@ -50,6 +53,7 @@ def latency_html(found: Latency) -> str:
         f"{header(found._name, 'latency', escape.plain(first, 2000))}{said}"
         f"<p>{picture_html(functools.partial(_draw, found=found), _INCHES, alt)}</p>"
         f"{tables.table('Under load, computed from the service times', _HEADS, rows, texts=0)}"
+        f"{_batching_html(found)}"
     )
 
 
@@ -74,7 +78,7 @@ def _sentences(found: Latency) -> list[str]:
         said.append(
             f"The first calls of each size are left out as warm-up ({len(first):,}; the slowest took {slowest})."
         )
-    said += [*_open_sentences(found), *_highest_sentences(found._highest)]
+    said += [*_open_sentences(found), *_highest_sentences(found._highest), *_batching_sentences(found)]
     return said
 
 
@@ -117,6 +121,62 @@ def _highest_sentences(found: HighestRate | str | None) -> list[str]:
     return [
         f"{said}; in a run at this rate {word} was {fmt.interval(found.confirmed_ms, found.confirmed_interval_ms)}."
     ]
+
+
+def _batching_sentences(found: Latency) -> list[str]:
+    batching = found._batching
+    if batching is None:
+        return []
+    if batching.gain < 1.05:
+        return ["Batches serve no more requests a second than one by one."]
+    size = batching.sizes["requests_per_s"].idxmax()
+    said = [f"Batches of {size} serve {fmt.significant(batching.gain)} times as many requests a second as one by one."]
+    rate = found.curve["rate_per_s"].iloc[_BATCHED_AT]
+    best, alone = batching.best(rate), batching.at(rate, 1, 0.0)
+    if best is None or best.most == 1:
+        return [*said, f"At {fmt.significant(rate)}/s no batcher has a lower p99 than serving one by one."]
+    setting = f"a batcher of at most {best.most} requests and {fmt.duration(best.delay_ms)} delay"
+    times = f"a p99 of {fmt.duration(best.p99_ms)} instead of {fmt.duration(alone.p99_ms)}"
+    return [*said, f"At {fmt.significant(rate)}/s, {setting} has {times} (simulated)."]
+
+
+def _batching_html(found: Latency) -> str:
+    batching = found._batching
+    if batching is None:
+        return ""
+    heads = ("batch size", "median", "per request", "requests/s", "one more costs")
+    rows = [
+        (
+            f"{size}",
+            fmt.interval(row["median_ms"], (row["ci_low_ms"], row["ci_high_ms"])),
+            fmt.duration(row["per_request_ms"]),
+            fmt.rate(row["requests_per_s"]),
+            fmt.duration(row["marginal_ms"]),
+        )
+        for size, row in batching.sizes.iterrows()
+    ]
+    sizes = tables.table("Batches, measured", heads, [[escape.html(cell) for cell in row] for row in rows], texts=0)
+    rate = found.curve["rate_per_s"].iloc[_BATCHED_AT]
+    return sizes + _batching_map(batching.grid(rate), f"p99 at {fmt.significant(rate)}/s by batcher, simulated")
+
+
+def _batching_map(grid: pd.DataFrame, caption: str) -> str:
+    """Latency by largest batch (columns) and delay (rows), the lowest in bold."""
+    table = grid.pivot(index="delay_ms", columns="most", values="p99_ms")
+    lowest = grid["p99_ms"].min()
+    rows = []
+    for delay, row in table.iterrows():
+        cells = [escape.html(_simulated(value)) for value in row]
+        bold = [f"<b>{cell}</b>" if value == lowest else cell for cell, value in zip(cells, row, strict=True)]
+        rows.append([escape.html(f"waits up to {fmt.duration(delay)}"), *bold])
+    heads = ["", *(f"at most {most}" for most in table.columns)]
+    return tables.table(escape.html(caption), heads, rows)
+
+
+def _simulated(ms: Any) -> str:
+    if pd.isna(ms):
+        return ""
+    return "overrun" if math.isinf(ms) else fmt.duration(ms)
 
 
 def _rows(found: Latency) -> list[tuple[str, ...]]:

@@ -1,0 +1,154 @@
+"""What a dynamic batcher would gain: batches of each size measured, the batcher simulated. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from perfnb.inference.queueing import poisson_arrivals, simulate_batches
+from perfnb.stats.intervals import Floats, median_interval
+
+#: Requests of a simulation; the first quarter, in which the queue fills, is left out.
+REQUESTS = 8_000
+_SETTLES = REQUESTS // 4
+#: Delays that are tried, as shares of the time that a request alone takes.
+DELAYS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+_SEED = 21
+
+
+@dataclass(frozen=True)
+class Batcher:
+    """A batcher under load, simulated: its settings, and what they do.
+
+    Attributes
+    ----------
+    most, delay_ms : int, float
+        The largest batch, and how long the first request of a batch waits for others.
+    rate_per_s : float
+        Requests per second.
+    p50_ms, p95_ms, p99_ms : float
+        Quantiles of latency; infinite if requests come faster than the batcher serves them.
+    batch_size : float
+        Mean size of its batches.
+    utilization : float
+        Share of the time for which the server is busy.
+    """
+
+    most: int
+    delay_ms: float
+    rate_per_s: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    batch_size: float
+    utilization: float
+
+
+class Batching:
+    """Service times by batch size, and what a dynamic batcher makes of them.
+
+    Parameters
+    ----------
+    times_ms : mapping of int to array
+        Service times of batches, by size; size 1 is there.
+    servers : int
+        Batches served at the same time.
+    """
+
+    def __init__(self, times_ms: Mapping[int, Floats], servers: int = 1) -> None:
+        self._times = {size: np.sort(times_ms[size]) for size in sorted(times_ms)}
+        self._servers = servers
+
+    @cached_property
+    def sizes(self) -> pd.DataFrame:
+        """A row per batch size measured.
+
+        ``median_ms`` with its 95 % interval, ``per_request_ms``, ``requests_per_s`` (if batches of this size follow
+        each other), ``marginal_ms`` (what one more request cost, since the size before) and ``batches`` (measured).
+        """
+        rows, before = [], None
+        for size, times in self._times.items():
+            low, high = median_interval(times) or (None, None)
+            median = float(np.median(times))
+            marginal = None if before is None else (median - before[1]) / (size - before[0])
+            rows.append(
+                {
+                    "batch_size": size,
+                    "median_ms": median,
+                    "ci_low_ms": low,
+                    "ci_high_ms": high,
+                    "per_request_ms": median / size,
+                    "requests_per_s": self._servers * 1e3 * size / float(times.mean()),
+                    "marginal_ms": marginal,
+                    "batches": len(times),
+                }
+            )
+            before = size, median
+        kinds = {"batch_size": "int64", "batches": "int64"}
+        return pd.DataFrame(rows).astype({name: kinds.get(name, "Float64") for name in rows[0]}).set_index("batch_size")
+
+    @property
+    def gain(self) -> float:
+        """How many times as many requests can be served with the best batch size as one by one."""
+        per_second = self.sizes["requests_per_s"]
+        return float(per_second.max() / per_second.iloc[0])
+
+    def at(self, rate_per_s: float, most: int, delay_ms: float) -> Batcher:
+        """A batcher at a rate of independent (Poisson) arrivals, simulated.
+
+        The time of a batch is drawn from those measured at the sizes around it.
+        """
+        rng = np.random.default_rng(_SEED)
+        draws = iter(rng.random(REQUESTS))
+        found = simulate_batches(
+            poisson_arrivals(REQUESTS, rate_per_s, rng),
+            lambda size: self._time(size, float(next(draws))),
+            most,
+            delay_ms,
+            self._servers,
+        )
+        latency = found.latency_ms[_SETTLES:]
+        p50, p95, p99 = (float(each) for each in np.quantile(latency, (0.5, 0.95, 0.99)))
+        if rate_per_s >= self._capacity(most):
+            p50 = p95 = p99 = np.inf
+        return Batcher(
+            most, delay_ms, rate_per_s, p50, p95, p99, float(found.sizes.mean()), min(1.0, found.utilization)
+        )
+
+    def grid(self, rate_per_s: float) -> pd.DataFrame:
+        """A row per setting of the batcher, with what it does at a rate; as `Batcher`."""
+        alone = float(np.median(self._times[1]))
+        settings = [(1, 0.0)] + [(most, share * alone) for most in self._times if most > 1 for share in DELAYS]
+        return pd.DataFrame([self.at(rate_per_s, *setting) for setting in settings])
+
+    def best(self, rate_per_s: float, quantile: float = 0.99) -> Batcher | None:
+        """The setting whose latency is lowest at a rate; ``None`` if all are overrun.
+
+        Parameters
+        ----------
+        quantile : float
+            0.5, 0.95 or 0.99.
+        """
+        name = {0.5: "p50_ms", 0.95: "p95_ms", 0.99: "p99_ms"}.get(quantile)
+        if name is None:
+            raise ValueError(f"quantile must be 0.5, 0.95 or 0.99, not {quantile!r}.")
+        table = self.grid(rate_per_s)
+        row = table.loc[table[name].idxmin()]
+        if not np.isfinite(row[name]):
+            return None
+        return self.at(rate_per_s, int(row["most"]), float(row["delay_ms"]))
+
+    def _capacity(self, most: int) -> float:
+        """Requests per second that the batcher serves when all its batches are full."""
+        means = [float(times.mean()) for times in self._times.values()]
+        return self._servers * 1e3 * most / float(np.interp(most, list(self._times), means))
+
+    def _time(self, size: int, share: float) -> float:
+        """The quantile of a batch's time, interpolated between the sizes measured around it."""
+        sizes = list(self._times)
+        at = [float(self._times[each][int(share * len(self._times[each]))]) for each in sizes]
+        return float(np.interp(size, sizes, at))

@@ -1,0 +1,76 @@
+"""A dynamic batcher simulated from measured batches: what it gains, what it costs, when it is overrun."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import perfnb
+from perfnb.inference.batching import Batching
+
+
+def linear(fixed_ms: float, each_ms: float) -> Batching:
+    """Batches whose time is a constant and so much a request."""
+    return Batching({size: np.full(100, fixed_ms + each_ms * size) for size in (1, 2, 4, 8, 16)})
+
+
+def test_batches_pay_where_a_request_more_costs_little() -> None:
+    batching = linear(9.0, 1.0)
+
+    assert batching.gain == pytest.approx((16 / 25) / (1 / 10))
+    assert batching.sizes["marginal_ms"].dropna().tolist() == pytest.approx([1.0] * 4)
+    assert pd.isna(batching.sizes["marginal_ms"].iloc[0])
+    best = batching.best(200)  # one by one 100 a second are served
+    assert best is not None
+    assert best.most > 1
+    assert np.isfinite(best.p99_ms)
+    assert np.isinf(batching.at(200, 1, 0.0).p99_ms)
+
+
+def test_batches_do_not_pay_where_each_request_costs_the_same() -> None:
+    batching = linear(0.0, 10.0)
+
+    assert batching.gain == pytest.approx(1.0)
+    assert batching.best(50).most == 1
+    assert batching.best(101) is None
+
+
+def test_delay_costs_as_much_as_it_is_at_low_load() -> None:
+    batching = linear(9.0, 1.0)
+
+    assert batching.at(0.5, 8, 20.0).p50_ms == pytest.approx(30.0, rel=0.01)
+    assert batching.at(0.5, 8, 0.0).p50_ms == pytest.approx(10.0, rel=0.01)
+
+
+def test_sizes_between_those_measured_are_interpolated() -> None:
+    batching = linear(9.0, 1.0)
+
+    assert batching.at(10**9, 16, 0.0).batch_size == pytest.approx(16, rel=0.01)
+    assert batching._time(3, 0.5) == pytest.approx(12.0)
+
+
+def test_a_bad_quantile_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"quantile must be 0\.5, 0\.95 or 0\.99"):
+        linear(1, 1).best(1, 0.9)
+
+
+def test_real_batches_are_measured() -> None:
+    seen = set()
+
+    class Model(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.add(len(x))
+            return super().forward(x)
+
+    found = perfnb.latency(Model(4, 4), [torch.randn(4) for _ in range(3)], batch=torch.stack, budget_s=0.5)
+
+    assert {1, 2, 4} <= seen
+    assert found.batching.sizes.index[0] == 1
+    assert "Batches" in str(found)
+    assert "Batches, measured" in found._repr_mimebundle_()["text/html"]
+    with pytest.raises(ValueError, match="Batches were not measured"):
+        perfnb.latency(lambda x: x, [1], budget_s=0.05).batching  # noqa: B018
+    with pytest.raises(TypeError, match="batch must make one input"):
+        perfnb.latency(lambda x: x, [1], batch=3)
