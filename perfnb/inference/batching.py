@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,7 +71,8 @@ class Batching:
         ``median_ms`` with its 95 % interval, ``per_request_ms``, ``requests_per_s`` (if batches of this size follow
         each other), ``marginal_ms`` (what one more request cost, since the size before) and ``batches`` (measured).
         """
-        rows, before = [], None
+        rows: list[dict[str, Any]] = []
+        before: tuple[int, float] | None = None
         for size, times in self._times.items():
             low, high = median_interval(times) or (None, None)
             median = float(np.median(times))
@@ -137,7 +139,7 @@ class Batching:
         if name is None:
             raise ValueError(f"quantile must be 0.5, 0.95 or 0.99, not {quantile!r}.")
         table = self.grid(rate_per_s)
-        row = table.loc[table[name].idxmin()]
+        row = table.iloc[int(table[name].to_numpy(dtype=float).argmin())]
         if not np.isfinite(row[name]):
             return None
         return self.at(rate_per_s, int(row["most"]), float(row["delay_ms"]))
