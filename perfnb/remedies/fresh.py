@@ -23,6 +23,8 @@ from perfnb.stats.intervals import Floats
 from perfnb.step.namespace import name_of_batches
 
 _MOST_ROUNDS = 20
+#: Share of a budget by which rounds may outlast it.
+_SLACK = 0.2
 #: Seconds after which a process is given up.
 _PATIENCE_S = 600.0
 
@@ -65,6 +67,11 @@ def time_fresh(
     """Milliseconds of a step in new processes, as it is (first row) and with a setting, a column per round.
 
     In each round both run once, in random order. Each process warms up by itself and gives the median of its steps.
+
+    Raises
+    ------
+    CaptureError
+        If the step does not run in a new process, or if the budget is too short.
     """
     __tracebackhide__ = True
     order = order_for(subject)
@@ -74,7 +81,13 @@ def time_fresh(
     begin = time.perf_counter()
     columns = [[_milliseconds(each, order, subject) for each in settings]]
     round_s = time.perf_counter() - begin
-    count = max(fewest_rounds(1), min(_MOST_ROUNDS, int(budget_s / round_s)))
+    fewest = fewest_rounds(1)
+    if fewest * round_s > (1 + _SLACK) * budget_s:
+        raise CaptureError(
+            f"{fewest} pairs of new processes take about {fewest * round_s:.0f} s, more than the budget leaves: raise "
+            "budget_s, or try it yourself."
+        )
+    count = max(fewest, min(_MOST_ROUNDS, int(budget_s / max(round_s, 1e-9))))
     for done, turns in enumerate(random_orders(count - 1, len(settings), seed), start=2):
         progress(what, done, count)
         found = {turn: _milliseconds(settings[turn], order, subject) for turn in turns}

@@ -58,6 +58,7 @@ def fingerprint(subject: Subject) -> dict[str, Any]:
         "deterministic algorithms": torch.get_deterministic_debug_mode(),
         "anomaly detection": torch.is_anomaly_enabled(),
         "garbage collection": gc.isenabled(),
+        "torch.Tensor.backward": Tensor.backward,
         "the random state": digest(random_state()),
     }
     for root, model in subject.models.items():
@@ -72,6 +73,7 @@ def fingerprint(subject: Subject) -> dict[str, Any]:
         found[f"the state of {name}"] = digest([list(state.items()) for state in optimizer.state.values()])
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         found[f"the groups of {name}"] = digest(groups)
+        found[f"the methods of {name}"] = [vars(optimizer).get(word) for word in ("step", "zero_grad")]
     return found
 
 

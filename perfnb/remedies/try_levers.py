@@ -14,6 +14,7 @@ from perfnb.arguments import require_seconds, shown
 from perfnb.draw.progress import Line, Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
+from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
 from perfnb.profile.timing import Timing
 from perfnb.remedies.ladder import Values, compare_levers, in_order, keepable, pays_after
@@ -334,13 +335,20 @@ class _Runner:
             groups += [[one] for one in ready if one.lever.timed_alone]
             groups = [group for group in groups if group]
             share = (1 - _CONFIRM_SHARE) * max(0.0, self.until - time.perf_counter()) / max(1, len(groups))
-            times = []
+            times, tried = [], []
             for group in groups:
                 first = group[0].lever
                 timed = first.timed or (time_blocks if first.in_blocks else time_switches)
-                times.append(timed(self.subject, [one.switch for one in group], share, self.progress, "trial"))
+                try:
+                    times.append(timed(self.subject, [one.switch for one in group], share, self.progress, "trial"))
+                except CaptureError as error:
+                    if first.timed is None:
+                        raise
+                    trials[first.name].why_not = str(error)
+                    continue
+                tried += group
                 rounds = max(rounds, times[-1].shape[1])
-            _note(times, [trials[one.lever.name] for group in groups for one in group])
+            _note(times, [trials[one.lever.name] for one in tried])
             confirmed = self._confirm(ready, trials) if confirm else None
         return list(trials.values()), confirmed, rounds
 

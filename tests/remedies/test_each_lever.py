@@ -51,13 +51,25 @@ def cnn() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 2))
 
 
-SHAPES = {mlp: (8, 16), cnn: (4, 3, 8, 8), Attention: (2, 6, 16)}
+def bert() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50,
+        attn_implementation="eager", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model: nn.Module = transformers.BertModel(config)
+    return model
+
+
+SHAPES = {bert: (2, 8), mlp: (8, 16), cnn: (4, 3, 8, 8), Attention: (2, 6, 16)}
 
 
 def world(make: Callable[[], nn.Module] = mlp, source: str = TRAIN, **optimizer: Any) -> dict[str, Any]:
     """A user's variables, among them a step that looks them up by name; the same each time."""
     torch.manual_seed(0)
     names: dict[str, Any] = {"torch": torch, "model": make(), "x": torch.randn(SHAPES[make])}
+    if make is bert:
+        names["x"] = torch.randint(50, SHAPES[make])
     names["opt"] = torch.optim.AdamW(names["model"].parameters(), lr=0.01, **optimizer)
     body = source.replace("\n", "\n    ")
     exec(
@@ -101,6 +113,7 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "fused_optimizer": world,
     "foreach_optimizer": world,
     "set_to_none": lambda: world(source=FILLS),
+    "attention": lambda: world(bert, TRAIN.replace("model(x)", "model(x).last_hidden_state")),
     "sdpa_math": lambda: world(Attention),
     "inference_mode": lambda: world(source=INFER),
     "quantize_dynamic": lambda: world(source=INFER),
@@ -150,6 +163,7 @@ EXPECTED = {
     "fused_optimizer": {SAME, NOISE},
     "foreach_optimizer": {SAME, NOISE},
     "set_to_none": {SAME},
+    "attention": {SAME, NOISE},
     "sdpa_math": {SAME, NOISE},
     "inference_mode": {SAME},
     "quantize_dynamic": {REDUCED},

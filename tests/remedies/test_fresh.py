@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import perfnb
 from perfnb.errors import CaptureError
 from perfnb.remedies import fresh, fresh_child
 from perfnb.remedies.fresh import Setting, order_for, time_fresh
@@ -131,11 +133,36 @@ def test_settings_take_turns_in_random_order(module: ModuleType, monkeypatch: py
         return 2.0 if setting.env else 1.0
 
     monkeypatch.setattr(fresh, "_milliseconds", milliseconds)
-    times = time_fresh(Setting({"NAME": "on"}), subject_of(module.alone), None, 0.0, lambda *_: None, "trial")
-    assert times.tolist() == [[1.0] * 6, [2.0] * 6]
+    times = time_fresh(Setting({"NAME": "on"}), subject_of(module.alone), None, 60.0, lambda *_: None, "trial")
+    assert times.tolist() == [[1.0] * 20, [2.0] * 20]
     rounds = [tuple(ran[place : place + 2]) for place in range(0, len(ran), 2)]
     assert {tuple(sorted(each)) for each in rounds} == {("", "on")}
     assert len(set(rounds)) == 2
+
+
+def test_a_budget_too_short_for_new_processes_is_said(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, clock: Any
+) -> None:
+    def milliseconds(*_: Any) -> float:
+        time.sleep(5.0)
+        return 1.0
+
+    monkeypatch.setattr(fresh, "_milliseconds", milliseconds)
+    with pytest.raises(CaptureError, match="6 pairs of new processes take about 60 s"):
+        time_fresh(Setting(), subject_of(module.alone), None, 49.0, lambda *_: None, "trial")
+
+
+def test_a_lever_whose_new_processes_fail_has_a_reason(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise CaptureError("The step does not run in a new process: no.")
+
+    monkeypatch.setattr("perfnb.remedies.levers.process.time_fresh", fails)
+    monkeypatch.setattr(torch, "get_num_interop_threads", lambda: 4)
+    found = perfnb.try_levers(
+        module.alone, model=torch.nn.Linear(1, 1), levers=["interop_threads", "gc_freeze"], budget_s=1
+    )
+    assert found.table.loc["interop_threads", "why_not"] == "The step does not run in a new process: no."
+    assert found.table.loc["gc_freeze", "verdict"] != "not tried"
 
 
 def test_values_of_other_processes_are_not_checked(module: ModuleType) -> None:
