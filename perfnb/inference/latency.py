@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from perfnb.arguments import finite, require_count, require_seconds, shown
+from perfnb.arguments import finite, require_count, require_flag, require_seconds, shown
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.inference.batching import Batching
 from perfnb.inference.latency_view import latency_html, latency_line, latency_page, latency_text
 from perfnb.inference.queueing import UTILIZATIONS, Loads, poisson_arrivals, simulate
+from perfnb.inference.tokens import COLUMNS, by_request, gaps_ms, goodput
 from perfnb.stats.intervals import quantile as sample_quantile
 from perfnb.stats.intervals import quantile_interval
 
@@ -110,12 +111,16 @@ class OpenRun:
         Requests that were due, and not served while the run lasted.
     late : float
         By how much the clock started 1 of 100 requests late, as a share of the median service time.
+    tokens : DataFrame
+        A row per token, if tokens were asked for: ``run``, ``served`` (place among the samples), ``token``,
+        ``after_arrival_ms`` and ``after_start_ms``.
     """
 
     rate_per_s: float
     samples: pd.DataFrame
     lost: int
     late: float
+    tokens: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(COLUMNS)), repr=False)
 
     @property
     def saturated(self) -> bool:
@@ -139,6 +144,8 @@ class Latency(Page, Shown):
         #: The highest rate for the bound that was asked for, or why there is none.
         self._highest: HighestRate | str | None = None
         self._batching: Batching | None = None
+        #: The tokens of the requests served back to back.
+        self._tokens: pd.DataFrame | None = None
 
     @cached_property
     def _service_ms(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -263,6 +270,82 @@ class Latency(Page, Shown):
             raise ValueError("Batches were not measured: pass batch=, which makes one input from a list of requests.")
         return self._batching
 
+    @cached_property
+    def tokens(self) -> pd.DataFrame:
+        """A row per request that gave tokens.
+
+        ``run`` and ``served`` (its place among the samples of that run), ``tokens``, ``ttft_ms`` (from its arrival to
+        its first token), ``prefill_ms`` (the same from its start), ``decode_ms`` (from the first to the last token),
+        ``tpot_ms`` (that per later token; ``NA`` with a single one), and ``request``, ``size``, ``service_ms``,
+        ``latency_ms`` and ``first`` as in `samples`.
+
+        Raises
+        ------
+        ValueError
+            If tokens were not asked for: pass ``tokens=True``.
+        """
+        return by_request(self._all_tokens, self.samples)
+
+    @property
+    def _all_tokens(self) -> pd.DataFrame:
+        if self._tokens is None:
+            raise ValueError("Tokens were not recorded: pass tokens=True.")
+        opened = [] if self._open is None else [self._open.tokens]
+        return pd.concat([self._tokens, *opened], ignore_index=True) if opened else self._tokens
+
+    @property
+    def _steady_tokens(self) -> pd.DataFrame:
+        """The requests served back to back, without warm-up."""
+        table = self.tokens
+        return table[(table["run"] == "closed") & ~table["first"].astype(bool)]
+
+    @property
+    def ttft_ms(self) -> float:
+        """Median time to the first token of a request served alone; of nothing, NaN."""
+        return float(self._steady_tokens["ttft_ms"].median())
+
+    @property
+    def tpot_ms(self) -> float:
+        """Median over requests of the time per token after the first."""
+        return float(self._steady_tokens["tpot_ms"].median())
+
+    @property
+    def itl_ms(self) -> float:
+        """Median over all tokens of the gap since the token before: requests with many tokens weigh more than in
+        `tpot_ms`.
+        """
+        known = self._steady_tokens[["run", "served"]]
+        return float(np.median(gaps_ms(self._all_tokens.merge(known)))) if len(known) else math.nan
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Tokens of answers per second, of requests served back to back."""
+        table = self._steady_tokens
+        return float(table["tokens"].sum() / table["service_ms"].sum() * 1e3 * self._concurrency)
+
+    def goodput_per_s(self, **bounds_ms: float) -> float:
+        """Requests per second within all bounds, in the run at a rate.
+
+        Parameters
+        ----------
+        **bounds_ms : float
+            By column of `tokens`: ``ttft_ms=200, tpot_ms=50``.
+
+        Raises
+        ------
+        ValueError
+            Without a run at a rate, or for a bound on something else.
+        """
+        if self._open is None:
+            raise ValueError("Goodput is that of a run at a rate: pass rate_per_s= or arrivals=.")
+        allowed = ("ttft_ms", "tpot_ms", "latency_ms", "prefill_ms", "decode_ms")
+        if not bounds_ms or any(name not in allowed for name in bounds_ms):
+            raise ValueError(f"Bounds are on {', '.join(allowed)}, not {', '.join(bounds_ms) or 'nothing'}.")
+        table = self.tokens
+        samples = self._open.samples
+        seconds = float((samples["arrival_ms"] + samples["latency_ms"]).max()) / 1e3
+        return goodput(table[table["run"] == "open"], seconds, bounds_ms)
+
     @property
     def first_calls(self) -> pd.DataFrame:
         """The warm-up: the first calls of each size, left out of all figures."""
@@ -295,6 +378,7 @@ def latency(
     concurrency: int = 1,
     arrivals: Sequence[float] | None = None,
     batch: Callable[[list[Any]], Any] | None = None,
+    tokens: bool = False,
     budget_s: float = 30.0,
 ) -> Latency:
     """Measure how long requests take, and compute how long they would take under load.
@@ -321,6 +405,9 @@ def latency(
     batch : callable, optional
         Makes one input of `fn` from a list of requests, as a loader's ``collate_fn`` does; ``list`` if `fn` takes a
         list. Batches of 1, 2, 4 and more are measured too, for `Latency.batching`.
+    tokens : bool
+        Record when each token of an answer comes. `fn` yields tokens, or takes ``streamer=`` and hands it to Hugging
+        Face's ``generate``.
     budget_s : float
         Seconds in all, about.
 
@@ -335,7 +422,7 @@ def latency(
     Exception
         Whatever `fn` raises.
     """
-    from perfnb.inference.serving import Requests, served_by
+    from perfnb.inference.serving import Requests, served_by, tokens_served_by
 
     __tracebackhide__ = True
     if not callable(fn):
@@ -351,13 +438,19 @@ def latency(
         raise TypeError("Pass rate_per_s or arrivals, not both: each says when requests arrive.")
     if batch is not None and not callable(batch):
         raise TypeError(f"batch must make one input from a list of requests, not {shown(batch)}.")
+    require_flag("tokens", tokens)
+    if tokens and batch is not None:
+        raise TypeError("Pass tokens or batch, not both: batches are timed as a whole.")
     held = Requests(requests)
-    serve = served_by(fn if batch is None else (lambda request: fn(batch([request]))))
+    if tokens:
+        serve: Callable[[Any], Any] = tokens_served_by(fn)
+    else:
+        serve = served_by(fn if batch is None else (lambda request: fn(batch([request]))))
     with StepOutput(), Progress() as progress:
         draws = held.draws(_SEED)
         runs = (rate is not None) + (bound_ms is not None) + (batch is not None)
         share = (1 - _CLOSED_SHARE) / max(1, runs)
-        closed = _closed_run(serve, held, draws, concurrency, _CLOSED_SHARE * budget_s, progress)
+        served = _closed_run(serve, held, draws, concurrency, _CLOSED_SHARE * budget_s, progress)
         times = {} if batch is None else _batch_times(fn, batch, held, concurrency, share * budget_s, progress)
         if rate is not None:
             schedule = _poisson(rate, share * budget_s)
@@ -367,8 +460,11 @@ def latency(
         with StepOutput(), Progress() as progress:
             return _open_run(serve, held, _poisson(rate_per_s, seconds), concurrency, progress)
 
+    closed = _frame(served, warm_up=True)
     found = Latency(closed, opened, concurrency, str(getattr(fn, "__name__", type(fn).__name__)), serve_at)
-    if times:
+    if tokens:
+        found._tokens = _tokens("closed", served)
+    if batch is not None:
         found._batching = Batching({1: found._service_ms} | times, concurrency)
     if bound_ms is not None:
         found._find_highest(bound_ms, quantile, share * budget_s)
@@ -377,11 +473,11 @@ def latency(
 
 def _closed_run(
     serve: Callable[[Any], Any], requests: Requests, draws: Any, servers: int, seconds: float, progress: Any
-) -> pd.DataFrame:
+) -> list[Served]:
     from perfnb.inference import serving
 
     __tracebackhide__ = True
-    served = serving.serve(
+    return serving.serve(
         serve,
         requests,
         draws,
@@ -390,7 +486,6 @@ def _closed_run(
         servers=servers,
         done=lambda count: progress("back to back", count),
     )
-    return _frame(served, warm_up=True)
 
 
 def _batch_times(
@@ -446,12 +541,13 @@ def _open_run(
     samples = _frame(served, warm_up=False)
     usual = float(samples["service_ms"].median()) if len(samples) else math.inf
     late = float(samples["late_ms"].quantile(0.99)) / usual if len(samples) else 0.0
-    return OpenRun(count / lasts_s, samples, count - len(served), late)
+    return OpenRun(count / lasts_s, samples, count - len(served), late, _tokens("open", served))
 
 
 def _frame(served: Sequence[Served], warm_up: bool) -> pd.DataFrame:
     """The samples of a run."""
-    table = pd.DataFrame(served, columns=["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"])
+    names = ["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"]
+    table = pd.DataFrame([one[: len(names)] for one in served], columns=names)
     began = int(table["arrival_ns"].min()) if len(table) else 0
     return pd.DataFrame(
         {
@@ -466,6 +562,16 @@ def _frame(served: Sequence[Served], warm_up: bool) -> pd.DataFrame:
             "first": warm_up & (table.groupby("size").cumcount() < FIRST_CALLS),
         }
     )
+
+
+def _tokens(run: str, served: Sequence[Served]) -> pd.DataFrame:
+    """The tokens of a run."""
+    rows = [
+        (run, number, place, (at - one.arrival_ns) / 1e6, (at - one.start_ns) / 1e6)
+        for number, one in enumerate(served)
+        for place, at in enumerate(one.tokens_ns)
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _poisson(rate_per_s: float, seconds: float) -> list[float]:

@@ -79,6 +79,7 @@ def _sentences(found: Latency) -> list[str]:
             f"The first calls of each size are left out as warm-up ({len(first):,}; the slowest took {slowest})."
         )
     said += [*_open_sentences(found), *_highest_sentences(found._highest), *_batching_sentences(found)]
+    said += _token_sentences(found)
     return said
 
 
@@ -123,10 +124,21 @@ def _highest_sentences(found: HighestRate | str | None) -> list[str]:
     ]
 
 
+def _token_sentences(found: Latency) -> list[str]:
+    if found._tokens is None:
+        return []
+    if found._tokens.empty:
+        return ["No tokens came."]
+    each = f"then {fmt.duration(found.itl_ms)} between tokens, {fmt.rate(found.output_tokens_per_s, 'tokens')}"
+    return [f"First token after {fmt.duration(found.ttft_ms)}, {each} (medians, served back to back)."]
+
+
 def _batching_sentences(found: Latency) -> list[str]:
     batching = found._batching
     if batching is None:
         return []
+    if len(batching.sizes) == 1:
+        return ["There was no time to measure batches: raise budget_s."]
     if batching.gain < 1.05:
         return ["Batches serve no more requests a second than one by one."]
     size = batching.sizes["requests_per_s"].idxmax()

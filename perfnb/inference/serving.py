@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import threading
 import time
@@ -38,6 +39,8 @@ class Served(NamedTuple):
     end_ns: int
     #: How much later it was started than its arrival and a free server allowed.
     late_ns: int
+    #: When each token of the answer came, where tokens are asked for.
+    tokens_ns: tuple[int, ...] = ()
 
 
 class Requests:
@@ -90,6 +93,56 @@ def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
             result = fn(request)
         synchronize()
         return result
+
+    return serve
+
+
+class TokenTimes(list[int]):
+    """When each token came. Also a streamer for Hugging Face's ``generate``, which hands it the prompt first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prompt_seen = False
+
+    def put(self, value: Any) -> None:
+        """Note the tokens that came; several at once where they were guessed ahead."""
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        self.note(value)
+
+    def end(self) -> None:
+        """Called by ``generate`` after the last token."""
+
+    def note(self, value: Any) -> None:
+        """Note what an answer yielded: nothing where that is empty."""
+        if isinstance(value, torch.Tensor):
+            count = value.numel()
+        else:
+            count = 1 if not isinstance(value, (str, bytes, list, tuple)) else min(1, len(value))
+        self.extend([time.perf_counter_ns()] * count)
+
+
+def tokens_served_by(fn: Callable[..., Any]) -> Callable[[Any], TokenTimes]:
+    """Serve a request token by token: `fn` takes ``streamer=``, or returns an iterator of tokens."""
+    streams = "streamer" in inspect.signature(fn).parameters
+
+    def serve(request: Any) -> TokenTimes:
+        __tracebackhide__ = True
+        times = TokenTimes()
+        if streams:
+            fn(request, streamer=times)
+        else:
+            answer = fn(request)
+            if not isinstance(answer, Iterator):
+                raise TypeError(
+                    "tokens=True needs a function that yields tokens, or one that takes streamer= and hands it to "
+                    f"generate; this one returned {type(answer).__name__}."
+                )
+            for token in answer:
+                times.note(token)
+        synchronize()
+        return times
 
     return serve
 
@@ -168,11 +221,12 @@ class _Queue:
                     if arrival_ns is not None and not self._sleep_until(arrival_ns):
                         return
                     start_ns = time.perf_counter_ns()
-                    fn(request)
+                    result = fn(request)
                     end_ns = time.perf_counter_ns()
                 due_ns = start_ns if arrival_ns is None else arrival_ns
                 late_ns = 0 if arrival_ns is None else start_ns - max(due_ns, free_ns)
-                self.served.append(Served(place, size, due_ns, start_ns, end_ns, late_ns))
+                tokens = tuple(result) if isinstance(result, TokenTimes) else ()
+                self.served.append(Served(place, size, due_ns, start_ns, end_ns, late_ns, tokens))
                 if done is not None:
                     done(len(self.served))
         except BaseException as error:
