@@ -18,6 +18,9 @@ FARTHER, TOLERANCE = 3.0, 1e-4
 ROUNDINGS = 64
 _EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127}
 
+#: Steps that the yardstick takes, that each lever takes before it is timed, and rounds that do not count.
+_YARDSTICK, _PREPARE, _WARM = 3, 3, 2
+
 SAME, NOISE, REDUCED, DIFFERENT, UNCHECKED = "exact", "within noise", "reduced precision", "different", "not checked"
 
 
@@ -84,9 +87,19 @@ def fewest_rounds(levers: int, level: float = 0.05) -> int:
     return max(6, math.ceil(1 + math.log2(max(1, levers) / level)))
 
 
+def steps_to_confirm() -> int:
+    """The fewest steps in which levers are confirmed on fresh pairs."""
+    return 2 * (_WARM + fewest_rounds(1))
+
+
+def steps_to_try(levers: int) -> int:
+    """The fewest steps in which levers are prepared, checked and tried, each as often as its level demands."""
+    return _YARDSTICK + _PREPARE * levers + (levers + 1) * (_WARM + fewest_rounds(levers))
+
+
 def affordable(levers: int, step_s: float, budget_s: float) -> int:
-    """How many levers can be tried, each as often as its level demands."""
-    while levers > 1 and (levers + 1) * fewest_rounds(levers) * step_s > budget_s:
+    """How many levers can be tried and confirmed; at least one."""
+    while levers > 1 and (steps_to_try(levers) + steps_to_confirm()) * step_s > budget_s:
         levers -= 1
     return levers
 

@@ -17,7 +17,15 @@ from perfnb.draw.step_output import StepOutput
 from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
 from perfnb.profile.timing import Timing
-from perfnb.remedies.ladder import Values, compare_levers, in_order, keepable, pays_after
+from perfnb.remedies.ladder import (
+    Values,
+    compare_levers,
+    in_order,
+    keepable,
+    pays_after,
+    steps_to_confirm,
+    steps_to_try,
+)
 from perfnb.remedies.view import trials_html, trials_line, trials_page, trials_text
 
 if TYPE_CHECKING:
@@ -310,10 +318,10 @@ class _Runner:
             bound = max((bounds[each] for each in known[name].answers if each in bounds), default=None)
             trials[name] = Trial(name, "not tried", why_not=known[name].refuses(self.subject), bound_ms=bound)
         possible = [name for name in names if not trials[name].why_not]
-        within = sensible(possible, self.step_s, 0.5 * self.budget_s)
+        within = sensible(possible, self.step_s, self.budget_s)
         for name in possible:
             if name not in within:
-                trials[name].why_not = "no time within the budget: raise budget_s, or name it in levers="
+                trials[name].why_not = "no time within the budget: raise budget_s, or name fewer levers"
         rounds = 0
         with self.stack:
             yardstick = measure_yardstick(self.subject)
@@ -334,7 +342,8 @@ class _Runner:
             groups = [[one for one in ready if not one.lever.timed_alone]]
             groups += [[one] for one in ready if one.lever.timed_alone]
             groups = [group for group in groups if group]
-            share = (1 - _CONFIRM_SHARE) * max(0.0, self.until - time.perf_counter()) / max(1, len(groups))
+            left = max(0.0, self.until - time.perf_counter())
+            share = (left - self._to_confirm(left, confirm)) / max(1, len(groups))
             times, tried = [], []
             for group in groups:
                 first = group[0].lever
@@ -351,6 +360,13 @@ class _Runner:
             _note(times, [trials[one.lever.name] for one in tried])
             confirmed = self._confirm(ready, trials) if confirm else None
         return list(trials.values()), confirmed, rounds
+
+    def _to_confirm(self, left_s: float, confirm: bool) -> float:
+        """Seconds to keep for confirming; none if so few are left that not even one lever could be judged."""
+        needed = steps_to_confirm() * self.step_s
+        if not confirm or (steps_to_try(1) + steps_to_confirm()) * self.step_s > self.budget_s:
+            return 0.0
+        return min(left_s, max(_CONFIRM_SHARE * left_s, needed))
 
     def _quality(self, switch: Any) -> bool | None:
         if self.quality is None:
@@ -379,7 +395,8 @@ class _Runner:
             switches = [all_on([each.switch for each in combination])]
             if kept:
                 switches.append(all_on([each.switch for each in kept]))
-            left = max(0.0, self.until - time.perf_counter()) / (len(good) - number)
+            left = max(0.0, self.until - time.perf_counter())
+            left = max(left / (len(good) - number), min(left, steps_to_confirm() * self.step_s))
             timed = time_blocks if any(each.lever.in_blocks for each in combination) else time_switches
             try:
                 times = timed(self.subject, switches, left, self.progress, "confirm", seed=SEED + 17 + number)
