@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from perfnb.arguments import shown
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept import KeptProfiles
+from perfnb.loop.record import RunRecorder
+from perfnb.loop.run import RunSummary, summarise
 from perfnb.profile.profile import Profile
 from perfnb.shell import in_notebook, print_text
 from perfnb.step.namespace import is_installed, variables_of
@@ -42,7 +44,7 @@ def profiled(
 
     The loop's body is the step, and waiting for the next batch is its phase ``data``. From step `at` on, the passes of
     `profile_step` are laid over the loop's own steps, each executed once; then everything is removed. Before and after,
-    a step costs a counter. Used for several epochs, the same object goes on counting.
+    only the time of each step is noted, for `ProfiledLoop.run`. Used for several epochs, the same object goes on.
 
     Parameters
     ----------
@@ -119,12 +121,21 @@ class ProfiledLoop(Generic[_Batch]):
         self._given = 0
         self._shown = 0
         self._said = False
-        self._profiler = LoopProfiler(**options, namespace=_users_variables, loader=loader, left=self._left)
+        self._recorder = RunRecorder(str(options.get("name", "loop")))
+        self._run_shown: Any = None
+        self._profiler = LoopProfiler(
+            **options, namespace=_users_variables, loader=loader, left=self._left, recorder=self._recorder
+        )
 
     @property
     def profiles(self) -> KeptProfiles:
         """Those made so far; saved ones are loaded when they are asked for."""
         return self._profiler.profiles
+
+    @property
+    def run(self) -> RunSummary | None:
+        """All steps so far, inside the windows and outside; ``None`` before the first has ended."""
+        return summarise(self._recorder)
 
     def close(self) -> None:
         """Remove everything at once; a window that is open starts over if the loop goes on."""
@@ -167,6 +178,7 @@ class ProfiledLoop(Generic[_Batch]):
             else:
                 profiler.skip()
         self._show()
+        self._show_run()
         if not self.profiles and not self._said and profiler.next_at is not None:
             self._said = True
             print_text(
@@ -195,6 +207,19 @@ class ProfiledLoop(Generic[_Batch]):
             self._shown = len(self.profiles)
             if in_notebook():
                 self.profiles[-1]._ipython_display_()
+
+    def _show_run(self) -> None:
+        """Show the whole run in a notebook, below the profile; after each further epoch, anew in the same place."""
+        run = self.run if in_notebook() else None
+        if run is None:
+            return
+        if self._run_shown is None:
+            from IPython.display import DisplayHandle
+
+            self._run_shown = DisplayHandle()
+            self._run_shown.display(run)
+        else:
+            self._run_shown.update(run)
 
 
 def _users_variables() -> dict[str, Any]:

@@ -134,7 +134,7 @@ def run_figures(steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, A
     slow, lost_ms = _slow(judged)
     changes = _changes(judged, times) if enough else None
     slopes: dict[str, Any] = {
-        kind: _growth(memory, f"{kind}_bytes", int(own["step"].iloc[warmup]) if warmup < len(own) else 0)
+        kind: _growth(memory, f"{kind}_bytes", int(own["step"].iloc[warmup]) if warmup < len(own) else 0, steps)
         for kind in ("resident", "allocated")
     }
     parts: dict[str, Any] = {
@@ -281,9 +281,19 @@ def _changes(rows: pd.DataFrame, times: Floats) -> Changes | None:
     return Changes(changes.kind, places, changes.levels, changes.ratio)
 
 
-def _growth(memory: pd.DataFrame, column: str, first: int) -> Slope | None:
-    """Growth per step after the warm-up and the first tenth of the run, in which caches and pools fill."""
+def _growth(memory: pd.DataFrame, column: str, first: int, steps: pd.DataFrame) -> Slope | None:
+    """Growth per step after the warm-up and the first tenth of the run, in which caches and pools fill.
+
+    Profiled windows are cut out, with what memory changed over them: profiles take memory of their own.
+    """
     known = memory[memory[column].notna()].drop_duplicates("step", keep="last")
+    windows = steps[steps["profiled"]]
+    for start, count in zip(windows["step"][::-1], windows["steps"][::-1], strict=True):
+        before, after = known[known["step"] < start], known[known["step"] >= start + count]
+        if len(before) and len(after):
+            gained = int(after[column].iloc[0]) - int(before[column].iloc[-1])
+            after = after.assign(**{"step": after["step"] - count, column: after[column] - gained})
+        known = pd.concat([before, after])
     if known.empty:
         return None
     last = int(known["step"].iloc[-1])

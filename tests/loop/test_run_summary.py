@@ -126,6 +126,17 @@ def test_memory_that_changes_but_does_not_keep_growing(memory: Any) -> None:
     assert "memory growth" not in bottlenecks(run(usual(N), memory=memory))
 
 
+def test_memory_that_profiles_take_is_no_growth_and_hides_none() -> None:
+    def memory(step: int) -> int:
+        return steady_memory(step) + 300 * MIB * ((step > 420) + (step > 1020))
+
+    windows = [(400, 425), (1000, 1025)]
+    assert run(usual(N), memory=memory, windows=windows).verdict == "Steady"
+    growing = run(usual(N), memory=lambda step: memory(step) + step * MIB // 4, windows=windows)
+    assert growing.verdict == "Memory grows"
+    assert "255 KiB per step" in evidence(growing)
+
+
 def test_time_between_steps() -> None:
     other = np.zeros(N)
     other[500::500] = 700.0

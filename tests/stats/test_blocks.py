@@ -1,0 +1,96 @@
+"""Figures of blocks: intervals that hold for correlated steps, and changes found only where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfnb.stats.blocks import changes_in, difference, in_blocks, log_median_of_blocks, mean_of_blocks, ratio_of_sums
+from perfnb.stats.intervals import Centre
+
+
+def correlated(count: int, rho: float, seed: int) -> np.ndarray:
+    """Step times around 10 ms that depend on the one before."""
+    rng = np.random.default_rng(seed)
+    noise = rng.standard_normal(count) * np.sqrt(1 - rho**2)
+    for place in range(1, count):
+        noise[place] += rho * noise[place - 1]
+    return 10 * np.exp(0.1 * noise)
+
+
+def test_blocks_are_contiguous_and_long_enough() -> None:
+    blocks = in_blocks(np.arange(103))
+    assert len(blocks) == 20
+    assert np.concatenate([block for (block,) in blocks]).tolist() == list(range(103))
+    assert len(in_blocks(np.arange(31))) == 6
+    assert in_blocks(np.arange(29)) == []
+
+
+def test_the_mean_of_independent_blocks_has_students_interval() -> None:
+    # By hand: mean 3.5, standard error sqrt(3.5 / 6), t(0.975, 5) = 2.5706; 1, 6, 2, 5, 3, 4 are not correlated.
+    found = mean_of_blocks([1.0, 6.0, 2.0, 5.0, 3.0, 4.0])
+    assert found.estimate == 3.5
+    assert found.high - 3.5 == pytest.approx(2.5706 * np.sqrt(3.5 / 6), rel=1e-4)
+    assert not mean_of_blocks([1.0] * 5).bounded
+
+
+def test_a_share_is_that_of_the_sums() -> None:
+    waits, steps = np.full(100, 2.0), np.full(100, 8.0)
+    assert ratio_of_sums(waits, steps) == Centre(0.25, 0.25, 0.25)
+    assert not ratio_of_sums(waits[:10], steps[:10]).bounded
+
+
+def test_a_difference_joins_both_intervals() -> None:
+    assert difference(Centre(1.0, 0.7, 1.3), Centre(3.0, 2.6, 3.4)) == pytest.approx((2.0, 1.5, 2.5))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_change_in_correlated_steps(seed: int) -> None:
+    found = changes_in(correlated(2000, 0.5, seed))
+    assert found is not None
+    assert found.kind == "steady"
+
+
+@pytest.mark.parametrize("place", [300, 1000, 1700])
+def test_a_jump_is_found_where_it_is(place: int) -> None:
+    times = correlated(2000, 0.5, 1)
+    times[place:] *= 1.2
+    found = changes_in(times)
+    assert found is not None
+    assert found.kind == "jumps"
+    assert len(found.places) == 1
+    assert abs(found.places[0] - place) <= 12
+    assert found.ratio.low < 1.2 < found.ratio.high
+
+
+def test_two_jumps_and_a_drift() -> None:
+    times = correlated(3000, 0.3, 2)
+    times[1000:2000] *= 1.5
+    found = changes_in(times)
+    assert found is not None
+    assert [round(place, -2) for place in found.places] == [1000, 2000]
+    drifting = changes_in(correlated(3000, 0.3, 2) * np.linspace(1, 1.3, 3000))
+    assert drifting is not None
+    assert drifting.kind == "drift"
+    assert drifting.ratio.low < 1.3 < drifting.ratio.high * 1.01
+
+
+def test_too_few_steps_for_changes() -> None:
+    assert changes_in(correlated(59, 0.0, 1)) is None
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
+def test_intervals_of_two_runs_cover_the_truth(rho: float) -> None:
+    apart = [
+        difference(*(log_median_of_blocks(correlated(1000, rho, 2 * seed + side)) for side in (0, 1)))
+        for seed in range(400)
+    ]
+    assert np.mean([one.low <= 0 <= one.high for one in apart]) > 0.92
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+def test_chance_seldom_looks_like_a_change(rho: float) -> None:
+    kinds = [changes_in(correlated(1000, rho, seed)) for seed in range(300)]
+    assert np.mean([found is not None and found.kind != "steady" for found in kinds]) < 0.05
