@@ -18,6 +18,7 @@ from benchmarks import (
     spans,
     timeline,
     traces,
+    trainers,
     watching,
 )
 
@@ -33,6 +34,7 @@ _ALL = {
     "watching": watching.run,
     "timeline": timeline.run,
     "traces": traces.run,
+    "trainers": trainers.run,
 }
 
 

@@ -65,7 +65,8 @@ class LoopProfiler:
     every : int, optional
         Profile again after this many steps, over and over.
     save : str or Path, optional
-        Folder in which each profile is saved, as ``step_000100``. Without it they stay in memory.
+        Folder in which each profile is saved, as ``step_000100``. Without it they stay in memory. In a job of several
+        ranks each saves its own in that folder, as ``rank_3``.
     on_done : callable, optional
         Called with each `Profile` when its window has ended.
     model : Module, list of Module, or dict of name to Module, optional
@@ -78,8 +79,6 @@ class LoopProfiler:
         Whether profiles keep the raw trace, or are reduced to their tables. By default a single profile keeps it.
     name : str
         Title of the profiles.
-    rank : int, optional
-        Rank in a distributed job: each profile has it, and the name of its folder ends in ``_rank3``.
     namespace : callable, optional
         Returns the variables by which models and optimizers are named; called when a window ends.
     loader : object
@@ -113,7 +112,6 @@ class LoopProfiler:
         stacks: bool = False,
         keep_trace: bool | None = None,
         name: str = "loop",
-        rank: int | None = None,
         namespace: Callable[[], Mapping[str, Any]] | None = None,
         loader: Any = None,
         left: Callable[[], int | None] | None = None,
@@ -129,7 +127,7 @@ class LoopProfiler:
             raise TypeError(f"on_done must be a function of the profile, not {shown(on_done)}.")
         self._models, self._names = chosen_models(model)
         self._namespace, self._loader, self._left = namespace, loader, left
-        self._stacks, self._name, self._rank, self._on_done = stacks, name, rank, on_done
+        self._stacks, self._name, self._on_done = stacks, name, on_done
         self.recorder = recorder
         self.profiles = KeptProfiles(save, keep_trace=self._windows.single if keep_trace is None else bool(keep_trace))
         self.done = 0
@@ -143,6 +141,8 @@ class LoopProfiler:
         #: Of the open step: when its wait and it itself began (0 for not), how long it has waited, its batches' sizes.
         self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
         self._sizes: list[int | None] = []
+        #: Batches of the open window's step that had most.
+        self._most_batches = 0
         self._made: Profile | None = None
 
     @property
@@ -297,6 +297,7 @@ class LoopProfiler:
         begin, data = self._begin_ns, self._data_ns
         known = [size for size in self._sizes if size is not None]
         samples = sum(known) if known and len(known) == len(self._sizes) else None
+        self._most_batches = max(self._most_batches, len(self._sizes))
         self._leave(None)
         self._begin_ns, self._data_ns = 0, _UNKNOWN
         if self.recorder is not None:
@@ -321,7 +322,7 @@ class LoopProfiler:
                 self._next = self.done + max(1, left)
                 return False
             steps -= max(0, missing)
-        self._first = self.done
+        self._first, self._most_batches = self.done, 0
         self._passes = loop_passes(
             plan=replace(self._plan, warmup=warmup, steps=steps),
             models=self._models,
@@ -373,9 +374,9 @@ class LoopProfiler:
 
     def _finish(self, capture: Capture) -> None:
         recording = recording_of(capture, self._name)
-        meta = {**recording.meta, "loop": {"step": self._first}, "rank": self._rank or 0}
+        meta = {**recording.meta, "loop": {"step": self._first, "batches": self._most_batches}}
         profile = Profile(replace(recording, meta=meta))
-        self.profiles.add(profile, self._first, self._rank)
+        self.profiles.add(profile, self._first)
         self._made = profile
 
     def _tell(self) -> None:

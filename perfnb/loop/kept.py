@@ -8,6 +8,7 @@ from typing import overload
 
 from perfnb.files import usable
 from perfnb.profile.profile import Profile
+from perfnb.recording.job import place_of_rank, tell_of_ranks
 from perfnb.recording.storage import SavedProfile
 
 
@@ -29,14 +30,15 @@ class KeptProfiles(Sequence[Profile]):
         self._keep_trace = keep_trace
         self._held: list[Profile] = []
 
-    def add(self, profile: Profile, at: int, rank: int | None = None) -> None:
+    def add(self, profile: Profile, at: int) -> None:
         """Save the profile of the window after `at` steps, or keep it."""
         profile = profile if self._keep_trace else profile._reduced()
         if self._folder is None:
             self._held.append(profile)
         else:
-            name = f"step_{at:06d}" + ("" if rank is None else f"_rank{rank}")
-            self.paths.append(profile.save(self._folder / name))
+            folder, meta = self._folder / f"step_{at:06d}", profile.meta
+            self.paths.append(profile.save(place_of_rank(folder, meta)))
+            tell_of_ranks(folder, meta)
         self.at.append(at)
 
     def __len__(self) -> int:

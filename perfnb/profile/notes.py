@@ -60,6 +60,8 @@ def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
         yield f"Step time was not steady after {_steps(warm)} of warm-up and may have drifted during timing."
     elif meta.get("steady") is None and meta["options"]["warmup"] is None:
         yield f"A warm-up of {_steps(warm)} is too short to tell whether the step time was steady."
+    if (batches := meta.get("loop", {}).get("batches", 1)) > 1:
+        yield f"Gradients were accumulated: a step is one optimizer step on {batches:,} batches."
     if meta.get("timed_cut_short"):
         yield (
             f"The budget of {meta['options']['budget_s']:g} s ended the timed pass after {_steps(timing.steps)}; raise "

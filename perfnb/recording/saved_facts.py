@@ -196,10 +196,11 @@ class Looped(TypedDict):
     times: Count
 
 
-class Loop(TypedDict):
-    """Where in a loop the steps ran."""
+class Loop(TypedDict, total=False):
+    """Where in a loop the steps ran, and on how many batches each."""
 
     step: Count
+    batches: Count
 
 
 class KeptFinding(TypedDict):

@@ -167,11 +167,10 @@ def test_windows_that_follow_each_other() -> None:
 
 
 def test_saved_profiles_are_loaded_when_asked_for(tmp_path: Path) -> None:
-    profiler = run(Training(), at=[3, 30], steps=2, save=tmp_path / "runs", rank=1)
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["step_000003_rank1", "step_000030_rank1"]
+    profiler = run(Training(), at=[3, 30], steps=2, save=tmp_path / "runs")
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["step_000003", "step_000030"]
     assert isinstance(profiler.profiles[-1], Profile)
-    assert profiler.profiles[-1].meta["loop"] == {"step": 30}
-    assert profiler.profiles[-1].meta["rank"] == 1
+    assert profiler.profiles[-1].meta["loop"] == {"step": 30, "batches": 1}
     assert len(profiler.profiles[:]) == 2
 
 

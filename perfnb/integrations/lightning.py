@@ -1,0 +1,158 @@
+"""`ProfileCallback` for the Trainer of Lightning, as ``lightning`` or as ``pytorch_lightning``."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfnb.errors import PerfnbError
+from perfnb.integrations.patches import replaced
+from perfnb.integrations.trainer_steps import TrainerSteps
+
+if TYPE_CHECKING:
+    from perfnb.profile.profile import Profile
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _callbacks() -> tuple[type, ...]:
+    """The base classes: those of the packages that are in use, else of the first that is installed."""
+    if used := [sys.modules[name].Callback for name in _PACKAGES if hasattr(sys.modules.get(name), "Callback")]:
+        return tuple(used)
+    for name in _PACKAGES:
+        try:
+            return (importlib.import_module(name).Callback,)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise
+    raise PerfnbError(
+        "perfnb.integrations.lightning needs Lightning, which is not installed here: pip install lightning."
+    )
+
+
+class ProfileCallback(*_callbacks()):  # type: ignore[misc]
+    """Profile a few steps in the middle of ``Trainer.fit``, each executed once.
+
+    A step is one optimizer step with all batches whose gradients it accumulates (with manual optimization, a batch),
+    from the request for its first batch to that for the next step's. Validation and checkpoints are no steps.
+
+    Parameters
+    ----------
+    at : int or list of int
+        Number of steps before each window.
+    every : int, optional
+        Profile again after this many steps.
+    save : str or Path, optional
+        Folder in which the profiles are saved; with several ranks each saves its own, and `perfnb.load` gives the
+        `Ranks` of a window.
+    on_done : callable, optional
+        Called with each `Profile`.
+    **options
+        As in `perfnb.profiled`.
+    """
+
+    def __init__(
+        self,
+        at: int | Iterable[int] = 100,
+        every: int | None = None,
+        save: str | Path | None = None,
+        on_done: Callable[[Profile], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._given = (at if isinstance(at, int) else tuple(at), every, save, on_done, options)
+        self._steps = TrainerSteps(*self._given)
+        self._installed = ExitStack()
+        self._optimizer_steps = 0
+
+    @property
+    def profiles(self) -> Sequence[Profile]:
+        """The profiles of the last training, in the order of their steps."""
+        return self._steps.driver.profiles
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._remove()
+        at, every, save, on_done, options = self._given
+        own = {
+            "name": type(pl_module).__name__,
+            "namespace": lambda: {"model": pl_module, **_optimizers(trainer)},
+            "loader": trainer.train_dataloader,
+            "left": lambda: _left(trainer),
+        }
+        self._steps = TrainerSteps(at, every, save, on_done, own | options)
+        self._optimizer_steps = trainer.global_step
+        # The epoch's loop gives these to whatever fetches the batches.
+        loop, steps = trainer.fit_loop.epoch_loop, self._steps
+        before, after = loop._on_before_fetch, loop._on_after_fetch
+
+        def fetches() -> None:
+            before()
+            steps.fetches()
+
+        def fetched() -> None:
+            steps.fetched()
+            after()
+
+        self._installed.enter_context(replaced(loop, "_on_before_fetch", fetches))
+        self._installed.enter_context(replaced(loop, "_on_after_fetch", fetched))
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._steps.takes(batch)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step != self._optimizer_steps or not pl_module.automatic_optimization:
+            self._optimizer_steps = trainer.global_step
+            self._steps.stepped()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._steps.validates()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        self._steps.pauses()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._steps.pauses()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        try:
+            self._steps.finish()
+        finally:
+            self._remove()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._remove()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        try:
+            self._steps.close()
+        finally:
+            self._installed.close()
+
+
+def _optimizers(trainer: Any) -> dict[str, Any]:
+    several = trainer.optimizers
+    return {"optimizer": several[0]} if len(several) == 1 else {"optimizers": several}
+
+
+def _left(trainer: Any) -> int | None:
+    """Steps before the next validation or the end of the training, whichever is known to come first."""
+    loop, ahead = trainer.fit_loop.epoch_loop, []
+    done, every = loop.batch_progress.current.ready, trainer.check_val_every_n_epoch
+    if trainer.enable_validation and (every is None or (trainer.current_epoch + 1) % every == 0):
+        between = getattr(trainer, "val_check_batch", None)
+        if between is not None and math.isfinite(between):
+            ahead.append(between - (loop.total_batch_idx + 1 if every is None else done) % between)
+    if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:
+        ahead.append(trainer.num_training_batches - done)
+    steps = [math.ceil(batches / trainer.accumulate_grad_batches) for batches in ahead if math.isfinite(batches)]
+    if trainer.max_steps != -1:
+        steps.append(trainer.max_steps - trainer.global_step)
+    return min(steps, default=None)

@@ -1,0 +1,221 @@
+"""`ProfileCallback` for Hugging Face's ``Trainer`` and those made from it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfnb.errors import PerfnbError
+from perfnb.integrations.patches import replaced
+from perfnb.integrations.trainer_steps import TrainerSteps
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise PerfnbError(
+        "perfnb.integrations.transformers needs transformers, which is not installed here: pip install transformers."
+    ) from None
+
+if TYPE_CHECKING:
+    from perfnb.profile.profile import Profile
+
+#: The training itself, which is guarded by `_Guarded`.
+_LOOP = "_inner_training_loop"
+#: What it calls that may fail, for a callback that was added too late to guard all of it: where, and names.
+_FAILING = {
+    "": ("training_step", "get_batch_samples"),
+    "callback_handler": ("call_event",),
+    "accelerator": ("clip_grad_norm_",),
+    "optimizer": ("step",),
+    "lr_scheduler": ("step",),
+}
+
+
+class ProfileCallback(TrainerCallback):
+    """Profile a few steps in the middle of ``Trainer.train``, each executed once.
+
+    A step is one optimizer step with all batches whose gradients it accumulates, from the request for its first batch
+    to that for the next step's. Evaluation and checkpoints are no steps.
+
+    Parameters
+    ----------
+    at : int or list of int
+        Number of steps before each window.
+    every : int, optional
+        Profile again after this many steps.
+    save : str or Path, optional
+        Folder in which the profiles are saved; with several ranks each saves its own, and `perfnb.load` gives the
+        `Ranks` of a window.
+    on_done : callable, optional
+        Called with each `Profile`.
+    **options
+        As in `perfnb.profiled`.
+    """
+
+    def __init__(
+        self,
+        at: int | Iterable[int] = 100,
+        every: int | None = None,
+        save: str | Path | None = None,
+        on_done: Callable[[Profile], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._given = (at if isinstance(at, int) else tuple(at), every, save, on_done, options)
+        self._steps = TrainerSteps(*self._given)
+        self._installed = ExitStack()
+        self._guarded: weakref.ref[Trainer] | None = None
+
+    @property
+    def profiles(self) -> Sequence[Profile]:
+        """The profiles of the last training, in the order of their steps."""
+        return self._steps.driver.profiles
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = _trainer()
+        if trainer is not None and not self._guards(trainer):
+            setattr(trainer, _LOOP, _Guarded(getattr(trainer, _LOOP), self))
+            self._guarded = weakref.ref(trainer)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._remove()
+        at, every, save, on_done, options = self._given
+        model, optimizer, loader = (kwargs.get(name) for name in ("model", "optimizer", "train_dataloader"))
+        trainer = _trainer()
+        own = {
+            "name": type(model).__name__,
+            "namespace": lambda: {
+                "model": getattr(trainer, "model_wrapped", model),
+                "optimizer": getattr(optimizer, "optimizer", optimizer),  # as accelerate wraps it
+            },
+            "loader": loader,
+            "left": lambda: _left(args, state, loader),
+        }
+        self._steps = TrainerSteps(at, every, save, on_done, own | options)
+        if trainer is not None:
+            self._install(trainer)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._steps.pauses()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._steps.stepped()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        try:
+            self._steps.finish()
+        finally:
+            self._remove()
+
+    def _install(self, trainer: Any) -> None:
+        steps, batches_of = self._steps, trainer.get_batch_samples
+
+        @functools.wraps(batches_of)
+        def get_batch_samples(iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+            found = batches_of(_Told(iterator, steps), *args, **kwargs)
+            for batch in found[0]:
+                steps.takes(batch)
+            return found
+
+        install = self._installed.enter_context
+        install(replaced(trainer, "get_batch_samples", get_batch_samples))
+        for name, first in (("evaluate", steps.validates), ("_save_checkpoint", steps.pauses)):
+            install(replaced(trainer, name, _after(first, getattr(trainer, name))))
+        if self._guards(trainer):
+            return
+        for where, names in _FAILING.items():
+            owner = getattr(trainer, where, None) if where else trainer
+            for name in names:
+                if callable(getattr(owner, name, None)):
+                    install(replaced(owner, name, self._removed_on_failure(getattr(owner, name))))
+
+    def _guards(self, trainer: Trainer) -> bool:
+        return self._guarded is not None and self._guarded() is trainer
+
+    def _removed_on_failure(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            try:
+                return function(*args, **kwargs)
+            except BaseException:
+                self._remove()
+                raise
+
+        return guarded
+
+    def _remove(self) -> None:
+        try:
+            self._steps.close()
+        finally:
+            self._installed.close()
+
+
+class _Guarded:
+    """A trainer's training, after which a callback removes everything, however it ended."""
+
+    def __init__(self, function: Callable[..., Any], callback: ProfileCallback) -> None:
+        self._function, self._callback = function, callback
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            self._callback._remove()
+
+
+class _Told:
+    """An iterator whose waits are told."""
+
+    def __init__(self, batches: Iterator[Any], steps: TrainerSteps) -> None:
+        self._batches, self._steps = batches, steps
+
+    def __iter__(self) -> _Told:
+        return self
+
+    def __next__(self) -> Any:
+        self._steps.fetches()
+        try:
+            return next(self._batches)
+        finally:
+            self._steps.fetched()
+
+
+def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return function(*args, **kwargs)
+
+    return both
+
+
+def _trainer() -> Any:
+    """The trainer whose event this is, which no event names; ``None`` if something else calls."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if isinstance(owner := frame.f_locals.get("self"), Trainer):
+            return owner
+        frame = frame.f_back
+    return None
+
+
+def _left(args: Any, state: Any, loader: Any) -> int | None:
+    """Steps before the next evaluation or the end of the training, as far as known."""
+    strategy = getattr(args.eval_strategy, "value", args.eval_strategy)
+    ahead: list[int] = [state.max_steps - state.global_step]
+    if strategy == "steps" and state.eval_steps:
+        ahead.append(state.eval_steps - state.global_step % state.eval_steps)
+    elif strategy == "epoch" and hasattr(loader, "__len__"):
+        steps = math.ceil(len(loader) / args.gradient_accumulation_steps)
+        ahead.append(steps - state.global_step % steps)
+    return min(ahead)

@@ -1,0 +1,404 @@
+"""A callback has some steps of a trainer's run profiled; the run does what it does without."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Trainer
+
+import perfnb
+from perfnb.errors import PerfnbError
+from perfnb.integrations.lightning import ProfileCallback as ForLightning
+from perfnb.integrations.transformers import ProfileCallback as ForTransformers
+from tests.integrations.trainings import (
+    ROWS,
+    Classifier,
+    Sentences,
+    fitted,
+    language_model,
+    made_trainer,
+    points,
+    same,
+    trained,
+)
+
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
+
+#: A window of eleven steps.
+SHORT: dict[str, Any] = {"steps": 4}
+EACH = pytest.mark.parametrize(("callback", "train"), [(ForLightning, fitted), (ForTransformers, trained)])
+
+Train = Callable[..., nn.Module]
+
+
+@EACH
+@pytest.mark.parametrize(("steps", "accumulate"), [(60, 1), (30, 4)])
+def test_the_weights_are_those_of_a_run_without(
+    callback: Any, train: Train, steps: int, accumulate: int, tmp_path: Path
+) -> None:
+    profiler = callback(at=[2, 15], **SHORT)
+
+    profiled = train(tmp_path, profiler, steps=steps, accumulate=accumulate)
+    plain = train(tmp_path, steps=steps, accumulate=accumulate)
+
+    assert same(profiled, plain)
+    assert [profile.meta["loop"]["step"] for profile in profiler.profiles] == [2, 15]
+
+
+@EACH
+def test_a_profile_has_layers_phases_and_memory(callback: Any, train: Train, tmp_path: Path) -> None:
+    told: list[perfnb.Profile] = []
+    profiler = callback(at=5, on_done=told.append, **SHORT)
+
+    train(tmp_path, profiler)
+
+    [profile] = profiler.profiles
+    assert [one.meta["name"] for one in told] == [profile.meta["name"]]
+    passes = profile.steps["pass"].astype(str).value_counts()
+    assert (passes["timed"], passes["traced"], passes["counted"]) == (4, 3, 2)
+    assert set(profile.steps["samples"]) == {ROWS}
+    assert (profile.steps["data_ms"] > 0).all()
+    assert profile.phases["ms"].drop("host_to_device").gt(0).all()
+    assert profile.layers["calls"].max() == 1
+    assert "model" in profile.layers.index
+    assert profile.memory["optimizer_state"].max() > 0
+    assert [one["name"] for one in profile.meta["parts"]["optimizers"]] == ["optimizer"]
+    assert profile.meta["parts"]["loader"]["num_workers"] == 0
+
+
+@EACH
+def test_a_step_is_one_optimizer_step_with_all_its_batches(callback: Any, train: Train, tmp_path: Path) -> None:
+    profiler = callback(at=5, **SHORT)
+
+    train(tmp_path, profiler, accumulate=4)
+
+    [profile] = profiler.profiles
+    assert profile.layers.loc["model"]["calls"] in (0, 4)  # Lightning calls a method of it
+    assert profile.layers["calls"].max() == 4
+    assert set(profile.steps["samples"]) == {4 * ROWS}
+    forwards = profile.events.query("phase == 'forward' and category == 'cpu_op'")
+    assert (forwards["name"] == "aten::addmm").sum() == 3 * 4 * {ForLightning: 2, ForTransformers: 4}[callback]
+    assert profile.meta["loop"]["batches"] == 4
+    assert "a step is one optimizer step on 4 batches" in " ".join(str(profile).split())
+
+
+def test_the_structure_is_that_of_the_same_step_profiled_alone(tmp_path: Path) -> None:
+    in_lightning = ForLightning(at=5, **SHORT)
+    fitted(tmp_path, in_lightning)
+    module = Classifier().train()
+    optimizer = module.configure_optimizers()
+    model = module  # the name that the callback gives it
+    module.log = lambda *_: None  # type: ignore[method-assign]
+
+    def step(batch: list[Tensor]) -> None:
+        optimizer.zero_grad()
+        model.training_step(batch, 0).backward()
+        optimizer.step()
+
+    alone = perfnb.profile_step(step, [list(points(1).tensors)], warmup=2, steps=4)
+    assert_same_structure(in_lightning.profiles[0], alone)
+
+
+def test_the_structure_is_that_of_the_same_step_profiled_alone_in_transformers(tmp_path: Path) -> None:
+    in_trainer = ForTransformers(at=5, **SHORT)
+    trained(tmp_path, in_trainer)
+    model = language_model().train()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens = Sentences(ROWS)._tokens
+
+    def step(batch: dict[str, Tensor]) -> None:
+        model(**batch, num_items_in_batch=torch.tensor(ROWS * 11)).loss.backward()  # as the Trainer counts them
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        model.zero_grad()
+
+    alone = perfnb.profile_step(step, [{"input_ids": tokens, "labels": tokens}], warmup=2, steps=4)
+    assert_same_structure(in_trainer.profiles[0], alone)
+
+
+def assert_same_structure(a: perfnb.Profile, b: perfnb.Profile) -> None:
+    """Whether layers are the same, called as often, with the same arithmetic and memory."""
+    counted = ["module", "depth", "calls", "forward_flops", "backward_flops", "parameters", "activation_bytes", "ops"]
+    layers = [profile.layers[counted].dropna(subset="module").reset_index() for profile in (a, b)]
+    pd.testing.assert_frame_equal(*layers)
+    inside = [profile.layer_ops.query("layer.str.startswith('model')", engine="python") for profile in (a, b)]
+    columns = ["layer", "op", "direction", "calls"]
+    assert rows(inside[0][columns]) == rows(inside[1][columns])
+    known = [profile.ops[["calls", "flops", "bytes"]].query("flops > 0").reset_index() for profile in (a, b)]
+    assert rows(known[0]) == rows(known[1])
+    for category in ("parameters", "gradients", "optimizer_state"):
+        assert a.memory[category].max() == b.memory[category].max()
+
+
+def rows(table: pd.DataFrame) -> set[tuple[Any, ...]]:
+    return set(map(tuple, table.astype(object).itertuples(index=False)))
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_validation_and_checkpoints_are_no_steps(every: int, tmp_path: Path) -> None:
+    profiler = ForLightning(at=5, **SHORT)
+    options: dict[str, Any] = {"accumulate": every, "steps": 40}
+    module = fitted(
+        tmp_path, profiler, validate=True, val_check_interval=18 * every, enable_checkpointing=True, **options
+    )
+
+    [profile] = profiler.profiles
+    assert module.validated > 0
+    assert profile.layers["calls"].max() == every
+    assert set(profile.steps["samples"]) == {every * ROWS}
+    assert same(module, fitted(tmp_path, **options))
+
+
+def test_evaluation_and_checkpoints_are_no_steps(tmp_path: Path) -> None:
+    profiler = ForTransformers(at=5, **SHORT)
+    options = {"eval_strategy": "steps", "eval_steps": 18, "save_strategy": "steps", "save_steps": 7}
+
+    model = trained(tmp_path, profiler, **options)
+
+    [profile] = profiler.profiles
+    assert profile.layers["calls"].max() == 1
+    assert (tmp_path / "checkpoint-7").exists()
+    assert same(model, trained(tmp_path, **options))
+
+
+@EACH
+def test_a_window_that_never_fits_before_a_validation_is_told(callback: Any, train: Train, tmp_path: Path) -> None:
+    options = (
+        {"validate": True, "val_check_interval": 5}
+        if callback is ForLightning
+        else {"eval_strategy": "steps", "eval_steps": 5}
+    )
+    profiler = callback(at=5, **SHORT)
+
+    with pytest.warns(RuntimeWarning, match="no window of 11 steps fits") as said:
+        plain = train(tmp_path, profiler, steps=30, **options)
+
+    assert len([one for one in said if one.category is RuntimeWarning]) == 1
+    assert not profiler.profiles
+    assert same(plain, train(tmp_path, steps=30, **options))
+
+
+@EACH
+def test_windows_go_on_over_epochs(callback: Any, train: Train, tmp_path: Path) -> None:
+    options = {"epochs": 2} if callback is ForLightning else {"batches": Sentences(10 * ROWS)}
+    profiler = callback(at=5, **SHORT)
+
+    profiled = train(tmp_path, profiler, **options)
+
+    assert len(profiler.profiles) == 1
+    assert set(profiler.profiles[0].steps["samples"]) == {ROWS}
+    assert same(profiled, train(tmp_path, **options))
+
+
+class Broken(Exception):
+    """What a user's code raises."""
+
+
+#: In the timed pass, the traced one, and those that count.
+PLACES = (7, 10, 13, 14, 15)
+
+
+@EACH
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("where", ["data", "step"])
+def test_a_failure_reaches_the_user_after_everything_was_removed(
+    callback: Any, train: Train, place: int, where: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Broken, match="mine"):
+        train(tmp_path, callback(at=5, **SHORT), **failing(callback, where, place, Broken("mine")))
+
+    assert not torch.autograd._profiler_enabled()
+
+
+def failing(callback: Any, where: str, place: int, error: BaseException) -> dict[str, Any]:
+    """Options of a training that fails while it waits for data, or in its step, after so many steps."""
+    done = [0]
+
+    class Batches(Sentences):
+        def __getitem__(self, index: int) -> Any:
+            done[0] += 1
+            if done[0] > place * ROWS:
+                raise error
+            return points(1)[index % ROWS] if callback is ForLightning else super().__getitem__(index)
+
+    class FailingStep:
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            done[0] += 1
+            if done[0] > place:
+                raise error
+            return super().training_step(*args, **kwargs)  # type: ignore[misc]
+
+    batches = Batches(30 * ROWS)
+    if callback is ForLightning:
+        if where == "data":
+            return {"loader": torch.utils.data.DataLoader(batches, batch_size=ROWS)}
+        return {"module": type("Failing", (FailingStep, Classifier), {})}
+    return {"batches": batches} if where == "data" else {"trainer": type("Failing", (FailingStep, Trainer), {})}
+
+
+def test_an_interrupt_ends_a_trainer_as_without(tmp_path: Path) -> None:
+    options = failing(ForTransformers, "step", 10, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, ForTransformers(at=5, **SHORT), **options)
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_an_interrupt_ends_lightning_as_without(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        options = failing(ForLightning, "step", 10, KeyboardInterrupt())
+        with pytest.raises(SystemExit):  # what Lightning makes of it
+            fitted(tmp_path, ForLightning(at=5, **SHORT), **options)
+    finally:
+        signal.signal(signal.SIGINT, before)  # Lightning ignores it from then on
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_an_optimizer_that_fails_leaves_nothing_even_if_the_callback_was_added_late(tmp_path: Path) -> None:
+    profiler = ForTransformers(at=5, **SHORT)
+    trainer = made_trainer(tmp_path)
+    trainer.add_callback(profiler)
+    before = set(vars(trainer))
+    trainer.create_optimizer()
+    step, done = trainer.optimizer.step, [0]
+
+    def failing_step(*args: Any, **kwargs: Any) -> Any:
+        done[0] += 1
+        if done[0] > 10:
+            raise Broken("mine")
+        return step(*args, **kwargs)
+
+    trainer.optimizer.step = failing_step
+
+    with pytest.raises(Broken, match="mine"):
+        trainer.train()
+
+    assert not torch.autograd._profiler_enabled()
+    assert set(vars(trainer)) - before <= {"_past", "_train_dataloader"}
+
+
+@EACH
+def test_a_callback_can_train_again(callback: Any, train: Train, tmp_path: Path) -> None:
+    profiler = callback(at=5, **SHORT)
+    for _ in range(2):
+        train(tmp_path, profiler)
+        assert len(profiler.profiles) == 1
+
+
+def test_a_callback_added_to_a_trainer_works_as_one_given_to_it(tmp_path: Path) -> None:
+    profiler = ForTransformers(at=5, **SHORT)
+    trainer = made_trainer(tmp_path)
+    trainer.add_callback(profiler)
+    before = set(vars(trainer))
+
+    trainer.train()
+
+    assert len(profiler.profiles) == 1
+    assert not {"get_batch_samples", "training_step", "evaluate", "_save_checkpoint"} & set(vars(trainer))
+    assert before <= set(vars(trainer))
+    assert same(trainer.model, trained(tmp_path))
+
+
+def test_lightning_under_its_older_name(tmp_path: Path) -> None:
+    script = f"""
+import warnings
+warnings.simplefilter("ignore")
+import torch
+import pytorch_lightning
+from perfnb.integrations.lightning import ProfileCallback
+
+class Small(pytorch_lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 4)
+    def training_step(self, batch, i):
+        return self.net(batch).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+callback = ProfileCallback(at=2, steps=2)
+assert isinstance(callback, pytorch_lightning.Callback)
+pytorch_lightning.Trainer(
+    max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    accelerator="cpu", default_root_dir={str(tmp_path)!r}, callbacks=callback,
+).fit(Small(), torch.utils.data.DataLoader(torch.randn(40, 4)))
+assert len(callback.profiles) == 1, callback.profiles
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_manual_optimization_has_a_step_per_batch(tmp_path: Path) -> None:
+    class Adversaries(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            for optimizer, layer in zip(self.optimizers(), (self.first, self.second), strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(layer(batch[0]).square().mean())
+                optimizer.step()
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return [torch.optim.SGD(layer.parameters(), 0.1) for layer in (self.first, self.second)]
+
+    profiler = ForLightning(at=5, **SHORT)
+    fitted(tmp_path, profiler, module=Adversaries)
+
+    [profile] = profiler.profiles
+    assert profile.layers.loc[["model.first", "model.second"], "calls"].tolist() == [1, 1]
+    assert [one["name"] for one in profile.meta["parts"]["optimizers"]] == ["optimizers[0]", "optimizers[1]"]
+
+
+@pytest.mark.parametrize(("module", "trainer"), [("lightning", "Lightning"), ("transformers", "transformers")])
+def test_without_the_trainer_one_sentence_says_what_is_missing(module: str, trainer: str) -> None:
+    script = f"""
+import sys
+for name in ("lightning", "lightning.pytorch", "pytorch_lightning", "transformers"):
+    sys.modules[name] = None
+import perfnb.integrations.{module}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == (
+        f"{PerfnbError.__module__}.PerfnbError: perfnb.integrations.{module} needs {trainer}, which is not installed "
+        f"here: pip install {module}."
+    )
+
+
+def test_importing_perfnb_imports_no_trainer() -> None:
+    script = """
+import sys
+import perfnb, perfnb.integrations, perfnb.loop
+for name in perfnb.__all__:
+    getattr(perfnb, name)
+print([name for name in ("lightning", "pytorch_lightning", "transformers", "accelerate") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.strip() == "[]"
+
+
+@EACH
+@pytest.mark.parametrize("wrong", [{"at": -1}, {"at": "x"}, {"every": 0}, {"steps": 0}, {"on_done": 3}])
+def test_wrong_arguments_are_refused_at_once(callback: Any, train: Train, wrong: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        callback(**wrong)
+
+
+@EACH
+def test_an_unknown_option_is_refused_at_once(callback: Any, train: Train) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'setps'"):
+        callback(setps=3)

@@ -1,0 +1,151 @@
+"""Tiny trainings with Lightning and with Hugging Face's Trainer, offline, the same at every call."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+ROWS = 8
+
+
+class Classifier(lightning.LightningModule):
+    """Two layers with a dropout, which draws random numbers in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.ReLU(), nn.Linear(32, 4))
+        self.validated = 0
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.validated += 1
+        self.net(batch[0])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), 1e-3)
+
+
+def points(batches: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    count = batches * ROWS
+    return TensorDataset(
+        torch.randn(count, 16, generator=generator), torch.randint(0, 4, (count,), generator=generator)
+    )
+
+
+def fitted(
+    folder: Path,
+    *callbacks: Any,
+    steps: int = 20,
+    accumulate: int = 1,
+    module: Any = None,
+    package: Any = lightning,
+    validate: bool = False,
+    epochs: int = 1,
+    loader: Any = None,
+    **options: Any,
+) -> Any:
+    """The module, after `steps` optimizer steps with Lightning in so many epochs."""
+    torch.manual_seed(0)
+    module = Classifier() if module is None else module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's advice on loaders, loggers and intervals
+        trainer = package.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            accumulate_grad_batches=accumulate,
+            callbacks=list(callbacks),
+            default_root_dir=folder,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **{"enable_checkpointing": False, **options},
+        )
+        batches = DataLoader(points(steps * accumulate // epochs), batch_size=ROWS) if loader is None else loader
+        trainer.fit(module, batches, DataLoader(points(2), batch_size=ROWS) if validate else None)
+    return module
+
+
+class Sentences(Dataset[dict[str, Tensor]]):
+    """Random tokens."""
+
+    def __init__(self, count: int) -> None:
+        self._tokens = torch.randint(0, 50, (count, 12), generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        return {"input_ids": self._tokens[place], "labels": self._tokens[place]}
+
+
+def language_model() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=50,
+            n_positions=16,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+            loss_type="ForCausalLM",
+        )
+    )
+
+
+def made_trainer(
+    folder: Path,
+    *callbacks: Any,
+    steps: int = 20,
+    accumulate: int = 1,
+    trainer: Any = Trainer,
+    batches: Any = None,
+    **options: Any,
+) -> Any:
+    """A Trainer of a small GPT-2 for `steps` optimizer steps."""
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=ROWS,
+        gradient_accumulation_steps=accumulate,
+        max_steps=steps,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        **{"save_strategy": "no", "logging_steps": 10, **options},
+    )
+    data = Sentences(steps * accumulate * ROWS) if batches is None else batches
+    return trainer(
+        language_model(), arguments, train_dataset=data, eval_dataset=Sentences(2 * ROWS), callbacks=list(callbacks)
+    )
+
+
+def trained(folder: Path, *callbacks: Any, **options: Any) -> nn.Module:
+    """The model, after `steps` optimizer steps with Hugging Face's Trainer."""
+    trainer = made_trainer(folder, *callbacks, **options)
+    trainer.train()
+    model: nn.Module = trainer.model
+    return model
+
+
+def weights(module: nn.Module) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in module.state_dict().values()]
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    """Whether two modules have the same weights, bit for bit."""
+    pairs = zip(weights(a), weights(b), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
