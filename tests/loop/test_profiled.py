@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,34 @@ def test_break_and_exceptions_remove_everything(inside: int) -> None:
     assert not loop._profiler.is_open
     del held
     for batch in loop:
+        training(batch)
+    assert len(loop.profiles) == 1
+
+
+@pytest.mark.parametrize("inside", [3, 5, 6, 8])
+def test_an_interrupt_reaches_the_loop(inside: int) -> None:
+    training = Training()
+    loop = perfnb.profiled(training.batches, at=3, **SMALL)
+    handler = signal.getsignal(signal.SIGINT)
+
+    def train() -> None:
+        for place, batch in enumerate(loop):
+            training(batch)
+            if place == inside:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert not loop._profiler.is_open
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_an_interrupt_that_the_body_handles_goes_no_further() -> None:
+    training = Training()
+    loop = perfnb.profiled(training.batches, at=3, **SMALL)
+    for batch in loop:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
         training(batch)
     assert len(loop.profiles) == 1
 

@@ -131,6 +131,17 @@ def test_an_exception_reaches_the_caller_and_leaves_nothing(
         assert_next_profile_is_whole()
 
 
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_stop_iteration_reaches_the_caller_too(at: int) -> None:
+    """No generator can raise it, and the passes are generators."""
+    steps = iter(range(at - 1))
+
+    with pytest.raises(StopIteration) as caught:
+        perfnb.profile_step(lambda: next(steps), warmup=1, steps=1, traced=2)
+
+    assert caught.value.__cause__ is None
+
+
 @pytest.mark.slow
 def test_success_leaves_nothing() -> None:
     assert_next_profile_is_whole()
