@@ -26,7 +26,7 @@ MOST_ROWS, _CHUNK = 100_000, 4096
 _KEPT = 5
 #: Nanoseconds between readings of memory at first, the multiple of its cost that a reading must be apart from the next,
 #: and readings beyond which every second one is dropped.
-_READING_NS, _REST, MOST_READINGS = 50_000_000, 2000, 2048
+_READING_NS, _REST, MOST_READINGS = 50_000_000, 1000, 2048
 #: Profiled windows beyond which only every second one is kept by itself.
 MOST_WINDOWS = 4096
 #: A device's time of a step is unknown if the host paused before it for more than this share of it.
@@ -77,6 +77,7 @@ class RunRecorder:
         self._readings: list[tuple[int, int, int, int]] = []
         self._due_ns, self._spacing_ns, self._peaks = 0, _READING_NS, [-1, -1]
         self._waits_known = False
+        self._reading_cost_ns = _READING_NS
         self._process = psutil.Process()
         self._device: _DeviceClock | None = None
         _allocated_bytes()  # what is slow only the first time is not for the first step
@@ -213,7 +214,9 @@ class RunRecorder:
         if len(self._readings) > MOST_READINGS:
             del self._readings[1::2]
             self._spacing_ns *= 2
-        self._due_ns = now_ns + max(self._spacing_ns, _REST * (time.perf_counter_ns() - begin))
+        # The least so far: on a busy machine, a reading that is interrupted looks expensive.
+        self._reading_cost_ns = min(self._reading_cost_ns, time.perf_counter_ns() - begin)
+        self._due_ns = now_ns + max(self._spacing_ns, _REST * self._reading_cost_ns)
 
     def _look(self, now_ns: int) -> tuple[int, int, int, int]:
         resident = int(self._process.memory_info().rss)
