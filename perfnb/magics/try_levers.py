@@ -32,6 +32,7 @@ class TryLeversMagics(Magics):
         default=120.0,
         help="Time limit for all steps together (default 120).",
     )
+    @argument("--goal", choices=("time", "memory"), default="time", help="What to make smaller (default time).")
     @argument("--quiet", action="store_true", help="Show no progress bar.")
     @argument(
         "code", nargs="*", help="Cell magic: for TARGET in ITERABLE, or nothing. Line magic: the statement to speed up."
@@ -75,6 +76,7 @@ class TryLeversMagics(Magics):
                 batches,
                 namespace=namespace_of(FunctionType(body, namespace)),
                 wanted="auto" if names is None else names,
+                goal=options.goal,
                 budget_s=options.budget,
                 name="step",
                 quiet=options.quiet,

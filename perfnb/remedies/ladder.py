@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,8 +18,8 @@ FARTHER, TOLERANCE = 3.0, 1e-4
 ROUNDINGS = 64
 _EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127}
 
-#: Steps that the yardstick takes, that each lever takes before it is timed, and rounds that do not count.
-_YARDSTICK, _PREPARE, _WARM = 3, 3, 2
+#: Smallest change of the peak of memory that matters; it hardly varies from step to step.
+MEMORY_MATTERS = 0.01
 
 SAME, NOISE, REDUCED, DIFFERENT, UNCHECKED = "exact", "within noise", "reduced precision", "different", "not checked"
 
@@ -48,6 +48,39 @@ class Values:
     verdict: str
     error: float | None = None
     why: str = ""
+
+
+@dataclass
+class Trial:
+    """One lever that was tried, or why it was not."""
+
+    lever: str
+    verdict: str  # of its time: faster, slower, same, inconclusive; "not timed" or "not tried"
+    ratio: float | None = None
+    ratio_ci: tuple[float, float] | None = None
+    saves_ms: float | None = None
+    values: Values = field(default_factory=lambda: Values(UNCHECKED))
+    setup_s: float | None = None
+    why_not: str = ""
+    code: list[str] = field(default_factory=list)
+    bound_ms: float | None = None  # the most that the finding it answers said it could save
+    times_ms: tuple[float, ...] = ()  # of the step with the lever on, a value per round
+    peak_bytes: int | None = None  # of allocated memory in a step
+    memory: str = ""  # less, more or same, against the step as it is
+    smallest: float = 0.0  # the smallest relative difference of time that could have been seen
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Confirmed:
+    """The levers to keep, all on at once, measured again on fresh pairs."""
+
+    levers: tuple[str, ...]
+    verdict: str
+    ratio: float | None
+    ratio_ci: tuple[float, float] | None
+    saves_ms: float | None
+    peak_bytes: int | None = None
 
 
 def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Values:
@@ -87,21 +120,66 @@ def fewest_rounds(levers: int, level: float = 0.05) -> int:
     return max(6, math.ceil(1 + math.log2(max(1, levers) / level)))
 
 
-def steps_to_confirm() -> int:
-    """The fewest steps in which levers are confirmed on fresh pairs."""
-    return 2 * (_WARM + fewest_rounds(1))
+@dataclass(frozen=True)
+class Plan:
+    """How many steps things take: few for a step so long that the budget holds few of them."""
+
+    set_up: int = 2  # with a lever on, before it counts
+    weighed: int = 2  # for the peak of memory; 0 if it is not measured
+    warm: int = 2  # rounds before those that count
+    timed: bool = True
+    brief: bool = False
+
+    def confirming(self) -> int:
+        """How many steps it takes at least to confirm a lever."""
+        return 2 * (self.warm + fewest_rounds(2)) if self.timed else 0
 
 
-def steps_to_try(levers: int) -> int:
-    """The fewest steps in which levers are prepared, checked and tried, each as often as its level demands."""
-    return _YARDSTICK + _PREPARE * levers + (levers + 1) * (_WARM + fewest_rounds(levers))
+#: With fewer steps than this in the budget, only what the goal needs is measured.
+_FEW_STEPS = 60
+#: Turns of a block of a lever that works ahead: two workers that hold two batches each.
+_BLOCK = 10
 
 
-def affordable(levers: int, step_s: float, budget_s: float) -> int:
-    """How many levers can be tried and confirmed; at least one."""
-    while levers > 1 and (steps_to_try(levers) + steps_to_confirm()) * step_s > budget_s:
-        levers -= 1
-    return levers
+def plan_for(goal: str, step_s: float, budget_s: float) -> Plan:
+    """What a budget allows."""
+    if budget_s >= _FEW_STEPS * step_s:
+        return Plan()
+    by_memory = goal == "memory"
+    return Plan(set_up=1, weighed=2 if by_memory else 0, warm=1, timed=not by_memory, brief=True)
+
+
+def affordable(plan: Plan, in_blocks: Sequence[bool], step_s: float, budget_s: float, each_s: float = 0.0) -> list[int]:
+    """The places of the levers that can be tried within a budget, each as often as its level demands.
+
+    Parameters
+    ----------
+    in_blocks : sequence of bool
+        For each lever, whether it is timed in blocks.
+    each_s : float
+        What each takes beyond steps, such as judging quality.
+    """
+    chosen: list[int] = []
+    for place in range(len(in_blocks)):
+        tried = [*chosen, place]
+        rounds = fewest_rounds(len(tried))
+        blocks = sum(in_blocks[one] for one in tried)
+        together = len(tried) - blocks
+        steps = (plan.set_up + 1 + plan.weighed) * len(tried)
+        if plan.timed:
+            steps += 2 * _BLOCK * (rounds + 1) * blocks
+            steps += (together + 1) * (plan.warm + rounds) if together else 0
+        if steps * step_s + len(tried) * each_s <= budget_s:
+            chosen = tried
+    return chosen
+
+
+def memory_verdict(peak: int | None, own: int | None) -> str:
+    """Whether a lever needs less memory than the step as it is: less, more, same, or "" if not measured."""
+    if peak is None or not own:
+        return ""
+    change = peak / own - 1
+    return "same" if abs(change) < MEMORY_MATTERS else "less" if change < 0 else "more"
 
 
 def compare_levers(*groups_ms: Floats, equal_within: float = 0.02) -> list[PairedComparison]:

@@ -35,6 +35,10 @@ class Lever:
     costly: bool = False
     #: Whether it may draw random numbers in another order, as compiled code does.
     reorders: bool = False
+    #: Such a lever prepared so that it draws them as the step does: slower, for the check alone.
+    in_order: Callable[[Subject], AbstractContextManager[Switch]] | None = None
+    #: Whether it is for memory, and so tried with ``goal="memory"`` without any finding.
+    for_memory: bool = False
     #: Whether it works ahead, so that it is timed in blocks of turns; while on, it changes the subject's `batches`.
     in_blocks: bool = False
     #: Its own check of results, with it prepared; by default results are compared with float64.

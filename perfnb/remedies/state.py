@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +20,11 @@ from perfnb.step.device import random_state
 
 
 @contextmanager
-def untouched(subject: Subject) -> Iterator[None]:
+def untouched(subject: Subject) -> Iterator[Callable[[str], None]]:
     """Prove that everything is as before: model, optimizer, random numbers, switches.
+
+    Gives a function that proves it in between; its argument says after what. An exception of the user's goes its way,
+    with a note if something has changed.
 
     Raises
     ------
@@ -29,12 +33,37 @@ def untouched(subject: Subject) -> Iterator[None]:
     """
     __tracebackhide__ = True
     before = fingerprint(subject)
-    yield
-    after = fingerprint(subject)
-    if changed := [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]:
-        raise CaptureError(
-            f"After trying levers, {sorted(changed)[0]} is not as it was before: restart from a checkpoint."
-        )
+
+    def changed(what: str) -> str:
+        after = fingerprint(subject)
+        names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        return f"After {what}, {names[0]} is not as it was before: restart from a checkpoint." if names else ""
+
+    def prove(what: str) -> None:
+        if said := changed(what):
+            raise CaptureError(said)
+
+    try:
+        yield prove
+    except CaptureError:
+        raise
+    except BaseException as error:
+        if said := changed("trying levers"):
+            error.add_note(said)
+        raise
+    prove("trying levers")
+
+
+@contextmanager
+def kept_positions(loaders: Iterable[Any]) -> Iterator[None]:
+    """Put loaders that know their position back to it."""
+    stateful = [each for each in loaders if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")]
+    positions = [copy.deepcopy(each.state_dict()) for each in stateful]
+    try:
+        yield
+    finally:
+        for each, position in zip(stateful, positions, strict=True):
+            each.load_state_dict(position)
 
 
 def fingerprint(subject: Subject) -> dict[str, Any]:

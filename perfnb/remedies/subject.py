@@ -42,6 +42,11 @@ class Subject:
         found = itertools.chain.from_iterable(model.parameters() for model in self.models.values())
         return list({id(parameter): parameter for parameter in found}.values())
 
+    @property
+    def kind(self) -> str:
+        """The kind of device that it runs on."""
+        return next((kind for kind in sorted(self.kinds) if kind != "cpu"), "cpu")
+
     def modules(self, *kinds: type[nn.Module]) -> Iterator[nn.Module]:
         """The modules of some classes in the models."""
         for model in self.models.values():

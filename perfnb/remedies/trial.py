@@ -2,41 +2,67 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfnb.bench.design import SEED, random_orders
+from perfnb.bench.quality import Loss, losses_of
 from perfnb.bench.rounds import Bench
-from perfnb.remedies.ladder import Values, affordable, fewest_rounds, judge_values
+from perfnb.errors import CaptureError
+from perfnb.remedies.ladder import UNCHECKED, Values, fewest_rounds, judge_values
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.values import Yardstick, errors_of
 from perfnb.stats.intervals import Floats
+from perfnb.step.memory import LiveObjects, inputs
 from perfnb.step.steps import BatchSource
+from perfnb.step.tracer import Tracer, exclusive
 
 Progress = Callable[..., None]
-#: Steps with a lever on before it counts, in which it prepares what it needs.
-_SET_UP_STEPS = 2
+#: Steps before quality is judged: as many with each lever as without.
+_QUALITY_STEPS = 3
 _MOST_ROUNDS, _MOST_BLOCKS = 200, 40
 #: Share of a budget by which rounds may outlast it, where steps take longer than the first ones did.
-_SLACK = 0.2
+_SLACK = 0.25
 
 
-@dataclass(frozen=True)
+class Compiled(NamedTuple):
+    """What torch.compile did."""
+
+    graphs: int
+    breaks: int
+
+
+NOTHING_COMPILED = Compiled(0, 0)
+
+
+@dataclass
 class Prepared:
     """A lever that works on the step: switched on and off at will."""
 
     lever: Lever
     switch: Switch
     #: What preparing took beyond the steps themselves, such as compiling.
-    setup_s: float
+    setup_s: float = 0.0
+    #: What was compiled while it was on: while preparing it, and until now.
+    at_first: Compiled = NOTHING_COMPILED
+    until_now: Compiled = NOTHING_COMPILED
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of its compiling."""
+        graphs, breaks = self.at_first
+        again = self.until_now.graphs - graphs
+        said = [f"{graphs} graph{'s' * (graphs > 1)}, {breaks} graph break{'s' * (breaks != 1)}"] if graphs else []
+        return said + ([f"recompiled {again} times since"] if again else [])
 
 
 @contextmanager
-def prepared(lever: Lever, subject: Subject, step_s: float) -> Iterator[Prepared]:
+def prepared(lever: Lever, subject: Subject, step_s: float, set_up: int = 2) -> Iterator[Prepared]:
     """Prepare a lever and run the step a few times with it on.
 
     Raises
@@ -46,14 +72,33 @@ def prepared(lever: Lever, subject: Subject, step_s: float) -> Iterator[Prepared
     """
     __tracebackhide__ = True
     with lever.prepared(subject) as switch:
+
+        @contextmanager
+        def counted() -> Iterator[None]:
+            before = _compiled()
+            with switch():
+                yield
+            so_far = zip(found.until_now, _compiled(), before, strict=True)
+            found.until_now = Compiled(*(held + now - then for held, now, then in so_far))
+
+        found = Prepared(lever, counted)
         begin = time.perf_counter()
-        with subject.restored(), ExitStack() as stack, switch():
+        with subject.restored(), ExitStack() as stack, counted():
             run = fed(subject, stack) if lever.in_blocks else subject.run
             with subject.gate.opened():
-                for _ in range(_SET_UP_STEPS):
+                for _ in range(set_up):
                     run()
-        taken = time.perf_counter() - begin - _SET_UP_STEPS * step_s
-        yield Prepared(lever, switch, max(0.0, taken))
+        found.setup_s = max(0.0, time.perf_counter() - begin - set_up * step_s)
+        found.at_first = found.until_now
+        yield found
+
+
+def _compiled() -> Compiled:
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return NOTHING_COMPILED
+    counters: Mapping[str, Mapping[str, int]] = dynamo.counters
+    return Compiled(counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values()))
 
 
 def check(found: Prepared, subject: Subject, yardstick: Yardstick) -> Values:
@@ -62,7 +107,26 @@ def check(found: Prepared, subject: Subject, yardstick: Yardstick) -> Values:
     lever = found.lever
     if lever.check is not None:
         return lever.check(subject, found.switch)
-    return judge_values(errors_of(subject, found.switch, yardstick), lever.lowers, lever.reorders)
+    values = judge_values(errors_of(subject, found.switch, yardstick), lever.lowers, lever.reorders)
+    if values.verdict != UNCHECKED or lever.in_order is None:
+        return values
+    with lever.in_order(subject) as switch:
+        return judge_values(errors_of(subject, switch, yardstick), lever.lowers, lever.reorders)
+
+
+def check_together(levers: Sequence[Prepared], subject: Subject, yardstick: Yardstick) -> Values:
+    """Whether the step computes the same with several levers on."""
+    __tracebackhide__ = True
+    with ExitStack() as stack:
+        switches = [one.switch for one in levers]
+        if yardstick.random:  # as each was checked
+            switches = [
+                one.switch if one.lever.in_order is None else stack.enter_context(one.lever.in_order(subject))
+                for one in levers
+            ]
+        errors = errors_of(subject, all_on(switches), yardstick)
+    lowers = next((one.lever.lowers for one in levers if one.lever.lowers), "")
+    return judge_values(errors, lowers, any(one.lever.reorders for one in levers))
 
 
 def all_on(switches: Sequence[Switch]) -> Switch:
@@ -79,7 +143,13 @@ def all_on(switches: Sequence[Switch]) -> Switch:
 
 
 def time_switches(
-    subject: Subject, switches: Sequence[Switch], budget_s: float, progress: Progress, what: str, seed: int = SEED
+    subject: Subject,
+    switches: Sequence[Switch],
+    budget_s: float,
+    progress: Progress,
+    what: str,
+    seed: int = SEED,
+    warm: int = 2,
 ) -> Floats:
     """Milliseconds of the step as it is (first row) and under each switch, a column per round.
 
@@ -93,16 +163,20 @@ def time_switches(
         subject.gate.opened(),
         Bench([subject.step] * len(variants), subject.batches, progress, switches=variants) as bench,
     ):
-        warm = bench.rounds([range(len(variants))] * 2, pass_name=what)
-        round_s = float(warm[:, -1].sum()) / 1e3
-        count = int((until - time.perf_counter()) / max(round_s, 1e-9))
-        count = max(fewest_rounds(len(switches)), min(count, _MOST_ROUNDS))
+        pilot = bench.rounds([range(len(variants))] * warm, pass_name=what)
+        count = _rounds(len(switches), float(pilot[:, -1].sum()) / 1e3, until, _MOST_ROUNDS)
         orders = random_orders(count, len(variants), seed)
         return bench.rounds(orders, pass_name=what, planned=count, until=until + _SLACK * budget_s)
 
 
 def time_blocks(
-    subject: Subject, switches: Sequence[Switch], budget_s: float, progress: Progress, what: str, seed: int = SEED
+    subject: Subject,
+    switches: Sequence[Switch],
+    budget_s: float,
+    progress: Progress,
+    what: str,
+    seed: int = SEED,
+    warm: int = 1,
 ) -> Floats:
     """As `time_switches`, for levers that work ahead: milliseconds of a batch and its step, turns back to back.
 
@@ -111,23 +185,27 @@ def time_blocks(
     __tracebackhide__ = True
     until = time.perf_counter() + budget_s
     with subject.restored(), ExitStack() as stack:
+        variants: list[Switch] = [nullcontext, *switches]
         steps = []
-        for switch in (nullcontext, *switches):
+        for switch in variants:
             with switch():
                 steps.append(fed(subject, stack))
         stack.enter_context(subject.gate.opened())
-        bench = stack.enter_context(Bench(steps, None, progress))
+        bench = stack.enter_context(Bench(steps, None, progress, switches=variants))
         every = range(len(steps))
-        bench.blocks([every], lead=0, turns=1, pass_name=what)  # starts the workers
+        bench.blocks([every], lead=0, turns=warm, pass_name=what)  # starts the workers
         found = bench.prefetching()
         lead = turns = 1 + (0 if found is None else found.ahead)
         pilot = bench.blocks([every], lead=lead, turns=turns, pass_name=what)
-        round_s = float(pilot.sum()) * (lead + turns) / 1e3
-        count = int((until - time.perf_counter()) / max(round_s, 1e-9))
-        count = max(fewest_rounds(len(switches)), min(count, _MOST_BLOCKS))
+        count = _rounds(len(switches), float(pilot.sum()) * (lead + turns) / 1e3, until, _MOST_BLOCKS)
         orders = random_orders(count, len(steps), seed)
         late = until + _SLACK * budget_s
         return bench.blocks(orders, lead=lead, turns=turns, pass_name=what, planned=count, until=late)
+
+
+def _rounds(levers: int, round_s: float, until: float, most: int) -> int:
+    """As many rounds as there is time for, and at least as many as a verdict needs."""
+    return max(fewest_rounds(levers), min(int((until - time.perf_counter()) / max(round_s, 1e-9)), most))
 
 
 def fed(subject: Subject, stack: ExitStack) -> Callable[[], Any]:
@@ -137,13 +215,54 @@ def fed(subject: Subject, stack: ExitStack) -> Callable[[], Any]:
     return lambda: subject.step(source.next())
 
 
-def step_seconds(subject: Subject, runs: int = 3) -> float:
-    """About how long a step takes."""
+def step_seconds(subject: Subject, most_s: float) -> float:
+    """About how long a step takes; two more are run after one that takes less than `most_s`."""
     __tracebackhide__ = True
     with subject.restored(), subject.gate.opened(), Bench([subject.step], subject.batches) as bench:
-        return float(bench.rounds([[0]] * runs, pass_name="warmup").min()) / 1e3
+        first_s = float(bench.rounds([[0]], pass_name="warmup").min()) / 1e3
+        return first_s if first_s > most_s else float(bench.rounds([[0]] * 2, pass_name="warmup").min()) / 1e3
 
 
-def sensible(names: Sequence[str], step_s: float, budget_s: float) -> list[str]:
-    """As many of the first levers as the budget allows."""
-    return list(names[: affordable(len(names), step_s, budget_s)])
+def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
+    """Most memory that a step's tensors take at once on its device; ``None`` if the step has a profiler of its own.
+
+    That is the memory of parameters, buffers, gradients, optimizers' state and the batch at the start of a step, and
+    what the step allocates from there on, less what it frees.
+    """
+    __tracebackhide__ = True
+    tracer, live = Tracer(memory=True), LiveObjects()
+    for model in subject.models.values():
+        live.add_model(model)
+    for optimizer in subject.optimizers.values():
+        live.add_optimizer(optimizer)
+    try:
+        with exclusive(), subject.restored(), switch():
+            with tracer:
+                with subject.gate.opened():
+                    subject.run()  # gradients freed later are known only if allocated while tracing
+                held = {block.address: block for block in (*live.blocks(), *inputs(subject.sample))}
+                start_ns = time.time_ns()
+                with subject.gate.opened():
+                    subject.run()
+            changes = tracer.memory_changes()
+    except CaptureError:
+        return None
+    finally:
+        tracer.close()
+    level = peak = sum(block.bytes for block in held.values() if block.device.partition(":")[0] == subject.kind)
+    for at_ns, size, kind in changes:
+        if at_ns >= start_ns and kind == subject.kind:
+            level += size
+            peak = max(peak, level)
+    return peak
+
+
+def losses(
+    subject: Subject, quality: Callable[[], Any], limits: Mapping[str, float], switch: Switch = nullcontext
+) -> tuple[Loss, ...]:
+    """What `quality` says after a few steps with a lever on."""
+    __tracebackhide__ = True
+    with subject.restored(), switch(), subject.gate.opened():
+        for _ in range(_QUALITY_STEPS):
+            subject.run()
+        return losses_of(quality(), limits)

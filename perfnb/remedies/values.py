@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -24,6 +25,8 @@ from perfnb.remedies.float64 import in_float64, widened
 from perfnb.remedies.ladder import DIFFERENT, SAME, UNCHECKED, Errors, Values
 from perfnb.remedies.state import digest
 from perfnb.remedies.subject import Subject
+from perfnb.step.device import capacity_bytes
+from perfnb.telemetry.sampler.cgroup import memory_limit_bytes
 
 #: Batches of two loaders that are compared; more than the most workers, so that one gives two.
 _BATCHES = 6
@@ -41,26 +44,51 @@ class Yardstick:
 
     own: Results
     truth: Results
-    #: Whether `truth` is in float64, or only the step with another number of threads.
-    exact: bool
+    #: Why `truth` is not in float64, but the step with another number of threads; empty if it is.
+    why_not: str
     #: Whether the step computes something else with other random numbers.
     random: bool
 
+    @property
+    def exact(self) -> bool:
+        """Whether the truth is in float64."""
+        return not self.why_not
 
-def measure_yardstick(subject: Subject) -> Yardstick:
-    """Run the step a few times, with everything put back."""
+
+def measure_yardstick(subject: Subject, peak_bytes: int | None = None, brief: bool = False) -> Yardstick:
+    """Run the step a few times, with everything put back.
+
+    `peak_bytes` is what the step needs: in float64 it needs twice that, beside a copy of what it has. If `brief`, the
+    step is taken to draw random numbers.
+    """
     __tracebackhide__ = True
     own = results_of(subject)
-    random = _differ(own, results_of(subject, seed_shift=1))
-    try:
-        return Yardstick(own, results_of(subject, float64=True), True, random)
-    except Exception:  # an operator or a part of the step that does not take float64
-        threads = torch.get_num_threads()
-        torch.set_num_threads(threads + 1 if threads == 1 else 1)
+    random = brief or _differ(own, results_of(subject, seed_shift=1))
+    free = free_bytes(subject.kind)
+    if peak_bytes is not None and free is not None and 2 * peak_bytes > free:
+        why_not = "there is no memory for float64"
+    else:
         try:
-            return Yardstick(own, results_of(subject), False, random)
-        finally:
-            torch.set_num_threads(threads)
+            return Yardstick(own, results_of(subject, float64=True), "", random)
+        except Exception as error:  # an operator or a part of the step that does not take float64
+            why_not = f"the step does not run in float64 ({type(error).__name__})"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1 if threads == 1 else 1)
+    try:
+        return Yardstick(own, results_of(subject), why_not, random)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def free_bytes(kind: str) -> int | None:
+    """Memory of a kind of device that this process may still allocate; ``None`` if torch cannot tell."""
+    if kind == "cpu":
+        limit = memory_limit_bytes()
+        free = int(psutil.virtual_memory().available)
+        return free if limit is None else min(free, limit - int(psutil.Process().memory_info().rss))
+    total, module = capacity_bytes(kind), getattr(torch, kind, None)
+    held = getattr(module, "memory_allocated", None)
+    return None if total is None or held is None else total - int(held())
 
 
 def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Half the width of a bar.
 _HALF_PX = 70
-_HEADS = ("lever", "time", "saves", "values", "set-up", "pays after", "why not")
+_HEADS = ("lever", "time", "saves", "memory", "values", "set-up", "pays after", "notes")
 
 
 def trials_line(trials: LeverTrials) -> str:
@@ -66,27 +66,39 @@ def trials_page(trials: LeverTrials) -> str:
 
 
 def _about(trials: LeverTrials) -> str:
-    return f"step {fmt.duration(trials._step_ms)}, {trials._rounds:,} rounds, every lever once in each"
+    peak = "" if trials._own_peak is None else f", peak {fmt.size(trials._own_peak)}"
+    said = f"; {escape.plain(trials._said, 200)}" if trials._said else ""
+    step = f"step {fmt.duration(trials._step_ms)}{peak}"
+    return f"{step}, {trials._rounds:,} rounds, every lever once in each{said}"
 
 
 def _summary(trials: LeverTrials) -> str:
     found = trials._confirmed
     if found is None:
-        return "nothing that was tried makes the step faster and keeps its results"
+        less = "takes less memory" if trials._goal == "memory" else "makes the step faster"
+        return f"nothing that was tried {less} and keeps its results"
     together = " and ".join(found.levers)
-    said = _ratio(found.ratio, found.ratio_ci)
+    said = "not measured" if found.ratio is None else _ratio(found.ratio, found.ratio_ci)
+    if trials._goal == "memory":
+        peak, own = found.peak_bytes or 0, trials._own_peak or 1
+        return f"keep {together}: peak {fmt.size(peak)} ({_percent(peak / own)}), time {said}"
     return f"keep {together}: {fmt.duration(found.saves_ms)} saved, confirmed on fresh pairs: {said}"
 
 
 def _ratio(ratio: float, interval: tuple[float, float] | None) -> str:
     """A change in percent with its interval: ``-14 % [-17, -11]``."""
-    said = f"{100 * (ratio - 1):+.0f} %"
+    said = _percent(ratio)
     return said if interval is None else f"{said} [{100 * (interval[0] - 1):+.0f}, {100 * (interval[1] - 1):+.0f}]"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.0f} %"
 
 
 def _ladder(trials: LeverTrials) -> pd.DataFrame:
     """The levers, those that save most first."""
-    return trials.table.sort_values("ratio", kind="stable", na_position="last")
+    by = "peak_bytes" if trials._goal == "memory" else "ratio"
+    return trials.table.sort_values(by, kind="stable", na_position="last")
 
 
 def _rows(trials: LeverTrials) -> list[tuple[str, ...]]:
@@ -123,15 +135,27 @@ def _said(row: Any) -> str:
 
 
 def _row(name: str, row: Any) -> tuple[str, ...]:
+    notes = escape.plain("; ".join(filter(None, (row["why_not"], row["notes"]))), 300)
     if pd.isna(row["ratio"]):
-        return name, "not tried", "", "", "", "", escape.plain(row["why_not"], 200)
+        tried = row["verdict"] != "not tried"
+        values, memory = (row["values"], _memory(row)) if tried else ("", "")
+        return name, row["verdict"], "", memory, values, "", "", notes
     setup, pays = row["setup_s"], row["pays_after_steps"]
     return (
         name,
         _said(row),
         fmt.duration(float(row["saves_ms"])) if row["verdict"] == "faster" else "",
-        f"{row['values']} ({float(row['error']):.1g})" if row["error"] > 0 else row["values"],
+        _memory(row),
+        f"{row['values']} ({float(row['error']):.1g})"
+        if not pd.isna(row["error"]) and row["error"] > 0
+        else row["values"],
         "" if pd.isna(setup) else fmt.duration(float(setup) * 1e3),
         "" if pd.isna(pays) else f"{int(pays):,} steps",
-        escape.plain(row["why_not"], 200),
+        notes,
     )
+
+
+def _memory(row: Any) -> str:
+    """The change of the peak, such as ``-12 %``; "n/a" if it was not measured."""
+    peak, change = row["peak_bytes"], row["peak_change_bytes"]
+    return fmt.UNKNOWN if pd.isna(change) or peak == change else _percent(peak / (peak - change))

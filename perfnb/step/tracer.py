@@ -98,6 +98,7 @@ def _profiler_prepared() -> bool:
 _LOST_NAME = "unknown"
 #: Activities of torch's profiler by kind of device; those of a backend that registered itself are PrivateUse1.
 _ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU", "mps": "MPS"}
+_MEMORY = "[memory]"
 _OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not nest: remove it from the step."
 
 
@@ -174,6 +175,13 @@ class Tracer:
         assert self._profile is not None, "threads() after close()"
         results: Any = self._profile.profiler
         return {event.start_tid for event in results.kineto_results.experimental_event_tree()}
+
+    def memory_changes(self) -> list[tuple[int, int, str]]:
+        """Every allocation and free, in time: Unix time in nanoseconds, bytes (a free is negative), kind of device."""
+        assert self._profile is not None, "memory_changes() after close()"
+        results: Any = self._profile.profiler
+        events = (event for event in results.kineto_results.events() if event.name() == _MEMORY)
+        return sorted((event.start_ns(), event.nbytes(), event.device_type().name.lower()) for event in events)
 
     def close(self) -> None:
         """Free the session's memory."""

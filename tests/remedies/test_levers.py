@@ -31,6 +31,7 @@ from perfnb.remedies.subject import Subject, find_subject
 from perfnb.remedies.trial import all_on, check, prepared
 from perfnb.remedies.values import measure_yardstick
 from perfnb.step.namespace import namespace_of
+from tests.fake_clock import FakeClock
 
 
 class Block(nn.Module):
@@ -292,7 +293,7 @@ def test_after_all_levers_training_goes_on_as_if_nothing_had_been_tried() -> Non
     assert losses() == after
 
 
-def test_the_users_own_error_comes_through_and_nothing_is_left() -> None:
+def test_the_users_own_error_comes_through_and_nothing_is_left(clock: FakeClock) -> None:
     subject, step = training()
     before = fingerprint(subject)
     calls = 0
@@ -331,8 +332,11 @@ def test_an_interrupt_at_any_instant_leaves_everything_as_it_was(instant: int) -
         ({"levers": ["compil"]}, "levers must be"),
         ({"levers": []}, "levers must be"),
         ({"budget_s": -1}, "budget_s"),
-        ({"limits": lambda value: True}, "limits needs quality"),
-        ({"quality": lambda: 0.9}, "quality needs limits"),
+        ({"goal": "speed"}, "goal must be"),
+        ({"limits": lambda value: True}, "limits must be a mapping"),
+        ({"limits": {"loss": 0.3}}, "without quality"),
+        ({"limits": {"difference": 0.3}}, "compared with float64"),
+        ({"quality": 0.9}, "quality must be a function"),
     ],
 )
 def test_arguments_that_do_not_fit(options: dict[str, Any], words: str) -> None:

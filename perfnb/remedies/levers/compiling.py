@@ -72,6 +72,7 @@ COMPILE = Lever(
     answers=("dispatch overhead", "launch overhead", "memory bandwidth"),
     costly=True,
     reorders=True,
+    in_order=compiled(options={"fallback_random": True}),
     family=_FAMILY,
 )
 REDUCE_OVERHEAD = Lever(

@@ -18,6 +18,8 @@ from perfnb.step.environment import usable_cpus
 def _refuses(subject: Subject) -> str:
     if subject.loader is None:
         return "no DataLoader feeds the step (pass it as batches, or as loader=)"
+    if type(subject.loader[1]) is not DataLoader:
+        return f"perfnb cannot copy a {type(subject.loader[1]).__name__}, which may keep its position"
     if subject.loader[1].num_workers:
         return "the loader has workers already"
     if subject.batches is not subject.loader[1]:

@@ -64,4 +64,5 @@ CHECKPOINTING = Lever(
     _code,
     answers=("activation memory",),
     costly=True,
+    for_memory=True,
 )

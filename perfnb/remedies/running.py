@@ -1,0 +1,319 @@
+"""Levers tried one after the other within a budget: prepared, checked, timed together, and confirmed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from perfnb.bench.design import SEED
+from perfnb.bench.quality import RESOURCES, Loss
+from perfnb.errors import CaptureError
+from perfnb.remedies.ladder import (
+    DIFFERENT,
+    MEMORY_MATTERS,
+    UNCHECKED,
+    Confirmed,
+    Plan,
+    Trial,
+    affordable,
+    compare_levers,
+    keepable,
+    memory_verdict,
+)
+from perfnb.remedies.lever import Lever, Switch
+from perfnb.remedies.subject import Subject
+from perfnb.remedies.trial import (
+    Prepared,
+    all_on,
+    check,
+    check_together,
+    losses,
+    peak_bytes,
+    prepared,
+    time_blocks,
+    time_switches,
+)
+from perfnb.remedies.values import Yardstick, measure_yardstick
+from perfnb.stats.intervals import Floats
+
+#: Share of the budget for confirming.
+_CONFIRM_SHARE = 0.25
+_NO_TIME = "no time within the budget: raise budget_s, or name fewer levers"
+_UNCONFIRMED = "no time was left to confirm it: raise budget_s"
+
+
+@dataclass
+class Run:
+    """What trials share."""
+
+    subject: Subject
+    step_s: float
+    until: float  # when the budget ends, as `time.perf_counter` has it
+    progress: Callable[..., None]
+    prove: Callable[[str], None]  # that everything is as before
+    goal: str = "time"
+    listed: Sequence[str] = ()
+    quality: Callable[[], Any] | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    own_losses: dict[str, float] = field(default_factory=dict)
+    own_peak: int | None = None
+    yardstick: Yardstick | None = None
+    plan: Plan = field(default_factory=Plan)
+    rounds: int = 0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget that are left."""
+        return max(0.0, self.until - time.perf_counter())
+
+    def telling(self, words: str) -> Callable[..., None]:
+        """A progress callback that says what is being tried and what is left of the budget."""
+        return lambda _pass="", done=0, planned=None: self.progress(words, done, planned, f"{self.left_s:.0f} s left")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What trying levers found."""
+
+    trials: list[Trial]
+    confirmed: Confirmed | None
+    rounds: int
+    own_peak: int | None  # bytes, of the step as it is
+    yardstick: Yardstick | None
+
+
+def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], confirm: bool) -> Outcome:
+    """Try levers in order, as many as the budget allows; the best are confirmed.
+
+    Parameters
+    ----------
+    bounds : mapping of str to float
+        What each finding said could be saved at most, in milliseconds.
+    """
+    __tracebackhide__ = True
+    trials: dict[str, Trial] = {}
+    for lever in levers:
+        bound = max((bounds[each] for each in lever.answers if each in bounds), default=None)
+        trials[lever.name] = Trial(lever.name, "not tried", why_not=lever.refuses(run.subject), bound_ms=bound)
+    possible = [lever for lever in levers if not trials[lever.name].why_not]
+    judged_s = _measure_own(run) if possible else 0.0
+    kept_s = max(_CONFIRM_SHARE * run.left_s, run.plan.confirming() * run.step_s) if confirm else 0.0
+    works_ahead = [lever.in_blocks for lever in possible]
+    within = affordable(run.plan, works_ahead, run.step_s, run.left_s - kept_s, judged_s)
+    if not within:  # one that cannot be confirmed says more than none
+        within, kept_s = affordable(run.plan, works_ahead, run.step_s, run.left_s, judged_s)[:1], 0.0
+    for place, lever in enumerate(possible):
+        if place not in within:
+            trials[lever.name].why_not = _NO_TIME
+    with ExitStack() as stack:
+        ready = []
+        for lever in (possible[place] for place in within):
+            if (one := _ready(run, stack, lever, trials[lever.name])) is not None:
+                ready.append(one)
+        if run.plan.timed:
+            _time(run, ready, trials, kept_s)
+        for one in ready:
+            trial = trials[one.lever.name]
+            trial.notes = one.notes + trial.notes
+            trial.why_not = trial.why_not or _over_a_limit(trial, run.limits)
+        confirmed = _confirm(run, ready, trials) if confirm else None
+    return Outcome(list(trials.values()), confirmed, run.rounds, run.own_peak, run.yardstick)
+
+
+def _measure_own(run: Run) -> float:
+    """The step as it is: its memory, how far it is from the truth, and quality; seconds that quality takes."""
+    __tracebackhide__ = True
+    run.telling("the step as it is")()
+    run.own_peak = peak_bytes(run.subject) if run.plan.weighed else None
+    run.yardstick = measure_yardstick(run.subject, run.own_peak, run.plan.brief)
+    begin = time.perf_counter()
+    if run.quality is None:
+        return 0.0
+    own = losses(run.subject, run.quality, run.limits)
+    if unknown := [name for name in run.limits if name not in RESOURCES and name not in {one.name for one in own}]:
+        raise ValueError(f"limits names {unknown[0]!r}, which quality() does not return.")
+    run.own_losses = {one.name: one.candidate for one in own}
+    return time.perf_counter() - begin
+
+
+def _ready(run: Run, stack: ExitStack, lever: Lever, trial: Trial) -> Prepared | None:
+    """Prepare a lever and check its results; ``None`` if the step fails with it."""
+    __tracebackhide__ = True
+    assert run.yardstick is not None
+    run.telling(f"prepare {lever.name}")()
+    begin = time.perf_counter()
+    try:
+        one = stack.enter_context(prepared(lever, run.subject, run.step_s, run.plan.set_up))
+        trial.values = check(one, run.subject, run.yardstick)
+        if run.plan.weighed and not lever.in_blocks and lever.timed is None:
+            trial.peak_bytes = peak_bytes(run.subject, one.switch)
+    except Exception as error:  # with this lever the step fails; without it, it runs
+        trial.why_not = _failed("the step fails with it", error)
+        return None
+    trial.verdict = "not timed"
+    trial.memory = memory_verdict(trial.peak_bytes, run.own_peak)
+    trial.setup_s, trial.code = one.setup_s, lever.code(run.subject)
+    if one.at_first.graphs:  # compiling is announced, and not taken from the others
+        run.until += time.perf_counter() - begin
+    passes, said = _judged(run, one.switch)
+    trial.why_not = keepable(trial.values, lever.name in run.listed, passes)
+    if said:
+        trial.notes.append(said)
+    run.prove(f"trying {lever.name}")
+    return one
+
+
+def _judged(run: Run, switch: Switch) -> tuple[bool | None, str]:
+    """Whether quality is good enough with a lever on, and what it is; ``None`` without a test of it."""
+    __tracebackhide__ = True
+    if run.quality is None:
+        return None, ""
+    found = losses(run.subject, run.quality, run.limits, switch)
+    judged = [Loss(one.name, one.candidate, run.own_losses.get(one.name), one.limit) for one in found]
+    said = ", ".join(f"{one.name} {one.candidate:.4g}" for one in judged)
+    over = [f"{one.name} above {one.largest:.4g}" for one in judged if one.exceeded and one.largest is not None]
+    return not any(one.exceeded for one in judged), "; ".join([f"quality: {said}", *over])
+
+
+def _time(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial], kept_s: float) -> None:
+    """Time levers side by side, those that work ahead each by itself, and note what the times say.
+
+    Some seconds of the budget are kept for confirming.
+    """
+    __tracebackhide__ = True
+    together = [one for one in ready if not one.lever.timed_alone]
+    groups = [group for group in (together, *([one] for one in ready if one not in together)) if group]
+    times: list[Floats] = []
+    timed: list[Prepared] = []
+    for place, group in enumerate(groups):
+        words = f"try {group[0].lever.name}" if len(group) == 1 else f"try {len(group)} levers"
+        budget_s = max(0.0, run.left_s - kept_s) / (len(groups) - place)
+        switches = [one.switch for one in group]
+        try:
+            times.append(_timing(run, group)(run.subject, switches, budget_s, run.telling(words), "trial"))
+        except CaptureError as error:
+            if group[0].lever.timed is None:
+                raise
+            trials[group[0].lever.name].verdict, trials[group[0].lever.name].why_not = "not tried", str(error)
+            continue
+        timed += group
+        run.rounds = max(run.rounds, times[-1].shape[1])
+    pairs = [(float(np.median(each[0])), row) for each in times for row in each[1:]]
+    for one, (own_ms, row), found in zip(timed, pairs, compare_levers(*times), strict=True):
+        trial = trials[one.lever.name]
+        trial.verdict, trial.ratio, trial.ratio_ci = found.verdict, found.ratio, found.ratio_ci
+        trial.saves_ms, trial.times_ms = own_ms * (1 - found.ratio), tuple(row.tolist())
+        trial.smallest = found.smallest_detectable
+
+
+def _over_a_limit(trial: Trial, limits: Mapping[str, float]) -> str:
+    """Which limit on time or memory a lever breaks, or what could not be measured for it."""
+    times = trial.times_ms
+    measured = {
+        "peak_memory_bytes": trial.peak_bytes,
+        "median_ms": float(np.median(times)) if times else None,
+        "p95_ms": float(np.quantile(times, 0.95)) if len(times) >= 59 else None,  # as in a report
+    }
+    for name, value in measured.items():
+        if name in limits and value is None:
+            return f"{name} has a limit and was not measured"
+        if name in limits and value is not None and value > limits[name]:
+            return f"{name} is {value:.4g}, above the limit of {limits[name]:.4g}"
+    return ""
+
+
+def _timing(run: Run, group: Sequence[Prepared]) -> Callable[..., Floats]:
+    if (own := group[0].lever.timed) is not None:
+        return own
+    function: Callable[..., Floats] = time_blocks if any(one.lever.in_blocks for one in group) else time_switches
+    return partial(function, warm=run.plan.warm)
+
+
+def _confirm(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial]) -> Confirmed | None:
+    """Put together what is proven, the largest gain first, and measure it again on fresh rounds."""
+    __tracebackhide__ = True
+    by_memory = run.goal == "memory"
+    good = [one for one in ready if not trials[one.lever.name].why_not]
+    good = [one for one in good if _helps(trials[one.lever.name], by_memory)]
+    good.sort(key=lambda one: _gain(trials[one.lever.name], by_memory))
+    kept: list[Prepared] = []
+    last: Confirmed | None = None
+    for number, one in enumerate(good):
+        trial, names = trials[one.lever.name], " and ".join(each.lever.name for each in kept)
+        if kept and (why := _apart(run, one, kept, trial)):
+            trial.notes.append(f"not together with {names}: {why}")
+            continue
+        variants = 3 if kept else 2
+        if not run.plan.timed or run.left_s < 0.8 * variants * run.plan.confirming() / 2 * run.step_s:
+            if by_memory and not kept:  # it hardly varies
+                kept, name = [one], one.lever.name
+                last = Confirmed((name,), trial.verdict, trial.ratio, trial.ratio_ci, trial.saves_ms, trial.peak_bytes)
+            else:
+                trial.notes.append(_UNCONFIRMED)
+            continue
+        combination = [*kept, one]
+        switches = [all_on([each.switch for each in combination])]
+        switches += [all_on([each.switch for each in kept])] if kept else []
+        tell = run.telling(f"confirm {' + '.join(each.lever.name for each in combination)}")
+        fewest_s = run.plan.confirming() * run.step_s
+        budget_s = max(run.left_s / (len(good) - number), min(run.left_s, fewest_s))
+        timing = _timing(run, combination)
+        times = timing(run.subject, switches, budget_s, tell, "confirm", seed=SEED + 17 + number)
+        found = compare_levers(times)[0]
+        peak = trial.peak_bytes
+        if by_memory and kept:
+            peak = peak_bytes(run.subject, switches[0])
+            better = peak is not None and peak < (last.peak_bytes or 0) * (1 - MEMORY_MATTERS) if last else True
+        elif by_memory:
+            better = True  # seen before, and it hardly varies
+        else:
+            better = found.verdict == "faster"
+            better = better and (not kept or compare_levers(times[[2, 1]])[0].verdict == "faster")
+        if better:
+            kept = combination
+            saves = float(np.median(times[0])) * (1 - found.ratio)
+            levers = tuple(each.lever.name for each in kept)
+            last = Confirmed(levers, found.verdict, found.ratio, found.ratio_ci, saves, peak)
+        else:
+            trial.notes.append(f"adds nothing to {names}" if kept else "not confirmed on fresh pairs")
+    return last
+
+
+def _helps(trial: Trial, by_memory: bool) -> bool:
+    return trial.memory == "less" if by_memory else trial.verdict == "faster"
+
+
+def _gain(trial: Trial, by_memory: bool) -> float:
+    return float(trial.peak_bytes or 0) if by_memory else trial.ratio or 1.0
+
+
+def _apart(run: Run, one: Prepared, kept: Sequence[Prepared], trial: Trial) -> str:
+    """Why a lever cannot be on with others, or why that is not worth trying; empty if it can."""
+    __tracebackhide__ = True
+    assert run.yardstick is not None
+    if one.lever.family and one.lever.family in {each.lever.family for each in kept}:
+        return "only one of its kind can be on"
+    if any(each.lever.timed is not None for each in (*kept, one)):
+        return "it needs a process of its own"
+    if run.goal == "time" and trial.ratio is not None and 1 - trial.ratio < trial.smallest:
+        return "what it saves is too little to be seen beside them"
+    combination = [*kept, one]
+    try:
+        values = check_together(combination, run.subject, run.yardstick)
+    except Exception as error:  # each of them works alone
+        return _failed("the step fails", error)
+    if values.verdict == DIFFERENT or (values.verdict == UNCHECKED and one.lever.name not in run.listed):
+        return values.why or "results differ"
+    passes, said = _judged(run, all_on([each.switch for each in combination]))
+    return said if passes is False else ""
+
+
+def _failed(what: str, error: BaseException) -> str:
+    words = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{what}: {words[:200]}"

@@ -1,0 +1,345 @@
+"""Trials within a budget, for time and for memory, with the user's own test of quality."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import perfnb
+from perfnb.remedies import levers as registered
+from perfnb.remedies.ladder import DIFFERENT, NOISE, SAME, UNCHECKED
+from perfnb.remedies.lever import Lever, Switch, always, nothing
+from perfnb.remedies.levers import by_name
+from perfnb.remedies.levers.compiling import compiled
+from perfnb.remedies.subject import Subject, find_subject
+from perfnb.remedies.trial import check, peak_bytes, prepared
+from perfnb.remedies.values import measure_yardstick
+from perfnb.step.namespace import namespace_of
+from tests.fake_clock import FakeClock
+
+
+def training(width: int = 16, pause: Callable[[], Any] = lambda: None, middle: nn.Module | None = None) -> Any:
+    """A step with its model; `pause` is called in it."""
+    model = nn.Sequential(nn.Linear(width, width), middle or nn.ReLU(), nn.Linear(width, 1))
+    opt = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
+    x = torch.randn(8, width)
+
+    def step() -> None:
+        pause()
+        opt.zero_grad()
+        model(x).square().mean().backward()
+        opt.step()
+
+    return step, model
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, *levers: Lever) -> None:
+    monkeypatch.setattr(registered, "LEVERS", (*registered.LEVERS, *levers))
+
+
+def lever(name: str, on: Callable[[Subject], Any], **traits: Any) -> Lever:
+    return Lever(name, "a lever of a test", nothing, always(on), lambda _: [f"# {name}"], **traits)
+
+
+class Waiting:
+    """A step's waiting, which levers make shorter."""
+
+    def __init__(self, clock: FakeClock, seconds: float) -> None:
+        self.seconds, self.calls = seconds, 0
+        self._clock = clock
+
+    def __call__(self) -> None:
+        self.calls += 1
+        self._clock.sleep(self.seconds)
+
+    def shorter(self, factor: float) -> Callable[[Subject], Any]:
+        @contextmanager
+        def on(_: Subject) -> Iterator[None]:
+            before, self.seconds = self.seconds, self.seconds * factor
+            try:
+                yield
+            finally:
+                self.seconds = before
+
+        return on
+
+
+def test_a_long_step_gets_a_sensible_subset_within_the_budget(clock: FakeClock) -> None:
+    wait = Waiting(clock, 5.0)
+    step, _ = training(pause=wait)
+    begin = clock.now_ns
+    table = perfnb.try_levers(step, budget_s=120).table
+    assert (clock.now_ns - begin) / 1e9 <= 1.2 * 120
+    tried = table[table["verdict"] != "not tried"]
+    assert len(tried) == 1
+    assert "no time within the budget" in " ".join(table["why_not"])
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.5, 2.0])
+def test_the_budget_holds(step_s: float, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = Waiting(clock, step_s)
+    plant(monkeypatch, lever("half", wait.shorter(0.5)))
+    step, _ = training(pause=wait)
+    begin = clock.now_ns
+    found = perfnb.try_levers(step, levers=["half", "gc_freeze", "foreach_optimizer"], budget_s=120)
+    assert (clock.now_ns - begin) / 1e9 <= 1.2 * 120
+    assert found.best == ("half",)
+    assert found.table["ratio"].notna().sum() >= (3 if step_s < 1 else 1)
+
+
+def test_what_adds_up_is_kept_and_what_does_not_go_together_is_told(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Waiting(clock, 0.1)
+
+    @contextmanager
+    def lonely(subject: Subject) -> Iterator[None]:
+        if wait.seconds < 0.1:
+            raise RuntimeError("not with another")
+        with wait.shorter(0.8)(subject):
+            yield
+
+    plant(
+        monkeypatch,
+        lever("half", wait.shorter(0.5)),
+        lever("most", wait.shorter(0.7)),
+        lever("lonely", lonely),
+        lever("kin", wait.shorter(0.75), family="kin"),
+        lever("kin_of_kin", wait.shorter(0.76), family="kin"),
+    )
+    step, _ = training(pause=wait)
+    names = ["half", "most", "lonely", "kin", "kin_of_kin"]
+    found = perfnb.try_levers(step, levers=names, budget_s=120)
+    notes = found.table["notes"]
+    assert found.best == ("half", "most", "kin")
+    assert "the step fails: RuntimeError: not with another" in notes["lonely"]
+    assert "only one of its kind can be on" in notes["kin_of_kin"]
+
+
+def test_an_error_of_the_step_itself_while_confirming_reaches_the_user(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Waiting(clock, 0.1)
+    plant(monkeypatch, lever("half", wait.shorter(0.5)))
+    step, _ = training(pause=wait)
+    told: list[str] = []
+
+    def failing() -> None:
+        if any(words.startswith("confirm") for words in told):
+            raise OSError("the disk is full")
+        step()
+
+    monkeypatch.setattr("perfnb.draw.progress.Progress.__call__", lambda self, words, *rest: told.append(words))
+    with pytest.raises(OSError, match="disk is full"):
+        perfnb.try_levers(failing, levers=["half"], budget_s=120)
+    assert "prepare half" in told
+    assert "try half" in told
+
+
+# Memory
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 512), nn.Linear(512, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = x + self.second(torch.relu(self.first(x)))
+        return found
+
+
+def deep(pause: Callable[[], Any] = lambda: None) -> Any:
+    model = nn.Sequential(*[Block() for _ in range(6)])
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(1024, 32)
+
+    def step() -> None:
+        pause()
+        opt.zero_grad()
+        model(x).square().mean().backward()
+        opt.step()
+
+    return step, model
+
+
+def test_the_peak_of_memory_is_what_the_step_holds_at_once() -> None:
+    step, model = deep()
+    step()
+    subject = find_subject(step, None, namespace_of(step))
+    found = peak_bytes(subject)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    activations = 6 * 1024 * 512 * 4  # relu keeps its result, which linear keeps too
+    assert found is not None
+    assert weights + activations < found < 3 * (2 * weights + activations)
+    assert peak_bytes(subject) == pytest.approx(found, rel=0.01)
+
+
+def test_a_model_that_is_too_big_is_judged_by_memory(clock: FakeClock) -> None:
+    step, _ = deep(Waiting(clock, 0.1))
+    names = ["checkpointing", "gc_freeze"]
+    found = perfnb.try_levers(step, goal="memory", levers=names, budget_s=8)
+    assert found.table.loc["checkpointing", "memory"] == "less"
+    assert found.table["peak_change_bytes"]["checkpointing"] < 0
+    assert found.table.loc["gc_freeze", "memory"] == "same"
+    assert found.best == ("checkpointing",)
+    assert "Keep checkpointing: peak " in str(found)
+    by_time = perfnb.try_levers(step, levers=["checkpointing"], budget_s=8, confirm=False)
+    assert by_time.table.loc["checkpointing", "memory"] == "less"
+    assert by_time.best == ()
+
+
+def test_memory_is_judged_without_times_where_steps_are_long(clock: FakeClock) -> None:
+    step, _ = deep(Waiting(clock, 5.0))
+    begin = clock.now_ns
+    found = perfnb.try_levers(step, goal="memory", levers=["checkpointing", "gc_freeze"], budget_s=120)
+    assert (clock.now_ns - begin) / 1e9 <= 1.2 * 120
+    assert found.table["verdict"].tolist() == ["not timed", "not timed"]
+    assert found.best == ("checkpointing",)
+    assert "time not measured" in str(found)
+
+
+# Quality
+
+
+@pytest.mark.parametrize(
+    ("limits", "keeps", "says"),
+    [
+        (None, False, "quality: loss 2; loss above 1.001"),
+        ({"loss": 2.5}, True, "quality: loss 2"),
+        ({"loss": 2.5, "peak_memory_bytes": 10.0}, False, ""),
+        ({"median_ms": 0.001}, False, ""),
+        ({"loss": 2.5, "p95_ms": 1e6, "median_ms": 1e6}, True, "quality: loss 2"),
+    ],
+)
+def test_quality_and_limits_are_those_of_a_report(
+    limits: Any, keeps: bool, says: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Waiting(clock, 0.1)
+    plant(monkeypatch, lever("half", wait.shorter(0.5)))
+    step, _ = training(pause=wait)
+    quality = lambda: {"loss": 2.0 if wait.seconds < 0.1 else 1.0}  # noqa: E731
+    judged: dict[str, Any] = {} if limits is not None and "loss" not in limits else {"quality": quality}
+    found = perfnb.try_levers(step, levers=["half"], budget_s=120, limits=limits, **judged)
+    assert (found.best == ("half",)) is keeps
+    assert says in found.table["notes"]["half"]
+
+
+def test_a_limit_on_a_loss_that_quality_does_not_return_is_refused() -> None:
+    step, _ = training()
+    with pytest.raises(ValueError, match="'los', which quality"):
+        perfnb.try_levers(step, levers=["gc_freeze"], budget_s=2, quality=lambda: {"loss": 1.0}, limits={"los": 2.0})
+
+
+# Compiling, and random numbers
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum().item() > 0:  # a graph break
+            return torch.relu(x)
+        return torch.relu(x) + 0 * x
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_graphs_and_their_breaks_are_counted() -> None:
+    step, _ = training(middle=Branching())
+    subject = find_subject(step, None, namespace_of(step))
+    eager = Lever("eager", "", nothing, compiled(backend="eager"), lambda _: [])
+    with prepared(eager, subject, 0.0) as one:
+        graphs, breaks = one.at_first
+        assert graphs > 1
+        assert breaks > 0
+        assert one.notes == [f"{graphs} graphs, {breaks} graph break{'s' * (breaks > 1)}"]
+    with prepared(by_name()["gc_freeze"], subject, 0.0) as plain:
+        assert plain.notes == []
+
+
+def other_dropout(shift: int) -> Callable[[Subject], Any]:
+    """A lever that draws other random numbers."""
+
+    @contextmanager
+    def ready(_: Subject) -> Iterator[Switch]:
+        @contextmanager
+        def on() -> Iterator[None]:
+            for _ in range(shift):
+                torch.rand(1)
+            yield
+
+        yield on
+
+    return ready
+
+
+def test_a_lever_that_draws_otherwise_is_checked_with_random_numbers_in_order() -> None:
+    step, _ = training(middle=nn.Dropout(0.5))
+    subject = find_subject(step, None, namespace_of(step))
+    yardstick = measure_yardstick(subject)
+    for in_order, expected in ((None, UNCHECKED), (other_dropout(0), SAME), (other_dropout(2), UNCHECKED)):
+        draws = Lever("draws", "", nothing, other_dropout(1), lambda _: [], reorders=True, in_order=in_order)
+        with prepared(draws, subject, 0.0) as one:
+            assert check(one, subject, yardstick).verdict == expected
+    plain = Lever("draws", "", nothing, other_dropout(1), lambda _: [])
+    with prepared(plain, subject, 0.0) as one:
+        assert check(one, subject, yardstick).verdict == DIFFERENT
+
+
+@pytest.mark.slow
+def test_dropout_is_checked_under_compile() -> None:
+    step, _ = training(middle=nn.Dropout(0.5))
+    subject = find_subject(step, None, namespace_of(step))
+    compile_ = by_name()["compile"]
+    if why := compile_.refuses(subject):
+        pytest.skip(why)
+    with prepared(compile_, subject, 0.0) as one:
+        assert check(one, subject, measure_yardstick(subject)).verdict in (SAME, NOISE)
+
+
+def test_without_memory_for_float64_the_yardstick_is_the_steps_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, _ = training()
+    monkeypatch.setattr("perfnb.remedies.values.free_bytes", lambda kind: 10)
+    found = perfnb.try_levers(step, levers=["gc_freeze"], budget_s=2, confirm=False)
+    assert "there is no memory for float64" in str(found)
+    assert found.table.loc["gc_freeze", "values"] == SAME
+
+
+# Loaders that know their position
+
+
+class Stateful(DataLoader[Any]):
+    """Goes on where it was."""
+
+    place = 0
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            self.place += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+def test_a_loader_goes_on_where_it_was() -> None:
+    model = nn.Linear(4, 1)
+    loader = Stateful(TensorDataset(torch.randn(40, 4)), batch_size=2)
+    loader.place = 7
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(batch: Any) -> None:
+        opt.zero_grad()
+        model(batch[0]).sum().backward()
+        opt.step()
+
+    table = perfnb.try_levers(step, loader, levers=["gc_freeze", "loader_workers"], budget_s=2).table
+    assert loader.place == 7
+    assert "cannot copy a Stateful" in table["why_not"]["loader_workers"]
