@@ -239,8 +239,8 @@ def run_trials(
 
     __tracebackhide__ = True
     known = by_name()
-    listed = [] if isinstance(wanted, str) else list(wanted)
-    if wanted != "auto" and (not listed or any(each not in known for each in listed)):
+    listed = list(wanted) if isinstance(wanted, Iterable) and not isinstance(wanted, str) else []
+    if wanted != "auto" and (not listed or any(each not in list(known) for each in listed)):
         raise ValueError(f'levers must be "auto" or a list of these: {", ".join(known)}; not {shown(wanted)}.')
     if goal not in GOALS:
         raise ValueError(f'goal must be "time" or "memory", not {shown(goal)}.')
