@@ -17,9 +17,12 @@ _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "PerformanceReport": ("decision", "reason", "change", "table", "meta"),
     "MemorySnapshot": ("meta", "fragmentation", "segments"),
     "Watch": ("meta", "summary", "marks"),
+    "RunSummary": (
+        *("name", "verdict", "sentences", "next", "median_ms", "ci_ms"),
+        *("phases", "findings", "slow", "windows", "memory"),
+    ),
+    "RunComparison": ("verdict", "sentences", "ratio", "ratio_ci", "step", "memory"),
     "ProfileComparison": ("phases", "layers", "by_op", "gpu_time"),
-    "RunSummary": ("name", "verdict", "next", "median_ms", "ci_ms", "phases", "findings", "windows", "slow"),
-    "RunComparison": ("verdict", "ratio", "ratio_ci", "sentences", "step", "memory"),
     "SystemCheck": ("checks",),
 }
 

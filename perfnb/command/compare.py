@@ -1,8 +1,9 @@
-"""``perfnb compare``: what changed between two profiles, traces or timings; and a check for scripts and CI."""
+"""``perfnb compare``: what changed between two profiles, traces, runs or timings; and a check for scripts and CI."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from perfnb.diff.step_times import StepChange
 
 _MORE = """\
-A and B are two profiles, two traces, or two saved step times; B is usually the later one. Step
-times are compared by their medians, with a 95 % interval of the ratio.
+A and B are two profiles, two traces, two runs, or two saved step times; B is usually the later
+one. Step times are compared by their medians, with a 95 % interval of the ratio.
 
 --fail-if-slower PERCENT fails if the whole interval is above the limit: with 5, if its lower bound
 is above 1.05. A change that noise explains does not fail. The interval covers the noise within
@@ -53,31 +54,40 @@ def _percent(text: str) -> float:
 _percent.__name__ = "percentage"  # as argparse names it in its error
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """Two things compared."""
+
+    result: Any  # what shows itself; `None` for two timings
+    words: str  # on the step time, if the result's own text does not say enough
+    step: dict[str, Any]
+    ratio_ci: tuple[float, float] | None
+    too_few: str  # why there is no interval
+
+
 def _run(options: argparse.Namespace) -> int:
+    from perfnb.diff.step_times import slower_by_more_than
+
     require_one_form(options)
-    compared, change = _compared(options.a, options.b)
+    compared = _compared(options.a, options.b)
     limit = options.fail_if_slower
-    slower = None if limit is None else change.slower_by_more_than(limit)
+    slower = None if limit is None else slower_by_more_than(compared.ratio_ci, limit)
     if limit is not None and slower is None:
-        raise WrongUse(
-            f"--fail-if-slower needs at least 6 {change.kind} steps of each for an interval: "
-            f"{options.a} has {change.a.steps:,}, {options.b} has {change.b.steps:,}."
-        )
+        raise WrongUse(f"--fail-if-slower needs an interval of the ratio: {compared.too_few}.")
     if options.html is not None:
-        if compared is None:
-            raise WrongUse("--html needs two profiles or traces: step times have no page.")
-        say(f"Written to {write_page(compared, options.html, 'comparison')}.")
+        if compared.result is None:
+            raise WrongUse("--html needs two profiles, traces or runs: step times have no page.")
+        say(f"Written to {write_page(compared.result, options.html, 'comparison')}.")
     elif options.json:
-        _say_json(compared, change, limit, slower)
+        _say_json(compared, limit, slower)
     else:
-        _say(compared, change)
-    if limit is not None and not options.json:
-        _say_lines(_judged(change, limit, bool(slower)))
+        _say(compared)
+    if compared.ratio_ci is not None and limit is not None and not options.json:
+        _say_lines(_judged(compared.ratio_ci, limit, bool(slower)))
     return FAILED if slower else 0
 
 
-def _compared(a: str, b: str) -> tuple[Any, StepChange]:
-    """What `Profile.compare` gives, if there are layers to compare; and the change of the step time."""
+def _compared(a: str, b: str) -> _Compared:
     from perfnb.diff.step_times import step_change, step_change_of
     from perfnb.loop.run import RunSummary
     from perfnb.profile.loading import load
@@ -86,24 +96,48 @@ def _compared(a: str, b: str) -> tuple[Any, StepChange]:
 
     first, second = load(a), load(b)
     if isinstance(first, Profile) and isinstance(second, Profile):
-        return first.compare(second), step_change_of(first.steps, second.steps)
+        return _of_steps(first.compare(second), step_change_of(first.steps, second.steps))
+    if isinstance(first, Timing) and isinstance(second, Timing):
+        return _of_steps(None, step_change(first, second))
     if isinstance(first, RunSummary) and isinstance(second, RunSummary):
         runs = first.compare(second)
-        return runs, runs._step_change
-    if isinstance(first, Timing) and isinstance(second, Timing):
-        return None, step_change(first, second)
+        figures = ("all", first.median_ms, second.median_ms, runs.ratio, runs.ratio_ci, runs.verdict)
+        return _Compared(runs, "", _step(*figures), runs.ratio_ci, "the runs have too few steps")
     kinds = " and ".join(f"{Path(path).name} ({type(one).__name__})" for path, one in ((a, first), (b, second)))
     hint = " Compare one rank with one." if "Ranks" in kinds else ""
-    raise WrongUse(f"these are not two profiles, two traces or two timings: {kinds}.{hint}")
+    raise WrongUse(f"these are not two profiles, traces, runs or timings: {kinds}.{hint}")
 
 
-def _say(compared: Any, change: StepChange) -> None:
-    if compared is None:
-        _say_lines(change.words())
+def _of_steps(result: Any, change: StepChange) -> _Compared:
+    ratio, ratio_ci, verdict = (None, None, None) if (f := change.found) is None else (f.ratio, f.ratio_ci, f.verdict)
+    a, b = change.a, change.b
+    too_few = f"at least 6 {change.kind} steps of each, and there are {a.steps:,} and {b.steps:,}"
+    step = _step(change.kind, a.median_ms, b.median_ms, ratio, ratio_ci, verdict)
+    return _Compared(result, change.words(), step, ratio_ci, too_few)
+
+
+def _step(
+    kind: str,
+    a_ms: float | None,
+    b_ms: float | None,
+    ratio: float | None,
+    ratio_ci: tuple[float, float] | None,
+    verdict: str | None,
+) -> dict[str, Any]:
+    """The step times for JSON."""
+    low, high = ratio_ci or (None, None)
+    figures = {"a_ms": a_ms, "b_ms": b_ms, "ratio": ratio, "ci_low": low, "ci_high": high}
+    return {"steps": kind, **figures, "verdict": verdict}
+
+
+def _say(compared: _Compared) -> None:
+    if compared.result is None:
+        _say_lines(compared.words)
         return
-    title, _, rest = compared._text(columns()).partition("\n")
+    title, _, rest = compared.result._text(columns()).partition("\n")
     say(title)
-    _say_lines(change.words())
+    if compared.words:
+        _say_lines(compared.words)
     say(rest)
 
 
@@ -113,39 +147,26 @@ def _say_lines(sentence: str) -> None:
     say("\n".join(escape.wrapped(sentence, columns())))
 
 
-def _judged(change: StepChange, limit: float, slower: bool) -> str:
-    assert change.found is not None
-    assert change.found.ratio_ci is not None
-    low, high = change.found.ratio_ci
-    allowed = 1 + limit / 100
-    interval = f"the ratio's 95 % interval is {fmt.relative(low)} to {fmt.relative(high)}"
+def _judged(ratio_ci: tuple[float, float], limit: float, slower: bool) -> str:
+    interval = f"the ratio's 95 % interval is {fmt.relative(ratio_ci[0])} to {fmt.relative(ratio_ci[1])}"
     if slower:
-        return f"Failed: slower by more than {limit:g} %: {interval}, all of it above {allowed:g}."
-    return f"Passed: not shown to be slower by more than {limit:g} %: {interval}, the limit is {allowed:g}."
+        return f"Failed: slower by more than {limit:g} %: {interval}, all of it above {1 + limit / 100:g}."
+    return f"Passed: not shown to be slower by more than {limit:g} %: {interval}, the limit is {1 + limit / 100:g}."
 
 
-def _say_json(compared: Any, change: StepChange, limit: float | None, slower: bool | None) -> None:
+def _say_json(compared: _Compared, limit: float | None, slower: bool | None) -> None:
     from perfnb.command.as_json import facts_of
 
-    found = change.found
-    low, high = (None, None) if found is None or found.ratio_ci is None else found.ratio_ci
-    step = {
-        "steps": change.kind,
-        "a_ms": change.a.median_ms,
-        "b_ms": change.b.median_ms,
-        "ratio": None if found is None else found.ratio,
-        "ci_low": low,
-        "ci_high": high,
-        "verdict": None if found is None else found.verdict,
-    }
+    tables = {} if compared.result is None else facts_of(compared.result)
     limits = {} if limit is None else {"fail_if_slower_percent": limit, "failed": slower}
-    tables = {} if compared is None else facts_of(compared)
-    say_json({**tables, "kind": "comparison", "step": step, **limits})
+    if "step" in tables:  # of runs: what changed in a step, in detail
+        tables["changes"] = tables.pop("step")
+    say_json({**tables, "kind": "comparison", "step": compared.step, **limits})
 
 
 COMMAND = SubCommand(
     name="compare",
-    summary="Show what changed between two profiles or traces, and fail if the second is slower.",
+    summary="Show what changed between two profiles, traces or runs, and fail if the second is slower.",
     usage="perfnb compare A B [--fail-if-slower PERCENT] [--html OUT] [--json]",
     more=_MORE,
     add_options=_options,

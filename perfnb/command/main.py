@@ -17,6 +17,7 @@ SUB_COMMANDS = (
     "perfnb.command.show:COMMAND",
     "perfnb.command.compare:COMMAND",
     "perfnb.command.ranks:COMMAND",
+    "perfnb.command.run:COMMAND",
     "perfnb.command.watch:COMMAND",
     "perfnb.command.system:COMMAND",
 )
@@ -26,6 +27,7 @@ _MORE = """\
 examples:
   perfnb show trace.json.gz                      the report of a trace that somebody sent
   perfnb compare before.perfnb after.perfnb      what changed between two profiles
+  perfnb run train.py --epochs 3                 profile some steps of a script, unchanged
   perfnb watch -- python train.py                CPU, memory and GPUs while a command runs
 
 perfnb COMMAND --help describes a command."""
@@ -59,12 +61,15 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(own)
     options.program = program
     try:
-        return command.run(options)
+        ended = command.run(options)
     except PerfnbError as error:
         print(f"perfnb {command.name}: {error}", file=sys.stderr)
         return WRONG
     except KeyboardInterrupt:
         return end_by(signal.SIGINT)
+    if isinstance(ended, BaseException):
+        raise ended  # the program's own: Python says and does with it what it would without perfnb
+    return ended
 
 
 def split_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -36,7 +36,8 @@ class SubCommand:
     add_options : callable
         Adds its options to its parser.
     run : callable
-        Does it, given the options; returns the exit code. Imports what it needs itself, so that help comes at once.
+        Does it, given the options; returns the exit code, or the exception that ended a program. Imports what it needs
+        itself, so that help comes at once.
     starts_a_program : bool
         Whether what follows its own options is a program and its arguments, which are left alone: ``options.program``.
     """
@@ -46,7 +47,7 @@ class SubCommand:
     usage: str
     more: str
     add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+    run: Callable[[argparse.Namespace], int | BaseException]
     starts_a_program: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The step times of two runs: how much slower is the second, and is it slower than a limit allows?"""
+"""The step times of two profiles: how much slower is the second, and is it slower than a limit allows?"""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from perfnb.stats.step_times import Timing
 
 @dataclass(frozen=True)
 class StepChange:
-    """The median step times of two runs, not measured side by side.
+    """The median step times of two profiles or timings, not measured side by side.
 
     Attributes
     ----------
     a, b : Timing
-        Of the first run and the second.
+        Of the first and the second.
     kind : str
-        Which steps these are: ``timed``, or ``traced`` where one of the runs has no timed steps.
+        Which steps these are: ``timed``, or ``traced`` where one of them has no timed steps.
     found : UnpairedComparison or None
         The second against the first; ``None`` if one of them has no steps.
     """
@@ -29,12 +29,6 @@ class StepChange:
     b: Timing
     kind: str
     found: UnpairedComparison | None
-
-    def slower_by_more_than(self, percent: float) -> bool | None:
-        """Whether the whole 95 % interval of the ratio is above the limit; ``None`` without an interval."""
-        if self.found is None or self.found.ratio_ci is None:
-            return None
-        return self.found.ratio_ci[0] > 1 + percent / 100
 
     def words(self) -> str:
         """The change in a sentence."""
@@ -46,6 +40,11 @@ class StepChange:
         if self.found.ratio_ci is None:
             return f"step {a} → {b}, {change}: no verdict, because an interval takes 6 steps of each ({counts})"
         return f"step {a} → {b}, {change}: {self.found.verdict} (95 % intervals, medians of {counts})"
+
+
+def slower_by_more_than(ratio_ci: tuple[float, float] | None, percent: float) -> bool | None:
+    """Whether the whole interval of a ratio of step times is above a limit; ``None`` without an interval."""
+    return None if ratio_ci is None else ratio_ci[0] > 1 + percent / 100
 
 
 def step_change(a: Timing, b: Timing, kind: str = "timed") -> StepChange:

@@ -9,12 +9,11 @@ import pandas as pd
 from msgspec import Meta
 
 from perfnb.arguments import finite, shown
-from perfnb.diff.step_times import StepChange
 from perfnb.draw.frame import static_page
 from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError
 from perfnb.files import usable
-from perfnb.loop.run_comparison import compare_runs, judged_steps
+from perfnb.loop.run_comparison import compare_runs
 from perfnb.loop.run_summary import memory_frame, run_figures, steps_frame
 from perfnb.loop.run_view import (
     changes_html,
@@ -34,8 +33,6 @@ from perfnb.recording.raw_columns import Column
 from perfnb.recording.reading import Loader
 from perfnb.recording.saved_facts import Count, Rank, Whole
 from perfnb.shell import in_notebook, print_text
-from perfnb.stats.comparisons import UnpairedComparison
-from perfnb.stats.step_times import Timing
 
 if TYPE_CHECKING:
     from perfnb.loop.record import Recorded, RunRecorder
@@ -207,7 +204,6 @@ class RunComparison(Shown, Page):
         within = finite(equal_within)
         if within is None or not 0 <= within < 1:
             raise ValueError(f"equal_within must be between 0 and 1 (0.02 is 2 %), not {shown(equal_within)}.")
-        self._times = [judged_steps(one._figures, one._steps)["ms"].to_numpy(float) for one in (a, b)]
         self._changes = compare_runs(a._figures, a._steps, b._figures, b._steps, within)
 
     @property
@@ -239,13 +235,6 @@ class RunComparison(Shown, Page):
     def memory(self) -> pd.DataFrame:
         """Peaks of memory and growth per step of both, and the change; peaks have no interval."""
         return self._changes.memory.copy()
-
-    @property
-    def _step_change(self) -> StepChange:
-        """The change of the step time, as the command line judges it."""
-        found = None if self.ratio is None else UnpairedComparison(self.ratio, self.ratio_ci, self.verdict)
-        a, b = (Timing(tuple(times.tolist())) for times in self._times)
-        return StepChange(a, b, "unprofiled", found)
 
     def _line(self) -> str:
         return changes_line(self._changes)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import perfnb as package
-from perfnb.diff.step_times import step_change, step_change_of
+from perfnb.diff.step_times import slower_by_more_than, step_change, step_change_of
 from perfnb.profile.profile import Profile
 from perfnb.stats.step_times import Timing
 from tests.command.processes import perfnb
@@ -35,16 +35,19 @@ def test_slower_means_that_the_whole_interval_is_above_the_limit() -> None:
     assert change.found is not None
     assert change.found.ratio == pytest.approx(1.1)
     low, high = change.found.ratio_ci or (0, 0)
+    faster = step_change(b, a).found
+    assert faster is not None
     assert low < 1.1 < high
-    assert change.slower_by_more_than(100 * (low - 1) - 0.01) is True
-    assert change.slower_by_more_than(100 * (low - 1) + 0.01) is False  # the median alone is beyond it
-    assert step_change(b, a).slower_by_more_than(0) is False
+    assert slower_by_more_than((low, high), 100 * (low - 1) - 0.01) is True
+    assert slower_by_more_than((low, high), 100 * (low - 1) + 0.01) is False  # the median alone is beyond it
+    assert slower_by_more_than(faster.ratio_ci, 0) is False
 
 
 def test_too_few_steps_give_no_verdict() -> None:
     change = step_change(Timing((1.0,) * 5), Timing((2.0,) * 50))
 
-    assert change.slower_by_more_than(0) is None
+    assert change.found is not None
+    assert slower_by_more_than(change.found.ratio_ci, 0) is None
     assert "no verdict, because an interval takes 6 steps of each" in change.words()
     assert step_change(Timing(()), Timing((1.0,))).words() == "step n/a → 1.00 ms: nothing to compare"
 
@@ -104,7 +107,7 @@ def test_what_cannot_be_judged_does_not_pass(tmp_path: Path) -> None:
 
     done = perfnb("compare", a, b, "--fail-if-slower", 5)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--fail-if-slower needs at least 6 timed steps of each" in done.stderr
+    assert "at least 6 timed steps of each, and there are 3 and 40" in done.stderr
 
 
 @pytest.mark.slow
@@ -112,5 +115,5 @@ def test_two_of_different_kinds_are_refused(tmp_path: Path) -> None:
     done = perfnb("compare", timing(tmp_path, "a", 10.0), profile(tmp_path, "b", 1000))
 
     assert (done.returncode, done.stdout) == (2, "")
-    said = "perfnb compare: these are not two profiles, two traces or two timings: a (Timing) and b (Profile)."
+    said = "perfnb compare: these are not two profiles, traces, runs or timings: a (Timing) and b (Profile)."
     assert done.stderr == f"{said}\n"

@@ -1,0 +1,112 @@
+"""Runs a script or module in this process as ``python`` would."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from perfnb.command.sub_command import WrongUse
+
+#: Frames in these files are not the user's.
+_OWN = (str(Path(__file__).resolve().parents[1]) + os.sep, str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>")
+
+
+def run_as_main(program: Sequence[str]) -> BaseException | None:
+    """Run ``FILE ARGS`` or ``-m MODULE ARGS`` as ``__main__``; return what ended it, if not its last line.
+
+    Raise that for Python to handle: the exit code is then the script's own, and so is the traceback, whose frames of
+    perfnb's are left out.
+    """
+    try:
+        if program[0] == "-m":
+            _run_module(program[1], program[2:])
+        else:
+            _run_file(program)
+    except WrongUse:
+        raise
+    except BaseException as error:
+        _leave_out_own_frames()
+        return error
+    return None
+
+
+def require_program(program: Sequence[str]) -> None:
+    """Refuse what is neither a script nor a module.
+
+    Raises
+    ------
+    WrongUse
+    """
+    if not program or program == ["-m"]:
+        raise WrongUse("there is no script to run: perfnb run SCRIPT ARGS, or perfnb run -m MODULE ARGS.")
+    if program[0] != "-m" and not Path(program[0]).is_file():
+        raise WrongUse(f"{program[0]} does not exist, or is not a file: give a Python script, or -m MODULE.")
+
+
+def _run_module(name: str, args: Sequence[str]) -> None:
+    _set_first_path(os.getcwd())
+    sys.argv[:] = [name, *args]  # runpy replaces the first by the file
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_file(program: Sequence[str]) -> None:
+    """As Python runs a script: the module stays ``__main__`` to the end, for workers and for what runs at exit."""
+    path = os.path.abspath(program[0])
+    sys.argv[:] = list(program)
+    _set_first_path(os.path.dirname(os.path.realpath(path)))
+    main = ModuleType("__main__")
+    own: dict[str, Any] = vars(main)
+    own.update(__file__=path, __builtins__=builtins, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    sys.modules["__main__"] = main
+    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), own)
+
+
+def _set_first_path(folder: str) -> None:
+    """Replace the folder that Python put first for ``perfnb`` itself."""
+    if sys.flags.safe_path:
+        return
+    sys.path[:1] = [folder]
+
+
+def _leave_out_own_frames() -> None:
+    """Have Python print the traceback to come without perfnb's frames."""
+    hook = sys.excepthook
+
+    def without_own_frames(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _strip(error, set())
+        hook(kind, error, error.__traceback__)
+
+    sys.excepthook = without_own_frames
+
+
+def _strip(error: BaseException | None, done: set[int]) -> None:
+    """Remove perfnb's frames from an exception and those it came from."""
+    if error is None or id(error) in done:
+        return
+    done.add(id(error))
+    error.__traceback__ = _stripped(error.__traceback__)
+    for other in (error.__cause__, error.__context__, *getattr(error, "exceptions", ())):
+        _strip(other, done)
+
+
+def _stripped(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the script's first frame on, without those of perfnb in between."""
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        if trace.tb_frame.f_code in (_run_file.__code__, _run_module.__code__):
+            entries.clear()
+        trace = trace.tb_next
+    rest = None
+    for entry in reversed(entries):
+        file = entry.tb_frame.f_code.co_filename
+        if not file.startswith(_OWN):
+            rest = TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return rest

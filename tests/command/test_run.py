@@ -1,0 +1,220 @@
+"""``perfnb run``: scripts in the style of PyTorch's examples run as they would without, and leave a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import perfnb as package
+from tests.command.processes import command, environment, perfnb
+from tests.tracebacks import frames_of_perfnb
+
+pytestmark = pytest.mark.slow
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def python(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What Python alone does with a script."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, cwd=cwd, env=environment(), check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "phases", "layers"),
+    [
+        ("mnist", (), ("data", "forward", "loss", "backward", "optimizer"), {"model", "conv1", "fc"}),
+        ("gpt", (), ("forward", "backward", "optimizer"), {"model", "h.0.attn", "lm_head"}),
+        ("gan", ("--steps-by", "last"), ("data", "forward", "loss", "backward", "optimizer"), {"netD", "netG"}),
+    ],
+)
+def test_an_unmodified_script_leaves_a_report(
+    script: str, options: tuple[str, ...], phases: tuple[str, ...], layers: set[str], tmp_path: Path
+) -> None:
+    path = SCRIPTS / f"{script}.py"
+    alone = python(path, cwd=tmp_path)
+    assert alone.stderr == ""
+
+    done = perfnb("run", "--at", 10, "--save", "kept", *options, path, cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)  # the losses among it
+    assert f"perfnb · whole run · {script}" in done.stderr
+    assert f"perfnb · {script} · CPU" in done.stderr
+    assert done.stderr.rstrip().endswith("The profile above is saved to kept/step_000010.")
+    assert max(map(len, done.stderr.splitlines())) <= 100
+    profile, run = package.load(tmp_path / "kept" / "step_000010"), package.load(tmp_path / "kept" / "run")
+    assert isinstance(profile, package.Profile)
+    assert isinstance(run, package.RunSummary)
+    assert set(profile.phases[profile.phases["ms"] > 0].index) >= set(phases)
+    assert layers <= {str(name).removeprefix("model.") for name in profile.layers.index}
+    assert run.steps["steps"].sum() == 60 - ("data" not in phases)  # the first has no known start without a loader
+    assert ("data" in phases) == bool(pd.notna(run.phases.loc["data", "ms"]))
+
+
+def test_optimizers_that_step_outside_of_steps_are_pointed_out(tmp_path: Path) -> None:
+    done = perfnb("run", "--at", 10, "--save", "kept", SCRIPTS / "gan.py", cwd=tmp_path)
+
+    assert "2 optimizers stepped; each step here ends with the first." in done.stderr
+    assert (tmp_path / "kept" / "step_000010").is_dir()
+
+
+ODD = """
+import atexit, sys, __main__
+atexit.register(lambda: print("at exit", file=sys.stderr))
+print(__name__, __file__, sys.argv[1:], sys.path[0], __spec__ is None, __main__.__dict__ is globals(), __package__)
+class Kept: pass
+import pickle; print(type(pickle.loads(pickle.dumps(Kept()))) is Kept)
+"""
+
+ENDS = {
+    "nothing": "",
+    "exit": "sys.exit()",
+    "code": "sys.exit(4)",
+    "words": "sys.exit('no such data')",
+    "error": "def f():\n    1 / 0\ntry:\n    f()\nexcept ZeroDivisionError as error:\n    raise KeyError(1) from error",
+    "own error": "import perfnb\nperfnb.load('nothing')",
+    "interrupt": "raise KeyboardInterrupt",
+    "syntax": "eval('1 +')",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_ends_as_it_would(end: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(f"{ODD}\n{ENDS[end]}\n")
+    alone = python("odd.py", "--at", "a b", cwd=tmp_path)
+
+    done = perfnb("run", "odd.py", "--at", "a b", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)
+    own, _, report = done.stderr.partition("\nperfnb run: ")
+    assert report == "no step was seen: the script used no optimizer and no DataLoader of torch.\n"
+    if end != "own error":
+        assert own == alone.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["odd.py"]
+
+
+def test_a_module_runs_as_it_would(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").touch()
+    (tmp_path / "pkg" / "train.py").write_text(ODD)
+    alone = python("-m", "pkg.train", "-m", "x", cwd=tmp_path)
+
+    done = perfnb("run", "-m", "pkg.train", "-m", "x", cwd=tmp_path)
+    assert alone.returncode == 0
+    assert (done.returncode, done.stdout) == (0, alone.stdout)
+
+
+LOOP = """
+import os, signal, sys, time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train():
+    for i in range(10_000_000):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        if i == 40:
+            print("ready", flush=True)
+train()
+"""
+
+
+def test_ctrl_c_ends_a_script_as_it_would(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    said = []
+    for words in ([sys.executable, "loop.py"], command("run", "--at", "10", "--save", "kept", "loop.py")):
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment()
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=120)
+        assert (process.returncode, out) == (-signal.SIGINT, "")
+        said.append(err)
+
+    alone, traceback = said[0], said[1].partition("\nperfnb ·")[0]
+    assert alone.splitlines()[0] == traceback.splitlines()[0] == "Traceback (most recent call last):"
+    assert alone.splitlines()[1] == traceback.splitlines()[1]  # the script's own first line
+    assert traceback.rstrip().endswith("KeyboardInterrupt")
+    assert frames_of_perfnb(traceback) == []
+    assert "perfnb · whole run · loop" in said[1]
+    assert (tmp_path / "kept" / "step_000010").is_dir()
+
+
+def test_an_error_in_the_loop_has_a_traceback_of_its_own(tmp_path: Path) -> None:
+    script = """
+from torch.utils.data import DataLoader, Dataset
+class Damaged(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        raise OSError("damaged file")
+for batch in DataLoader(Damaged()):
+    pass
+"""
+    (tmp_path / "train.py").write_text(script)
+    alone = python("train.py", cwd=tmp_path)
+
+    done = perfnb("run", "train.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.partition("\nperfnb")[0] == alone.stderr
+
+
+def test_a_short_run_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "50"))
+
+    done = perfnb("run", "--save", "kept", "loop.py", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "no profile: the script ended after 49 steps" in done.stderr
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["run"]
+
+
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "400"))
+    for name in "ab":
+        assert perfnb("run", "--at", 5, "--save", name, "loop.py", cwd=tmp_path).returncode == 0
+
+    done = perfnb("compare", "a/run", "b/run", "--fail-if-slower", 900_000, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("perfnb · two runs · loop (a) and loop (b)")
+    assert "Passed: not shown to be slower by more than 900000 %" in done.stdout
+    value = json.loads(perfnb("compare", "a/run", "b/run", "--json", cwd=tmp_path).stdout)
+    assert value["kind"] == "comparison"
+    assert value["step"]["ci_low"] < value["step"]["ratio"] < value["step"]["ci_high"]
+    assert json.loads(perfnb("show", "a/run", "--json", cwd=tmp_path).stdout)["kind"] == "RunSummary"
+
+
+def test_each_rank_keeps_its_own_run(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "60"))
+    for rank in (0, 1):
+        done = perfnb("run", "--at", 5, "--save", "kept", "loop.py", cwd=tmp_path, RANK=str(rank), WORLD_SIZE="2")
+        assert ("perfnb · whole run" in done.stderr) == (rank == 0)
+
+    assert {"run_rank0", "run_rank1"} <= set(os.listdir(tmp_path / "kept"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "there is no script to run"),
+        (("nothing.py",), "nothing.py does not exist, or is not a file"),
+        (("--at", "soon", "a.py"), "invalid number value: 'soon'"),
+        (("--at", "-1", "a.py"), "--at"),
+        (("--steps-by", "luck", "a.py"), "invalid choice: 'luck'"),
+        (("--every", "0", "a.py"), "--every must be"),
+    ],
+)
+def test_wrong_use_is_told(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("print('ran')")
+
+    done = perfnb("run", *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr

@@ -1,0 +1,163 @@
+"""Which steps of a script are seen: what its loaders and optimizers do, and what the driver is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from perfnb.loop.script_steps import ScriptSteps, script_variables
+from tests.command.processes import environment
+
+
+class Told:
+    """A driver that keeps what it is told: w(ait), b(egin), e(nd), s(kip)."""
+
+    def __init__(self) -> None:
+        self.words = ""
+
+    def wait(self) -> None:
+        self.words += "w"
+
+    def begin(self, batch: Any = None) -> None:
+        self.words += "b"
+
+    def end(self) -> None:
+        self.words += "e "
+
+    def skip(self) -> None:
+        self.words += "s "
+
+
+class Thing:
+    """A loader or an optimizer."""
+
+
+def told(script: str, by: str = "first") -> str:
+    """What the driver is told of a script: a capital asks the loader of that name, which has a batch for it, or with
+    ``!`` none; a digit is a step of the optimizer of that name."""
+    driver, things = Told(), {name: Thing() for name in "ABV123"}
+    steps = ScriptSteps(lambda loader: driver, by)
+    for word in script.split():
+        if word[0].isdigit():
+            steps.stepped(things[word])
+        else:
+            waiting = steps.asks(things[word[0]])
+            if word.endswith("!"):
+                steps.runs_out(waiting)
+            elif waiting:
+                steps.gets(None)
+    return driver.words.strip()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("A 1 A 1 A 1", "wbe wbe wbe"),
+        ("A A A 1 A A A 1", "wbe wbe"),  # gradient accumulation
+        ("A 1 A 1 A! V V V! A 1", "wbe wbe ws wbe"),  # validation after an epoch
+        ("V V V! A 1 A 1", "wbs wbe wbe"),  # and before the first
+        ("A 1 A A! V V! A 1", "wbe wbs wbe"),  # an epoch that ends in the middle of accumulating
+        ("A 1 A A! 1 A 1", "wbe wbe wbe"),  # or with a step of fewer batches
+        ("1 1 1", "be be b"),  # no loader
+        ("V V! 1 1", "wbs be b"),
+        ("1 V V! 1 1", "be be b"),
+        ("A 1 A 1 A! B 1 B 1 B 1", "wbe wbe ws wbe wbe"),  # another loader from then on
+        ("A 1 2 A 1 2", "wbe wbe"),  # two optimizers: a step ends with the first
+        ("1 2 1 2", "be b"),
+    ],
+)
+def test_steps_end_with_the_first_optimizer(script: str, words: str) -> None:
+    assert told(script) == words
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("A 1 2 A 1 2 A 1 2", "wbe wbe wbe"),
+        ("A 1 A 1 A 1 2 A 1 A 1 A 1 2", "wbe wbe wbe wbe"),  # the second steps once for three steps of the first
+        ("A 1 A 1", "wbe wbe"),
+        ("1 2 1 2 1 2", "be be be b"),
+    ],
+)
+def test_steps_end_with_the_optimizer_that_came_last(script: str, words: str) -> None:
+    assert told(script, "last") == words
+
+
+@pytest.mark.parametrize(
+    ("script", "words"), [("A A A!", "wbe wbe ws"), ("A 1 V V! A 1 A! A A", "wbe wbe ws wbe wb"), ("1 1", "")]
+)
+def test_steps_end_with_the_next_batch(script: str, words: str) -> None:
+    assert told(script, "batch") == words
+
+
+def test_the_steps_of_torch_are_seen_and_then_no_longer() -> None:
+    class Own(torch.optim.SGD):  # a class that was not used before
+        pass
+
+    driver, model = Told(), nn.Linear(2, 2)
+    steps = ScriptSteps(lambda loader: driver)
+    following = DataLoader([1.0]).__iter__().__class__.__next__
+
+    def loop(optimizer: torch.optim.Optimizer) -> None:
+        for batch in DataLoader(torch.ones(3, 2), batch_size=1):
+            model(batch).sum().backward()
+            optimizer.step()
+
+    with steps.installed():
+        optimizer = Own(model.parameters(), lr=0.1)
+        loop(optimizer)
+        thread = threading.Thread(target=loop, args=(Own(model.parameters(), lr=0.1),))
+        thread.start()
+        thread.join()
+    loop(optimizer)
+
+    assert driver.words == "wbe wbe wbe ws "
+    assert DataLoader([1.0]).__iter__().__class__.__next__ is following
+
+
+def test_torch_need_not_be_loaded() -> None:
+    code = """
+import sys
+from perfnb.loop.script_steps import ScriptSteps
+class Told:
+    words = ""
+    def wait(self): self.words += "w"
+    def begin(self, batch=None): self.words += "b"
+    def end(self): self.words += "e"
+    def skip(self): self.words += "s"
+driver = Told()
+with ScriptSteps(lambda loader: driver).installed():
+    assert "torch" not in sys.modules
+    import torch
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    for batch in torch.utils.data.DataLoader(torch.ones(2, 1)):
+        model(batch).sum().backward()
+        optimizer.step()
+print(driver.words)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False)
+
+    assert done.stdout == "wbewbews\n", done.stderr
+
+
+def test_variables_are_those_of_the_running_functions() -> None:
+    inner, hidden = object(), []
+
+    def train(model: object) -> dict[str, Any]:
+        value = inner
+        found = script_variables()
+        assert found["value"] is value
+        return found
+
+    found = train(hidden)
+    assert found["model"] is hidden
+    assert found["inner"] is inner  # of this function
+    assert found["Told"] is Told  # of this module
