@@ -15,6 +15,7 @@ from perfnb.integrations.patches import replaced
 from perfnb.integrations.trainer_steps import TrainerSteps
 
 if TYPE_CHECKING:
+    from perfnb.loop.run import RunSummary
     from perfnb.profile.profile import Profile
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -70,10 +71,22 @@ class ProfileCallback(*_callbacks()):  # type: ignore[misc]
         self._installed = ExitStack()
         self._optimizer_steps = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_given": self._given}  # for strategies that start processes
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        at, every, save, on_done, options = state["_given"]
+        self.__init__(at, every, save, on_done, **options)  # type: ignore[misc]
+
     @property
     def profiles(self) -> Sequence[Profile]:
         """The profiles of the last training, in the order of their steps."""
         return self._steps.driver.profiles
+
+    @property
+    def run(self) -> RunSummary | None:
+        """The whole last training: all its steps, profiled or not; ``None`` before the first has ended."""
+        return self._steps.run
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._remove()

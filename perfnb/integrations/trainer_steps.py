@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfnb.loop.driver import LoopProfiler
+from perfnb.loop.record import RunRecorder
+from perfnb.loop.run import RunSummary, summarise
 
 if TYPE_CHECKING:
     from perfnb.profile.profile import Profile
@@ -33,12 +35,18 @@ class TrainerSteps:
         on_done: Callable[[Profile], Any] | None,
         options: Mapping[str, Any],
     ) -> None:
-        self.driver = LoopProfiler(at, every, save, on_done, **options)
+        self._recorder = RunRecorder(str(options.get("name", "training")))
+        self.driver = LoopProfiler(at, every, save, on_done, **options, recorder=self._recorder)
         self._first = at if isinstance(at, int) else min(at)
         #: Of the open step: whether it has begun, has trained on a batch, and its optimizer has stepped.
         self._begun = self._batches = self._stepped = False
         #: Whether a step was given up of which more batches are to come.
         self._given_up = False
+
+    @property
+    def run(self) -> RunSummary | None:
+        """All steps so far; ``None`` before the first has ended."""
+        return summarise(self._recorder)
 
     def fetches(self) -> None:
         """The trainer asks for a batch."""

@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 if TYPE_CHECKING:
+    from perfnb.loop.run import RunSummary
     from perfnb.profile.profile import Profile
 
 #: The training itself, which is guarded by `_Guarded`.
@@ -77,6 +78,11 @@ class ProfileCallback(TrainerCallback):
     def profiles(self) -> Sequence[Profile]:
         """The profiles of the last training, in the order of their steps."""
         return self._steps.driver.profiles
+
+    @property
+    def run(self) -> RunSummary | None:
+        """The whole last training: all its steps, profiled or not; ``None`` before the first has ended."""
+        return self._steps.run
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = _trainer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import subprocess
 import sys
@@ -64,6 +65,8 @@ def test_a_profile_has_layers_phases_and_memory(callback: Any, train: Train, tmp
 
     [profile] = profiler.profiles
     assert [one.meta["name"] for one in told] == [profile.meta["name"]]
+    assert profiler.run is not None
+    assert "20 steps" in str(profiler.run)
     passes = profile.steps["pass"].astype(str).value_counts()
     assert (passes["timed"], passes["traced"], passes["counted"]) == (4, 3, 2)
     assert set(profile.steps["samples"]) == {ROWS}
@@ -389,6 +392,12 @@ print([name for name in ("lightning", "pytorch_lightning", "transformers", "acce
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_callback_can_be_sent_to_another_process() -> None:
+    callback = pickle.loads(pickle.dumps(ForLightning(at=7, steps=2)))
+    assert callback._steps.driver.next_at == 7
+    assert callback._steps.driver.length == 9
 
 
 @EACH
