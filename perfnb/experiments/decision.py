@@ -10,18 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perfnb.bench.deciding import Decision, Resource, decide
 from perfnb.bench.design import ABFigures
 from perfnb.bench.quality import DIFFERENCE, RESOURCES, Loss
 from perfnb.profile.summary import Summary
 from perfnb.recording.text import TEXT
 from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import Timing
-
-ACCEPT, REJECT, INCONCLUSIVE = "accept", "reject", "inconclusive"
-
-#: Causes of a decision, the most important first.
-WORSE, OVER, SLOWER, NO_GAIN, CANNOT_TELL = "worse", "over a limit", "slower", "no gain", "cannot tell"
-UNJUDGED, UNMEASURED, UNSURE, GAIN = "quality unknown", "limit unchecked", "at a limit", "gain"
 
 #: Columns of `PerformanceFigures.table` and their types, after the index ``metric``.
 COLUMNS: Mapping[str, str] = MappingProxyType(
@@ -40,69 +35,6 @@ class Quality:
     judged_by: str  # "function" (the user's), or "results" (the steps' return values were compared)
     said: str = ""  # how the results differ, or why they could not be compared; empty if they agree
     dtype: str = ""  # the dtype that set the limit of the difference; empty if none did
-
-
-@dataclass(frozen=True)
-class Resource:
-    """Something the candidate uses, and its limit."""
-
-    name: str
-    value: float | None  # ``None`` if unknown
-    limit: float
-    # 95 % interval of the value, if it varies and there are enough steps for one
-    bounds: tuple[float, float] | None = None
-
-    @property
-    def exceeded(self) -> bool:
-        """Whether the candidate uses more than the limit, with its whole interval if there is one."""
-        least = self.value if self.bounds is None else self.bounds[0]
-        return least is not None and not least <= self.limit
-
-    @property
-    def unsure(self) -> bool:
-        """Whether the interval contains the limit."""
-        return self.bounds is not None and not self.exceeded and self.bounds[1] > self.limit
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What to do, and why."""
-
-    decision: str  # "accept", "reject" or "inconclusive"
-    cause: str  # the most important reason
-    about: tuple[str, ...] = ()  # losses or resources that the cause refers to
-
-
-def decide(
-    verdict: str, losses: Sequence[Loss] = (), resources: Sequence[Resource] = (), unmatched: Sequence[str] = ()
-) -> Decision:
-    """Accept a candidate that is faster, has good enough results and stays within all limits.
-
-    Bad results come first, because speed cannot make up for them. Anything unmeasured, be it quality or a limited
-    resource, prevents acceptance but not rejection. A limit inside the interval of a time counts as unmeasured.
-
-    `verdict` is that of the A/B test; without `losses`, quality is unknown; `resources` are those with a limit, and
-    `unmatched` the limits of losses that were not measured.
-    """
-    if worse := tuple(loss.name for loss in losses if loss.exceeded):
-        return Decision(REJECT, WORSE, worse)
-    if over := tuple(resource.name for resource in resources if resource.exceeded):
-        return Decision(REJECT, OVER, over)
-    if verdict == "slower":
-        return Decision(REJECT, SLOWER)
-    if verdict == "same":
-        return Decision(REJECT, NO_GAIN)
-    if verdict != "faster":
-        return Decision(INCONCLUSIVE, CANNOT_TELL)
-    unjudged = tuple(loss.name for loss in losses if loss.largest is None)
-    if unjudged or not losses:
-        return Decision(INCONCLUSIVE, UNJUDGED, unjudged)
-    unmeasured = tuple(resource.name for resource in resources if resource.value is None)
-    if unmeasured or unmatched:
-        return Decision(INCONCLUSIVE, UNMEASURED, (*unmeasured, *unmatched))
-    if unsure := tuple(resource.name for resource in resources if resource.unsure):
-        return Decision(INCONCLUSIVE, UNSURE, unsure)
-    return Decision(ACCEPT, GAIN)
 
 
 class ComparedResults:

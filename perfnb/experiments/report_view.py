@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from perfnb import quantities as fmt
+from perfnb.bench import deciding
 from perfnb.bench.ab_view import ab_picture, ab_sentences, too_few_words
 from perfnb.bench.quality import DIFFERENCE, SLACK
 from perfnb.diff.layers import ProfileDiff
 from perfnb.diff.view import diff_html
 from perfnb.draw import escape, tables
 from perfnb.draw.frame import framed, header, static_page
-from perfnb.experiments import decision
 from perfnb.experiments.decision import PerformanceFigures, of_two_ceilings
 from perfnb.profile.summary import device_words
 
 #: A sign next to each decision, so that colour is not needed.
-SIGNS = {decision.ACCEPT: "✓", decision.REJECT: "✕", decision.INCONCLUSIVE: "?"}
+SIGNS = {deciding.ACCEPT: "✓", deciding.REJECT: "✕", deciding.INCONCLUSIVE: "?"}
 
 HEADS = ("", "baseline", "candidate", "change (95 % interval)", "limit")
 _LABELS = {
@@ -107,32 +107,32 @@ def reason(figures: PerformanceFigures) -> str:
     cause, about = figures.decision.cause, figures.decision.about
     comparison = figures.ab.comparison
     ratio = f"{fmt.relative(comparison.ratio, comparison.ratio_ci)} × the baseline's time"
-    if cause == decision.WORSE:
+    if cause == deciding.WORSE:
         return f"The results are not good enough, whatever the speed: {_worse(figures)}."
-    if cause == decision.OVER:
+    if cause == deciding.OVER:
         return f"The candidate exceeds a limit: {'; '.join(_against(figures, name) for name in about)}."
-    if cause == decision.SLOWER:
+    if cause == deciding.SLOWER:
         return f"The candidate is slower: it takes {ratio}."
-    if cause == decision.NO_GAIN:
+    if cause == deciding.NO_GAIN:
         return f"No gain: both take the same time within {fmt.share(comparison.equal_within)} ({ratio})."
-    if cause == decision.CANNOT_TELL and comparison.ratio_ci is None:
+    if cause == deciding.CANNOT_TELL and comparison.ratio_ci is None:
         return too_few_words(figures.ab)
-    if cause == decision.CANNOT_TELL:
+    if cause == deciding.CANNOT_TELL:
         return (
             f"No clear result: the candidate takes {ratio}, which shows neither a difference nor equality. "
             "Raise budget_s, or use a quieter machine."
         )
     faster = f"The candidate is faster ({ratio}), but"
-    if cause == decision.UNJUDGED:
+    if cause == deciding.UNJUDGED:
         if about:
             return f"{faster} {_unlimited(figures)}."
         return (
             f"{faster} its results could not be checked: {escape.plain(figures.quality.said, 200)}. "
             "Return the loss from both steps, or pass quality."
         )
-    if cause == decision.UNMEASURED:
+    if cause == deciding.UNMEASURED:
         return f"{faster} not all limits could be checked: {'; '.join(_unchecked(figures, name) for name in about)}."
-    if cause == decision.UNSURE:
+    if cause == deciding.UNSURE:
         near = [
             f"{_LABELS[each.name]} {fmt.interval(each.value, each.bounds)} may exceed the limit of "
             f"{fmt.duration(each.limit)}"
@@ -173,11 +173,11 @@ def notes(figures: PerformanceFigures) -> list[str]:
             "The results of both steps after the warm-up were compared; the accepted difference is "
             f"{_number(limit)} times the largest value{basis}."
         )
-        if figures.decision.cause == decision.WORSE:
+        if figures.decision.cause == deciding.WORSE:
             said.append("Two training steps need a model each, with equal weights.")
-        if figures.decision.cause == decision.WORSE and math.isfinite(quality.losses[0].candidate):
+        if figures.decision.cause == deciding.WORSE and math.isfinite(quality.losses[0].candidate):
             said.append("To accept a larger difference, pass limits={'difference': ...} or a quality function.")
-    if not quality.losses and figures.decision.cause != decision.UNJUDGED:
+    if not quality.losses and figures.decision.cause != deciding.UNJUDGED:
         said.append(f"The results could not be checked: {escape.plain(quality.said, 200)}.")
     if any(loss.limit is None and loss.largest is not None for loss in quality.losses):
         slack = fmt.share(SLACK)

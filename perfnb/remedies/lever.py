@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from perfnb.remedies.ladder import Values
+from perfnb.bench.values import Values
 from perfnb.remedies.subject import Subject
 from perfnb.stats.intervals import Floats
 

@@ -13,19 +13,9 @@ import numpy as np
 
 from perfnb.bench.design import SEED
 from perfnb.bench.quality import RESOURCES, Loss
+from perfnb.bench.values import DIFFERENT, UNCHECKED
 from perfnb.errors import CaptureError
-from perfnb.remedies.ladder import (
-    DIFFERENT,
-    MEMORY_MATTERS,
-    UNCHECKED,
-    Confirmed,
-    Plan,
-    Trial,
-    affordable,
-    compare_levers,
-    keepable,
-    memory_verdict,
-)
+from perfnb.remedies.ladder import MEMORY_MATTERS, Confirmed, Plan, Trial, affordable, keepable, memory_verdict
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.trial import (
@@ -40,6 +30,7 @@ from perfnb.remedies.trial import (
     time_switches,
 )
 from perfnb.remedies.values import Yardstick, measure_yardstick
+from perfnb.stats.comparisons import compare_with_first
 from perfnb.stats.intervals import Floats
 
 #: Share of the budget for confirming.
@@ -205,7 +196,7 @@ def _time(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial], kept
         timed += group
         run.rounds = max(run.rounds, times[-1].shape[1])
     pairs = [(float(np.median(each[0])), row) for each in times for row in each[1:]]
-    for one, (own_ms, row), found in zip(timed, pairs, compare_levers(*times), strict=True):
+    for one, (own_ms, row), found in zip(timed, pairs, compare_with_first(*times), strict=True):
         trial = trials[one.lever.name]
         trial.verdict, trial.ratio, trial.ratio_ci = found.verdict, found.ratio, found.ratio_ci
         trial.saves_ms, trial.times_ms = own_ms * (1 - found.ratio), tuple(row.tolist())
@@ -265,7 +256,7 @@ def _confirm(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial]) -
         budget_s = max(run.left_s / (len(good) - number), min(run.left_s, fewest_s))
         timing = _timing(run, combination)
         times = timing(run.subject, switches, budget_s, tell, "confirm", seed=SEED + 17 + number)
-        found = compare_levers(times)[0]
+        found = compare_with_first(times)[0]
         peak = trial.peak_bytes
         if by_memory and kept:
             peak = peak_bytes(run.subject, switches[0])
@@ -274,7 +265,7 @@ def _confirm(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial]) -
             better = True  # seen before, and it hardly varies
         else:
             better = found.verdict == "faster"
-            better = better and (not kept or compare_levers(times[[2, 1]])[0].verdict == "faster")
+            better = better and (not kept or compare_with_first(times[[2, 1]])[0].verdict == "faster")
         if better:
             kept = combination
             saves = float(np.median(times[0])) * (1 - found.ratio)

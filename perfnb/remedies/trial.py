@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from perfnb.bench.design import SEED, random_orders
 from perfnb.bench.quality import Loss, losses_of
 from perfnb.bench.rounds import Bench
+from perfnb.bench.values import UNCHECKED, Values, judge_values
 from perfnb.errors import CaptureError
-from perfnb.remedies.ladder import UNCHECKED, Values, fewest_rounds, judge_values
+from perfnb.remedies.ladder import fewest_rounds
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.values import Yardstick, errors_of

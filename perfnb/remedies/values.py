@@ -7,9 +7,7 @@ threads, which sums in another order.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import islice, zip_longest
@@ -21,8 +19,9 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
+from perfnb.bench.distances import Results, differ, errors_between, kept
+from perfnb.bench.values import DIFFERENT, SAME, UNCHECKED, Errors, Values
 from perfnb.remedies.float64 import in_float64, widened
-from perfnb.remedies.ladder import DIFFERENT, SAME, UNCHECKED, Errors, Values
 from perfnb.remedies.state import digest
 from perfnb.remedies.subject import Subject
 from perfnb.step.device import capacity_bytes
@@ -30,11 +29,6 @@ from perfnb.telemetry.sampler.cgroup import memory_limit_bytes
 
 #: Batches of two loaders that are compared; more than the most workers, so that one gives two.
 _BATCHES = 6
-#: Results of which the numbers are so many times smaller than the largest of their kind are judged by that size.
-_SMALL = 1e-3
-#: Below this share of that size they count as zero.
-_NOISE = 1e-3
-Results = dict[str, Tensor | None]
 Switch = Callable[[], AbstractContextManager[Any]]
 
 
@@ -63,7 +57,7 @@ def measure_yardstick(subject: Subject, peak_bytes: int | None = None, brief: bo
     """
     __tracebackhide__ = True
     own = results_of(subject)
-    random = brief or _differ(own, results_of(subject, seed_shift=1))
+    random = brief or differ(own, results_of(subject, seed_shift=1))
     free = free_bytes(subject.kind)
     if peak_bytes is not None and free is not None and 2 * peak_bytes > free:
         why_not = "there is no memory for float64"
@@ -95,24 +89,7 @@ def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
     """How far the results with a lever on are from the truth, and how far the step's own are."""
     __tracebackhide__ = True
     found = results_of(subject, switch)
-    own, truth = yardstick.own, yardstick.truth
-    floors = _floors(truth)
-    pairs = {
-        name: tuple(_error(each.get(name), truth.get(name), floors[_kind(name)]) for each in (own, found))
-        for name in own
-    }
-    return Errors(
-        equal=not _differ(own, found),
-        own={name: pair[0] for name, pair in pairs.items()},
-        lever={name: pair[1] for name, pair in pairs.items()},
-        not_finite=tuple(name for name in own if _is_finite(own[name]) and not _is_finite(found.get(name))),
-        vanished=tuple(
-            name
-            for name in own
-            if _is_above(own[name], _NOISE * floors[_kind(name)]) and not _is_above(found.get(name), 0.0)
-        ),
-        random=yardstick.random,
-    )
+    return errors_between(yardstick.own, found, yardstick.truth, random=yardstick.random, kind_of=_kind)
 
 
 def compare_batches(mine: Iterable[Any], other: Iterable[Any], subject: Subject) -> Values:
@@ -153,13 +130,13 @@ def results_of(
         nonlocal calls
         for place, leaf in enumerate(tree_leaves(out)):
             if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
-                results[f"output {place} of {name}, call {calls}"] = _kept(leaf)
+                results[f"output {place} of {name}, call {calls}"] = kept(leaf)
         calls += 1
 
     def note_gradients(*_: Any) -> None:
         for name, parameter in named.items():
             if f"gradient of {name}" not in results and parameter.requires_grad:
-                results[f"gradient of {name}"] = None if parameter.grad is None else _kept(parameter.grad)
+                results[f"gradient of {name}"] = None if parameter.grad is None else kept(parameter.grad)
 
     named = {
         f"{root}.{name}": parameter
@@ -181,64 +158,10 @@ def results_of(
         note_gradients()
         for root, model in subject.models.items():
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                results[f"{root}.{name} after the step"] = _kept(tensor)
+                results[f"{root}.{name} after the step"] = kept(tensor)
     return results
-
-
-def _kept(tensor: Tensor) -> Tensor:
-    dense = tensor.detach()
-    dtype = torch.complex128 if tensor.is_complex() else torch.float64
-    return (dense if dense.layout is torch.strided else dense.to_dense()).to("cpu", dtype).clone()
 
 
 def _kind(name: str) -> str:
     """Outputs, gradients, or what is there after the step."""
     return name.partition(" ")[0] if name.startswith(("output ", "gradient ")) else "after"
-
-
-def _floors(truth: Results) -> dict[str, float]:
-    """By kind, the size of numbers that count as small beside the others: what is smaller may be nothing but noise.
-
-    The gradient of a bias before a batch norm is zero, and in float32 the rounding of numbers that cancel.
-    """
-    largest: dict[str, float] = defaultdict(float)
-    for name, value in truth.items():
-        if value is not None and value.numel() and _is_finite(value):
-            largest[_kind(name)] = max(largest[_kind(name)], _size(value))
-    return defaultdict(float, {kind: _SMALL * size for kind, size in largest.items()})
-
-
-def _size(value: Tensor) -> float:
-    """Root mean square."""
-    return float(torch.linalg.vector_norm(value)) / math.sqrt(max(1, value.numel()))
-
-
-def _error(found: Tensor | None, truth: Tensor | None, floor: float) -> float:
-    """Distance relative to the truth's size, or to the floor's; infinite if one of the two is missing."""
-    if found is None or truth is None:
-        return 0.0 if found is truth else float("inf")
-    if found.shape != truth.shape:
-        return float("inf")
-    distance, scale = _size(found - truth), max(_size(truth), floor)
-    return 0.0 if distance == 0 else distance / scale if scale > 0 else float("inf")
-
-
-def _differ(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> bool:
-    """Whether any result differs in any bit; NaN equals NaN."""
-    if a.keys() != b.keys():
-        return True
-    return any(not _same(a[name], b[name]) for name in a)
-
-
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return torch.equal(a.nan_to_num(), b.nan_to_num())
-
-
-def _is_finite(value: Tensor | None) -> bool:
-    return value is None or bool(torch.isfinite(value).all())
-
-
-def _is_above(value: Tensor | None, size: float) -> bool:
-    return value is not None and _size(value) > size

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, palette, tables
+from perfnb.draw import escape, tables
+from perfnb.draw import ladder as drawn
 from perfnb.draw.frame import framed, header, static_page
 
 if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverTrials
 
-#: Half the width of a bar.
-_HALF_PX = 70
 _HEADS = ("lever", "time", "saves", "memory", "values", "set-up", "pays after", "notes")
 
 
@@ -28,14 +26,10 @@ def trials_line(trials: LeverTrials) -> str:
 def trials_text(trials: LeverTrials) -> str:
     """The ladder as text."""
     rows = [_HEADS, *_rows(trials)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADS) - 1)]
-    lines = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    ]
     parts = [
         f"Levers for {escape.plain(trials._name, 40)} ({_about(trials)})",
         "",
-        *(line.rstrip() for line in lines),
+        *drawn.text_table(rows),
         "",
     ]
     parts += textwrap.wrap(f"{fmt.capital(_summary(trials))}.", 100)
@@ -47,9 +41,9 @@ def trials_text(trials: LeverTrials) -> str:
 def trials_html(trials: LeverTrials) -> str:
     """The ladder as static HTML."""
     ladder = _ladder(trials)
-    longest = max((abs(math.log(bound)) for bound in _bounds(ladder)), default=0.0) or 1.0
+    longest = drawn.longest(ladder)
     rows = [
-        [escape.html(name), _bar(row, longest), *(escape.html(cell, 300) for cell in _row(str(name), row)[1:])]
+        [escape.html(name), drawn.bar(row, longest), *(escape.html(cell, 300) for cell in _row(str(name), row)[1:])]
         for name, row in ladder.iterrows()
     ]
     heads = [_HEADS[0], "faster | slower", *_HEADS[1:]]
@@ -78,21 +72,11 @@ def _summary(trials: LeverTrials) -> str:
         less = "takes less memory" if trials._goal == "memory" else "makes the step faster"
         return f"nothing that was tried {less} and keeps its results"
     together = " and ".join(found.levers)
-    said = "not measured" if found.ratio is None else _ratio(found.ratio, found.ratio_ci)
+    said = "not measured" if found.ratio is None else drawn.ratio_words(found.ratio, found.ratio_ci)
     if trials._goal == "memory":
         peak, own = found.peak_bytes or 0, trials._own_peak or 1
-        return f"keep {together}: peak {fmt.size(peak)} ({_percent(peak / own)}), time {said}"
+        return f"keep {together}: peak {fmt.size(peak)} ({drawn.percent(peak / own)}), time {said}"
     return f"keep {together}: {fmt.duration(found.saves_ms)} saved, confirmed on fresh pairs: {said}"
-
-
-def _ratio(ratio: float, interval: tuple[float, float] | None) -> str:
-    """A change in percent with its interval: ``-14 % [-17, -11]``."""
-    said = _percent(ratio)
-    return said if interval is None else f"{said} [{100 * (interval[0] - 1):+.0f}, {100 * (interval[1] - 1):+.0f}]"
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.0f} %"
 
 
 def _ladder(trials: LeverTrials) -> pd.DataFrame:
@@ -105,35 +89,6 @@ def _rows(trials: LeverTrials) -> list[tuple[str, ...]]:
     return [_row(str(name), row) for name, row in _ladder(trials).iterrows()]
 
 
-def _bounds(ladder: pd.DataFrame) -> list[float]:
-    """All ratios and ends of intervals."""
-    columns = (ladder[name].dropna() for name in ("ratio", "ratio_low", "ratio_high"))
-    return [float(value) for column in columns for value in column]
-
-
-def _bar(row: Any, longest: float) -> str:
-    """The change of time as a bar from the middle, left if the step became faster, with its interval as a line."""
-    if pd.isna(row["ratio"]):
-        return ""
-
-    def place(ratio: float) -> float:
-        return _HALF_PX * (1 + math.log(ratio) / longest)
-
-    ends = [place(float(row[name])) for name in ("ratio_low", "ratio", "ratio_high") if not pd.isna(row[name])]
-    at = place(float(row["ratio"]))
-    fill = palette.MARKS["optimizer"].colour if row["verdict"] == "faster" else palette.MARKS["other"].colour
-    return (
-        f'<svg width="{2 * _HALF_PX}" height="12" role="img" aria-label="{escape.html(_said(row))}">'
-        f'<rect x="{min(at, _HALF_PX):.1f}" y="2" width="{abs(at - _HALF_PX):.1f}" height="8" fill="{fill}"/>'
-        f'<path d="M{min(ends):.1f} 6H{max(ends):.1f}M{_HALF_PX} 0V12" stroke="currentColor" fill="none"/></svg>'
-    )
-
-
-def _said(row: Any) -> str:
-    interval = None if pd.isna(row["ratio_low"]) else (float(row["ratio_low"]), float(row["ratio_high"]))
-    return f"{row['verdict']} {_ratio(float(row['ratio']), interval)}"
-
-
 def _row(name: str, row: Any) -> tuple[str, ...]:
     notes = escape.plain("; ".join(filter(None, (row["why_not"], row["notes"]))), 300)
     if pd.isna(row["ratio"]):
@@ -143,7 +98,7 @@ def _row(name: str, row: Any) -> tuple[str, ...]:
     setup, pays = row["setup_s"], row["pays_after_steps"]
     return (
         name,
-        _said(row),
+        drawn.row_words(row),
         fmt.duration(float(row["saves_ms"])) if row["verdict"] == "faster" else "",
         _memory(row),
         f"{row['values']} ({float(row['error']):.1g})"
@@ -158,4 +113,4 @@ def _row(name: str, row: Any) -> tuple[str, ...]:
 def _memory(row: Any) -> str:
     """The change of the peak, such as ``-12 %``; "n/a" if it was not measured."""
     peak, change = row["peak_bytes"], row["peak_change_bytes"]
-    return fmt.UNKNOWN if pd.isna(change) or peak == change else _percent(peak / (peak - change))
+    return fmt.UNKNOWN if pd.isna(change) or peak == change else drawn.percent(peak / (peak - change))

@@ -256,6 +256,25 @@ def compare_all(
     }
 
 
+def compare_with_first(*groups_ms: Floats, equal_within: float = 0.02) -> list[PairedComparison]:
+    """Compare each row of times with the first row of its group, with Holm's p-values over all of them.
+
+    Intervals are simultaneous (Bonferroni). A row is faster or slower if its interval or its corrected p-value says so.
+    """
+    logs = [np.log(row) - np.log(group[0]) for group in groups_ms for row in group[1:]]
+    each = 1 - 0.05 / max(1, len(logs))
+    found = [compare_pairs(row, equal_within, each) for row in logs]
+    adjusted = holm([one.p_value for one in found])
+    return [
+        replace(
+            one,
+            p_value=float(p_value),
+            verdict=judge(one.ratio_ci, one.ratio, one.equivalent, significant=bool(p_value <= 0.05)),
+        )
+        for one, p_value in zip(found, adjusted, strict=True)
+    ]
+
+
 def ratio_table(comparisons: Mapping[tuple[str, str], PairedComparison]) -> pd.DataFrame:
     """One row per comparison: baseline, candidate, ratio with its interval, p-value and verdict."""
     rows = [

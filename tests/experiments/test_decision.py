@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perfnb.bench.deciding import Decision, Resource, decide
 from perfnb.bench.quality import SLACK, Loss
-from perfnb.experiments.decision import Decision, Resource, decide
 
 
 class Evidence(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfnb.remedies.ladder import NOISE, REDUCED, SAME
+from perfnb.bench.values import NOISE, REDUCED, SAME
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.state import untouched
 from perfnb.remedies.subject import find_subject

@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from perfnb.bench.values import NOISE, REDUCED, SAME
 from perfnb.errors import CaptureError
 from perfnb.remedies.float32 import float32_precisions
-from perfnb.remedies.ladder import NOISE, REDUCED, SAME
 from perfnb.remedies.lever import Lever
 from perfnb.remedies.levers import LEVERS, by_name
 from perfnb.remedies.levers.precision import prepared_float16

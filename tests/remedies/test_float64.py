@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perfnb.remedies.ladder import DIFFERENT, NOISE, SAME, judge_values
+from perfnb.bench.values import DIFFERENT, NOISE, SAME, judge_values
 from perfnb.remedies.lever import Lever
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.subject import Subject, find_subject

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import perfnb
+from perfnb.bench.values import UNCHECKED
 from perfnb.errors import CaptureError
 from perfnb.remedies import fresh, fresh_child
 from perfnb.remedies.fresh import Setting, order_for, time_fresh
-from perfnb.remedies.ladder import UNCHECKED
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.levers.process import PROCESS
 from perfnb.remedies.subject import Subject

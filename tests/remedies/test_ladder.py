@@ -5,29 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Errors, Values, judge_values
 from perfnb.remedies.ladder import (
-    DIFFERENT,
-    NOISE,
-    REDUCED,
-    SAME,
-    UNCHECKED,
-    Errors,
     Plan,
-    Values,
     affordable,
-    compare_levers,
     fewest_rounds,
     in_order,
-    judge_values,
     keepable,
     memory_verdict,
     pays_after,
     plan_for,
 )
+from perfnb.stats.comparisons import compare_with_first
 
 
 def errors(own: float, lever: float, **rest: object) -> Errors:
-    return Errors(**{"equal": False, "own": {"loss": own}, "lever": {"loss": lever}, **rest})  # type: ignore[arg-type]
+    return Errors(**{"equal": False, "own": {"loss": own}, "other": {"loss": lever}, **rest})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +72,7 @@ def test_the_fewest_rounds_can_reach_the_corrected_level(levers: int) -> None:
     rounds = fewest_rounds(levers)
     assert levers * 2 / 2**rounds <= 0.05
     rows = np.vstack([np.full(rounds, 10.0), *[np.full(rounds, 9.0) + 0.01 * np.arange(rounds)] * levers])
-    assert {found.verdict for found in compare_levers(rows)} == {"faster"}
+    assert {found.verdict for found in compare_with_first(rows)} == {"faster"}
 
 
 def test_levers_that_do_nothing_are_seldom_called_faster() -> None:
@@ -89,7 +82,7 @@ def test_levers_that_do_nothing_are_seldom_called_faster() -> None:
     for _ in range(families):
         noise = np.exp(0.03 * numbers.standard_t(3, size=(11, fewest_rounds(10))))
         drift = np.linspace(1.0, 1.2, noise.shape[1])
-        wrong += any(found.verdict == "faster" for found in compare_levers(10 * noise * drift))
+        wrong += any(found.verdict == "faster" for found in compare_with_first(10 * noise * drift))
     assert wrong <= 50 + 3 * np.sqrt(families * 0.05 * 0.95)
 
 
@@ -97,7 +90,7 @@ def test_a_lever_that_saves_a_tenth_is_found_among_ten() -> None:
     numbers = np.random.default_rng(4)
     times = 10 * np.exp(0.01 * numbers.standard_normal((11, 20)))
     times[4] *= 0.9
-    verdicts = [found.verdict for found in compare_levers(times)]
+    verdicts = [found.verdict for found in compare_with_first(times)]
     assert verdicts[3] == "faster"
     assert "faster" not in verdicts[:3] + verdicts[4:]
 

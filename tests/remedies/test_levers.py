@@ -19,10 +19,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
+from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED
 from perfnb.errors import CaptureError
 from perfnb.findings import rules
 from perfnb.findings.rules import RULES
-from perfnb.remedies.ladder import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED
 from perfnb.remedies.lever import Lever
 from perfnb.remedies.levers import LEVERS, by_name
 from perfnb.remedies.levers.loading import loader_with_workers

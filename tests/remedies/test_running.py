@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
+from perfnb.bench.values import DIFFERENT, NOISE, SAME, UNCHECKED
 from perfnb.remedies import levers as registered
-from perfnb.remedies.ladder import DIFFERENT, NOISE, SAME, UNCHECKED
 from perfnb.remedies.lever import Lever, Switch, always, nothing
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.levers.compiling import compiled

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from perfnb.bench.values import Values
 from perfnb.profile.kept import kept_call
-from perfnb.remedies.ladder import Values
 from perfnb.remedies.try_levers import LeverTrials, Trial
 from perfnb.remedies.try_one import answer_of, try_one
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import perfnb
-from perfnb.remedies.ladder import Values
+from perfnb.bench.values import Values
 from perfnb.remedies.try_levers import Confirmed, LeverTrials, Trial
 
 CODE = ["for group in opt.param_groups: group['fused'] = True"]

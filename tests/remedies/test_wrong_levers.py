@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import perfnb
+from perfnb.bench.values import DIFFERENT
 from perfnb.errors import CaptureError
-from perfnb.remedies.ladder import DIFFERENT
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.state import fingerprint
 from perfnb.remedies.subject import Subject

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from perfnb.bench.values import UNCHECKED, Values
 from perfnb.remedies.fresh import Setting, order_for, time_fresh
-from perfnb.remedies.ladder import UNCHECKED, Values
 from perfnb.remedies.lever import Lever, always, without_cuda
 from perfnb.remedies.subject import Subject
 from perfnb.stats.intervals import Floats

@@ -1,0 +1,76 @@
+"""Whether something computes the same as the step or model it replaces: verdicts on distances from the truth. Pure.
+
+The yardstick is the original in float64: a replacement may be at most some times as far from it as the original is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: What keeps the dtype may be so many times as far from float64 as the original, plus a tolerance: PyTorch's
+#: own benchmark suite allows 3 times and a tenth of 1e-3.
+FARTHER, TOLERANCE = 3.0, 1e-4
+#: What lower precision may cost, in units of the dtype's rounding (the gap between 1 and the next number).
+ROUNDINGS = 64
+_EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127}
+
+SAME, NOISE, REDUCED, DIFFERENT, UNCHECKED = "exact", "within noise", "reduced precision", "different", "not checked"
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Distances from the truth by result, of the original and of what replaces it."""
+
+    equal: bool  # whether all results are the same bit by bit
+    own: Mapping[str, float]
+    other: Mapping[str, float]
+    not_finite: tuple[str, ...] = ()  # finite in the original, infinite or NaN in the other
+    vanished: tuple[str, ...] = ()  # not all zero in the original, zero or missing in the other
+    random: bool = False  # whether the original draws random numbers
+
+    @property
+    def worst(self) -> float:
+        """The largest distance of what replaces it."""
+        return max(self.other.values(), default=0.0)
+
+
+@dataclass(frozen=True)
+class Values:
+    """A verdict on values, and why."""
+
+    verdict: str
+    error: float | None = None
+    why: str = ""
+
+
+def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Values:
+    """Whether it computes the same.
+
+    Parameters
+    ----------
+    lowers : str
+        The dtype in which it computes on purpose; empty if it keeps the dtype.
+    reorders : bool
+        Whether it may draw random numbers in another order, as compiled code does.
+    """
+    worst = errors.worst
+    if errors.equal:
+        return Values(SAME, 0.0)
+    if errors.not_finite:
+        return Values(DIFFERENT, worst, f"{errors.not_finite[0]} is infinite or NaN")
+    if errors.vanished:
+        return Values(DIFFERENT, worst, f"{errors.vanished[0]} is zero or missing")
+    if lowers:
+        most = ROUNDINGS * _EPSILON[lowers]
+        far = [name for name, error in errors.other.items() if error > max(most, FARTHER * errors.own[name])]
+        said = f"{far[0]} is off by {errors.other[far[0]]:.2g}, more than {lowers} explains" if far else ""
+        return Values(DIFFERENT if far else REDUCED, worst, said)
+    allowed = {name: FARTHER * own + TOLERANCE for name, own in errors.own.items()}
+    far = [name for name, error in errors.other.items() if error > allowed[name]]
+    if not far:
+        return Values(NOISE, worst)
+    if errors.random and reorders:
+        return Values(UNCHECKED, worst, "the step draws random numbers, and compiled code draws them in another order")
+    worst_name = max(far, key=lambda name: errors.other[name] / allowed[name])
+    return Values(DIFFERENT, worst, f"{worst_name} is off by {errors.other[worst_name]:.2g} of its length")
