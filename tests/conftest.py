@@ -130,11 +130,16 @@ def workers() -> Callable[[], list[psutil.Process]]:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """Time passes only where the test sleeps, and then without waiting: what is made of it is the same everywhere."""
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
+    """Time passes only where the test sleeps, and then without waiting: what is made of it is the same everywhere.
+
+    Garbage is only collected where the test does so: each pause looks at the clock.
+    """
     clock = FakeClock()
     clock.install(monkeypatch)
-    return clock
+    gc.disable()
+    yield clock
+    gc.enable()
 
 
 def pytest_configure() -> None:

@@ -42,10 +42,8 @@ class FakeClock:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of the real clock until the test is over.
 
-        The machine's ceilings cannot be measured by it and are left out: a product would take no time. Pauses for
-        garbage collection are not recorded: they come when they like, and each would look at the clock.
+        The machine's ceilings cannot be measured by it and are left out: a product would take no time.
         """
         monkeypatch.setattr("perfnb.step.ceilings._measure", lambda ceilings: {})
-        monkeypatch.setattr("perfnb.step.environment.Conditions._collects", lambda conditions, phase, info: None)
         for name in ("perf_counter", "perf_counter_ns", "sleep"):
             monkeypatch.setattr(time, name, getattr(self, name))

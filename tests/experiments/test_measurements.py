@@ -81,7 +81,7 @@ def test_hostile_names_are_text(name: str) -> None:
 
 def test_a_timing_tells_what_disturbed_it() -> None:
     timing = Timing(tuple(10 + RNG.normal(0, 0.1, 100)), 32, 3200, (30.0, 12.0), True, NOISE)
-    text = str(shown(timing))
+    text = " ".join(str(shown(timing)).split())
     assert re.match(r"\S+ ms \[\S+ \S+\] \(95 % interval, median of 100 timed steps\) · \S+ samples/s · p95 ", text)
     assert "steady after 2 warm-up steps" in text
     assert "garbage collection took 4" in text
