@@ -142,6 +142,7 @@ def test_names_on_a_page_exist(page: str) -> None:
         "scaling",
         "analysis",
         "errors",
+        "integrations",
         "labs",
     } == set()
     tables = set(re.findall(r"(?<![\w.])p\.([a-z]\w*)", text))
