@@ -48,6 +48,8 @@ class Doubts:
         Renumbered ranks, by the one rank that their traces or file names all give.
     on_host : bool
         Whether none of them recorded work of a GPU, so that no collectives can be seen.
+    reduced : bool
+        Whether some were reduced to their tables, which have no events.
     """
 
     absent: int
@@ -57,6 +59,7 @@ class Doubts:
     same: tuple[tuple[int, ...], ...]
     one_rank: dict[int, tuple[int, ...]]
     on_host: bool
+    reduced: bool
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,7 @@ def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
         same=tuple(ranks for ranks in contents.values() if len(ranks) > 1),
         one_rank={rank: ranks for rank, ranks in told.items() if len(ranks) > 1},
         on_host=not any(is_one_of(one.events["category"], DEVICE_WORK).any() for one in recordings),
+        reduced=any("reduced" in one.meta for one in recordings),
     )
 
 

@@ -155,6 +155,11 @@ def _clocks(summary: RanksSummary) -> Iterator[str]:
 
 def _straggler(summary: RanksSummary) -> str:
     doubts, straggler = summary.doubts, summary.straggler
+    if not summary.matched and doubts.reduced:
+        return (
+            "These profiles were reduced to their tables when they were made: what the GPUs did at the same time, "
+            "waiting times and clocks are n/a. Make them with keep_trace=True."
+        )
     if not summary.matched and doubts.on_host:
         return (
             "None of the ranks recorded work of a GPU: collectives on the host are not seen, and waiting times and "

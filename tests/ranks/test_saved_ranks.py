@@ -85,6 +85,31 @@ def test_a_job_is_loaded_from_the_folder_in_which_each_rank_saved_its_own(tmp_pa
     assert perfnb.load(tmp_path / "again").ranks == [0, 1]
 
 
+def test_ranks_reduced_to_their_tables_have_these_and_say_what_is_missing(tmp_path: Path) -> None:
+    whole = [of_rank(rank, 2) for rank in (0, 1)]
+    for profile in whole:
+        saved_in(tmp_path / "runs", profile._reduced())
+
+    ranks = perfnb.load(tmp_path / "runs")
+
+    assert isinstance(ranks, perfnb.Ranks)
+    assert ranks.ranks == [0, 1]
+    for table in ("layers", "phases", "ops", "kernels"):
+        expected = pd.concat([getattr(one, table).reset_index() for one in whole], ignore_index=True)
+        pd.testing.assert_frame_equal(getattr(ranks, table).drop(columns="rank"), expected)
+    assert ranks.times["wall_ms"].tolist() == pytest.approx([0.1, 0.101])
+    assert ranks.times["computation_ms"].isna().all()
+    assert ranks.straggler is None
+    said = " ".join(str(ranks).split())
+    assert "reduced to their tables" in said
+    assert "None of the ranks recorded work of a GPU" not in said
+    for table in ("events", "gpu_steps", "gpu_idle"):
+        with pytest.raises(RecordingError, match="keep_trace=True"):
+            getattr(ranks, table)
+    ranks.save(tmp_path / "again")
+    pd.testing.assert_frame_equal(perfnb.load(tmp_path / "again").layers, ranks.layers)
+
+
 def test_a_rank_that_saved_nothing_is_missed(tmp_path: Path) -> None:
     saved_in(tmp_path, of_rank(2, 3))
     saved_in(tmp_path, of_rank(0, 3))
