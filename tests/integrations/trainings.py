@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def fitted(
     torch.manual_seed(0)
     module = Classifier() if module is None else module()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Lightning's advice on loaders, loggers and intervals
+        # Lightning's advice on loaders, loggers and intervals, and whatever else is not perfnb's.
+        warnings.filterwarnings("ignore", message="(?!perfnb)")
         trainer = package.Trainer(
             max_epochs=epochs,
             accelerator="cpu",
@@ -113,6 +115,7 @@ def made_trainer(
     steps: int = 20,
     accumulate: int = 1,
     trainer: Any = Trainer,
+    model: Callable[[], nn.Module] = language_model,
     batches: Any = None,
     **options: Any,
 ) -> Any:
@@ -128,9 +131,7 @@ def made_trainer(
         **{"save_strategy": "no", "logging_steps": 10, **options},
     )
     data = Sentences(steps * accumulate * ROWS) if batches is None else batches
-    return trainer(
-        language_model(), arguments, train_dataset=data, eval_dataset=Sentences(2 * ROWS), callbacks=list(callbacks)
-    )
+    return trainer(model(), arguments, train_dataset=data, eval_dataset=Sentences(2 * ROWS), callbacks=list(callbacks))
 
 
 def trained(folder: Path, *callbacks: Any, **options: Any) -> nn.Module:
