@@ -37,6 +37,8 @@ MIN_WIDTH = 80
 
 _SCRIPT = "profile/js/report.js"
 
+_INFERENCE = "This is inference: nothing ran backward. perfnb.latency shows how long requests take under load."
+
 
 @dataclass(frozen=True)
 class Report:
@@ -200,7 +202,15 @@ def _phases(summary: Summary) -> tuple[str, _Marked, _Figures]:
 def notes_of(summary: Summary) -> list[str]:
     """Return the notes of a report, including disturbances of the timed steps."""
     facts = noise_facts(summary.timing.noise, sum(summary.timing.samples_ms))
-    return [*summary.notes, *([f"During the timed steps: {'; '.join(facts)}."] if facts else [])]
+    disturbed = [f"During the timed steps: {'; '.join(facts)}."] if facts else []
+    return [*summary.notes, *disturbed, *([_INFERENCE] if _is_inference(summary) else [])]
+
+
+def _is_inference(summary: Summary) -> bool:
+    """Whether a step that was run here has a forward pass, and neither a backward pass nor an optimizer's step."""
+    times = {str(name): fmt.known(row["ms"]) or 0.0 for name, row in summary.phases.iterrows()}
+    trained = times.get("backward", 0.0) > 0 or times.get("optimizer", 0.0) > 0
+    return summary.source is None and times.get("forward", 0.0) > 0 and not trained
 
 
 def report_data(
