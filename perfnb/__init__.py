@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perfnb.diff.comparison import ProfileComparison
     from perfnb.experiments.journal import Journal, journal
     from perfnb.experiments.report import PerformanceReport, report
+    from perfnb.inference.compare_inference import InferenceComparison, compare_inference
     from perfnb.inference.latency import HighestRate, Latency, LoadedLatency, latency
     from perfnb.loop.profiled import ProfiledLoop, profiled
     from perfnb.loop.run import RunComparison, RunSummary
@@ -41,6 +42,7 @@ __all__ = [
     "ABTest",
     "ArchitectureComparison",
     "HighestRate",
+    "InferenceComparison",
     "InputBoundTest",
     "Journal",
     "Latency",
@@ -65,6 +67,7 @@ __all__ = [
     "Watch",
     "ab_test",
     "compare_architectures",
+    "compare_inference",
     "confirm_input_bound",
     "estimate_memory",
     "find_leaks",
@@ -107,6 +110,7 @@ _HOMES = {
     **dict.fromkeys(("SystemCheck", "system_check"), "system.system"),
     "Ranks": "ranks.ranks",
     **dict.fromkeys(("RunComparison", "RunSummary"), "loop.run"),
+    **dict.fromkeys(("InferenceComparison", "compare_inference"), "inference.compare_inference"),
     **dict.fromkeys(("HighestRate", "Latency", "LoadedLatency", "latency"), "inference.latency"),
     **dict.fromkeys(("LeverTrials", "levers", "try_levers"), "remedies.try_levers"),
 }

@@ -31,7 +31,7 @@ Thing = PerformanceReport | Profile | Timing
 
 
 class Trials(Protocol):
-    """Several measurements with what changed in each, as `perfnb.try_levers` returns."""
+    """Several measurements with what changed in each, as `perfnb.try_levers` and `perfnb.compare_inference` return."""
 
     def journal_entries(self) -> Iterable[tuple[Timing, str, bool]]:
         """Step times, the change, and whether it is kept."""
@@ -98,14 +98,14 @@ class Journal(Page, Shown):
         name: str = "",
         accepted: bool | None = None,
     ) -> str | list[str]:
-        """Add a report, profile or timing with its environment, atomically; or trials of levers, an entry for each.
+        """Add a report, profile or timing with its environment, atomically; trials of levers or backends add several.
 
         A report knows its environment. A timing gets the current one, so add it where it was measured. A profile gets
         the current host and commit, unless it was loaded; then they are unknown.
 
         Parameters
         ----------
-        measured : PerformanceReport, Profile, Timing or LeverTrials
+        measured : PerformanceReport, Profile, Timing, LeverTrials or InferenceComparison
         hypothesis : str
             What you expect, and why.
         change : str, optional
@@ -118,7 +118,7 @@ class Journal(Page, Shown):
         Returns
         -------
         str
-            The entry's name, for `load`; for trials, a list with that of each lever that was tried.
+            The entry's name, for `load`; for trials, a list with that of each that was tried.
 
         Raises
         ------
@@ -136,9 +136,7 @@ class Journal(Page, Shown):
                 for timing, what, kept in entries()
             ]
         if not isinstance(given, (PerformanceReport, Profile, analysis.Timing)):
-            raise TypeError(
-                f"a journal takes reports, profiles, timings and trials of levers, not {type(measured).__name__}."
-            )
+            raise TypeError(f"a journal takes reports, profiles, timings and trials, not {type(measured).__name__}.")
         words: dict[str, Any] = {"hypothesis": hypothesis, "change": change or "", "name": name}
         if wrong := [key for key, value in words.items() if not isinstance(value, str)]:
             raise TypeError(f"{wrong[0]} must be a string.")

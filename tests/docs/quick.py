@@ -24,6 +24,7 @@ BUDGETS = {
     "confirm_input_bound": 0.5,
     "try_levers": 1.0,
     "latency": 1.0,
+    "compare_inference": 0.5,
 }
 
 #: What pages import: torch's compiler comes with the first optimizer and is half of all objects.

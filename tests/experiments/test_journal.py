@@ -162,7 +162,7 @@ def test_it_shows_itself(journal: perfnb.Journal) -> None:
         (
             lambda j: j.add({"median_ms": 3}),
             TypeError,
-            "timings and trials of levers, not dict",
+            "timings and trials, not dict",
         ),
         (lambda j: j.add(timing(1), hypothesis=3), TypeError, "hypothesis must be a string"),
         (lambda j: j.add(timing(1), accepted="no"), TypeError, "accepted must be True, False or None, not 'no'"),

@@ -1,0 +1,326 @@
+"""What a model can be served with. Each backend is one object; a new one is an object here and a line in `BACKENDS`."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from perfnb.bench.rounds import mapped
+
+
+class Call(NamedTuple):
+    """What a model is called with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class RefusedError(Exception):
+    """A backend does not apply to a model, as only making it shows."""
+
+
+class Made(NamedTuple):
+    """A backend ready to serve."""
+
+    #: Called as the model is, and returns what the model returns.
+    run: Callable[..., Any]
+    #: Of its file, or of its weights as torch saves them.
+    size_bytes: int
+    #: Whether what it allocates is torch's.
+    by_torch: bool = True
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to run a model."""
+
+    name: str
+    #: One line: what it does.
+    words: str
+    #: Why it cannot run a model; empty if it can.
+    refuses: Callable[[nn.Module, Call], str]
+    #: Makes it from a model in evaluation mode, which it must not change, and an empty folder.
+    make: Callable[[nn.Module, Call, Path], Made]
+    #: The dtype in which it computes on purpose, if lower than the model's own.
+    lowers: str = ""
+    #: Whether it may draw random numbers in another order.
+    reorders: bool = False
+
+
+def call_of(example: Any) -> Call:
+    """A mapping holds keyword arguments, a tuple or list positional ones; anything else is the only argument."""
+    if isinstance(example, Mapping):
+        return Call((), {str(name): value for name, value in example.items()})
+    return Call(tuple(example), {}) if isinstance(example, (tuple, list)) else Call((example,), {})
+
+
+def _nothing(model: nn.Module, call: Call) -> str:
+    return ""
+
+
+def _missing(*packages: str) -> str:
+    """What to install; empty if all is there."""
+    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
+    return f"not installed: pip install {' '.join(lacking)}" if lacking else ""
+
+
+def _kind_of(model: nn.Module, call: Call) -> str:
+    """The kind of device that a model runs on."""
+    tensors = [*model.parameters(), *model.buffers(), *tensors_of(call)]
+    return next((tensor.device.type for tensor in tensors), "cpu")
+
+
+def tensors_of(call: Call) -> list[Tensor]:
+    """The tensors among arguments, in order."""
+    return [leaf for leaf in tree_leaves(tuple(call)) if isinstance(leaf, Tensor)]
+
+
+def _only_on_cpu(model: nn.Module, call: Call) -> str:
+    kind = _kind_of(model, call)
+    return "" if kind == "cpu" else f"the model is on {kind}, and perfnb runs this one on the CPU only"
+
+
+def _has(model: nn.Module, *kinds: type[nn.Module]) -> bool:
+    return any(isinstance(module, kinds) for module in model.modules())
+
+
+class _Counter:
+    """A file that only counts what is written to it."""
+
+    written = 0
+
+    def write(self, part: Any) -> int:
+        self.written += len(part)
+        return len(part)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def saved_bytes(model: nn.Module) -> int:
+    """Size of a model's state as torch saves it."""
+    file = _Counter()
+    torch.save(model.state_dict(), file)  # type: ignore[arg-type]
+    return file.written
+
+
+def _served(
+    model: Callable[..., Any],
+    before: Callable[[Any], Any] | None = None,
+    after: Callable[[Any], Any] | None = None,
+) -> Callable[..., Any]:
+    """Call a model as it is served: in inference mode, with a function applied to each tensor that goes in or out."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode():
+            if before is not None:
+                args, kwargs = tree_map(before, (args, kwargs))
+            result = model(*args, **kwargs)
+            return result if after is None else mapped(after, result)
+
+    return run
+
+
+# Torch itself
+
+
+def _eager(model: nn.Module, call: Call, folder: Path) -> Made:
+    return Made(_served(model), saved_bytes(model))
+
+
+def _compiled(model: nn.Module, call: Call, folder: Path) -> Made:
+    return Made(_served(torch.compile(model)), saved_bytes(model))
+
+
+def _without_float32(model: nn.Module, call: Call) -> str:
+    kinds = {each.dtype for each in model.parameters() if each.is_floating_point()}
+    return "" if torch.float32 in kinds else "the model has no parameters in float32"
+
+
+def _bf16(model: nn.Module, call: Call, folder: Path) -> Made:
+    lower = copy.deepcopy(model).to(torch.bfloat16)
+
+    def narrowed(value: Any) -> Any:
+        return value.to(torch.bfloat16) if _is_float(value) else value
+
+    return Made(
+        _served(lower, narrowed, lambda value: value.float() if _is_float(value) else value), saved_bytes(lower)
+    )
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _without_images(model: nn.Module, call: Call) -> str:
+    return "" if _has(model, nn.Conv2d, nn.ConvTranspose2d) else "the model has no two-dimensional convolution"
+
+
+def _channels_last(model: nn.Module, call: Call, folder: Path) -> Made:
+    laid = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def before(value: Any) -> Any:
+        images = isinstance(value, Tensor) and value.dim() == 4
+        return value.contiguous(memory_format=torch.channels_last) if images else value
+
+    return Made(_served(laid, before), saved_bytes(laid))
+
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def _without_norms(model: nn.Module, call: Call) -> str:
+    return "" if _has(model, *_NORMS) else "the model has no batch normalisation"
+
+
+def _folded(model: nn.Module, call: Call, folder: Path) -> Made:
+    from torch.fx.experimental.optimization import fuse
+
+    fused = fuse(model)
+    if sum(isinstance(each, _NORMS) for each in fused.modules()) == sum(
+        isinstance(each, _NORMS) for each in model.modules()
+    ):
+        raise RefusedError("no batch normalisation follows a convolution directly")
+    return Made(_served(fused), saved_bytes(fused))
+
+
+# Integers
+
+
+def _without_linear(model: nn.Module, call: Call) -> str:
+    if not _has(model, nn.Linear):
+        return "the model has no linear layer, the only kind that is quantised"
+    return _missing("torchao")
+
+
+def _int8(model: nn.Module, call: Call, folder: Path) -> Made:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    lower = copy.deepcopy(model)
+    quantize_(lower, Int8DynamicActivationInt8WeightConfig())
+    # Without compiling, integers are widened again before they are multiplied.
+    return Made(_served(torch.compile(lower)), saved_bytes(lower))
+
+
+# Other engines
+
+
+def _like(model: nn.Module, call: Call) -> Callable[[list[Any]], Any]:
+    """How to put an engine's list of outputs into what the model returns.
+
+    Raises
+    ------
+    RefusedError
+        If their numbers differ, in use.
+    """
+    leaves, spec = tree_flatten(_served(model)(*call.args, **call.kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def rebuilt(outputs: list[Any]) -> Any:
+        if len(outputs) != len(places):
+            raise RefusedError(f"it returns {len(outputs)} tensors, and the model {len(places)}")
+        filled = list(leaves)
+        for place, output in zip(places, outputs, strict=True):
+            filled[place] = torch.from_numpy(output)
+        return tree_unflatten(filled, spec)
+
+    return rebuilt
+
+
+def _fed(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's inputs by name: those of keyword arguments by theirs, positional ones in order."""
+    tensors = tensors_of(Call(args, dict(kwargs)))
+    if len(tensors) != len(names):
+        raise RefusedError(f"it takes {len(names)} tensors, and the model {len(tensors)}")
+    if not kwargs:
+        return {name: tensor.numpy(force=True) for name, tensor in zip(names, tensors, strict=True)}
+    if args or not set(names) <= kwargs.keys():
+        raise RefusedError(f"its inputs ({', '.join(names)}) are not the keyword arguments of the model")
+    return {name: kwargs[name].numpy(force=True) for name in names}
+
+
+def _size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+_PROVIDER = "CPUExecutionProvider"
+
+
+def _onnxruntime(model: nn.Module, call: Call, folder: Path) -> Made:
+    import onnxruntime
+
+    path = folder / "model.onnx"
+    torch.onnx.export(copy.deepcopy(model), call.args, path, kwargs=call.kwargs or None, dynamo=True, verbose=False)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    # Its threads would go on spinning while the next backend runs.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    session = onnxruntime.InferenceSession(str(path), options, providers=[_PROVIDER])
+    if session.get_providers() != [_PROVIDER]:
+        raise RefusedError(f"it runs on {', '.join(session.get_providers())} instead of {_PROVIDER}")
+    names, rebuilt = [each.name for each in session.get_inputs()], _like(model, call)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return rebuilt(session.run(None, _fed(names, args, kwargs)))
+
+    return Made(run, _size_of(folder), by_torch=False)
+
+
+def _openvino(model: nn.Module, call: Call, folder: Path) -> Made:
+    import openvino
+
+    example = call.kwargs or (call.args if len(call.args) > 1 else call.args[0])
+    converted = openvino.convert_model(copy.deepcopy(model), example_input=example)
+    openvino.save_model(converted, folder / "model.xml", compress_to_fp16=False)
+    options = {
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    compiled = openvino.Core().compile_model(converted, "CPU", options)
+    names = [next(iter(call.kwargs.keys() & each.names), each.any_name) for each in compiled.inputs]
+    rebuilt = _like(model, call)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found = compiled(_fed(names, args, kwargs))
+        return rebuilt([found[place].copy() for place in range(len(compiled.outputs))])
+
+    return Made(run, _size_of(folder), by_torch=False)
+
+
+def _without(*packages: str) -> Callable[[nn.Module, Call], str]:
+    return lambda model, call: _missing(*packages) or _only_on_cpu(model, call)
+
+
+#: The model as it is, with which all others are compared.
+EAGER = Backend("eager", "the model as it is, in inference mode", _nothing, _eager)
+BACKENDS = (
+    EAGER,
+    Backend("compile", "torch.compile", _nothing, _compiled, reorders=True),
+    Backend("bf16", "weights and inputs in bfloat16, outputs back in float32", _without_float32, _bf16, "bfloat16"),
+    Backend(
+        "onnxruntime",
+        "ONNX Runtime on the CPU, from torch.onnx.export",
+        _without("onnx", "onnxscript", "onnxruntime"),
+        _onnxruntime,
+        reorders=True,
+    ),
+    Backend("int8", "linear layers in int8 by torchao, compiled", _without_linear, _int8, "int8", reorders=True),
+    Backend("channels_last", "images in channels_last", _without_images, _channels_last),
+    Backend("folded", "batch normalisation folded into convolutions", _without_norms, _folded),
+    Backend("openvino", "OpenVINO on the CPU", _without("openvino"), _openvino, reorders=True),
+)
+
+
+def by_name() -> dict[str, Backend]:
+    """All backends by name."""
+    return {backend.name: backend for backend in BACKENDS}

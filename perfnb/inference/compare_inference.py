@@ -1,0 +1,201 @@
+"""`compare_inference`: how fast, how big and how exact a model is with each backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb.arguments import require_seconds, shown
+from perfnb.bench.quality import Loss, limits_of, losses_of
+from perfnb.draw.progress import Progress
+from perfnb.draw.shown import Page, Shown
+from perfnb.draw.step_output import StepOutput
+from perfnb.inference.backend_figures import Judged, Trial, comparisons, judge, table_of
+from perfnb.inference.backend_view import comparison_html, comparison_line, comparison_page, comparison_text
+from perfnb.profile.timing import Timing
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Takes what can be called as the model is, and returns losses by name; smaller is better.
+Quality = Callable[[Callable[..., Any]], Mapping[str, float]]
+
+
+class InferenceComparison(Page, Shown):
+    """A model with each backend: latency, memory, size, and how far its outputs are off. Shows itself in a notebook."""
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        name: str,
+        batch_size: int | None,
+        steady: bool | None,
+        quality: Quality | None = None,
+        limits: Mapping[str, float] | None = None,
+    ) -> None:
+        self._trials, self._name, self._batch_size, self._steady = list(trials), name, batch_size, steady
+        self._judged = _judged(self._trials, quality, limits)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row per backend, the model as it is (eager) first.
+
+        ``verdict`` on its time (faster, slower, same, inconclusive; baseline; refused), ``median_ms`` with its 95 %
+        interval ``ci_low_ms`` to ``ci_high_ms``, ``p95_ms``, ``ratio`` to eager with its simultaneous 95 % interval
+        ``ratio_low`` to ``ratio_high``, ``values`` (its outputs: exact, within noise, reduced precision, different, not
+        checked), ``error`` (their distance from float64, relative to their size), ``max_distance`` (the largest of a
+        single number), ``size_bytes`` (of its file, or of its weights as torch saves them), ``peak_memory_bytes``
+        (weights, and the most that a call allocates; ``NA`` where torch does not see it), ``setup_s`` (exporting,
+        compiling, loading and the first call), ``decision`` and ``reason``.
+        """
+        return table_of(self._trials, self._judged)
+
+    @property
+    def samples(self) -> pd.DataFrame:
+        """Milliseconds of each call: a row per round, in which every backend ran once, and a column per backend."""
+        return pd.DataFrame({one.backend: one.times_ms for one in self._trials if one.times_ms}).rename_axis("round")
+
+    def decide(self, quality: Quality | None = None, limits: Mapping[str, float] | None = None) -> InferenceComparison:
+        """The same measurements with other decisions, by the rules of `perfnb.report`.
+
+        Parameters
+        ----------
+        quality : callable, optional
+            ``quality(run)`` measures losses by name, smaller is better, such as ``{"error": 0.03}``; ``run`` is called
+            as the model is. The same losses of eager are the limit, unless `limits` has one. Without it, outputs must
+            be as near to float64 as the model's own, within noise.
+        limits : mapping, optional
+            Largest accepted values: of losses, or without `quality` of ``"difference"`` (``error`` in the table); of
+            ``"median_ms"``, ``"p95_ms"`` and ``"peak_memory_bytes"``.
+
+        Returns
+        -------
+        InferenceComparison
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that do not fit.
+        Exception
+            Whatever `quality` raises with the model as it is.
+        """
+        __tracebackhide__ = True
+        return InferenceComparison(self._trials, self._name, self._batch_size, self._steady, quality, limits)
+
+    def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
+        """What `Journal.add` writes: the times of each backend, its name, and whether it is accepted; eager is."""
+        for one in self._trials:
+            if one.times_ms:
+                accepted = self._judged[one.backend].decision in ("accept", "baseline")
+                yield Timing(one.times_ms, self._batch_size), f"backend {one.backend}", accepted
+
+    def _line(self) -> str:
+        return comparison_line(self)
+
+    def _text(self) -> str:
+        return comparison_text(self)
+
+    def _html(self) -> str:
+        return comparison_html(self)
+
+    def _page(self) -> str:
+        return comparison_page(self)
+
+
+def compare_inference(
+    model: nn.Module,
+    example: Any,
+    *,
+    backends: Sequence[str] = ("eager", "compile", "bf16", "onnxruntime", "int8"),
+    quality: Quality | None = None,
+    limits: Mapping[str, float] | None = None,
+    budget_s: float = 60.0,
+) -> InferenceComparison:
+    """Compare ways to serve a model: how fast each is, how much memory and disk it takes, and how exact it is.
+
+    The times are interleaved: in each round every backend serves the example once, in random order. Outputs are
+    compared with the model's in float64. Backends work on copies in evaluation mode; the model is not changed.
+
+    Parameters
+    ----------
+    model : Module
+    example : tensor, tuple or mapping
+        What the model is called with; a mapping holds keyword arguments.
+    backends : sequence of str
+        Of ``eager`` (always there, the baseline), ``compile``, ``bf16``, ``onnxruntime``, ``int8`` (torchao),
+        ``channels_last``, ``folded`` (batch normalisation into convolutions) and ``openvino``.
+    quality, limits
+        As for `InferenceComparison.decide`.
+    budget_s : float
+        Seconds for timing; exporting and compiling take their own.
+
+    Returns
+    -------
+    InferenceComparison
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit.
+    CaptureError
+        Inside a profiler, or if the model cannot be copied.
+    Exception
+        Whatever the model itself raises.
+    """
+    from torch import nn
+
+    from perfnb.inference.backend_trials import measure
+    from perfnb.inference.backends import by_name, call_of
+    from perfnb.step.steps import common_size
+
+    __tracebackhide__ = True
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"compare_inference needs a torch module, not {shown(model)}.")
+    if hasattr(model, "_orig_mod"):
+        raise TypeError("model is compiled already: pass the model that torch.compile was called with.")
+    require_seconds("budget_s", budget_s)
+    _require(quality, limits)
+    known = by_name()
+    names = [backends] if isinstance(backends, str) else list(backends)
+    if not names or any(name not in known for name in names):
+        raise ValueError(f"backends must be some of these: {', '.join(known)}; not {shown(backends)}.")
+    chosen = [known[name] for name in dict.fromkeys(names) if name != "eager"]
+    with StepOutput(), Progress() as progress:
+        trials, steady = measure(model, call_of(example), chosen, float(budget_s), progress)
+    return InferenceComparison(trials, type(model).__name__, common_size(example), steady, quality, limits)
+
+
+def _require(quality: Any, limits: Any) -> dict[str, float]:
+    if quality is not None and not callable(quality):
+        raise TypeError("quality must be a function that takes what runs the model: quality=lambda run: {...}.")
+    return limits_of(limits, judged=quality is not None, profiled=True)
+
+
+def _judged(trials: Sequence[Trial], quality: Quality | None, limits: Any) -> dict[str, Judged]:
+    """A decision for each backend."""
+    __tracebackhide__ = True
+    bounds, found = _require(quality, limits), comparisons(trials)
+    first, *others = trials
+    judged = {first.backend: Judged("baseline", "")}
+    own = None if quality is None else quality(_runs(first))
+    for one in others:
+        if one.why_not:
+            judged[one.backend] = Judged("refused", one.why_not)
+            continue
+        losses: tuple[Loss, ...] | None = None
+        if quality is not None:
+            try:
+                measured = quality(_runs(one))
+            except Exception as error:  # with eager it ran: the backend takes no other sizes, for example
+                judged[one.backend] = Judged("inconclusive", f"quality fails with it: {type(error).__name__}: {error}")
+                continue
+            losses = losses_of({"baseline": own, "candidate": measured}, bounds)
+        judged[one.backend] = judge(one, found[one.backend].verdict, losses, bounds)
+    return judged
+
+
+def _runs(trial: Trial) -> Callable[..., Any]:
+    assert trial.run is not None, "a backend that was timed can run"
+    return trial.run

@@ -1,0 +1,194 @@
+"""Each backend: what it computes, its size, what it refuses, and that the model stays as it was."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perfnb.bench.values import NOISE, REDUCED, SAME
+from perfnb.errors import CaptureError
+from perfnb.inference import backend_trials, backends
+from perfnb.inference.backends import Call, RefusedError, by_name, call_of
+from tests.inference.models import small_bert, small_cnn
+
+PACKAGES = {"onnxruntime": ("onnx", "onnxscript", "onnxruntime"), "int8": ("torchao",), "openvino": ("openvino",)}
+VERDICTS = {"bf16": REDUCED, "int8": REDUCED}
+SLOW = ("compile", "int8", "onnxruntime")
+
+
+def tried(name: str, model: nn.Module, example: Any) -> backend_trials.Trial:
+    """One backend, made and checked."""
+    for package in PACKAGES.get(name, ()):
+        pytest.importorskip(package)
+    call, backend, base = call_of(example), by_name()[name], copy.deepcopy(model).eval()
+    with backend_trials._quiet():
+        own = backends._served(base)
+        trial, _ = backend_trials._tried(backend, base, call, backend_trials._Yardstick(base, call, own))
+    return trial
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in by_name() if name != "eager"])
+def test_a_cnn_is_served_as_well_as_before(name: str) -> None:
+    model, example = small_cnn()
+
+    trial = tried(name, model, example)
+
+    assert trial.why_not == ""
+    assert trial.values.verdict in ((VERDICTS[name],) if name in VERDICTS else (SAME, NOISE))
+    assert trial.error is not None
+    assert trial.max_distance is not None
+    assert trial.size_bytes
+    assert (trial.peak_bytes is None) == (name in ("onnxruntime", "openvino"))  # torch does not see their memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bf16", "onnxruntime", "openvino"])
+def test_keyword_arguments_reach_a_transformer_whatever_their_order(name: str) -> None:
+    model, example = small_bert()
+
+    trial = tried(name, model, example)
+
+    assert trial.why_not == ""
+    assert trial.values.verdict in (REDUCED, SAME, NOISE)
+    assert trial.run is not None
+    result = trial.run(**example)
+    assert type(result) is type(model(**example))
+    assert result.last_hidden_state.dtype == torch.float32
+
+
+def test_lower_precision_takes_less_disk_and_folding_less_than_nothing_folded() -> None:
+    model, example = small_cnn()
+    sizes = {name: tried(name, model, example).size_bytes or 0 for name in ("eager", "bf16", "folded")}
+
+    assert sizes["bf16"] < 0.6 * sizes["eager"]
+    assert sizes["folded"] < sizes["eager"]
+
+
+def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, x = nn.Linear(4, 4), torch.randn(2, 4)
+    real = importlib.util.find_spec
+    absent = ("openvino", "onnxscript")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else real(name))
+
+    assert tried("channels_last", linear, x).why_not == "the model has no two-dimensional convolution"
+    assert tried("folded", linear, x).why_not == "the model has no batch normalisation"
+    assert tried("bf16", linear.double(), x.double()).why_not == "the model has no parameters in float32"
+    assert by_name()["int8"].refuses(nn.ReLU(), call_of(x)).startswith("the model has no linear layer")
+    assert by_name()["openvino"].refuses(linear, call_of(x)) == "not installed: pip install openvino"
+    assert by_name()["onnxruntime"].refuses(linear, call_of(x)).startswith("not installed: pip install onnx")
+    alone = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
+    assert "follows a convolution" in tried("folded", alone, torch.randn(2, 3, 4, 4)).why_not
+    meta = nn.Linear(4, 4, device="meta")
+    assert backends._only_on_cpu(meta, call_of(x)) == "the model is on meta, and perfnb runs this one on the CPU only"
+
+
+def test_a_model_that_torch_cannot_trace_is_refused_by_folding_alone() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.conv(x)) if x.sum() > 0 else x  # type: ignore[no-any-return]
+
+    assert "it fails: TraceError" in tried("folded", Branching(), torch.ones(1, 3, 2, 2)).why_not
+    assert tried("bf16", Branching(), torch.ones(1, 3, 2, 2)).why_not == ""
+
+
+def test_what_a_model_is_called_with() -> None:
+    x = torch.ones(2)
+
+    assert call_of({"x": x}).kwargs["x"] is x
+    assert call_of((x, 3)) == Call((x, 3), {})
+    assert call_of(x).args[0] is x
+
+
+def test_inputs_of_an_engine_go_by_name_and_never_by_chance() -> None:
+    x, y = torch.zeros(1), torch.ones(1)
+
+    assert list(backends._fed(["b", "a"], (), {"a": x, "b": y})["a"]) == [0.0]
+    assert list(backends._fed(["one", "two"], (x, y), {})["two"]) == [1.0]
+    with pytest.raises(RefusedError, match="are not the keyword arguments"):
+        backends._fed(["one", "two"], (), {"a": x, "b": y})
+    with pytest.raises(RefusedError, match="it takes 1 tensors, and the model 2"):
+        backends._fed(["one"], (x, y), {})
+
+
+def test_another_provider_than_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+    class Session:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def get_providers(self) -> list[str]:
+            return ["AzureExecutionProvider"]
+
+    def export(model: Any, args: Any, path: Path, **kwargs: Any) -> None:
+        path.write_bytes(b"")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    monkeypatch.setattr(torch.onnx, "export", export)
+    monkeypatch.setattr(backends, "_missing", lambda *names: "")
+    linear = nn.Linear(4, 4)
+    trial, _ = backend_trials._tried(by_name()["onnxruntime"], linear, call_of(torch.ones(1, 4)), None)
+
+    assert trial.why_not == "it runs on AzureExecutionProvider instead of CPUExecutionProvider"
+
+
+def test_outputs_that_cannot_be_checked_say_so() -> None:
+    class Classes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x).argmax(1)  # type: ignore[no-any-return]
+
+    class Noisy(Classes):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x) + torch.randn(4)  # type: ignore[no-any-return]
+
+    x = torch.randn(2, 4)
+
+    assert tried("bf16", Classes(), x).values.why == "the model returns no floating-point numbers"
+    assert tried("bf16", Noisy(), x).values.why == "the model draws random numbers in evaluation mode too"
+
+
+def test_without_float64_the_model_with_other_threads_is_the_yardstick() -> None:
+    class Only32(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            assert input.dtype != torch.float64
+            return super().forward(input)
+
+    threads, default = torch.get_num_threads(), torch.get_default_dtype()
+
+    assert tried("bf16", Only32(4, 4), torch.randn(2, 4)).values.verdict == REDUCED
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, default)
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.lock = (each for each in ())  # type: ignore[assignment]
+
+    with pytest.raises(CaptureError, match="cannot be copied"):
+        backend_trials._copied(model)
+
+
+def test_notes_and_warnings_of_exporters_are_silent_and_come_back(caplog: pytest.LogCaptureFixture) -> None:
+    import logging
+
+    with backend_trials._quiet():
+        warnings.warn("deprecated", FutureWarning, stacklevel=1)
+        logging.getLogger("torch").warning("skipped")
+    assert not caplog.records
+    logging.getLogger("perfnb-test").warning("heard")
+    assert [record.message for record in caplog.records] == ["heard"]

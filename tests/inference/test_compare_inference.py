@@ -1,0 +1,273 @@
+"""What `compare_inference` says: its table, decisions and views; that nothing stays changed; a wrong backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import perfnb
+from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, Values
+from perfnb.inference import backends
+from perfnb.inference.backend_figures import Trial
+from perfnb.inference.backends import Backend, Call, Made
+from perfnb.inference.compare_inference import InferenceComparison
+from tests.fake_clock import FakeClock
+from tests.inference.models import small_bert, small_cnn
+
+
+def of_times(**times: float) -> InferenceComparison:
+    """Backends that take so many times as long as eager, with outputs by their names."""
+    values = {"exact": Values(SAME, 0.0), "close": Values(NOISE, 1e-6), "low": Values(REDUCED, 0.01)}
+    values["wrong"] = Values(DIFFERENT, 0.8, "output 0 is off by 0.8 of its length")
+    rows = {"eager": 1.0} | times
+    trials = []
+    for place, (name, factor) in enumerate(rows.items()):
+        verdict = values.get(name.split("_")[0], Values(SAME, 0.0))
+        spread = [1 + 0.001 * ((7 * number + 3 * place) % 11) for number in range(40)]
+        trial = Trial(name, "does something", values=verdict, error=verdict.error, size_bytes=1000, setup_s=0.5)
+        trial.peak_bytes, trial.max_distance = 4000, verdict.error
+        trial.times_ms, trial.run = tuple(10 * factor * each for each in spread), lambda x, name=name: name  # type: ignore[misc]
+        trials.append(trial)
+    trials.append(Trial("openvino", "", why_not="not installed: pip install <openvino>"))
+    return InferenceComparison(trials, "<b>Model</b>", 4, True)
+
+
+def planted(name: str, change: Callable[[Tensor], Tensor], clock: FakeClock, ms: float) -> Backend:
+    """A backend that changes what the model returns, and takes a while."""
+
+    def make(model: nn.Module, call: Call, folder: Path) -> Made:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            clock.pass_exactly(ms)
+            with torch.inference_mode():
+                return change(model(*args, **kwargs))
+
+        return Made(run, 10)
+
+    return Backend(name, "planted", lambda model, call: "", make)
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Callable[..., None]:
+    """Register more backends; eager takes 10 ms on the fake clock."""
+
+    def planting(*more: Backend) -> None:
+        slow = planted("eager", lambda y: y, clock, 10)
+        monkeypatch.setattr("perfnb.inference.backend_trials.EAGER", slow)
+        monkeypatch.setattr(backends, "BACKENDS", (slow, *more))
+
+    return planting
+
+
+def shifted(y: Tensor) -> Tensor:
+    """Right in all places but one."""
+    wrong = y.clone()
+    wrong[0, 0] += 0.5 * y.abs().max()
+    return wrong
+
+
+WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "one number": shifted,
+    "zeros": torch.zeros_like,
+    "not a number": lambda y: y * torch.nan,
+    "half as large": lambda y: y / 2,
+    "another shape": lambda y: y[:, :-1],
+    "another order": lambda y: y.flip(0),
+    "nothing": lambda y: torch.empty(0),
+    "a bit off": lambda y: y * 1.001,
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_backend_is_rejected_however_fast(kind: str, plant: Callable[..., None], clock: FakeClock) -> None:
+    model, x = small_cnn()
+    plant(planted("wrong", WRONG[kind], clock, 1), planted("right", lambda y: y, clock, 5))
+
+    found = perfnb.compare_inference(model, x, backends=["wrong", "right"], budget_s=5)
+
+    row = found.table.loc["wrong"]
+    assert (row["verdict"], row["values"], row["decision"]) == ("faster", DIFFERENT, "reject")
+    assert row["reason"].startswith("its outputs are different: ")
+    assert found.table.loc["right", "decision"] == "accept"
+    assert "Use right: 5.00 ms a call" in str(found)
+
+
+def test_a_backend_that_returns_more_or_less_is_rejected(plant: Callable[..., None], clock: FakeClock) -> None:
+    model, x = small_cnn()
+    plant(planted("two", lambda y: (y, y), clock, 1))  # type: ignore[arg-type,return-value]
+
+    row = perfnb.compare_inference(model, x, backends=["two"], budget_s=2).table.loc["two"]
+
+    assert (row["values"], row["decision"]) == (DIFFERENT, "reject")
+    assert row["reason"] == "its outputs are different: it returns 2 outputs instead of 1"
+
+
+def test_the_model_and_the_random_numbers_stay_as_they_were() -> None:
+    model, x = small_cnn()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = {name: (module.training, dict(vars(module)).keys()) for name, module in model.named_modules()}
+    pointers = [(each.data_ptr(), each.requires_grad, each.dtype, each.stride()) for each in model.parameters()]
+    numbers, threads = torch.random.get_rng_state(), torch.get_num_threads()
+
+    found = perfnb.compare_inference(model, x, backends=("eager", "bf16", "folded", "channels_last"), budget_s=0.2)
+
+    assert list(found.table.index) == ["eager", "bf16", "folded", "channels_last"]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert modes == {name: (module.training, dict(vars(module)).keys()) for name, module in model.named_modules()}
+    assert pointers == [(each.data_ptr(), each.requires_grad, each.dtype, each.stride()) for each in model.parameters()]
+    assert torch.equal(numbers, torch.random.get_rng_state())
+    assert torch.get_num_threads() == threads
+    assert all(each.grad is None for each in model.parameters())
+
+
+@pytest.mark.slow
+def test_a_transformer_has_a_row_per_backend_and_goes_into_a_journal(tmp_path: Path) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    model, example = small_bert()
+
+    found = perfnb.compare_inference(model, example, backends=("bf16", "onnxruntime"), budget_s=1)
+
+    table = found.table
+    assert list(table.index) == ["eager", "bf16", "onnxruntime"]
+    assert table.loc["eager", "verdict"] == "baseline"
+    assert table["median_ms"].notna().all()
+    assert table.loc["bf16", "values"] == REDUCED
+    assert table.loc["onnxruntime", "values"] in (SAME, NOISE)
+    assert table.loc["onnxruntime", "size_bytes"] > 0
+    assert len(found.samples) >= 1
+    assert list(found.samples) == ["eager", "bf16", "onnxruntime"]
+    journal = perfnb.journal(tmp_path / "journal")
+    assert len(journal.add(found, hypothesis="ONNX Runtime fuses more")) == 3
+    history = journal.history
+    assert list(history["change"]) == ["backend eager", "backend bf16", "backend onnxruntime"]
+    assert bool(history["accepted"].iloc[0])
+
+
+def test_decisions_follow_the_rules_of_reports() -> None:
+    found = of_times(exact=0.5, exact_same=1.0, exact_slow=1.5, close=0.5, low=0.4, wrong=0.2)
+
+    decisions = found.table["decision"].to_dict()
+
+    assert decisions == {
+        "eager": "baseline",
+        "exact": "accept",
+        "exact_same": "reject",
+        "exact_slow": "reject",
+        "close": "accept",
+        "low": "inconclusive",
+        "wrong": "reject",
+        "openvino": "refused",
+    }
+    assert "pass quality=" in found.table.loc["low", "reason"]
+    assert found.table.loc["openvino", "reason"].startswith("not installed")
+
+
+def test_limits_decide_and_the_first_comparison_stays() -> None:
+    found = of_times(close=0.5, low=0.4)
+
+    stricter = found.decide(limits={"difference": 0.02, "median_ms": 4.5})
+
+    assert stricter.table["decision"].to_dict() == {
+        "eager": "baseline",
+        "close": "reject",
+        "low": "accept",
+        "openvino": "refused",
+    }
+    assert stricter.table.loc["close", "reason"] == "over the limit of median_ms"
+    assert found.table.loc["close", "decision"] == "accept"
+    assert (
+        found.decide(limits={"difference": 0.001}).table.loc["low", "reason"] == "difference is 0.01, more than 0.001"
+    )
+    assert found.decide(limits={"peak_memory_bytes": 3999}).table.loc["close", "decision"] == "reject"
+
+
+def test_quality_is_measured_with_each_backend_and_eager_sets_the_limit() -> None:
+    found = of_times(low=0.4, wrong=0.2)
+    errors = {"eager": 0.030, "low": 0.0300001, "wrong": 0.9}
+
+    judged = found.decide(quality=lambda run: {"error": errors[run("x")]})
+
+    assert judged.table["decision"].to_dict() == {
+        "eager": "baseline",
+        "low": "accept",
+        "wrong": "reject",
+        "openvino": "refused",
+    }
+    assert judged.table.loc["wrong", "reason"] == "error is 0.9, more than 0.03"
+    loose = found.decide(quality=lambda run: {"error": errors[run("x")]}, limits={"error": 1.0})
+    assert loose.table.loc["wrong", "decision"] == "accept"
+
+
+def test_quality_that_fails_with_a_backend_leaves_it_open_and_with_eager_it_is_raised() -> None:
+    found = of_times(exact=0.5)
+
+    def other_size(run: Callable[..., Any]) -> dict[str, float]:
+        if run("x") == "exact":
+            raise ValueError("expected 4 samples")
+        return {"error": 0.1}
+
+    row = found.decide(quality=other_size).table.loc["exact"]
+    assert (row["decision"], row["reason"]) == (
+        "inconclusive",
+        "quality fails with it: ValueError: expected 4 samples",
+    )
+    with pytest.raises(ZeroDivisionError):
+        found.decide(quality=lambda run: {"error": 1 / 0})
+
+
+def test_what_the_model_raises_reaches_the_user() -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        perfnb.compare_inference(nn.Linear(4, 4), torch.ones(2, 5), backends=["eager"], budget_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"backends": ["tensorrt"]}, ValueError, "backends must be some of these: eager, compile"),
+        ({"backends": []}, ValueError, "backends must be some of these"),
+        ({"budget_s": 0}, ValueError, "budget_s"),
+        ({"quality": 3}, TypeError, "quality must be a function that takes what runs the model"),
+        ({"limits": {"difrence": 1}}, ValueError, "did you mean 'difference'"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        perfnb.compare_inference(nn.Linear(4, 4), torch.ones(2, 4), **options)
+
+
+def test_only_a_model_that_is_not_compiled_is_taken() -> None:
+    with pytest.raises(TypeError, match="needs a torch module"):
+        perfnb.compare_inference(torch.relu, torch.ones(2))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="compiled already"):
+        perfnb.compare_inference(torch.compile(nn.Linear(4, 4)), torch.ones(2, 4))  # type: ignore[arg-type]
+
+
+def test_views_show_every_backend_and_escape_names(tmp_path: Path) -> None:
+    found = of_times(close=0.5, low=0.4, exact_slow=1.5)
+
+    text, html = str(found), found._repr_mimebundle_()["text/html"]
+    page = found.to_html(tmp_path / "backends.html").read_text("utf-8")
+
+    assert text.index("low ") < text.index("close ") < text.index("exact_slow ") < text.index("openvino ")
+    assert "Use close: " in text
+    assert "Faster, but not accepted yet: low." in text
+    assert "<b>Model" not in html
+    assert "&lt;openvino&gt;" in html
+    assert "<script" not in page
+    assert html.count("<svg") == 3
+    assert "use close" in repr(found)
+
+
+def test_alone_the_model_is_only_timed(plant: Callable[..., None]) -> None:
+    model, x = small_cnn()
+    plant()
+
+    found = perfnb.compare_inference(model, x, backends="eager", budget_s=1)
+
+    assert found.table["median_ms"].round().tolist() == [10.0]
+    assert "No backend is faster" in str(found)
