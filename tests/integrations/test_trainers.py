@@ -43,7 +43,7 @@ Train = Callable[..., nn.Module]
 
 
 @EACH
-@pytest.mark.parametrize(("steps", "accumulate"), [(60, 1), (40, 4)])
+@pytest.mark.parametrize(("steps", "accumulate"), [(34, 1), pytest.param(40, 4, marks=pytest.mark.deep)])
 def test_the_weights_are_those_of_a_run_without(
     callback: Any, train: Train, steps: int, accumulate: int, tmp_path: Path
 ) -> None:
@@ -79,8 +79,9 @@ def test_a_profile_has_layers_phases_and_memory(callback: Any, train: Train, tmp
     assert profile.meta["parts"]["loader"]["num_workers"] == 0
 
 
-@pytest.mark.deep
-@EACH
+@pytest.mark.parametrize(
+    ("callback", "train"), [(ForLightning, fitted), pytest.param(ForTransformers, trained, marks=pytest.mark.deep)]
+)
 def test_a_step_is_one_optimizer_step_with_all_its_batches(callback: Any, train: Train, tmp_path: Path) -> None:
     profiler = callback(at=5, **SHORT)
 
@@ -113,6 +114,7 @@ def test_the_structure_is_that_of_the_same_step_profiled_alone(tmp_path: Path) -
     assert_same_structure(in_lightning.profiles[0], alone)
 
 
+@pytest.mark.deep
 def test_the_structure_is_that_of_the_same_step_profiled_alone_in_transformers(tmp_path: Path) -> None:
     in_trainer = ForTransformers(at=5, **SHORT)
     trained(tmp_path, in_trainer)
@@ -161,6 +163,7 @@ def test_validation_and_checkpoints_are_no_steps(every: int, tmp_path: Path) -> 
     assert module.validated > 0
     assert profile.layers["calls"].max() == every
     assert set(profile.steps["samples"]) == {every * ROWS}
+    assert_validation_is_between_steps(profiler.run, 40)
     assert same(module, fitted(tmp_path / "plain", **options))
 
 
@@ -173,7 +176,14 @@ def test_evaluation_and_checkpoints_are_no_steps(tmp_path: Path) -> None:
     [profile] = profiler.profiles
     assert profile.layers["calls"].max() == 1
     assert (tmp_path / "checkpoint-7").exists()
+    assert_validation_is_between_steps(profiler.run, 20)
     assert same(model, trained(tmp_path, **options))
+
+
+def assert_validation_is_between_steps(run: Any, steps: int) -> None:
+    """Whether only the steps of training are counted, and the rest is time between steps."""
+    assert run.steps["steps"].sum() == steps
+    assert run.phases["ms"]["other"] > 0
 
 
 @EACH
