@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perfnb.inference.compare_inference import InferenceComparison, compare_inference
     from perfnb.inference.latency import HighestRate, Latency, LoadedLatency, latency
     from perfnb.loop.profiled import ProfiledLoop, profiled
+    from perfnb.loop.rank_runs import RankRuns
     from perfnb.loop.run import RunComparison, RunSummary
     from perfnb.memory.estimate.estimate import MemoryEstimate, estimate_memory
     from perfnb.memory.leaks.find import Leaks, find_leaks
@@ -56,6 +57,7 @@ __all__ = [
     "Profile",
     "ProfileComparison",
     "ProfiledLoop",
+    "RankRuns",
     "Ranks",
     "Roofline",
     "RunComparison",
@@ -109,6 +111,7 @@ _HOMES = {
     **dict.fromkeys(("Watch", "watch"), "watching.watch"),
     **dict.fromkeys(("SystemCheck", "system_check"), "system.system"),
     "Ranks": "ranks.ranks",
+    "RankRuns": "loop.rank_runs",
     **dict.fromkeys(("RunComparison", "RunSummary"), "loop.run"),
     **dict.fromkeys(("InferenceComparison", "compare_inference"), "inference.compare_inference"),
     **dict.fromkeys(("HighestRate", "Latency", "LoadedLatency", "latency"), "inference.latency"),

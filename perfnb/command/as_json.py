@@ -21,6 +21,7 @@ _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
         *("name", "verdict", "sentences", "next", "median_ms", "ci_ms"),
         *("phases", "findings", "slow", "windows", "memory"),
     ),
+    "RankRuns": ("ranks", "straggler", "times", "differences"),
     "RunComparison": ("verdict", "sentences", "ratio", "ratio_ci", "step", "memory"),
     "ProfileComparison": ("phases", "layers", "by_op", "gpu_time"),
     "SystemCheck": ("checks",),

@@ -92,7 +92,8 @@ class _Report:
     """What is said when the script has ended."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+        self._start = Path.cwd()  # the script may go elsewhere
+        self._folder, self._name = folder.absolute(), name
         self._driver: LoopProfiler | None = None
         self._recorder: RunRecorder | None = None
         self._process = os.getpid()
@@ -127,21 +128,22 @@ class _Report:
 
     def _parts(self, steps: ScriptSteps, options: argparse.Namespace) -> list[str]:
         from perfnb.draw import escape
+        from perfnb.loop.kept_run import keep_run
         from perfnb.loop.run import summarise
 
         driver, width = self._driver, columns()
         if driver is None or self._recorder is None:
-            said = "perfnb run: no step was seen: the script used no optimizer and no DataLoader of torch."
+            said = "perfnb run: no step was seen: the main thread used no optimizer and no DataLoader of torch."
             return ["\n".join(escape.wrapped(said, width))]
         driver.close()
         parts, notes = [], []
         if (run := summarise(self._recorder)) is not None:
             parts.append(run._text(width))
-            saved = run.save(self._folder / ("run" if self._rank is None else f"run_rank{self._rank}"))
+            saved = self._short(keep_run(run, self._folder))
             notes.append(f"The whole run is saved to {saved}: perfnb show {saved} shows it again.")
         if len(driver.profiles):
             parts.append(driver.profiles[-1]._text(width))
-            paths = [str(path) for path in driver.profiles.paths]
+            paths = [self._short(path) for path in driver.profiles.paths]
             more = f" (and {len(paths) - 1:,} before it)" if len(paths) > 1 else ""
             notes.append(f"The profile above is saved to {paths[-1]}{more}.")
         else:
@@ -157,6 +159,9 @@ class _Report:
             )
         parts.append("\n".join(line for note in notes for line in escape.wrapped(escape.plain(note, 2000), width)))
         return parts
+
+    def _short(self, path: Path) -> Path:
+        return path.relative_to(self._start) if path.is_relative_to(self._start) else path
 
     def tell(self) -> None:
         """Print the report: of several ranks the first one's, and none in a process that the script has forked."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
+from perfnb.errors import RecordingError
 from perfnb.files import usable
 from perfnb.profile.profile import Profile
 from perfnb.recording.job import place_of_rank, tell_of_ranks
@@ -26,20 +28,29 @@ class KeptProfiles(Sequence[Profile]):
     def __init__(self, save: str | Path | None = None, *, keep_trace: bool = True) -> None:
         self.at: list[int] = []
         self.paths: list[Path] = []
-        self._folder = None if save is None else usable(save)
+        # The loop may change the working folder.
+        self._folder = None if save is None else usable(save).absolute()
         self._keep_trace = keep_trace
-        self._held: list[Profile] = []
+        #: Each profile, or where it is saved.
+        self._kept: list[Profile | Path] = []
 
     def add(self, profile: Profile, at: int) -> None:
-        """Save the profile of the window after `at` steps, or keep it."""
+        """Save the profile of the window after `at` steps, or keep it, also if it cannot be saved."""
         profile = profile if self._keep_trace else profile._reduced()
-        if self._folder is None:
-            self._held.append(profile)
-        else:
-            folder, meta = self._folder / f"step_{at:06d}", profile.meta
-            self.paths.append(profile.save(place_of_rank(folder, meta)))
-            tell_of_ranks(folder, meta)
+        kept: Profile | Path = profile
+        if self._folder is not None:
+            try:
+                kept = self._saved(profile, self._folder / f"step_{at:06d}")
+                self.paths.append(kept)
+            except RecordingError as error:
+                warnings.warn(f"perfnb: kept in memory: {error}", RuntimeWarning, stacklevel=2)
+        self._kept.append(kept)
         self.at.append(at)
+
+    def _saved(self, profile: Profile, folder: Path) -> Path:
+        path = profile.save(place_of_rank(folder, profile.meta))
+        tell_of_ranks(folder, profile.meta)
+        return path
 
     def __len__(self) -> int:
         return len(self.at)
@@ -51,9 +62,8 @@ class KeptProfiles(Sequence[Profile]):
     def __getitem__(self, place: int | slice) -> Profile | list[Profile]:
         if isinstance(place, slice):
             return [self[one] for one in range(len(self))[place]]
-        if self._folder is None:
-            return self._held[place]
-        return Profile(SavedProfile(self.paths[place]))
+        kept = self._kept[place]
+        return Profile(SavedProfile(kept)) if isinstance(kept, Path) else kept
 
     def __repr__(self) -> str:
         return f"<{len(self)} profiles, at steps {', '.join(map(str, self.at))}>" if self.at else "<no profiles yet>"

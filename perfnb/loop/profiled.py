@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from perfnb.arguments import shown
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept import KeptProfiles
+from perfnb.loop.kept_run import KeptRun
 from perfnb.loop.record import RunRecorder
 from perfnb.loop.run import RunSummary, summarise
 from perfnb.profile.profile import Profile
@@ -126,15 +127,19 @@ class ProfiledLoop(Generic[_Batch]):
         self._profiler = LoopProfiler(
             **options, namespace=_users_variables, loader=loader, left=self._left, recorder=self._recorder
         )
+        self._kept_run = KeptRun(self._recorder, self._profiler.profiles, options.get("save"))
+        self._kept_run.asked = options.get("on_done") is not None
 
     @property
     def profiles(self) -> KeptProfiles:
         """Those made so far; saved ones are loaded when they are asked for."""
+        self._kept_run.asked = True
         return self._profiler.profiles
 
     @property
     def run(self) -> RunSummary | None:
         """All steps so far, inside the windows and outside; ``None`` before the first has ended."""
+        self._kept_run.asked = True
         return summarise(self._recorder)
 
     def close(self) -> None:
@@ -144,7 +149,9 @@ class ProfiledLoop(Generic[_Batch]):
     def __iter__(self) -> Iterator[_Batch]:
         __tracebackhide__ = True
         profiler = self._profiler
+        self._kept_run.begin()
         with ExitStack() as stack:
+            stack.callback(self._kept_run.end)
             stack.callback(profiler.close)
             try:
                 self._batches = len(self._loader)  # type: ignore[arg-type]
@@ -179,7 +186,7 @@ class ProfiledLoop(Generic[_Batch]):
                 profiler.skip()
         self._show()
         self._show_run()
-        if not self.profiles and not self._said and profiler.next_at is not None:
+        if not profiler.profiles and not self._said and profiler.next_at is not None:
             self._said = True
             print_text(
                 f"perfnb: no step was profiled yet: the loop has run {profiler.done:,} steps, and the window of "
@@ -195,7 +202,7 @@ class ProfiledLoop(Generic[_Batch]):
         return getattr(self._loader, name)
 
     def __repr__(self) -> str:
-        return f"<perfnb.ProfiledLoop after {self._profiler.done:,} steps: {self.profiles!r}>"
+        return f"<perfnb.ProfiledLoop after {self._profiler.done:,} steps: {self._profiler.profiles!r}>"
 
     def _left(self) -> int | None:
         """Steps of this epoch that are still to come."""
@@ -203,14 +210,15 @@ class ProfiledLoop(Generic[_Batch]):
 
     def _show(self) -> None:
         """Show the last profile in a notebook, once."""
-        if len(self.profiles) > self._shown:
-            self._shown = len(self.profiles)
+        profiles = self._profiler.profiles
+        if len(profiles) > self._shown:
+            self._shown = len(profiles)
             if in_notebook():
-                self.profiles[-1]._ipython_display_()
+                profiles[-1]._ipython_display_()
 
     def _show_run(self) -> None:
         """Show the whole run in a notebook, below the profile; after each further epoch, anew in the same place."""
-        run = self.run if in_notebook() else None
+        run = summarise(self._recorder) if in_notebook() else None
         if run is None:
             return
         if self._run_shown is None:

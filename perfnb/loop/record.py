@@ -7,6 +7,7 @@ are read when the device has passed them, and nothing ever waits for them.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from array import array
@@ -80,6 +81,7 @@ class RunRecorder:
         self._reading_cost_ns = _READING_NS
         self._process = psutil.Process()
         self._device: _DeviceClock | None = None
+        self._place = _place()
         _allocated_bytes()  # what is slow only the first time is not for the first step
         self._process.memory_info()
 
@@ -132,6 +134,7 @@ class RunRecorder:
 
     def recorded(self) -> Recorded:
         """What has been recorded so far; the run may go on."""
+        self._look_around()
         rows, stride = [*self._rows, joined(self._rows_of_chunk(), self._stride, self._choice)], self._stride
         whole = np.concatenate(rows)
         open_window = self._window_row()
@@ -154,7 +157,7 @@ class RunRecorder:
                 "memory_bytes": capacity_bytes("cpu"),
                 "waits_known": self._waits_known,
                 "device": None if self._device is None else self._device.kind,
-                **_place(),
+                **self._place,
             },
         )
 
@@ -206,6 +209,7 @@ class RunRecorder:
     def _read(self, now_ns: int) -> None:
         """Read memory, and plan the next reading."""
         begin = time.perf_counter_ns()
+        self._look_around()
         if self._device is None and accelerator_in_use():
             self._device = _device_clock()
         elif self._device is not None:
@@ -217,6 +221,12 @@ class RunRecorder:
         # The least so far: on a busy machine, a reading that is interrupted looks expensive.
         self._reading_cost_ns = min(self._reading_cost_ns, time.perf_counter_ns() - begin)
         self._due_ns = now_ns + max(self._spacing_ns, _REST * self._reading_cost_ns)
+
+    def _look_around(self) -> None:
+        """Note the place in the job: at the end of a run its process group may be gone."""
+        place = _place()
+        if place["ranks"] is not None:
+            self._place = place
 
     def _look(self, now_ns: int) -> tuple[int, int, int, int]:
         resident = int(self._process.memory_info().rss)
@@ -289,8 +299,13 @@ def _allocated_bytes() -> int:
 
 
 def _place() -> dict[str, int | None]:
-    """Rank and number of ranks, if this process is one of several."""
+    """Rank and number of ranks, if this process is one of several: as torch knows them, else as a launcher told it."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return {"rank": None, "ranks": None}
-    return {"rank": int(distributed.get_rank()), "ranks": int(distributed.get_world_size())}
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return {"rank": int(distributed.get_rank()), "ranks": int(distributed.get_world_size())}
+    told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if all(one.isascii() and one.isdigit() and len(one) < 9 for one in told):
+        rank, ranks = map(int, told)
+        if rank < ranks and ranks > 1:
+            return {"rank": rank, "ranks": ranks}
+    return {"rank": None, "ranks": None}

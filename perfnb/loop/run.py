@@ -63,6 +63,8 @@ class RunFacts(TypedDict):
     ranks: Rank | None
 
 
+#: The folder of a loop's run, beside those of its profiles.
+RUN_FOLDER = "run"
 RUN = Kind("run", frozenset({"rows", "windows", "readings"}), frozenset(RunFacts.__annotations__), RunFacts)
 
 
@@ -255,6 +257,12 @@ def summarise(recorder: RunRecorder) -> RunSummary | None:
     return RunSummary(recorded) if recorded.facts["steps"] else None
 
 
+def place_of_run(path: str | Path) -> Path:
+    """The folder of a run, given that folder or the one in which a loop saved its profiles."""
+    source = usable(path)
+    return source if RUN.is_at(source) or not RUN.is_at(source / RUN_FOLDER) else source / RUN_FOLDER
+
+
 def load_run(path: str | Path) -> RunSummary:
     """Read a run that `RunSummary.save` wrote.
 
@@ -265,7 +273,7 @@ def load_run(path: str | Path) -> RunSummary:
     """
     from perfnb.loop.record import Recorded
 
-    source = usable(path)
+    source = place_of_run(path)
     facts: dict[str, Any] = folder.load_meta(RUN, source)
     tables = {
         name: folder.load_frame(name, dict.fromkeys(columns, _NUMBER), source)[list(columns)].to_numpy("int64")
@@ -277,4 +285,4 @@ def load_run(path: str | Path) -> RunSummary:
         raise RecordingError(f"{source} is damaged: its steps are not those of a run ({error}).") from error
 
 
-LOADER = Loader("saved runs", RUN.is_at, lambda path, *_: load_run(path))
+LOADER = Loader("saved runs", lambda path: RUN.is_at(place_of_run(path)), lambda path, *_: load_run(path))

@@ -220,17 +220,18 @@ def _strip_svg(steps: pd.DataFrame) -> str:
     paths = {"data": "", "step": "", "profiled": "", "slow": ""}
     for place, row in enumerate(columns.itertuples()):
         x, wall, data = place * each, fmt.known(row.wall_ms) or 0.0, fmt.known(row.data_ms) or 0.0
+        if row.profiled:
+            paths["profiled"] += _box(x, 0, max(each, 2.0), _HEIGHT)
+            continue
         waited, whole = (_HEIGHT * min(1.0, ms / top) for ms in (data, wall))
         paths["data"] += _box(x, _HEIGHT - waited, each, waited)
         paths["step"] += _box(x, _HEIGHT - whole, each, whole - waited)
-        if row.profiled:
-            paths["profiled"] += _box(x, 0, max(each, 2.0), _HEIGHT)
-        elif _stands_out(row):
+        if _stands_out(row):
             paths["slow"] += f"M{x + each / 2:.1f} -1l3 -6h-6z"
     looks = {
         "data": f'fill="{palette.RUN["data"].colour}"',
         "step": f'fill="{palette.RUN["step"].colour}"',
-        "profiled": f'fill="{palette.RUN["profiled"].colour}" fill-opacity="0.6"',
+        "profiled": f'fill="{palette.RUN["profiled"].colour}"',
         "slow": f'fill="{palette.WORSE}"',
     }
     drawn = "".join(f'<path d="{path}" {looks[kind]}/>' for kind, path in paths.items() if path)

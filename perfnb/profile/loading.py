@@ -21,13 +21,14 @@ from perfnb.trace.trace_file import Limits, looks_like, reader_of, readers
 
 if TYPE_CHECKING:  # what the rooms above register; the import contracts name these exceptions
     from perfnb.experiments.report import PerformanceReport
+    from perfnb.loop.rank_runs import RankRuns
     from perfnb.loop.run import RunSummary
     from perfnb.memory.snapshot.snapshot import MemorySnapshot
     from perfnb.profile.timing import Timing
     from perfnb.ranks.ranks import Ranks
     from perfnb.watching.watch import Watch
 
-    Loaded: TypeAlias = Profile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing | RunSummary
+    Loaded: TypeAlias = Profile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing | RunSummary | RankRuns
 
 _NAMES = tuple(field.name for field in fields(Limits))
 

@@ -36,6 +36,7 @@ LOADERS = (
     "perfnb.experiments.report_files:LOADER",
     "perfnb.profile.timing:LOADER",
     "perfnb.loop.run:LOADER",
+    "perfnb.loop.rank_runs:LOADER",
     "perfnb.ranks.ranks:LOADER",
     "perfnb.ranks.ranks:FOLDER_OF_TRACES",
     "perfnb.memory.snapshot.snapshot:LOADER",

@@ -94,7 +94,7 @@ def test_a_script_ends_as_it_would(end: str, tmp_path: Path) -> None:
     done = perfnb("run", "odd.py", "--at", "a b", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)
     own, _, report = done.stderr.partition("\nperfnb run: ")
-    assert report == "no step was seen: the script used no optimizer and no DataLoader of torch.\n"
+    assert report == "no step was seen: the main thread used no optimizer and no DataLoader of torch.\n"
     if end != "own error":
         assert own == alone.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["odd.py"]
@@ -198,7 +198,8 @@ def test_each_rank_keeps_its_own_run(tmp_path: Path) -> None:
         done = perfnb("run", "--at", 5, "--save", "kept", "loop.py", cwd=tmp_path, RANK=str(rank), WORLD_SIZE="2")
         assert ("perfnb · whole run" in done.stderr) == (rank == 0)
 
-    assert {"run_rank0", "run_rank1"} <= set(os.listdir(tmp_path / "kept"))
+    assert {"rank_0", "rank_1"} <= set(os.listdir(tmp_path / "kept" / "run"))
+    assert isinstance(package.load(tmp_path / "kept"), package.RankRuns)
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,16 @@ other = p
 ranks = perfnb.load("traces/")
 with perfnb.watch(0.1) as w:
     train_step()
+loop = perfnb.profiled(loader)
+for batch in loop:
+    step(batch)
+run, rank0, rank1 = loop.run, loop.run, loop.run
 """
 
 #: Placeholders for the reader's own code, and what the test runs instead.
 PLACEHOLDERS = {
     "perfnb.load([...])": 'perfnb.load(["rank0.json.gz", "rank1.json.gz"]);',
+    "run.compare(other)": "run.compare(run);",
     "%profile_step statement": "%profile_step step(batch);",
     "%%profile_step for x, y in loader": "%%profile_step for x, y in loader\nstep((x, y));",
 }
@@ -65,7 +70,8 @@ def typed_here() -> list[str]:
 
 
 def runnable() -> list[str]:
-    """The code among it, with placeholders filled in; without columns, options, and what another page runs.
+    """The code among it, with placeholders filled in; without columns, options, commands of a terminal, and what
+    another page runs.
 
     A semicolon hides the output: other tests draw the dozen reports.
     """
@@ -73,7 +79,7 @@ def runnable() -> list[str]:
     elsewhere = [block.code for path in PAGES.values() for block in blocks_of(path) if not block.not_run]
     found = []
     for code in typed_here():
-        is_name = code in _COLUMNS or code.partition(" ")[0] in options
+        is_name = code in _COLUMNS or code.partition(" ")[0] in options or code.startswith("perfnb ")
         if not is_name and not any(code in block for block in elsewhere):
             found.append(PLACEHOLDERS.get(code, f"{code};"))
     return found

@@ -22,8 +22,9 @@ from perfnb.trace.trace_file import Reader
 from tests.written_traces import training
 
 LISTED = (
-    "perfnb.load reads saved profiles, saved watches, saved reports, saved step times, saved runs, saved ranks, "
-    "folders of traces, CUDA memory snapshots (pickle) and traces of torch.profiler (Chrome JSON, plain or gzip)."
+    "perfnb.load reads saved profiles, saved watches, saved reports, saved step times, saved runs, runs of ranks, "
+    "saved ranks, folders of traces, CUDA memory snapshots (pickle) and traces of "
+    "torch.profiler (Chrome JSON, plain or gzip)."
 )
 
 

@@ -1,0 +1,92 @@
+"""The runs of several ranks of one job: which is slower, by how much, and whether it waits for data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.loop.run_comparison import compare_runs
+from perfnb.loop.run_summary import RunFigures
+from perfnb.recording.text import TEXT
+
+#: Share of the median step from which a difference between ranks matters.
+_WORTH = 0.05
+#: Parts of a step, in the order in which they explain one another: gradients are exchanged, so that ranks wait for a
+#: slow one in their own work.
+_PARTS = {"waiting for data": "data_ms", "working": "working_ms", "step": "step_ms"}
+_CHANGE = ("change_ms", "low_ms", "high_ms")
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """The facts of the ranks' runs."""
+
+    runs: Mapping[int, RunFigures]
+    times: pd.DataFrame  # by rank: `step_ms` (median), `data_ms`, `working_ms`, `other_ms` (means per step)
+    differences: pd.DataFrame  # by rank and part: `than` (a rank), `change_ms`, `low_ms`, `high_ms`
+    straggler: int | None
+    slow_part: str | None  # the part of its steps that is longer
+
+
+def rank_figures(runs: Mapping[int, tuple[RunFigures, pd.DataFrame]]) -> RankFigures:
+    """Compare runs, given by rank with their steps.
+
+    In each part of the step, ranks are compared with the one in the middle (the lower of two). The 95 % intervals hold
+    for all ranks together (Bonferroni).
+    """
+    times = _times(runs)
+    differences = _differences(runs, times)
+    straggler, part = _straggler(differences, times)
+    return RankFigures({rank: figures for rank, (figures, _) in runs.items()}, times, differences, straggler, part)
+
+
+def _times(runs: Mapping[int, tuple[RunFigures, pd.DataFrame]]) -> pd.DataFrame:
+    rows = {}
+    for rank, (figures, steps) in runs.items():
+        mean = compare_runs(figures, steps, figures, steps).step["a_ms"]
+        data = mean["waiting for data"] if fmt.known(figures.phases["ms"]["data"]) is not None else pd.NA
+        rows[rank] = (mean["step"], data, mean["working"], mean["between steps"])
+    columns = ["step_ms", "data_ms", "working_ms", "other_ms"]
+    made = pd.DataFrame.from_dict(rows, orient="index", columns=columns).astype("Float64")
+    return made.rename_axis("rank")
+
+
+def _differences(runs: Mapping[int, tuple[RunFigures, pd.DataFrame]], times: pd.DataFrame) -> pd.DataFrame:
+    rows, wider = [], _wider(len(times) - 1)
+    for what, column in _PARTS.items():
+        if times[column].isna().any():
+            continue
+        middle = int(times[column].sort_values(kind="stable").index[(len(times) - 1) // 2])
+        for rank in runs:
+            if rank == middle:
+                continue
+            changes = compare_runs(*runs[middle], *runs[rank])
+            row = changes.step.loc[what]
+            change, low, high = (math.nan if (one := fmt.known(row[end])) is None else one for end in _CHANGE)
+            if changes.ratio_ci is None:  # too few steps
+                low = high = math.nan
+            rows.append((rank, what, middle, change, *(change + wider * (end - change) for end in (low, high))))
+    made = pd.DataFrame(rows, columns=["rank", "part", "than", *_CHANGE])
+    made = made.astype({"rank": "int64", "part": TEXT, "than": "int64"} | dict.fromkeys(_CHANGE, "Float64"))
+    return made.set_index(["rank", "part"])
+
+
+def _wider(others: int) -> float:
+    """How much wider intervals are so that they hold for this many comparisons together."""
+    from scipy.special import ndtri
+
+    return float(ndtri(1 - 0.025 / max(1, others)) / ndtri(0.975))
+
+
+def _straggler(differences: pd.DataFrame, times: pd.DataFrame) -> tuple[int | None, str | None]:
+    least = _WORTH * float(times["step_ms"].median())
+    clear = differences[(differences["low_ms"] > 0).fillna(False) & (differences["change_ms"] >= least)]
+    for part in ("waiting for data", "working"):
+        found = clear[clear.index.get_level_values("part") == part]["change_ms"].astype(float)
+        if len(found):
+            return int(found.idxmax()[0]), part  # type: ignore[index]
+    return None, None

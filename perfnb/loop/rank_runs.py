@@ -1,0 +1,103 @@
+"""`RankRuns`: the runs of several ranks of one job side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from perfnb.draw.frame import static_page
+from perfnb.draw.shown import Page, Shown
+from perfnb.loop.rank_figures import RankFigures, rank_figures
+from perfnb.loop.rank_view import ranks_html, ranks_text
+from perfnb.loop.run import RUN, RUN_FOLDER, RunSummary, load_run
+from perfnb.recording.reading import Loader, rank_of_name
+
+
+class RankRuns(Shown, Page):
+    """The runs of several ranks of one job. Shows itself in a notebook; ``runs[3]`` is the `RunSummary` of rank 3."""
+
+    def __init__(self, runs: Sequence[RunSummary]) -> None:
+        known = {run._figures.rank: run for run in runs if run._figures.rank is not None}
+        found = known if len(known) == len(runs) else dict(enumerate(runs))
+        self._runs: dict[int, RunSummary] = dict(sorted(found.items()))
+
+    @property
+    def ranks(self) -> list[int]:
+        """Numbers of the ranks."""
+        return list(self._runs)
+
+    def __getitem__(self, rank: int) -> RunSummary:
+        return self._runs[rank]
+
+    def __iter__(self) -> Iterator[RunSummary]:
+        return iter(self._runs.values())
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def straggler(self) -> int | None:
+        """The rank whose steps wait longer for data than others', or else work longer, if one clearly does.
+
+        Clearly: by 5 % of the median step or more, and with an interval above 0.
+        """
+        return self._figures.straggler
+
+    @property
+    def times(self) -> pd.DataFrame:
+        """Of each rank: ``step_ms`` (median); means per step of waiting, working and between steps.
+
+        Profiled steps and the warm-up are left out.
+        """
+        return self._figures.times.copy()
+
+    @property
+    def differences(self) -> pd.DataFrame:
+        """How much longer each rank takes in each part of its steps than the rank in the middle (``than``).
+
+        The 95 % intervals from ``low_ms`` to ``high_ms`` hold for all ranks together.
+        """
+        return self._figures.differences.copy()
+
+    @cached_property
+    def _figures(self) -> RankFigures:
+        return rank_figures({rank: (run._figures, run._steps) for rank, run in self._runs.items()})
+
+    def _line(self) -> str:
+        return f"{', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}"
+
+    def _text(self, width: int = 100) -> str:
+        return ranks_text(self._figures, width)
+
+    def _html(self) -> str:
+        return ranks_html(self._figures)
+
+    def _page(self) -> str:
+        return static_page("Runs of ranks", self._html())
+
+
+def _folders(path: Path) -> list[Path]:
+    """The runs of ranks in a folder, or in the one for runs inside it."""
+    for place in (path, path / RUN_FOLDER):
+        if place.is_dir():
+            found = [one for one in place.iterdir() if one.name.startswith("rank_") and RUN.is_at(one)]
+            if found:
+                return sorted(found, key=lambda one: (rank_of_name(one.name) or 0, one.name))
+    return []
+
+
+def load_rank_runs(path: Path) -> RankRuns:
+    """Read the runs that the ranks of a job saved.
+
+    Raises
+    ------
+    RecordingError
+        If one is damaged.
+    """
+    return RankRuns([load_run(one) for one in _folders(path)])
+
+
+LOADER = Loader("runs of ranks", lambda path: bool(_folders(path)), lambda path, *_: load_rank_runs(path))

@@ -1,0 +1,135 @@
+"""A loop's run is saved beside its profiles, and told of in one line when the process ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perfnb
+from perfnb.loop.kept_run import KeptRun, keep_run
+from perfnb.loop.profiled import ProfiledLoop
+from tests.command.processes import environment
+from tests.loop.loops import Training
+from tests.loop.planted_runs import recorder_of, run, usual
+
+#: A script that knows nothing of what it leaves; `{end}` is its loop's body.
+_SCRIPT = """
+import os, sys, perfnb
+for step, batch in enumerate(perfnb.profiled(range(60), at=5, steps=4, traced=1, memory=False, flops=False{save})):
+    {end}
+"""
+
+
+def ended(tmp_path: Path, end: str, save: str = "") -> subprocess.CompletedProcess[str]:
+    """Run such a script to its end."""
+    command = [sys.executable, "-W", "error", "-c", _SCRIPT.format(end=end, save=save)]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=300, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "code"), [("os.chdir('/')", 0), ("step == 40 and sys.exit(3)", 3), ("step == 40 and 1 / 0", 1)]
+)
+def test_a_script_leaves_its_run_and_says_where(end: str, code: int, tmp_path: Path) -> None:
+    done = ended(tmp_path, end, ", save='my runs'")
+    assert (done.returncode, done.stdout) == (code, "")
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith("perfnb: ")
+    assert told.endswith("The run and 1 profile: perfnb show 'my runs'")
+    found = perfnb.load(tmp_path / "my runs")
+    assert isinstance(found, perfnb.RunSummary)
+    assert found.steps["steps"].sum() == (60 if code == 0 else 40)
+    assert [path.name for path in tmp_path.iterdir()] == ["my runs"]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_saved_is_told_of_in_one_line(tmp_path: Path) -> None:
+    (told,) = ended(tmp_path, "pass").stderr.splitlines()
+    assert told.endswith("The run and 1 profile were not saved; save= would.")
+    assert not list(tmp_path.iterdir())
+
+
+def run_through(loop: ProfiledLoop[Any], training: Training) -> None:
+    """Train on every batch of a loop."""
+    for batch in loop:
+        training(batch)
+
+
+def told(loop: ProfiledLoop[Any], capsys: pytest.CaptureFixture[str]) -> str:
+    """What the end of the process would say of a loop."""
+    capsys.readouterr()
+    loop._kept_run._tell()
+    return capsys.readouterr().err
+
+
+def test_who_asks_is_not_told_again(capsys: pytest.CaptureFixture[str]) -> None:
+    training = Training(20)
+    loop = perfnb.profiled(training.batches, at=5, steps=2, traced=1, memory=False, flops=False)
+    run_through(loop, training)
+    assert told(loop, capsys).count("\n") == 1
+    assert len(loop.profiles) == 1
+    assert told(loop, capsys) == ""
+
+
+def test_nothing_is_told_without_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = perfnb.profiled(range(3))
+    list(loop)
+    assert told(loop, capsys) == ""
+
+
+def test_of_several_loops_the_last_is_told_of(tmp_path: Path) -> None:
+    from perfnb.loop import kept_run
+
+    before = list(kept_run._to_tell)
+    for name in "abc":
+        list(perfnb.profiled(range(40), save=tmp_path / name))
+    (left,) = [one for one in kept_run._to_tell if one not in before]
+    assert left._folder == tmp_path / "c"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    training = Training(20)
+    loop = perfnb.profiled(
+        training.batches, at=5, steps=2, traced=1, memory=False, flops=False, save=tmp_path / "file" / "runs"
+    )
+    with pytest.warns(RuntimeWarning, match="perfnb: kept in memory: The profile cannot be written"):
+        run_through(loop, training)
+    assert loop.profiles.paths == []
+    assert loop.profiles[0].timing.steps == 2
+    assert told(loop, capsys).startswith("perfnb: the run was not saved: RecordingError: ")
+
+
+def test_a_hostile_folder_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = recorder_of(usual(60), name="\x1b[31mevil\n")
+    kept = KeptRun(recorder, perfnb.profiled([]).profiles, tmp_path / "\x1b[31m a\nb\u202e")
+    kept._tell()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert not set("\x1b\u202e") & set(said)
+
+
+def test_each_rank_saves_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        found = run(usual(60), name="train")
+        assert keep_run(found, tmp_path) == tmp_path / "run" / f"rank_{rank}"
+    ranks = perfnb.load(tmp_path)
+    assert isinstance(ranks, perfnb.RankRuns)
+    assert ranks.ranks == [0, 1]
+    assert ranks[1].name == "train"
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("x", "2"), ("0", "1"), ("", ""), ("-1", "2"), ("٣", "9")])
+def test_what_a_launcher_cannot_have_said(rank: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert run(usual(40))._figures.ranks is None

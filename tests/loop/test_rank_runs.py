@@ -1,0 +1,99 @@
+"""Of the runs of a job's ranks, the one that waits for its data is found, and none where none stands out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import perfnb
+from perfnb.command.main import main
+from perfnb.loop.kept_run import keep_run
+from perfnb.loop.rank_runs import RankRuns
+from perfnb.loop.run import RunSummary
+from tests.loop.planted_runs import run, usual
+
+pytestmark = pytest.mark.usefixtures("clock")
+N = 600
+
+
+def ranks(*waits: float, work: float = 10.0, count: int = N) -> RankRuns:
+    """Runs whose ranks wait so long for data, and then for each other: all steps take the same."""
+    longest = max(waits)
+    runs = []
+    for rank, wait in enumerate(waits):
+        waited = usual(count, wait, seed=rank + 3) if wait else np.zeros(count)
+        found = run(waited + usual(count, work + longest - wait, seed=rank + 30), waited)
+        found._recorded.facts.update(rank=rank, ranks=len(waits))
+        runs.append(RunSummary(found._recorded))
+    return RankRuns(runs)
+
+
+def test_the_rank_that_waits_for_its_data() -> None:
+    found = ranks(0.1, 0.1, 4.0, 0.1)
+    assert found.straggler == 2
+    row = found.differences.loc[(2, "waiting for data")]
+    assert row["low_ms"] < 3.9 < row["high_ms"]
+    assert row["high_ms"] - row["low_ms"] < 0.2
+    assert "Rank 2 waits for its data 3.9" in str(found)
+    assert found.times["data_ms"].tolist() == pytest.approx([0.1, 0.1, 4.0, 0.1], rel=0.02)
+
+
+def test_two_ranks_of_which_the_other_waits_in_its_work() -> None:
+    found = ranks(5.0, 0.0)
+    assert found.straggler == 0
+    assert "Rank 0 waits for its data" in str(found)
+
+
+def test_ranks_that_are_alike() -> None:
+    found = ranks(0.1, 0.1, 0.1)
+    assert found.straggler is None
+    assert "No rank waits longer for its data" in str(found)
+
+
+def test_a_rank_that_works_longer() -> None:
+    runs = [run(usual(N, ms, seed=place)) for place, ms in enumerate((10.0, 13.0, 10.0))]
+    found = RankRuns(runs)
+    assert found.straggler == 1
+    assert "Rank 1 works 2.99 ms [" in str(found)
+
+
+def test_too_few_steps() -> None:
+    found = ranks(0.1, 9.0, count=20)
+    assert found.straggler is None
+    assert "Too few steps" in str(found)
+
+
+def test_more_ranks_need_wider_intervals() -> None:
+    few, many = (ranks(*([0.1] * count)).differences for count in (2, 8))
+    widths = [float((part["high_ms"] - part["low_ms"]).xs("working", level="part").median()) for part in (few, many)]
+    assert widths[1] > 1.1 * widths[0]
+
+
+def test_saved_and_shown_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for one in ranks(0.1, 4.0):
+        keep_run(one, tmp_path)
+    found = perfnb.load(tmp_path / "run")
+    assert isinstance(found, RankRuns)
+    assert repr(found) == "<perfnb.RankRuns: 0, 1>"
+    for words in (["ranks", str(tmp_path)], ["show", str(tmp_path)]):
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert "Rank 1 waits for its data" in said
+        assert max(map(len, said.splitlines())) <= 100
+    assert main(["ranks", str(tmp_path), "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert (value["kind"], value["straggler"], len(value["times"])) == ("RankRuns", 1, 2)
+    page = found.to_html(tmp_path / "ranks.html").read_text()
+    assert "Rank 1 waits for its data" in page
+    assert "<script" not in page
+
+
+def test_a_rank_that_is_missing_may_be_the_slow_one(tmp_path: Path) -> None:
+    keep_run(ranks(0.1, 4.0)[0], tmp_path)
+    found = perfnb.load(tmp_path)
+    assert isinstance(found, RankRuns)
+    assert "1 of 2 ranks are here" in str(found)
+    assert found.straggler is None
