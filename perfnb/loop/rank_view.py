@@ -35,7 +35,8 @@ def _straggler(figures: RankFigures) -> str:
         if len(figures.runs) > 1 and figures.differences["low_ms"].isna().all():
             return "Too few steps to say whether a rank is slower than the others."
         return "No rank waits longer for its data, or works longer, than the others."
-    row = figures.differences.xs(part, level="part").to_dict(orient="index")[rank]
+    found = figures.differences.reset_index()
+    row = found[(found["rank"] == rank) & (found["part"] == part)].iloc[0]
     does = "waits for its data" if part == "waiting for data" else "works"
     longer = fmt.interval(row["change_ms"], (row["low_ms"], row["high_ms"]))
     return f"Rank {rank} {does} {longer} longer per step than rank {int(row['than'])} (mean, 95 % interval)."
