@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfnb.loop.driver import LoopProfiler
+from perfnb.loop.kept_run import KeptRun
 from perfnb.loop.record import RunRecorder
 from perfnb.loop.run import RunSummary, summarise
 
@@ -37,6 +38,8 @@ class TrainerSteps:
     ) -> None:
         self._recorder = RunRecorder(str(options.get("name", "training")))
         self.driver = LoopProfiler(at, every, save, on_done, **options, recorder=self._recorder)
+        self._kept_run = KeptRun(self._recorder, self.driver.profiles, save)
+        self._kept_run.asked = True  # a trainer's own output is enough, unless there is something to find
         self._first = at if isinstance(at, int) else min(at)
         #: Of the open step: whether it has begun, has trained on a batch, and its optimizer has stepped.
         self._begun = self._batches = self._stepped = False
@@ -50,6 +53,8 @@ class TrainerSteps:
 
     def fetches(self) -> None:
         """The trainer asks for a batch."""
+        if not self._kept_run.begun:
+            self._kept_run.begin()
         if self._stepped:
             self._end()
         if self._given_up:
@@ -108,6 +113,8 @@ class TrainerSteps:
     def close(self) -> None:
         """The training is over, however it ended."""
         self.driver.close()
+        if self._kept_run.begun:
+            self._kept_run.end(for_good=True)
 
     def _end(self) -> None:
         if not self._given_up:

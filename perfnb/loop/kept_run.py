@@ -41,7 +41,8 @@ class KeptRun:
         self._given = save
         self._folder = None if save is None else usable(save).absolute()
         self._process, self._cost_s, self._saved_s = os.getpid(), _EXPECTED_S, time.monotonic()
-        self._ended = False
+        #: Whether the loop is going on, and whether it has ended, perhaps for a while.
+        self.begun = self._ended = False
         #: Whether somebody has asked for the run or its profiles: then they need not be told of it.
         self.asked = False
 
@@ -56,13 +57,14 @@ class KeptRun:
                     other._saved()
         if self not in _to_tell:
             _to_tell.append(self)
-        self._ended = False
+        self.begun, self._ended = True, False
 
-    def end(self) -> None:
-        """The loop has ended, perhaps until the next epoch; save it, unless that was done a short while ago."""
-        self._ended = True
+    def end(self, *, for_good: bool = False) -> None:
+        """The loop has ended, perhaps until the next epoch: then it is only saved if that is worth the time."""
+        self.begun, self._ended = False, True
         begin = time.monotonic()
-        if self._folder is None or (not in_notebook() and self._cost_s > _SHARE * (begin - self._saved_s)):
+        due = for_good or in_notebook() or self._cost_s <= _SHARE * (begin - self._saved_s)
+        if self._folder is None or not due:
             return
         with suppress(Exception):  # the end of the process tries again, and says why it failed
             self._saved()

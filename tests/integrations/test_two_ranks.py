@@ -71,3 +71,6 @@ def test_each_rank_saves_its_own_and_load_gives_ranks(script: str, tmp_path: Pat
     assert (ranks.layers.groupby("rank")["calls"].max() == 1).all()
     passes = ranks.steps.groupby("rank")["pass"].apply(list)
     assert passes[0] == passes[1]  # what one counts while the other does not, the other waits for
+    runs = perfnb.load(tmp_path / "runs")
+    assert isinstance(runs, perfnb.RankRuns)
+    assert runs.ranks == [0, 1]
