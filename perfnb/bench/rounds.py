@@ -107,7 +107,8 @@ class Bench:
         Parameters
         ----------
         orders : iterable of sequence of int
-            The order of the steps in each round, as their numbers; consumed as needed.
+            The order of the steps in each round, as their numbers; consumed as needed. A step in none of them has a
+            row of NaN.
         until : float, optional
             Time (`time.perf_counter`) after which no round starts, except the first.
         keep_results : bool
@@ -178,7 +179,8 @@ class Bench:
     def _durations(self, clocks: list[StepClock]) -> Floats:
         durations, lagged = read_clocks(*clocks)
         self._waits = self._waits or lagged
-        return np.asarray(durations, dtype=np.float64) / 1e6
+        never = [float("nan")] * max(map(len, durations))
+        return np.asarray([each or never for each in durations], dtype=np.float64) / 1e6
 
     def _counted(self, number: int, arguments: tuple[Any, ...], turns: int, clock: StepClock) -> float:
         """Time turns back to back; return how many batches were made for them in that time."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 
 #: Half the width of a bar.
@@ -15,14 +16,13 @@ _HALF_PX = 70
 
 
 def percent(ratio: float) -> str:
-    """A ratio as a change: ``-14 %``."""
-    return f"{100 * (ratio - 1):+.0f} %"
+    """A ratio as a change: ``−14.0 %``, or as a factor if it is far from 1."""
+    return fmt.change(ratio)
 
 
 def ratio_words(ratio: float, interval: tuple[float, float] | None) -> str:
-    """A change with its interval: ``-14 % [-17, -11]``."""
-    said = percent(ratio)
-    return said if interval is None else f"{said} [{100 * (interval[0] - 1):+.0f}, {100 * (interval[1] - 1):+.0f}]"
+    """A change with its interval: ``−14.0 % [−17.0, −11.0]``."""
+    return fmt.change(ratio, interval)
 
 
 def row_words(row: Any) -> str:

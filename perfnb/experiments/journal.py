@@ -131,20 +131,23 @@ class Journal(Page, Shown):
         if callable(entries := getattr(given, "journal_entries", None)) and not isinstance(given, type):
             if change is not None or accepted is not None:
                 raise TypeError("trials say what changed and what is accepted: leave out change and accepted.")
+            _require_texts(hypothesis=hypothesis, name=name)
             return [
-                self.add(timing, hypothesis=hypothesis, change=what, name=name, accepted=kept)
+                self._write(timing, hypothesis, name, change=what, accepted=kept, options={"lever": True})
                 for timing, what, kept in entries()
             ]
         if not isinstance(given, (PerformanceReport, Profile, analysis.Timing)):
             raise TypeError(f"a journal takes reports, profiles, timings and trials, not {type(measured).__name__}.")
-        words: dict[str, Any] = {"hypothesis": hypothesis, "change": change or "", "name": name}
-        if wrong := [key for key, value in words.items() if not isinstance(value, str)]:
-            raise TypeError(f"{wrong[0]} must be a string.")
+        _require_texts(hypothesis=hypothesis, change=change or "", name=name)
         if not (accepted is None or isinstance(accepted, bool)):
             raise TypeError(f"accepted must be True, False or None, not {amounts.shown(accepted)}.")
         thing = given if isinstance(given, (PerformanceReport, Profile, Timing)) else shown(given)
         given_too = {"change": change, "accepted": accepted}  # else those of a report
-        said = {key: value for key, value in given_too.items() if value is not None}
+        return self._write(
+            thing, hypothesis, name, **{key: value for key, value in given_too.items() if value is not None}
+        )
+
+    def _write(self, thing: Thing, hypothesis: str, name: str, **said: Any) -> str:
         entry = Entry(**_facts(thing) | said, hypothesis=hypothesis, name=name)
         return storage.write_entry(self._path, entry, thing.save)
 
@@ -222,6 +225,11 @@ def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
     folder = usable(path)
     storage.read_entries(folder)
     return Journal(folder, equal_within)
+
+
+def _require_texts(**given: Any) -> None:
+    if wrong := [key for key, value in given.items() if not isinstance(value, str)]:
+        raise TypeError(f"{wrong[0]} must be a string.")
 
 
 def _facts(thing: Thing) -> dict[str, Any]:

@@ -73,7 +73,8 @@ def journal_history(entries: Mapping[str, Entry], equal_within: float = 0.02) ->
     The step time of an entry (of a report, its baseline) is compared with the last accepted entry of the same name,
     machine and batch size: an accepted report's candidate, or an accepted profile or timing; before any was accepted,
     with the first that has a time. The interval of `ratio` is that of `compare_medians`. ``regression`` means that the
-    verdict is "slower". An entry with nothing to compare to on its machine and batch size is not ``comparable``.
+    verdict is "slower", and that the entry is no trial of a lever, which changes nothing. An entry with nothing to
+    compare to on its machine and batch size is not ``comparable``.
     """
     last: dict[str, list[_Reference]] = {}
     records = []
@@ -128,7 +129,8 @@ def _against(entry: Entry, reference: _Reference | None, equal_within: float) ->
     ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if entry.kind == "report" else (entry.median_ms, entry.ci_ms)
     if found["comparable"] and ms is not None and reference.ms is not None:
         compared = compare_medians(reference.ms, reference.ci_ms, ms, ci, equal_within)
-        found |= {"ratio": compared.ratio, "verdict": compared.verdict, "regression": compared.verdict == "slower"}
+        slower = compared.verdict == "slower" and not entry.options.get("lever")
+        found |= {"ratio": compared.ratio, "verdict": compared.verdict, "regression": slower}
         found |= _ends("ratio_ci_low", "ratio_ci_high", compared.ratio_ci)
     return found
 

@@ -5,10 +5,13 @@ Since torch 2.9 there are two, and asking the older one raises after the newer o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import torch
+
+_OLDER = "torch.get_float32_matmul_precision"
 
 
 def older_precision() -> str | None:
@@ -33,7 +36,16 @@ def newer_parts() -> dict[str, Any]:
     return found
 
 
+def set_float32_precisions(wanted: Mapping[str, str | None]) -> None:
+    """Set what `float32_precisions` gave."""
+    if (older := wanted[_OLDER]) is not None:
+        torch.set_float32_matmul_precision(older)
+    for name, owner in newer_parts().items():
+        if owner.fp32_precision != wanted[name]:  # "none" would be "ieee" now
+            owner.fp32_precision = wanted[name]
+
+
 def float32_precisions() -> dict[str, str | None]:
     """All settings, by name."""
     parts = {name: owner.fp32_precision for name, owner in newer_parts().items()}
-    return {"torch.get_float32_matmul_precision": older_precision()} | parts
+    return {_OLDER: older_precision()} | parts

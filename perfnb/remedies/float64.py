@@ -7,10 +7,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from perfnb.remedies.lever import attribute
 from perfnb.remedies.subject import Subject
 
 _DOUBLE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
@@ -46,6 +47,9 @@ def in_float64(subject: Subject) -> Iterator[None]:
         for state, before in states:
             state.update({name: widened(value) for name, value in before.items() if name != "step"})
             stack.callback(state.update, before)
+        for module in subject.modules(nn.Module):
+            if module._compiled_call_impl is not None:  # compiled in place
+                stack.enter_context(attribute(module, "_compiled_call_impl", None))
         for model in subject.models.values():
             hook = model.register_forward_pre_hook(
                 lambda _, args, kwargs: (tree_map(widened, args), tree_map(widened, kwargs)), with_kwargs=True

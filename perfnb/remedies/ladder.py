@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfnb.bench.values import NOISE, REDUCED, SAME, UNCHECKED, Values
+from perfnb.stats.intervals import Floats
 
+#: A lever that makes the step so many times slower in rounds that warm up is not timed further.
+HOPELESS = 5.0
 #: Smallest change of the peak of memory that matters; it hardly varies from step to step.
 MEMORY_MATTERS = 0.01
 
@@ -31,6 +34,7 @@ class Trial:
     memory: str = ""  # less, more or same, against the step as it is
     smallest: float = 0.0  # the smallest relative difference of time that could have been seen
     notes: list[str] = field(default_factory=list)
+    unconfirmed: bool = False  # it helps, and was not measured again
 
 
 @dataclass
@@ -110,6 +114,12 @@ def memory_verdict(peak: int | None, own: int | None) -> str:
         return ""
     change = peak / own - 1
     return "same" if abs(change) < MEMORY_MATTERS else "less" if change < 0 else "more"
+
+
+def not_hopeless(pilot_ms: Floats) -> list[int]:
+    """The rows of a few rounds that are worth more of them: the first, and those not many times slower."""
+    best = pilot_ms.min(axis=1)
+    return [0, *(place for place in range(1, len(best)) if best[place] <= HOPELESS * best[0])]
 
 
 def pays_after(setup_s: float | None, saves_ms: float | None) -> int | None:

@@ -14,8 +14,17 @@ import numpy as np
 from perfnb.bench.design import SEED
 from perfnb.bench.quality import RESOURCES, Loss
 from perfnb.bench.values import DIFFERENT, UNCHECKED
-from perfnb.errors import CaptureError
-from perfnb.remedies.ladder import MEMORY_MATTERS, Confirmed, Plan, Trial, affordable, keepable, memory_verdict
+from perfnb.remedies.ladder import (
+    HOPELESS,
+    MEMORY_MATTERS,
+    Confirmed,
+    Plan,
+    Trial,
+    affordable,
+    fewest_rounds,
+    keepable,
+    memory_verdict,
+)
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.trial import (
@@ -36,6 +45,7 @@ from perfnb.stats.intervals import Floats
 #: Share of the budget for confirming.
 _CONFIRM_SHARE = 0.25
 _NO_TIME = "no time within the budget: raise budget_s, or name fewer levers"
+_HOPELESS = f"too slow to keep timing: more than {HOPELESS:.0f} times the step's time in its first rounds"
 _UNCONFIRMED = "no time was left to confirm it: raise budget_s"
 
 
@@ -113,7 +123,11 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
             trial = trials[one.lever.name]
             trial.notes = one.notes + trial.notes
             trial.why_not = trial.why_not or _over_a_limit(trial, run.limits)
-        confirmed = _confirm(run, ready, trials) if confirm else None
+        good = _good(run, ready, trials)
+        confirmed = _confirm(run, good, trials) if confirm else None
+        if not confirm:
+            for one in good:
+                trials[one.lever.name].unconfirmed = True
     return Outcome(list(trials.values()), confirmed, run.rounds, run.own_peak, run.yardstick)
 
 
@@ -139,6 +153,7 @@ def _ready(run: Run, stack: ExitStack, lever: Lever, trial: Trial) -> Prepared |
     assert run.yardstick is not None
     run.telling(f"prepare {lever.name}")()
     begin = time.perf_counter()
+    stack.push(lambda kind, *_: run.prove(f"undoing {lever.name}") if kind is None else None)
     try:
         one = stack.enter_context(prepared(lever, run.subject, run.step_s, run.plan.set_up))
         trial.values = check(one, run.subject, run.yardstick)
@@ -146,6 +161,7 @@ def _ready(run: Run, stack: ExitStack, lever: Lever, trial: Trial) -> Prepared |
             trial.peak_bytes = peak_bytes(run.subject, one.switch)
     except Exception as error:  # with this lever the step fails; without it, it runs
         trial.why_not = _failed("the step fails with it", error)
+        run.prove(f"trying {lever.name}")
         return None
     trial.verdict = "not timed"
     trial.memory = memory_verdict(trial.peak_bytes, run.own_peak)
@@ -185,22 +201,62 @@ def _time(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial], kept
     for place, group in enumerate(groups):
         words = f"try {group[0].lever.name}" if len(group) == 1 else f"try {len(group)} levers"
         budget_s = max(0.0, run.left_s - kept_s) / (len(groups) - place)
-        switches = [one.switch for one in group]
-        try:
-            times.append(_timing(run, group)(run.subject, switches, budget_s, run.telling(words), "trial"))
-        except CaptureError as error:
-            if group[0].lever.timed is None:
-                raise
-            trials[group[0].lever.name].verdict, trials[group[0].lever.name].why_not = "not tried", str(error)
-            continue
-        timed += group
-        run.rounds = max(run.rounds, times[-1].shape[1])
+        left, rows = _rows_of(run, group, trials, budget_s, words)
+        run.prove(f"timing {', '.join(one.lever.name for one in group)}")
+        if left and rows.shape[1] < fewest_rounds(1):
+            for one in left:
+                trials[one.lever.name].why_not = trials[one.lever.name].why_not or _NO_TIME
+        elif left:
+            times.append(rows)
+            timed += left
+            run.rounds = max(run.rounds, rows.shape[1])
     pairs = [(float(np.median(each[0])), row) for each in times for row in each[1:]]
     for one, (own_ms, row), found in zip(timed, pairs, compare_with_first(*times), strict=True):
         trial = trials[one.lever.name]
         trial.verdict, trial.ratio, trial.ratio_ci = found.verdict, found.ratio, found.ratio_ci
         trial.saves_ms, trial.times_ms = own_ms * (1 - found.ratio), tuple(row.tolist())
         trial.smallest = found.smallest_detectable
+
+
+def _rows_of(
+    run: Run, group: Sequence[Prepared], trials: Mapping[str, Trial], budget_s: float, words: str
+) -> tuple[list[Prepared], Floats]:
+    """Those levers of a group that can be timed to the end, and the rows of the step as it is and of each of them.
+
+    One with which the step fails is left out, and the others are timed again.
+    """
+    __tracebackhide__ = True
+    left, until = list(group), time.perf_counter() + budget_s
+    while left:
+        for one in left:
+            one.on = False
+        switches, budget_s = [one.switch for one in left], max(0.0, until - time.perf_counter())
+        try:
+            rows = _timing(run, left)(run.subject, switches, budget_s, run.telling(words), "trial")
+        except Exception as error:
+            broken = [one for one in left if one.on or one.lever.timed is not None]
+            if not broken:
+                raise
+            _still_runs(run)
+            for one in broken:
+                said = str(error) if one.lever.timed is not None else _failed("the step fails with it", error)
+                trials[one.lever.name].verdict, trials[one.lever.name].why_not = "not tried", said
+            left = [one for one in left if one not in broken]
+            continue
+        slow = [bool(np.isnan(row).any()) for row in rows[1:]]
+        for one, hopeless in zip(left, slow, strict=True):
+            if hopeless:
+                trials[one.lever.name].why_not = _HOPELESS
+        kept = [one for one, hopeless in zip(left, slow, strict=True) if not hopeless]
+        return kept, rows[[True, *(not hopeless for hopeless in slow)]]
+    return [], np.empty((1, 0))
+
+
+def _still_runs(run: Run) -> None:
+    """Raise what the step raises as it is: an error with a lever on need not be the lever's."""
+    __tracebackhide__ = True
+    with run.subject.restored(), run.subject.gate.opened():
+        run.subject.run()
 
 
 def _over_a_limit(trial: Trial, limits: Mapping[str, float]) -> str:
@@ -226,13 +282,18 @@ def _timing(run: Run, group: Sequence[Prepared]) -> Callable[..., Floats]:
     return partial(function, warm=run.plan.warm)
 
 
-def _confirm(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial]) -> Confirmed | None:
-    """Put together what is proven, the largest gain first, and measure it again on fresh rounds."""
-    __tracebackhide__ = True
+def _good(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial]) -> list[Prepared]:
+    """Levers that help and may be kept, the largest gain first."""
     by_memory = run.goal == "memory"
     good = [one for one in ready if not trials[one.lever.name].why_not]
     good = [one for one in good if _helps(trials[one.lever.name], by_memory)]
-    good.sort(key=lambda one: _gain(trials[one.lever.name], by_memory))
+    return sorted(good, key=lambda one: _gain(trials[one.lever.name], by_memory))
+
+
+def _confirm(run: Run, good: Sequence[Prepared], trials: Mapping[str, Trial]) -> Confirmed | None:
+    """Put together what is proven, the largest gain first, and measure it again on fresh rounds."""
+    __tracebackhide__ = True
+    by_memory = run.goal == "memory"
     kept: list[Prepared] = []
     last: Confirmed | None = None
     for number, one in enumerate(good):
@@ -246,6 +307,7 @@ def _confirm(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial]) -
                 kept, name = [one], one.lever.name
                 last = Confirmed((name,), trial.verdict, trial.ratio, trial.ratio_ci, trial.saves_ms, trial.peak_bytes)
             else:
+                trial.unconfirmed = True
                 trial.notes.append(_UNCONFIRMED)
             continue
         combination = [*kept, one]
@@ -254,8 +316,21 @@ def _confirm(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial]) -
         tell = run.telling(f"confirm {' + '.join(each.lever.name for each in combination)}")
         fewest_s = run.plan.confirming() * run.step_s
         budget_s = max(run.left_s / (len(good) - number), min(run.left_s, fewest_s))
-        timing = _timing(run, combination)
-        times = timing(run.subject, switches, budget_s, tell, "confirm", seed=SEED + 17 + number)
+        for each in combination:
+            each.on = False
+        try:
+            timing = _timing(run, combination)
+            times = timing(run.subject, switches, budget_s, tell, "confirm", seed=SEED + 17 + number)
+        except Exception as error:
+            if not any(each.on or each.lever.timed is not None for each in combination):
+                raise
+            _still_runs(run)
+            trial.notes.append(_failed("not confirmed: the step fails", error))
+            continue
+        if np.isnan(times).any() or times.shape[1] < fewest_rounds(1):
+            trial.unconfirmed = True
+            trial.notes.append(_UNCONFIRMED)
+            continue
         found = compare_with_first(times)[0]
         peak = trial.peak_bytes
         if by_memory and kept:

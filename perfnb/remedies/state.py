@@ -14,9 +14,52 @@ import torch
 from torch import Tensor
 
 from perfnb.errors import CaptureError
-from perfnb.remedies.float32 import float32_precisions
+from perfnb.remedies.float32 import float32_precisions, set_float32_precisions
 from perfnb.remedies.subject import Subject
 from perfnb.step.device import random_state
+
+_ATTENTIONS = ("flash", "mem_efficient", "math", "cudnn")
+_AUTOCASTS = ("cpu", "cuda")
+
+
+def _set_attentions(wanted: Iterable[bool]) -> None:
+    for name, on in zip(_ATTENTIONS, wanted, strict=True):
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
+
+
+def _set_autocasts(wanted: Iterable[tuple[bool, torch.dtype]]) -> None:
+    for kind, (on, dtype) in zip(_AUTOCASTS, wanted, strict=True):
+        torch.set_autocast_enabled(kind, on)
+        torch.set_autocast_dtype(kind, dtype)
+
+
+def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+#: Global switches by name: how to read and how to set them.
+_SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "the float32 precision": (float32_precisions, set_float32_precisions),
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "cuDNN's benchmark": _attribute(torch.backends.cudnn, "benchmark"),
+    "cuDNN": _attribute(torch.backends.cudnn, "enabled"),
+    "cuDNN's determinism": _attribute(torch.backends.cudnn, "deterministic"),
+    "oneDNN (mkldnn)": _attribute(torch.backends.mkldnn, "enabled"),
+    "the choice of attention": (
+        lambda: [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTIONS],
+        _set_attentions,
+    ),
+    "autocast": (
+        lambda: [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCASTS],
+        _set_autocasts,
+    ),
+    "gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "deterministic algorithms": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "anomaly detection": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "torch.Tensor.backward": _attribute(Tensor, "backward"),
+}
 
 
 @contextmanager
@@ -29,15 +72,23 @@ def untouched(subject: Subject) -> Iterator[Callable[[str], None]]:
     Raises
     ------
     CaptureError
-        If something is not, with what changed.
+        If something is not, with what changed; switches are put back first.
     """
     __tracebackhide__ = True
     before = fingerprint(subject)
 
     def changed(what: str) -> str:
+        if not (names := differing()):
+            return ""
+        for name in names:
+            if name in _SWITCHES and name in before:
+                _SWITCHES[name][1](before[name])
+        ending = "restart from a checkpoint" if differing() else "perfnb has put it back"
+        return f"After {what}, {names[0]} is not as it was before: {ending}."
+
+    def differing() -> list[str]:
         after = fingerprint(subject)
-        names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-        return f"After {what}, {names[0]} is not as it was before: restart from a checkpoint." if names else ""
+        return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
     def prove(what: str) -> None:
         if said := changed(what):
@@ -68,28 +119,8 @@ def kept_positions(loaders: Iterable[Any]) -> Iterator[None]:
 
 def fingerprint(subject: Subject) -> dict[str, Any]:
     """What must be as before, by name: digests of tensors, and values of switches."""
-    cuda, autocasts = torch.backends.cuda, ("cpu", "cuda")
-    found: dict[str, Any] = {
-        "torch's number of threads": torch.get_num_threads(),
-        "the float32 precision": float32_precisions(),
-        "the default dtype": torch.get_default_dtype(),
-        "cuDNN's benchmark": torch.backends.cudnn.benchmark,
-        "cuDNN": (torch.backends.cudnn.enabled, torch.backends.cudnn.deterministic),
-        "oneDNN (mkldnn)": torch.backends.mkldnn.enabled,
-        "the choice of attention": (
-            cuda.flash_sdp_enabled(),
-            cuda.mem_efficient_sdp_enabled(),
-            cuda.math_sdp_enabled(),
-            cuda.cudnn_sdp_enabled(),
-        ),
-        "autocast": [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in autocasts],
-        "gradient mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        "deterministic algorithms": torch.get_deterministic_debug_mode(),
-        "anomaly detection": torch.is_anomaly_enabled(),
-        "garbage collection": gc.isenabled(),
-        "torch.Tensor.backward": Tensor.backward,
-        "the random state": digest(random_state()),
-    }
+    found: dict[str, Any] = {name: read() for name, (read, _) in _SWITCHES.items()}
+    found |= {"inference mode": torch.is_inference_mode_enabled(), "the random state": digest(random_state())}
     for root, model in subject.models.items():
         named = itertools.chain(model.named_parameters(), model.named_buffers())
         for name, tensor in named:

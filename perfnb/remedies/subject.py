@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
+from perfnb.arguments import shown
 from perfnb.bench.restored import Restored
 from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
@@ -82,6 +83,11 @@ def find_subject(
         Whatever the step raises.
     """
     __tracebackhide__ = True
+    given: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if optimizer is not None and not all(isinstance(each, Optimizer) for each in given):
+        raise TypeError(f"optimizer must be a torch optimizer or a list of them, not {shown(optimizer)}.")
+    if loader is not None and not isinstance(loader, DataLoader):
+        raise TypeError(f"loader must be a torch DataLoader, not {shown(loader)}.")
     candidates = _outermost(
         dict(named_values(namespace, nn.Module))
         if models is None
@@ -102,8 +108,8 @@ def find_subject(
             source.close()
     called: set[str] = set()
     stepped: dict[int, Optimizer] = {}
-    before = [parameter.grad for parameter in subject.parameters]
     with subject.restored(), ExitStack() as stack:
+        before = [_version(parameter.grad) for parameter in subject.parameters]
         for name, model in candidates.items():
             hook = model.register_forward_pre_hook(lambda *_, name=name: called.add(name))
             stack.callback(hook.remove)
@@ -111,15 +117,20 @@ def find_subject(
         with subject.gate.opened():
             subject.run()
         subject.trains = bool(stepped) or any(
-            parameter.grad is not earlier for parameter, earlier in zip(subject.parameters, before, strict=True)
+            _version(parameter.grad) != earlier for parameter, earlier in zip(subject.parameters, before, strict=True)
         )
     subject.models = {name: model for name, model in candidates.items() if models is not None or name in called}
     names = {id(value): name for name, value in named_values(namespace, Optimizer)}
-    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or stepped.values())
-    subject.optimizers = {names.get(id(each), type(each).__name__): each for each in given}
+    used = stepped.values() if optimizer is None else given
+    subject.optimizers = {names.get(id(each), type(each).__name__): each for each in used}
     tensors: list[Tensor] = [*subject.parameters, *tensors_in(subject.sample)]
     subject.kinds = {tensor.device.type for tensor in tensors} or {"cpu"}
     return subject
+
+
+def _version(grad: Tensor | None) -> tuple[int, int] | None:
+    """Changes when another gradient takes its place, and when one is added to it."""
+    return None if grad is None else (id(grad), grad._version)
 
 
 def _outermost(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -9,12 +9,14 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from perfnb.bench.design import SEED, random_orders
 from perfnb.bench.quality import Loss, losses_of
 from perfnb.bench.rounds import Bench
 from perfnb.bench.values import UNCHECKED, Values, judge_values
 from perfnb.errors import CaptureError
-from perfnb.remedies.ladder import fewest_rounds
+from perfnb.remedies.ladder import fewest_rounds, not_hopeless
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.values import Yardstick, errors_of
@@ -52,6 +54,7 @@ class Prepared:
     #: What was compiled while it was on: while preparing it, and until now.
     at_first: Compiled = NOTHING_COMPILED
     until_now: Compiled = NOTHING_COMPILED
+    on: bool = False  # stays so if the step raises with it on
 
     @property
     def notes(self) -> list[str]:
@@ -76,9 +79,10 @@ def prepared(lever: Lever, subject: Subject, step_s: float, set_up: int = 2) -> 
 
         @contextmanager
         def counted() -> Iterator[None]:
-            before = _compiled()
+            before, found.on = _compiled(), True
             with switch():
                 yield
+            found.on = False
             so_far = zip(found.until_now, _compiled(), before, strict=True)
             found.until_now = Compiled(*(held + now - then for held, now, then in so_far))
 
@@ -154,7 +158,8 @@ def time_switches(
 ) -> Floats:
     """Milliseconds of the step as it is (first row) and under each switch, a column per round.
 
-    In each round every variant runs once, in random order, on the same batch and with the same random numbers.
+    In each round every variant runs once, in random order, on the same batch and with the same random numbers. One that
+    is hopeless in the rounds that warm up is left out of the others; its row is NaN.
     """
     __tracebackhide__ = True
     variants: list[Switch] = [nullcontext, *switches]
@@ -165,8 +170,11 @@ def time_switches(
         Bench([subject.step] * len(variants), subject.batches, progress, switches=variants) as bench,
     ):
         pilot = bench.rounds([range(len(variants))] * warm, pass_name=what)
-        count = _rounds(len(switches), float(pilot[:, -1].sum()) / 1e3, until, _MOST_ROUNDS)
-        orders = random_orders(count, len(variants), seed)
+        kept = not_hopeless(pilot)
+        if len(kept) == 1:
+            return np.full_like(pilot, np.nan)
+        count = _rounds(len(kept) - 1, float(pilot[kept, -1].sum()) / 1e3, until, _MOST_ROUNDS)
+        orders = [[kept[place] for place in order] for order in random_orders(count, len(kept), seed)]
         return bench.rounds(orders, pass_name=what, planned=count, until=until + _SLACK * budget_s)
 
 

@@ -44,10 +44,12 @@ class LeverTrials(Page, Shown):
         goal: str = "time",
         own_peak: int | None = None,
         said: str = "",
+        confirms: bool = True,
     ) -> None:
         self._trials, self._confirmed, self._name = list(trials), confirmed, name
         self._step_ms, self._rounds = step_ms, rounds
         self._goal, self._own_peak = goal, own_peak
+        self._confirms = confirms
         self._said = said  # how values were checked, if not against float64
 
     @property
@@ -92,7 +94,7 @@ class LeverTrials(Page, Shown):
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The levers to keep, confirmed together on fresh pairs; empty if nothing helped."""
+        """The levers to keep, confirmed together on fresh pairs; empty if none was confirmed."""
         return () if self._confirmed is None else self._confirmed.levers
 
     @property
@@ -217,7 +219,7 @@ def run_trials(
     models: Any = None,
     optimizer: Any = None,
     loader: Any = None,
-    wanted: str | Sequence[str] = "auto",
+    wanted: Any = "auto",
     goal: str = "time",
     budget_s: float = 120.0,
     quality: Callable[[], Any] | None = None,
@@ -277,6 +279,7 @@ def run_trials(
         found.rounds,
         goal=goal,
         own_peak=found.own_peak,
+        confirms=confirm,
         said=said and f"results compared with the step on another number of threads: {said}",
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from perfnb.bench.distances import Results, differ, errors_between, kept
 from perfnb.bench.values import DIFFERENT, SAME, UNCHECKED, Errors, Values
 from perfnb.remedies.float64 import in_float64, widened
+from perfnb.remedies.lever import attribute
 from perfnb.remedies.state import digest
 from perfnb.remedies.subject import Subject
 from perfnb.step.device import capacity_bytes
@@ -149,8 +151,11 @@ def results_of(
         if float64:
             stack.enter_context(in_float64(subject))
         for name, model in subject.models.items():
-            hook = model.register_forward_hook(lambda _, __, out, name=name: note_output(name, out))
-            stack.callback(hook.remove)
+            note = partial(note_output, name)
+            if (own := model._compiled_call_impl) is None:
+                stack.callback(model.register_forward_hook(lambda _, __, out, note=note: note(out)).remove)
+            else:  # compiled in place: torch.compile would trace a hook
+                stack.enter_context(attribute(model, "_compiled_call_impl", _noted(own, note)))
         stack.callback(register_optimizer_step_pre_hook(note_gradients).remove)
         sample = tree_map(widened, subject.sample) if float64 else subject.sample
         with switch(), subject.gate.opened():
@@ -160,6 +165,15 @@ def results_of(
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
                 results[f"{root}.{name} after the step"] = kept(tensor)
     return results
+
+
+def _noted(call: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        out = call(*args, **kwargs)
+        note(out)
+        return out
+
+    return noted
 
 
 def _kind(name: str) -> str:

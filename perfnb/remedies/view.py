@@ -15,7 +15,7 @@ from perfnb.draw.frame import framed, header, static_page
 if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverTrials
 
-_HEADS = ("lever", "time", "saves", "memory", "values", "set-up", "pays after", "notes")
+_HEADS = ("lever", "time", "values", "saves", "memory", "set-up", "pays after", "notes")
 
 
 def trials_line(trials: LeverTrials) -> str:
@@ -47,7 +47,7 @@ def trials_html(trials: LeverTrials) -> str:
         for name, row in ladder.iterrows()
     ]
     heads = [_HEADS[0], "faster | slower", *_HEADS[1:]]
-    table = tables.table("Levers, each against the step as it is", heads, rows, texts=2, last_texts=1)
+    table = tables.table("Levers, each against the step as it is", heads, rows, texts=4, last_texts=1)
     lines = "\n".join(escape.html(line, 300) for line in trials.code.splitlines())
     code = f"<pre>{lines}</pre>" if lines else ""
     said = f"<p>{escape.html(fmt.capital(_summary(trials)), 2000)}.</p>"
@@ -70,6 +70,9 @@ def _summary(trials: LeverTrials) -> str:
     found = trials._confirmed
     if found is None:
         less = "takes less memory" if trials._goal == "memory" else "makes the step faster"
+        if open_ := [one.lever for one in trials._trials if one.unconfirmed]:
+            why = "in this budget" if trials._confirms else "with confirm=False"
+            return f"{' and '.join(open_)} could not be confirmed {why}: seen once that it {less}"
         return f"nothing that was tried {less} and keeps its results"
     together = " and ".join(found.levers)
     said = "not measured" if found.ratio is None else drawn.ratio_words(found.ratio, found.ratio_ci)
@@ -94,16 +97,16 @@ def _row(name: str, row: Any) -> tuple[str, ...]:
     if pd.isna(row["ratio"]):
         tried = row["verdict"] != "not tried"
         values, memory = (row["values"], _memory(row)) if tried else ("", "")
-        return name, row["verdict"], "", memory, values, "", "", notes
+        return name, row["verdict"], values, "", memory, "", "", notes
     setup, pays = row["setup_s"], row["pays_after_steps"]
     return (
         name,
         drawn.row_words(row),
-        fmt.duration(float(row["saves_ms"])) if row["verdict"] == "faster" else "",
-        _memory(row),
         f"{row['values']} ({float(row['error']):.1g})"
         if not pd.isna(row["error"]) and row["error"] > 0
         else row["values"],
+        fmt.duration(float(row["saves_ms"])) if row["verdict"] == "faster" else "",
+        _memory(row),
         "" if pd.isna(setup) else fmt.duration(float(setup) * 1e3),
         "" if pd.isna(pays) else f"{int(pays):,} steps",
         notes,

@@ -35,8 +35,9 @@ def taken(
     return (clock.now_ns - begin) / 1e9, steps, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levers", [NAMES, "auto"], ids=["a list", "auto"])
-@pytest.mark.parametrize(("step_s", "budget_s"), [(0.02, 10), (0.2, 60), (1.0, 120), (5.0, 120), (5.0, 300)])
+@pytest.mark.parametrize(("step_s", "budget_s"), [(1.0, 60), (1.0, 120), (0.2, 60), (0.02, 10), (5.0, 300), (5.0, 120)])
 def test_all_steps_together_stay_within_the_budget(
     step_s: float, budget_s: float, levers: str | list[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

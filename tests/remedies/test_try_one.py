@@ -61,6 +61,26 @@ def test_a_lever_that_does_not_help_saves_nothing(verdict: str, words: str, clea
     assert (answer["saves"], answer["clear"], answer["shares"], answer["code"]) == (None, clear, None, "")
 
 
+@pytest.mark.parametrize(
+    ("peak", "memory", "words", "keep"),
+    [
+        (2**20, "less", "less memory, and its results pass the check", True),
+        (3 * 2**20, "more", "no less memory", False),
+    ],
+)
+def test_a_lever_for_memory_is_judged_by_it(peak: int, memory: str, words: str, keep: bool) -> None:
+    trial = Trial("checkpointing", "slower", 1.3, (1.2, 1.4), -3.0, Values("exact", 0.0), 0.0, "", CODE)
+    trial.peak_bytes, trial.memory = peak, memory
+    answer = answer_of(LeverTrials([trial], None, 10.0, "step", 40, goal="memory", own_peak=2 * 2**20), trial.lever)
+    json.dumps(answer, allow_nan=False)
+
+    assert answer["said"] == f"With checkpointing: {words}."
+    assert (answer["keep"], bool(answer["code"])) == (keep, keep)
+    head, said = answer["facts"][0]
+    assert head == "Peak memory"
+    assert said.startswith("2.00 MiB → ")
+
+
 def test_a_lever_that_does_not_apply_is_one_sentence() -> None:
     answer = answered(Trial("attention", "not tried", why_not="no attention \x1b[31min it"))
 
@@ -101,5 +121,5 @@ def test_a_real_step_is_tried_and_left_as_it_was() -> None:
 
     assert all(map(torch.equal, before, model.parameters()))
     assert answer["said"].startswith("With fused_optimizer: ")
-    assert {"prepare fused_optimizer", "trial"} <= set(line.passes)
+    assert {"prepare fused_optimizer", "try fused_optimizer"} <= set(line.passes)
     assert line.passes[-1] == "closed"

@@ -30,10 +30,12 @@ def test_the_ladder_as_text() -> None:
     text = str(found())
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "Levers for <script> (step 10.0 ms, 40 rounds, every lever once in each)"
-    assert lines[3] == "fused_optimizer faster -14 % [-17, -11] 1.40 ms n/a within noise (2e-07) 20.0 ms 15 steps"
-    assert lines[4] == "compile inconclusive -10 % n/a exact 21.0 s"
-    assert lines[5].startswith("threads same +0 % [-1, +1] n/a exact")
-    assert "Keep fused_optimizer: 1.30 ms saved, confirmed on fresh pairs: -13 % [-16, -10]." in text
+    assert lines[3] == (
+        "fused_optimizer faster −14.0 % [−17.0, −11.0] within noise (2e-07) 1.40 ms n/a 20.0 ms 15 steps"
+    )
+    assert lines[4] == "compile inconclusive −10.0 % exact n/a 21.0 s"
+    assert lines[5].startswith("threads same +0.2 % [−1.0, +1.0] exact n/a")
+    assert "Keep fused_optimizer: 1.30 ms saved, confirmed on fresh pairs: −13.0 % [−16.0, −10.0]." in text
     assert text.endswith(CODE[0])
     assert max(map(len, text.splitlines())) < 160
 
@@ -43,13 +45,13 @@ def test_the_ladder_as_html() -> None:
     assert "<script>" not in html
     assert "no <b>" not in html
     assert html.count("<svg") == 4
-    assert 'aria-label="faster -14 % [-17, -11]"' in html
+    assert 'aria-label="faster −14.0 % [−17.0, −11.0]"' in html
 
 
 def test_what_is_kept_and_the_lines_for_it() -> None:
     assert found().best == ("fused_optimizer",)
     assert found().code == CODE[0]
-    said = "keep fused_optimizer: 1.30 ms saved, confirmed on fresh pairs: -13 % [-16, -10]"
+    said = "keep fused_optimizer: 1.30 ms saved, confirmed on fresh pairs: −13.0 % [−16.0, −10.0]"
     assert repr(found()) == f"<perfnb.LeverTrials: <script>: {said}>"
     nothing = found(None)
     assert (nothing.best, nothing.code) == ((), "")
@@ -64,13 +66,19 @@ def test_the_table_has_na_where_nothing_was_measured() -> None:
 
 
 def test_a_journal_takes_an_entry_for_each_lever_that_was_tried(tmp_path: pathlib.Path) -> None:
-    trials = [replace(one, times_ms=(9.0, 9.1, 8.9) if one.ratio else ()) for one in TRIALS]
+    trials = [
+        replace(one, times_ms=tuple(10 * one.ratio + 0.01 * number for number in range(9)) if one.ratio else ())
+        for one in (*TRIALS[2:], *TRIALS[:2])
+    ]
     journal = perfnb.journal(tmp_path / "experiments")
     names = journal.add(LeverTrials(trials, KEPT, 10.0, "step", 3), hypothesis="one of them helps")
     history = journal.history
     assert len(names) == len(history) == 4
-    assert history["change"].tolist() == ["lever threads", "lever autocast", "lever fused_optimizer", "lever compile"]
-    assert history["accepted"].tolist() == [False, False, True, False]
+    assert history["change"].tolist() == ["lever fused_optimizer", "lever compile", "lever threads", "lever autocast"]
+    assert history["accepted"].tolist() == [True, False, False, False]
+    assert history["verdict"].iloc[-1] == "slower"
     assert set(history["hypothesis"]) == {"one of them helps"}
+    assert not history["regression"].any(), "a lever that is slower was only tried"
+    assert "Regression" not in str(journal)
     with pytest.raises(TypeError, match="leave out change"):
         journal.add(found(), change="mine")  # type: ignore[call-overload]

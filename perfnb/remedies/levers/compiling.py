@@ -20,7 +20,10 @@ _FAMILY = "compile"
 def _refuses(subject: Subject) -> str:
     if why := without_models(subject):
         return why
-    if any(isinstance(module, torch._dynamo.OptimizedModule) for module in subject.modules(nn.Module)):
+    if any(
+        isinstance(module, torch._dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
+        for module in subject.modules(nn.Module)
+    ):
         return "the model is compiled already"
     if subject.kinds == {"cpu"} and not _compiler():
         return "torch.compile needs a C++ compiler (g++ or clang++) here, and none was found"

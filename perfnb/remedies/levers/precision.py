@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perfnb.errors import CaptureError
-from perfnb.remedies.float32 import newer_parts, older_precision
+from perfnb.remedies.float32 import float32_precisions, newer_parts, older_precision, set_float32_precisions
 from perfnb.remedies.lever import (
     Lever,
     Switch,
@@ -147,21 +147,16 @@ def _older(subject: Subject) -> str:
 @contextmanager
 def _float32_products(subject: Subject) -> Iterator[None]:
     """Faster float32 products, through the interface that the user's code uses."""
-    old, parts = older_precision(), newer_parts()
-    before = {name: owner.fp32_precision for name, owner in parts.items()}
+    before = float32_precisions()
     try:
-        if old is not None:
+        if older_precision() is not None:
             torch.set_float32_matmul_precision(_older(subject))
         else:
             name, value = _newer(subject)
-            parts[name].fp32_precision = value
+            newer_parts()[name].fp32_precision = value
         yield
     finally:
-        if old is not None:
-            torch.set_float32_matmul_precision(old)
-        for name, value in before.items():  # "none" would be "ieee" now
-            if parts[name].fp32_precision != value:
-                parts[name].fp32_precision = value
+        set_float32_precisions(before)
 
 
 def _refuses_products(subject: Subject) -> str:
