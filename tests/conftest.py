@@ -137,9 +137,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     """
     clock = FakeClock()
     clock.install(monkeypatch)
-    gc.disable()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)  # not gc.disable: levers ask whether it is on
     yield clock
-    gc.enable()
+    gc.set_threshold(*thresholds)
 
 
 def pytest_configure() -> None:
