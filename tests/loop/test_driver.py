@@ -64,7 +64,7 @@ def test_the_passes_are_laid_over_the_steps_each_run_once() -> None:
     assert profile.meta["loop"]["step"] == 10
 
 
-@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("waits", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_a_window_agrees_with_profile_step(waits: bool) -> None:
     training, alone = Training(), Training()
     (profile,) = run(training, at=5, steps=6, waits=waits).profiles
@@ -159,6 +159,7 @@ def test_steps_that_do_not_take_place() -> None:
     assert len(profile.allocations) > 0
 
 
+@pytest.mark.deep
 def test_windows_that_follow_each_other() -> None:
     assert run(Training(), at=[3, 5, 40], steps=2, memory=False, flops=False).profiles.at == [3, 9, 40]
     assert run(Training(), at=4, every=20, steps=2, memory=False, flops=False).profiles.at == [4, 24, 44]

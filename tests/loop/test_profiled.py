@@ -129,7 +129,7 @@ class iter_again:
         return iter(self.batches)
 
 
-@pytest.mark.parametrize("inside", [3, 6, 8])
+@pytest.mark.parametrize("inside", [pytest.param(3, marks=pytest.mark.deep), 6, 8])
 def test_break_and_exceptions_remove_everything(inside: int) -> None:
     training = Training()
     loop = perfnb.profiled(training.batches, at=3, **SMALL)
@@ -316,7 +316,7 @@ print("over")
 """
 
 
-@pytest.mark.parametrize("given", [5, 8])
+@pytest.mark.parametrize("given", [pytest.param(5, marks=pytest.mark.deep), 8])
 def test_a_process_may_end_inside_a_window(given: int) -> None:
     command = [sys.executable, "-W", "error", "-c", _ENDS_INSIDE.format(given=given)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
