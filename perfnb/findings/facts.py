@@ -55,6 +55,10 @@ class StepFigures:
     memory: MemorySummary | None = None
 
 
+#: How many times the median of the timed steps' own work its mean may be.
+_FAR = 1.5
+
+
 @dataclass(frozen=True)
 class Facts:
     """What is known about a step."""
@@ -109,6 +113,18 @@ class Facts:
     def steps(self) -> int:
         """Number of traced steps, at least 1."""
         return max(self.attribution.steps, 1)
+
+    @cached_property
+    def uneven(self) -> str:
+        """Whether the mean of the timed steps' own work is far from its median, in words; empty if it is not.
+
+        `step_ms` is made of the median, so what waits and pauses add has a larger share of it than of the mean step.
+        """
+        own = self.timed_ms - self.waits_ms - self.pauses_ms
+        usual, mean = (float(np.median(own)), float(own.mean())) if len(own) else (0.0, 0.0)
+        if usual <= 0 or mean <= _FAR * usual:
+            return ""
+        return f"the timed steps' own work takes {fmt.duration(mean)} on average but mostly {fmt.duration(usual)}"
 
     def share(self, ms: float) -> float:
         """A time as a share of the step."""

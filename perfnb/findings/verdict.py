@@ -119,6 +119,8 @@ def _verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
             "Profile again when nothing else is running; perfnb.time_step shows whether the step time holds.",
         )
     if chosen is not None:
+        if doubt and not timed:
+            table = table.assign(confidence=table["confidence"].astype(object).where(table.index != chosen, "low"))
         verdict = _of_finding(facts, table, chosen)
         return verdict if timed else replace(verdict, why=verdict.why + doubt)
     what, why = _bound_by(facts)
@@ -245,6 +247,19 @@ def doubt_of(facts: Facts) -> str:
     """Why bounds may be far off, and what to do, in sentences; empty if nothing speaks against them."""
     if not facts.live or facts.gpu is not None:
         return ""
+    reasons = [*filter(None, [facts.uneven]), *_disturbed(facts)]
+    if not reasons:
+        return ""
+    said = f" Low confidence: {' and '.join(reasons)}, so bounds can be off by half or more."
+    if (facts.busy or facts.scale > _APART) and (facts.environment.get("threads") or 1) > 1:
+        said += " Threads wait for the one that got no core: try torch.set_num_threads(1)."
+    return said
+
+
+def _disturbed(facts: Facts) -> list[str]:
+    """What says that timed and traced steps were not the same, or not alone on the machine."""
+    if not facts.live or facts.gpu is not None:
+        return []
     reasons = []
     # The test leaves out waits and the cost of tracing; the sentence gives the ratio that the report shows.
     ratio = facts.figures.slowdown or 0.0
@@ -265,12 +280,7 @@ def doubt_of(facts: Facts) -> str:
         reasons.append(f"the traced steps disagree ({fmt.durations(traced)})")
     if facts.busy:
         reasons.append("the CPU was busy with other work")
-    if not reasons:
-        return ""
-    said = f" Low confidence: {' and '.join(reasons)}, so bounds can be off by half or more."
-    if (facts.busy or facts.scale > _APART) and (facts.environment.get("threads") or 1) > 1:
-        said += " Threads wait for the one that got no core: try torch.set_num_threads(1)."
-    return said
+    return reasons
 
 
 def _works_ahead(facts: Facts) -> bool:

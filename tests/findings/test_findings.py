@@ -363,3 +363,16 @@ def test_a_node_of_backward_is_an_owner_like_any_other() -> None:
     overhead = found(hand.recording()).loc["dispatch overhead"]
 
     assert overhead["bound_ms"] == pytest.approx(0.902)
+
+
+def test_a_share_of_steps_that_differ_widely_is_uncertain() -> None:
+    # Most steps take 2 ms of their own, others 45: what the wait saves has a smaller share of the mean step.
+    hand = one_long_op()
+    for number in range(STEPS):
+        hand.step(10_000 * number - 1, 10_000 * number + 9_000)
+    recording = timed(hand.recording(), [6.0] * 11 + [49.0] * 9, 4.0)
+
+    waits = found(recording).loc["input pipeline"]
+
+    assert waits["confidence"] == "low"
+    assert "own work takes 21.4 ms on average but mostly 2.00 ms" in waits["why"]

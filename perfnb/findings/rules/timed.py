@@ -49,8 +49,10 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
         bound,
         lever,
         code,
-        "high" if measured and facts.gpu is None else "medium",
-        "The wait for each batch was timed without instrumentation."
+        "low" if facts.uneven else "high" if measured and facts.gpu is None else "medium",
+        f"{fmt.capital(facts.uneven)}, so the wait's share of a step is uncertain."
+        if facts.uneven
+        else "The wait for each batch was timed without instrumentation."
         if measured
         else "The wait was seen in the trace, which includes tracing overhead.",
         "Which part of the pipeline is slow: reading, decoding or transforms. Workers that compete with the step for "
