@@ -104,7 +104,7 @@ class OpenRun:
     Attributes
     ----------
     rate_per_s : float
-        Arrivals per second.
+        Arrivals per second: those asked for, or those of the recorded schedule.
     samples : DataFrame
         As `Latency.samples`, without ``run``.
     lost : int
@@ -182,6 +182,11 @@ class Latency(Page, Shown):
         rate = _rate(rate_per_s)
         runs = self._loads.at(rate, list(QUANTILES.values()))
         estimates = {name: self._loads.summed_up(runs[:, place]) for place, name in enumerate([*QUANTILES, "wait_ms"])}
+        widest = -math.inf
+        for name in QUANTILES:  # a higher quantile has no lower bounds
+            estimate, low, high = estimates[name]
+            widest = max(widest, high)
+            estimates[name] = estimate, low, widest
         busy = self._loads.means_ms * rate / 1e3 / self._concurrency
         estimates["service_ms"] = self._loads.summed_up(self._loads.means_ms)
         estimates["utilization"] = self._loads.summed_up(busy)
@@ -454,11 +459,11 @@ def latency(
         times = {} if batch is None else _batch_times(fn, batch, held, concurrency, share * budget_s, progress)
         if rate is not None:
             schedule = _poisson(rate, share * budget_s)
-        opened = None if schedule is None else _open_run(serve, held, schedule, concurrency, progress)
+        opened = None if schedule is None else _open_run(serve, held, schedule, rate, concurrency, progress)
 
     def serve_at(rate_per_s: float, seconds: float) -> OpenRun:
         with StepOutput(), Progress() as progress:
-            return _open_run(serve, held, _poisson(rate_per_s, seconds), concurrency, progress)
+            return _open_run(serve, held, _poisson(rate_per_s, seconds), rate_per_s, concurrency, progress)
 
     closed = _frame(served, warm_up=True)
     found = Latency(closed, opened, concurrency, str(getattr(fn, "__name__", type(fn).__name__)), serve_at)
@@ -522,7 +527,12 @@ def _batch_times(
 
 
 def _open_run(
-    serve: Callable[[Any], Any], requests: Requests, arrivals_ms: Sequence[float], servers: int, progress: Any
+    serve: Callable[[Any], Any],
+    requests: Requests,
+    arrivals_ms: Sequence[float],
+    rate_per_s: float | None,
+    servers: int,
+    progress: Any,
 ) -> OpenRun:
     from perfnb.inference import serving
 
@@ -541,7 +551,7 @@ def _open_run(
     samples = _frame(served, warm_up=False)
     usual = float(samples["service_ms"].median()) if len(samples) else math.inf
     late = float(samples["late_ms"].quantile(0.99)) / usual if len(samples) else 0.0
-    return OpenRun(count / lasts_s, samples, count - len(served), late, _tokens("open", served))
+    return OpenRun(rate_per_s or count / lasts_s, samples, count - len(served), late, _tokens("open", served))
 
 
 def _frame(served: Sequence[Served], warm_up: bool) -> pd.DataFrame:
@@ -591,7 +601,9 @@ def _schedule(arrivals: Sequence[float]) -> list[float]:
 def _rate(value: object) -> float:
     rate = finite(value)
     if rate is None or not 0 < rate <= 1e6:
-        raise ValueError(f"rate_per_s must be a number of requests per second above 0, not {shown(value)}.")
+        raise ValueError(
+            f"rate_per_s must be a number of requests per second above 0 and at most 1e6, not {shown(value)}."
+        )
     return rate
 
 

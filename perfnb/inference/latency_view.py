@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _INCHES = (6.6, 3.0)
 #: The row of the curve at whose rate batchers are compared: 80 % utilization.
 _BATCHED_AT = 5
-_HEADS = ("rate", "utilization", "p50", "p95", "p99", "wait")
+_HEADS = ("rate", "utilization", "p50", "p95", "p99", "mean wait")
 #: A quantile in the curve, with its colour and dashes.
 _LINES = {"p50_ms": (palette.BLUE, "-"), "p95_ms": (palette.GREEN, "--"), "p99_ms": (palette.VERMILION, ":")}
 
@@ -98,8 +98,9 @@ def _open_sentences(found: Latency) -> list[str]:
         for word, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
     )
     said = [f"At {rate}, measured with {len(times):,} requests: {measured}."]
-    wait, service = (float(run.samples[name].mean()) for name in ("wait_ms", "service_ms"))
-    said.append(f"Of the mean latency, {fmt.share(wait / (wait + service))} is waiting for requests before it.")
+    wait, late, service = (float(run.samples[name].mean()) for name in ("wait_ms", "late_ms", "service_ms"))
+    share = fmt.share((wait - late) / (wait + service))
+    said.append(f"Of the mean latency, {share} is waiting for requests before it.")
     if run.late > 0.01:
         said.append(
             f"The clock started requests up to {fmt.share(run.late)} of a service time late, which is in these times."
@@ -194,13 +195,17 @@ def _simulated(ms: Any) -> str:
 def _rows(found: Latency) -> list[tuple[str, ...]]:
     rows = []
     for _, row in found.curve.iterrows():
-        times = [_time(row, name) for name in ("p50", "p95", "p99", "wait")]
+        p95, p99 = (_time(row, name) for name in ("p95", "p99"))
+        times = (fmt.duration(row["p50_ms"]), p95, p99, fmt.duration(row["wait_ms"]))
         rows.append((f"{fmt.significant(row['rate_per_s'])}/s", fmt.share(float(row["utilization"])), *times))
     return rows
 
 
 def _time(row: Any, stem: str) -> str:
-    return fmt.interval(row[f"{stem}_ms"], (row[f"{stem}_low_ms"], row[f"{stem}_high_ms"]))
+    value, low, high = row[f"{stem}_ms"], row[f"{stem}_low_ms"], row[f"{stem}_high_ms"]
+    if not pd.isna(high) and math.isinf(high) and not math.isinf(value):
+        return f"{fmt.duration(value)} [from {fmt.duration(low)}]"
+    return fmt.interval(value, (low, high))
 
 
 def _draw(figure: Figure, found: Latency) -> None:

@@ -22,6 +22,8 @@ UTILIZATIONS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 #: out.
 RUNS, REQUESTS = 200, 12_000
 _SETTLES = 0.25
+#: How often the interval around the highest rate is halved.
+_HALVINGS = 6
 #: Utilizations between which the highest rate is interpolated.
 _GRID = (0.02, *np.linspace(0.1, 0.9, 17), 0.925, 0.95, 0.97, 0.985)
 
@@ -93,11 +95,15 @@ class Loads:
         found[self.means_ms * rate_per_s >= 1e3 * self.servers] = np.inf
         return found
 
-    def summed_up(self, values: Floats) -> tuple[float, float, float]:
-        """Estimate and 95 % interval from a value per run (bias-corrected percentiles: Efron, 1981)."""
+    def summed_up(self, values: Floats, estimate: float | None = None) -> tuple[float, float, float]:
+        """Estimate and 95 % interval from a value per run (bias-corrected percentiles: Efron, 1981).
+
+        The estimate is the mean of the runs with the measured service times, if none is given.
+        """
         from scipy.special import ndtr, ndtri
 
-        estimate, others = float(values[: self.own].mean()), np.sort(values[self.own :])
+        estimate = float(values[: self.own].mean()) if estimate is None else estimate
+        others = np.sort(values[self.own :])
         if not np.isfinite(estimate):
             return math.inf, float(others[0]), math.inf
         count = len(others)
@@ -112,7 +118,17 @@ class Loads:
         """
         rates = np.array([self.rate(each) for each in _GRID])
         latency = np.stack([self.at(rate, [quantile])[:, 0] for rate in rates], axis=1)
-        return self.summed_up(np.array([_crossing(rates, run, bound_ms) for run in latency]))
+        crossings = np.array([_crossing(rates, run, bound_ms) for run in latency])
+        usual = latency[: self.own].mean(axis=0)
+        estimate = _crossing(rates, usual, bound_ms)
+        inside = np.flatnonzero(usual <= bound_ms)
+        if estimate > 0 and inside[-1] + 1 < len(rates):
+            low, high = float(rates[inside[-1]]), float(rates[inside[-1] + 1])
+            for _ in range(_HALVINGS):
+                estimate = (low + high) / 2
+                within = float(self.at(estimate, [quantile])[: self.own, 0].mean()) <= bound_ms
+                low, high = (estimate, high) if within else (low, estimate)
+        return self.summed_up(crossings, estimate)
 
     def utilization(self, rate_per_s: float) -> float:
         """Share of their time for which the servers are busy."""

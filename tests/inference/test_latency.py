@@ -125,7 +125,7 @@ def test_views_escape_names_and_say_what_is_unknown() -> None:
     ("arguments", "message"),
     [
         ({"fn": 3}, "latency needs something to call with each request, not 3."),
-        ({"rate_per_s": 0}, "rate_per_s must be a number of requests per second above 0, not 0."),
+        ({"rate_per_s": 0}, "rate_per_s must be a number of requests per second above 0 and at most 1e6, not 0."),
         ({"rate_per_s": float("nan")}, "rate_per_s must be"),
         ({"quantile": 1}, "quantile must be a number between 0 and 1, not 1."),
         ({"bound_ms": -1}, "bound_ms must be"),
@@ -142,3 +142,23 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, object], mes
 
     with pytest.raises((TypeError, ValueError), match=message.replace("(", r"\(")):
         perfnb.latency(given.pop("fn"), given.pop("requests"), **given)
+
+
+def test_the_rate_is_the_one_asked_for_and_lateness_is_no_queue(clock: FakeClock) -> None:
+    found = perfnb.latency(lambda _: clock.pass_exactly(0.02), [1], rate_per_s=20, budget_s=2)
+
+    assert found.open_run.rate_per_s == 20
+    assert "Of the mean latency, 0 % is waiting" in " ".join(str(found).split())
+
+
+def test_bounds_of_higher_quantiles_are_no_lower_and_rates_agree_with_the_curve() -> None:
+    times = lognormal(400)
+    times[7] = 440.0
+    found = fake(times)
+
+    for rate in (10, 40, 80):
+        highs = [found.at(rate).intervals[name][1] for name in ("p50_ms", "p90_ms", "p95_ms", "p99_ms")]
+        assert highs == sorted(highs)
+    highest = found.highest_rate(100)
+    assert found.at(0.9 * highest.rate_per_s).p99_ms <= 100 <= found.at(1.2 * highest.rate_per_s).p99_ms
+    assert max(map(len, str(found).splitlines())) <= 100
