@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import FunctionType
 from typing import Any
 
@@ -69,12 +70,18 @@ class TryLeversMagics(Magics):
             refuse_short(rest, parser)
             assign, batches = compile_clause(self.shell, rest)
         names = None if options.levers is None else [name.strip() for name in options.levers.split(",")]
+        if names is not None and "" in names:
+            raise UsageError("--levers takes names separated by commas, without spaces between them.")
         body, namespace = compile_body(self.shell, rest if cell is None else cell), self.shell.user_ns
+        # The cell does not use the loader that its clause names.
+        fed = (
+            {} if batches is None else {name: namespace[name] for name in re.findall(r"\w+", rest) if name in namespace}
+        )
         try:
             found = run_trials(
                 step_of(body, namespace, assign),
                 batches,
-                namespace=namespace_of(FunctionType(body, namespace)),
+                namespace={**fed, **namespace_of(FunctionType(body, namespace))},
                 wanted="auto" if names is None else names,
                 goal=options.goal,
                 budget_s=options.budget,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ class Lever:
     refuses: Callable[[Subject], str]
     #: A context in which it is prepared; gives a function that returns a context in which the lever is on.
     prepared: Callable[[Subject], AbstractContextManager[Switch]]
-    #: The lines that keep it, in the user's names; none if they cannot be named.
+    #: The lines that keep it, in the user's names; comments that say what to do where something has no name.
     code: Callable[[Subject], list[str]]
     #: The dtype in which it computes on purpose, if lower than the step's own.
     lowers: str = ""
@@ -45,6 +47,8 @@ class Lever:
     check: Callable[[Subject, Switch], Values] | None = None
     #: Its own timing, as `perfnb.remedies.trial.time_blocks`, if it cannot be switched in this process.
     timed: Callable[..., Floats] | None = None
+    #: What was chosen for this step, such as a number of workers, once it is prepared.
+    says: Callable[[Subject], list[str]] = lambda _: []
     #: Of levers with the same word only one can be on.
     family: str = ""
 
@@ -119,13 +123,52 @@ def forward_within(subject: Subject, context: Switch) -> Iterator[None]:
 def for_models(*lines: str) -> Callable[[Subject], list[str]]:
     """Code with these lines for each model, whose name ``{0}`` stands for; a line without it comes once, at the end.
 
-    None unless all models are in variables.
+    Comments where a model is in no variable.
     """
 
     def code(subject: Subject) -> list[str]:
-        if not all(name.isidentifier() and name != type(model).__name__ for name, model in subject.models.items()):
+        if not subject.models:
             return []
-        each = [line.format(name) for name in subject.models for line in lines if "{0}" in line]
+        each = [written(line, name, model) for name, model in subject.models.items() for line in lines if "{0}" in line]
         return each + [line for line in lines if "{0}" not in line]
 
     return code
+
+
+def written(line: str, name: str | None, value: Any) -> str:
+    """A line with the name of a value for ``{0}``; a comment about its class if perfnb knows no name."""
+    if name is not None and is_named(name, value):
+        return line.format(name)
+    return "# with your " + type(value).__name__ + ": " + line.format(type(value).__name__.lower())
+
+
+def is_named(name: str, value: Any) -> bool:
+    """Whether a name is an expression of the user's: a variable, an attribute, or an item; not just the class."""
+    if name == type(value).__name__ or "<" in name:
+        return False
+    try:
+        found = ast.parse(name, mode="eval").body
+    except SyntaxError:
+        return False
+    while isinstance(found, (ast.Attribute, ast.Subscript)):
+        found = found.value
+    return isinstance(found, ast.Name)
+
+
+def lines_of(lever: Lever, subject: Subject) -> list[str]:
+    """The lines that keep a lever, under a comment that says where its names exist, unless they are global."""
+    lines = lever.code(subject)
+    function = getattr(subject.step, "__func__", subject.step)
+    known = getattr(function, "__globals__", None)
+    name = getattr(function, "__qualname__", "")
+    if known is None or str(getattr(function, "__module__", "")).startswith("perfnb."):
+        return lines
+    loader = [] if subject.loader is None or subject.loader[0] is None else [subject.loader[0]]
+    roots = {re.split(r"[.\[]", each)[0] for each in (*subject.models, *subject.optimizers, *loader)}
+    words = {word for line in lines if not line.startswith("#") for word in re.findall(r"\w+", line)}
+    local = sorted(root for root in roots & words if root not in known)
+    if not local:
+        return lines
+    owner, _, own = name.rpartition(".<locals>.")
+    where = f"inside {owner}, where {own} finds" if owner else f"where {own} finds"
+    return [f"# {where} {' and '.join(local)}:", *lines]

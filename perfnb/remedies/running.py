@@ -25,7 +25,7 @@ from perfnb.remedies.ladder import (
     keepable,
     memory_verdict,
 )
-from perfnb.remedies.lever import Lever, Switch
+from perfnb.remedies.lever import Lever, Switch, lines_of
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.trial import (
     Prepared,
@@ -121,7 +121,7 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
             _time(run, ready, trials, kept_s)
         for one in ready:
             trial = trials[one.lever.name]
-            trial.notes = one.notes + trial.notes
+            trial.notes = [*one.lever.says(run.subject), *one.notes, *trial.notes]
             trial.why_not = trial.why_not or _over_a_limit(trial, run.limits)
         good = _good(run, ready, trials)
         confirmed = _confirm(run, good, trials) if confirm else None
@@ -165,7 +165,7 @@ def _ready(run: Run, stack: ExitStack, lever: Lever, trial: Trial) -> Prepared |
         return None
     trial.verdict = "not timed"
     trial.memory = memory_verdict(trial.peak_bytes, run.own_peak)
-    trial.setup_s, trial.code = one.setup_s, lever.code(run.subject)
+    trial.setup_s, trial.code = one.setup_s, lines_of(lever, run.subject)
     if one.at_first.graphs:  # compiling is announced, and not taken from the others
         run.until += time.perf_counter() - begin
     passes, said = _judged(run, one.switch)

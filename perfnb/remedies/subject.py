@@ -17,7 +17,7 @@ from perfnb.arguments import shown
 from perfnb.bench.restored import Restored
 from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
-from perfnb.step.namespace import named_values
+from perfnb.step.namespace import name_of_batches, named_values
 from perfnb.step.steps import BatchSource, tensors_in
 
 
@@ -95,7 +95,11 @@ def find_subject(
     )
     loader = loader if loader is not None else batches if isinstance(batches, DataLoader) else None
     named_loaders = {id(value): name for name, value in named_values(namespace, DataLoader)}
-    named = None if loader is None else (named_loaders.get(id(loader)), loader)
+
+    def name_of(one: DataLoader[Any]) -> str | None:  # a step that takes batches does not use their loader
+        return named_loaders.get(id(one)) or next(iter(name_of_batches(step, one)), None)
+
+    named = None if loader is None else (name_of(loader), loader)
     subject = Subject(step, batches, candidates, {}, named, gate=gate or InterruptGate())
     if batches is not None:
         source = BatchSource(batches)
@@ -103,7 +107,7 @@ def find_subject(
             with subject.restored(), subject.gate.opened():  # a loader that shuffles draws random numbers
                 subject.sample = (source.next(),)
             if loader is None and isinstance(source.made, DataLoader):  # a function gave it
-                subject.batches, subject.loader = source.made, (named_loaders.get(id(source.made)), source.made)
+                subject.batches, subject.loader = source.made, (name_of(source.made), source.made)
         finally:
             source.close()
     called: set[str] = set()
@@ -111,8 +115,9 @@ def find_subject(
     with subject.restored(), ExitStack() as stack:
         before = [_version(parameter.grad) for parameter in subject.parameters]
         for name, model in candidates.items():
-            hook = model.register_forward_pre_hook(lambda *_, name=name: called.add(name))
-            stack.callback(hook.remove)
+            for part in [model] if models is None else model.modules():  # a step may call a part of a given model
+                hook = part.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+                stack.callback(hook.remove)
         stack.callback(register_optimizer_step_post_hook(lambda each, *_: stepped.update({id(each): each})).remove)
         with subject.gate.opened():
             subject.run()
@@ -120,7 +125,14 @@ def find_subject(
             _version(parameter.grad) != earlier for parameter, earlier in zip(subject.parameters, before, strict=True)
         )
     subject.models = {name: model for name, model in candidates.items() if models is not None or name in called}
+    if models is not None and not called:
+        raise CaptureError(f"The step calls no part of model= ({', '.join(candidates)}): pass the model that it calls.")
     names = {id(value): name for name, value in named_values(namespace, Optimizer)}
+    held = {id(parameter) for parameter in subject.parameters}
+    for each in [] if optimizer is None else given:
+        own = [id(parameter) for group in each.param_groups for parameter in group["params"]]
+        if id(each) not in stepped and held.isdisjoint(own):
+            raise CaptureError(f"optimizer=: this {type(each).__name__} updates no parameter of the step's models.")
     used = stepped.values() if optimizer is None else given
     subject.optimizers = {names.get(id(each), type(each).__name__): each for each in used}
     tensors: list[Tensor] = [*subject.parameters, *tensors_in(subject.sample)]

@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from perfnb.bench.values import NOISE, REDUCED, SAME
 from perfnb.errors import CaptureError
 from perfnb.remedies.float32 import float32_precisions
-from perfnb.remedies.lever import Lever
+from perfnb.remedies.lever import Lever, lines_of
 from perfnb.remedies.levers import LEVERS, by_name
+from perfnb.remedies.levers.loading import workers_needed
 from perfnb.remedies.levers.precision import prepared_float16
 from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject, find_subject
@@ -29,6 +30,7 @@ from perfnb.step.namespace import namespace_of
 
 TRAIN = "opt.zero_grad()\nloss = model(x).square().mean()\nloss.backward()\nopt.step()"
 FILLS = TRAIN.replace("zero_grad()", "zero_grad(set_to_none=False)")
+LAST = TRAIN.replace("model(x)", "model(x).last_hidden_state")
 INFER = "with torch.no_grad(): out = model(x)"
 
 
@@ -52,6 +54,7 @@ def cnn() -> nn.Module:
 
 
 def bert() -> nn.Module:
+    """A model whose attention is a class that is chosen when it is made."""
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50,
@@ -61,14 +64,25 @@ def bert() -> nn.Module:
     return model
 
 
-SHAPES = {bert: (2, 8), mlp: (8, 16), cnn: (4, 3, 8, 8), Attention: (2, 6, 16)}
+def llama() -> nn.Module:
+    """A model whose attention can be switched."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50,
+        attn_implementation="eager",
+    )  # fmt: skip
+    model: nn.Module = transformers.LlamaModel(config)
+    return model
+
+
+SHAPES = {bert: (2, 8), llama: (2, 8), mlp: (8, 16), cnn: (4, 3, 8, 8), Attention: (2, 6, 16)}
 
 
 def world(make: Callable[[], nn.Module] = mlp, source: str = TRAIN, **optimizer: Any) -> dict[str, Any]:
     """A user's variables, among them a step that looks them up by name; the same each time."""
     torch.manual_seed(0)
     names: dict[str, Any] = {"torch": torch, "model": make(), "x": torch.randn(SHAPES[make])}
-    if make is bert:
+    if make in (bert, llama):
         names["x"] = torch.randint(50, SHAPES[make])
     names["opt"] = torch.optim.AdamW(names["model"].parameters(), lr=0.01, **optimizer)
     body = source.replace("\n", "\n    ")
@@ -113,7 +127,7 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "fused_optimizer": world,
     "foreach_optimizer": world,
     "set_to_none": lambda: world(source=FILLS),
-    "attention": lambda: world(bert, TRAIN.replace("model(x)", "model(x).last_hidden_state")),
+    "attention": lambda: world(llama, LAST),
     "sdpa_math": lambda: world(Attention),
     "inference_mode": lambda: world(source=INFER),
     "quantize_dynamic": lambda: world(source=INFER),
@@ -200,11 +214,89 @@ def test_gradients_filled_with_zeros_are_found_and_freed() -> None:
     subject = subject_of(names)
     lever = by_name()["set_to_none"]
     assert lever.refuses(subject) == ""
-    assert lever.code(subject) == ["opt.zero_grad()  # without set_to_none=False"]
+    assert lever.code(subject) == ["# in the step: opt.zero_grad()  instead of opt.zero_grad(set_to_none=False)"]
     with on("set_to_none", subject):
         names["opt"].zero_grad(set_to_none=False)
         assert all(parameter.grad is None for parameter in names["model"].parameters())
     assert "zero_grad" not in vars(names["opt"])
+
+
+def test_attention_that_a_model_chose_for_good_is_refused_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    names = world(bert, LAST)
+    subject = subject_of(names)
+    with untouched(subject):
+        why = by_name()["attention"].refuses(subject)
+    assert "when it is made" in why
+    assert 'BertModel.from_pretrained(..., attn_implementation="sdpa")' in why
+    assert not caplog.records
+
+
+def test_attention_is_refused_where_the_step_still_calls_none_that_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.remedies.levers.attention._traced", lambda subject: set())
+    assert "still calls no fused" in by_name()["attention"].refuses(subject_of(world(llama, LAST)))
+
+
+@pytest.mark.parametrize(
+    ("making", "computing", "using", "cores", "workers"),
+    [
+        (0.01, 0.01, 0.02, 2, 1),  # one makes batches as fast as they are used
+        (0.03, 0.03, 0.02, 4, 2),
+        (0.10, 0.10, 0.01, 2, 2),  # computing needs cores
+        (0.10, 0.00, 0.02, 2, 5),  # waiting does not
+        (9.00, 0.00, 0.01, 2, 8),
+        (0.0, 0.0, 0.0, 0.5, 1),
+    ],
+)
+def test_how_many_workers_are_tried(making: float, computing: float, using: float, cores: float, workers: int) -> None:
+    assert workers_needed(making, computing, using, cores) == workers
+
+
+class Trainer:
+    def __init__(self) -> None:
+        names = world()
+        self.o, self.x, self.net = names["opt"], names["x"], names["model"]
+
+    def fit(self) -> None:
+        self.o.zero_grad()
+        self.net(self.x).sum().backward()
+        self.o.step()
+
+
+def test_an_optimizer_in_an_attribute_has_its_lines() -> None:
+    lines = lines_of(by_name()["fused_optimizer"], find_subject(fit := Trainer().fit, None, namespace_of(fit)))
+    assert lines == [
+        "# where Trainer.fit finds self:",
+        "for group in self.o.param_groups: group.update(fused=True, foreach=False)",
+    ]
+
+
+def test_an_optimizer_in_a_dict_has_its_lines() -> None:
+    names = world()
+    opts = {"a": names["opt"]}
+
+    def step() -> None:
+        opts["a"].zero_grad()
+        names["model"](names["x"]).sum().backward()
+        opts["a"].step()
+
+    lines = lines_of(by_name()["foreach_optimizer"], find_subject(step, None, namespace_of(step)))
+    assert lines[0].startswith("# inside test_an_optimizer_in_a_dict_has_its_lines, where step finds")
+    assert lines[1] == "for group in opts['a'].param_groups: group.update(foreach=True)"
+
+
+def test_an_optimizer_without_a_name_has_a_line_that_says_where() -> None:
+    subject = subject_of(world())
+    subject.optimizers = {"AdamW": subject.optimizers["opt"]}
+    assert by_name()["fused_optimizer"].code(subject) == ["# where the AdamW is made: fused=True"]
+
+
+def test_what_the_step_does_not_use_is_refused() -> None:
+    names, other = world(), mlp()
+    space = namespace_of(names["step"])
+    with pytest.raises(CaptureError, match="calls no part of model="):
+        find_subject(names["step"], None, space, models=[other])
+    with pytest.raises(CaptureError, match="updates no parameter"):
+        find_subject(names["step"], None, space, optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
 
 
 def test_the_backend_of_attention_in_use_is_not_tried() -> None:

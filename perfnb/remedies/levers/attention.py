@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -28,13 +29,18 @@ def _used(subject: Subject) -> set[str]:
     """Names of the step's ops of fused attention."""
     __tracebackhide__ = True
     if "attention" not in subject.chosen:
-        with subject.restored(), exclusive(), Tracer() as tracer, subject.gate.opened():
-            subject.run()
-        names = set(read_trace(tracer).names)
-        tracer.close()
-        subject.chosen["attention"] = {name for name in names if "scaled_dot_product" in name}
+        subject.chosen["attention"] = _traced(subject)
     found: set[str] = subject.chosen["attention"]
     return found
+
+
+def _traced(subject: Subject) -> set[str]:
+    __tracebackhide__ = True
+    with subject.restored(), exclusive(), Tracer() as tracer, subject.gate.opened():
+        subject.run()
+    names = set(read_trace(tracer).names)
+    tracer.close()
+    return {name for name in names if "scaled_dot_product" in name}
 
 
 def _refuses(backend: str, subject: Subject) -> str:
@@ -69,35 +75,64 @@ def _of_hugging_face(subject: Subject) -> dict[str, Any]:
     return {name: model for name, model in subject.models.items() if hasattr(model, "set_attn_implementation")}
 
 
+def _switchable(subject: Subject) -> dict[str, Any]:
+    """Models that take the switch; those whose attention is a class chosen when the model is made ignore it."""
+    if "switchable" not in subject.chosen:
+        found = _of_hugging_face(subject)
+        with _with_sdpa(found):
+            subject.chosen["switchable"] = [name for name, model in found.items() if _implementation(model) == "sdpa"]
+    return {name: subject.models[name] for name in subject.chosen["switchable"]}
+
+
+def _implementation(model: Any) -> Any:
+    return getattr(model.config, "_attn_implementation", None)
+
+
 def _cannot_switch(subject: Subject) -> str:
-    found = _of_hugging_face(subject).values()
+    __tracebackhide__ = True
+    found = _of_hugging_face(subject)
     if not found:
         return "only models of Hugging Face can be switched to fused attention from outside"
-    if all(getattr(model.config, "_attn_implementation", None) == "sdpa" for model in found):
+    if all(_implementation(model) == "sdpa" for model in found.values()):
         return "attention is fused already"
+    if not (takes := _switchable(subject)):
+        made = type(next(iter(found.values()))).__name__
+        return (
+            f"{made} chooses its attention when it is made and does not switch later: make it with "
+            f'{made}.from_pretrained(..., attn_implementation="sdpa"), or {made}._from_config(config, '
+            'attn_implementation="sdpa")'
+        )
+    if "switched" not in subject.chosen:
+        with _with_sdpa(takes):
+            subject.chosen["switched"] = _FUSED in _traced(subject)
+    if not subject.chosen["switched"]:
+        return "the models take the switch, but the step still calls no fused attention"
     return ""
 
 
 @contextmanager
-def _switched(subject: Subject) -> Iterator[None]:
+def _with_sdpa(models: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
-        for model in _of_hugging_face(subject).values():
-            stack.callback(model.set_attn_implementation, model.config._attn_implementation)
+        logger = logging.getLogger("transformers.modeling_utils")  # warns of models that do not switch
+        stack.callback(setattr, logger, "disabled", logger.disabled)
+        logger.disabled = True
+        for model in models.values():
+            stack.callback(model.set_attn_implementation, _implementation(model))
             model.set_attn_implementation("sdpa")
         yield
 
 
 def _switch_code(subject: Subject) -> list[str]:
     line: Callable[[Subject], list[str]] = for_models('{0}.set_attn_implementation("sdpa")')
-    known = _of_hugging_face(subject)
-    return [code for code in line(subject) if code.split(".set_attn")[0] in known]
+    known = _switchable(subject)
+    return [code for code in line(subject) if code.split(".set_attn")[0].lstrip("# ") in known]
 
 
 ATTENTION = Lever(
     "attention",
     "fused attention in models of Hugging Face",
     _cannot_switch,
-    always(_switched),
+    always(lambda subject: _with_sdpa(_switchable(subject))),
     _switch_code,
     answers=("attention unfused",),
 )

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from perfnb import quantities as fmt
 from perfnb.bench.values import Values
-from perfnb.remedies.lever import Lever, Switch
+from perfnb.remedies.lever import Lever, Switch, is_named
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.values import compare_batches
 from perfnb.step.environment import usable_cpus
+
+#: Batches made to see how long one takes, and seconds for that.
+_BATCHES, _SECONDS = 5, 1.0
+#: Making a batch waits if its thread computes less than this share of the time; most workers then.
+_WAITS, _MOST = 0.25, 8
 
 
 def _refuses(subject: Subject) -> str:
@@ -28,12 +37,51 @@ def _refuses(subject: Subject) -> str:
 
 
 def workers_for(subject: Subject) -> int:
-    """As many workers as cores that the training leaves, at least one and at most four.
+    """As many workers as make batches as fast as the step uses them, no more than there are cores.
 
-    One for a stream, of which each worker would load every sample.
+    More than cores if making a batch mostly waits. One for a stream, of which each worker would load every sample.
     """
-    streams = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
-    return 1 if streams else max(1, min(4, int(usable_cpus()) - 1))
+    __tracebackhide__ = True
+    if "workers" not in subject.chosen:
+        streams = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
+        subject.chosen["workers"] = 1 if streams else workers_needed(*_making(subject), usable_cpus())
+    found: int = subject.chosen["workers"]
+    return found
+
+
+def workers_needed(making_s: float, computing_s: float, using_s: float, cores: float) -> int:
+    """The number that the finding on the input pipeline recommends, from what a batch takes to make and to use.
+
+    Parameters
+    ----------
+    computing_s : float
+        How much of making a batch its thread computes, and does not wait.
+    """
+    needed = max(1, math.ceil(making_s / max(using_s, 1e-6)))
+    return min(needed, _MOST if computing_s < _WAITS * making_s else max(1, int(cores)))
+
+
+def _making(subject: Subject) -> tuple[float, float, float]:
+    """Seconds that a batch takes to make, how many of these are computing, and seconds that its step takes."""
+    __tracebackhide__ = True
+    assert subject.loader is not None
+    with subject.restored(), subject.gate.opened():
+        batches, until = iter(subject.loader[1]), time.perf_counter() + _SECONDS
+        taken, computed = [], []
+        for _ in range(_BATCHES):
+            begin, began = time.perf_counter(), time.thread_time()
+            if next(batches, None) is None:
+                break
+            taken.append(time.perf_counter() - begin)
+            computed.append(time.thread_time() - began)
+            if time.perf_counter() > until:
+                break
+        steps = []
+        for _ in range(2):
+            begin = time.perf_counter()
+            subject.run()
+            steps.append(time.perf_counter() - begin)
+    return statistics.median(taken or [0.0]), statistics.median(computed or [0.0]), min(steps)
 
 
 def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False) -> DataLoader[Any]:
@@ -93,9 +141,11 @@ def _check(subject: Subject, _: Switch) -> Values:
 
 def _code(subject: Subject) -> list[str]:
     """The same loader again, from its own attributes."""
-    if subject.loader is None or subject.loader[0] is None or not subject.loader[0].isidentifier():
+    if subject.loader is None:
         return []
     name, loader = subject.loader
+    if name is None or not is_named(name, loader):
+        return [f"# where the DataLoader is made: num_workers={workers_for(subject)}, persistent_workers=True"]
     same = [f"{name}.dataset"]
     if isinstance(loader.dataset, IterableDataset):
         same += [f"batch_size={loader.batch_size}"] + ["drop_last=True"] * loader.drop_last
@@ -125,4 +175,5 @@ LOADER_WORKERS = Lever(
     costly=True,
     in_blocks=True,
     check=_check,
+    says=lambda subject: [fmt.counted(workers_for(subject), "worker")],
 )

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from perfnb.remedies.lever import Lever, always, attribute
+from perfnb.remedies.lever import Lever, always, attribute, is_named
 from perfnb.remedies.subject import Subject
 
 
@@ -45,9 +45,12 @@ def _checkpointed(subject: Subject) -> Iterator[None]:
 
 def _code(subject: Subject) -> list[str]:
     found = _blocks(subject)
-    if found is None or not found[0].isidentifier() or found[0] == type(subject.models[found[0]]).__name__:
+    if found is None:
         return []
     name, path, _ = found
+    if not is_named(name, subject.models[name]):
+        where = f"{type(subject.models[name]).__name__}'s {path}" if path else name
+        return [f"# each block of {where}: torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"]
     blocks = f"{name}.get_submodule({path!r})" if path else name
     return [
         "import functools, torch.utils.checkpoint",

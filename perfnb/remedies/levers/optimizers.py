@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from perfnb.remedies.lever import Lever, always, attribute
+from perfnb.remedies.lever import Lever, always, attribute, is_named
 from perfnb.remedies.subject import Subject
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
@@ -108,18 +108,14 @@ def _steps_on_device(optimizer: Optimizer) -> Iterator[None]:
                 state["step"] = count.cpu()
 
 
-def _named(subject: Subject) -> list[str]:
-    """The optimizers' variables; none unless all are known."""
-    names = list(subject.optimizers)
-    classes = {type(optimizer).__name__ for optimizer in subject.optimizers.values()}
-    return names if all(name.isidentifier() and name not in classes for name in names) else []
-
-
 def _fused_code(subject: Subject) -> list[str]:
     lines = []
-    for name in _named(subject):
+    for name, optimizer in subject.optimizers.items():
+        if not is_named(name, optimizer):
+            lines.append(f"# where the {type(optimizer).__name__} is made: fused=True")
+            continue
         lines.append(f"for group in {name}.param_groups: group.update(fused=True, foreach=False)")
-        if any(parameter.device.type != "cpu" for parameter in _parameters(subject.optimizers[name])):
+        if any(parameter.device.type != "cpu" for parameter in _parameters(optimizer)):
             lines.append(
                 f'for p, state in {name}.state.items(): state.update(step=state["step"].to(p.device)) '
                 'if "step" in state else None'
@@ -128,7 +124,12 @@ def _fused_code(subject: Subject) -> list[str]:
 
 
 def _foreach_code(subject: Subject) -> list[str]:
-    return [f"for group in {name}.param_groups: group.update(foreach=True)" for name in _named(subject)]
+    return [
+        f"for group in {name}.param_groups: group.update(foreach=True)"
+        if is_named(name, optimizer)
+        else f"# where the {type(optimizer).__name__} is made: foreach=True"
+        for name, optimizer in subject.optimizers.items()
+    ]
 
 
 def _zeroed(subject: Subject) -> dict[str, Any]:
@@ -182,8 +183,10 @@ def _to_none(subject: Subject) -> Iterator[None]:
 
 
 def _zero_grad_code(subject: Subject) -> list[str]:
-    names = [name for name, owner in _zeroed(subject).items() if name != type(owner).__name__]
-    return [f"{name}.zero_grad()  # without set_to_none=False" for name in names if name.isidentifier()]
+    names = [
+        name if is_named(name, owner) else type(owner).__name__.lower() for name, owner in _zeroed(subject).items()
+    ]
+    return [f"# in the step: {name}.zero_grad()  instead of {name}.zero_grad(set_to_none=False)" for name in names]
 
 
 FUSED_OPTIMIZER = Lever(

@@ -19,6 +19,7 @@ from perfnb.remedies.lever import (
     device_kind,
     for_models,
     forward_within,
+    is_named,
     without_models,
 )
 from perfnb.remedies.subject import Subject
@@ -123,7 +124,7 @@ def _float16_code(subject: Subject) -> list[str]:
     lines = for_models("{0}.forward = torch.autocast('cuda', torch.float16)({0}.forward)")(subject)
     if not subject.trains or not lines:
         return lines
-    names = [name for name in subject.optimizers if name.isidentifier()] or ["optimizer"]
+    names = [name for name, each in subject.optimizers.items() if is_named(name, each)] or ["optimizer"]
     steps = [f"# scaler.step({name})  instead of {name}.step()" for name in names]
     return [
         *lines,

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from perfnb import quantities as fmt
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.subject import Subject
 from perfnb.step.environment import usable_cpus
@@ -75,4 +76,5 @@ THREADS = Lever(
     _prepared,
     _code,
     answers=("threads and cores",),
+    says=lambda subject: [fmt.counted(subject.chosen["threads"], "thread")],
 )
