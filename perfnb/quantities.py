@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-#: What stands for a figure that is not known.
+#: The sign of numbers below 0, and what stands for a figure that is not known.
+MINUS = "−"
 UNKNOWN = "n/a"
 
 #: Words for the passes of a run.
@@ -137,7 +138,7 @@ def interval_bounds(ms: Any, bounds: tuple[float, float]) -> str:
     """The bounds of an interval, in the unit that `duration` picks for `ms`: ``[12.1, 12.6]``."""
     factor, _ = _time_unit(known(ms) or 0.0)
     low, high = (significant(bound * factor) for bound in bounds)
-    return f"[{low}, {high}]"
+    return f"[{low}, {high}]".replace("-", MINUS)
 
 
 def share(fraction: Any) -> str:
@@ -182,7 +183,7 @@ def growth(bytes_per_step: float, bounds: tuple[float | None, float | None]) -> 
     ends = [bound for bound in bounds if bound is not None]
     factor, unit = byte_unit(max(map(abs, (bytes_per_step, *ends))))
     value, *inside = (significant(one / factor, trim=factor == 1) for one in (bytes_per_step, *ends))
-    return f"{value} {unit} per step" + (f" [{', '.join(inside)}]" if inside else "")
+    return (f"{value} {unit} per step" + (f" [{', '.join(inside)}]" if inside else "")).replace("-", MINUS)
 
 
 def count(value: Any) -> str:

@@ -12,6 +12,7 @@ import sys
 import time
 from array import array
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,7 @@ class RunRecorder:
         self._due_ns, self._spacing_ns, self._peaks = 0, _READING_NS, [-1, -1]
         self._waits_known = False
         self._reading_cost_ns = _READING_NS
+        self._loads = [0.0, 0]
         self._process = psutil.Process()
         self._device: _DeviceClock | None = None
         self._place = _place()
@@ -155,6 +157,8 @@ class RunRecorder:
                 "peak_resident_bytes": self._peaks[0],
                 "peak_allocated_bytes": self._peaks[1],
                 "memory_bytes": capacity_bytes("cpu"),
+                "load": round(self._loads[0] / self._loads[1], 2) if self._loads[1] else None,
+                "cpus": os.cpu_count(),
                 "waits_known": self._waits_known,
                 "device": None if self._device is None else self._device.kind,
                 **self._place,
@@ -232,6 +236,8 @@ class RunRecorder:
         resident = int(self._process.memory_info().rss)
         allocated = _allocated_bytes()
         self._peaks = [max(seen, now) for seen, now in zip(self._peaks, (resident, allocated), strict=True)]
+        with suppress(OSError, AttributeError):  # not every system has it
+            self._loads = [self._loads[0] + os.getloadavg()[0], self._loads[1] + 1]
         if not self._first_ns:
             self._first_ns = (self._chunk or self._window)[1]
         return now_ns - self._first_ns, self._count - 1, resident, allocated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Required, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Required, TypedDict
 
 import pandas as pd
 from msgspec import Meta
@@ -31,7 +31,7 @@ from perfnb.recording import folder
 from perfnb.recording.folder import Kind
 from perfnb.recording.raw_columns import Column
 from perfnb.recording.reading import Loader
-from perfnb.recording.saved_facts import Count, Rank, Whole
+from perfnb.recording.saved_facts import Amount, Count, Rank, Whole
 from perfnb.shell import in_notebook, print_text
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class RunFacts(TypedDict):
     peak_resident_bytes: Whole
     peak_allocated_bytes: Whole
     memory_bytes: Required[Count | None]
+    load: NotRequired[Amount | None]  # not in runs of earlier versions
+    cpus: NotRequired[Count | None]
     waits_known: bool
     device: str | None
     rank: Rank | None
@@ -65,7 +67,9 @@ class RunFacts(TypedDict):
 
 #: The folder of a loop's run, beside those of its profiles.
 RUN_FOLDER = "run"
-RUN = Kind("run", frozenset({"rows", "windows", "readings"}), frozenset(RunFacts.__annotations__), RunFacts)
+RUN = Kind(
+    "run", frozenset({"rows", "windows", "readings"}), frozenset(RunFacts.__annotations__) - {"load", "cpus"}, RunFacts
+)
 
 
 class RunSummary(Shown, Page):
@@ -144,7 +148,7 @@ class RunSummary(Shown, Page):
 
     @property
     def windows(self) -> pd.DataFrame:
-        """Profiled windows, and whether each was `typical` of the run: its timed steps next to the run's median."""
+        """Profiled windows, and whether each was `typical` of the run: 0.8 to 1.25 × its median."""
         return self._figures.windows.copy()
 
     def compare(self, other: RunSummary, *, equal_within: float = 0.02) -> RunComparison:

@@ -40,10 +40,13 @@ _LEAST_GROWTH, _GROWTH = 16 * 2**20, 0.01
 _URGENT = 10
 #: Most readings for the slope, which compares all pairs.
 _MOST_READINGS = 400
-#: A window is typical this close to the run's median, or within this part of its steps if these did not change.
-_TYPICAL, _CLOSE = (0.05, 0.95), 0.05
+#: A window is typical if its median step takes this many times the run's.
+TYPICAL = (0.8, 1.25)
 #: Steps on each side of a window without timed steps that stand for it.
 _NEIGHBOURS = 20
+
+#: Work for this many times the machine's CPUs makes it busy; findings that other programs can cause, too.
+_BUSY, _BY_NOISE = 1.25, frozenset({"stalls", "drift", "change of pace"})
 
 PHASES = ("data", "step", "other", "profiled")
 
@@ -72,6 +75,7 @@ class RunFigures:
     windows: pd.DataFrame  # `step`, `steps`, `ms`, `ratio`, `typical`, `judged_by`
     findings: pd.DataFrame  # `bottleneck`, `evidence`, `bound_ms` (per step), `share`, `lever`, `confidence`
     verdict: str
+    load: tuple[float, int] | None  # of the machine, and its CPUs, if there was work for more than these
     rank: int | None
     ranks: int | None
 
@@ -147,6 +151,8 @@ def run_figures(steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, A
         "peaks": {kind: _known(facts[f"peak_{kind}_bytes"]) for kind in ("resident", "allocated")},
     }
     found = list(_findings(judged, memory, facts, parts)) if enough else []
+    if busy := _busy(facts):
+        found = [(*one[:-1], "low") if one[0] in _BY_NOISE else one for one in found]
     findings = pd.DataFrame(found, columns=["bottleneck", "evidence", "bound_ms", "share", "lever", "confidence"])
     findings = findings.astype(
         dict.fromkeys(("bottleneck", "evidence", "lever", "confidence"), TEXT)
@@ -162,34 +168,44 @@ def run_figures(steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, A
         median_ms=median,
         ci_ms=None if interval is None else interval[:2],
         device=facts["device"] if device else None,
-        windows=_windows(steps, own, times, changes is None or changes.kind == "steady"),
+        windows=_windows(steps, own, times),
         findings=findings,
         verdict=_verdict(findings, enough),
+        load=busy,
         rank=facts.get("rank"),
         ranks=facts.get("ranks"),
         **parts,
     )
 
 
-def strip(steps: pd.DataFrame, width: int) -> pd.DataFrame:
+def _busy(facts: Mapping[str, Any]) -> tuple[float, int] | None:
+    """The machine's mean load and its CPUs, if there was work for more CPUs than it has."""
+    load, cpus = facts.get("load"), facts.get("cpus")
+    return (load, cpus) if load is not None and cpus and load > _BUSY * cpus else None
+
+
+def strip(steps: pd.DataFrame, width: int, slow: pd.Series[Any] | None = None) -> pd.DataFrame:
     """All steps in at most `width` columns of consecutive ones, in order.
+
+    `slow` has the numbers of slow steps.
 
     Returns
     -------
     DataFrame
         By column: `first`, `last` (steps), `wall_ms` and `data_ms` (medians over rows; missing where all steps were
-        profiled), `slowest_ms`, `profiled`.
+        profiled), `slow` (whether one of its steps is), `profiled`.
     """
     last = steps["step"] + steps["steps"] - 1
     count = int(last.max()) + 1 if len(steps) else 0
     width = min(width, count)
     own, windows = steps[~steps["profiled"]], steps[steps["profiled"]]
     groups = own.groupby((own["step"] * width // max(1, count)).rename("column"))
-    figures = groups.agg(wall_ms=("wall_ms", "median"), data_ms=("data_ms", "median"), slowest_ms=("slowest_ms", "max"))
+    figures = groups.agg(wall_ms=("wall_ms", "median"), data_ms=("data_ms", "median"))
     made = figures.reindex(range(width)).reset_index(drop=True)
     edges = -(-np.arange(width + 1) * count // max(1, width))  # the first step of each column
     made.insert(0, "first", edges[:-1])
     made.insert(1, "last", edges[1:] - 1)
+    made["slow"] = made.index.isin([] if slow is None else slow.to_numpy(np.int64) * width // max(1, count))
     made["profiled"] = False
     for first, steps_inside in zip(windows["step"], windows["steps"], strict=True):
         inside = slice(int(first * width // count), int((first + steps_inside - 1) * width // count))
@@ -302,13 +318,12 @@ def _growth(memory: pd.DataFrame, column: str, first: int, steps: pd.DataFrame) 
     return memory_slope(known[column].to_numpy(float), known["step"].to_numpy(np.int64))
 
 
-def _windows(steps: pd.DataFrame, own: pd.DataFrame, times: Floats, steady: bool) -> pd.DataFrame:
+def _windows(steps: pd.DataFrame, own: pd.DataFrame, times: Floats) -> pd.DataFrame:
     """Of each profiled window, how its timed steps (or, without any, its neighbours) compare with the run's."""
     columns = ["step", "steps", "ms", "ratio", "typical", "judged_by"]
     found = []
     enough = len(times) >= FEWEST_STEPS
     median = float(np.median(times)) if enough else np.nan
-    low, high = np.quantile(times, _TYPICAL) if enough else (np.nan, np.nan)
     walls, numbers = own["wall_ms"].to_numpy(float), own["step"].to_numpy(np.int64)
     for row in steps[steps["profiled"]].itertuples():
         first, after, by = int(row.step), int(row.step + row.steps), "timed steps"  # type: ignore[arg-type,operator]
@@ -318,7 +333,7 @@ def _windows(steps: pd.DataFrame, own: pd.DataFrame, times: Floats, steady: bool
             beside = walls[max(0, before - _NEIGHBOURS) : int(np.searchsorted(numbers, after)) + _NEIGHBOURS]
             ms, by = (float(np.median(beside)), "neighbouring steps") if len(beside) else (np.nan, "")
         ratio = ms / median
-        typical = pd.NA if np.isnan(ratio) else bool((steady and low <= ms <= high) or abs(ratio - 1) <= _CLOSE)
+        typical = pd.NA if np.isnan(ratio) else bool(TYPICAL[0] <= ratio <= TYPICAL[1])
         found.append((first, after - first, ms, ratio, typical, by))
     frame = pd.DataFrame(found, columns=columns)
     types = {"step": "int64", "steps": "int64", "ms": "Float64", "ratio": "Float64", "typical": "boolean"}
@@ -409,7 +424,7 @@ def _between(rows: pd.DataFrame, wall: float, count: int) -> Iterator[_Found]:
     yield (
         "between steps",
         f"{fmt.duration(other)} passed between steps, {fmt.share(share)} of the time: validation, logging, "
-        "checkpoints, and what the trainer does itself.",
+        "checkpoints, and whatever else is done outside the steps.",
         other / count,
         share,
         "Do it less often, or beside the steps (asynchronous checkpoints, logging without .item()).",

@@ -10,14 +10,13 @@ from perfnb import quantities as fmt
 from perfnb.draw import bars, escape, palette, tables
 from perfnb.draw.frame import framed, header
 from perfnb.loop.run_comparison import RunChanges
-from perfnb.loop.run_summary import RunFigures, strip
+from perfnb.loop.run_summary import TYPICAL, RunFigures, strip
 
 #: Narrowest text, and most rows of windows and of slow steps shown.
 _NARROWEST, _MOST_WINDOWS, _MOST_SLOW = 60, 6, 5
 #: Columns of the strip in the picture, and its size.
 _COLUMNS, _WIDTH, _HEIGHT = 240, 960, 120
-#: A slow step stands out of its column's median by this factor.
-_STANDS_OUT = 2.0
+_WINDOWS_ARE = f"Profiled windows: typical at {TYPICAL[0]:g} to {TYPICAL[1]:g} × the run's median step"
 _CAUTION = (
     "Each was run once: the intervals cover what varied within each run, not what differed on the machine between them."
 )
@@ -42,12 +41,20 @@ def run_sentences(figures: RunFigures) -> list[str]:
     sentences = [f"{said}."]
     if figures.warmup or figures.profiled:
         left = [
-            f"the first {fmt.counted(figures.warmup, 'step')} (warm-up)" if figures.warmup else "",
+            f"the first {'step' if figures.warmup == 1 else f'{figures.warmup:,} steps'} (warm-up)"
+            if figures.warmup
+            else "",
             f"{figures.profiled:,} profiled {'step' if figures.profiled == 1 else 'steps'}" if figures.profiled else "",
         ]
         sentences.append(f"Left out of all figures but the phases: {' and '.join(filter(None, left))}.")
     for finding in figures.findings.itertuples():
         sentences.append(str(finding.evidence))
+    if figures.load is not None:
+        load, cpus = figures.load
+        sentences.append(
+            f"The machine was busy: a mean load of {load:.1f} on {fmt.counted(cpus, 'CPU')}. Step times and slow steps "
+            "may come from other programs."
+        )
     if figures.verdict.startswith("Too few"):
         sentences.append("30 steps after the warm-up are needed.")
     elif figures.findings.empty:
@@ -87,8 +94,8 @@ def run_text(figures: RunFigures, steps: pd.DataFrame, width: int = 100) -> str:
     action = next_step(figures)
     if action:
         lines += escape.bullets([f"Next: {action}"], width)
-    parts = [lines, _phase_lines(figures, width), _strip_lines(steps, width)]
-    parts += [_memory_lines(figures, width), _window_lines(figures, width), _slow_lines(figures)]
+    parts = [lines, _phase_lines(figures, width), _strip_lines(figures, steps, width)]
+    parts += [_memory_lines(figures, width), _window_lines(figures, width), _slow_lines(figures, width)]
     return "\n\n".join("\n".join(line.rstrip() for line in part) for part in parts if part)
 
 
@@ -112,8 +119,8 @@ def _phase_lines(figures: RunFigures, width: int) -> list[str]:
     return ["Where the run's time went", bars.stacked(marks, shares, width), *bars.legend(_marks(figures), width)]
 
 
-def _strip_lines(steps: pd.DataFrame, width: int) -> list[str]:
-    columns = strip(steps, width)
+def _strip_lines(figures: RunFigures, steps: pd.DataFrame, width: int) -> list[str]:
+    columns = strip(steps, width, figures.slow["step"])
     if len(columns) < 2:
         return []
     heights = columns["wall_ms"].fillna(0.0).astype(float)
@@ -131,12 +138,7 @@ def _strip_lines(steps: pd.DataFrame, width: int) -> list[str]:
 def _sign(row: object) -> str:
     if getattr(row, "profiled"):  # noqa: B009 a row of a frame has no such attribute for type checkers
         return "^"
-    return "!" if _stands_out(row) else " "
-
-
-def _stands_out(row: object) -> bool:
-    slowest, usual = (fmt.known(getattr(row, name)) for name in ("slowest_ms", "wall_ms"))
-    return slowest is not None and usual is not None and slowest > _STANDS_OUT * usual
+    return "!" if getattr(row, "slow") else " "  # noqa: B009
 
 
 def _memory_rows(figures: RunFigures) -> Iterator[tuple[str, str, str]]:
@@ -172,7 +174,7 @@ def _window_words(figures: RunFigures) -> Iterator[str]:
 
 def _window_lines(figures: RunFigures, width: int) -> list[str]:
     lines = escape.bullets(_window_words(figures), width)
-    return ["Profiled windows", *lines] if lines else []
+    return [_WINDOWS_ARE, *lines] if lines else []
 
 
 def _slow_rows(figures: RunFigures) -> list[tuple[str, str, str, str]]:
@@ -182,9 +184,18 @@ def _slow_rows(figures: RunFigures) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _slow_lines(figures: RunFigures) -> list[str]:
+def _slow_lines(figures: RunFigures, width: int) -> list[str]:
     rows = [f"{step:>12} {at:>9} {took:>12} {waited:>18}" for step, at, took, waited in _slow_rows(figures)]
-    return [f"{'Slowest steps':>13}{'at':>9} {'took':>12} {'waiting for data':>18}", *rows] if rows else []
+    if not rows:
+        return []
+    title = escape.wrapped(_slow_title(figures), width)
+    return [*title, f"{'step':>12} {'at':>9} {'took':>12} {'waiting for data':>18}", *rows]
+
+
+def _slow_title(figures: RunFigures) -> str:
+    found = len(figures.slow)
+    rest = f"; the slowest {_MOST_SLOW} of {found:,}" if found > _MOST_SLOW else ""
+    return f"Slow steps: far slower than those around them{rest}"
 
 
 def run_html(figures: RunFigures, steps: pd.DataFrame) -> str:
@@ -198,22 +209,22 @@ def run_html(figures: RunFigures, steps: pd.DataFrame) -> str:
         body += tables.full_bar(list(zip(marks, shares, strict=True)), sum(shares))
         rows = [(tables.keyed(mark), escape.html(ms), escape.html(share)) for mark, ms, share in _marks(figures)]
         body += tables.table("Where the run's time went", ["phase", "time", "share"], rows)
-    body += _strip_svg(steps)
+    body += _strip_svg(figures, steps)
     memory = [tuple(map(escape.html, row)) for row in _memory_rows(figures)]
     if memory:
         heads = ["memory", "peak", "growth"]
         body += tables.table("Memory, growth with its 95 % interval", heads, memory)
     windows = "".join(f"<li>{escape.html_sentence(words)}</li>" for words in _window_words(figures))
-    body += f'<p class="pf-small">Profiled windows</p><ul>{windows}</ul>' if windows else ""
+    body += f'<p class="pf-small">{escape.html_sentence(_WINDOWS_ARE)}</p><ul>{windows}</ul>' if windows else ""
     slow = [tuple(map(escape.html, row)) for row in _slow_rows(figures)]
     if slow:
-        body += tables.table("Slowest steps", ["step", "at", "took", "waiting for data"], slow)
+        body += tables.table(_slow_title(figures), ["step", "at", "took", "waiting for data"], slow)
     return framed(body, narrow=True)
 
 
-def _strip_svg(steps: pd.DataFrame) -> str:
+def _strip_svg(figures: RunFigures, steps: pd.DataFrame) -> str:
     """All steps as one strip: the median of each column, its wait below, slow steps and profiled windows marked."""
-    columns = strip(steps, _COLUMNS)
+    columns = strip(steps, _COLUMNS, figures.slow["step"])
     if len(columns) < 2:
         return ""
     each, top = _WIDTH / len(columns), float(columns["wall_ms"].max()) or 1.0
@@ -226,7 +237,7 @@ def _strip_svg(steps: pd.DataFrame) -> str:
         waited, whole = (_HEIGHT * min(1.0, ms / top) for ms in (data, wall))
         paths["data"] += _box(x, _HEIGHT - waited, each, waited)
         paths["step"] += _box(x, _HEIGHT - whole, each, whole - waited)
-        if _stands_out(row):
+        if row.slow:
             paths["slow"] += f"M{x + each / 2:.1f} -1l3 -6h-6z"
     looks = {
         "data": f'fill="{palette.RUN["data"].colour}"',
@@ -287,7 +298,7 @@ def changes_sentences(changes: RunChanges) -> list[str]:
 def _signed(row: pd.Series) -> str:
     """A change in milliseconds with its interval: ``+1.20 ms [1.10, 1.30]``."""
     ms = float(row["change_ms"])
-    return ("+" if ms > 0 else "") + fmt.interval(ms, (row["low_ms"], row["high_ms"]))
+    return ("+" if ms > 0 else "") + fmt.interval(ms, (row["low_ms"], row["high_ms"])).replace("-", fmt.MINUS)
 
 
 def _change_rows(changes: RunChanges) -> Iterator[tuple[str, str, str, str]]:

@@ -94,7 +94,8 @@ class Changes:
     places : tuple of int
         Indices of the first sample after each jump; empty otherwise.
     levels : tuple of float
-        The median before, between and after jumps; at the start and the end of a drift; of everything if steady.
+        The geometric mean of the blocks' medians before, between and after jumps; at the start and the end of a drift;
+        the median of everything if steady.
     ratio : Centre
         The last level over the first, with its 95 % interval; 1 if steady.
     """
@@ -130,7 +131,8 @@ def changes_in(times: Samples) -> Changes | None:
         first, last = line.at(np.array([0.0, len(logs) - 1.0]))
         ratio = Centre(*(math.exp(each * (len(logs) - 1)) for each in (line.slope, line.low, line.high)))
         return Changes("drift", (), (math.exp(first), math.exp(last)), ratio)
-    levels = tuple(math.exp(float(np.median(logs[part]))) for part in parts)
+    # Means, as the interval of their ratio is about: medians of uneven levels can lie outside it.
+    levels = tuple(math.exp(float(np.mean(logs[part]))) for part in parts)
     apart = difference(mean_of_blocks(logs[parts[0]]), mean_of_blocks(logs[parts[-1]]))
     ratio = Centre(levels[-1] / levels[0], *(math.exp(min(700.0, edge)) for edge in apart[1:]))
     places = tuple(_edge(values, ends, place, levels[n], levels[n + 1]) for n, place in enumerate(found))

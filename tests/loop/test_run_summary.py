@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from perfnb.loop import run_summary
 from perfnb.loop.record import RunRecorder
 from perfnb.loop.run import RunSummary, summarise
 from perfnb.recording.folder import load_meta
-from tests.loop.planted_runs import MIB, run, steady_memory, usual
+from tests.loop.planted_runs import MIB, recorded, run, steady_memory, usual
 
 pytestmark = pytest.mark.usefixtures("clock")
 N = 2000
@@ -150,7 +151,7 @@ def test_warm_up_is_left_out() -> None:
     wall[:2] = 900, 30
     found = run(wall)
     assert found.verdict == "Steady"
-    assert "first 2 steps (warm-up)" in " ".join(found.sentences)
+    assert "the first 2 steps (warm-up)" in " ".join(found.sentences)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 29])
@@ -197,6 +198,50 @@ def test_whether_windows_were_typical() -> None:
     assert traced["typical"].tolist() == [True]
     few = run(usual(20), windows=[(5, 8)]).windows
     assert few["typical"].isna().all()
+
+
+def test_typical_is_what_the_ratio_says() -> None:
+    wall = usual(N)
+    wall[:40:2] *= 3  # a wide run
+    wall[300:320], wall[600:620], wall[900:920] = 1.0, 11.1, 13.0
+    text = str(run(wall, windows=[(300, 320), (600, 620), (900, 920)]))
+    assert "0.8 to 1.25 × the run's median" in text
+    assert [
+        f"Step {at} (20 steps): {word} of the run" in text
+        for at, word in ((300, "not typical"), (600, "typical"), (900, "not typical"))
+    ] == [True] * 3
+
+
+def test_a_jump_between_uneven_levels_has_its_ratio_inside_the_interval() -> None:
+    wall = usual(N)
+    wall[:800] = np.where(np.arange(800) // 33 % 3, 1.3, 9.0)
+    wall[800:] *= 2.7
+    ratio = run(wall)._figures.changes.ratio  # type: ignore[union-attr]
+    assert ratio.low <= ratio.estimate <= ratio.high
+
+
+def test_the_strip_marks_the_slow_steps_that_are_listed() -> None:
+    wall = usual(N)
+    wall[500:700] *= np.where(np.arange(200) % 3, 1.0, 2.2)  # a rough patch, slow by itself
+    wall[[1003, 1503]] = 90.0
+    found = run(wall)
+    columns = run_summary.strip(found.steps, 100, found.slow["step"])
+    assert columns.index[columns["slow"]].tolist() == sorted({step * 100 // N for step in found.slow["step"]})
+    text = str(found)
+    assert text.count("!") - 1 == columns["slow"].sum()
+    assert "far slower than those around them" in text
+
+
+def test_a_busy_machine_is_told_and_lowers_confidence() -> None:
+    wall = usual(N)
+    wall[150::100] += 90
+    kept = recorded(wall)
+    kept.facts.update(load=6.5, cpus=4)
+    busy = RunSummary(kept)
+    assert "busy: a mean load of 6.5 on 4 CPUs" in " ".join(busy.sentences)
+    assert busy.findings["confidence"].tolist() == ["low"]
+    kept.facts.update(load=4.5)
+    assert "busy" not in str(RunSummary(kept))
 
 
 def test_waits_that_nobody_measured_are_not_zero() -> None:
@@ -285,4 +330,9 @@ def test_two_runs_alike_and_two_too_short() -> None:
 def test_the_format_of_a_saved_run(tmp_path: Path) -> None:
     from perfnb.loop.run import RUN
 
-    assert load_meta(RUN, run(usual(40)).save(tmp_path / "r"))["steps"] == 40
+    path = run(usual(40)).save(tmp_path / "r")
+    assert load_meta(RUN, path)["steps"] == 40
+    earlier = json.loads((path / "run.json").read_text())
+    del earlier["meta"]["load"], earlier["meta"]["cpus"]
+    (path / "run.json").write_text(json.dumps(earlier))
+    assert "busy" not in str(perfnb.load(path))

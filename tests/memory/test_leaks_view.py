@@ -91,8 +91,8 @@ def test_a_leak_is_said_where_it_is_the_verdict_and_nowhere_else(name):
     ("slope", "text"),
     [
         (KEPT, "1.00 MiB per step [1.00, 1.00]"),
-        (NOISY, "0 B per step [-700, 900]"),
-        (Slope(-3 * MIB, -4 * MIB, 1000, 40), "-3.00 MiB per step [-4.00, 0.000954]"),
+        (NOISY, "0 B per step [−700, 900]"),
+        (Slope(-3 * MIB, -4 * MIB, 1000, 40), "−3.00 MiB per step [−4.00, 0.000954]"),
         (Slope(1023.9, 0, 1024, 40), "1.00 KiB per step [0, 1.00]"),
         (Slope(2048, None, None, 5), "2.00 KiB per step"),
     ],
