@@ -22,7 +22,13 @@ MOST_MODULES = 25
 #: Folders that hold one module per lab, and so grow with their subject.
 MAY_GROW = ("labs",)
 #: Public objects that are handed tensors or models by the user and show what they made of them.
-BINDS: tuple[str, ...] = ("bench/self_check.py", "memory/estimate/estimate.py", "models/architectures.py")
+BINDS: tuple[str, ...] = (
+    "bench/self_check.py",
+    "inference/compare_inference.py",
+    "memory/estimate/estimate.py",
+    "models/architectures.py",
+    "remedies/try_levers.py",
+)
 
 DRAWING = {"matplotlib", "IPython", "anywidget", "ipywidgets"}
 TAG = re.compile(

@@ -193,7 +193,7 @@ def _simulated(ms: Any) -> str:
 
 
 def _rows(found: Latency) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for _, row in found.curve.iterrows():
         p95, p99 = (_time(row, name) for name in ("p95", "p99"))
         times = (fmt.duration(row["p50_ms"]), p95, p99, fmt.duration(row["wait_ms"]))
