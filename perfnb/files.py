@@ -35,6 +35,22 @@ _STALE_S = 3600.0
 _TRIES = 10
 
 
+def require_writable(folder: Path) -> None:
+    """Refuse a folder, there or to be made, in which nothing can be written.
+
+    Raises
+    ------
+    RecordingError
+    """
+    there = usable(folder).absolute()
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise RecordingError(f"Nothing can be saved in {_short(folder)}: {_short(there)} is not a folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RecordingError(f"Nothing can be saved in {_short(folder)}: {_short(there)} cannot be written to.")
+
+
 def usable(path: str | os.PathLike[str]) -> Path:
     """Return the path with ``~`` expanded, whether or not anything exists there.
 

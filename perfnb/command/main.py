@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pkgutil import resolve_name
 
 import perfnb
@@ -52,6 +53,8 @@ def main(words: Sequence[str] | None = None) -> int:
     command = commands.get(given[0]) if given else None
     if command is None:
         parser = _parser(commands.values())
+        if given and (close := get_close_matches(given[0], commands, 1)):
+            parser.error(f"there is no command {given[0]!a}: did you mean {close[0]}?")
         parser.parse_args(given)
         parser.print_help(sys.stderr)
         return WRONG

@@ -34,8 +34,15 @@ def say(text: str) -> None:
         print_text(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered would fail again when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
+    except OSError as error:
+        _give_up_output()
+        raise WrongUse(f"the output could not be written: {os.strerror(error.errno or 0)}.") from None
+
+
+def _give_up_output() -> None:
+    # What is still buffered would fail again when Python exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say_json(value: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
 COMMAND = SubCommand(
     name="ranks",
     summary="Show the ranks of one job side by side, from their traces.",
-    usage="perfnb ranks FOLDER [--html OUT] [--json]",
+    usage="perfnb ranks FOLDER... [--html OUT] [--json]",
     more=_MORE,
     add_options=_options,
     run=_run,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import itertools
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from perfnb.command.output import columns
 from perfnb.command.script import require_program, run_as_main
 from perfnb.command.sub_command import SubCommand, WrongUse
+from perfnb.files import require_writable
 
 if TYPE_CHECKING:
     from perfnb.loop.driver import LoopProfiler
@@ -26,7 +28,8 @@ the run, each executed once. Its output, arguments, exit code, tracebacks and Ct
 python SCRIPT. The report follows on standard error when the script has ended, or was interrupted.
 
 A step ends when the first optimizer that stepped has stepped again, and the next one starts where
-the loop asks its DataLoader for the next batch; without a DataLoader, right there. --steps-by last
+the loop asks its DataLoader for the next batch; without a DataLoader, right there. With one, what
+the loop does after optimizer.step(), such as logging, is in no step. --steps-by last
 ends it with the optimizer that came last, as a GAN with two needs; --steps-by batch with the next
 batch, as a loop without an optimizer needs.
 
@@ -72,13 +75,41 @@ def _run(options: argparse.Namespace) -> int | BaseException:
     require_program(program)
     _require_windows(options)
     name = Path(program[0]).stem if program[0] != "-m" else program[1]
-    report = _Report(Path(options.save or Path("runs") / f"{name}_{time.strftime('%Y%m%d_%H%M%S')}"), name)
+    if options.save is None:
+        made = _new_folder(Path("runs"), f"{name}_{time.strftime('%Y%m%d_%H%M%S')}")
+    else:
+        made = []
+        require_writable(Path(options.save))
+    report = _Report(made[0] if made else Path(options.save), name, made)
     steps = ScriptSteps(lambda loader: report.start(loader, options), options.steps_by)
     atexit.register(report.tell)  # first, so that what the script has registered runs before it
-    with steps.installed():
-        ended = run_as_main(program)
+    try:
+        with steps.installed():
+            ended = run_as_main(program)
+    except WrongUse:
+        report.remove_empty_folder()
+        raise
     report.finish(steps, options)
     return 0 if ended is None else ended
+
+
+def _new_folder(parent: Path, name: str) -> list[Path]:
+    """Make a folder for this run alone, also if another one starts in the same second; ranks of a job share one.
+
+    Return what was made: the folder, and its parent if that was not there.
+    """
+    require_writable(parent / name)
+    made = [] if parent.exists() else [parent.absolute()]
+    parent.mkdir(parents=True, exist_ok=True)
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    for number in itertools.count(1):
+        folder = parent / (name if number == 1 else f"{name}_{number}")
+        try:
+            folder.mkdir(exist_ok=not alone)
+        except FileExistsError:
+            continue
+        return [folder.absolute(), *made]
+    raise AssertionError
 
 
 def _require_windows(options: argparse.Namespace) -> None:
@@ -91,9 +122,9 @@ def _require_windows(options: argparse.Namespace) -> None:
 class _Report:
     """What is said when the script has ended."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, made: list[Path]) -> None:
         self._start = Path.cwd()  # the script may go elsewhere
-        self._folder, self._name = folder.absolute(), name
+        self._folder, self._name, self._made = folder.absolute(), name, made
         self._driver: LoopProfiler | None = None
         self._recorder: RunRecorder | None = None
         self._process = os.getpid()
@@ -125,6 +156,13 @@ class _Report:
             self._text = "\n\n".join(self._parts(steps, options))
         except Exception as error:
             self._text = f"perfnb run: there is no report: {type(error).__name__}: {error}"
+        self.remove_empty_folder()
+
+    def remove_empty_folder(self) -> None:
+        """Leave nothing behind if nothing was saved."""
+        with suppress(OSError):  # it has contents, or was never made
+            for folder in self._made:
+                folder.rmdir()
 
     def _parts(self, steps: ScriptSteps, options: argparse.Namespace) -> list[str]:
         from perfnb.draw import escape
@@ -153,10 +191,12 @@ class _Report:
                 f"{driver.length} after the first {min(options.at):,}. Try --at {min(last, 10)}."
             )
         if steps.optimizers > 1 and options.steps_by == "first":
-            notes.append(
+            parts.insert(
+                0,
                 f"{steps.optimizers} optimizers stepped; each step here ends with the first. Work after it, before "
-                "the next batch, is in no step: --steps-by last ends steps with the other."
+                "the next batch, is in no step: --steps-by last ends steps with the other.",
             )
+            parts[0] = "\n".join(escape.wrapped(parts[0], width))
         parts.append("\n".join(line for note in notes for line in escape.wrapped(escape.plain(note, 2000), width)))
         return parts
 

@@ -8,6 +8,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -53,7 +54,22 @@ def require_program(program: Sequence[str]) -> None:
 def _run_module(name: str, args: Sequence[str]) -> None:
     _set_first_path(os.getcwd())
     sys.argv[:] = [name, *args]  # runpy replaces the first by the file
+    _require_module(name)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _require_module(name: str) -> None:
+    """Refuse a module that does not exist; whatever else its package raises is for the user."""
+    try:
+        found = find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        found = False
+    except ValueError:  # a module without a specification: running it says what is wrong
+        found = True
+    if not found:
+        raise WrongUse(f"there is no module {name}: give the name that python -m takes, or a Python script.")
 
 
 def _run_file(program: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ examples:
   perfnb show trace.json.gz
   perfnb show step.perfnb --html step.html
   perfnb show trace.json.gz --open
-  perfnb show step.perfnb --json | jq '.step.median_ms'
+  perfnb show step.perfnb --json | jq '.timing.median_ms'
 
 exit codes: 0 shown; 2 FILE cannot be read"""
 
@@ -30,6 +30,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from perfnb.command.as_json import facts_of
+    from perfnb.loop.kept_run import profiles_beside
     from perfnb.profile.loading import load
 
     require_one_form(options)
@@ -47,6 +48,8 @@ def _run(options: argparse.Namespace) -> int:
         say_json(facts_of(found))
     else:
         say(found._text(columns()))
+        if inside := profiles_beside(options.file):
+            say(f"\nProfiles in the same folder, for perfnb show: {', '.join(inside)}")
     return 0
 
 

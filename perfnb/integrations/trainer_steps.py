@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfnb.arguments import shown
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept_run import KeptRun
 from perfnb.loop.record import RunRecorder
@@ -36,6 +38,8 @@ class TrainerSteps:
         on_done: Callable[[Profile], Any] | None,
         options: Mapping[str, Any],
     ) -> None:
+        if unknown := sorted(options.keys() - signature(LoopProfiler).parameters.keys()):
+            raise TypeError(f"ProfileCallback has no option {shown(unknown[0])}; it takes those of perfnb.profiled.")
         self._recorder = RunRecorder(str(options.get("name", "training")))
         self.driver = LoopProfiler(at, every, save, on_done, **options, recorder=self._recorder)
         self._kept_run = KeptRun(self._recorder, self.driver.profiles, save)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import overload
 
 from perfnb.errors import RecordingError
-from perfnb.files import usable
+from perfnb.files import require_writable, usable
 from perfnb.profile.profile import Profile
 from perfnb.recording.job import place_of_rank, tell_of_ranks
 from perfnb.recording.storage import SavedProfile
@@ -30,6 +30,8 @@ class KeptProfiles(Sequence[Profile]):
         self.paths: list[Path] = []
         # The loop may change the working folder.
         self._folder = None if save is None else usable(save).absolute()
+        if self._folder is not None:
+            require_writable(self._folder)
         self._keep_trace = keep_trace
         #: Each profile, or where it is saved.
         self._kept: list[Profile | Path] = []
@@ -62,6 +64,8 @@ class KeptProfiles(Sequence[Profile]):
     def __getitem__(self, place: int | slice) -> Profile | list[Profile]:
         if isinstance(place, slice):
             return [self[one] for one in range(len(self))[place]]
+        if not self._kept:
+            raise IndexError("there is no profile yet: no window of profiled steps has ended.")
         kept = self._kept[place]
         return Profile(SavedProfile(kept)) if isinstance(kept, Path) else kept
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfnb.arguments import shown
+from perfnb.draw import escape
 from perfnb.draw.progress import Progress
 from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate, usable
@@ -135,8 +137,19 @@ def _unknown(source: Path) -> RecordingError | TraceError:
     if source.is_file():
         return TraceError(f"{source} is not a file that perfnb can read ({looks_like(source)}): {reads}.")
     if source.is_dir():
+        if inside := _inside(source):
+            return RecordingError(f"{source} is a folder with {', '.join(inside)}: give one of them.")
         return RecordingError(f"{source} holds neither a saved profile (no {PROFILE.meta}) nor traces: {reads}.")
     return RecordingError(f"{source} is a pipe or a device: {reads}.")
+
+
+def _inside(source: Path) -> list[str]:
+    """Names of what `load` reads among the folders in a folder, a few of them."""
+    with suppress(OSError):
+        folders = [one for one in sorted(source.iterdir())[:100] if one.is_dir()]
+        names = [escape.plain(one.name, 60) for one in folders if any(each.recognise(one) for each in loaders())]
+        return [*names[:5], "others"] if len(names) > 5 else names
+    return []
 
 
 def _trace(path: Path, limits: Limits, _: Executor | None) -> Profile:

@@ -356,12 +356,13 @@ def _no_json(source: str, start: bytes, length: int) -> TraceError:
     """Say what a text is that starts with neither an object nor a list."""
     if not start.strip(b" \t\r\n"):
         return _no_trace(source, "it contains only blanks" if length else "it is empty", "record it again")
-    letters = start.replace(b"\0", b"")
-    if not letters:
+    if not start.strip(b"\0"):
         return _no_trace(source, "it contains null bytes instead of text", _AGAIN)
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
-    if marked or (letters[0] in b"{[ \t\r\n" and len(letters) < len(start)):
+    if marked or not any(start[:8:2]) or not any(start[1:8:2]):
         return _no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
+    if any(byte < 9 for byte in start):
+        return _no_trace(source, f"it is binary, not text: it starts with {ascii(start)[1:]}", "give another file")
     return _no_trace(source, f"it starts with {ascii(start)[1:]}, not a JSON object or list", "give another file")
 
 

@@ -41,7 +41,8 @@ def test_without_a_command_it_shows_the_help_and_fails() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("shov", "x"), "invalid choice: 'shov'"),
+        (("shov", "x"), "there is no command 'shov': did you mean show?"),
+        (("zzz", "x"), "invalid choice: 'zzz'"),
         (("show",), "perfnb show: error: the following arguments are required: FILE"),
         (("show", "a", "--htm", "b"), "perfnb show: error: unrecognized arguments: --htm b"),
         (("compare", "a", "b", "--fail-if-slower", "-3"), "--fail-if-slower"),

@@ -192,6 +192,35 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert json.loads(perfnb("show", "a/run", "--json", cwd=tmp_path).stdout)["kind"] == "RunSummary"
 
 
+def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfnb.command.run import _new_folder
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert _new_folder(tmp_path / "runs", "gan") == [tmp_path / "runs" / "gan", tmp_path / "runs"]
+    assert _new_folder(tmp_path / "runs", "gan") == [tmp_path / "runs" / "gan_2"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert _new_folder(tmp_path / "runs", "gan") == [tmp_path / "runs" / "gan"]
+
+
+def test_the_folder_of_a_run_shows_it_and_names_the_profiles(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "60"))
+    assert perfnb("run", "--at", 5, "--save", "kept", "loop.py", cwd=tmp_path).returncode == 0
+    done = perfnb("show", "kept", cwd=tmp_path)
+    assert done.stdout.startswith("perfnb · whole run · loop")
+    assert done.stdout.endswith("Profiles in the same folder, for perfnb show: kept/step_000005\n")
+
+
+def test_a_module_that_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import missing_too")
+    for name in ("nosuch.mod", "nosuch"):
+        done = perfnb("run", "-m", name, cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert f"perfnb run: there is no module {name}" in done.stderr
+    assert perfnb("run", "-m", "package.mod", cwd=tmp_path).returncode == 1, "its own error"
+    assert [path.name for path in tmp_path.iterdir()] == ["package"]
+
+
 def test_each_rank_keeps_its_own_run(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "60"))
     for rank in (0, 1):

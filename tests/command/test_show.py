@@ -52,6 +52,29 @@ def test_a_reader_that_leaves_is_no_error(profile: Path) -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_output_that_cannot_be_written_is_told(profile: Path, form: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("show", profile, *form),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (
+        2, "perfnb show: the output could not be written: No space left on device.\n"
+    )  # fmt: skip
+
+
+def test_a_folder_of_profiles_names_them(profile: Path) -> None:
+    done = perfnb("show", profile.parent)
+    assert done.returncode == 2
+    assert "is a folder with p: give one of them" in done.stderr
+
+
 def test_json_holds_the_tables(profile: Path) -> None:
     done = perfnb("show", profile, "--json")
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import perfnb
+from perfnb.errors import RecordingError
 from perfnb.loop.kept_run import KeptRun, keep_run
 from perfnb.loop.profiled import ProfiledLoop
 from tests.command.processes import environment
@@ -95,16 +96,29 @@ def test_of_several_loops_the_last_is_told_of(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").touch()
     training = Training(20)
     loop = perfnb.profiled(
         training.batches, at=5, steps=2, traced=1, memory=False, flops=False, save=tmp_path / "file" / "runs"
     )
+    (tmp_path / "file").touch()  # in the meantime
     with pytest.warns(RuntimeWarning, match="perfnb: kept in memory: The profile cannot be written"):
         run_through(loop, training)
     assert loop.profiles.paths == []
     assert loop.profiles[0].timing.steps == 2
     assert told(loop, capsys).startswith("perfnb: the run was not saved: RecordingError: ")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_loop(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RecordingError, match=r"Nothing can be saved in .*file is not a folder"):
+        perfnb.profiled(range(20), save=tmp_path / "file" / "runs")
+    perfnb.profiled(range(20), save=tmp_path / "new" / "runs")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is made before there is something to save"
+
+
+def test_no_profile_yet_is_said_so() -> None:
+    with pytest.raises(IndexError, match="no profile yet"):
+        perfnb.profiled(range(20)).profiles[0]
 
 
 def test_a_hostile_folder_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
