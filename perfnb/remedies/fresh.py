@@ -79,9 +79,18 @@ def time_fresh(
         raise CaptureError("The step cannot be imported in a new process.")
     settings = (Setting(), setting)
     begin = time.perf_counter()
-    columns = [[_milliseconds(each, order, subject) for each in settings]]
-    round_s = time.perf_counter() - begin
     fewest = fewest_rounds(1)
+    # A script runs again in each process, for as long as it takes; none may take more than its share.
+    patience_s = (1 + _SLACK) * budget_s / (2 * fewest)
+    try:
+        columns = [[_milliseconds(each, order, subject, patience_s) for each in settings]]
+    except subprocess.TimeoutExpired:
+        words = " ".join(f"{name}={value}" for name, value in setting.env.items())
+        raise CaptureError(
+            f"a new process takes more than {patience_s:.1f} s to get to the step, too long for {2 * fewest} of them "
+            f"in the budget: raise budget_s{words and f', or try it yourself: start Python with {words}'}"
+        ) from None
+    round_s = time.perf_counter() - begin
     if fewest * round_s > (1 + _SLACK) * budget_s:
         raise CaptureError(
             f"{fewest} pairs of new processes take about {fewest * round_s:.0f} s, more than the budget leaves: raise "
@@ -95,7 +104,9 @@ def time_fresh(
     return np.array(columns).T
 
 
-def _milliseconds(setting: Setting, order: Mapping[str, Any], subject: Subject) -> float:
+def _milliseconds(
+    setting: Setting, order: Mapping[str, Any], subject: Subject, patience_s: float = _PATIENCE_S
+) -> float:
     __tracebackhide__ = True
     with tempfile.TemporaryDirectory(prefix="perfnb-") as folder:
         result = Path(folder) / "result.json"
@@ -108,7 +119,7 @@ def _milliseconds(setting: Setting, order: Mapping[str, Any], subject: Subject) 
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                timeout=_PATIENCE_S,
+                timeout=patience_s,
                 check=False,
             )
         if not result.exists():

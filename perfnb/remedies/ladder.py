@@ -11,6 +11,8 @@ from perfnb.stats.intervals import Floats
 
 #: A lever that makes the step so many times slower in rounds that warm up is not timed further.
 HOPELESS = 5.0
+#: Share of the budget for confirming.
+CONFIRM_SHARE = 0.25
 #: Smallest change of the peak of memory that matters; it hardly varies from step to step.
 MEMORY_MATTERS = 0.01
 
@@ -106,6 +108,28 @@ def affordable(plan: Plan, in_blocks: Sequence[bool], step_s: float, budget_s: f
         if steps * step_s + len(tried) * each_s <= budget_s:
             chosen = tried
     return chosen
+
+
+def budget_for(
+    plan: Plan, in_blocks: Sequence[bool], step_s: float, spent_s: float, each_s: float = 0.0, confirm: bool = True
+) -> int:
+    """About how many seconds would do for all levers; as in `affordable`, after what is spent before."""
+    least = plan.confirming() * step_s if confirm else 0.0
+    low, high = 0.0, 1.0
+    while len(affordable(plan, in_blocks, step_s, high, each_s)) < len(in_blocks):
+        low, high = high, 2 * high
+    while high - low > 0.02 * high:
+        middle = (low + high) / 2
+        enough = len(affordable(plan, in_blocks, step_s, middle, each_s)) == len(in_blocks)
+        low, high = (low, middle) if enough else (middle, high)
+    return math.ceil(1.2 * (spent_s + max(high / (1 - CONFIRM_SHARE if confirm else 1.0), high + least)))
+
+
+def as_its_interval(verdict: str, interval: tuple[float, float] | None) -> str:
+    """A verdict that agrees with the interval beside it: Holm's test may see what a simultaneous interval does not."""
+    if verdict in ("faster", "slower") and interval is not None and interval[0] <= 1 <= interval[1]:
+        return "inconclusive"
+    return verdict
 
 
 def memory_verdict(peak: int | None, own: int | None) -> str:

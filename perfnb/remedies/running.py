@@ -15,15 +15,19 @@ from perfnb.bench.design import SEED
 from perfnb.bench.quality import RESOURCES, Loss
 from perfnb.bench.values import DIFFERENT, UNCHECKED
 from perfnb.remedies.ladder import (
+    CONFIRM_SHARE,
     HOPELESS,
     MEMORY_MATTERS,
     Confirmed,
     Plan,
     Trial,
     affordable,
+    as_its_interval,
+    budget_for,
     fewest_rounds,
     keepable,
     memory_verdict,
+    plan_for,
 )
 from perfnb.remedies.lever import Lever, Switch, lines_of
 from perfnb.remedies.subject import Subject
@@ -42,9 +46,9 @@ from perfnb.remedies.values import Yardstick, measure_yardstick
 from perfnb.stats.comparisons import compare_with_first
 from perfnb.stats.intervals import Floats
 
-#: Share of the budget for confirming.
-_CONFIRM_SHARE = 0.25
-_NO_TIME = "no time within the budget: raise budget_s, or name fewer levers"
+#: Steps more before levers are tried if there is time for everything.
+_MORE = 10
+_NO_TIME = "no time within the budget: raise budget_s{}, or name fewer levers"
 _HOPELESS = f"too slow to keep timing: more than {HOPELESS:.0f} times the step's time in its first rounds"
 _UNCONFIRMED = "no time was left to confirm it: raise budget_s"
 
@@ -67,6 +71,10 @@ class Run:
     yardstick: Yardstick | None = None
     plan: Plan = field(default_factory=Plan)
     rounds: int = 0
+    budget_s: float = 0.0
+    #: Milliseconds of the step as it is, and with its batch, in the rounds that levers are compared in.
+    own_ms: float | None = None
+    fed_ms: float | None = None
 
     @property
     def left_s(self) -> float:
@@ -104,14 +112,20 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
         trials[lever.name] = Trial(lever.name, "not tried", why_not=lever.refuses(run.subject), bound_ms=bound)
     possible = [lever for lever in levers if not trials[lever.name].why_not]
     judged_s = _measure_own(run) if possible else 0.0
-    kept_s = max(_CONFIRM_SHARE * run.left_s, run.plan.confirming() * run.step_s) if confirm else 0.0
+    kept_s = max(CONFIRM_SHARE * run.left_s, run.plan.confirming() * run.step_s) if confirm else 0.0
     works_ahead = [lever.in_blocks for lever in possible]
     within = affordable(run.plan, works_ahead, run.step_s, run.left_s - kept_s, judged_s)
     if not within:  # one that cannot be confirmed says more than none
         within, kept_s = affordable(run.plan, works_ahead, run.step_s, run.left_s, judged_s)[:1], 0.0
+    if len(within) < len(possible):
+        spent_s = max(0.0, run.budget_s - run.left_s)
+        need = budget_for(run.plan, works_ahead, run.step_s, spent_s, judged_s, confirm)
+        if (fuller := plan_for(run.goal, run.step_s, need - spent_s)) != run.plan:  # which takes more steps
+            need = budget_for(fuller, works_ahead, run.step_s, spent_s + _MORE * run.step_s, judged_s, confirm)
+        said = f" (about {need:,} s would do for all)" if need > run.budget_s else ""
     for place, lever in enumerate(possible):
         if place not in within:
-            trials[lever.name].why_not = _NO_TIME
+            trials[lever.name].why_not = _NO_TIME.format(said)
     with ExitStack() as stack:
         ready = []
         for lever in (possible[place] for place in within):
@@ -126,8 +140,10 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
         good = _good(run, ready, trials)
         confirmed = _confirm(run, good, trials) if confirm else None
         if not confirm:
+            families: set[str] = set()
             for one in good:
-                trials[one.lever.name].unconfirmed = True
+                trials[one.lever.name].unconfirmed = one.lever.family not in families
+                families |= {one.lever.family} - {""}
     return Outcome(list(trials.values()), confirmed, run.rounds, run.own_peak, run.yardstick)
 
 
@@ -197,6 +213,7 @@ def _time(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial], kept
     together = [one for one in ready if not one.lever.timed_alone]
     groups = [group for group in (together, *([one] for one in ready if one not in together)) if group]
     times: list[Floats] = []
+    firsts: list[Lever] = []
     timed: list[Prepared] = []
     for place, group in enumerate(groups):
         words = f"try {group[0].lever.name}" if len(group) == 1 else f"try {len(group)} levers"
@@ -205,15 +222,22 @@ def _time(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial], kept
         run.prove(f"timing {', '.join(one.lever.name for one in group)}")
         if left and rows.shape[1] < fewest_rounds(1):
             for one in left:
-                trials[one.lever.name].why_not = trials[one.lever.name].why_not or _NO_TIME
+                trials[one.lever.name].why_not = trials[one.lever.name].why_not or _NO_TIME.format("")
         elif left:
             times.append(rows)
+            firsts.append(left[0].lever)
             timed += left
             run.rounds = max(run.rounds, rows.shape[1])
+    for each, first in zip(times, firsts, strict=True):
+        if first.in_blocks:
+            run.fed_ms = float(np.median(each[0]))
+        elif first.timed is None:
+            run.own_ms = float(np.median(each[0]))
     pairs = [(float(np.median(each[0])), row) for each in times for row in each[1:]]
     for one, (own_ms, row), found in zip(timed, pairs, compare_with_first(*times), strict=True):
         trial = trials[one.lever.name]
-        trial.verdict, trial.ratio, trial.ratio_ci = found.verdict, found.ratio, found.ratio_ci
+        trial.verdict = as_its_interval(found.verdict, found.ratio_ci)
+        trial.ratio, trial.ratio_ci = found.ratio, found.ratio_ci
         trial.saves_ms, trial.times_ms = own_ms * (1 - found.ratio), tuple(row.tolist())
         trial.smallest = found.smallest_detectable
 

@@ -112,6 +112,8 @@ def check(found: Prepared, subject: Subject, yardstick: Yardstick) -> Values:
     lever = found.lever
     if lever.check is not None:
         return lever.check(subject, found.switch)
+    if not yardstick.repeats:
+        return Values(UNCHECKED, None, "the step does not repeat itself: run twice from the same state, results differ")
     values = judge_values(errors_of(subject, found.switch, yardstick), lever.lowers, lever.reorders)
     if values.verdict != UNCHECKED or lever.in_order is None:
         return values

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,11 +47,15 @@ class LeverTrials(Page, Shown):
         own_peak: int | None = None,
         said: str = "",
         confirms: bool = True,
+        fed_ms: float | None = None,
+        load: tuple[float, float] | None = None,
     ) -> None:
         self._trials, self._confirmed, self._name = list(trials), confirmed, name
         self._step_ms, self._rounds = step_ms, rounds
         self._goal, self._own_peak = goal, own_peak
         self._confirms = confirms
+        self._fed_ms = fed_ms  # the step with its batch, where a lever on the loader was timed
+        self._load = load  # of the machine, before, and its CPUs
         self._said = said  # how values were checked, if not against float64
 
     @property
@@ -94,13 +100,24 @@ class LeverTrials(Page, Shown):
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The levers to keep, confirmed together on fresh pairs; empty if none was confirmed."""
+        """The levers to keep, confirmed together on fresh pairs; empty if none was confirmed.
+
+        With ``confirm=False``, those that helped, each by itself.
+        """
+        if not self._confirms:
+            return tuple(one.lever for one in self._trials if one.unconfirmed)
         return () if self._confirmed is None else self._confirmed.levers
 
     @property
     def code(self) -> str:
         """The lines that keep them."""
-        return "\n".join(line for one in self._trials if one.lever in self.best for line in one.code)
+        lines: list[str] = []
+        said = ""  # the last line that says where names exist
+        for line in (line for one in self._trials if one.lever in self.best for line in one.code):
+            if not (line.startswith("# ") and line.endswith(":") and line == said):
+                lines.append(line)
+            said = line if line.startswith("# ") and line.endswith(":") else said
+        return "\n".join(lines)
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
         """What `Journal.add` writes: step times with each lever on, its name, and whether it is kept."""
@@ -241,15 +258,24 @@ def run_trials(
 
     __tracebackhide__ = True
     known = by_name()
+    wanted = [wanted] if isinstance(wanted, str) and wanted in known else wanted
     listed = list(wanted) if isinstance(wanted, Iterable) and not isinstance(wanted, str) else []
     if wanted != "auto" and (not listed or any(each not in list(known) for each in listed)):
-        raise ValueError(f'levers must be "auto" or a list of these: {", ".join(known)}; not {shown(wanted)}.')
+        raise ValueError(
+            f'levers must be "auto" or a list of these: {", ".join(known)}; not {shown(wanted)}.{near(wanted, known)}'
+        )
     if goal not in GOALS:
         raise ValueError(f'goal must be "time" or "memory", not {shown(goal)}.')
     require_quality(quality)
     accepted = limits_of(limits, judged=quality is not None, profiled=True)
     if quality is None and DIFFERENCE in accepted:
         raise ValueError(f"the limit of {DIFFERENCE!r} does not apply here: results are compared with float64.")
+    if isinstance(batches, Iterator):
+        raise TypeError(
+            f"batches is a {type(batches).__name__}, which gives its batches once: pass the loader, a list, or a "
+            "function that returns a new one."
+        )
+    load = machine_load()
     until = time.perf_counter() + budget_s
     loaders = [loader, batches, *(value for _, value in named_values(namespace, DataLoader))]
     positions = kept_positions({id(each): each for each in loaders if isinstance(each, DataLoader)}.values())
@@ -260,8 +286,11 @@ def run_trials(
             step_s = step_seconds(subject, 0.02 * budget_s)
             profiled = not listed and _PROFILE_STEPS * step_s < _PROFILE_SHARE * budget_s
             bounds = _bounds(subject, namespace, goal, _PROFILE_SHARE * budget_s) if profiled else {}
+            if profiled:  # only its steps count, as for compiling
+                until = max(until, time.perf_counter() + (1 - 2 * _PROFILE_SHARE) * budget_s)
             plan = plan_for(goal, step_s, until - time.perf_counter())
             run = Run(subject, step_s, until, progress, prove, goal, listed, quality, accepted, plan=plan)
+            run.budget_s = budget_s
             names = listed or _auto(known, bounds, goal)
             found = try_each(run, [known[each] for each in names], bounds, confirm)
             why_not = _NO_REASON if profiled else _NO_PROFILE
@@ -271,17 +300,43 @@ def run_trials(
                 if name not in names and not listed
             ]
     said = "" if found.yardstick is None else found.yardstick.why_not
+    said = said and f"results compared with the step on another number of threads: {said}"
+    if found.yardstick is not None and not found.yardstick.repeats:
+        said = "results not checked: the step does not repeat itself from the same state"
     return LeverTrials(
         [*found.trials, *others],
         found.confirmed,
-        step_s * 1e3,
+        step_s * 1e3 if run.own_ms is None else run.own_ms,
         name,
         found.rounds,
         goal=goal,
         own_peak=found.own_peak,
         confirms=confirm,
-        said=said and f"results compared with the step on another number of threads: {said}",
+        fed_ms=run.fed_ms,
+        load=load,
+        said=said,
     )
+
+
+def near(wanted: Any, known: Iterable[str]) -> str:
+    """Which lever an unknown name may mean."""
+    names = [wanted] if isinstance(wanted, str) else list(wanted) if isinstance(wanted, Iterable) else []
+    found = [
+        close
+        for name in names
+        if isinstance(name, str)
+        for close in difflib.get_close_matches(name, list(known), n=1)
+        if name not in known
+    ]
+    return f" Did you mean {', '.join(found)}?" if found else ""
+
+
+def machine_load() -> tuple[float, float] | None:
+    """How many threads wanted a CPU in the last minute, and how many CPUs there are; ``None`` if unknown."""
+    try:
+        return os.getloadavg()[0], float(os.cpu_count() or 1)
+    except (OSError, AttributeError):
+        return None
 
 
 def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: float) -> dict[str, float]:

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from perfnb.bench.distances import Results, differ, errors_between, kept
-from perfnb.bench.values import DIFFERENT, SAME, UNCHECKED, Errors, Values
+from perfnb.bench.values import DIFFERENT, NOISE, SAME, UNCHECKED, Errors, Values, judge_values
 from perfnb.remedies.float64 import in_float64, widened
 from perfnb.remedies.lever import attribute
 from perfnb.remedies.state import digest
@@ -44,6 +44,8 @@ class Yardstick:
     why_not: str
     #: Whether the step computes something else with other random numbers.
     random: bool
+    #: Whether the step computes the same when it runs twice from the same state.
+    repeats: bool = True
 
     @property
     def exact(self) -> bool:
@@ -59,21 +61,30 @@ def measure_yardstick(subject: Subject, peak_bytes: int | None = None, brief: bo
     """
     __tracebackhide__ = True
     own = results_of(subject)
+    again = own if brief else results_of(subject)
     random = brief or differ(own, results_of(subject, seed_shift=1))
     free = free_bytes(subject.kind)
     if peak_bytes is not None and free is not None and 2 * peak_bytes > free:
         why_not = "there is no memory for float64"
     else:
         try:
-            return Yardstick(own, results_of(subject, float64=True), "", random)
+            truth = results_of(subject, float64=True)
+            return Yardstick(own, truth, "", random, _repeats(own, again))
         except Exception as error:  # an operator or a part of the step that does not take float64
-            why_not = f"the step does not run in float64 ({type(error).__name__})"
+            said = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+            why_not = f"the step does not run in float64 ({said[:150]})"
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1 if threads == 1 else 1)
     try:
-        return Yardstick(own, results_of(subject), why_not, random)
+        truth = results_of(subject)
+        return Yardstick(own, truth, why_not, random, _repeats(own, again))
     finally:
         torch.set_num_threads(threads)
+
+
+def _repeats(own: Results, again: Results) -> bool:
+    """Whether a second run from the same state computes the same, bit by bit or within noise."""
+    return not differ(own, again) or judge_values(errors_between(own, again, own, kind_of=_kind)).verdict == NOISE
 
 
 def free_bytes(kind: str) -> int | None:

@@ -25,14 +25,15 @@ def trials_line(trials: LeverTrials) -> str:
 
 def trials_text(trials: LeverTrials) -> str:
     """The ladder as text."""
-    rows = [_HEADS, *_rows(trials)]
+    rows = _rows(trials)
     parts = [
         f"Levers for {escape.plain(trials._name, 40)} ({_about(trials)})",
         "",
-        *drawn.text_table(rows),
-        "",
+        *([*drawn.text_table([_HEADS, *rows]), ""] if rows else []),
     ]
     parts += textwrap.wrap(f"{fmt.capital(_summary(trials))}.", 100)
+    if said := _not_tried(trials):
+        parts += textwrap.wrap(said, 100)
     if trials.code:
         parts += ["", *trials.code.splitlines()]
     return "\n".join(parts)
@@ -48,6 +49,9 @@ def trials_html(trials: LeverTrials) -> str:
     ]
     heads = [_HEADS[0], "faster | slower", *_HEADS[1:]]
     table = tables.table("Levers, each against the step as it is", heads, rows, texts=4, last_texts=1)
+    table = table if rows else ""
+    if left := _not_tried(trials):
+        table += f"<p>{escape.html(left, 4000)}</p>"
     lines = "\n".join(escape.html(line, 300) for line in trials.code.splitlines())
     code = f"<pre>{lines}</pre>" if lines else ""
     said = f"<p>{escape.html(fmt.capital(_summary(trials)), 2000)}.</p>"
@@ -62,8 +66,13 @@ def trials_page(trials: LeverTrials) -> str:
 def _about(trials: LeverTrials) -> str:
     peak = "" if trials._own_peak is None else f", peak {fmt.size(trials._own_peak)}"
     said = f"; {escape.plain(trials._said, 200)}" if trials._said else ""
-    step = f"step {fmt.duration(trials._step_ms)}{peak}"
-    return f"{step}, {trials._rounds:,} rounds, every lever once in each{said}"
+    fed = "" if trials._fed_ms is None else f" ({fmt.duration(trials._fed_ms)} with its batch)"
+    rounds = f"{fmt.counted(trials._rounds, 'round')}, every lever once in each" if trials._rounds else "nothing timed"
+    busy = ""
+    if trials._load is not None and trials._load[0] > trials._load[1]:
+        load, cpus = trials._load
+        busy = f"; the machine was busy: a load of {load:.1f} on {fmt.counted(cpus, 'CPU')}, so times vary more"
+    return f"step {fmt.duration(trials._step_ms)}{fed}{peak}, {rounds}{busy}{said}"
 
 
 def _summary(trials: LeverTrials) -> str:
@@ -71,8 +80,12 @@ def _summary(trials: LeverTrials) -> str:
     if found is None:
         less = "takes less memory" if trials._goal == "memory" else "makes the step faster"
         if open_ := [one.lever for one in trials._trials if one.unconfirmed]:
-            why = "in this budget" if trials._confirms else "with confirm=False"
+            if not trials._confirms:
+                return f"{' and '.join(open_)}: {less}, not confirmed (confirm=False), and each tried by itself"
+            why = "in this budget"
             return f"{' and '.join(open_)} could not be confirmed {why}: seen once that it {less}"
+        if all(one.verdict == "not tried" for one in trials._trials):
+            return "nothing was tried"
         return f"nothing that was tried {less} and keeps its results"
     together = " and ".join(found.levers)
     said = "not measured" if found.ratio is None else drawn.ratio_words(found.ratio, found.ratio_ci)
@@ -83,9 +96,20 @@ def _summary(trials: LeverTrials) -> str:
 
 
 def _ladder(trials: LeverTrials) -> pd.DataFrame:
-    """The levers, those that save most first."""
+    """The levers that were tried, those that save most first."""
     by = "peak_bytes" if trials._goal == "memory" else "ratio"
-    return trials.table.sort_values(by, kind="stable", na_position="last")
+    table = trials.table[trials.table["verdict"] != "not tried"]
+    return table.sort_values(by, kind="stable", na_position="last")
+
+
+def _not_tried(trials: LeverTrials) -> str:
+    """The levers that were not tried, by reason; empty if there are none."""
+    whys: dict[str, list[str]] = {}
+    for one in trials._trials:
+        if one.verdict == "not tried":
+            whys.setdefault(one.why_not, []).append(one.lever)
+    said = "; ".join(f"{', '.join(names)} ({escape.plain(why, 300)})" for why, names in whys.items())
+    return f"Not tried: {said}." if said else ""
 
 
 def _rows(trials: LeverTrials) -> list[tuple[str, ...]]:

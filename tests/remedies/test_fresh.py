@@ -34,6 +34,11 @@ def step(x):
     if os.environ.get("BREAKS"):
         raise RuntimeError("it breaks here")
 
+net = torch.nn.Linear(1, 1)
+
+def modelled():
+    net(torch.ones(1))
+
 def alone():
     seen.append(torch.get_num_interop_threads())
 """
@@ -152,15 +157,28 @@ def test_a_budget_too_short_for_new_processes_is_said(
         time_fresh(Setting(), subject_of(module.alone), None, 49.0, lambda *_: None, "trial")
 
 
+def test_a_process_that_takes_too_long_to_get_to_the_step_is_given_up(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    def milliseconds(setting: Setting, order: Any, subject: Any, patience_s: float) -> float:
+        given.append(patience_s)
+        raise subprocess.TimeoutExpired("python", patience_s)
+
+    monkeypatch.setattr(fresh, "_milliseconds", milliseconds)
+    with pytest.raises(CaptureError, match="raise budget_s, or try it yourself: start Python with NAME=on"):
+        time_fresh(Setting({"NAME": "on"}), subject_of(module.alone), None, 6.0, lambda *_: None, "trial")
+    assert given == [pytest.approx(0.6)]
+
+
 def test_a_lever_whose_new_processes_fail_has_a_reason(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> Any:
         raise CaptureError("The step does not run in a new process: no.")
 
     monkeypatch.setattr("perfnb.remedies.levers.process.time_fresh", fails)
     monkeypatch.setattr(torch, "get_num_interop_threads", lambda: 4)
-    found = perfnb.try_levers(
-        module.alone, model=torch.nn.Linear(1, 1), levers=["interop_threads", "gc_freeze"], budget_s=1
-    )
+    found = perfnb.try_levers(module.modelled, levers=["interop_threads", "gc_freeze"], budget_s=1)
     assert found.table.loc["interop_threads", "why_not"] == "The step does not run in a new process: no."
     assert found.table.loc["gc_freeze", "verdict"] != "not tried"
 

@@ -9,6 +9,7 @@ from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Erro
 from perfnb.remedies.ladder import (
     Plan,
     affordable,
+    as_its_interval,
     fewest_rounds,
     in_order,
     keepable,
@@ -17,6 +18,12 @@ from perfnb.remedies.ladder import (
     plan_for,
 )
 from perfnb.stats.comparisons import compare_with_first
+
+
+def test_a_verdict_agrees_with_its_interval() -> None:
+    assert as_its_interval("slower", (0.99, 1.22)) == "inconclusive"
+    assert as_its_interval("slower", (1.01, 1.22)) == "slower"
+    assert as_its_interval("faster", None) == "faster"
 
 
 def errors(own: float, lever: float, **rest: object) -> Errors:

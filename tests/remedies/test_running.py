@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -198,7 +200,44 @@ def test_what_was_not_confirmed_is_not_called_no_help(clock: FakeClock, monkeypa
     assert found.best == ()
     assert "Half could not be confirmed in this budget: seen once that it makes the step faster." in str(found)
     once = perfnb.try_levers(step, levers=["half"], budget_s=300, confirm=False)
-    assert "half could not be confirmed with confirm=False" in repr(once)
+    assert "half: makes the step faster, not confirmed (confirm=False)" in repr(once)
+    assert once.best == ("half",)
+
+
+def test_a_step_that_does_not_repeat_itself_blames_no_lever() -> None:
+    model = nn.Linear(4, 4)
+
+    def step() -> None:
+        (model(torch.ones(2, 4)) * (1 + time.perf_counter_ns() % 1000)).sum().backward()
+
+    found = perfnb.try_levers(step, levers=["threads", "autocast"], budget_s=2)
+    assert set(found.table["values"]) == {"not checked"}
+    assert "the step does not repeat itself" in str(found)
+    assert measure_yardstick(find_subject(step, None, {"model": model})).repeats is False
+
+
+def test_arguments_that_cannot_work_are_refused_at_once() -> None:
+    step, _ = training()
+    with pytest.raises(ValueError, match=r"Did you mean gc_freeze\?"):
+        perfnb.try_levers(step, levers="gc_freze")
+    with pytest.raises(TypeError, match="gives its batches once"):
+        perfnb.try_levers(lambda batch: step(), (batch for batch in range(3)))
+    assert list(perfnb.try_levers(step, levers="gc_freeze", budget_s=2).table.index) == ["gc_freeze"]
+
+
+def test_a_short_step_is_tried_in_a_small_budget(clock: FakeClock) -> None:
+    step, _ = training(pause=Waiting(clock, 0.001))
+    table = perfnb.try_levers(step, budget_s=3).table
+    assert (table["verdict"] != "not tried").sum() >= 3
+
+
+def test_the_budget_that_would_do_is_named(clock: FakeClock) -> None:
+    step, _ = training(pause=Waiting(clock, 1.0))
+    names = ["threads", "autocast", "fused_optimizer", "gc_freeze"]
+    said = " ".join(perfnb.try_levers(step, levers=names, budget_s=40).table["why_not"])
+    enough = int(re.search(r"about (\d+) s would do", said)[1])  # type: ignore[index]
+    table = perfnb.try_levers(step, levers=names, budget_s=enough).table
+    assert "no time within" not in " ".join(table["why_not"])
 
 
 def test_a_leaked_switch_names_its_lever_and_is_put_back(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:

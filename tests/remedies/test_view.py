@@ -45,6 +45,7 @@ def test_the_ladder_as_html() -> None:
     assert "<script>" not in html
     assert "no <b>" not in html
     assert html.count("<svg") == 4
+    assert "Not tried: attention (no &lt;b&gt;attention&lt;/b&gt;)." in html
     assert 'aria-label="faster −14.0 % [−17.0, −11.0]"' in html
 
 
@@ -53,6 +54,16 @@ def test_what_is_kept_and_the_lines_for_it() -> None:
     assert found().code == CODE[0]
     said = "keep fused_optimizer: 1.30 ms saved, confirmed on fresh pairs: −13.0 % [−16.0, −10.0]"
     assert repr(found()) == f"<perfnb.LeverTrials: <script>: {said}>"
+    assert "Not tried: attention (no <b>attention</b>)." in str(found())
+    untried = LeverTrials(TRIALS[-1:], None, 10.0, "step", 0, load=(5.0, 2.0), fed_ms=12.0)
+    assert "Nothing was tried." in str(untried)
+    about = str(untried).splitlines()[0]
+    assert (
+        "(step 10.0 ms (12.0 ms with its batch), nothing timed; the machine was busy: a load of 5.0 on 2 CPUs" in about
+    )
+    once = LeverTrials([replace(TRIALS[2], unconfirmed=True)], None, 10.0, "step", 9, confirms=False)
+    assert (once.best, once.code) == (("fused_optimizer",), CODE[0])
+    assert "not confirmed (confirm=False)" in str(once)
     nothing = found(None)
     assert (nothing.best, nothing.code) == ((), "")
     assert "Nothing that was tried makes the step faster and keeps its results." in str(nothing)

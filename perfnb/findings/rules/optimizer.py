@@ -137,7 +137,10 @@ def _where(known: list[Mapping[str, Any]], by_line: bool) -> str:
         where = f" Do so where you construct the optimizer: {others[0]} holds it too and"
     else:
         return (
-            " This line makes a new optimizer, so its state, such as momentum, starts from scratch." if by_line else ""
+            " This line makes a new optimizer, so its state, such as momentum, starts from scratch; try_levers gives a "
+            "line that keeps it."
+            if by_line
+            else ""
         )
     return f"{where} would keep using the old one."
 
