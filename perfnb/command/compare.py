@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
     elif options.json:
         _say_json(compared, limit, slower)
     else:
-        _say(compared)
+        _say(compared, options.a, options.b)
     if compared.ratio_ci is not None and limit is not None and not options.json:
         _say_lines(_judged(compared.ratio_ci, limit, bool(slower)))
     return FAILED if slower else 0
@@ -130,14 +131,18 @@ def _step(
     return {"steps": kind, **figures, "verdict": verdict}
 
 
-def _say(compared: _Compared) -> None:
+def _say(compared: _Compared, a: str, b: str) -> None:
+    from perfnb.draw import escape
+
     if compared.result is None:
         _say_lines(compared.words)
         return
     title, _, rest = compared.result._text(columns()).partition("\n")
     say(title)
+    _say_lines(f"a: {escape.plain(a, 200)}, b: {escape.plain(b, 200)}")
     if compared.words:
         _say_lines(compared.words)
+        rest = re.sub(r"\Astep [^;]*;\s+", "", rest)  # the same medians, without intervals
     say(rest)
 
 

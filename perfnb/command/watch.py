@@ -64,12 +64,15 @@ def _watched(program: _Held, options: argparse.Namespace) -> int:
     if target.exists() and not WATCH.is_at(target):
         raise WrongUse(f"{target} exists and is no saved watch: choose another name for --save.")
     try:
-        watch = Watch(Watcher(options.interval, program.pid))
+        watcher = Watcher(options.interval, program.pid)
+        watch = Watch(watcher)
     except ValueError as error:
         raise WrongUse(str(error).replace("interval_s", "--interval")) from None
     with watch:
         failed = program.let_go(run=True)
         code = program.wait()
+    # That the command has ended is no news.
+    watcher.notes[:] = [note for note in watcher.notes if f"process {program.pid} has ended" not in note]
     if failed:
         why = "there is no such command" if failed == errno.ENOENT else f"it cannot be run: {os.strerror(failed)}"
         print(f"perfnb watch: {options.program[0]}: {why}.", file=sys.stderr)

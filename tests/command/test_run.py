@@ -184,7 +184,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
 
     done = perfnb("compare", "a/run", "b/run", "--fail-if-slower", 900_000, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("perfnb · two runs · loop (a) and loop (b)")
+    assert done.stdout.startswith("perfnb · two runs · loop (a) and loop (b)\na: a/run, b: b/run\n")
     assert "Passed: not shown to be slower by more than 900000 %" in done.stdout
     value = json.loads(perfnb("compare", "a/run", "b/run", "--json", cwd=tmp_path).stdout)
     assert value["kind"] == "comparison"

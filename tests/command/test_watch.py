@@ -36,6 +36,7 @@ def test_the_command_is_unchanged_and_its_telemetry_is_saved(tmp_path: Path) -> 
     assert done.stdout == "out ['--save', '-m', 'a b']\n"
     assert done.stderr.startswith("err\n\nWatched for ")
     assert "Saved to w.perfnb" in done.stderr
+    assert "has ended" not in done.stderr
     watch = package.load(tmp_path / "w.perfnb")
     assert isinstance(watch, package.Watch)
     assert {"host", "process"} <= set(watch.samples["device"])

@@ -426,3 +426,9 @@ def test_wrong_arguments_are_refused_at_once(callback: Any, train: Train, wrong:
 def test_an_unknown_option_is_refused_at_once(callback: Any, train: Train) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'setps'"):
         callback(setps=3)
+
+
+@pytest.mark.parametrize("callback", [ForLightning, ForTransformers])
+def test_an_option_that_does_not_exist_is_named(callback: Any) -> None:
+    with pytest.raises(TypeError, match="ProfileCallback has no option 'bogus'"):
+        callback(bogus=1)
