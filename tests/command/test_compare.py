@@ -86,7 +86,7 @@ def test_two_profiles_are_compared(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "perfnb · new against old"
     assert lines[1].startswith(f"a: {a}, b:")
-    (step,) = [place for place, line in enumerate(lines) if line.startswith("step ")]  # once
+    (step,) = [place for place, line in enumerate(lines) if line.startswith("step ") and "→" in line]  # once
     assert lines[step].startswith("step 1.00 ms [1.00, 1.00] → 1.50 ms [1.50, 1.50], +50.0 % [+50.0, +50.0]: slower")
     assert lines[-1].startswith("Failed: slower by more than 20 %")
     assert max(map(len, lines)) <= 100
