@@ -30,7 +30,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from perfnb.command.as_json import facts_of
-    from perfnb.loop.kept_run import profiles_beside
+    from perfnb.loop.run import profiles_beside
     from perfnb.profile.loading import load
 
     require_one_form(options)

@@ -14,9 +14,8 @@ from perfnb.draw import escape
 from perfnb.files import usable
 from perfnb.loop.kept import KeptProfiles
 from perfnb.loop.record import RunRecorder
-from perfnb.loop.run import RUN_FOLDER, RunSummary, place_of_run, summarise
+from perfnb.loop.run import RUN_FOLDER, RunSummary, summarise
 from perfnb.recording.job import place_of_rank, tell_of_ranks
-from perfnb.recording.storage import PROFILE
 from perfnb.shell import in_notebook
 
 #: What saving takes at most while the process goes on, as a share of the time since it was last done; seconds that it
@@ -123,11 +122,3 @@ def keep_run(run: RunSummary, folder: Path) -> Path:
     path = run.save(place_of_rank(folder / RUN_FOLDER, meta))
     tell_of_ranks(folder / RUN_FOLDER, meta)
     return path
-
-
-def profiles_beside(path: str | Path) -> list[str]:
-    """The profiles in a folder that also has a run, as paths; none if there is no run in it."""
-    folder = usable(path)
-    if not folder.is_dir() or place_of_run(folder) == folder:
-        return []
-    return [escape.plain(str(one), 200) for one in sorted(folder.glob("step_*")) if PROFILE.is_at(one)]

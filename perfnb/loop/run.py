@@ -9,6 +9,7 @@ import pandas as pd
 from msgspec import Meta
 
 from perfnb.arguments import finite, shown
+from perfnb.draw import escape
 from perfnb.draw.frame import static_page
 from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError
@@ -32,6 +33,7 @@ from perfnb.recording.folder import Kind
 from perfnb.recording.raw_columns import Column
 from perfnb.recording.reading import Loader
 from perfnb.recording.saved_facts import Amount, Count, Rank, Whole
+from perfnb.recording.storage import PROFILE
 from perfnb.shell import in_notebook, print_text
 
 if TYPE_CHECKING:
@@ -265,6 +267,14 @@ def place_of_run(path: str | Path) -> Path:
     """The folder of a run, given that folder or the one in which a loop saved its profiles."""
     source = usable(path)
     return source if RUN.is_at(source) or not RUN.is_at(source / RUN_FOLDER) else source / RUN_FOLDER
+
+
+def profiles_beside(path: str | Path) -> list[str]:
+    """The profiles in a folder that also has a run, as paths; none if there is no run in it."""
+    folder = usable(path)
+    if not folder.is_dir() or place_of_run(folder) == folder:
+        return []
+    return [escape.plain(str(one), 200) for one in sorted(folder.glob("step_*")) if PROFILE.is_at(one)]
 
 
 def load_run(path: str | Path) -> RunSummary:
