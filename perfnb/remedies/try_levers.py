@@ -306,7 +306,7 @@ def run_trials(
     return LeverTrials(
         [*found.trials, *others],
         found.confirmed,
-        step_s * 1e3 if run.own_ms is None else run.own_ms,
+        run.own_ms or run.fed_ms or step_s * 1e3,
         name,
         found.rounds,
         goal=goal,

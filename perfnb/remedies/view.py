@@ -67,6 +67,7 @@ def _about(trials: LeverTrials) -> str:
     peak = "" if trials._own_peak is None else f", peak {fmt.size(trials._own_peak)}"
     said = f"; {escape.plain(trials._said, 200)}" if trials._said else ""
     fed = "" if trials._fed_ms is None else f" ({fmt.duration(trials._fed_ms)} with its batch)"
+    fed = " with its batch" if trials._fed_ms == trials._step_ms else fed
     rounds = f"{fmt.counted(trials._rounds, 'round')}, every lever once in each" if trials._rounds else "nothing timed"
     busy = ""
     if trials._load is not None and trials._load[0] > trials._load[1]:
