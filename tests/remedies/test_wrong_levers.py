@@ -112,7 +112,7 @@ def test_a_dataset_that_cannot_be_pickled_says_so_and_the_others_are_tried(nothi
     method = multiprocessing.get_start_method()
     multiprocessing.set_start_method("spawn", force=True)
     try:
-        table = tried(hard_steps.not_pickled(), "loader_workers", "gc_freeze")
+        table = tried(hard_steps.not_pickled(), "loader_workers", "gc_freeze", budget_s=30)
     finally:
         multiprocessing.set_start_method(method, force=True)
     assert table.loc["loader_workers", "verdict"] == "not tried"
