@@ -142,11 +142,13 @@ class Tracer:
         if not profiler_active():
             # A profiler inside the step ended the session; stopping it again would crash torch.
             self._profile = None
+            self._blocks.clear()
             if error is None:
                 raise CaptureError(_OWN_PROFILER)
             return
         with quiet_kineto():
             self._profile.stop()
+        self._blocks.clear()  # freed in a later session, they would be warned about there
         if error is not None and not self._keeps(error):
             self.close()
 

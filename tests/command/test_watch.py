@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 INTERRUPTED = """
 import signal, sys, time
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     print("interrupted", flush=True)

@@ -16,7 +16,7 @@ from tests.magics.kernel import Kernel, started
 QUICK = "__import__('tests.docs.quick', fromlist=['shorten']).shorten()"
 
 #: How many blocks no test can run, by reason. Nothing tests these, so keep the numbers low.
-NOT_RUN = {"a command for a terminal": 3, "needs a GPU": 1}
+NOT_RUN = {"a command for a terminal": 3, "needs a GPU": 1, "the images and their labels are yours": 1}
 
 
 @pytest.fixture(scope="module")

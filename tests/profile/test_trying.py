@@ -10,7 +10,7 @@ import pickle
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -126,6 +126,16 @@ def test_an_interrupt_ends_it(told: Told, trier: Callable[[Trier], None], before
     assert told.states[-1]["answers"]["compile"]["error"] == "Stopped. Everything is as it was before."
 
 
+@pytest.fixture
+def no_loop() -> Iterator[None]:
+    """No event loop runs in this thread, even if a browser's tests before left one running."""
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    yield
+    asyncio._set_running_loop(running)
+
+
+@pytest.mark.usefixtures("no_loop")
 def test_a_message_in_a_thread_is_carried_out_by_the_main_one(told: Told, trier: Callable[[Trier], None]) -> None:
     ran_in: list[threading.Thread] = []
 
@@ -148,6 +158,7 @@ def test_a_message_in_a_thread_is_carried_out_by_the_main_one(told: Told, trier:
     assert ran_in == [threading.main_thread()]
 
 
+@pytest.mark.usefixtures("no_loop")
 def test_without_a_loop_a_thread_is_refused(told: Told, trier: Callable[[Trier], None]) -> None:
     trier(lambda *_: pytest.fail("it was tried"))
     tries, said = Trying(KEPT, ["compile"], told), []

@@ -210,4 +210,4 @@ def test_a_script_runs_again_until_it_calls_try_levers(tmp_path: Path) -> None:
 def test_a_step_that_breaks_in_a_new_process_says_how(module: ModuleType) -> None:
     subject = subject_of(module.step, module.batches)
     with pytest.raises(CaptureError, match="RuntimeError: it breaks here"):
-        time_fresh(Setting({"BREAKS": "1"}), subject, None, 0.0, lambda *_: None, "trial")
+        time_fresh(Setting({"BREAKS": "1"}), subject, None, 10_000.0, lambda *_: None, "trial")

@@ -130,7 +130,7 @@ class Starting:
     def __init__(self, *, starts: Callable[[], None] = list, ends: Callable[[], None] = list) -> None:
         self.starts, self.ends, self.ended = starts, ends, False
 
-    def __call__(self, interval_s: float, taker: Any) -> Starting:
+    def __call__(self, interval_s: float, taker: Any, pid: int) -> Starting:
         self.starts()
         taker()(None)
         return self

@@ -134,7 +134,7 @@ def test_a_widget_makes_the_whole_when_asked_and_holds_nothing_once_closed(monke
     line, source = scattered(3000), Source()
     monkeypatch.setattr("perfnb.timeline.data.NOTEBOOK_BYTES", 5_000)
     again = WeakMethod(source.timeline)
-    widget, other = (display._report(summaries.small_cnn(), "id", line, again) for _ in range(2))
+    widget, other = (display._report(summaries.small_cnn(), "id", line, again, None) for _ in range(2))
     sent: list[bytes] = []
     for one in (widget, other):
         monkeypatch.setattr(one, "send", lambda content, buffers: sent.extend(buffers))
@@ -174,7 +174,7 @@ def test_a_profile_tells_its_report_how_to_make_its_timeline_anew(monkeypatch: p
 
     profile._ipython_display_()
 
-    _, line, again = asked
+    _, line, again, _ = asked
     assert again()().rows.equals(line.rows)
     del profile
     gc.collect()
