@@ -16,7 +16,10 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 #: Extras whose lower bounds are tried, beside the package's own.
 EXTRAS = ("lab", "dask", "ipyparallel")
-_NOT_RUN = re.compile(r"ruff|import-linter|grimp|mypy.*|types-.*|.*-stubs|optype|numpy-typing-compat")
+#: Linters; and ONNX, which needs a newer NumPy and is no dependency.
+_NOT_RUN = re.compile(
+    r"onnx.*|ml_dtypes|flatbuffers|protobuf|ruff|import-linter|grimp|mypy.*|types-.*|.*-stubs|optype|numpy-typing-compat"
+)
 #: What an old distributed and an old torch pin themselves.
 _PINNED_BY_OTHERS = {"dask", "sympy"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -246,6 +247,7 @@ def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
         live.add_model(model)
     for optimizer in subject.optimizers.values():
         live.add_optimizer(optimizer)
+    gc.collect()  # garbage that is freed while tracing counts as freed by the step
     try:
         with exclusive(), subject.restored(), switch():
             with tracer:
