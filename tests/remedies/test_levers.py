@@ -7,6 +7,7 @@ import copy
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -397,3 +398,18 @@ def test_the_documentation_lists_every_lever() -> None:
 def test_a_finding_names_a_lever_that_answers_it(rule: Any) -> None:
     answers = perfnb.levers()["answers"]
     assert rule.name in answers[rule.remedy].split(", ")
+
+
+def test_an_interrupted_compilation_leaves_the_recursion_limit_as_it_was() -> None:
+    before = sys.getrecursionlimit()
+    model = nn.Linear(2, 2)
+    subject = find_subject(lambda: model(torch.ones(1, 2)), None, {"model": model})
+
+    def compiles() -> None:
+        sys.setrecursionlimit(before + 1000)  # as dynamo does meanwhile
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), by_name()["compile"].prepared(subject):
+        compiles()
+
+    assert sys.getrecursionlimit() == before

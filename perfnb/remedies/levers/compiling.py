@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from shutil import which
@@ -45,6 +46,7 @@ def compiled(mode: str | None = None, **options: Any) -> Callable[[Subject], Any
 
     @contextmanager
     def prepared(subject: Subject) -> Iterator[Switch]:
+        recursion = sys.getrecursionlimit()
         fast = {name: torch.compile(model.forward, mode=mode, **options) for name, model in subject.models.items()}
 
         @contextmanager
@@ -59,6 +61,7 @@ def compiled(mode: str | None = None, **options: Any) -> Callable[[Subject], Any
         try:
             yield on
         finally:
+            sys.setrecursionlimit(recursion)  # which an interrupted compilation leaves raised
             for model in subject.models.values():
                 with suppress(Exception):  # private; without it the compiled code stays until the process ends
                     torch._dynamo.eval_frame.remove_from_cache(model.forward)
