@@ -25,7 +25,13 @@ sys.path.insert(0, {str(REPOSITORY)!r})
 import torch
 from torch import nn
 torch.manual_seed(0)
-model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(40)])
+class Many(nn.Module):  # its update takes most of the step on any machine
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(8)) for _ in range(300))
+    def forward(self, x):
+        return torch.cat(list(self.weights)).sum() * x.mean()
+model = Many()
 optimizer = torch.optim.Adam(model.parameters(), foreach=False)
 loader = [torch.randn(4, 8) for _ in range(4)]
 def state():
