@@ -120,8 +120,9 @@ class Tracer:
     ) -> None:
         self._keeps = keeps
         activities = [ProfilerActivity.CPU, *(device_activities() if devices else ())]
-        # Not tensors, which would be found among the user's.
-        self._blocks = [torch.UntypedStorage(4) for _ in range(_FREES_PER_WARNING if memory else 0)]
+        # Not tensors, which would be found among the user's. Twice as many as it takes: the allocator still knows the
+        # addresses of blocks that were allocated in earlier sessions and freed after them.
+        self._blocks = [torch.UntypedStorage(4) for _ in range(2 * _FREES_PER_WARNING if memory else 0)]
         # Without the schedule of `torch.profiler.profile`, whose reference cycle keeps the events alive.
         self._profile: _KinetoProfile | None = _KinetoProfile(
             activities=activities, with_stack=stacks, profile_memory=memory

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
 from perfnb.errors import CaptureError, NestedProfilerError
+from perfnb.step.tracer import Tracer
 from tests.step.models import EVERY_PASS, three_linears
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -247,3 +248,15 @@ def test_a_loader_whose_workers_fail_raises_their_error_and_keeps_none(
     assert caught.value.__traceback__ is not None  # it holds the loader's iterator
     assert workers() == []
     assert_next_profile_is_whole()
+
+
+def test_the_allocator_says_nothing_about_blocks_from_before_a_session(capfd: pytest.CaptureFixture[str]) -> None:
+    with Tracer(memory=True):
+        known = [torch.UntypedStorage(4) for _ in range(300)]  # whose addresses the allocator still knows afterwards
+    del known
+    for _ in range(3):
+        before = [torch.UntypedStorage(4) for _ in range(500)]
+        with Tracer(memory=True):
+            before.clear()
+
+    assert capfd.readouterr().err == ""
