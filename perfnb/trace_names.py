@@ -51,6 +51,20 @@ HOST_EVENTS = (*OPS, *RANGES, *CALLS, "overhead", *PYTHON_CALLS)
 STEP_MARKS = {STEP_SPAN: OPS, TORCH_STEP: (*RANGES, *OPS)}
 
 
+#: Transformations in the names of JAX's ops, and scopes in those of TensorFlow's.
+_JAX_BACKWARD, _JAX_FORWARD = re.compile(r"(?:^|[/(])transpose\([\w/(]*jvp\("), re.compile(r"(?:^|[/(])jvp\(")
+_TENSORFLOW_BACKWARD = ("gradient_tape/", "gradients/")
+
+
+def told_direction(name: str) -> str:
+    """``forward`` or ``backward`` if the name of an op of JAX or TensorFlow tells it; empty for any other name."""
+    if name.startswith(_TENSORFLOW_BACKWARD):
+        return "backward"
+    if "(" not in name:
+        return ""
+    return "backward" if _JAX_BACKWARD.search(name) else "forward" if _JAX_FORWARD.search(name) else ""
+
+
 def number_behind(label: str, name: str) -> int:
     """The number that follows a label, such as 12 in ``pf#12``; -1 if the name is not the label and a number."""
     digits = name[len(label) :]

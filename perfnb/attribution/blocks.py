@@ -27,6 +27,7 @@ from perfnb.trace_names import (
     RANGES,
     STEP_SPAN,
     number_behind,
+    told_direction,
 )
 
 _HOST_CATEGORIES = (*OPS, *RANGES, *CALLS, "overhead", "memory")
@@ -46,7 +47,8 @@ _LOSS = re.compile(r"aten::(_?\w+_loss|nll_loss_nd|binary_cross_entropy(_with_lo
 
 class Kind(IntEnum):
     """`NODE` is a node of the backward graph, `ENGINE` a run of autograd's engine over nodes, `GAP` the time between
-    two blocks of a step, `LOSS` a loss op that a model runs itself. `OP` is not a block."""
+    two blocks of a step, `LOSS` a loss op that a model runs itself. `FORWARD_OP` and `BACKWARD_OP` are ops of
+    other frameworks whose names tell their direction. `OP` is not a block."""
 
     OP = 0
     STEP = 1
@@ -58,6 +60,8 @@ class Kind(IntEnum):
     LOSS = 7
     NODE = 8
     ENGINE = 9
+    FORWARD_OP = 10
+    BACKWARD_OP = 11
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     blocks["step"] = steps.at_time(blocks["start"].to_numpy())
     own_thread = np.append(steps.threads, NONE)[blocks["step"]]
     blocks["main"] = (blocks["step"] != NONE) & (blocks["thread"] == own_thread)
-    blocks["in_backward"] = innermost(tree, blocks["kind"].to_numpy() >= Kind.NODE) != NONE
+    blocks["in_backward"] = innermost(tree, np.isin(blocks["kind"], (Kind.NODE, Kind.ENGINE))) != NONE
 
     # Each event's block: itself, else the nearest block above, else the step; of a cut block, the part in the event's
     # own step.
@@ -172,7 +176,9 @@ def host_blocks(events: pd.DataFrame) -> Host:
     )
     position = position[nearest] + np.where(nearest != NONE, later, 0)
 
-    is_op = np.isin(kind, (Kind.OP, Kind.COPY, Kind.LOSS)) & is_one_of(host["category"], OPS)
+    is_op = np.isin(kind, (Kind.OP, Kind.COPY, Kind.LOSS, Kind.FORWARD_OP, Kind.BACKWARD_OP)) & is_one_of(
+        host["category"], OPS
+    )
     return Host(rows, position, is_op, start, end, thread, blocks, tree)
 
 
@@ -220,7 +226,7 @@ def _kinds(host: pd.DataFrame) -> Ints:
     # A user's range with one of perfnb's or torch's names is only a range.
     is_range = is_one_of(host["category"], RANGES)
     is_loader = of_labels(host["name"], lambda name: name.startswith(LOADER))
-    spoofed = is_range & ((kind == Kind.NODE) | ((kind == Kind.DATA) & ~is_loader))
+    spoofed = is_range & ((kind >= Kind.NODE) | ((kind == Kind.DATA) & ~is_loader))
     kind = np.where(marks_step(host), Kind.STEP, np.where(spoofed, Kind.OP, kind))
     if "marks_step" in host and not (kind == Kind.NODE).any():
         kind = np.where(_is_old_node(host) & (kind == Kind.OP), Kind.NODE, kind)
@@ -239,7 +245,9 @@ def _kind_of(name: str) -> Kind:
         return Kind.DATA
     if name.startswith(_OPTIMIZER):
         return Kind.OPTIMIZER
-    return Kind.NODE if name.startswith(BACKWARD_NODE) else Kind.OP
+    if name.startswith(BACKWARD_NODE):
+        return Kind.NODE
+    return {"forward": Kind.FORWARD_OP, "backward": Kind.BACKWARD_OP}.get(told_direction(name), Kind.OP)
 
 
 def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: Forest, in_step: Bools) -> None:
@@ -321,6 +329,8 @@ _PHASE_OF = {
     Kind.LOSS: "loss",
     Kind.NODE: "backward",
     Kind.ENGINE: "backward",
+    Kind.FORWARD_OP: "forward",
+    Kind.BACKWARD_OP: "backward",
 }
 
 

@@ -148,6 +148,8 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         yield f"Called as a loss: {names}. Their time is in the loss phase and, for backward, in the row {LOSS_ROW}."
     if modules.empty and recording.is_loaded and not recording.meta["trace"]["host_events"]:
         yield "Without host events there are no layers."
+    elif modules.empty and recording.is_loaded and "caveats" in recording.meta["trace"]:
+        yield "There are no layers: look at ops and kernels."  # another program's trace: torch's options are no help
     elif modules.empty and recording.is_loaded:
         yield (
             "The trace names no modules, so there are no layers, and forward time is in other: look at ops. With "
@@ -206,9 +208,10 @@ def _of_the_trace(recording: Recording) -> Iterator[str]:
     facts, steps = recording.meta["trace"], recording.steps
     if not facts["steps_marked"]:
         host = "host " if facts["host_events"] + facts["host_calls"] else ""
+        marks = "" if "caveats" in facts else " (ProfilerStep#1, written by the profiler's step())"
         yield (
-            "The trace marks no steps (ProfilerStep#1, written by the profiler's step()): all of it counts as one "
-            f"step, from the start of its first {host}event to the end of its last."
+            f"The trace marks no steps{marks}: all of it counts as one step, from the start of its first {host}event "
+            "to the end of its last."
         )
     elif len(steps) > 1 and steps["wall_ms"].max() > _DISAGREE * steps["wall_ms"].min():
         times = fmt.durations(steps["wall_ms"].head(_MOST_TIMES))

@@ -152,8 +152,8 @@ def recording_of_trace(
         _span_frame([], [], []),
     )
     meta = _meta(trace, steps, name, rank)
-    if caveats:
-        meta["trace"]["caveats"] = list(caveats)
+    if caveats := [*caveats, *trace.caveats]:
+        meta["trace"]["caveats"] = caveats
     return Recording(
         events,
         _steps_frame(trace, steps),

@@ -95,6 +95,8 @@ class TraceColumns:
         By numbers in `process` and `thread`.
     perfnb : object
         What perfnb wrote beside the events, as it is in the file.
+    caveats : list of str
+        What this file cannot tell, besides what its format cannot.
     """
 
     names: list[str]
@@ -133,6 +135,7 @@ class TraceColumns:
     process_labels: dict[int, str] = field(default_factory=dict)
     thread_names: dict[tuple[int, int], str] = field(default_factory=dict)
     perfnb: Any = None
+    caveats: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.name)

@@ -166,6 +166,7 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
         process_labels=columns.process_labels,
         thread_names=columns.thread_names,
         perfnb=facts.get("perfnb"),
+        caveats=[],
     )
 
 

@@ -23,7 +23,10 @@ from perfnb.quantities import size
 from perfnb.trace.columns import TraceColumns
 
 #: Asked in this order: put a specific format before a general one.
-READERS = ("perfnb.trace.kineto:READER",)
+READERS = (
+    "perfnb.trace.xplane:READER",
+    "perfnb.trace.kineto:READER",
+)
 #: Bytes of a file, unpacked, by which its format is recognised.
 HEAD = 2**16
 #: Called with the bytes of the file done so far, and its size.

@@ -21,11 +21,12 @@ from perfnb.trace.columns import TraceColumns
 from perfnb.trace.trace_file import Reader
 from tests.written_traces import training
 
-LISTED = (
-    "perfnb.load reads saved profiles, saved watches, saved reports, saved step times, saved runs, runs of ranks, "
-    "saved ranks, folders of traces, CUDA memory snapshots (pickle) and traces of "
-    "torch.profiler (Chrome JSON, plain or gzip)."
-)
+
+def listed() -> str:
+    """What the error about an unknown file says that perfnb reads."""
+    *kinds, last = [loader.what for loader in reading.loaders()]
+    assert last == " and ".join(reader.what for reader in trace_file.readers())
+    return f"perfnb.load reads {', '.join(kinds)} and {last}."
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +47,10 @@ def test_an_unknown_file_or_folder_is_one_sentence_that_lists_what_is_read(tmp_p
     ):
         with pytest.raises(error) as caught:
             perfnb.load(tmp_path / name)
-        assert str(caught.value) == f"{tmp_path / name} {says}: {LISTED}"
-    with pytest.raises(TraceError, match=r"is not a trace that perfnb can read .*: it reads traces of torch\.profiler"):
+        assert str(caught.value) == f"{tmp_path / name} {says}: {listed()}"
+    assert "saved profiles, saved watches, " in listed()
+    assert "CUDA memory snapshots (pickle)" in listed()
+    with pytest.raises(TraceError, match=r"is not a trace that perfnb can read .*: it reads .*torch\.profiler"):
         perfnb.load([tmp_path / "notes.txt"])
 
 

@@ -1,0 +1,98 @@
+"""The wire format of protocol buffers, as much as profiles need: messages are walked, not parsed into objects.
+
+A walk goes one level into a message and checks each length against what is left, so that a message can claim no more
+than the bytes it has. How deep and how often to walk is the caller's choice.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+Field = tuple[int, int | bytes]
+
+_MOST_BYTES = 10
+_SIXTY_FOUR = 2**64 - 1
+
+
+class Damaged(ValueError):
+    """The bytes are not a message."""
+
+
+def varint(data: bytes, place: int, end: int) -> tuple[int, int]:
+    """Read a number of up to 64 bits: the number, and where the next byte is."""
+    number = shift = 0
+    last = min(end, place + _MOST_BYTES)
+    while place < last:
+        byte = data[place]
+        place += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number & _SIXTY_FOUR, place
+        shift += 7
+    raise Damaged("a number in it is cut off" if last == end else "a number in it is too long")
+
+
+def spans(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Walk the fields of the message between two places, without copying it.
+
+    Yields
+    ------
+    tuple of int
+        Number and kind of the field, and for a number its value and 0; for fixed and length-delimited ones where the
+        value starts and ends.
+    """
+    place = start
+    while place < end:
+        byte = data[place]
+        if byte < 0x80:
+            key, place = byte, place + 1
+        else:
+            key, place = varint(data, place, end)
+        field, kind = key >> 3, key & 7
+        if field == 0:
+            raise Damaged("it has a field without a number")
+        if kind == VARINT:
+            number, place = varint(data, place, end)
+            yield field, kind, number, 0
+            continue
+        if kind == BYTES:
+            length, place = varint(data, place, end)
+        elif kind in (FIXED64, FIXED32):
+            length = 8 if kind == FIXED64 else 4
+        else:
+            raise Damaged("it has a field of an unknown kind")
+        if length > end - place:
+            raise Damaged("it is cut off, or a length in it is wrong")
+        yield field, kind, place, place + length
+        place += length
+
+
+def fields(data: bytes) -> Iterator[Field]:
+    """Walk the fields of a small message: number, and value (fixed ones as the number that their bytes spell)."""
+    for field, kind, start, end in spans(data, 0, len(data)):
+        if kind == VARINT:
+            yield field, start
+        elif kind == BYTES:
+            yield field, data[start:end]
+        else:
+            yield field, int.from_bytes(data[start:end], "little")
+
+
+def double(bits: int) -> float:
+    """The number whose bits a fixed field has."""
+    number: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
+    return number
+
+
+def text(value: int | bytes) -> str:
+    """Text of a field; what is not UTF-8 is escaped."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else ""
+
+
+def signed(value: int | bytes) -> int:
+    """A number of 64 bits that may be negative; 0 if the field is no number."""
+    if not isinstance(value, int):
+        return 0
+    return value - 2**64 if value >= 2**63 else value

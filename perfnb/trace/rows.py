@@ -1,0 +1,131 @@
+"""Columns of a trace, built event by event: for formats that are not decoded in bulk."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from perfnb.errors import TraceError
+from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
+from perfnb.trace.trace_file import Limits
+
+#: No time in a trace is further from 0 than this, 146 years in nanoseconds: sums of two still fit in int64.
+FAR_NS = 2**62
+_TEXTS = {"shapes": "shape_texts", "collective": "collective_names", "group": "group_names"}
+_RARE = (
+    *("device", "stream", "correlation", "sequence", "forward_thread", "external_id", "python_id", "python_parent"),
+    *("wait_stream", "wait_correlation", "bytes"),
+)
+_ALWAYS = ("name", "category", "start_ns", "duration_ns", "process", "thread")
+
+
+class Rows:
+    """The events of a trace, in any order.
+
+    Parameters
+    ----------
+    source : str
+        What errors call the trace.
+    limits : Limits
+
+    Attributes
+    ----------
+    process_names, thread_names : dict
+        As `TraceColumns` has them.
+    devices : dict of int to dict
+        What is known about each device.
+    caveats : list of str
+    """
+
+    def __init__(self, source: str, limits: Limits) -> None:
+        self.source = source
+        self.process_names: dict[int, str] = {}
+        self.thread_names: dict[tuple[int, int], str] = {}
+        self.devices: dict[int, dict[str, Any]] = {}
+        self.caveats: list[str] = []
+        self._most = limits.max_events
+        self._codes: dict[str, dict[str, int]] = defaultdict(dict)
+        self._columns = {name: array("q") for name in _ALWAYS}
+        self._rare: dict[str, tuple[array[int], array[int]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._columns["name"])
+
+    def code(self, column: str, text: str) -> int:
+        """Return the number of a text in a column of texts."""
+        codes = self._codes[column]
+        return codes.setdefault(text, len(codes))
+
+    def add(
+        self, name: str, category: str, start_ns: int, duration_ns: int, process: int, thread: int, **rare: int
+    ) -> None:
+        """Add an event; `rare` are other columns of `TraceColumns`, with a text's `code` or a number of an int64.
+
+        Raises
+        ------
+        TraceError
+            If a time is out of range, or there are too many events.
+        """
+        if not (-FAR_NS < start_ns < FAR_NS and 0 <= duration_ns < FAR_NS):
+            raise TraceError(
+                f"{self.source} cannot be read as a trace: an event in it has a time that is out of range "
+                f"({start_ns / 1e9:.3g} s, lasting {duration_ns / 1e9:.3g} s)."
+            )
+        row = len(self)
+        if row >= self._most:
+            raise too_many(self.source, f"{self._most:,} events", "max_events")
+        columns = self._columns
+        columns["name"].append(self.code("name", name))
+        columns["category"].append(self.code("category", category))
+        columns["start_ns"].append(start_ns)
+        columns["duration_ns"].append(duration_ns)
+        columns["process"].append(process)
+        columns["thread"].append(thread)
+        for key, value in rare.items():
+            if value != MISSING and -(2**63) <= value < 2**63:
+                rows, values = self._rare.setdefault(key, (array("q"), array("q")))
+                rows.append(row)
+                values.append(value)
+
+    def columns(self, base_ns: int = 0, **facts: Any) -> TraceColumns:
+        """Return the columns; times are counted from `base_ns`, which may be added to them without overflow."""
+        timed: dict[str, Any] = {name: np.frombuffer(values, dtype=np.int64) for name, values in self._columns.items()}
+        if not len(self):
+            timed = {name: np.array([], dtype=np.int64) for name in timed}
+        texts: dict[str, Any] = {labels: list(self._codes[name]) for name, labels in _TEXTS.items()}
+        rare: dict[str, Any] = {name: self._sparse(name) for name in (*_RARE, *_TEXTS)}
+        nothing = np.array([], dtype=np.int64)
+        return TraceColumns(
+            names=list(self._codes["name"]),
+            categories=list(self._codes["category"]),
+            **timed,
+            **rare,
+            **texts,
+            memory=MemoryColumns(**dict.fromkeys(MemoryColumns.__dataclass_fields__, nothing)),
+            base_ns=base_ns,
+            devices=[{"id": number, **facts_of} for number, facts_of in sorted(self.devices.items())],
+            process_names=self.process_names,
+            thread_names=self.thread_names,
+            caveats=self.caveats,
+            **facts,
+        )
+
+    def _sparse(self, name: str) -> Ints:
+        column = np.full(len(self), MISSING, dtype=np.int64)
+        if name in self._rare:
+            rows, values = self._rare[name]
+            column[np.frombuffer(rows, dtype=np.int64)] = np.frombuffer(values, dtype=np.int64)
+        return column
+
+
+def too_many(source: str, what: str, limit: str) -> TraceError:
+    """Return the error about a limit that a file exceeds."""
+    return TraceError(f"{source} was not read: it has more than {what}; if you trust it, raise {limit} in limits=.")
+
+
+def signed(number: int) -> int:
+    """Return an unsigned number of 64 bits as a signed one."""
+    return number - 2**64 if number >= 2**63 else number

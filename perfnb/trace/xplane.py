@@ -1,0 +1,233 @@
+"""XSpace files (``*.xplane.pb``), which JAX, TensorFlow and PyTorch/XLA write: planes of lines of events.
+
+Times are picoseconds from their line's start, and lines of one file start at different times.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from perfnb.errors import TraceError
+from perfnb.quantities import size
+from perfnb.trace.columns import TraceColumns
+from perfnb.trace.protobuf import BYTES, VARINT, Damaged, fields, signed, spans, text, varint
+from perfnb.trace.rows import FAR_NS, Rows, too_many
+from perfnb.trace.trace_file import Limits, Progress, Reader, blocks_of_file
+from perfnb.trace.xla import CAVEATS, STATS, Stat, XlaPlane, add_device_steps, number_of
+
+#: No message of protocol buffers is larger.
+_MOST_BYTES = 2**31
+#: Planes, and lines of a plane: far above what any machine has.
+_MOST_PLANES, _MOST_LINES = 10_000, 100_000
+#: Names of planes start so.
+_NAMES = ("/host:", "/device:", "Task Environment", "#Chip")
+_HOST, _ENVIRONMENT = "/host:", "Task Environment"
+
+
+#: Where something starts and ends.
+Place = tuple[int, int]
+
+
+def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
+    """Read a file; errors as `perfnb.trace.kineto.read`."""
+    data = whole_file(path, limits, progress)
+    try:
+        return _trace(data, Rows(str(path), limits))
+    except Damaged as error:
+        raise TraceError(f"{path} is not an XSpace file that perfnb can read: {error}; record it again.") from error
+
+
+def whole_file(path: Path, limits: Limits, progress: Progress | None = None) -> bytes:
+    """Return the bytes of a file of protocol buffers, unpacked, within the limits."""
+    data = bytearray()
+    with closing(blocks_of_file(path, limits, progress)) as blocks:
+        for block in blocks:
+            data += block
+            if len(data) > _MOST_BYTES:
+                raise TraceError(f"{path} was not read: it is above {size(_MOST_BYTES)}, the most of its format.")
+    return bytes(data)
+
+
+def _trace(data: bytes, rows: Rows) -> TraceColumns:
+    planes, base = list[XlaPlane](), 0
+    for count, (start, end) in enumerate(_messages(data, 0, len(data), 1)):
+        if count >= _MOST_PLANES:
+            raise too_many(rows.source, f"{_MOST_PLANES:,} planes", "no limit for it")
+        base = _plane(data, start, end, rows, count, planes) or base
+    add_device_steps(rows, planes)
+    return rows.columns(base)
+
+
+def _messages(data: bytes, start: int, end: int, wanted: int) -> Any:
+    """Places of the messages in a field."""
+    return ((a, b) for field, kind, a, b in spans(data, start, end) if field == wanted and kind == BYTES)
+
+
+def _plane(data: bytes, start: int, end: int, rows: Rows, number: int, planes: list[XlaPlane]) -> int:
+    """Add the events of a plane; return the time at which the profile started, if the plane says so."""
+    name = ""
+    lines, described, named, own = list[Place](), list[Place](), list[Place](), list[Place]()
+    for field, kind, a, b in spans(data, start, end):
+        if kind != BYTES:
+            continue
+        if field == 2:
+            name = text(data[a:b])
+        elif field in (3, 4, 5, 6):
+            (lines, described, named, own)[field - 3].append((a, b))
+    if len(lines) > _MOST_LINES:
+        raise TraceError(f"{rows.source} was not read: a plane has more than {_MOST_LINES:,} lines, as none does.")
+    stat_names = {key: text(dict(fields(value)).get(2, b"")) for key, value in _entries(data, named)}
+    if name == _ENVIRONMENT:
+        facts = _stats(data, own, stat_names, None)
+        begun = number_of(facts.get("profile_start_time"))
+        return begun if 0 < begun < FAR_NS else 0
+    names, of_kinds = dict[int, str](), dict[int, dict[str, Stat]]()
+    for key, value in _entries(data, described):
+        names[key], of_kinds[key] = _kind(value, stat_names)
+    parsed = [_line(data, a, b) for a, b in lines]
+    plane = XlaPlane(rows, name, number, [line[1] for line in parsed])
+    planes.append(plane)
+    rows.process_names[number] = name
+    if plane.device >= 0:
+        rows.devices.setdefault(plane.device, _device(name, _stats(data, own, stat_names, None)))
+    wanted = {key: stat for key, stat in stat_names.items() if stat in STATS}
+    for thread, line, begin, events in parsed:
+        rows.thread_names[number, thread] = line
+        for a, b in events:
+            _event(data, a, b, plane, (line, thread, begin), names, of_kinds, wanted, stat_names)
+    return 0
+
+
+def _entries(data: bytes, places: list[Place]) -> Any:
+    """Key and value of the entries of a map."""
+    for a, b in places:
+        entry = dict(fields(data[a:b]))
+        value = entry.get(2, b"")
+        if isinstance(value, bytes):
+            yield signed(entry.get(1, 0)), value
+
+
+def _kind(data: bytes, stat_names: dict[int, str]) -> tuple[str, dict[str, Stat]]:
+    """Name of a kind of events, and the statistics that all of them have."""
+    name, stats = "", dict[str, Stat]()
+    for field, value in fields(data):
+        if field == 2:
+            name = text(value)
+        elif field == 5 and isinstance(value, bytes):
+            _stat(value, stat_names, stat_names, stats)
+    return name, stats
+
+
+def _line(data: bytes, start: int, end: int) -> tuple[int, str, int, list[Place]]:
+    """Number, name and start in nanoseconds of a line, and where its events are."""
+    number, begin, name, shown, events = 0, 0, "", "", list[Place]()
+    for field, kind, a, b in spans(data, start, end):
+        if kind == VARINT:
+            if field == 1:
+                number = signed(a)
+            elif field == 3:
+                begin = signed(a)
+        elif kind == BYTES:
+            if field == 4:
+                events.append((a, b))
+            elif field == 2:
+                name = text(data[a:b])
+            elif field == 11:
+                shown = text(data[a:b])
+    return number, shown or name, begin, events
+
+
+def _event(
+    data: bytes,
+    start: int,
+    end: int,
+    plane: XlaPlane,
+    line: tuple[str, int, int],
+    names: dict[int, str],
+    of_kinds: dict[int, dict[str, Stat]],
+    wanted: dict[int, str],
+    stat_names: dict[int, str],
+) -> None:
+    kind = offset = duration = 0
+    stats: dict[str, Stat] = {}
+    for field, wire, a, b in spans(data, start, end):
+        if wire == VARINT:
+            if field == 1:
+                kind = signed(a)
+            elif field == 2:
+                offset = signed(a)
+            elif field == 3:
+                duration = signed(a)
+            elif field == 5:
+                return  # a number of occurrences, not an event in time
+        elif wire == BYTES and field == 4:
+            _stat(data[a:b], wanted, stat_names, stats)
+    if common := of_kinds.get(kind):
+        stats = {**common, **stats}
+    name, thread, begin = line
+    # Both ends are rounded down, so that what nests in picoseconds nests in nanoseconds.
+    first = begin + offset // 1000
+    last = begin + (offset + duration) // 1000
+    plane.add(name, thread, names.get(kind, f"event {kind}"), first, max(last - first, 0), stats)
+
+
+def _stats(data: bytes, places: list[Place], names: dict[int, str], wanted: dict[int, str] | None) -> dict[str, Stat]:
+    stats: dict[str, Stat] = {}
+    for a, b in places:
+        _stat(data[a:b], names if wanted is None else wanted, names, stats)
+    return stats
+
+
+def _stat(data: bytes, wanted: dict[int, str], names: dict[int, str], stats: dict[str, Stat]) -> None:
+    """Add a statistic if it is wanted; text may be the name of another statistic."""
+    length = len(data)
+    if length < 2 or data[0] != 8:  # its kind comes first in every known writer's files
+        return
+    kind, place = varint(data, 1, length)
+    name = wanted.get(signed(kind))
+    if name is None:
+        return
+    for field, wire, a, b in spans(data, place, length):
+        if wire == VARINT:
+            if field == 7:
+                stats[name] = names.get(signed(a), "")
+            elif field == 3:
+                stats[name] = a
+            elif field == 4:
+                stats[name] = signed(a)
+        elif wire == BYTES and field in (5, 6):
+            stats[name] = text(data[a:b])
+
+
+def _device(plane: str, facts: dict[str, Stat]) -> dict[str, Any]:
+    vendor = str(facts.get("device_vendor", ""))
+    name = f"{vendor} {plane.rpartition('/')[2].removeprefix('device:').partition(':')[0]}".strip()
+    known: dict[str, Any] = {"name": name}
+    for key, stat in (("totalGlobalMem", "memory_size"), ("numSms", "core_count")):
+        number = number_of(facts.get(stat))
+        if number > 0:
+            known[key] = number
+    return known
+
+
+def _recognise(path: Path, head: bytes) -> bool:
+    """Accept a list of planes: the first field of the file is a message whose field 2 is the name of a plane."""
+    if not head.startswith(b"\x0a"):
+        return False
+    try:
+        place = varint(head, 1, len(head))[1]
+        for field, kind, a, b in spans(head, place, len(head)):
+            if field == 2 and kind == BYTES:
+                return text(head[a:b]).startswith(_NAMES)
+            if field != 1 or kind != VARINT:
+                return False
+    except Damaged:
+        pass
+    return False
+
+
+READER = Reader(
+    "profiles of JAX and TensorFlow (XSpace, .xplane.pb)", (".xplane.pb", ".xplane.pb.gz"), _recognise, read, CAVEATS
+)

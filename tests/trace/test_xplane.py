@@ -1,0 +1,226 @@
+"""XSpace files of JAX and TensorFlow: planes, lines and events are told apart, and damaged files are refused."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import perfnb
+from perfnb.errors import TraceError
+from perfnb.trace import protobuf
+from perfnb.trace.columns import TraceColumns
+from perfnb.trace.trace_file import LIMITS, Limits, reader_of
+from perfnb.trace.xplane import READER, read
+from perfnb.trace_names import told_direction
+from tests.wire import message, plane, space, varint
+
+FOREIGN = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[3] / "shared" / "traces")).parent / "foreign"
+REAL = FOREIGN / "xplane" / "mi300_jax_conv_08.xplane.pb"
+
+FORWARD, BACKWARD = "jit(step)/jvp(Dense_0)/dot_general", "jit(step)/transpose(jvp(Dense_0))/dot_general"
+
+
+def launch(number: int, op: str, path: str) -> dict[str, object]:
+    return {"correlation_id": number, "hlo_op": op, "name": path, "tf_op": "XlaModule:", "hlo_module": "jit_step"}
+
+
+#: Two steps: each launches a forward and a backward kernel, and copies its batch.
+SAMPLE = space(
+    plane(
+        "/device:GPU:3",
+        {
+            "Stream #16(Kernel)@5000": [
+                ("fusion.kd", 200, 100, {"correlation_id": 1}),
+                ("fusion_1.kd", 400, 300, {"correlation_id": 2}),
+                ("fusion.kd", 10_200, 100, {"correlation_id": 3}),
+                ("fusion_1.kd", 10_400, 301, {"correlation_id": 4}),
+            ],
+            "Stream #7(MemcpyH2D)@5000": [("MemcpyH2D", 0, 50, {"memcpy_details": "kind:H2D size:4"})],
+            "XLA Ops@5000": [("fusion", 200, 100), ("fusion.1", 400, 300)],
+            "XLA Modules@5000": [("jit_step", 200, 500)],
+        },
+        {"device_vendor": "ACME", "core_count": 12, "memory_size": 2**34},
+    ),
+    plane(
+        "/host:CPU",
+        {
+            "python@4000": [
+                ("train", 900, 9_000, {"step_num": 7}),
+                ("$train.py:12 step", 950, 8_000),
+                ("$builtins len", 960, 10),
+                ("PjitFunction(step)", 1_000, 4_000),
+                ("train", 10_900, 9_000, {"step_num": 8}),
+            ],
+            "Host Threads/5@4000": [
+                ("cuLaunchKernel", 1_100, 20, launch(1, "fusion", FORWARD)),
+                ("cuLaunchKernel", 1_200, 30, launch(2, "fusion.1", BACKWARD)),
+                ("cuLaunchKernel", 11_100, 20, launch(3, "fusion", FORWARD)),
+                ("cuLaunchKernel", 11_200, 30, launch(4, "fusion.1", BACKWARD)),
+            ],
+        },
+    ),
+    plane("Task Environment", {}, {"profile_start_time": 1_700_000_000_000_000_000}),
+)
+
+
+def written(folder: Path, data: bytes, name: str = "a.bin") -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def error_of(path: Path, **options: int) -> str:
+    with pytest.raises(TraceError) as caught:
+        read(path, Limits(**options))
+    return str(caught.value)
+
+
+def named(trace: TraceColumns, name: str) -> np.ndarray:
+    return np.flatnonzero(trace.name == trace.names.index(name))
+
+
+def test_planes_are_devices_and_hosts_and_lines_are_streams_and_threads(tmp_path: Path) -> None:
+    trace = read(written(tmp_path, SAMPLE), LIMITS)
+
+    assert trace.base_ns == 1_700_000_000_000_000_000
+    backward = named(trace, "fusion_1.kd")
+    assert trace.start_ns[backward].tolist() == [5_400, 15_400]
+    assert trace.duration_ns[backward].tolist() == [300, 301]
+    assert set(trace.device[backward]) == {3}
+    assert set(trace.stream[backward]) == {16}
+    assert trace.devices == [{"id": 3, "name": "ACME GPU", "totalGlobalMem": 2**34, "numSms": 12}]
+    counts = dict(zip(*np.unique(np.array(trace.categories)[trace.category], return_counts=True), strict=True))
+    assert counts == {
+        **{"kernel": 4, "gpu_memcpy": 1, "gpu_user_annotation": 1, "cuda_runtime": 4, "cpu_op": 8},
+        **{"python_function": 2, "user_annotation": 5},  # two steps are there under torch's name too
+    }
+    assert {"train.py(12): step", "builtins len", "ProfilerStep#7", "ProfilerStep#8"} < set(trace.names)
+
+
+def test_a_profile_has_steps_ops_and_directions_of_kernels(tmp_path: Path) -> None:
+    profile = perfnb.load(written(tmp_path, gzip.compress(SAMPLE)))
+
+    assert profile.steps["step"].tolist() == [7, 8]
+    kernels = profile.events[profile.events["category"] == "kernel"]
+    assert kernels["phase"].tolist() == ["forward", "backward"] * 2
+    assert kernels["step"].tolist() == [7, 7, 8, 8]
+    assert profile.ops["gpu_ms"][["fusion", "fusion.1"]].tolist() == [1e-4, 3.005e-4]
+    assert profile.gpu_time["kernel_ms"].tolist() == [8.01e-4]
+    words = " ".join(str(profile).split())
+    assert "only the names of ops (jvp, transpose, gradient_tape) tell forward from backward" in words
+    assert "torch.profiler" not in words
+
+
+def test_steps_of_a_device_count_if_the_host_has_none(tmp_path: Path) -> None:
+    lines = {"Steps": [("4", 0, 50), ("5", 50, 70)], "XLA Ops": [("fusion", 10, 20), ("while", 60, 50)]}
+    profile = perfnb.load(written(tmp_path, space(plane("/device:TPU:1", lines))))
+
+    assert profile.steps["step"].tolist() == [4, 5]
+    assert profile.kernels["total_ms"].to_dict() == {"while": 2.5e-5, "fusion": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [
+        (FORWARD, "forward"),
+        (BACKWARD, "backward"),
+        ("jit(step)/transpose(pmap(jvp(f)))/add", "backward"),
+        ("gradient_tape/model/dense/MatMul:MatMul", "backward"),
+        ("jit(f)/transpose", ""),
+        ("jit(transpose(x))/add", ""),
+        ("aten::transpose", ""),
+        ("my_jvp(x)", ""),
+    ],
+)
+def test_names_tell_directions(name: str, direction: str) -> None:
+    assert told_direction(name) == direction
+
+
+def test_it_is_known_by_its_content(tmp_path: Path) -> None:
+    assert reader_of(written(tmp_path, SAMPLE, "no_name")) is READER
+    assert reader_of(written(tmp_path, gzip.compress(SAMPLE), "trace.json.gz")) is READER
+    for other in (b"", b"\n", b"\n\xff\xff\xff", b"\n\nhello", message((1, message((8, 5), (60, b"")))), b"{}"):
+        assert reader_of(written(tmp_path, other, "x.xplane.pb")) is not READER
+
+
+def test_a_damaged_or_hostile_file_is_one_error(tmp_path: Path) -> None:
+    long = 2**40
+    cases = {
+        "cut off": SAMPLE[: len(SAMPLE) // 2],
+        "a length in it is wrong": space(plane("/host:CPU", {})) + b"\x0a" + varint(long),
+        "too long": space(plane("/host:CPU", {})) + b"\xff" * 20,
+        "an unknown kind": space(plane("/host:CPU", {})) + b"\x0b\x0c",
+        "out of range": space(plane("/host:CPU", {f"a@{2**62}": [("x", 1, 1)]})),
+        "lines": space(message((2, "/host:CPU"), *[(3, b"")] * 100_001)),
+    }
+    for said, data in cases.items():
+        assert said in error_of(written(tmp_path, data))
+    path = written(tmp_path, SAMPLE)
+    assert "raise max_events in limits=" in error_of(path, max_events=3)
+    assert "raise max_bytes in limits=" in error_of(path, max_bytes=100)
+    bomb = written(tmp_path, gzip.compress(space(plane("/host:CPU", {})) + bytes(60 * 2**20)))
+    assert "raise max_ratio in limits=" in error_of(bomb)
+
+
+def test_a_walk_never_leaves_its_message() -> None:
+    inner = message((1, 300), (2, "text"))
+    data = b"\x00\x00" + inner + b"\xff\xff"
+    found = list(protobuf.spans(data, 2, 2 + len(inner)))
+    assert [(field, kind) for field, kind, *_ in found] == [(1, 0), (2, 2)]
+    assert data[found[1][2] : found[1][3]] == b"text"
+    with pytest.raises(protobuf.Damaged):
+        list(protobuf.spans(data, 2, 2 + len(inner) - 1))
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """The data with a few bytes changed, taken out, doubled or cut off."""
+    whole = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(whole))
+        match chance.randrange(5):
+            case 0:
+                whole[place] = chance.randrange(256)
+            case 1:
+                del whole[place : place + chance.randint(1, 30)]
+            case 2:
+                whole[place:place] = whole[place : place + chance.randint(1, 200)]
+            case 3:
+                whole[place:place] = chance.randbytes(chance.randint(1, 9))
+            case _:
+                del whole[place + 1 :]
+        if not whole:
+            break
+    return bytes(whole)
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.deep)])
+def test_any_damage_is_an_error_or_a_trace(tmp_path: Path, count: int) -> None:
+    chance, read_anyway = random.Random(7), 0
+    for _ in range(count):
+        path = written(tmp_path, mutated(SAMPLE, chance))
+        try:
+            read_anyway += len(read(path, LIMITS)) > 0
+        except TraceError:
+            continue
+    assert read_anyway
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason=f"no folder of foreign files at {FOREIGN}; set PERFNB_TRACES")
+def test_a_real_file_has_the_kernels_that_are_known() -> None:
+    trace = read(REAL, LIMITS)
+
+    kernels = trace.category == trace.categories.index("kernel")
+    assert [int((kernels & (trace.device == number)).sum()) for number in range(8)] == [60] + [25] * 7
+    second = np.flatnonzero(kernels & (trace.device == 1))
+    assert trace.duration_ns[second].sum() == 3_345_845
+    span = (trace.start_ns + trace.duration_ns)[second].max() - trace.start_ns[second].min()
+    assert round(span / 1e6, 4) == 112.1061
+    assert set(trace.stream[second]) == {19}
+    first = np.flatnonzero(kernels & (trace.device == 0))
+    streams, counts = np.unique(trace.stream[first], return_counts=True)
+    assert dict(zip(streams.tolist(), counts.tolist(), strict=True)) == {15: 9, 16: 34, 17: 9, 18: 8}
