@@ -147,8 +147,10 @@ def test_more_threads_than_cores_are_told_of_where_there_was_no_time_to_try_fewe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "wait_ms", "code"), [(0, 11.0, 2), (0, 5.0, 2), (1, 30.0, 2), (0, 1.5, 2)])
-def test_more_workers_than_cores_are_for_waiting_and_the_line_agrees(workers: int, wait_ms: float, code: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "wait_ms", "code"), [(0, 11.0, 2), (0, 5.0, 2), (1, 30.0, 2), (0, 1.5, 2), (2, 30.0, 0)]
+)
+def test_never_more_workers_than_cores_and_the_line_agrees(workers: int, wait_ms: float, code: int) -> None:
     loader = {"name": "loader", "class": "DataLoader", "num_workers": workers, "batch_size": 8}
     environment = {"processor": "made up", "threads": 1, "cpus": 2, "gpus": []}
     recording = timed(
@@ -161,6 +163,9 @@ def test_more_workers_than_cores_are_for_waiting_and_the_line_agrees(workers: in
 
     wait = found(recording).loc["input pipeline"]
 
+    if not code:
+        assert (wait["code"], "as many workers as cores" in wait["lever"]) == ("", True)
+        return
     assert f"num_workers={code}," in wait["code"]
     assert f"se {'about ' if wait_ms == 1.5 else ''}{code} workers" in wait["lever"]
     assert ("there are 2 cores" in wait["lever"]) == (wait_ms != 1.5)

@@ -99,19 +99,20 @@ def _lever(facts: Facts, waited: float) -> tuple[str, str]:
     needed = math.ceil(making / rest)
     wanted, cores = max(workers + 1, needed), facts.cores
     takes = f"a batch takes about {fmt.duration(making)} to make and {fmt.duration(rest)} to use"
-    if cores is not None and workers > cores and wanted > cores:
+    if cores is not None and workers >= max(1, int(cores)) and wanted > cores:
         wanted = max(1, int(cores))
+        share = f"{fmt.counted(workers, 'worker')} share {cores:g} cores, and more would not help"
         lever = (
-            f"Make batches cheaper: {fmt.counted(workers, 'worker')} share {cores:g} cores, and more would not help. "
-            "Cache what is read or decoded; vectorise. If making batches is CPU work, fewer workers may even be faster."
+            f"Make batches cheaper: {share if workers > cores else 'there are as many workers as cores'}. Cache what "
+            "is read or decoded; vectorise. If making batches is CPU work, fewer workers may even be faster."
         )
     elif cores is not None and wanted > cores:
-        wanted = max(workers + 1, int(cores))
+        wanted = max(1, int(cores))
         lever = (
             "Make batches cheaper (cache what is read or decoded; vectorise), and use "
             f"{fmt.counted(wanted, 'worker')}: {takes}, so about {fmt.counted(needed, 'worker')} would be needed, but "
-            f"there are {cores:g} cores. If workers mostly wait for a disk or a network, use "
-            f"{fmt.counted(needed, 'worker')}."
+            f"there are {cores:g} cores. If making a batch mostly waits for a disk or a network, have the dataset "
+            "fetch its samples in threads (__getitems__)."
         )
     else:
         lever = (
@@ -120,7 +121,7 @@ def _lever(facts: Facts, waited: float) -> tuple[str, str]:
         )
     if facts.loader.get("iterable"):
         lever += " The dataset must split its samples among them: see torch.utils.data.get_worker_info()."
-    return lever, _with_workers(facts, name, wanted) if name else ""
+    return lever, _with_workers(facts, name, wanted) if name and wanted != workers else ""
 
 
 def _batched(facts: Facts) -> bool:

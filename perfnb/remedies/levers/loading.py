@@ -20,8 +20,6 @@ from perfnb.step.environment import usable_cpus
 
 #: Batches made to see how long one takes, and seconds for that.
 _BATCHES, _SECONDS = 5, 1.0
-#: Making a batch waits if its thread computes less than this share of the time; most workers then.
-_WAITS, _MOST = 0.25, 8
 
 
 def _refuses(subject: Subject) -> str:
@@ -39,7 +37,7 @@ def _refuses(subject: Subject) -> str:
 def workers_for(subject: Subject) -> int:
     """As many workers as make batches as fast as the step uses them, no more than there are cores.
 
-    More than cores if making a batch mostly waits. One for a stream, of which each worker would load every sample.
+    One for a stream, of which each worker would load every sample.
     """
     __tracebackhide__ = True
     if "workers" not in subject.chosen:
@@ -49,31 +47,23 @@ def workers_for(subject: Subject) -> int:
     return found
 
 
-def workers_needed(making_s: float, computing_s: float, using_s: float, cores: float) -> int:
-    """The number that the finding on the input pipeline recommends, from what a batch takes to make and to use.
-
-    Parameters
-    ----------
-    computing_s : float
-        How much of making a batch its thread computes, and does not wait.
-    """
-    needed = max(1, math.ceil(making_s / max(using_s, 1e-6)))
-    return min(needed, _MOST if computing_s < _WAITS * making_s else max(1, int(cores)))
+def workers_needed(making_s: float, using_s: float, cores: float) -> int:
+    """The number that the finding on the input pipeline recommends, from what a batch takes to make and to use."""
+    return min(max(1, math.ceil(making_s / max(using_s, 1e-6))), max(1, int(cores)))
 
 
-def _making(subject: Subject) -> tuple[float, float, float]:
-    """Seconds that a batch takes to make, how many of these are computing, and seconds that its step takes."""
+def _making(subject: Subject) -> tuple[float, float]:
+    """Seconds that a batch takes to make, and seconds that its step takes."""
     __tracebackhide__ = True
     assert subject.loader is not None
     with subject.restored(), subject.gate.opened():
         batches, until = iter(subject.loader[1]), time.perf_counter() + _SECONDS
-        taken, computed = [], []
+        taken = []
         for _ in range(_BATCHES):
-            begin, began = time.perf_counter(), time.thread_time()
+            begin = time.perf_counter()
             if next(batches, None) is None:
                 break
             taken.append(time.perf_counter() - begin)
-            computed.append(time.thread_time() - began)
             if time.perf_counter() > until:
                 break
         steps = []
@@ -81,7 +71,7 @@ def _making(subject: Subject) -> tuple[float, float, float]:
             begin = time.perf_counter()
             subject.run()
             steps.append(time.perf_counter() - begin)
-    return statistics.median(taken or [0.0]), statistics.median(computed or [0.0]), min(steps)
+    return statistics.median(taken or [0.0]), min(steps)
 
 
 def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False) -> DataLoader[Any]:
