@@ -33,7 +33,10 @@ def python(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     [
         ("mnist", (), ("data", "forward", "loss", "backward", "optimizer"), {"model", "conv1", "fc"}),
         ("gpt", (), ("forward", "backward", "optimizer"), {"model", "h.0.attn", "lm_head"}),
-        ("gan", ("--steps-by", "last"), ("data", "forward", "loss", "backward", "optimizer"), {"netD", "netG"}),
+        pytest.param(
+            *("gan", ("--steps-by", "last"), ("data", "forward", "loss", "backward", "optimizer"), {"netD", "netG"}),
+            marks=pytest.mark.deep,
+        ),
     ],
 )
 def test_an_unmodified_script_leaves_a_report(
@@ -59,6 +62,7 @@ def test_an_unmodified_script_leaves_a_report(
     assert ("data" in phases) == bool(pd.notna(run.phases.loc["data", "ms"]))
 
 
+@pytest.mark.deep
 def test_optimizers_that_step_outside_of_steps_are_pointed_out(tmp_path: Path) -> None:
     done = perfnb("run", "--at", 10, "--save", "kept", SCRIPTS / "gan.py", cwd=tmp_path)
 
@@ -177,6 +181,7 @@ def test_a_short_run_is_told_what_to_do(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["run"]
 
 
+@pytest.mark.deep
 def test_two_runs_are_compared(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "400"))
     for name in "ab":
@@ -202,6 +207,7 @@ def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monke
     assert _new_folder(tmp_path / "runs", "gan") == [tmp_path / "runs" / "gan"]
 
 
+@pytest.mark.deep
 def test_the_folder_of_a_run_shows_it_and_names_the_profiles(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "60"))
     assert perfnb("run", "--at", 5, "--save", "kept", "loop.py", cwd=tmp_path).returncode == 0
@@ -221,6 +227,7 @@ def test_a_module_that_does_not_exist(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["package"]
 
 
+@pytest.mark.deep
 def test_each_rank_keeps_its_own_run(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "60"))
     for rank in (0, 1):

@@ -126,6 +126,7 @@ def kinds(folder: Path) -> dict[str, Path]:
     }
 
 
+@pytest.mark.deep
 def test_every_kind_shows_itself(tmp_path: Path) -> None:
     for kind, path in kinds(tmp_path).items():
         text = perfnb("show", path)

@@ -27,7 +27,13 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
         yield running
 
 
-WITH_CODE = [page for page, path in PAGES.items() if any(not block.not_run for block in blocks_of(path))]
+#: Pages whose code takes long: what they use has quick tests of its own.
+LONG = ("architectures", "inference", "levers", "loops", "memory", "trainers")
+WITH_CODE = [
+    pytest.param(page, marks=[pytest.mark.deep] if Path(page).stem in LONG else [])
+    for page, path in PAGES.items()
+    if any(not block.not_run for block in blocks_of(path))
+]
 
 
 @pytest.mark.kernel
@@ -45,7 +51,7 @@ def test_the_code_of_a_page_runs(page: str, kernel: Kernel, tmp_path: Path) -> N
                 assert (reply.text("stdout") + reply.text("stderr")).strip() == block.prints, f"{page}:{block.line}"
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_what_one_types_here_who_comes_from_elsewhere_runs(kernel: Kernel, tmp_path: Path) -> None:
     write_files(tmp_path)
     kernel.inside("tidy()")

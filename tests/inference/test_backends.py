@@ -35,7 +35,14 @@ def tried(name: str, model: nn.Module, example: Any) -> backend_trials.Trial:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in by_name() if name != "eager"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.deep] if name == "compile" else [])
+        for name in by_name()
+        if name != "eager"
+    ],
+)
 def test_a_cnn_is_served_as_well_as_before(name: str) -> None:
     model, example = small_cnn()
 

@@ -56,6 +56,7 @@ def test_a_bad_quantile_is_refused() -> None:
         linear(1, 1).best(1, 0.9)
 
 
+@pytest.mark.deep
 def test_real_batches_are_measured() -> None:
     seen = set()
 

@@ -35,7 +35,12 @@ def ended(tmp_path: Path, end: str, save: str = "") -> subprocess.CompletedProce
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("end", "code"), [("os.chdir('/')", 0), ("step == 40 and sys.exit(3)", 3), ("step == 40 and 1 / 0", 1)]
+    ("end", "code"),
+    [
+        ("os.chdir('/')", 0),
+        pytest.param("step == 40 and sys.exit(3)", 3, marks=pytest.mark.deep),
+        pytest.param("step == 40 and 1 / 0", 1, marks=pytest.mark.deep),
+    ],
 )
 def test_a_script_leaves_its_run_and_says_where(end: str, code: int, tmp_path: Path) -> None:
     done = ended(tmp_path, end, ", save='my runs'")
@@ -49,7 +54,7 @@ def test_a_script_leaves_its_run_and_says_where(end: str, code: int, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["my runs"]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_run_that_is_not_saved_is_told_of_in_one_line(tmp_path: Path) -> None:
     (told,) = ended(tmp_path, "pass").stderr.splitlines()
     assert told.endswith("The run and 1 profile were not saved; save= would.")

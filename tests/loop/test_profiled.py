@@ -279,6 +279,7 @@ def test_the_last_profile_shows_itself_in_a_notebook(monkeypatch: pytest.MonkeyP
     assert [one.meta["loop"]["step"] for one in shown] == [43]
 
 
+@pytest.mark.deep
 def test_batches_live_no_longer_than_in_a_plain_loop() -> None:
     class Batch:
         alive = 0

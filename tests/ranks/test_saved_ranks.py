@@ -184,7 +184,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_two_processes_of_a_job_know_their_ranks(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(JOB)

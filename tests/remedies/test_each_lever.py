@@ -134,7 +134,7 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "gc_freeze": world,
     "checkpointing": world,
 }
-SLOW = {"compile": pytest.mark.slow, "quantize_dynamic": pytest.mark.slow}
+SLOW = {"compile": pytest.mark.deep, "quantize_dynamic": pytest.mark.slow}
 
 
 def lever_for(name: str, monkeypatch: pytest.MonkeyPatch) -> Lever:

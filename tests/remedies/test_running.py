@@ -327,6 +327,7 @@ def test_the_peak_of_memory_is_what_the_step_holds_at_once() -> None:
     assert peak_bytes(subject) == pytest.approx(found, rel=0.01)
 
 
+@pytest.mark.deep
 def test_a_model_that_is_too_big_is_judged_by_memory(clock: FakeClock) -> None:
     step, _ = deep(Waiting(clock, 0.1))
     names = ["checkpointing", "gc_freeze"]

@@ -240,7 +240,7 @@ def raising(at: str) -> Any:
     return lever("broken", prepared)
 
 
-@pytest.mark.parametrize("at", ["prepare", "on", "off"])
+@pytest.mark.parametrize("at", ["prepare", "on", pytest.param("off", marks=pytest.mark.deep)])
 def test_a_lever_that_raises_is_not_tried_and_the_others_are(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hard = hard_steps.batch_norm()
     before = fingerprint(hard.subject())
@@ -252,6 +252,7 @@ def test_a_lever_that_raises_is_not_tried_and_the_others_are(at: str, monkeypatc
     assert fingerprint(hard.subject()) == before
 
 
+@pytest.mark.deep
 def test_a_lever_that_cannot_be_taken_back_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     hard = hard_steps.batch_norm()
     before = fingerprint(hard.subject())
