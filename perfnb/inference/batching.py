@@ -37,6 +37,8 @@ class Batcher:
         Mean size of its batches.
     utilization : float
         Share of the time for which the server is busy.
+    served_per_s : float
+        Requests per second that it serves: as many as come, unless it is overrun.
     """
 
     most: int
@@ -47,6 +49,7 @@ class Batcher:
     p99_ms: float
     batch_size: float
     utilization: float
+    served_per_s: float
 
 
 class Batching:
@@ -116,11 +119,11 @@ class Batching:
         )
         latency = found.latency_ms[_SETTLES:]
         p50, p95, p99 = (float(each) for each in np.quantile(latency, (0.5, 0.95, 0.99)))
-        if rate_per_s >= self._capacity(most):
+        served = min(rate_per_s, self._capacity(most))
+        if served < rate_per_s:
             p50 = p95 = p99 = np.inf
-        return Batcher(
-            most, delay_ms, rate_per_s, p50, p95, p99, float(found.sizes.mean()), min(1.0, found.utilization)
-        )
+        size, busy = float(found.sizes.mean()), min(1.0, found.utilization)
+        return Batcher(most, delay_ms, rate_per_s, p50, p95, p99, size, busy, served)
 
     def grid(self, rate_per_s: float) -> pd.DataFrame:
         """A row per setting of the batcher, with what it does at a rate; as `Batcher`."""

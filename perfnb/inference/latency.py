@@ -17,19 +17,18 @@ from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.inference.batching import Batching
-from perfnb.inference.latency_view import latency_html, latency_line, latency_page, latency_text
+from perfnb.inference.latency_view import FIRST_CALLS, latency_html, latency_line, latency_page, latency_text
 from perfnb.inference.queueing import UTILIZATIONS, Loads, poisson_arrivals, simulate
-from perfnb.inference.tokens import COLUMNS, by_request, gaps_ms, goodput
+from perfnb.inference.tokens import COLUMNS, Cache, by_request, gaps_ms, goodput
 from perfnb.stats.intervals import quantile as sample_quantile
 from perfnb.stats.intervals import quantile_interval
 
 if TYPE_CHECKING:
+    from perfnb.inference.energy import EnergyMeter
     from perfnb.inference.serving import Requests, Served
 
 #: The quantiles of every curve.
 QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99}
-#: Calls of each size that count as warm-up.
-FIRST_CALLS = 2
 _MOST_REQUESTS = 20_000
 #: Batch sizes beside 1, how many batches of each are made and measured, and how few are too few.
 _BATCH_SIZES = (2, 4, 8, 16, 32, 64)
@@ -146,6 +145,11 @@ class Latency(Page, Shown):
         self._batching: Batching | None = None
         #: The tokens of the requests served back to back.
         self._tokens: pd.DataFrame | None = None
+        #: The key-value cache of an answer, or why it is not known.
+        self._cache: Cache | str = "tokens were not asked for"
+        self._price_per_hour: float | None = None
+        #: Joules of a request in each run, or why they are not known.
+        self._joules: dict[str, float | str] = {}
 
     @cached_property
     def _service_ms(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -281,8 +285,8 @@ class Latency(Page, Shown):
 
         ``run`` and ``served`` (its place among the samples of that run), ``tokens``, ``ttft_ms`` (from its arrival to
         its first token), ``prefill_ms`` (the same from its start), ``decode_ms`` (from the first to the last token),
-        ``tpot_ms`` (that per later token; ``NA`` with a single one), and ``request``, ``size``, ``service_ms``,
-        ``latency_ms`` and ``first`` as in `samples`.
+        ``tpot_ms`` (that per later token; ``NA`` with a single one), ``prompt_tokens`` (``NA`` where no streamer is
+        handed the prompt), and ``request``, ``size``, ``service_ms``, ``latency_ms`` and ``first`` as in `samples`.
 
         Raises
         ------
@@ -327,6 +331,45 @@ class Latency(Page, Shown):
         """Tokens of answers per second, of requests served back to back."""
         table = self._steady_tokens
         return float(table["tokens"].sum() / table["service_ms"].sum() * 1e3 * self._concurrency)
+
+    @property
+    def prompt_tokens_per_s(self) -> float | None:
+        """Tokens of prompts per second until the first token came; ``None`` where prompts are not known."""
+        known = self._steady_tokens.dropna(subset="prompt_tokens")
+        return float(known["prompt_tokens"].sum() / known["prefill_ms"].sum() * 1e3) if len(known) else None
+
+    def kv_cache_bytes(self, length: int) -> int | None:
+        """Size of the key-value cache of a request with so many tokens, prompt and answer; ``None`` if it is not known.
+
+        Derived from the cache of one more request, which is not timed: it is visible where a module returns it as
+        ``past_key_values``, as Hugging Face's models do.
+        """
+        require_count("length", length, 1)
+        return None if isinstance(self._cache, str) else self._cache.bytes_at(length)
+
+    @property
+    def costs(self) -> pd.DataFrame:
+        """What a thousand requests take, a row per way to serve them.
+
+        By ``run`` (closed: back to back, without a pause; open: at the rate asked for; highest: at the highest rate for
+        the bound): ``requests_per_s``, ``joules`` (of the GPUs that torch uses) and ``price`` (of the machine's time,
+        also while it waits) of 1,000 requests, each ``NA`` where it is not known, and ``why`` the energy is not.
+        """
+        rates: dict[str, float | None] = {"closed": self._concurrency * 1e3 / float(self._service_ms.mean())}
+        if self._open is not None:
+            rates["open"] = None if self._open.saturated else self._open.rate_per_s
+        if isinstance(self._highest, HighestRate) and self._highest.rate_per_s > 0:
+            rates["highest"] = self._highest.rate_per_s
+        rows = []
+        for run, rate in rates.items():
+            joules = self._joules.get(run, "it is measured back to back and at the rate asked for")
+            known = None if rate is None or self._price_per_hour is None else self._price_per_hour / 3.6 / rate
+            row = {"run": run, "requests_per_s": rate, "price": known}
+            row |= {"joules": None, "why": joules} if isinstance(joules, str) else {"joules": 1e3 * joules, "why": ""}
+            rows.append(row)
+        columns = ["run", "requests_per_s", "joules", "price", "why"]
+        numbers = dict.fromkeys(columns[1:4], "Float64")
+        return pd.DataFrame(rows)[columns].astype(numbers).set_index("run")
 
     def goodput_per_s(self, **bounds_ms: float) -> float:
         """Requests per second within all bounds, in the run at a rate.
@@ -384,6 +427,7 @@ def latency(
     arrivals: Sequence[float] | None = None,
     batch: Callable[[list[Any]], Any] | None = None,
     tokens: bool = False,
+    price_per_hour: float | None = None,
     budget_s: float = 30.0,
 ) -> Latency:
     """Measure how long requests take, and compute how long they would take under load.
@@ -413,6 +457,8 @@ def latency(
     tokens : bool
         Record when each token of an answer comes. `fn` yields tokens, or takes ``streamer=`` and hands it to Hugging
         Face's ``generate``.
+    price_per_hour : float, optional
+        Of the machine, in any currency; for `Latency.costs`.
     budget_s : float
         Seconds in all, about.
 
@@ -427,6 +473,8 @@ def latency(
     Exception
         Whatever `fn` raises.
     """
+    from perfnb.inference.energy import EnergyMeter
+    from perfnb.inference.generation import watch_generation
     from perfnb.inference.serving import Requests, served_by, tokens_served_by
 
     __tracebackhide__ = True
@@ -444,6 +492,8 @@ def latency(
     if batch is not None and not callable(batch):
         raise TypeError(f"batch must make one input from a list of requests, not {shown(batch)}.")
     require_flag("tokens", tokens)
+    if price_per_hour is not None:
+        price_per_hour = _price(price_per_hour)
     if tokens and batch is not None:
         raise TypeError("Pass tokens or batch, not both: batches are timed as a whole.")
     held = Requests(requests)
@@ -451,7 +501,7 @@ def latency(
         serve: Callable[[Any], Any] = tokens_served_by(fn)
     else:
         serve = served_by(fn if batch is None else (lambda request: fn(batch([request]))))
-    with StepOutput(), Progress() as progress:
+    with StepOutput(), Progress() as progress, EnergyMeter() as meter:
         draws = held.draws(_SEED)
         runs = (rate is not None) + (bound_ms is not None) + (batch is not None)
         share = (1 - _CLOSED_SHARE) / max(1, runs)
@@ -459,16 +509,23 @@ def latency(
         times = {} if batch is None else _batch_times(fn, batch, held, concurrency, share * budget_s, progress)
         if rate is not None:
             schedule = _poisson(rate, share * budget_s)
-        opened = None if schedule is None else _open_run(serve, held, schedule, rate, concurrency, progress)
+        opened, joules = None, {"closed": _joules(meter, served, warm_up=True)}
+        if schedule is not None:
+            opened, served_then = _open_run(serve, held, schedule, rate, concurrency, progress)
+            joules["open"] = _joules(meter, served_then, warm_up=False)
+        seen = watch_generation(fn, held[served[0].request]) if tokens and served else None
 
     def serve_at(rate_per_s: float, seconds: float) -> OpenRun:
         with StepOutput(), Progress() as progress:
-            return _open_run(serve, held, _poisson(rate_per_s, seconds), rate_per_s, concurrency, progress)
+            return _open_run(serve, held, _poisson(rate_per_s, seconds), rate_per_s, concurrency, progress)[0]
 
     closed = _frame(served, warm_up=True)
     found = Latency(closed, opened, concurrency, str(getattr(fn, "__name__", type(fn).__name__)), serve_at)
+    found._price_per_hour, found._joules = price_per_hour, joules
     if tokens:
         found._tokens = _tokens("closed", served)
+    if seen is not None:
+        found._cache = seen.cache
     if batch is not None:
         found._batching = Batching({1: found._service_ms} | times, concurrency)
     if bound_ms is not None:
@@ -533,7 +590,7 @@ def _open_run(
     rate_per_s: float | None,
     servers: int,
     progress: Any,
-) -> OpenRun:
+) -> tuple[OpenRun, list[Served]]:
     from perfnb.inference import serving
 
     __tracebackhide__ = True
@@ -551,7 +608,19 @@ def _open_run(
     samples = _frame(served, warm_up=False)
     usual = float(samples["service_ms"].median()) if len(samples) else math.inf
     late = float(samples["late_ms"].quantile(0.99)) / usual if len(samples) else 0.0
-    return OpenRun(rate_per_s or count / lasts_s, samples, count - len(served), late, _tokens("open", served))
+    run = OpenRun(rate_per_s or count / lasts_s, samples, count - len(served), late, _tokens("open", served))
+    return run, served
+
+
+def _joules(meter: EnergyMeter, served: Sequence[Served], warm_up: bool) -> float | str:
+    """Joules of a request, or why they are not known; from the first one after the warm-up to the last."""
+    first = _frame(served, warm_up)["first"].to_numpy(dtype=bool)
+    if not len(first):
+        return "no request was served"
+    steady = served[int(first.argmin()) :]
+    # With pauses between requests, from the first arrival: a machine takes power while it waits.
+    joules = meter.joules(min(one.arrival_ns for one in steady), max(one.end_ns for one in steady))
+    return joules if isinstance(joules, str) else joules / len(steady)
 
 
 def _frame(served: Sequence[Served], warm_up: bool) -> pd.DataFrame:
@@ -559,6 +628,9 @@ def _frame(served: Sequence[Served], warm_up: bool) -> pd.DataFrame:
     names = ["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"]
     table = pd.DataFrame([one[: len(names)] for one in served], columns=names)
     began = int(table["arrival_ns"].min()) if len(table) else 0
+    first = warm_up & (table.groupby("size").cumcount() < FIRST_CALLS)
+    if len(table) and first.all():  # requests are slow, or no two have the same size
+        first = pd.Series(range(len(table))) < min(FIRST_CALLS, len(table) - 1)
     return pd.DataFrame(
         {
             "request": table["request"],
@@ -569,7 +641,7 @@ def _frame(served: Sequence[Served], warm_up: bool) -> pd.DataFrame:
             "service_ms": (table["end_ns"] - table["start_ns"]) / 1e6,
             "latency_ms": (table["end_ns"] - table["arrival_ns"]) / 1e6,
             "late_ms": table["late_ns"] / 1e6,
-            "first": warm_up & (table.groupby("size").cumcount() < FIRST_CALLS),
+            "first": first,
         }
     )
 
@@ -577,7 +649,7 @@ def _frame(served: Sequence[Served], warm_up: bool) -> pd.DataFrame:
 def _tokens(run: str, served: Sequence[Served]) -> pd.DataFrame:
     """The tokens of a run."""
     rows = [
-        (run, number, place, (at - one.arrival_ns) / 1e6, (at - one.start_ns) / 1e6)
+        (run, number, place, (at - one.arrival_ns) / 1e6, (at - one.start_ns) / 1e6, one.prompt_tokens)
         for number, one in enumerate(served)
         for place, at in enumerate(one.tokens_ns)
     ]
@@ -605,6 +677,13 @@ def _rate(value: object) -> float:
             f"rate_per_s must be a number of requests per second above 0 and at most 1e6, not {shown(value)}."
         )
     return rate
+
+
+def _price(value: object) -> float:
+    price = finite(value)
+    if price is None or price < 0:
+        raise ValueError(f"price_per_hour must be a number of at least 0, not {shown(value)}.")
+    return price
 
 
 def _share(name: str, value: object) -> float:

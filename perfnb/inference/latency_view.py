@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from perfnb.inference.latency import HighestRate, Latency
 
 _INCHES = (6.6, 3.0)
+#: Calls of each size that count as warm-up.
+FIRST_CALLS = 2
 #: The row of the curve at whose rate batchers are compared: 80 % utilization.
 _BATCHED_AT = 5
 _HEADS = ("rate", "utilization", "p50", "p95", "p99", "mean wait")
@@ -69,7 +71,7 @@ def _sentences(found: Latency) -> list[str]:
         f"{word} {fmt.interval(found.quantile_ms(q), found.quantile_interval_ms(q))}"
         for word, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
     )
-    said = [f"Service time of {served:,} requests{several}: {quantiles}."]
+    said = [f"Service time of {fmt.counted(served, 'request')}{several}: {quantiles}."]
     if found.quantile_ms(0.99) is None:
         said.append("p99 needs at least 299 requests: raise budget_s.")
     first = found.first_calls
@@ -78,8 +80,10 @@ def _sentences(found: Latency) -> list[str]:
         said.append(
             f"The first calls of each size are left out as warm-up ({len(first):,}; the slowest took {slowest})."
         )
+    if found._closed["size"].value_counts().max() <= FIRST_CALLS:
+        said.append("No size was called more than twice, so warm-up may be in these times: raise budget_s.")
     said += [*_open_sentences(found), *_highest_sentences(found._highest), *_batching_sentences(found)]
-    said += _token_sentences(found)
+    said += [*_token_sentences(found), *_cost_sentences(found)]
     return said
 
 
@@ -97,7 +101,7 @@ def _open_sentences(found: Latency) -> list[str]:
         f"{word} {fmt.interval(quantile(times, q), quantile_interval(times, q))}"
         for word, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
     )
-    said = [f"At {rate}, measured with {len(times):,} requests: {measured}."]
+    said = [f"At {rate}, measured with {fmt.counted(len(times), 'request')}: {measured}."]
     wait, late, service = (float(run.samples[name].mean()) for name in ("wait_ms", "late_ms", "service_ms"))
     share = fmt.share((wait - late) / (wait + service))
     said.append(f"Of the mean latency, {share} is waiting for requests before it.")
@@ -131,7 +135,33 @@ def _token_sentences(found: Latency) -> list[str]:
     if found._tokens.empty:
         return ["No tokens came."]
     each = f"then {fmt.duration(found.itl_ms)} between tokens, {fmt.rate(found.output_tokens_per_s, 'tokens')}"
-    return [f"First token after {fmt.duration(found.ttft_ms)}, {each} (medians, served back to back)."]
+    said = [f"First token after {fmt.duration(found.ttft_ms)}, {each} (medians, served back to back)."]
+    table = found._steady_tokens
+    prompts = found.prompt_tokens_per_s
+    before = "" if prompts is None else f", at {fmt.rate(prompts, 'prompt tokens')}"
+    share = float(table["prefill_ms"].sum() / table["service_ms"].sum()) if len(table) else math.nan
+    said.append(f"Until the first token (prefill) passes {fmt.share(share)} of the service time{before}.")
+    if isinstance(found._cache, str):
+        return said if prompts is None else [*said, f"Size of the key-value cache {fmt.UNKNOWN}: {found._cache}."]
+    length = found._cache.length
+    took, more = found._cache.bytes_at(length), found._cache.bytes_at(length + 1) - found._cache.bytes_at(length)
+    grows = f", and {fmt.size(more)} for each more" if more else ""
+    return [*said, f"The key-value cache takes {fmt.size(took)} with {length:,} tokens{grows}."]
+
+
+def _cost_sentences(found: Latency) -> list[str]:
+    """What a thousand requests take, where the price or the energy is known."""
+    table, said = found.costs, []
+    ways = {"closed": "back to back", "open": "at the rate asked for", "highest": "at the highest rate"}
+    for run, row in table.iterrows():
+        price = "" if pd.isna(row["price"]) else f"cost {fmt.significant(float(row['price']))} of the price's currency"
+        energy = "" if pd.isna(row["joules"]) else f"take {fmt.significant(float(row['joules']))} J"
+        if price or energy:
+            said.append(f"1,000 requests {' and '.join(filter(None, (price, energy)))} {ways[str(run)]}.")
+    why = str(table["why"].iloc[0])
+    if said and why:
+        said.append(f"Energy {fmt.UNKNOWN}: {why}.")
+    return said
 
 
 def _batching_sentences(found: Latency) -> list[str]:

@@ -41,6 +41,8 @@ class Served(NamedTuple):
     late_ns: int
     #: When each token of the answer came, where tokens are asked for.
     tokens_ns: tuple[int, ...] = ()
+    #: Tokens of the prompt, where a streamer is handed it.
+    prompt_tokens: int | None = None
 
 
 class Requests:
@@ -102,12 +104,13 @@ class TokenTimes(list[int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._prompt_seen = False
+        #: Tokens of the prompt, once it was handed over.
+        self.prompt_tokens: int | None = None
 
     def put(self, value: Any) -> None:
         """Note the tokens that came; several at once where they were guessed ahead."""
-        if not self._prompt_seen:
-            self._prompt_seen = True
+        if self.prompt_tokens is None:
+            self.prompt_tokens = int(value.numel()) if isinstance(value, torch.Tensor) else len(value)
             return
         self.note(value)
 
@@ -123,13 +126,15 @@ class TokenTimes(list[int]):
         self.extend([time.perf_counter_ns()] * count)
 
 
-def tokens_served_by(fn: Callable[..., Any]) -> Callable[[Any], TokenTimes]:
+def tokens_served_by(
+    fn: Callable[..., Any], made: Callable[[], TokenTimes] = TokenTimes
+) -> Callable[[Any], TokenTimes]:
     """Serve a request token by token: `fn` takes ``streamer=``, or returns an iterator of tokens."""
     streams = "streamer" in inspect.signature(fn).parameters
 
     def serve(request: Any) -> TokenTimes:
         __tracebackhide__ = True
-        times = TokenTimes()
+        times = made()
         if streams:
             fn(request, streamer=times)
         else:
@@ -158,7 +163,7 @@ def serve(
     arrivals_ms: Sequence[float] | None = None,
     done: Done | None = None,
 ) -> list[Served]:
-    """Serve requests until there are `count`, or until `until_s` (`time.perf_counter`).
+    """Serve requests until there are `count`, or until `until_s` (`time.perf_counter`), but at least one.
 
     Without `arrivals_ms` each server takes its next request when the last one is done. With them, the free server takes
     the next request when that is due, or at once if it is due already: the schedule never waits for the servers, so
@@ -225,8 +230,8 @@ class _Queue:
                     end_ns = time.perf_counter_ns()
                 due_ns = start_ns if arrival_ns is None else arrival_ns
                 late_ns = 0 if arrival_ns is None else start_ns - max(due_ns, free_ns)
-                tokens = tuple(result) if isinstance(result, TokenTimes) else ()
-                self.served.append(Served(place, size, due_ns, start_ns, end_ns, late_ns, tokens))
+                tokens, prompt = (tuple(result), result.prompt_tokens) if isinstance(result, TokenTimes) else ((), None)
+                self.served.append(Served(place, size, due_ns, start_ns, end_ns, late_ns, tokens, prompt))
                 if done is not None:
                     done(len(self.served))
         except BaseException as error:
@@ -237,7 +242,8 @@ class _Queue:
 
     def _take(self) -> tuple[int, int | None] | None:
         with self._lock:
-            if self.stopped or self._taken == self._count or time.perf_counter() > self._until_s:
+            late = self._taken > 0 and time.perf_counter() > self._until_s
+            if self.stopped or self._taken == self._count or late:
                 return None
             number, self._taken = self._taken, self._taken + 1
             arrival = None if self._arrivals is None else self._begin_ns + round(self._arrivals[number] * 1e6)

@@ -1,6 +1,8 @@
-"""When each token came: time to the first, gaps between the others, goodput. Pure functions on a frame of tokens."""
+"""When each token came: time to the first, gaps between the others, goodput; the size of a key-value cache. Pure."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -9,7 +11,33 @@ from perfnb.stats.intervals import Floats
 
 #: Columns of the frame of tokens, a row per token: the served request's number in its run, the token's in its answer,
 #: and when it came, in milliseconds after the request's arrival and after the start of its service.
-COLUMNS = ("run", "served", "token", "after_arrival_ms", "after_start_ms")
+#: The last column is the length of the prompt, where it is known.
+COLUMNS = ("run", "served", "token", "after_arrival_ms", "after_start_ms", "prompt_tokens")
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """Keys and values of one layer: bytes per token, most tokens that it keeps, and bytes whatever the length."""
+
+    token_bytes: int
+    most_tokens: int | None
+    fixed_bytes: int
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A key-value cache, layer by layer, as it was seen with `length` tokens."""
+
+    layers: tuple[CacheLayer, ...]
+    length: int
+
+    def bytes_at(self, length: int) -> int:
+        """Its size with so many tokens."""
+        return sum(
+            layer.fixed_bytes
+            + layer.token_bytes * (length if layer.most_tokens is None else min(length, layer.most_tokens))
+            for layer in self.layers
+        )
 
 
 def by_request(tokens: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
@@ -28,8 +56,9 @@ def by_request(tokens: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
             "prefill_ms": first["after_start_ms"],
             "decode_ms": spread,
             "tpot_ms": (spread / (count - 1)).where(count > 1),
+            "prompt_tokens": first["prompt_tokens"],
         }
-    ).astype({"tpot_ms": "Float64"})
+    ).astype({"tpot_ms": "Float64", "prompt_tokens": "Int64"})
     numbered = samples.assign(served=samples.groupby("run", observed=True).cumcount())
     known = numbered.set_index(["run", "served"])
     return table.join(known[["request", "size", "service_ms", "latency_ms", "first"]]).reset_index()

@@ -28,6 +28,9 @@ class LatencyMagics(Magics):
     @argument(
         "--quantile", metavar="Q", type=float, default=0.99, help="The share of requests within it (default 0.99)."
     )
+    @argument(
+        "--price", metavar="PER_HOUR", type=float, help="Price of the machine, for what a thousand requests cost."
+    )
     @argument("--budget", metavar="SECONDS", type=float, default=30.0, help="Time for all of it (default 30).")
     @argument("code", nargs="*", help="for TARGET in REQUESTS")
     def latency(self, line: str, cell: str) -> Any:
@@ -61,10 +64,11 @@ class LatencyMagics(Magics):
                 rate_per_s=options.rate,
                 bound_ms=options.bound,
                 quantile=options.quantile,
+                price_per_hour=options.price,
                 budget_s=options.budget,
             )
         except ValueError as error:
-            if not str(error).startswith(("rate_per_s", "bound_ms", "quantile", "budget_s")):
+            if not str(error).startswith(("rate_per_s", "bound_ms", "quantile", "price_per_hour", "budget_s")):
                 raise
             raise UsageError(str(error)) from None
         if options.into is not None:

@@ -39,3 +39,13 @@ def small_bert() -> tuple[nn.Module, dict[str, Any]]:
     options = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     model = BertModel(BertConfig(vocab_size=100, **options))
     return model, {"attention_mask": torch.ones(2, 8, dtype=torch.long), "input_ids": torch.randint(0, 100, (2, 8))}
+
+
+def small_gpt2(layers: int = 1, seed: int = 0) -> Any:
+    """A random GPT-2 that never ends an answer by itself."""
+    import pytest
+
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    options = {"n_head": 2, "n_embd": 16, "vocab_size": 32, "bos_token_id": 1, "eos_token_id": None}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=layers, **options)).eval()

@@ -12,6 +12,7 @@ import torch
 
 import perfnb
 from perfnb.inference.latency import Latency, OpenRun
+from perfnb.inference.latency_view import _sentences
 from tests.fake_clock import FakeClock
 
 
@@ -96,6 +97,18 @@ def test_a_real_model_alone_and_at_a_rate(tmp_path: Path) -> None:
     assert (found.samples["latency_ms"] >= found.samples["service_ms"] - 1e-9).all()
     assert "Service time of" in str(found)
     assert found.to_html(tmp_path / "latency.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_requests_too_slow_for_warm_up_are_not_all_left_out(clock: FakeClock) -> None:
+    once = perfnb.latency(lambda _: clock.pass_exactly(900), ["a"], budget_s=0.1)
+    each = perfnb.latency(lambda _: clock.pass_exactly(10), ["a" * n for n in range(9)], budget_s=0.1)
+
+    assert once.at(0.1).service_ms == pytest.approx(900, rel=1e-3)
+    assert len(each.first_calls) == 2
+    assert len(each.samples) > 2
+    assert each.at(0.1).service_ms == pytest.approx(10, rel=1e-2)
+    for found in (once, each):
+        assert any(said.startswith("No size was called more than twice") for said in _sentences(found))
 
 
 def test_recorded_arrivals_are_kept(clock: FakeClock) -> None:

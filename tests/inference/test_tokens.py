@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import pytest
 import torch
 
 import perfnb
+from perfnb.inference.generation import cache_of
+from perfnb.inference.latency_view import _sentences
 from perfnb.inference.serving import TokenTimes
 from perfnb.inference.tokens import goodput
 from tests.fake_clock import FakeClock
+from tests.inference.models import small_gpt2
 
 
 @pytest.fixture
@@ -65,10 +69,8 @@ def test_a_streamer_skips_the_prompt_and_counts_tokens_guessed_ahead(clock: Fake
 
 
 @pytest.mark.slow
-def test_hugging_face_streams_its_tokens() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, bos_token_id=1, eos_token_id=None)
-    model = transformers.GPT2LMHeadModel(config).eval()
+def test_hugging_face_streams_its_tokens_and_shows_its_cache() -> None:
+    model = small_gpt2(layers=2)
 
     def answer(ids: torch.Tensor, streamer: Any = None) -> Any:
         return model.generate(ids, streamer=streamer, max_new_tokens=5, do_sample=False, pad_token_id=0)
@@ -76,7 +78,91 @@ def test_hugging_face_streams_its_tokens() -> None:
     found = perfnb.latency(answer, [torch.ones(1, 3, dtype=torch.long)], tokens=True, budget_s=1)
 
     assert set(found.tokens["tokens"]) == {5}
+    assert set(found.tokens["prompt_tokens"]) == {3}
     assert (found.tokens["ttft_ms"] < found.tokens["latency_ms"]).all()
+    assert found.kv_cache_bytes(100) == 2 * 2 * 100 * 16 * 4  # layers, keys and values, tokens, width, float32
+    assert "The key-value cache takes 1.75 KiB with 7 tokens, and 256 B for each more" in " ".join(_sentences(found))
+
+
+def test_prefill_is_told_apart_from_decoding(clock: FakeClock) -> None:
+    def answer(ids: torch.Tensor, streamer: Any) -> None:
+        streamer.put(ids)
+        clock.pass_exactly(30)
+        streamer.put(torch.ones(1))
+        clock.pass_exactly(10)
+        streamer.put(torch.ones(1))
+
+    found = perfnb.latency(answer, [torch.ones(1, 60)], tokens=True, budget_s=2)
+
+    assert found.prompt_tokens_per_s == pytest.approx(2_000, rel=1e-3)
+    assert found.output_tokens_per_s == pytest.approx(50, rel=1e-3)
+    said = " ".join(_sentences(found))
+    assert "Until the first token (prefill) passes 75 % of the service time, at 2,000 prompt tokens/s." in said
+    assert "Size of the key-value cache n/a: no module returned past_key_values." in said
+
+
+def tensors_of(cache: Any) -> int:
+    """Bytes of all tensors of a cache, whatever they are."""
+    if isinstance(cache, torch.Tensor):
+        return cache.nbytes
+    if isinstance(cache, (list, tuple)):
+        return sum(map(tensors_of, cache))
+    return sum(tensors_of(layer.__dict__.get(name)) for layer in cache.layers for name in ("keys", "values"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "sliding", "static", "pairs"])
+def test_the_cache_derived_from_one_length_is_that_of_any_other(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    options = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    window = {"sliding_window": 6, "use_sliding_window": True} if kind == "sliding" else {"sliding_window": None}
+    config = transformers.MistralConfig(vocab_size=32, intermediate_size=32, **options, **window)
+    model = transformers.MistralForCausalLM(config).eval()
+
+    def cache_at(length: int) -> Any:
+        made = transformers.StaticCache(config, max_cache_len=32) if kind == "static" else None
+        cache = model(torch.ones(3, length, dtype=torch.long), past_key_values=made, use_cache=True).past_key_values
+        return tuple((layer.keys, layer.values) for layer in cache.layers) if kind == "pairs" else cache
+
+    with torch.no_grad():
+        derived = cache_of(cache_at(4))
+        assert not isinstance(derived, str)
+        for length in (1, 4, 5, 6, 7, 20):
+            assert derived.bytes_at(length) == tensors_of(cache_at(length))
+        assert derived.bytes_at(20) > derived.bytes_at(4) or kind == "static"
+
+
+@pytest.mark.slow
+def test_the_cache_of_an_encoder_and_a_decoder_grows_by_the_decoders_part() -> None:
+    transformers = pytest.importorskip("transformers")
+    options = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    config = transformers.BartConfig(vocab_size=32, encoder_attention_heads=2, decoder_attention_heads=2, **options)
+    model, source = transformers.BartModel(config).eval(), torch.ones(1, 9, dtype=torch.long)
+
+    def cache_at(length: int) -> Any:
+        return model(source, decoder_input_ids=torch.ones(1, length, dtype=torch.long), use_cache=True).past_key_values
+
+    with torch.no_grad():
+        derived = cache_of(cache_at(2))
+        assert not isinstance(derived, str)
+        other = cache_at(8)
+        assert derived.bytes_at(8) == tensors_of(other.self_attention_cache) + tensors_of(other.cross_attention_cache)
+
+
+def test_a_cache_that_perfnb_does_not_know_is_not_guessed(generated: Any) -> None:
+    class State:
+        conv_states = torch.ones(2, 3)
+
+    assert cache_of(State()) == "its layout is not known (State)"
+    quantised = SimpleNamespace(keys=torch.ones(1, 1, 2, 4), values=torch.ones(1, 1, 2, 4), residual_length=128)
+    held = SimpleNamespace(layers=[quantised], get_seq_length=lambda: 200)
+    assert "it is quantised" in str(cache_of(held))
+
+    found = perfnb.latency(generated, [2], tokens=True, budget_s=1)
+    assert found.kv_cache_bytes(10) is None
+    assert found.prompt_tokens_per_s is None
+    assert found.tokens["prompt_tokens"].isna().all()
 
 
 def test_goodput_counts_what_meets_all_bounds() -> None:

@@ -1,0 +1,156 @@
+"""What a generation shows of itself: its key-value cache, and how many of the tokens guessed ahead it kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook
+
+from perfnb.inference.serving import TokenTimes, tokens_served_by
+from perfnb.inference.tokens import Cache, CacheLayer
+
+NO_CACHE = "no module returned past_key_values"
+
+
+@dataclass
+class Generation:
+    """One answer, watched.
+
+    Attributes
+    ----------
+    tokens : list
+        What was yielded or streamed, in order.
+    proposed, accepted : int or None
+        Tokens guessed ahead, and how many of them were kept; ``None`` where the model's cache did not show it.
+    passes : int
+        How often tokens came: in speculative decoding, the passes of the model itself.
+    cache : Cache or str
+        The key-value cache, or why it is not known.
+    """
+
+    tokens: list[Any] = field(default_factory=list)
+    proposed: int | None = None
+    accepted: int | None = None
+    passes: int = 0
+    cache: Cache | str = NO_CACHE
+
+
+def watch_generation(fn: Callable[..., Any], request: Any) -> Generation:
+    """Serve a request once with a hook on all modules, so that its time means nothing."""
+    __tracebackhide__ = True
+    watcher = _Watcher()
+    handle = register_module_forward_hook(watcher.passed)
+    try:
+        tokens_served_by(fn, lambda: watcher)(request)
+    finally:
+        handle.remove()
+    return watcher.found()
+
+
+class _Watcher(TokenTimes):
+    """Takes tokens, and sees the caches of the passes between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cache: Any = None
+        self._generation = Generation()
+        self._guesses: list[tuple[int, int]] | None = []
+
+    def passed(self, module: Any, args: Any, output: Any) -> None:
+        """Note the cache that a module returned."""
+        cache = getattr(output, "past_key_values", None)
+        if cache is not None:
+            self._cache = cache
+            self._length = _length_of(cache)
+
+    def note(self, value: Any) -> None:
+        """Note tokens; the pass before them was the model's own, over what is known and what was guessed."""
+        before = len(self)
+        super().note(value)
+        came = len(self) - before
+        if not came:
+            return
+        self._generation.tokens += value.flatten().tolist() if isinstance(value, torch.Tensor) else [value]
+        self._generation.passes += 1
+        if self._cache is None or self._length is None or self.prompt_tokens is None:
+            self._guesses = None
+        elif self._guesses is not None:
+            self._guesses.append((self._length - self.prompt_tokens - before, came - 1))
+
+    def found(self) -> Generation:
+        """What was seen."""
+        found = self._generation
+        if self._guesses and all(0 <= accepted <= proposed for proposed, accepted in self._guesses):
+            found.proposed, found.accepted = (sum(each) for each in zip(*self._guesses, strict=True))
+        if self._cache is not None:
+            found.cache = cache_of(self._cache)
+        return found
+
+
+def _length_of(cache: Any) -> int | None:
+    """Tokens whose keys and values a cache has seen."""
+    if hasattr(cache, "get_seq_length"):
+        return int(cache.get_seq_length())
+    try:
+        return int(cache[0][0].shape[-2])
+    except (TypeError, IndexError, AttributeError, KeyError):
+        return None
+
+
+def cache_of(cache: Any) -> Cache | str:
+    """How large a key-value cache is by its length, from its tensors; or why that is not known.
+
+    Parameters
+    ----------
+    cache : object
+        As Hugging Face's models return it: of layers with ``keys`` and ``values``, of lists of both (before version
+        4.54), or a tuple of pairs.
+    """
+    inner = getattr(cache, "self_attention_cache", None)
+    if inner is not None:  # of an encoder and a decoder: what the encoder's output takes does not grow
+        own, length = cache_of(inner), _length_of(inner)
+        if isinstance(own, str):
+            return own
+        other = sum(tensor.nbytes for pair in _pairs(cache.cross_attention_cache) or () for tensor in pair[:2])
+        return Cache((*own.layers, CacheLayer(0, None, other)), length or own.length)
+    pairs, length = _pairs(cache), _length_of(cache)
+    if not pairs or not length:
+        return f"its layout is not known ({type(cache).__name__})"
+    layers = []
+    for keys, values, layer in pairs:
+        held, size = int(keys.shape[-2]), keys.nbytes + values.nbytes
+        if hasattr(layer, "residual_length"):
+            return "it is quantised, and only a part of it is in its tensors"
+        window = getattr(layer, "sliding_window", None)
+        if hasattr(layer, "max_cache_len"):  # allocated whole
+            layers.append(CacheLayer(0, None, size))
+        elif window is not None and getattr(layer, "is_sliding", False):
+            layers.append(CacheLayer(size // held, int(window) - 1, 0))
+        elif held == length:
+            layers.append(CacheLayer(size // held, None, 0))
+        else:
+            return f"a layer holds {held:,} of {length:,} tokens, and perfnb does not know why"
+    return Cache(tuple(layers), length)
+
+
+def _pairs(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor, Any]] | None:
+    """Keys and values of each layer, and what holds them; ``None`` where there are others."""
+    found = list(_each(cache))
+    known = all(isinstance(keys, torch.Tensor) and isinstance(values, torch.Tensor) for keys, values, _ in found)
+    return found if known and all(pair[0].dim() == 4 and pair[0].numel() for pair in found) else None
+
+
+def _each(cache: Any) -> Iterator[tuple[Any, Any, Any]]:
+    if isinstance(layers := getattr(cache, "layers", None), (list, tuple)):
+        for layer in layers:
+            yield getattr(layer, "keys", None), getattr(layer, "values", None), layer
+    elif isinstance(keys := getattr(cache, "key_cache", None), (list, tuple)):
+        for pair in zip(keys, cache.value_cache, strict=True):
+            yield *pair, None
+    elif isinstance(cache, (list, tuple)):
+        for pair in cache:
+            whole = isinstance(pair, (list, tuple)) and len(pair) >= 2
+            yield (pair[0], pair[1], None) if whole else (None, None, None)

@@ -1,0 +1,64 @@
+"""What a thousand requests cost: price of time, energy from counters, and why what is not known is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import perfnb
+from perfnb.inference.energy import NO_GPU, joules_between
+from perfnb.inference.latency import HighestRate, OpenRun
+from perfnb.inference.latency_view import _cost_sentences
+from tests.fake_clock import FakeClock
+from tests.inference.test_latency import fake
+
+
+def test_a_thousand_requests_cost_the_time_of_the_machine() -> None:
+    found = fake(np.full(400, 10.0))
+    found._price_per_hour, found._joules = 7.2, {"closed": NO_GPU, "open": 0.5}
+    found._open = OpenRun(20.0, found.samples, 0, 0.0)
+    found._highest = HighestRate(80.0, 70.0, 90.0, 50.0, 0.99)
+
+    costs = found.costs
+
+    assert costs["requests_per_s"].tolist() == [100, 20, 80]
+    assert costs["price"].tolist() == pytest.approx([7.2 / 3600 / rate * 1000 for rate in (100, 20, 80)])
+    assert costs["joules"].tolist() == [pd.NA, 500.0, pd.NA]
+    assert costs["why"].tolist() == [NO_GPU, "", "it is measured back to back and at the rate asked for"]
+    said = " ".join(_cost_sentences(found))
+    assert "1,000 requests cost 0.0200 of the price's currency back to back." in said
+    assert "1,000 requests cost 0.100 of the price's currency and take 500 J at the rate asked for." in said
+    assert f"Energy n/a: {NO_GPU}." in said
+
+
+def test_without_a_price_there_is_none_and_nothing_is_said(clock: FakeClock) -> None:
+    found = perfnb.latency(lambda _: clock.pass_exactly(100), [1], rate_per_s=100, budget_s=10)
+
+    assert found.costs["price"].isna().all()
+    assert pd.isna(found.costs.loc["open", "requests_per_s"])  # saturated
+    assert _cost_sentences(found) == []
+    with pytest.raises(ValueError, match="price_per_hour must be a number of at least 0, not -1"):
+        perfnb.latency(lambda _: None, [1], price_per_hour=-1)
+
+
+def readings(**columns: list[float]) -> dict[str, np.ndarray]:
+    return {name: np.array(values, dtype=float) for name, values in columns.items()}
+
+
+def test_energy_is_that_of_the_gpus_in_use_between_two_instants() -> None:
+    seconds = [0.0, 1.0, 2.0, 3.0, 4.0]
+    gpus = {
+        "gpu0": readings(t_s=seconds, energy_j=[0, 100, 300, 500, 700], torch_allocated_bytes=[0, 1, 1, 1, 1]),
+        "gpu1": readings(t_s=seconds, energy_j=[5, 55, 105, 155, 205], torch_allocated_bytes=[9, 9, 9, 9, 9]),
+        "gpu2": readings(t_s=seconds, energy_j=[0, 9, 19, 29, 39], torch_allocated_bytes=[0, 0, 0, 0, 0]),
+        "host": readings(t_s=seconds),
+    }
+
+    assert joules_between(gpus, 0.5, 2.5) == pytest.approx((400 - 50) + (130 - 30))
+    assert joules_between({"host": gpus["host"]}, 0, 3) == NO_GPU
+    assert "at least 1 s" in str(joules_between(gpus, 0, 0.5))
+    unread = {"gpu0": gpus["gpu0"] | {"energy_j": np.full(5, np.nan)}}
+    assert "gpu0 has no energy counter" in str(joules_between(unread, 0, 3))
+    reset = {"gpu0": gpus["gpu0"] | {"energy_j": np.array([0.0, 100, 3, 5, 7])}}
+    assert "was reset" in str(joules_between(reset, 0, 3))
