@@ -31,7 +31,7 @@ from perfnb.trace_names import DEVICE_EVENTS, HOST_EVENTS
 Kind = TypeVar("Kind", bound=np.generic)
 
 #: Names of categories in 2021, and their current ones.
-_TODAYS_NAME = {
+OLD_CATEGORIES = {
     "Operator": "cpu_op",
     "Kernel": "kernel",
     "Memcpy": "gpu_memcpy",
@@ -39,7 +39,7 @@ _TODAYS_NAME = {
     "Runtime": "cuda_runtime",
 }
 #: The categories that torch.profiler gives to events with a duration, on any device.
-_WRITTEN = {
+WRITTEN = {
     *(*HOST_EVENTS, *DEVICE_EVENTS, "collective_comm", "glow_runtime", "hpu_op"),
     *("cuda_event", "cuda_profiler_range", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "mtia_counters"),
     *("mtia_workloadd", "xpu_runtime", "xpu_driver", "xpu_sync", "privateuse1_runtime", "privateuse1_driver"),
@@ -94,7 +94,7 @@ def read(path: str | Path, limits: Limits = LIMITS, progress: Progress | None = 
     """
     with closing(blocks_of_file(Path(path), limits, progress)) as blocks:
         trace = _columns(blocks, str(path), limits)
-    if len(trace) and not len(trace.memory) and _WRITTEN.isdisjoint(trace.categories):
+    if len(trace) and not len(trace.memory) and WRITTEN.isdisjoint(trace.categories):
         found = [ascii(name)[:40] for name in trace.categories if name][:3]
         said = f"categories such as {', '.join(found)}" if found else "no categories"
         raise TraceError(
@@ -133,7 +133,7 @@ def _columns(blocks: Iterable[bytes | memoryview], source: str, limits: Limits) 
 def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceColumns:
     timed = columns.timed()
     categories = Codes()
-    todays = [categories[_TODAYS_NAME.get(name, name)] for name in columns.categories]
+    todays = [categories[OLD_CATEGORIES.get(name, name)] for name in columns.categories]
     timed["category"] = np.array(todays, dtype=np.int64)[timed["category"]]
     base = facts.get("base")
     base_ns = 0 if base is None else whole_number(base)

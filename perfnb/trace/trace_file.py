@@ -25,6 +25,7 @@ from perfnb.trace.columns import TraceColumns
 #: Asked in this order: put a specific format before a general one.
 READERS = (
     "perfnb.trace.xplane:READER",
+    "perfnb.trace.chrome_events:READER",
     "perfnb.trace.kineto:READER",
 )
 #: Bytes of a file, unpacked, by which its format is recognised.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from perfnb.trace.columns import MISSING
 from perfnb.trace.rows import Rows
@@ -29,7 +30,9 @@ CAVEATS = (
 
 _DEVICE = re.compile(r"/(?:device:)?(?P<kind>GPU|TPU|gpu|tpu):(?P<number>\d{1,6})")
 _STREAM = re.compile(r"Stream #(?P<number>\d{1,9})")
-_OLD_STREAM = re.compile(r"/gpu:\d{1,6}/(?P<line>stream:(?:all|\d{1,9})|memcpy)")
+_OLD_STREAM = re.compile(
+    r"/(?:device:)?gpu:(?P<device>\d{1,6})/(?:stream:(?:all|(?P<number>\d{1,9}))|memcpy)\b", re.IGNORECASE
+)
 _PYTHON = re.compile(r"\$(?P<file>[^:]+\.py):(?P<line>\d+) (?P<function>.+)", re.DOTALL)
 _TENSORFLOW_OP = re.compile(r"[\w./>\[\]()-]+:_?[A-Z]\w*")
 _COPY = re.compile(r"mem ?(?:cpy|copy)|copy(?:h2d|d2h|d2d|p2p)", re.IGNORECASE)
@@ -149,7 +152,19 @@ def number_of(value: object) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else MISSING
 
 
-def old_stream(plane: str) -> str | None:
-    """What a plane of TensorFlow 1's timeline shows of a GPU, such as ``stream:12``, ``stream:all`` or ``memcpy``."""
-    found = _OLD_STREAM.search(plane)
-    return found["line"] if found else None
+def is_plane(name: str) -> bool:
+    """Whether a process of a Chrome trace is a plane."""
+    return name.startswith(("/device:", "/host:"))
+
+
+class OldStream(NamedTuple):
+    """What a process of TensorFlow 1's timeline shows of a GPU; the number is -1 for all streams or all copies."""
+
+    device: int
+    number: int
+
+
+def old_stream(name: str) -> OldStream | None:
+    """What a process of TensorFlow 1's timeline shows of a GPU; ``None`` for any other process."""
+    found = _OLD_STREAM.match(name)
+    return OldStream(int(found["device"]), int(found["number"] or MISSING)) if found else None

@@ -107,8 +107,7 @@ def test_a_timeline_of_another_program_is_no_trace(tmp_path: Path, events: list[
     words = error_of(path)
     assert words.startswith(f" is not a trace of torch.profiler: its events have {said}")
     assert len(words) < 240
-    with pytest.raises(TraceError, match=r"is not a trace of torch\.profiler"):
-        perfnb.load([path])
+    assert len(perfnb.load([path])) == 1  # which asks the reader of other programs' traces
 
 
 def test_one_event_of_the_profilers_is_enough(tmp_path: Path) -> None:

@@ -1,0 +1,277 @@
+"""Chrome traces of other programs than torch.profiler: TensorFlow, JAX, Horovod, and whatever else writes them.
+
+Their arrays need no end, their intervals may be pairs of start (``B``) and end (``E``), and some hold durations that no
+clock can have measured. What their processes are called tells devices and hosts of TensorFlow and JAX.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from decimal import Decimal, InvalidOperation
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perfnb.errors import TraceError
+from perfnb.quantities import duration
+from perfnb.trace.chrome_json import INNER_KEY, ChromeJson, Loose
+from perfnb.trace.columns import MISSING, TraceColumns
+from perfnb.trace.kineto import DERIVED, INSTANT, OLD_CATEGORIES, WRITTEN, Ids, resolution, text_of
+from perfnb.trace.kineto import read as read_of_torch
+from perfnb.trace.rows import Rows
+from perfnb.trace.trace_file import Limits, Progress, Reader, blocks_of_file
+from perfnb.trace.xla import CAVEATS, STATS, XlaPlane, add_device_steps, is_plane, old_stream
+from perfnb.trace_names import COPIES, KERNELS, OPS, told_direction
+
+_TORCHS = {*WRITTEN, *OLD_CATEGORIES, "Trace", INSTANT, DERIVED, "ac2g", "fwdbwd", "async_cpu_to_gpu"}
+#: Keys beside the events that only torch.profiler writes.
+_TORCHS_KEYS = re.compile(rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|perfnb)"\s*:')
+_CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{0,80})"')
+_EVENT = re.compile(rb'"ph"\s*:\s*"')
+_COPY = re.compile(r"memcpy", re.IGNORECASE)
+_COMPUTE = re.compile(r"/job:.* Compute$")
+#: An interval that lasts longer than a day and ten times as long as everything else is a mistake.
+_DAY_NS, _TIMES = 86_400 * 10**9, 10
+_TAIL = 2**12
+#: Kinds of events that are not intervals, except flows and metadata, which are part of others.
+_POINTS = {"i": "instants", "I": "instants", "R": "instants", "C": "counters"}
+_ASYNC = set("bensTFSpNOD")
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: Any = None
+    name: Any = None
+    pid: Loose = None
+    tid: Loose = None
+    ts: Loose = None
+    dur: Loose = None
+    args: Any = None
+
+
+class _Top(msgspec.Struct):
+    inner: list[_Event] = msgspec.field(default_factory=list, name=INNER_KEY)
+    whole: list[_Event] = msgspec.field(default_factory=list, name="traceEvents")
+
+
+class _Interval(NamedTuple):
+    start: int
+    duration: int
+    name: str
+    process: int
+    thread: int
+    args: dict[str, Any]
+
+
+_LIST, _TOP = msgspec.json.Decoder(list[_Event]), msgspec.json.Decoder(_Top)
+
+
+def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
+    """Read a file; errors as `perfnb.trace.kineto.read`, which reads it if torch.profiler wrote it after all."""
+    found = _Intervals(str(path))
+    with closing(blocks_of_file(path, limits, progress)) as blocks:
+        for piece in ChromeJson(_closed(blocks), str(path), limits).pieces():
+            events = _decoded(piece.text, str(path))
+            if any(isinstance(event.cat, str) and event.cat in _TORCHS for event in events):
+                return read_of_torch(path, limits, progress)
+            found.add(events)
+    return found.trace(Rows(str(path), limits))
+
+
+def _decoded(text: bytes, source: str) -> list[_Event]:
+    try:
+        if text.startswith(b"["):
+            return _LIST.decode(text)
+        top = _TOP.decode(text)
+        return top.inner or top.whole
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(f"{source} is not a Chrome trace that perfnb can read: {error}.") from error
+
+
+def _closed(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Close an array that was never closed, and take out a comma before its end: both are legal."""
+    held, is_array = b"", None
+    for block in blocks:
+        if is_array is None and (first := block.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]):
+            is_array = first == b"["
+        whole = held + block
+        cut = max(0, len(whole) - _TAIL)
+        held = whole[cut:]
+        yield whole[:cut]
+    tail = held.rstrip(b" \t\r\n\0")
+    if is_array:
+        tail = re.sub(rb",\s*\]\Z", b"]", tail)
+        if tail.endswith((b"}", b",", b"[")):
+            tail = tail.rstrip(b", \t\r\n") + b"]"
+    yield tail
+
+
+class _Intervals:
+    """The intervals of a trace, and the names of its processes and threads."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._ids = Ids()
+        self._whole: list[_Interval] = []
+        self._ends: defaultdict[tuple[int, int], list[tuple[int, _Interval | None]]] = defaultdict(list)
+        self._processes: dict[int, str] = {}
+        self._threads: dict[tuple[int, int], str] = {}
+        self._negative = 0
+        self._left_out: defaultdict[str, int] = defaultdict(int)
+
+    def add(self, events: Iterable[_Event]) -> None:
+        """Add the events of a piece."""
+        for event in events:
+            kind = event.ph
+            if kind == "M":
+                self._name(event)
+            elif kind in ("X", "B", "E"):
+                place = self._ids[event.pid], self._ids[event.tid]
+                start = self._time(event.ts)
+                args = event.args if isinstance(event.args, dict) else {}
+                interval = _Interval(start, 0, _text(event.name) or "(no name)", *place, args)
+                if kind == "X":
+                    lasts = self._time(event.dur)
+                    self._negative += lasts < 0
+                    self._whole.append(interval._replace(duration=max(lasts, 0)))
+                else:
+                    self._ends[place].append((start, interval if kind == "B" else None))
+            elif kind in _POINTS or kind in _ASYNC:
+                self._left_out[_POINTS.get(kind, "asynchronous events")] += kind not in "stf"
+
+    def _name(self, event: _Event) -> None:
+        name = event.args.get("name") if isinstance(event.args, dict) else None
+        if isinstance(name, str) and event.name == "process_name":
+            self._processes[self._ids[event.pid]] = name
+        elif isinstance(name, str) and event.name == "thread_name":
+            self._threads[self._ids[event.pid], self._ids[event.tid]] = name
+
+    def _time(self, value: Loose) -> int:
+        """Nanoseconds; 0 if there is no time."""
+        try:
+            number = Decimal(0 if value is None else value)
+            if number.is_finite() and abs(number) < 10**17:
+                return round(number * 1000)
+        except InvalidOperation:
+            pass
+        raise TraceError(
+            f"{self._source} is not a Chrome trace that perfnb can read: a ts or dur in it is not a time that perfnb "
+            f"can hold: {ascii(value)[:40]}; copy or record it again."
+        )
+
+    def _paired(self, rows: Rows) -> Iterator[_Interval]:
+        """Intervals of starts and ends: an end closes the latest open start of its thread."""
+        open_starts = ends_alone = 0
+        for events in self._ends.values():
+            events.sort(key=lambda event: event[0])  # at equal times in the order of the file
+            stack: list[_Interval] = []
+            for time, start in events:
+                if start is not None:
+                    stack.append(start)
+                elif stack:
+                    yield stack[-1]._replace(duration=time - stack.pop().start)
+                else:
+                    ends_alone += 1
+            open_starts += len(stack)
+            yield from stack
+        if open_starts:
+            rows.caveats.append(f"Events that start and never end, and count as taking no time: {open_starts:,}.")
+        if ends_alone:
+            rows.caveats.append(f"Ends of events that never start, left out: {ends_alone:,}.")
+
+    def _believed(self, intervals: list[_Interval], rows: Rows) -> list[_Interval]:
+        """Let intervals that no clock can have measured count as taking no time."""
+        starts = [one.start for one in intervals]
+        most = max(_DAY_NS, _TIMES * (max(starts) - min(starts))) if starts else 0
+        absurd = [one for one in intervals if one.duration > most]
+        if not absurd:
+            return intervals
+        longest = duration(max(one.duration for one in absurd) / 1e6)
+        names = ", ".join(dict.fromkeys(ascii(one.name)[1:-1][:60] for one in absurd[:3]))
+        rows.caveats.append(
+            f"Events that cannot have lasted as long as the file says (up to {longest}), and count as taking no time: "
+            f"{len(absurd):,} ({names})."
+        )
+        return [one._replace(duration=0) if one.duration > most else one for one in intervals]
+
+    def trace(self, rows: Rows) -> TraceColumns:
+        """Return the columns of all events."""
+        intervals = self._believed([*chain(self._whole, self._paired(rows))], rows)
+        rows.process_names, rows.thread_names = self._processes, self._threads
+        lines: defaultdict[int, set[str]] = defaultdict(set)
+        for (process, _), line in self._threads.items():
+            lines[process].add(line)
+        planes = {
+            process: XlaPlane(rows, name, process, lines[process])
+            for process, name in self._processes.items()
+            if is_plane(name)
+        }
+        streams = {process: stream for process, name in self._processes.items() if (stream := old_stream(name))}
+        numbered = any(stream.number != MISSING for stream in streams.values())
+        copying = {process for process in streams if _COPY.search(self._processes[process])}
+        copies = {one[:3] for one in intervals if one.process in copying}
+        computing = {process for process, name in self._processes.items() if _COMPUTE.search(name)}
+        for one in intervals:
+            if plane := planes.get(one.process):
+                line = self._threads.get((one.process, one.thread), "")
+                stats = {key: value for key in STATS if isinstance(value := one.args.get(key), int | str)}
+                plane.add(line, one.thread, one.name, one.start, one.duration, stats)
+            elif stream := streams.get(one.process):
+                # "all" and "memcpy" repeat what is on the numbered streams.
+                if not numbered or stream.number != MISSING:
+                    category = COPIES if one[:3] in copies else KERNELS
+                    where = {"device": stream.device, "stream": stream.number, "external_id": _id_of(rows, one)}
+                    rows.add(one.name, category[0], *one[:2], one.process, one.thread, **where)
+            elif one.process in computing:
+                self._of_old_host(rows, one)
+            else:
+                rows.add(one.name, OPS[0], *one[:2], one.process, one.thread)
+        add_device_steps(rows, list(planes.values()))
+        if planes:
+            rows.caveats += CAVEATS
+        left_out = [f"{what} ({count:,})" for what, count in self._left_out.items() if count]
+        if left_out:
+            rows.caveats.append(f"Not shown: {', '.join(left_out)}.")
+        trace = rows.columns(negative_durations=self._negative)
+        unit_ns = resolution(trace.start_ns, trace.duration_ns) if len(trace) else 1
+        return replace(trace, unit_ns=unit_ns)
+
+    @staticmethod
+    def _of_old_host(rows: Rows, one: _Interval) -> None:
+        place, path = (*one[:2], one.process, one.thread), _text(one.args.get("name"))
+        if told_direction(path):
+            rows.add(path, OPS[0], *place)
+        rows.add(one.name, OPS[0], *place, external_id=_id_of(rows, one))
+
+
+def _id_of(rows: Rows, one: _Interval) -> int:
+    """A number for the node of TensorFlow's graph, by which its kernels are known."""
+    path = _text(one.args.get("name"))
+    return rows.code("node", path) if path else MISSING
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else "" if value is None else text_of(msgspec.json.encode(value))
+
+
+def _recognise(path: Path, head: bytes) -> bool:
+    """Accept JSON with events of which none that can be seen is torch.profiler's."""
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text[:1] not in (b"{", b"[") or not _EVENT.search(text) or _TORCHS_KEYS.search(text):
+        return False
+    return not any(name.decode("utf-8", "replace") in _TORCHS for name in _CATEGORY.findall(text))
+
+
+READER = Reader(
+    "Chrome traces of other programs, such as TensorFlow, JAX and Horovod (JSON, plain or gzip)",
+    (".json", ".json.gz"),
+    _recognise,
+    read,
+    ("Another program than torch.profiler wrote this trace: what it names counts as ops.",),
+)

@@ -1,0 +1,232 @@
+"""Chrome traces of other programs: pairs, open arrays and absurd times give events, and no nonsense."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfnb
+from perfnb.errors import TraceError
+from perfnb.trace.chrome_events import READER, read
+from perfnb.trace.columns import TraceColumns
+from perfnb.trace.trace_file import LIMITS, Limits, reader_of
+from tests.trace.test_xplane import BACKWARD, FOREIGN, FORWARD, mutated, written
+from tests.written_traces import training
+
+TRACES = FOREIGN.parent / "traces"
+real = pytest.mark.skipif(not FOREIGN.is_dir(), reason=f"no folder of foreign files at {FOREIGN}; set PERFNB_TRACES")
+
+SECOND = 10**6
+
+
+def event(kind: str, name: str | None, ts: Any, **rest: Any) -> dict[str, Any]:
+    return {"ph": kind, "pid": 1, "tid": 2, "ts": ts} | ({} if name is None else {"name": name}) | rest
+
+
+def named(pid: int, name: str, tid: int | None = None) -> dict[str, Any]:
+    kind = "process_name" if tid is None else "thread_name"
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+PAIRS = [
+    named(1, "a tensor"),
+    event("B", "outer", 0),
+    event("B", "inner", 5),
+    event("X", "whole", 6, dur=3),
+    event("E", None, 10),
+    event("B", "next", 10),
+    event("E", "another name", 12.5),
+    event("E", None, 20),
+    event("i", "instant", 1),
+    event("C", "counter", 1, args={"value": 1}),
+]
+
+
+def trace_of(folder: Path, events: Any) -> TraceColumns:
+    data = events if isinstance(events, str) else json.dumps(events)
+    path = written(folder, data.encode())
+    assert reader_of(path) is READER
+    return read(path, LIMITS)
+
+
+def spans(trace: TraceColumns) -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name, start, lasts in zip(trace.name, trace.start_ns, trace.duration_ns, strict=True):
+        found.setdefault(trace.names[name], []).append((int(start), int(lasts)))
+    return found
+
+
+def test_starts_and_ends_are_intervals(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, PAIRS)
+
+    assert spans(trace) == {
+        **{"outer": [(0, 20_000)], "inner": [(5_000, 5_000)], "whole": [(6_000, 3_000)], "next": [(10_000, 2_500)]},
+    }
+    assert trace.caveats == ["Not shown: instants (1), counters (1)."]
+    assert trace.process_names == {1: "a tensor"}
+
+
+@pytest.mark.parametrize("end", ["", ",", " , \n", ",]", ",{}]", "]"])
+def test_an_array_needs_no_end(tmp_path: Path, end: str) -> None:
+    assert spans(trace_of(tmp_path, json.dumps(PAIRS)[:-1] + end))["outer"] == [(0, 20_000)]
+
+
+def test_an_event_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
+    for text in (json.dumps(PAIRS)[:-20], json.dumps({"traceEvents": PAIRS})[:-1]):
+        with pytest.raises(TraceError, match="it is cut off after byte"):
+            read(written(tmp_path, text.encode()), LIMITS)
+
+
+def test_what_cannot_be_is_told_and_takes_no_time(tmp_path: Path) -> None:
+    trace = trace_of(
+        tmp_path,
+        [
+            event("X", "a<b>", 5, dur=8.1e11),
+            event("X", "late", 3 * SECOND, dur=2 * SECOND),
+            event("X", "back", 7, dur=-3),
+            event("B", "open", 8),
+            event("E", None, 9, tid=3),
+        ],
+    )
+
+    assert spans(trace) == {
+        **{"a<b>": [(5_000, 0)], "late": [(3 * 10**9, 2 * 10**9)], "back": [(7_000, 0)], "open": [(8_000, 0)]},
+    }
+    assert trace.negative_durations == 1
+    assert trace.caveats == [
+        "Events that start and never end, and count as taking no time: 1.",
+        "Ends of events that never start, left out: 1.",
+        "Events that cannot have lasted as long as the file says (up to 810,000 s), and count as taking no time: 1 "
+        "(a<b>).",
+    ]
+
+
+def test_two_hours_are_no_mistake(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, [event("X", "epoch", 0, dur=7200 * SECOND)])
+    assert trace.duration_ns.tolist() == [7200 * 10**9]
+    assert trace.caveats == []
+
+
+def test_times_may_be_text_and_must_be_times(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, [event("X", "npu", "1700000000000000.125", dur="0.5")])
+    assert spans(trace) == {"npu": [(1_700_000_000_000_000_125, 500)]}
+    for bad in ("soon", "nan", 1e300, "9" * 30):
+        with pytest.raises(TraceError, match="not a time that perfnb can hold"):
+            trace_of(tmp_path, [event("X", "x", bad)])
+
+
+def test_a_trace_of_torch_is_left_to_its_own_reader(tmp_path: Path) -> None:
+    events = training(1).events
+    path = written(tmp_path, json.dumps(events).encode())
+    assert reader_of(path) is not READER
+    late = [event("X", f"other {n}", n, dur=1) for n in range(2_000)] + events
+    path = written(tmp_path, json.dumps(late).encode())
+    assert reader_of(path) is READER
+    assert "cpu_op" in read(path, LIMITS).categories
+
+
+def test_planes_of_jax_are_devices(tmp_path: Path) -> None:
+    launch = {"correlation_id": "1", "hlo_op": "fusion", "name": BACKWARD}
+    events = [
+        *(named(1, "/device:GPU:0"), named(1, "Stream #16(Kernel)", 4), named(2, "/host:CPU"), named(2, "python", 5)),
+        {"ph": "X", "name": "fusion.kd", "pid": 1, "tid": 4, "ts": 20, "dur": 10, "args": launch},
+        {"ph": "X", "name": "cuLaunchKernel", "pid": 2, "tid": 5, "ts": 8, "dur": 2, "args": launch},
+        {"ph": "X", "name": "train", "pid": 2, "tid": 5, "ts": 5, "dur": 30, "args": {"step_num": "3"}},
+        {},
+    ]
+    path = written(tmp_path, gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    profile = perfnb.load(path)
+
+    assert profile.kernels["total_ms"].to_dict() == {"fusion.kd": 0.01}
+    assert profile.steps["step"].tolist() == [3]
+    assert profile.events.set_index("name")["phase"]["fusion.kd"] == "backward"
+    assert profile.ops["gpu_ms"]["fusion"] == 0.01
+    assert "jvp" in FORWARD
+
+
+def test_streams_of_an_old_timeline_are_counted_once(tmp_path: Path) -> None:
+    work = {
+        "ts": 50,
+        "dur": 4,
+        "cat": "Op",
+        "ph": "X",
+        "name": "MatMul",
+        "args": {"name": "gradients/a", "op": "MatMul"},
+    }
+    names = ["/gpu:0/stream:all Compute", "/gpu:0/stream:12 Compute", "/gpu:0/memcpy Compute"]
+    names.append("/job:localhost/replica:0/task:0/gpu:0 Compute")
+    events = [named(pid, name) for pid, name in enumerate(names)]
+    events += [{**work, "pid": 0, "tid": 0}, {**work, "pid": 1, "tid": 0}, {**work, "pid": 3, "tid": 0, "ts": 40}]
+    profile = perfnb.load(written(tmp_path, json.dumps({"traceEvents": events}).encode()))
+
+    assert profile.gpu_time["kernel_ms"].tolist() == [0.004]
+    assert profile.kernel_ops["op"].tolist() == ["MatMul"]
+    assert profile.phases["ms"]["backward"] == 0.004
+
+
+def test_limits_hold(tmp_path: Path) -> None:
+    path = written(tmp_path, json.dumps(PAIRS).encode())
+    with pytest.raises(TraceError, match="raise max_events in limits="):
+        read(path, Limits(max_events=2))
+    with pytest.raises(TraceError, match="raise max_depth in limits="):
+        read(path, Limits(max_depth=2))
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.deep)])
+def test_any_damage_is_an_error_or_a_trace(tmp_path: Path, count: int) -> None:
+    chance, data, read_anyway = random.Random(8), json.dumps(PAIRS).encode(), 0
+    odd = (None, -1, 2**70, "x", "1e9", [], {"name": 3}, 1e308, True, "B", "E", 10**12)
+    for number in range(count):
+        if number % 2:
+            events = [dict(event) for event in PAIRS]
+            for _ in range(chance.randint(1, 4)):
+                event = chance.choice(events)
+                event[chance.choice([*event, "args", "dur"])] = chance.choice(odd)
+            damaged = json.dumps(events).encode()
+        else:
+            damaged = mutated(data, chance)
+        try:
+            read_anyway += len(read(written(tmp_path, damaged), LIMITS)) > 0
+        except TraceError:
+            continue
+    assert read_anyway
+
+
+@real
+def test_real_files_of_horovod_and_others_are_events() -> None:
+    horovod = read(FOREIGN / "horovod" / "horovod_timeline_small.json", LIMITS)
+    known = spans(horovod)
+    # The two ends are of the tensors 1 and 2; those of 12 and 13 are open.
+    assert sorted(lasts for _, lasts in known["NEGOTIATE_ALLREDUCE"]) == [0, 0, 340_901_000, 340_905_000]
+    assert len(horovod) == 19 + 4
+    assert int((horovod.start_ns + horovod.duration_ns).max() - horovod.start_ns.min()) == 855_723_000
+
+    partial = read(FOREIGN / "trace_event" / "simple-partial.json", LIMITS)
+    assert spans(partial) == {
+        "alpha": [(0, 14_000)], "beta": [(1_000, 12_000)], "gamma": [(2_000, 5_000)], "epsilon": [(7_000, 0)],
+    }  # fmt: skip
+    assert len(read(FOREIGN / "trace_event" / "multiprocess.json", LIMITS)) == 8
+    assert len(read(FOREIGN / "tf_trace" / "tf2_profiler.trace.json.gz", LIMITS)) == 798
+
+
+@real
+@pytest.mark.parametrize(("name", "kernels", "copies"), [("gpu_timeline_01", 7, 2), ("gpu_merged_5_runs", 190, 31)])
+def test_real_timelines_of_tensorflow_have_kernels(name: str, kernels: int, copies: int) -> None:
+    path = TRACES / "tf_timeline" / f"{name}.json"
+    events = json.loads(path.read_text())["traceEvents"]
+    streams = {
+        e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and "stream:1" in e["args"].get("name", "")
+    }
+    sums = sum(e["dur"] for e in events if e["ph"] == "X" and "stream:12" in streams.get(e["pid"], ""))
+
+    trace = read(path, LIMITS)
+
+    of = np.array(trace.categories)[trace.category]
+    assert ((of == "kernel").sum(), (of == "gpu_memcpy").sum()) == (kernels, copies)
+    assert trace.duration_ns[of == "kernel"].sum() == sums * 1000
