@@ -17,7 +17,7 @@ from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate, usable
 from perfnb.profile.profile import Profile
 from perfnb.recording.from_trace import with_module_layers
-from perfnb.recording.reading import SEVERAL, Loader, loaders, rank_of_name, read_recording
+from perfnb.recording.reading import OF_RECORDINGS, SEVERAL, Loader, loaders, rank_of_name, read_file
 from perfnb.recording.storage import PROFILE, SavedProfile
 from perfnb.trace.trace_file import Limits, looks_like, reader_of, readers
 
@@ -38,6 +38,7 @@ _NAMES = tuple(field.name for field in fields(Limits))
 def load(
     path: str | Path | Sequence[str | Path],
     *,
+    steps: str | None = None,
     limits: Mapping[str, int] | None = None,
     executor: Executor | None = None,
     max_bytes: int | None = None,
@@ -60,6 +61,8 @@ def load(
         A list of traces or of saved profiles, a folder of traces, or a folder in which each rank of a job saved its
         profile, holds the ranks of one job. A rank is the number in the trace or profile, else in the file name
         (``rank3``), else the position in the list. A list or folder of one trace is one rank's `Ranks`.
+    steps : str, optional
+        Name of the range that marks the steps of a trace, such as ``"iteration"``; a number may follow it.
     limits : mapping of str to int, optional
         What a trace may ask for before it is refused, such as ``{"max_bytes": 2**34}``: ``max_bytes`` (of text,
         unpacked), ``max_events``, ``max_depth`` (values inside values), ``max_packed_bytes`` (of a compressed file),
@@ -86,15 +89,23 @@ def load(
         raise TypeError(
             f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {shown(executor)}."
         )
+    _require_name(steps)
     if not isinstance(path, str | Path):
-        ranks: Ranks = resolve_name(SEVERAL)(_paths(path), chosen, executor)
+        ranks: Ranks = resolve_name(SEVERAL)(_paths(path), chosen, executor, steps)
         return ranks
     source = locate(usable(path))
     for loader in loaders():
         if loader.recognise(source):
-            loaded: Loaded = loader.load(source, chosen, executor)
+            if steps is not None and not loader.has_steps:
+                raise TraceError(f"steps= is for traces, and {source} is not one.")
+            loaded: Loaded = loader.load(source, chosen, executor, *([steps] if loader.has_steps else []))
             return loaded
     raise _unknown(source)
+
+
+def _require_name(steps: object) -> None:
+    if steps is not None and not (isinstance(steps, str) and steps):
+        raise TypeError(f"steps must be the name of a range, such as 'iteration', not {shown(steps)}.")
 
 
 def _limits(given: object, older: dict[str, Any]) -> Limits:
@@ -132,7 +143,7 @@ def _unknown(source: Path) -> RecordingError | TraceError:
     """Say that nothing reads a path, and what perfnb reads."""
     if not source.exists():
         return RecordingError(f"{source} does not exist.")
-    kinds = [loader.what for loader in loaders()]
+    kinds = [*(loader.what for loader in loaders() if loader is not TRACE), *(reader.what for reader in readers())]
     reads = f"perfnb.load reads {', '.join(kinds[:-1])} and {kinds[-1]}"
     if source.is_file():
         return TraceError(f"{source} is not a file that perfnb can read ({looks_like(source)}): {reads}.")
@@ -152,15 +163,19 @@ def _inside(source: Path) -> list[str]:
     return []
 
 
-def _trace(path: Path, limits: Limits, _: Executor | None) -> Profile:
+def _trace(path: Path, limits: Limits, _: Executor | None, steps: str | None = None) -> Profile | Ranks:
     with Progress() as progress:
-        recording = read_recording(path, limits, rank_of_name(path.name), progress.of_file(path.name))
-    return Profile(with_module_layers(recording))
+        recordings = read_file(path, limits, rank_of_name(path.name), progress.of_file(path.name), steps)
+    if len(recordings) == 1:
+        return Profile(with_module_layers(recordings[0]))
+    ranks: Ranks = resolve_name(OF_RECORDINGS)(recordings)
+    return ranks
 
 
 LOADER = Loader("saved profiles", PROFILE.is_at, lambda path, *_: Profile(SavedProfile(path)))
 TRACE = Loader(
-    " and ".join(reader.what for reader in readers()),
+    "traces",
     lambda path: path.is_file() and reader_of(path) is not None,
     _trace,
+    has_steps=True,
 )

@@ -23,7 +23,8 @@ from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
 from perfnb.recording import folder
 from perfnb.recording.from_trace import with_module_layers
 from perfnb.recording.job import RANKS, rank_folder
-from perfnb.recording.reading import Loader, rank_of_name, read_recordings, trace_files
+from perfnb.recording.reading import Loader, in_rank_order, rank_of_name, read_recordings, trace_files
+from perfnb.recording.recording import Recording
 from perfnb.recording.storage import PROFILE, SavedProfile, content
 from perfnb.trace.trace_file import Limits
 
@@ -222,7 +223,14 @@ def load_ranks(path: Path) -> Ranks:
     return Ranks([Profile(one) for one in profiles])
 
 
-def load_several(paths: Sequence[Path], limits: Limits, executor: Executor | None = None) -> Ranks:
+def of_recordings(recordings: Sequence[Recording]) -> Ranks:
+    """The ranks that one trace file holds."""
+    return Ranks([Profile(with_module_layers(recording)) for recording in in_rank_order(recordings)])
+
+
+def load_several(
+    paths: Sequence[Path], limits: Limits, executor: Executor | None = None, steps: str | None = None
+) -> Ranks:
     """Read saved profiles or trace files, each of one rank, as `Ranks`.
 
     Raises
@@ -239,15 +247,17 @@ def load_several(paths: Sequence[Path], limits: Limits, executor: Executor | Non
         if not one.exists():
             raise RecordingError(f"{one} does not exist.")
     saved = [PROFILE.is_at(one) for one in sources]
-    if all(saved):
+    if all(saved) and steps is None:
         return _of_saved(sources)
+    if all(saved):
+        raise TraceError(f"steps= is for traces, and {sources[0]} is a saved profile.")
     if any(saved):
         raise TraceError(
             f"{sources[saved.index(True)]} is a saved profile and {sources[saved.index(False)]} is not: the ranks of a "
             "job are all saved profiles, or all traces."
         )
     with Progress() as progress:
-        recordings = read_recordings(paths, limits, executor, progress.of_file(f"{len(paths):,} files"))
+        recordings = read_recordings(paths, limits, executor, progress.of_file(f"{len(paths):,} files"), steps)
     return Ranks([Profile(with_module_layers(recording)) for recording in recordings])
 
 
@@ -269,5 +279,6 @@ LOADER = Loader("saved ranks", RANKS.is_at, lambda path, *_: load_ranks(path))
 FOLDER_OF_TRACES = Loader(
     "folders of traces",
     lambda path: path.is_dir() and bool(trace_files(path)),
-    lambda path, limits, executor: load_several(trace_files(path), limits, executor),
+    lambda path, limits, executor, steps=None: load_several(trace_files(path), limits, executor, steps),
+    has_steps=True,
 )

@@ -24,6 +24,8 @@ from perfnb.errors import TraceError
 from perfnb.recording import storage
 from perfnb.recording.from_trace import recording_of_trace
 from perfnb.recording.recording import Recording
+from perfnb.trace.columns import TraceColumns
+from perfnb.trace.step_ranges import with_steps
 from perfnb.trace.trace_file import QUIET_S, Limits, Progress, looks_like, reader_of, readers
 from perfnb.trace.trace_steps import refuse_odd_layers, refuse_odd_trace
 
@@ -44,6 +46,8 @@ LOADERS = (
 )
 #: Reads a list of traces or saved profiles, given their paths, `Limits` and the executor: the ranks of one job.
 SEVERAL = "perfnb.ranks.ranks:load_several"
+#: Makes the public object of several recordings: the ranks that one file holds.
+OF_RECORDINGS = "perfnb.ranks.ranks:of_recordings"
 #: Bytes of files from which processes of their own read them.
 _PAYS = 16 * 2**20
 _RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
@@ -62,11 +66,14 @@ class Loader:
         Whether a path is one, by its content.
     load : callable
         Makes the public object from the path, `Limits`, and the executor for several files, if the user gave one.
+    has_steps : bool
+        Whether `load` also takes the name of the range that marks the steps, or ``None``.
     """
 
     what: str
     recognise: Callable[[Path], bool]
-    load: Callable[[Path, Limits, Executor | None], Any]
+    load: Callable[..., Any]
+    has_steps: bool = False
 
 
 def loaders() -> Iterator[Loader]:
@@ -74,10 +81,14 @@ def loaders() -> Iterator[Loader]:
     return map(resolve_name, LOADERS)
 
 
-def read_recording(
-    path: str | Path, limits: Limits, rank: int | None = None, progress: Progress | None = None
-) -> Recording:
-    """Read a trace file as a recording without layers.
+def read_file(
+    path: str | Path,
+    limits: Limits,
+    rank: int | None = None,
+    progress: Progress | None = None,
+    steps: str | None = None,
+) -> list[Recording]:
+    """Read a trace file as recordings without layers: one, or one for each rank that it holds.
 
     Parameters
     ----------
@@ -85,6 +96,10 @@ def read_recording(
     limits : Limits
     rank : int, optional
         Used if the trace has none.
+    progress : callable, optional
+        As `perfnb.trace.trace_file.Reader.read` takes it.
+    steps : str, optional
+        Name of the range that marks the steps.
 
     Raises
     ------
@@ -96,20 +111,35 @@ def read_recording(
     if reader is None:
         known = ", ".join(each.what for each in readers())
         raise TraceError(f"{source} is not a trace that perfnb can read ({looks_like(source)}): it reads {known}.")
-    trace = reader.read(source, limits, progress)
-    refuse_odd_trace(trace, str(source))
-    recording = recording_of_trace(trace, source.name, rank, reader.caveats)
-    refuse_odd_layers(recording.modules["depth"].tolist(), 0, str(source))
-    return recording
+    found = reader.read(source, limits, progress)
+    traces = [found] if isinstance(found, TraceColumns) else found
+    recordings = []
+    while traces:
+        trace = with_steps(traces.pop(0), steps, str(source), reader.guess_steps)
+        refuse_odd_trace(trace, str(source))
+        recordings.append(recording_of_trace(trace, source.name, rank, reader.caveats))
+        refuse_odd_layers(recordings[-1].modules["depth"].tolist(), 0, str(source))
+    return recordings
+
+
+def read_recording(
+    path: str | Path, limits: Limits, rank: int | None = None, progress: Progress | None = None
+) -> Recording:
+    """Read a trace file of one rank; see `read_file`."""
+    recordings = read_file(path, limits, rank, progress)
+    if len(recordings) != 1:
+        raise TraceError(f"{path} holds {len(recordings):,} ranks, not one.")
+    return recordings[0]
 
 
 def read_recordings(
-    paths: Sequence[Path], limits: Limits, executor: Executor | None, progress: Progress | None = None
+    paths: Sequence[Path],
+    limits: Limits,
+    executor: Executor | None,
+    progress: Progress | None = None,
+    steps: str | None = None,
 ) -> list[Recording]:
-    """Read the trace files of one job as recordings, in rank order.
-
-    A rank is the number in the trace, else in the file's name (``rank3``), else the file's position. If two files would
-    have the same rank, all get their positions.
+    """Read the trace files of one job as recordings, in rank order; see `in_rank_order`.
 
     Parameters
     ----------
@@ -117,6 +147,8 @@ def read_recordings(
         Reads the files. By default, processes do if there is much to read.
     progress : callable, optional
         As `perfnb.trace.trace_file.Reader.read` takes it; of all files together.
+    steps : str, optional
+        As for `read_file`.
 
     Raises
     ------
@@ -127,7 +159,8 @@ def read_recordings(
     together = _Together([_size(path) for path in paths], progress)
     if executor is not None:
         tasks = [
-            executor.submit(_read_or_say, str(path), limits, rank) for path, rank in zip(paths, ranks, strict=True)
+            executor.submit(_read_or_say, str(path), limits, rank, steps)
+            for path, rank in zip(paths, ranks, strict=True)
         ]
         try:
             found = [_or_raise(task.result()) for task in together.each(tasks)]
@@ -136,10 +169,19 @@ def read_recordings(
                 task.cancel()
             raise
     elif len(paths) > 1 and together.total >= _PAYS and (os.cpu_count() or 1) > 1:
-        found = _read_apart(paths, limits, ranks, together)
+        found = _read_apart(paths, limits, ranks, steps, together)
     else:
         pairs = together.each(list(zip(paths, ranks, strict=True)))
-        found = [read_recording(path, limits, rank, together.of_one) for path, rank in pairs]
+        found = [read_file(path, limits, rank, together.of_one, steps) for path, rank in pairs]
+    return in_rank_order([one for of_file in found for one in of_file])
+
+
+def in_rank_order(found: Sequence[Recording]) -> list[Recording]:
+    """Number the recordings of one job, and put them in order.
+
+    A rank is the number in the trace, else in the file's name (``rank3``), else the position. If two would have the
+    same rank, all get their positions.
+    """
     known = [one.rank if one.meta["trace"]["rank_known"] else place for place, one in enumerate(found)]
     if len(set(known)) < len(known):
         known = list(range(len(found)))
@@ -162,15 +204,15 @@ def rank_of_name(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _read_or_say(path: str, limits: Limits, rank: int | None) -> Recording | str:
-    """`read_recording` for an executor. An error is returned as text: some executors wrap what is raised."""
+def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Recording] | str:
+    """`read_file` for an executor. An error is returned as text: some executors wrap what is raised."""
     try:
-        return read_recording(path, limits, rank)
+        return read_file(path, limits, rank, steps=steps)
     except TraceError as error:
         return str(error)
 
 
-def _or_raise(answer: Recording | str) -> Recording:
+def _or_raise(answer: list[Recording] | str) -> list[Recording]:
     if isinstance(answer, str):
         raise TraceError(answer)
     return answer
@@ -211,13 +253,14 @@ def _size(path: Path) -> int:
 
 
 def _read_apart(
-    paths: Sequence[Path], limits: Limits, ranks: Sequence[int | None], together: _Together
-) -> list[Recording]:
+    paths: Sequence[Path], limits: Limits, ranks: Sequence[int | None], steps: str | None, together: _Together
+) -> list[list[Recording]]:
     """Read each file in a Python process of its own, which runs none of the caller's code."""
     with tempfile.TemporaryDirectory(prefix="perfnb-") as work, ThreadPoolExecutor(os.cpu_count()) as threads:
         folders = [Path(work) / str(place) for place in range(len(paths))]
+        same = {"limits": asdict(limits), "steps": steps}
         asked = [
-            json.dumps({"path": str(path), "limits": asdict(limits), "rank": rank, "folder": str(target)})
+            json.dumps({"path": str(path), "rank": rank, "folder": str(target), **same})
             for path, rank, target in zip(paths, ranks, folders, strict=True)
         ]
         processes = _Processes()
@@ -234,7 +277,8 @@ def _read_apart(
                 task.cancel()
             processes.stop()
             raise
-        return [storage.load(target) for target in folders]
+        parts = ([target / str(place) for place in range(len(os.listdir(target)))] for target in folders)
+        return [[storage.load(part) for part in each] for each in parts]
 
 
 class _Processes:
@@ -283,7 +327,10 @@ class _Processes:
 def _answer() -> int:
     asked = json.loads(sys.stdin.read())
     try:
-        storage.save(read_recording(asked["path"], Limits(**asked["limits"]), asked["rank"]), asked["folder"])
+        limits = Limits(**asked["limits"])
+        os.mkdir(asked["folder"])
+        for place, recording in enumerate(read_file(asked["path"], limits, asked["rank"], steps=asked["steps"])):
+            storage.save(recording, Path(asked["folder"], str(place)))
     except TraceError as error:
         print(error, file=sys.stderr)
         return _FAILED

@@ -25,6 +25,8 @@ from perfnb.trace.columns import TraceColumns
 #: Asked in this order: put a specific format before a general one.
 READERS = (
     "perfnb.trace.xplane:READER",
+    "perfnb.trace.nsys:READER",
+    "perfnb.trace.nsys:REPORT",
     "perfnb.trace.chrome_events:READER",
     "perfnb.trace.kineto:READER",
 )
@@ -97,17 +99,20 @@ class Reader:
     recognise : callable
         Whether a file has this format, given its path and the first `HEAD` bytes of its content, unpacked.
     read : callable
-        Reads a file, given its path, `Limits` and a progress callback. Raises `TraceError` if it is damaged or exceeds
-        a limit.
+        Reads a file, given its path, `Limits` and a progress callback; a list is the ranks of one job, in order. Raises
+        `TraceError` if the file is damaged or exceeds a limit.
     caveats : tuple of str
         What the format cannot tell; a profile's notes list it.
+    guess_steps : bool
+        Whether a range that repeats marks the steps, because the format has no marks of its own.
     """
 
     what: str
     endings: tuple[str, ...]
     recognise: Callable[[Path, bytes], bool]
-    read: Callable[[Path, Limits, Progress | None], TraceColumns]
+    read: Callable[[Path, Limits, Progress | None], TraceColumns | list[TraceColumns]]
     caveats: tuple[str, ...] = ()
+    guess_steps: bool = False
 
 
 @cache
