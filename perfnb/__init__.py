@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perfnb.diff.comparison import ProfileComparison
     from perfnb.experiments.journal import Journal, journal
     from perfnb.experiments.report import PerformanceReport, report
+    from perfnb.inference.compare_decoding import DecodingComparison, compare_decoding
     from perfnb.inference.compare_inference import InferenceComparison, compare_inference
     from perfnb.inference.latency import HighestRate, Latency, LoadedLatency, latency
     from perfnb.loop.profiled import ProfiledLoop, profiled
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ABTest",
     "ArchitectureComparison",
+    "DecodingComparison",
     "HighestRate",
     "InferenceComparison",
     "InputBoundTest",
@@ -69,6 +71,7 @@ __all__ = [
     "Watch",
     "ab_test",
     "compare_architectures",
+    "compare_decoding",
     "compare_inference",
     "confirm_input_bound",
     "estimate_memory",
@@ -113,6 +116,7 @@ _HOMES = {
     "Ranks": "ranks.ranks",
     "RankRuns": "loop.rank_runs",
     **dict.fromkeys(("RunComparison", "RunSummary"), "loop.run"),
+    **dict.fromkeys(("DecodingComparison", "compare_decoding"), "inference.compare_decoding"),
     **dict.fromkeys(("InferenceComparison", "compare_inference"), "inference.compare_inference"),
     **dict.fromkeys(("HighestRate", "Latency", "LoadedLatency", "latency"), "inference.latency"),
     **dict.fromkeys(("LeverTrials", "levers", "try_levers"), "remedies.try_levers"),

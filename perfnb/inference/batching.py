@@ -119,8 +119,9 @@ class Batching:
         )
         latency = found.latency_ms[_SETTLES:]
         p50, p95, p99 = (float(each) for each in np.quantile(latency, (0.5, 0.95, 0.99)))
-        served = min(rate_per_s, self._capacity(most))
-        if served < rate_per_s:
+        capacity = self._capacity(most)
+        served = min(rate_per_s, capacity)
+        if rate_per_s >= capacity:
             p50 = p95 = p99 = np.inf
         size, busy = float(found.sizes.mean()), min(1.0, found.utilization)
         return Batcher(most, delay_ms, rate_per_s, p50, p95, p99, size, busy, served)

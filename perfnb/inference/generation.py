@@ -56,6 +56,7 @@ class _Watcher(TokenTimes):
     def __init__(self) -> None:
         super().__init__()
         self._cache: Any = None
+        self._length: int | None = None
         self._generation = Generation()
         self._guesses: list[tuple[int, int]] | None = []
 

@@ -69,6 +69,9 @@ class Requests:
             rng.shuffle(places)
             yield from places
 
+    def __len__(self) -> int:
+        return len(self._held)
+
     def __getitem__(self, place: int) -> Any:
         return self._held[place]
 
@@ -141,8 +144,8 @@ def tokens_served_by(
             answer = fn(request)
             if not isinstance(answer, Iterator):
                 raise TypeError(
-                    "tokens=True needs a function that yields tokens, or one that takes streamer= and hands it to "
-                    f"generate; this one returned {type(answer).__name__}."
+                    "Tokens need a function that yields them, or one that takes streamer= and hands it to generate; "
+                    f"this one returned {type(answer).__name__}."
                 )
             for token in answer:
                 times.note(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,3 +77,33 @@ def goodput(requests: pd.DataFrame, seconds: float, bounds: dict[str, float]) ->
     for name, bound in bounds.items():
         met &= requests[name].isna() | (requests[name] <= bound)
     return float(met.sum()) / seconds
+
+
+def answers_compared(rows: Sequence[Mapping[str, object]], random: bool) -> pd.DataFrame:
+    """A row per request that two ways of decoding answered: whether the answers are the same, and guesses kept.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        ``request``, ``plain`` and ``assisted`` (tokens in order), ``passes``, ``proposed`` and ``accepted``.
+    random : bool
+        Whether the same request gets different answers, so that they cannot be compared.
+    """
+    table = pd.DataFrame(list(rows))
+    pairs = list(zip(table["plain"], table["assisted"], strict=True))
+    alike = [next((at for at, (one, other) in enumerate(zip(*pair)) if one != other), None) for pair in pairs]  # noqa: B905
+    found = pd.DataFrame(
+        {
+            "request": table["request"],
+            "tokens": [len(assisted) for _, assisted in pairs],
+            "passes": table["passes"],
+            "proposed": table["proposed"],
+            "accepted": table["accepted"],
+            "same": pd.NA if random else [plain == assisted for plain, assisted in pairs],
+            "alike_tokens": pd.NA
+            if random
+            else [min(map(len, pair)) if at is None else at for at, pair in zip(alike, pairs, strict=True)],
+        }
+    )
+    whole = dict.fromkeys(("proposed", "accepted", "alike_tokens"), "Int64")
+    return found.astype(whole | {"same": "boolean"})

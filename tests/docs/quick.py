@@ -25,6 +25,7 @@ BUDGETS = {
     "try_levers": 1.0,
     "latency": 1.0,
     "compare_inference": 0.5,
+    "compare_decoding": 0.5,
 }
 
 #: What pages import: torch's compiler comes with the first optimizer and is half of all objects.

@@ -173,7 +173,7 @@ def test_goodput_counts_what_meets_all_bounds() -> None:
 
 
 def test_what_gives_no_tokens_is_refused() -> None:
-    with pytest.raises(TypeError, match="tokens=True needs a function that yields tokens"):
+    with pytest.raises(TypeError, match="Tokens need a function that yields them"):
         perfnb.latency(lambda x: [x], [1], tokens=True, budget_s=0.1)
     with pytest.raises(ValueError, match="Tokens were not recorded"):
         perfnb.latency(lambda x: x, [1], budget_s=0.05).ttft_ms  # noqa: B018

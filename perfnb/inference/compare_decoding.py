@@ -1,0 +1,151 @@
+"""`compare_decoding`: what speculative decoding gains, how many of its guesses are kept, and whether answers differ."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pandas as pd
+
+from perfnb.arguments import require_seconds, shown
+from perfnb.bench.comparison import ABTest, ab_test
+from perfnb.draw.shown import Page, Shown
+from perfnb.draw.step_output import StepOutput
+from perfnb.inference.decoding_view import decoding_html, decoding_line, decoding_page, decoding_text
+from perfnb.inference.tokens import answers_compared
+
+#: Requests whose answers are compared, and the share of the budget in which that must happen.
+_COMPARED, _COMPARED_SHARE = 8, 0.3
+
+
+class DecodingComparison(Page, Shown):
+    """Speculative against plain decoding, request by request. Shows itself in a notebook."""
+
+    def __init__(self, ab: ABTest, answers: pd.DataFrame) -> None:
+        self._ab, self._answers = ab, answers
+
+    @property
+    def ab(self) -> ABTest:
+        """The experiment: each pair is one request, answered both ways in random order."""
+        return self._ab
+
+    @property
+    def verdict(self) -> str:
+        """``faster``, ``slower``, ``same`` or ``inconclusive``, of assisted against plain."""
+        return self._ab.verdict
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as plain decoding it is."""
+        return 1 / self._ab.ratio
+
+    @property
+    def gain_interval(self) -> tuple[float, float] | None:
+        """95 % interval of the gain; ``None`` with fewer than 6 pairs."""
+        interval = self._ab.ratio_ci
+        if interval is None:
+            return None
+        low, high = interval
+        return 1 / high, math.inf if low <= 0 else 1 / low
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """The requests whose answers were compared, a row each.
+
+        ``request`` (its place among yours), ``tokens`` (of the assisted answer), ``passes`` (of the model itself),
+        ``proposed`` (tokens guessed ahead) and ``accepted`` (of those, kept; ``NA`` where the model's cache does not
+        show it), ``same`` (whether both answers are; ``NA`` if plain decoding draws random tokens) and
+        ``alike_tokens`` (before they differ).
+        """
+        return self._answers
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the tokens guessed ahead that were kept; ``None`` if there were none, or they could not be seen."""
+        known = self._answers.dropna(subset=["proposed", "accepted"])
+        proposed = int(known["proposed"].sum())
+        return int(known["accepted"].sum()) / proposed if proposed else None
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens for each pass of the model: 1 in plain decoding."""
+        passes = int(self._answers["passes"].sum())
+        return int(self._answers["tokens"].sum()) / passes if passes else math.nan
+
+    @property
+    def same(self) -> bool | None:
+        """Whether all answers are the same; ``None`` if plain decoding draws random tokens."""
+        return None if self._answers["same"].isna().any() else bool(self._answers["same"].all())
+
+    def _line(self) -> str:
+        return decoding_line(self)
+
+    def _text(self) -> str:
+        return decoding_text(self)
+
+    def _html(self) -> str:
+        return decoding_html(self)
+
+    def _page(self) -> str:
+        return decoding_page(self)
+
+
+def compare_decoding(
+    plain: Callable[..., Any], assisted: Callable[..., Any], requests: Iterable[Any], *, budget_s: float = 30.0
+) -> DecodingComparison:
+    """Compare speculative (assisted) decoding with plain decoding.
+
+    Both answer the same requests, in random order within each pair, and the times of their answers are compared. A few
+    requests are answered once more, untimed, to count the guesses that were kept and to compare the answers.
+
+    Parameters
+    ----------
+    plain, assisted : callable
+        As for `perfnb.latency` with ``tokens=True``: takes ``streamer=`` and hands it to Hugging Face's ``generate``,
+        or yields tokens.
+    requests : iterable
+        What they are called with.
+    budget_s : float
+        Seconds in all, about.
+
+    Returns
+    -------
+    DecodingComparison
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit.
+    CaptureError
+        Inside a profiler.
+    Exception
+        Whatever the functions raise.
+    """
+    from perfnb.inference.generation import watch_generation
+    from perfnb.inference.serving import Requests, tokens_served_by
+
+    __tracebackhide__ = True
+    for name, fn in (("plain", plain), ("assisted", assisted)):
+        if not callable(fn):
+            raise TypeError(f"{name} must be a function that answers a request, not {shown(fn)}.")
+    require_seconds("budget_s", budget_s)
+    held = Requests(requests)
+    begin = time.perf_counter()
+    rows: list[dict[str, Any]] = []
+    with StepOutput():
+        first = watch_generation(plain, held[0]).tokens
+        for place in range(min(_COMPARED, len(held))):
+            if rows and time.perf_counter() - begin > _COMPARED_SHARE * budget_s:
+                break
+            answer, guessed = watch_generation(plain, held[place]), watch_generation(assisted, held[place])
+            row = {"request": place, "plain": answer.tokens, "assisted": guessed.tokens, "passes": guessed.passes}
+            rows.append(row | {"proposed": guessed.proposed, "accepted": guessed.accepted})
+    random = rows[0]["plain"] != first
+    serve = {"plain": tokens_served_by(plain), "assisted": tokens_served_by(assisted)}
+    for name, each in serve.items():
+        each.__name__ = name
+    left = max(0.1 * budget_s, begin + budget_s - time.perf_counter())
+    found = ab_test(serve["plain"], serve["assisted"], [held[place] for place in range(len(held))], budget_s=left)
+    return DecodingComparison(found, answers_compared(rows, random))

@@ -1,0 +1,113 @@
+"""Speculative against plain decoding: guesses kept are counted right, answers compared, the gain has its sign."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import perfnb
+from perfnb.inference.generation import watch_generation
+from tests.fake_clock import FakeClock
+from tests.inference.models import small_gpt2
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["another", pytest.param("the same", marks=pytest.mark.deep)])
+def test_guesses_are_counted_as_the_library_itself_counts_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_gpt2(layers=2)
+    assistant = copy.deepcopy(model) if kind == "the same" else small_gpt2(seed=1)
+    settings = assistant.generation_config
+    settings.num_assistant_tokens, settings.assistant_confidence_threshold = 4, 0.0
+    settings.num_assistant_tokens_schedule = "constant"
+    from transformers.generation.candidate_generator import AssistedCandidateGenerator
+
+    kept: list[int] = []
+    guessed: list[int] = []
+    update, get = AssistedCandidateGenerator.update_candidate_strategy, AssistedCandidateGenerator.get_candidates
+
+    def counted(self: Any, input_ids: Any, scores: Any, num_matches: Any) -> Any:
+        kept.append(int(num_matches))
+        return update(self, input_ids, scores, num_matches)
+
+    def noted(self: Any, input_ids: Any) -> Any:
+        found = get(self, input_ids)
+        guessed.append(found[0].shape[1] - input_ids.shape[1])
+        return found
+
+    monkeypatch.setattr(AssistedCandidateGenerator, "update_candidate_strategy", counted)
+    monkeypatch.setattr(AssistedCandidateGenerator, "get_candidates", noted)
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    ids = torch.tensor([[5, 7, 11, 3]])
+
+    seen = watch_generation(
+        lambda ids, streamer: model.generate(ids, streamer=streamer, assistant_model=assistant, **options), ids
+    )
+
+    assert (seen.proposed, seen.accepted) == (sum(guessed), sum(kept))
+    assert seen.passes == len(kept)
+    assert (sum(kept) == sum(guessed)) == (kind == "the same")
+    plain = watch_generation(lambda ids, streamer: model.generate(ids, streamer=streamer, **options), ids)
+    assert plain.tokens == seen.tokens == model.generate(ids, **options)[0, 4:].tolist()
+    assert (plain.proposed, plain.accepted, plain.passes) == (0, 0, 8)
+
+
+def decoding(clock: FakeClock, each_ms: float, words: str) -> Any:
+    def answer(prompt: str) -> Iterator[str]:
+        for word in words:
+            clock.pass_exactly(each_ms)
+            yield word
+
+    return answer
+
+
+def test_a_gain_has_its_sign_and_different_answers_are_told(clock: FakeClock, tmp_path: Path) -> None:
+    found = perfnb.compare_decoding(decoding(clock, 10, "abcd"), decoding(clock, 5, "abxd"), ["p", "q"], budget_s=3)
+
+    assert found.verdict == "faster"
+    assert found.gain == pytest.approx(2, rel=1e-3)
+    low, high = found.gain_interval or (0, 0)
+    assert low <= found.gain <= high
+    assert found.same is False
+    assert found.requests["alike_tokens"].tolist() == [2, 2]
+    assert found.acceptance is None  # no model was seen
+    assert found.tokens_per_pass == 1
+    said = " ".join(str(found).split())
+    assert "Assisted decoding is 2.00 [2.00, 2.00] times as fast as plain decoding." in said
+    assert "kept n/a: the model's cache does not show them" in said
+    assert "2 of the answers to 2 requests differ, the earliest after 2 tokens." in said
+    html = found._repr_mimebundle_()["text/html"]
+    assert "first 2 tokens" in html
+    assert "<script" not in html
+    assert found.to_html(tmp_path / "decoding.html").exists()
+
+
+def test_random_answers_are_not_compared(clock: FakeClock) -> None:
+    numbers = itertools.count()
+
+    def random(prompt: str) -> Iterator[int]:
+        clock.pass_exactly(1)
+        yield next(numbers)
+
+    found = perfnb.compare_decoding(random, decoding(clock, 1, "a"), ["p"], budget_s=1)
+
+    assert found.same is None
+    assert found.requests["same"].tolist() == [pd.NA]
+    assert "Answers were not compared" in " ".join(str(found).split())
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(TypeError, match="assisted must be a function that answers a request, not 3"):
+        perfnb.compare_decoding(iter, 3, ["p"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Tokens need a function that yields them"):
+        perfnb.compare_decoding(lambda prompt: prompt, lambda prompt: prompt, ["p"])
+    with pytest.raises(ValueError, match="requests is empty"):
+        perfnb.compare_decoding(iter, iter, [])
