@@ -22,6 +22,16 @@ BACKWARD_NODE, ACCUMULATE_GRAD = "autograd::engine::evaluate_function", "Accumul
 #: Ranges around ``next()`` of a loader, and around methods of an optimizer.
 LOADER, OPTIMIZER = "enumerate(DataLoader)#", "Optimizer."
 
+#: An operator that starts a collective, the one inside it that tells what it sends, and the backends whose collectives
+#: the host runs itself, in ranges such as ``gloo:all_reduce``.
+COLLECTIVE_OP = re.compile(r"c10d(?:_functional)?::|_c10d_functional::")
+COLLECTIVE_PARAMETERS = "record_param_comms"
+HOST_BACKENDS = ("gloo", "mpi", "ucc")
+_COLLECTIVE = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|barrier|scatter|gather|reduce|send|recv",
+    re.IGNORECASE,
+)
+
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _MOST_DIGITS = 18
 
@@ -81,6 +91,12 @@ def step_number(name: str) -> int:
 def own_word(name: str) -> str:
     """What a span of perfnb's around a step or a wait for data is called in frames; empty for any other name."""
     return "step" if name.startswith(STEP_SPAN) else "data" if name.startswith(DATA_SPAN) else ""
+
+
+def collective_kind(name: str) -> str:
+    """The kind of collective in a name, such as ``allreduce``; empty if there is none."""
+    found = _COLLECTIVE.search(name)
+    return found[0].lower().replace("_", "") if found else ""
 
 
 def stepped_optimizer(name: str) -> str | None:

@@ -1,4 +1,5 @@
-"""The blocks of a trace, and how they nest: steps, waits for data, layer spans, backward nodes, optimizer steps.
+"""The blocks of a trace, and how they nest: steps, waits for data and for collectives, layer spans, backward nodes,
+optimizer steps.
 
 A block is an interval that owns the part of its time which no block inside it owns. The time between the blocks of a
 step becomes blocks too, with a phase of their own.
@@ -14,14 +15,25 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from perfnb.recording.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest_cutting
+from perfnb.attribution.communication import (
+    device_collectives_alone,
+    host_collectives,
+    pieces,
+    starts_collective,
+    synchronises,
+    waits_of_host,
+)
+from perfnb.attribution.interval_sets import intersection, union
+from perfnb.recording.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest_cutting, subtree_sums
 from perfnb.recording.text import is_one_of, of_labels
 from perfnb.trace_names import (
     BACKWARD_NODE,
     CALLS,
     COPIES,
     DATA_SPAN,
+    LAYER_SPAN,
     LOADER,
+    MARK_SPAN,
     OPS,
     OPTIMIZER,
     RANGES,
@@ -36,7 +48,7 @@ _ROUNDING_NS = 1000
 #: The columns needed here.
 _READ = (
     *("name", "category", "start_ns", "duration_ns", "process", "thread", "correlation", "sequence", "forward_thread"),
-    *("span", "marks_step"),
+    *("span", "marks_step", "collective"),
 )
 _OLD_NODE = re.compile(r"\w+Backward[0-9]*|torch::autograd::\w+")
 _OPTIMIZER = (OPTIMIZER, "aten::_amp_")
@@ -47,8 +59,8 @@ _LOSS = re.compile(r"aten::(_?\w+_loss|nll_loss_nd|binary_cross_entropy(_with_lo
 
 class Kind(IntEnum):
     """`NODE` is a node of the backward graph, `ENGINE` a run of autograd's engine over nodes, `GAP` the time between
-    two blocks of a step, `LOSS` a loss op that a model runs itself. `FORWARD_OP` and `BACKWARD_OP` are ops of
-    other frameworks whose names tell their direction. `OP` is not a block."""
+    two blocks of a step, `LOSS` a loss op that a model runs itself, `COMMUNICATION` a wait for a collective.
+    `FORWARD_OP` and `BACKWARD_OP` are ops of other frameworks whose names tell their direction. `OP` is not a block."""
 
     OP = 0
     STEP = 1
@@ -58,10 +70,11 @@ class Kind(IntEnum):
     OPTIMIZER = 5
     GAP = 6
     LOSS = 7
-    NODE = 8
-    ENGINE = 9
-    FORWARD_OP = 10
-    BACKWARD_OP = 11
+    COMMUNICATION = 8
+    NODE = 9
+    ENGINE = 10
+    FORWARD_OP = 11
+    BACKWARD_OP = 12
 
 
 @dataclass(frozen=True)
@@ -142,15 +155,19 @@ def host_blocks(events: pd.DataFrame) -> Host:
     silent = is_one_of(host["category"], ("memory",))  # memory freed between two nodes does not end an engine run
     runs = _engine_runs(steps, kind, start, end, thread, node_above, silent)
 
+    waits = _waits_for_collectives(events, host, steps, kind, start, end, thread, forest, node_above, runs)
+
     # Steps first, then from the outside in: equal intervals then nest as their events do.
     others = np.flatnonzero((kind != Kind.OP) & (kind != Kind.STEP))
     others = others[np.argsort(forest.depth[others], kind="stable")]
     whole = {
-        "kind": np.concatenate([kind[steps.at], np.full(len(runs), Kind.ENGINE), kind[others]]),
-        "place": np.concatenate([steps.at, np.full(len(runs), NONE), others]),
-        "start": np.concatenate([steps.starts, runs["start"], start[others]]),
-        "end": np.concatenate([steps.ends, runs["end"], end[others]]),
-        "thread": np.concatenate([steps.threads, runs["thread"], thread[others]]),
+        "kind": np.concatenate(
+            [kind[steps.at], np.full(len(runs), Kind.ENGINE), kind[others], np.full(len(waits), Kind.COMMUNICATION)]
+        ),
+        "place": np.concatenate([steps.at, np.full(len(runs), NONE), others, np.full(len(waits), NONE)]),
+        "start": np.concatenate([steps.starts, runs["start"], start[others], waits["start"]]),
+        "end": np.concatenate([steps.ends, runs["end"], end[others], waits["end"]]),
+        "thread": np.concatenate([steps.threads, runs["thread"], thread[others], waits["thread"]]),
     }
     blocks, first_step = _cut_at_steps(pd.DataFrame({name: v.astype(np.int64) for name, v in whole.items()}), steps)
     place = blocks.pop("place").to_numpy()
@@ -304,6 +321,55 @@ def _engine_runs(
     )
 
 
+def _waits_for_collectives(
+    events: pd.DataFrame,
+    host: pd.DataFrame,
+    steps: _Steps,
+    kind: Ints,
+    start: Ints,
+    end: Ints,
+    thread: Ints,
+    forest: Forest,
+    node_above: Ints,
+    runs: pd.DataFrame,
+) -> pd.DataFrame:
+    """The time in which steps do nothing but wait for a collective, cut so that it nests in the other blocks."""
+    on_device_alone, on_device = device_collectives_alone(events)
+    own = host_collectives(host, on_device)
+    parts: list[pd.DataFrame] = []
+    is_block = np.flatnonzero(kind != Kind.OP)
+    borders = np.concatenate([start[is_block], end[is_block], runs["start"], runs["end"]]).astype(np.int64)
+    if len(own.start) and len(steps.at):
+        starts = starts_collective(host)
+        inside, around = innermost(forest, starts) != NONE, subtree_sums(forest, starts.astype(np.float64)) > 0
+        in_step = np.isin(thread, steps.threads) | (node_above != NONE) | (kind == Kind.NODE)
+        computes = is_one_of(host["category"], OPS) & ~np.isin(kind, (Kind.STEP, Kind.SPAN, Kind.DATA))
+        busy = in_step & ((computes & ~inside & ~around & ~_is_own(host)) | (kind == Kind.DATA))
+        calls = starts & np.isin(thread, steps.threads)
+        time = waits_of_host(
+            own,
+            union(steps.starts, steps.ends),
+            union(start[busy], end[busy]),
+            union(start[calls], end[calls]),
+        )
+        begin, until = pieces(time, borders)
+        parts.append(pd.DataFrame({"start": begin, "end": until, "thread": steps.threads[steps.at_time(begin)]}))
+    if on_device:
+        calls = synchronises(host)
+        for one in np.unique(thread[calls]):
+            mine = calls & (thread == one)
+            time = intersection(on_device_alone, union(start[mine], end[mine]))
+            begin, until = pieces(intersection(time, union(steps.starts, steps.ends)), borders)
+            parts.append(pd.DataFrame({"start": begin, "end": until, "thread": one}))
+    return pd.concat([pd.DataFrame({"start": [], "end": [], "thread": []}, dtype="int64"), *parts], ignore_index=True)
+
+
+def _is_own(host: pd.DataFrame) -> Bools:
+    """Whether each event is a mark or span of perfnb's."""
+    own = (*(STEP_SPAN, DATA_SPAN, LAYER_SPAN, MARK_SPAN),)
+    return np.asarray(of_labels(host["name"], lambda name: name.startswith(own)))
+
+
 def _adopt(blocks: pd.DataFrame, tree: Forest) -> Forest:
     """Put outermost nodes of other threads into the engine run during which they ran."""
     kind = blocks["kind"].to_numpy()
@@ -327,6 +393,7 @@ _PHASE_OF = {
     Kind.SPAN: "forward",
     Kind.OPTIMIZER: "optimizer",
     Kind.LOSS: "loss",
+    Kind.COMMUNICATION: "communication",
     Kind.NODE: "backward",
     Kind.ENGINE: "backward",
     Kind.FORWARD_OP: "forward",
@@ -339,8 +406,8 @@ def fill_gaps(host: Host, loss: Bools) -> Host:
     blocks = host.blocks
     kind = blocks["kind"].to_numpy()
     phase = np.array([_PHASE_OF.get(Kind(value), "other") for value in range(len(Kind))], dtype=object)[kind]
-    # An optimizer that a hook runs during backward stays optimizer.
-    in_backward = blocks["in_backward"].to_numpy() & (kind != Kind.OPTIMIZER)
+    # An optimizer that a hook runs during backward stays optimizer, and a wait for a collective stays communication.
+    in_backward = blocks["in_backward"].to_numpy() & ~np.isin(kind, (Kind.OPTIMIZER, Kind.COMMUNICATION))
     phase = np.where(in_backward, "backward", np.where(loss, "loss", phase))
     gaps = _all_gaps(host, phase)
     if not gaps:
@@ -413,8 +480,10 @@ class _Row:
 
 
 def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:
-    """Block of each event, with those directly in a step moved into the gap in which they start."""
-    is_gap = (filled["kind"] == Kind.GAP).to_numpy()
+    """Block of each event, with those directly in a step moved into the gap, or the wait, in which they start."""
+    kind, above = filled["kind"].to_numpy(), forest.parent
+    is_gap = kind == Kind.GAP
+    is_gap |= (kind == Kind.COMMUNICATION) & (above != NONE) & np.isin(kind[above], (Kind.STEP, Kind.OPTIMIZER))
     gaps = np.flatnonzero(is_gap)
     gaps = gaps[np.argsort(filled["start"].to_numpy()[gaps], kind="stable")]
     block = host.block.copy()

@@ -15,7 +15,7 @@ from perfnb.trace_names import CALLS, COPIES, DEVICE_WORK, KERNELS, OPS, RANGES,
 #: Kinds of GPU work; memsets are computation.
 SORTS = ("computation", "communication", "memcpy")
 #: Kernels of collectives, also under mangled names.
-COLLECTIVE = re.compile(r"(?<![A-Za-z])(?:nccl|rccl)", re.IGNORECASE)
+COLLECTIVE = re.compile(r"(?<![A-Za-z])(?:nccl|rccl|oneccl|xccl)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def device_work(events: pd.DataFrame) -> DeviceWork:
     work = work_alone(events)
     call = calls_of(events, work.rows)
     return DeviceWork(
-        **vars(work), call=call, op=_ops_of(events, work.rows, call), step=_steps_of(events, work.rows, call)
+        **vars(work), call=call, op=_ops_of(events, work.rows, call), step=steps_of(events, work.rows, call)
     )
 
 
@@ -220,7 +220,7 @@ def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
     return result
 
 
-def _steps_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
+def steps_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
     """Step of each row of GPU work: that of its launch, else by its own start."""
     windows = step_windows(events)
     start, rank = column(events, "start_ns"), column(events, "rank")

@@ -37,7 +37,7 @@ class Mark:
         return {"word": self.word, "colour": self.colour, "pattern": self.pattern}
 
 
-#: A mark for every phase and for recomputation.
+#: A mark for every phase and for recomputation. Communication has the colour of copies.
 MARKS = {
     "data": Mark("data", ORANGE, "░", "dots"),
     "host_to_device": Mark("host to device", SKY, "≡", "rows"),
@@ -46,6 +46,7 @@ MARKS = {
     "backward": Mark("backward", VERMILION, "▓", "hatch"),
     "recompute": Mark("recompute", PURPLE, "╬", "cross"),
     "optimizer": Mark("optimizer", GREEN, "▒", "columns"),
+    "communication": Mark("communication", SKY, "≈", "rising"),
     "other": Mark("other", GREY, "·", "none"),
 }
 

@@ -43,6 +43,7 @@ _PHASES = {
     "loss": "the loss",
     "backward": "the backward pass",
     "optimizer": "the optimizer",
+    "communication": "waiting for collectives that nothing hides",
     "other": "code outside all phases: Python, or ops outside model, loss and optimizer",
 }
 

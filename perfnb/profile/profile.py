@@ -13,6 +13,7 @@ import pandas as pd
 
 from perfnb.analysis_version import analysis_version
 from perfnb.attribution.attribution import Attribution, attribute
+from perfnb.attribution.collectives import collective_calls, collective_table
 from perfnb.attribution.device_work import WORK_COLUMNS
 from perfnb.attribution.events import all_events, event_table
 from perfnb.attribution.tables import kernel_table
@@ -124,6 +125,24 @@ class Profile(Page, Shown):
         steps.
         """
         return self._table("kernels", lambda: kernel_table(self._recording))
+
+    @property
+    def collectives(self) -> pd.DataFrame:
+        """Collectives of a traced step, such as the all-reduce of each of DDP's buckets, longest first.
+
+        ``ms`` is from the call to the end of each on this rank; ``exposed_ms`` the part that nothing hid: on the host
+        the phase *communication*, on a GPU the time in which it ran nothing else. Of several at once it counts for the
+        one that ended first. ``bytes`` is the size of the largest tensor, or list of tensors, that one call is given;
+        ``bytes_per_s`` the algorithm bandwidth: these bytes by the time of the transfer, or if only one rank is known,
+        by the time for which it ran. ``waiting_ms`` (for the last rank to arrive) and ``transfer_ms`` take several
+        ranks: see `Ranks`. ``layer`` is that of FSDP or of the code that called it, ``bucket`` the number of DDP's
+        bucket in the step.
+        """
+        self._require_trace()
+        if self._recording.events.empty:
+            return conform(pd.DataFrame(), "collectives")
+        attribution = self._attribution()
+        return collective_table(collective_calls(self._recording, attribution), attribution.steps)
 
     @property
     def kernel_ops(self) -> pd.DataFrame:

@@ -1,11 +1,14 @@
 """Collectives that several ranks took part in: how far their clocks are apart, and who waited for whom.
 
+They are kernels (NCCL, RCCL, oneCCL), or ranges of a backend that runs them on the host (gloo, MPI).
+
 A collective starts on each rank when that rank arrives, and ends on all at about the same time. So the ends give the
 offsets of the clocks, and with those known, the starts show who arrived last.
 
 If two ranks have equally many of a kind, the n-th of one is the n-th of the other. A profiler can lose kernels; if that
 does not fit, the offset is searched at which most ends coincide. If several are about as good, as with evenly spaced
-collectives of which some were lost, it is not known.
+collectives of which some were lost, it is not known. On the host none is lost, and on a busy machine the ends are
+milliseconds apart: there the n-th of a step is the n-th.
 """
 
 from __future__ import annotations
@@ -17,12 +20,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.device_work import SORTS, device_work, text
+from perfnb.attribution.communication import host_collectives
+from perfnb.attribution.device_work import SORTS, device_work, is_in, steps_of, text
+from perfnb.recording.nesting import NONE
+from perfnb.recording.text import of_labels
+from perfnb.trace_names import DEVICE_WORK, collective_kind
 
 #: The kind of collective in a kernel's name, if nothing else gives it.
 _KIND = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce", re.IGNORECASE)
 #: Columns that the same collective has in common on all ranks.
-_ALIKE = ["step", "kind", "group"]
+_ALIKE = ["on_host", "step", "kind", "group"]
 #: Ends of one collective are closer together than this fraction of the distance between two, within bounds.
 _SHARE, _LEAST_NS, _MOST_NS = 4, 20_000, 1_000_000
 #: Fewest matches that give an offset.
@@ -54,13 +61,13 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
     -------
     DataFrame
         ``rank``, ``step``, ``kind`` (``allreduce``, ...), ``group`` (ranks that take part; empty if unknown),
-        ``start_ns``, ``end_ns``.
+        ``start_ns``, ``end_ns``, ``on_host``.
     """
     work = device_work(events)
     chosen = np.flatnonzero(work.sort == SORTS.index("communication"))
     chosen = chosen[np.argsort(work.start[chosen], kind="stable")]
     rows = work.rows[chosen]
-    return pd.DataFrame(
+    of_device = pd.DataFrame(
         {
             "rank": rank,
             "step": work.step[chosen] if step is None else step,
@@ -68,6 +75,34 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
             "group": _texts(events, "group", rows),
             "start_ns": work.start[chosen] + base_ns,
             "end_ns": work.end[chosen] + base_ns,
+            "on_host": False,
+        }
+    )
+    of_host = _on_host(events, rank, base_ns, step, len(chosen) > 0)
+    if not len(of_host):
+        return of_device
+    return pd.concat([of_device, of_host], ignore_index=True) if len(of_device) else of_host
+
+
+def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on_device: bool) -> pd.DataFrame:
+    """Those that the host ran; without any, the operators that started them, if they can be no mere launches."""
+    own = host_collectives(events, on_device)
+    chosen = np.flatnonzero(own.ran != NONE)
+    if not len(chosen) and not is_in(events, DEVICE_WORK).any():
+        launches = of_labels(events["name"], lambda name: name.startswith("nccl:") and bool(collective_kind(name)))
+        chosen = chosen if launches.any() else np.arange(len(own.start))
+    rows = np.where(own.ran != NONE, own.ran, own.issued)[chosen]
+    source = np.where(own.issued != NONE, own.issued, own.ran)[chosen]
+    told = _texts(events, "group", rows)
+    return pd.DataFrame(
+        {
+            "rank": rank,
+            "step": steps_of(events, source, np.full(len(source), NONE)) if step is None else step,
+            "kind": own.kind[chosen],
+            "group": np.where(told == "", _texts(events, "group", source), told),
+            "start_ns": own.begin[chosen] + base_ns,
+            "end_ns": own.end[chosen] + base_ns,
+            "on_host": True,
         }
     )
 
@@ -118,7 +153,8 @@ def _ends(tables: Mapping[int, pd.DataFrame]) -> tuple[dict[int, Ends], dict[int
     end = whole["end_ns"].to_numpy(dtype=np.int64)
     order, of_rank = np.lexsort((end, keys)), whole["rank"].to_numpy()
     rows = {rank: order[of_rank[order] == rank] for rank in tables}
-    ends = {rank: Ends(keys[mine], end[mine]) for rank, mine in rows.items()}
+    on_host = whole["on_host"].to_numpy(dtype=bool)
+    ends = {rank: Ends(keys[mine], end[mine], on_host[mine]) for rank, mine in rows.items()}
     return ends, rows
 
 
@@ -164,7 +200,7 @@ def _places(
                 if rank == leader:
                     continue
                 apart = round((clocks[rank][0] - clocks[leader][0]) * 1e3)
-                mine, others = TwoRanks(Ends(ends[leader].key[led], ends[leader].end[led]), ends[rank]).same(apart)
+                mine, others = TwoRanks(ends[leader].only(led), ends[rank]).same(apart)
                 places[rows[rank][others]] = rows[leader][led[mine]]
     return places
 
@@ -212,6 +248,12 @@ def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.Series:
     return pd.Series(least, index=ranks).replace(np.inf, np.nan).dropna()
 
 
+def waited_each(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
+    """`matched` with ``waiting_ns``: how long each waited for the last rank, and ``is_last``."""
+    waited, is_last = _waited(matched, clocks)
+    return matched.assign(waiting_ns=waited, is_last=is_last)
+
+
 def _waited(matched: pd.DataFrame, clocks: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """How long each row waited for the last rank, in nanoseconds, and whether it is that rank's."""
     ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
@@ -219,7 +261,21 @@ def _waited(matched: pd.DataFrame, clocks: pd.DataFrame) -> tuple[np.ndarray, np
     start = matched["start_ns"].to_numpy(dtype=np.int64) - shift
     latest = pd.Series(start).groupby(matched["place"].to_numpy()).transform("max").to_numpy()
     duration = (matched["end_ns"] - matched["start_ns"]).to_numpy(dtype=np.int64)
-    return np.clip(latest - start, 0, duration), start == latest
+    waited = np.clip(latest - start, 0, duration)
+    on_host = matched["on_host"].to_numpy(dtype=bool)
+    if on_host.any():
+        waited[on_host] = _once(matched[on_host], waited[on_host])
+    return waited, start == latest
+
+
+def _once(rows: pd.DataFrame, waited: np.ndarray) -> np.ndarray:
+    """The same without the time in which the rank already waited in another collective: threads wait side by side."""
+    start = rows["start_ns"].to_numpy(dtype=np.int64)
+    frame = pd.DataFrame({"rank": rows["rank"].to_numpy(), "start": start, "end": start + waited})
+    frame = frame.sort_values(["rank", "start"], kind="stable")
+    reached = frame.groupby("rank")["end"].cummax().groupby(frame["rank"]).shift(fill_value=np.iinfo(np.int64).min)
+    own = (frame["end"] - np.maximum(frame["start"], reached)).clip(lower=0)
+    return np.asarray(own.sort_index().to_numpy(dtype=np.int64))
 
 
 def _kinds(events: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
@@ -246,6 +302,11 @@ class Ends:
 
     key: np.ndarray
     end: np.ndarray
+    on_host: np.ndarray
+
+    def only(self, rows: np.ndarray) -> Ends:
+        """Some of them."""
+        return Ends(self.key[rows], self.end[rows], self.on_host[rows])
 
 
 class TwoRanks:
@@ -263,6 +324,7 @@ class TwoRanks:
         self._count = [np.bincount(key, minlength=len(common)) for key in self._key]
         self._start = [np.cumsum(count) - count for count in self._count]
         ends = [one.end[rows] for one, rows in zip((first, other), self._rows, strict=True)]
+        self._on_host = first.on_host[self._rows[0]]
         self.known = self._fit(ends)
         if self.known:
             self._zero = int(ends[0].min())
@@ -280,6 +342,9 @@ class TwoRanks:
         """How far the other's clock is ahead; ``None`` if not known."""
         if not self.known:
             return None
+        mine, others = self._surely_nth()
+        if len(mine):
+            return int(np.median(self._end[1][others] - self._end[0][mine]))
         by_order = self._by_order()
         return self._by_search() if by_order is None else by_order
 
@@ -287,7 +352,10 @@ class TwoRanks:
         """Places in both `Ends` of the same collectives, if the other's clock is `apart` ns ahead."""
         if not self.known:
             return np.empty(0, np.intp), np.empty(0, np.intp)
+        certain, same_certain = self._surely_nth()
         mine, others = self._nearest(apart)
+        free = ~np.isin(mine, certain) & ~np.isin(others, same_certain)
+        mine, others = np.append(certain, mine[free]), np.append(same_certain, others[free])
         places, same_places = self._nth()
         off = np.abs(self._end[1][same_places] - apart - self._end[0][places])
         keys, counts = self._key[0][places], self._count[0].clip(1)
@@ -316,6 +384,12 @@ class TwoRanks:
         if not shift and not from_end:
             there = (self._count[0] == self._count[1])[key]
         return mine[there], (self._start[1][key] + number)[there]
+
+    def _surely_nth(self) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs of the n-th and the n-th that the host ran."""
+        mine, others = self._nth()
+        on_host = self._on_host[mine]
+        return mine[on_host], others[on_host]
 
     def _by_order(self) -> int | None:
         mine, others = self._nth()

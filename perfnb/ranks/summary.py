@@ -16,7 +16,8 @@ from perfnb import quantities as fmt
 from perfnb.attribution.events import all_events
 from perfnb.findings.finding import Finding, Row
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
-from perfnb.ranks.collectives import collectives, matching, waited_for, waits
+from perfnb.ranks.collectives import collectives, matching, waited_each, waited_for, waits
+from perfnb.ranks.host import HostRank, LateWork, host_rank, late_work, with_host_times
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import is_one_of
 from perfnb.trace_names import DEVICE_WORK
@@ -86,7 +87,15 @@ class RanksSummary:
         Ranks with collectives that were found on others too.
     parts : DataFrame
         What the GPUs of each rank did in the mean step, indexed by ``rank``, in milliseconds that do not overlap:
-        ``computing_ms`` (while not communicating), ``both_ms``, ``exposed_ms``, ``idle_ms``.
+        ``computing_ms`` (while not communicating), ``both_ms``, ``exposed_ms``, ``idle_ms``. On the host computing is
+        the time in forward, loss, backward and the optimizer, idle what is neither that nor communicating alone.
+    collectives : DataFrame
+        Those found on several ranks: ``rank``, ``step``, ``kind``, ``group``, ``start_ns``, ``end_ns`` (on the rank's
+        own clock), ``on_host``, ``place`` (the same for the same collective), ``waiting_ns``, ``is_last``.
+    late : LateWork or None
+        Where the straggler was late, if it can be told.
+    host : mapping of int to HostRank or None
+        What the host did, for ranks whose collectives it ran.
     """
 
     names: dict[int, str]
@@ -96,6 +105,9 @@ class RanksSummary:
     doubts: Doubts
     matched: tuple[int, ...]
     parts: pd.DataFrame
+    collectives: pd.DataFrame
+    late: LateWork | None
+    host: dict[int, HostRank | None]
 
 
 def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
@@ -108,6 +120,14 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
         tables[recording.rank] = collectives(events, recording.rank, base, _only_step(recording))
     matched, clocks = matching(tables)
     waited = waits(matched, clocks)
+    work = {
+        recording.rank: host_rank(recording) if table["on_host"].any() else None
+        for recording, table in zip(recordings, tables.values(), strict=True)
+    }
+    parts = [
+        part if (own := work[recording.rank]) is None else with_host_times(part, own)
+        for recording, part in zip(recordings, parts, strict=True)
+    ]
     times = pd.concat(parts, ignore_index=True).merge(
         waited[["rank", "step", "waiting_ms"]].astype({"rank": "Int64", "step": "Int64"}),
         on=["rank", "step"],
@@ -117,7 +137,10 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
     straggler = _straggler(times, waited_for(matched, clocks))
     names = {recording.rank: str(recording.meta["name"]) for recording in recordings}
     together = tuple(int(rank) for rank in clocks.index[clocks["collectives"].fillna(0) > 0]) if len(matched) else ()
-    return RanksSummary(names, times, clocks, straggler, _doubts_of(recordings), together, _parts(times))
+    each = waited_each(matched, clocks)
+    late = late_work({rank: one for rank, one in work.items() if one is not None}, straggler)
+    doubts = _doubts_of(recordings)
+    return RanksSummary(names, times, clocks, straggler, doubts, together, _parts(times), each, late, work)
 
 
 def _times(recording: Recording, events: pd.DataFrame) -> pd.DataFrame:

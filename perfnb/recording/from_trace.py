@@ -40,10 +40,10 @@ from perfnb.trace_names import (
 #: Columns of whole numbers, -1 for missing values.
 NUMBERS = (
     *("start_ns", "duration_ns", "process", "thread", "device", "stream", "correlation", "external_id"),
-    *("sequence", "forward_thread", "wait_stream", "wait_correlation", "bytes"),
+    *("sequence", "forward_thread", "wait_stream", "wait_correlation", "bytes", "elements"),
 )
 #: Columns of text, missing for events without one.
-TEXTS = ("shapes", "collective", "group")
+TEXTS = ("shapes", "collective", "group", "dtype")
 #: Category of an event that is not in the trace: the step that stands for all of it.
 WHOLE_TRACE = "whole trace"
 #: Names are kept of this many threads.
@@ -72,6 +72,7 @@ def event_frame(trace: TraceColumns, rows: Ints, span: Ints | None = None) -> pd
     """
     names, _ = span_names(trace)
     texts = {"shapes": trace.shape_texts, "collective": trace.collective_names, "group": trace.group_names}
+    texts["dtype"] = trace.dtype_names
     return pd.DataFrame(
         {
             "name": categorical(names, trace.name[rows]),

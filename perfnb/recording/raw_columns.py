@@ -64,7 +64,8 @@ EVENTS: Columns = {
     **dict.fromkeys(("thread", "device", "stream", "correlation", "sequence", "forward_thread"), _WHOLE),
     "span": _FROM_NONE,
     **dict.fromkeys(("process", "external_id", "wait_stream", "wait_correlation", "bytes"), _OLD_WHOLE),
-    **dict.fromkeys(("shapes", "collective", "group"), _OLD_LABEL),
+    "elements": _OLD_FROM_NONE,
+    **dict.fromkeys(("shapes", "collective", "group", "dtype"), _OLD_LABEL),
     "marks_step": _OLD_FROM_NONE,
 }
 STEPS: Columns = {

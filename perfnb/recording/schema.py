@@ -15,8 +15,8 @@ import pandas as pd
 
 from perfnb.recording.text import TEXT, with_text
 
-#: Phases of a step, in their usual order.
-PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "other")
+#: Phases of a step, in their usual order. Communication is what nothing hides: the step only waits for it.
+PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "communication", "other")
 
 #: The passes in which a step is executed. ``lead_in`` opens the trace and is not analysed; ``trial`` runs with one
 #: thread per core if torch uses another number.
@@ -122,6 +122,11 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             **_of(_INT, "missed_ticks", "readings"),
         },
         "marks": {"name": _TEXT, "depth": _INT, **_of(_FLOAT, "start_s", "end_s")},
+        "collectives": {
+            **_of(_TEXT, "collective", "group", "dtype", "layer"),
+            **_of(_INT, "bucket", "bytes"),
+            **_of(_FLOAT, "calls", "ms", "exposed_ms", "waiting_ms", "transfer_ms", "bytes_per_s"),
+        },
         "kernels": _of(_FLOAT, "calls", "total_ms", "mean_us", "max_us"),
         "events": {
             **_of(_CATEGORY, "name", "category"),

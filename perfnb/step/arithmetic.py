@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from perfnb.step.layers import function_span
-from perfnb.trace_names import OP_SPAN
+from perfnb.trace_names import COLLECTIVE_OP, OP_SPAN
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 #: Tensors of compilers and of tensor-parallel planning, which hold no data.
@@ -41,7 +41,7 @@ class OpCall(NamedTuple):
     op: str
     #: A multiply-add counts as two; ``None`` if there is no formula.
     flops: int | None
-    #: Lower bound of the bytes moved.
+    #: Lower bound of the bytes moved; of a collective, those of its largest argument.
     bytes: int
     #: Of the arithmetic: ``float32``.
     dtype: str
@@ -114,7 +114,8 @@ class OpCounter(TorchDispatchMode):
     def _note(self, number: int, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         operator = _operator(func)
         try:
-            moved = bytes_moved(operator, args, kwargs, out)
+            collective = COLLECTIVE_OP.match(operator.name) is not None
+            moved = message_bytes(args) if collective else bytes_moved(operator, args, kwargs, out)
         except Exception:  # a kind of tensor without a size
             moved = 0
         flops = 0 if operator.only_views else flops_of(func, args, kwargs, out)
@@ -208,6 +209,11 @@ _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 
 #: FLOPs from an operator's arguments and its result.
 Formula = Callable[[tuple[Any, ...], Any], Any]
+
+
+def message_bytes(args: Iterable[Any]) -> int:
+    """Bytes of a collective's message: of the largest tensor, or list of tensors, that it is given."""
+    return max((sum(tensor.nbytes for tensor in _tensors([one])) for one in args), default=0)
 
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:

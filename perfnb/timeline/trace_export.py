@@ -25,9 +25,11 @@ from perfnb.trace_names import DATA_SPAN, LAYER_SPAN, SPAN_CATEGORY, STEP_SPAN, 
 _ARGUMENTS = {
     "device": "device", "stream": "stream", "correlation": "correlation", "external_id": "External id",
     "sequence": "Sequence number", "forward_thread": "Fwd thread id", "wait_stream": "wait_on_stream",
-    "wait_correlation": "wait_on_cuda_event_record_corr_id", "bytes": "bytes",
+    "wait_correlation": "wait_on_cuda_event_record_corr_id", "bytes": "bytes", "elements": "In msg nelems",
 }  # fmt: skip
-_TEXTS = {"shapes": "Input Dims", "collective": "Collective name", "group": "Process Group Name"}
+_TEXTS = {
+    "shapes": "Input Dims", "collective": "Collective name", "group": "Process Group Name", "dtype": "dtype",
+}  # fmt: skip
 #: Process number of perfnb's own tracks, or the next free one.
 _OWN_PROCESS = 1_000_000_000
 #: Like `_ARGUMENTS`, for allocations and frees.

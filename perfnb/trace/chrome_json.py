@@ -62,6 +62,10 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     collective: Raw = msgspec.field(default=NO_TEXT, name="Collective name")
     group: Raw = msgspec.field(default=NO_TEXT, name="Process Group Name")
     ranks: Raw = msgspec.field(default=NO_TEXT, name="Process Group Ranks")
+    in_elements: Loose = msgspec.field(default=MISSING, name="In msg nelems")
+    out_elements: Loose = msgspec.field(default=MISSING, name="Out msg nelems")
+    dtype: Raw = NO_TEXT
+    types: Raw = msgspec.field(default=NO_TEXT, name="Input type")
     name: Raw = NO_TEXT
     labels: Raw = NO_TEXT
     own_name: Raw = msgspec.field(default=NO_TEXT, name=OWN_NAME)

@@ -73,12 +73,16 @@ class TraceColumns:
         What a synchronisation waits for: the stream, and the correlation of the call that recorded the event.
     bytes : ndarray of int64
         Moved by a copy or fill on a device.
+    elements, dtype : ndarray of int64
+        Of a collective's message: elements of its largest argument, and a code into `dtype_names`.
     memory : MemoryColumns
         What was allocated and freed, if the profiler recorded it.
     shape_texts : list of str
         Shapes of an operator's inputs, such as ``[[8, 16], [16, 4]]``.
     collective_names, group_names : list of str
         Such as ``allreduce``; name and ranks of a process group, such as ``0 [0, 1]``.
+    dtype_names : list of str
+        torch's names, such as ``float32``.
     base_ns : int
         Add this to `start_ns` for nanoseconds since 1970.
     unit_ns : int
@@ -121,10 +125,13 @@ class TraceColumns:
     wait_stream: Ints
     wait_correlation: Ints
     bytes: Ints
+    elements: Ints
+    dtype: Ints
     memory: MemoryColumns
     shape_texts: list[str]
     collective_names: list[str]
     group_names: list[str]
+    dtype_names: list[str]
     base_ns: int = 0
     unit_ns: int = 1
     negative_durations: int = 0

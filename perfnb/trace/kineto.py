@@ -9,7 +9,7 @@ import gc
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from decimal import Context, Decimal, InvalidOperation, localcontext
@@ -25,6 +25,7 @@ from msgspec import Raw
 from perfnb.errors import TraceError
 from perfnb.trace.chrome_json import NO_ARGS, NO_TEXT, AnyEvent, Args, ChromeJson, Event, Loose, Piece, Time, odd_time
 from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
+from perfnb.trace.messages import may_send, message_of, runs_on_host
 from perfnb.trace.trace_file import GZIP, LIMITS, Limits, Progress, Reader, blocks_of_bytes, blocks_of_file
 from perfnb.trace_names import DEVICE_EVENTS, HOST_EVENTS
 
@@ -66,6 +67,7 @@ _OF_MEMORY = {
     **{name: name for name in ("address", "bytes", "device_type", "allocated", "reserved")},
     "device": "device_id",
 }
+_OF_MESSAGE = ("in_elements", "out_elements", "dtype", "shapes", "types")
 #: A column being built: values and number of events, without values if none of the events has one.
 _Parts = list[tuple[Ints | None, int]]
 _NOTHING: Ints = np.array([], dtype=np.int64)
@@ -147,6 +149,7 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
         span = f"from {earliest / 1e3:.6g} to {latest / 1e3:.6g} µs"
         raise odd_time(source, "the span of its events", span)
     job = facts.get("distributed")
+    _name_only_group(columns, timed, job)
     devices = facts.get("devices") or facts.get("old_devices")
     return TraceColumns(
         **timed,
@@ -156,6 +159,7 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
         shape_texts=list(columns.shapes.codes),
         collective_names=list(columns.collectives.codes),
         group_names=list(columns.groups),
+        dtype_names=list(columns.dtypes),
         base_ns=base_ns,
         unit_ns=resolution(timed["start_ns"], timed["duration_ns"]),
         negative_durations=columns.negative_durations,
@@ -168,6 +172,20 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
         perfnb=facts.get("perfnb"),
         caveats=[],
     )
+
+
+def _name_only_group(columns: EventColumns, timed: dict[str, Ints], job: Any) -> None:
+    """Give collectives of the host that name no group that of the job, if it has only one."""
+    groups = job.get("pg_config") if isinstance(job, dict) else None
+    if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
+        return
+    name, ranks = groups[0].get("pg_name", ""), groups[0].get("ranks")
+    if not isinstance(name, str) or not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
+        return
+    on_host = np.array([runs_on_host(one) for one in columns.names], dtype=bool)
+    unknown = on_host[timed["name"]] & (timed["group"] == MISSING) if len(columns.names) else np.array([], dtype=bool)
+    if unknown.any():
+        timed["group"] = np.where(unknown, columns.groups[f"{name} {ranks}".strip()], timed["group"])
 
 
 def _count(job: Any, key: str) -> int | None:
@@ -216,7 +234,7 @@ class EventColumns:
 
     Attributes
     ----------
-    names, categories, groups : Codes
+    names, categories, groups, dtypes : Codes
     shapes, collectives : Texts
     process_names, process_labels, thread_names : dict
         As `TraceColumns` has them.
@@ -225,7 +243,7 @@ class EventColumns:
 
     def __init__(self, source: str) -> None:
         self.names, self.categories = Codes(), Codes()
-        self.shapes, self.collectives, self.groups = Texts(), Texts(), Codes()
+        self.shapes, self.collectives, self.groups, self.dtypes = Texts(), Texts(), Codes(), Codes()
         self.process_names: dict[int, str] = {}
         self.process_labels: dict[int, str] = {}
         self.thread_names: dict[tuple[int, int], str] = {}
@@ -293,6 +311,7 @@ class EventColumns:
             "shapes": _texts(self.shapes, shapes),
             "collective": _texts(self.collectives, args["collective"]),
             "group": self._groups_of(args["group"], args["ranks"]),
+            **self._messages_of(names, args),
         }
         for name, values in columns.items():
             self._timed[name].append((values, len(start)))
@@ -330,6 +349,19 @@ class EventColumns:
                 text = f"{text_of(bytes(group))} {text_of(bytes(members))}".strip()
                 codes[row] = self.groups[text] if text else MISSING
         return codes
+
+    def _messages_of(self, names: Sequence[str], args: Mapping[str, Sequence[Any]]) -> dict[str, Ints | None]:
+        """Elements and dtype of the messages of collectives."""
+        named = {name for name in set(names) if may_send(name)}
+        if not named:
+            return {"elements": None, "dtype": None}
+        elements, dtype = (np.full(len(names), MISSING, dtype=np.int64) for _ in range(2))
+        for row, name in enumerate(names):
+            if name in named:
+                count, kind = message_of(*(args[key][row] for key in _OF_MESSAGE))
+                elements[row] = MISSING if count is None else count
+                dtype[row] = self.dtypes[kind] if kind else MISSING
+        return {"elements": elements, "dtype": dtype}
 
     def timed(self) -> dict[str, Ints]:
         """Return the columns of the complete events."""

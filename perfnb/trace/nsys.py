@@ -528,7 +528,7 @@ def _by_process(found: _File, facts: _Facts) -> list[TraceColumns]:
 _FILLED = (
     *("name", "category", "start_ns", "duration_ns", "thread", "device", "stream", "correlation", "sequence"),
     *("forward_thread", "process", "external_id", "python_id", "python_parent", "shapes", "collective", "group"),
-    *("wait_stream", "wait_correlation", "bytes"),
+    *("wait_stream", "wait_correlation", "bytes", "elements", "dtype"),
 )
 
 
@@ -573,6 +573,7 @@ def _trace(found: _File, facts: _Facts, pid: int, whole: bool) -> TraceColumns:
         shape_texts=found.shapes.labels,
         collective_names=[],
         group_names=[],
+        dtype_names=[],
         base_ns=facts.base_ns,
         negative_durations=negative,
         devices=facts.devices,

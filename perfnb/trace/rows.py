@@ -14,10 +14,10 @@ from perfnb.trace.trace_file import Limits
 
 #: No time in a trace is further from 0 than this, 146 years in nanoseconds: sums of two still fit in int64.
 FAR_NS = 2**62
-_TEXTS = {"shapes": "shape_texts", "collective": "collective_names", "group": "group_names"}
+_TEXTS = {"shapes": "shape_texts", "collective": "collective_names", "group": "group_names", "dtype": "dtype_names"}
 _RARE = (
     *("device", "stream", "correlation", "sequence", "forward_thread", "external_id", "python_id", "python_parent"),
-    *("wait_stream", "wait_correlation", "bytes"),
+    *("wait_stream", "wait_correlation", "bytes", "elements"),
 )
 _ALWAYS = ("name", "category", "start_ns", "duration_ns", "process", "thread")
 

@@ -49,6 +49,7 @@ def test_every_microsecond_is_in_its_phase(steps: int) -> None:
         "loss": 50,
         "backward": 310,
         "optimizer": 150,
+        "communication": 0,
         "other": 90,
     }
     assert p.phases["share"].sum() == pytest.approx(1)

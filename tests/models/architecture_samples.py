@@ -150,7 +150,7 @@ def compared(
         by_kind = frame["self_ms"].groupby(frame["kind"].fillna("other")).sum().to_dict()
         by_kind["other"] = by_kind.get("other", 0.0) + optimizer
         forward, backward = float(sum(row[3] for row in leaves)), float(sum(row[4] for row in leaves))
-        by_phase = dict(zip(PHASES, (0, 0, forward, 0.1 * training, backward, optimizer, 0), strict=True))
+        by_phase = dict(zip(PHASES, (0, 0, forward, 0.1 * training, backward, optimizer, 0, 0), strict=True))
         by_phase["other"] = step - sum(by_phase.values())
         for by, parts in (("kind", by_kind), ("phase", by_phase)):
             shares += [(name, by, part, ms, ms / step) for part, ms in parts.items() if ms > 0]

@@ -16,7 +16,9 @@ AHEAD_NS = 5_000_000_000
 
 
 def table(rank: int, end: np.ndarray, duration: int, step: int | np.ndarray = 1, group: str = "") -> pd.DataFrame:
-    rows = pd.DataFrame({"rank": rank, "step": step, "kind": "allreduce", "group": group}, index=range(len(end)))
+    rows = pd.DataFrame(
+        {"rank": rank, "step": step, "kind": "allreduce", "group": group, "on_host": False}, index=range(len(end))
+    )
     return rows.assign(start_ns=end - duration, end_ns=end)
 
 

@@ -1,0 +1,220 @@
+"""The frame ``collectives``: what each collective of the traced steps sent, how long it took, and what nothing hid."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from perfnb.attribution.attribution import Attribution, accumulates, blocks_of_events, owner_names
+from perfnb.attribution.blocks import Kind
+from perfnb.attribution.communication import device_collectives_alone, host_collectives, pieces
+from perfnb.attribution.device_work import column, named, work_alone
+from perfnb.attribution.interval_sets import IntervalSet, union
+from perfnb.recording.nesting import NONE, Floats, Ints, innermost, nest
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import conform
+from perfnb.recording.text import TEXT, is_one_of, of_labels
+from perfnb.trace.messages import ITEM_BYTES
+from perfnb.trace_names import COLLECTIVE_OP, RANGES, collective_kind
+
+#: The range in which FSDP gathers or reduces a module.
+_FSDP = re.compile(r"FSDP::\w+ \((?P<name>.+)\)")
+_SAME = ["collective", "group", "dtype", "bytes", "layer", "bucket"]
+
+
+def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
+    """Each collective of the traced steps, in order of time.
+
+    Returns
+    -------
+    DataFrame
+        ``step`` (from 0), ``collective``, ``group``, ``dtype``, ``bytes`` (of its largest argument), ``layer`` or
+        ``bucket`` that it belongs to, ``start_ns`` (when it was called), ``begin_ns`` (when it ran), ``end_ns``,
+        ``exposed_ns`` (the part that nothing hid; parts of
+        several at once count for the one that ended first).
+    """
+    events = recording.events
+    alone, on_device = device_collectives_alone(events)
+    own = host_collectives(events, on_device)
+    work = work_alone(events)
+    theirs = work.sort == 1
+    source = np.concatenate([own.issued, np.full(theirs.sum(), NONE, dtype=np.int64)])
+    rows = np.concatenate([own.ran, work.rows[theirs]])
+    rows = np.where(rows == NONE, source, rows)
+    start, begin = (np.concatenate([mine, work.start[theirs]]) for mine in (own.start, own.begin))
+    end = np.concatenate([own.end, work.end[theirs]])
+    waits = attribution.host.blocks
+    waits = waits[(waits["kind"] == Kind.COMMUNICATION).to_numpy()]
+    exposed = np.concatenate(
+        [
+            _shared_out(union(waits["start"].to_numpy(), waits["end"].to_numpy()), own.start, own.end),
+            _shared_out(alone, work.start[theirs], work.end[theirs]),
+        ]
+    )
+    launched = np.where(source == NONE, rows, source)
+    block = blocks_of_events(events, attribution.host)[launched]
+    step = _steps(attribution, block, begin)
+    kinds = np.concatenate([own.kind, _kinds_on_device(events, work.rows[theirs])])
+    accumulating = np.append(accumulates(events, attribution.host), False)[block]
+    names = np.append(owner_names(recording, attribution), "")[block].astype(object)
+    layer = np.where(accumulating, "", _of_fsdp(recording, events, source, names))
+    layer = np.where([str(name).startswith("(") for name in layer], "", layer)
+    sent = [column(events, "elements")[of] for of in (launched, rows)]
+    kind = [_texts(events, of, "dtype") for of in (rows, launched)]
+    elements, dtype = np.where(sent[0] > 0, sent[0], sent[1]), np.where(kind[0] != "", kind[0], kind[1])
+    size = np.array([ITEM_BYTES.get(str(one), 0) for one in dtype], dtype=np.int64)
+    known = (elements > 0) & (size > 0) & (elements < 2**53)
+    frame = pd.DataFrame(
+        {
+            "step": step,
+            "collective": kinds,
+            "group": np.where((of := _texts(events, rows, "group")) != "", of, _texts(events, launched, "group")),
+            "dtype": dtype,
+            "bytes": np.where(known, elements * size, NONE),
+            "layer": layer,
+            "bucket": accumulating & (kinds == "allreduce"),
+            "start_ns": start,
+            "begin_ns": begin,
+            "end_ns": end,
+            "exposed_ns": exposed,
+        }
+    )
+    frame = frame[step != NONE].sort_values(["step", "start_ns"], kind="stable", ignore_index=True)
+    numbers = frame["bucket"].astype(np.int64).groupby(frame["step"]).cumsum() - 1
+    frame["bucket"] = np.where(frame["bucket"], numbers, NONE)
+    return _with_counted(recording, frame)
+
+
+def collective_table(calls: pd.DataFrame, steps: int) -> pd.DataFrame:
+    """The frame ``collectives``, per traced step, longest first.
+
+    Parameters
+    ----------
+    calls : DataFrame
+        From `collective_calls`; with ``waiting_ns`` if those of other ranks are known.
+    steps : int
+    """
+    if "waiting_ns" not in calls:
+        calls = calls.assign(waiting_ns=pd.array([pd.NA] * len(calls), dtype="Int64"))
+    ran = calls["end_ns"] - calls["begin_ns"]
+    calls = calls.assign(
+        lasted_ns=calls["end_ns"] - calls["start_ns"], ran_ns=ran, transfer_ns=ran - calls["waiting_ns"]
+    )
+    groups = calls.groupby(_SAME, sort=False, dropna=False)
+    sums = groups[["lasted_ns", "ran_ns", "exposed_ns"]].sum()
+    told = groups[["waiting_ns", "transfer_ns"]].sum(min_count=1)
+    table = sums.join(told).assign(calls=groups.size()).reset_index()
+    per_step = {
+        "ms": table["lasted_ns"],
+        "exposed_ms": table["exposed_ns"],
+        "waiting_ms": table["waiting_ns"],
+        "transfer_ms": table["transfer_ns"],
+    }
+    count = max(steps, 1)
+    size = table["bytes"].astype("Int64").mask(table["bytes"] == NONE)
+    taken = table["transfer_ns"].astype("Float64").fillna(table["ran_ns"].astype("Float64"))
+    result = pd.DataFrame(
+        {
+            "collective": table["collective"],
+            **{name: table[name].astype(TEXT).mask(table[name] == "") for name in ("group", "dtype", "layer")},
+            "bucket": table["bucket"].astype("Int64").mask(table["bucket"] == NONE),
+            "bytes": size,
+            "calls": table["calls"] / count,
+            **{name: values.astype("Float64") / 1e6 / count for name, values in per_step.items()},
+            "bytes_per_s": (size * table["calls"] * 1e9 / taken.mask(taken <= 0)).astype("Float64"),
+        }
+    )
+    return conform(result.sort_values("ms", ascending=False, kind="stable", ignore_index=True), "collectives")
+
+
+def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
+    """Nanoseconds of a set of time in each interval; of several that overlap, they count for the first to end."""
+    result = np.zeros(len(start), dtype=np.int64)
+    if not len(start):
+        return result
+    begin, until = pieces(time, np.concatenate([start, end]))
+    order = np.lexsort((start, end))
+    place = np.searchsorted(end[order], until, side="left")
+    while True:  # past those that had not started
+        early = place < len(order)
+        early[early] = start[order[place[early]]] > begin[early]
+        if not early.any():
+            break
+        place = place + early
+    inside = place < len(order)
+    np.add.at(result, order[place[inside]], (until - begin)[inside])
+    return result
+
+
+def _steps(attribution: Attribution, block: Ints, begin: Ints) -> Ints:
+    """The traced step of each collective: that of the block that started it, else by time."""
+    blocks = attribution.host.blocks
+    marks = blocks[(blocks["kind"] == Kind.STEP).to_numpy()].sort_values("start")
+    place = np.searchsorted(marks["start"].to_numpy(), begin, side="right") - 1
+    inside = (place != NONE) & (begin < np.append(marks["end"].to_numpy(), 0)[place])
+    by_time = np.where(inside, np.append(marks["step"].to_numpy(), NONE)[place], NONE)
+    return np.where(block != NONE, np.append(attribution.cells["step"].to_numpy(), NONE)[block], by_time)
+
+
+def _texts(events: pd.DataFrame, rows: Ints, name: str) -> npt.NDArray[np.object_]:
+    return np.asarray(pd.Series(named(events, rows, name)).astype(object).fillna(""), dtype=object)
+
+
+def _kinds_on_device(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.object_]:
+    told = [collective_kind(str(text)) for text in _texts(events, rows, "collective")]
+    by_name = [collective_kind(str(text)) or str(text) for text in _texts(events, rows, "name")]
+    return np.array([a or b for a, b in zip(told, by_name, strict=True)], dtype=object)
+
+
+def _of_fsdp(
+    recording: Recording, events: pd.DataFrame, issued: Ints, names: npt.NDArray[np.object_]
+) -> npt.NDArray[np.object_]:
+    """The layer that FSDP names in the range around each operator, where there is one."""
+    around = np.flatnonzero(
+        of_labels(events["name"], lambda name: _FSDP.fullmatch(name) is not None)
+        & is_one_of(events["category"], RANGES)
+    )
+    asked = np.flatnonzero(issued != NONE)
+    if not len(around) or not len(asked):
+        return names
+    rows = np.concatenate([around, issued[asked]])
+    start = column(events, "start_ns")[rows]
+    tree = nest(column(events, "thread")[rows], start, start + column(events, "duration_ns")[rows])
+    inside = innermost(tree, np.arange(len(rows)) < len(around))[len(around) :]
+    labels = _texts(events, around, "name")
+    told = {text: found["name"] for text in set(labels) if (found := _FSDP.fullmatch(str(text)))}
+    layers = [str(name) for name in recording.modules["name"]]
+    found = names.copy()
+    for place, around_it in zip(asked.tolist(), inside.tolist(), strict=True):
+        if around_it != NONE:
+            name = told[labels[around_it]]
+            found[place] = next((one for one in layers if one == name or one.endswith(f".{name}")), name)
+    return found
+
+
+def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
+    """Bytes and dtypes from the counted step, for steps of a live profile with the same collectives in this order."""
+    if recording.arithmetic is None or not len(frame):
+        return frame
+    calls = recording.arithmetic.calls.sort_index()
+    calls = calls[of_labels(calls["op"], lambda name: bool(COLLECTIVE_OP.match(name) and collective_kind(name)))]
+    order = [collective_kind(str(name)) for name in calls["op"]]
+    size, dtype = calls["bytes"].to_numpy(dtype=np.int64), calls["dtype"].astype(object).fillna("").to_numpy()
+    parts = []
+    for _, part in frame.groupby("step", sort=False):
+        if part["collective"].tolist() == order and (part["bytes"] == NONE).any():
+            part = part.assign(
+                bytes=np.where(part["bytes"] == NONE, size, part["bytes"]),
+                dtype=np.where(part["dtype"] == "", dtype, part["dtype"]),
+            )
+        parts.append(part)
+    return pd.concat(parts)
+
+
+def exposed_ms(calls: pd.DataFrame, steps: int) -> float:
+    """What nothing hid, per step."""
+    total: Floats = calls["exposed_ns"].to_numpy(dtype=np.float64)
+    return float(total.sum()) / 1e6 / max(steps, 1)

@@ -1,0 +1,175 @@
+"""Collectives: those that the host runs (gloo, MPI), and the time in which a step does nothing but wait for one.
+
+A collective on the host is an operator that starts it, such as ``c10d::allreduce_``, on a thread of the step, and a
+range on a thread of the backend, such as ``gloo:all_reduce``, that ends with it. It is in flight from the start of the
+first to the end of the second.
+
+A step waits for it where no operator runs while it is in flight. Python between two operators looks the same, but a
+wait goes on until a collective ends: where none ends, the host was busy. On a GPU a step waits where the host is in a
+synchronising call while the device runs collectives and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.device_work import column, work_alone
+from perfnb.attribution.interval_sets import EMPTY, IntervalSet, difference, intersection, union
+from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost, nest
+from perfnb.recording.text import is_one_of, of_labels
+from perfnb.trace_names import CALLS, COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST_BACKENDS, OPS, RANGES, collective_kind
+
+_WAITS = re.compile(r"(cuda|hip|cu|ze|sycl)\w*(Synchronize|Memcpy)", re.IGNORECASE)
+_RUN = re.compile(r"(\w+):(\w+)")
+#: Backends of devices whose collectives can be seen on the host only, if the trace has no kernels of theirs.
+_OFTEN_UNSEEN = ("xccl",)
+
+
+class HostCollectives(NamedTuple):
+    """Collectives that the host runs, in order of time."""
+
+    #: Row of the operator that started it, and of the range in which it ran; -1 if there is none.
+    issued: Ints
+    ran: Ints
+    #: From the operator's start to the range's end, and the start of the range.
+    start: Ints
+    begin: Ints
+    end: Ints
+    #: ``allreduce``, ``allgather``, ...
+    kind: np.ndarray
+
+
+def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
+    """The collectives that the host runs; with `on_device`, for those of a device it only starts them."""
+    issued, ran = _issued(events), _ran(events, on_device)
+    start, duration = events["start_ns"].to_numpy(), events["duration_ns"].to_numpy()
+    issued, ran = (rows[np.argsort(start[rows], kind="stable")] for rows in (issued, ran))
+    if on_device:  # which of the operators start collectives of a device is not told
+        issued = issued[:0]
+    kinds = _kinds(events)
+    of_run = _started_by(start[ran], kinds[ran], start[issued], kinds[issued])
+    started = np.append(issued, NONE)[of_run]
+    alone = np.setdiff1d(np.arange(len(issued)), of_run)
+    issued_rows = np.concatenate([started, issued[alone]])
+    ran_rows = np.concatenate([ran, np.full(len(alone), NONE, dtype=np.int64)])
+    begin = np.where(ran_rows != NONE, start[ran_rows], start[issued_rows])
+    end = np.where(ran_rows != NONE, (start + duration)[ran_rows], (start + duration)[issued_rows])
+    first = np.minimum(np.where(issued_rows != NONE, start[issued_rows], begin), begin)
+    kind = np.where(issued_rows != NONE, kinds[issued_rows], kinds[ran_rows])
+    order = np.lexsort((begin, first))
+    parts = (issued_rows, ran_rows, first, begin, end, kind)
+    return HostCollectives(*(part[order] for part in parts))
+
+
+def starts_collective(events: pd.DataFrame) -> Bools:
+    """Whether each event is an operator that starts a collective."""
+    named = of_labels(events["name"], lambda name: bool(COLLECTIVE_OP.match(name) and collective_kind(name)))
+    named |= of_labels(events["name"], lambda name: name == COLLECTIVE_PARAMETERS)
+    return np.asarray(named & is_one_of(events["category"], OPS))
+
+
+def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
+    """The time in which devices run collectives and nothing else, and whether they run any."""
+    work = work_alone(events)
+    is_collective = work.sort == 1
+    if not is_collective.any():
+        return EMPTY, False
+    others = union(work.start[~is_collective], work.end[~is_collective])
+    return difference(union(work.start[is_collective], work.end[is_collective]), others), True
+
+
+def waits_of_host(
+    collectives: HostCollectives, steps: IntervalSet, busy: IntervalSet, calls: IntervalSet
+) -> IntervalSet:
+    """The time of the steps in which the host waits for a collective of its own.
+
+    Parameters
+    ----------
+    collectives : HostCollectives
+    steps : IntervalSet
+    busy : IntervalSet
+        When the step computes or waits for something else.
+    calls : IntervalSet
+        When it is inside an operator that starts a collective.
+    """
+    quiet = difference(steps, busy)
+    ends = np.sort(collectives.end[collectives.ran != NONE])
+    last = np.searchsorted(ends, quiet.end, side="right") - 1
+    until = np.where(last != NONE, np.append(ends, 0)[last], quiet.start)
+    waiting = union(quiet.start, np.maximum(until, quiet.start))
+    starting = intersection(calls, quiet)
+    either = union(np.concatenate([waiting.start, starting.start]), np.concatenate([waiting.end, starting.end]))
+    return intersection(union(collectives.start, collectives.end), either)
+
+
+def synchronises(events: pd.DataFrame) -> Bools:
+    """Whether each event is a call in which the host can wait for a device."""
+    return np.asarray(
+        of_labels(events["name"], lambda name: _WAITS.match(name) is not None) & is_one_of(events["category"], CALLS)
+    )
+
+
+def pieces(time: IntervalSet, borders: Ints) -> tuple[Ints, Ints]:
+    """A set of time cut at borders: starts and ends."""
+    if not len(time.start):
+        return time.start, time.end
+    points = np.unique(np.concatenate([*time, borders]))
+    begin, end = points[:-1], points[1:]
+    inside = time.within(begin, end) > 0
+    return begin[inside], end[inside]
+
+
+def _issued(events: pd.DataFrame) -> Ints:
+    """The outermost operators that start a collective."""
+    rows = np.flatnonzero(starts_collective(events))
+    known = _kinds(events)[rows] != ""
+    rows = rows[known]
+    start = column(events, "start_ns")[rows]
+    tree = nest(column(events, "thread")[rows], start, start + column(events, "duration_ns")[rows])
+    return rows[innermost(forest_of(tree.parent), np.full(len(rows), True)) == NONE]
+
+
+def _ran(events: pd.DataFrame, on_device: bool) -> Ints:
+    backends = HOST_BACKENDS if on_device else (*HOST_BACKENDS, *_OFTEN_UNSEEN)
+
+    def runs(name: str) -> bool:
+        found = _RUN.fullmatch(name)
+        return found is not None and found[1] in backends and bool(collective_kind(name))
+
+    return np.flatnonzero(of_labels(events["name"], runs) & is_one_of(events["category"], (*RANGES, *OPS)))
+
+
+def _kinds(events: pd.DataFrame) -> np.ndarray:
+    """Kind of collective by the event's name, else by its argument; empty for others."""
+    named = of_labels(events["name"], collective_kind, "")
+    if "collective" not in events:
+        return np.asarray(named, dtype=object)
+    told = of_labels(events["collective"], collective_kind, "")
+    return np.asarray(np.where(named == "", told, named), dtype=object)
+
+
+def _started_by(begin: Ints, kind: np.ndarray, started: Ints, started_kind: np.ndarray) -> Ints:
+    """The operator that started each run: a backend runs collectives in the order in which they are started.
+
+    If a trace lacks some of either, the shift is used that fits most of them.
+    """
+    found = np.full(len(begin), NONE, dtype=np.int64)
+    if not len(begin) or not len(started):
+        return found
+    least, most = min(0, len(started) - len(begin)), max(0, len(started) - len(begin))
+    best, fits = 0, -1
+    for shift in range(least, most + 1):
+        place = np.arange(len(begin)) + shift
+        there = np.flatnonzero((place >= 0) & (place < len(started)))
+        good = (started[place[there]] <= begin[there]) & (started_kind[place[there]] == kind[there])
+        if good.sum() > fits:
+            best, fits = shift, int(good.sum())
+    place = np.arange(len(begin)) + best
+    there = np.flatnonzero((place >= 0) & (place < len(started)))
+    there = there[started[place[there]] <= begin[there]]
+    found[there] = place[there]
+    return found

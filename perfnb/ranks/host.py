@@ -1,0 +1,106 @@
+"""What the hosts of ranks did whose collectives run there: the times of each step, and where the straggler was late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.attribution import attribute, owner_names
+from perfnb.attribution.collectives import collective_calls
+from perfnb.attribution.interval_sets import union
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import PHASES
+
+#: Phases in which a step does its own work.
+_COMPUTES = ("host_to_device", "forward", "loss", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class HostRank:
+    """What the host of a rank did in its traced steps.
+
+    Attributes
+    ----------
+    phases : DataFrame
+        Milliseconds by step (its number, in the index) and phase.
+    layers : DataFrame
+        Milliseconds per step by ``phase`` and ``layer`` (child layers excluded; empty for none).
+    calls : DataFrame
+        From `collective_calls`.
+    """
+
+    phases: pd.DataFrame
+    layers: pd.DataFrame
+    calls: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class LateWork:
+    """Where the straggler took longer than the others: the phase, and the layer in it, with milliseconds per step."""
+
+    phase: str
+    more_ms: float
+    layer: str
+    layer_ms: float
+
+
+def host_rank(recording: Recording) -> HostRank:
+    """Attribute a rank's steps."""
+    attribution = attribute(recording)
+    traced = recording.steps[recording.steps["pass"] == "traced"]["step"].to_numpy(dtype=np.int64)
+    cells = pd.DataFrame(
+        {
+            "step": attribution.cells["step"].to_numpy(),
+            "phase": attribution.cells["phase"].to_numpy(dtype=object),
+            "layer": owner_names(recording, attribution),
+            "ms": attribution.cells["ns"].to_numpy() / 1e6,
+        }
+    )
+    cells = cells[(cells["step"] >= 0) & (cells["step"] < len(traced))]
+    phases = cells.pivot_table(index="step", columns="phase", values="ms", aggfunc="sum", fill_value=0.0)
+    phases = phases.reindex(index=range(len(traced)), columns=list(PHASES), fill_value=0.0)
+    phases.index = pd.Index(traced, name="step")
+    layers = cells.groupby(["phase", "layer"], as_index=False)["ms"].sum()
+    layers["ms"] /= max(attribution.steps, 1)
+    return HostRank(phases, layers, collective_calls(recording, attribution))
+
+
+def with_host_times(times: pd.DataFrame, host: HostRank) -> pd.DataFrame:
+    """A rank's times per step with what its host computed and communicated."""
+    own = host.phases.reindex(times["step"].astype("int64"))
+    numbers = dict(enumerate(host.phases.index))
+    flying = {
+        numbers[int(step)]: union(part["start_ns"].to_numpy(), part["end_ns"].to_numpy()).length / 1e6
+        for step, part in host.calls.groupby("step")
+    }
+    exposed = own["communication"].to_numpy()
+    communicating = np.maximum([flying.get(int(step), 0.0) for step in times["step"]], exposed)
+    computing = own[list(_COMPUTES)].sum(axis=1).to_numpy()
+    figures = {
+        "computation_ms": computing,
+        "communication_ms": communicating,
+        "overlap_ms": np.minimum(communicating - exposed, computing),
+        "exposed_ms": exposed,
+        "idle_ms": np.maximum(own.sum(axis=1).to_numpy() - computing - exposed, 0.0),
+    }
+    return times.assign(**{name: pd.array(values, dtype="Float64") for name, values in figures.items()})
+
+
+def late_work(hosts: Mapping[int, HostRank], straggler: int | None) -> LateWork | None:
+    """The phase, and the layer in it, in which the straggler takes longest beyond the mean of the others."""
+    if straggler is None or straggler not in hosts or len(hosts) < 2:
+        return None
+    means = pd.DataFrame({rank: one.phases.mean() for rank, one in hosts.items()}).drop("communication")
+    more = means[straggler] - means.drop(columns=straggler).mean(axis=1)
+    phase = str(more.idxmax())
+    if not more[phase] > 0:
+        return None
+    tables = {rank: one.layers[one.layers["phase"] == phase].set_index("layer")["ms"] for rank, one in hosts.items()}
+    layers = pd.DataFrame(tables).fillna(0.0)
+    beyond = layers[straggler] - layers.drop(columns=straggler).mean(axis=1)
+    beyond = beyond[beyond.index != ""]
+    layer = str(beyond.idxmax()) if len(beyond) and beyond.max() > 0 else ""
+    return LateWork(phase, float(more[phase]), layer, float(beyond[layer]) if layer else 0.0)

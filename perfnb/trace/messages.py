@@ -1,0 +1,80 @@
+"""What collectives send: elements and dtype, from the arguments of their events."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from perfnb.trace_names import COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST_BACKENDS, collective_kind
+
+_ON_HOST = re.compile(rf"(?:{'|'.join(HOST_BACKENDS)}|xccl):")
+_ON_DEVICE = re.compile(r"(?:nccl|rccl|oneccl)", re.IGNORECASE)
+_MOST_ELEMENTS, _MOST_SHAPES = 2**62, 100_000
+#: What torch writes for its dtypes, in arguments of operators and of collectives.
+DTYPES = {
+    **{"float": "float32", "double": "float64", "c10::half": "float16", "half": "float16"},
+    **{"c10::bfloat16": "bfloat16", "bfloat16": "bfloat16", "long": "int64", "long int": "int64", "int": "int32"},
+    **{"short": "int16", "short int": "int16", "signed char": "int8", "char": "int8", "unsigned char": "uint8"},
+    **{"byte": "uint8", "bool": "bool", "c10::complex<float>": "complex64", "complexfloat": "complex64"},
+    **{"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2", "complexdouble": "complex128"},
+}
+#: Bytes of an element.
+ITEM_BYTES = {
+    **{"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2},
+    **{"int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex128": 16},
+}
+
+
+def runs_on_host(name: str) -> bool:
+    """Whether an event of this name starts or runs a collective on the host."""
+    run = _ON_HOST.match(name) or COLLECTIVE_OP.match(name)
+    return name == COLLECTIVE_PARAMETERS or bool(run and collective_kind(name))
+
+
+def may_send(name: str) -> bool:
+    """Whether an event of this name may describe the message of a collective."""
+    return runs_on_host(name) or _ON_DEVICE.search(name) is not None
+
+
+def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) -> tuple[int | None, str]:
+    """Elements of the larger of what is sent and received, and torch's name of the dtype; empty if not known."""
+    told = [count for count in (sent, received) if isinstance(count, int) and 0 <= count < _MOST_ELEMENTS]
+    kinds = _value(types)
+    named = [kind for kind in kinds if isinstance(kind, str)] if isinstance(kinds, list) else []
+    own = _value(dtype)
+    said = [one.lower() for one in ([own] if isinstance(own, str) else named)]
+    known = [DTYPES.get(one, one) for one in said if one in DTYPES or one in ITEM_BYTES]
+    if told:
+        return max(told), known[0] if known else ""
+    arguments = _value(shapes)
+    sizes = [_elements(one) for one in arguments] if isinstance(arguments, list) else []
+    most = max(sizes, default=0)
+    return (most if 0 < most < _MOST_ELEMENTS else None), known[0] if known else ""
+
+
+def _elements(shape: Any) -> int:
+    """Elements of a tensor or of a list of tensors, by their shapes; 0 for no tensor."""
+    return sum(prod(one) for one in _shapes(shape))
+
+
+def _shapes(shape: Any) -> Iterator[list[int]]:
+    found, left = [shape], _MOST_SHAPES
+    while found and left:
+        one, left = found.pop(), left - 1
+        if isinstance(one, list) and one:
+            if all(isinstance(size, int) and 0 <= size < _MOST_ELEMENTS for size in one):
+                yield one
+            else:
+                found.extend(one)
+
+
+def _value(json: Raw) -> Any:
+    try:
+        return msgspec.json.decode(bytes(json)) if bytes(json) else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,120 @@
+"""Waiting for a collective is a phase of its own, and each collective has its row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perfnb
+from perfnb.profile.profile import Profile
+from tests.attribution.test_gaps import phases
+from tests.recordings import ByHand
+from tests.written_traces import MAIN, Written
+
+WORKER = 55
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+JOB: dict[str, Any] = {"pg_count": 1, "pg_config": [{"pg_name": "0", "ranks": [0, 1]}], "world_size": 2}
+
+
+def ddp_step(trace: Written, number: int, t: float, sleep: float = 0.0, wait: float = 0.0, end: float = 0.0) -> Written:
+    """Two buckets: the first is in flight during backward, the second ends 200 µs, and `wait` more, after it.
+
+    Forward takes 100 µs and `sleep` more.
+    """
+    trace.step(number, t, t + (end or 1000 + sleep + wait))
+    trace.module("Net_0", t + 50, t + 150 + sleep).op("aten::mm", t + 60, t + 140, 2 * number)
+    t += sleep
+    shaped = {"Input Dims": [[100]], "Input type": ["float"]}
+    for bucket, begin in enumerate((200, 300)):
+        trace.node("MmBackward0", t + begin, t + begin + 50, 2 * number, tid=MAIN)
+        trace.event(f"autograd::engine::evaluate_function: {ACCUMULATE}", t + begin + 50, t + begin + 90)
+        trace.op("aten::mul", t + begin + 52, t + begin + 60)
+        trace.op("c10d::allreduce_", t + begin + 70, t + begin + 85)
+        finished = t + 450 + 150 * bucket + wait
+        trace.event("gloo:all_reduce", t + begin + 75, finished, "user_annotation", WORKER + bucket, **shaped)
+    trace.event("Optimizer.step#SGD.step", t + 700 + wait, t + 900 + wait, "user_annotation")
+    return trace.op("aten::add_", t + 710 + wait, t + 800 + wait)
+
+
+def loaded(tmp_path: Path, trace: Written) -> Profile:
+    profile = perfnb.load(trace.write(tmp_path / "trace.json"))
+    assert isinstance(profile, Profile)
+    return profile
+
+
+def test_the_final_wait_of_ddp_and_the_start_of_its_buckets_are_communication(tmp_path: Path) -> None:
+    p = loaded(tmp_path, ddp_step(Written(distributedInfo=JOB), 0, 0))
+
+    us = (p.phases["ms"] * 1000).round(3)
+    # from the last operator to the end of the last bucket, and while the first bucket's operator started it
+    assert us["communication"] == (600 - 360) + 15
+    assert us["backward"] == pytest.approx(190 - 15 - 30)
+    assert us["forward"] == 100
+    assert us.sum() == 1000
+
+
+def test_a_collective_has_its_bucket_bytes_group_and_what_nothing_hid(tmp_path: Path) -> None:
+    trace = Written(distributedInfo=JOB)
+    ddp_step(ddp_step(trace, 0, 0), 1, 2000)
+
+    table = loaded(tmp_path, trace).collectives.set_index("bucket").sort_index()
+
+    assert table["collective"].tolist() == ["allreduce"] * 2
+    assert table["group"].tolist() == ["0 [0, 1]"] * 2
+    assert table["dtype"].tolist() == ["float32"] * 2
+    assert table["bytes"].tolist() == [400, 400]
+    assert table["calls"].tolist() == [1, 1]
+    assert (table["ms"] * 1000).tolist() == pytest.approx([450 - 270, 600 - 370])
+    assert (table["exposed_ms"] * 1000).tolist() == pytest.approx([15 + 90, 150])
+    assert table["waiting_ms"].isna().all()
+    assert table["bytes_per_s"].tolist() == pytest.approx([400 / 175e-6, 400 / 225e-6])
+
+
+def test_python_between_operators_is_no_wait_if_no_collective_ends_there() -> None:
+    hand = ByHand().step(0, 1000)
+    hand.op("c10d::allreduce_", 100, 110).event("gloo:all_reduce", 105, 700, "user_annotation", thread=9)
+    hand.op("aten::mm", 400, 600)
+
+    assert phases(hand) == {"communication": 10 + 100, "other": 890}
+
+
+def test_an_all_reduce_inside_a_layer_leaves_its_forward_alone() -> None:
+    hand = ByHand().step(0, 1000)
+    model = hand.layer("model")
+    hand.call(model, 100, 800).op("aten::mm", 110, 300, 1).op("c10d::allreduce_", 350, 400)
+    hand.event("gloo:all_reduce", 360, 600, "user_annotation", thread=9).op("aten::relu", 650, 790, 2)
+
+    p = Profile(hand.recording())
+
+    assert phases(hand) == {"forward": 700 - 250, "communication": 250, "other": 300}
+    assert p.layers.loc["model", "forward_ms"] == pytest.approx(0.45)
+    assert p.collectives["layer"].tolist() == ["model"]
+
+
+def test_waiting_for_data_while_a_collective_ends_is_waiting_for_data() -> None:
+    hand = ByHand().step(0, 1000).op("c10d::allreduce_", 100, 110)
+    hand.event("gloo:all_reduce", 105, 500, "user_annotation", thread=9).event("pf_data", 200, 600)
+
+    assert phases(hand)["data"] == 400
+
+
+def test_on_a_gpu_it_is_the_hosts_wait_for_collectives_alone() -> None:
+    hand = ByHand().step(0, 1000)
+    hand.kernel("gemm", 10, 100, 300).kernel("ncclDevKernel_AllReduce_Sum_f32", 20, 200, 800)
+    hand.event("cudaDeviceSynchronize", 400, 900, "cuda_runtime")
+
+    assert phases(hand) == {"communication": 400, "other": 600}
+    table = Profile(hand.recording()).collectives
+    assert (table["exposed_ms"] * 1000).tolist() == [500]
+    assert (table["ms"] * 1000).tolist() == [600]
+
+
+def test_without_collectives_there_is_none() -> None:
+    hand = ByHand().step(0, 1000).op("aten::mm", 100, 200)
+
+    p = Profile(hand.recording())
+
+    assert p.phases.loc["communication", "ms"] == 0
+    assert p.collectives.empty
