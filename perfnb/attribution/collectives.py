@@ -185,7 +185,7 @@ def _of_fsdp(
     tree = nest(column(events, "thread")[rows], start, start + column(events, "duration_ns")[rows])
     inside = innermost(tree, np.arange(len(rows)) < len(around))[len(around) :]
     labels = _texts(events, around, "name")
-    told = {text: found["name"] for text in set(labels) if (found := _FSDP.fullmatch(str(text)))}
+    told = {text: match["name"] for text in set(labels) if (match := _FSDP.fullmatch(str(text)))}
     layers = [str(name) for name in recording.modules["name"]]
     found = names.copy()
     for place, around_it in zip(asked.tolist(), inside.tolist(), strict=True):

@@ -130,7 +130,7 @@ def _issued(events: pd.DataFrame) -> Ints:
     rows = rows[known]
     start = column(events, "start_ns")[rows]
     tree = nest(column(events, "thread")[rows], start, start + column(events, "duration_ns")[rows])
-    return rows[innermost(forest_of(tree.parent), np.full(len(rows), True)) == NONE]
+    return np.asarray(rows[innermost(forest_of(tree.parent), np.full(len(rows), True)) == NONE])
 
 
 def _ran(events: pd.DataFrame, on_device: bool) -> Ints:

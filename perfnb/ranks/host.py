@@ -60,11 +60,12 @@ def host_rank(recording: Recording) -> HostRank:
         }
     )
     cells = cells[(cells["step"] >= 0) & (cells["step"] < len(traced))]
-    phases = cells.pivot_table(index="step", columns="phase", values="ms", aggfunc="sum", fill_value=0.0)
-    phases = phases.reindex(index=range(len(traced)), columns=list(PHASES), fill_value=0.0)
+    sums = cells.groupby(["step", "phase"])["ms"].sum()
+    phases = pd.DataFrame(
+        {phase: [float(sums.get((step, phase), 0.0)) for step in range(len(traced))] for phase in PHASES}
+    )
     phases.index = pd.Index(traced, name="step")
-    layers = cells.groupby(["phase", "layer"], as_index=False)["ms"].sum()
-    layers["ms"] /= max(attribution.steps, 1)
+    layers = cells.groupby(["phase", "layer"])["ms"].sum().div(max(attribution.steps, 1)).reset_index()
     return HostRank(phases, layers, collective_calls(recording, attribution))
 
 
@@ -72,10 +73,10 @@ def with_host_times(times: pd.DataFrame, host: HostRank) -> pd.DataFrame:
     """A rank's times per step with what its host computed and communicated."""
     own = host.phases.reindex(times["step"].astype("int64"))
     numbers = dict(enumerate(host.phases.index))
-    flying = {
-        numbers[int(step)]: union(part["start_ns"].to_numpy(), part["end_ns"].to_numpy()).length / 1e6
-        for step, part in host.calls.groupby("step")
-    }
+    flying: dict[int, float] = {}
+    for place in np.unique(host.calls["step"]).tolist():
+        part = host.calls[host.calls["step"] == place]
+        flying[numbers[place]] = union(part["start_ns"].to_numpy(), part["end_ns"].to_numpy()).length / 1e6
     exposed = own["communication"].to_numpy()
     communicating = np.maximum([flying.get(int(step), 0.0) for step in times["step"]], exposed)
     computing = own[list(_COMPUTES)].sum(axis=1).to_numpy()
