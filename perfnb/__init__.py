@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perfnb.inference.compare_decoding import DecodingComparison, compare_decoding
     from perfnb.inference.compare_inference import InferenceComparison, compare_inference
     from perfnb.inference.latency import HighestRate, Latency, LoadedLatency, latency
+    from perfnb.launching.profile_ranks import profile_ranks
     from perfnb.loop.profiled import ProfiledLoop, profiled
     from perfnb.loop.rank_runs import RankRuns
     from perfnb.loop.run import RunComparison, RunSummary
@@ -80,6 +81,7 @@ __all__ = [
     "latency",
     "levers",
     "load",
+    "profile_ranks",
     "profile_step",
     "profiled",
     "report",
@@ -114,6 +116,7 @@ _HOMES = {
     **dict.fromkeys(("Watch", "watch"), "watching.watch"),
     **dict.fromkeys(("SystemCheck", "system_check"), "system.system"),
     "Ranks": "ranks.ranks",
+    "profile_ranks": "launching.profile_ranks",
     "RankRuns": "loop.rank_runs",
     **dict.fromkeys(("RunComparison", "RunSummary"), "loop.run"),
     **dict.fromkeys(("DecodingComparison", "compare_decoding"), "inference.compare_decoding"),

@@ -11,7 +11,8 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-_BATCH = "__perfnb_batch__"
+from perfnb.step.cells import BATCH, Clause, batches_of
+
 #: An option after a clause, where it does not belong.
 _OPTION = re.compile(r"\s--[a-z]")
 
@@ -67,26 +68,20 @@ def _compiled(shell: Any, source: str, words: tuple[str, str], compiled: Callabl
         raise UsageError(f"the {what} is not valid Python.\n{said}") from None
 
 
-def step_of(body: CodeType, namespace: dict[str, Any], assign: CodeType | None) -> Callable[..., None]:
-    """The step: bind the batch to the clause's target by `assign`, then run `body` in `namespace`."""
-
-    def step(*batch: Any) -> None:
-        __tracebackhide__ = True
-        if assign is not None:
-            # The batch's internal name never enters the user's namespace.
-            bound = {_BATCH: batch[0]}
-            exec(assign, namespace, bound)
-            del bound[_BATCH]
-            namespace.update(bound)
-        exec(body, namespace)
-
-    return step
-
-
 def compile_clause(shell: Any, clause: str) -> tuple[CodeType, Callable[[], Iterable[Any]]]:
     """``for TARGET in ITERABLE`` as code that binds a batch to the target, and a function that evaluates the iterable.
 
-    The iterable is evaluated again whenever the batches restart, so that ``enumerate(loader)`` works.
+    Raises
+    ------
+    UsageError
+        If the clause has another form.
+    """
+    compiled = clause_of(shell, clause)
+    return compiled.assign, batches_of(compiled, shell.user_ns, UsageError)
+
+
+def clause_of(shell: Any, clause: str) -> Clause:
+    """``for TARGET in ITERABLE``, compiled.
 
     Raises
     ------
@@ -101,21 +96,12 @@ def compile_clause(shell: Any, clause: str) -> tuple[CodeType, Callable[[], Iter
         loop = tree.body[0] if len(tree.body) == 1 else None
         if not isinstance(loop, ast.For):
             raise refusal
-        value = ast.Name(id=_BATCH, ctx=ast.Load())
+        value = ast.Name(id=BATCH, ctx=ast.Load())
         binding = ast.Module([ast.Assign(targets=[loop.target], value=value)], type_ignores=[])
         assign = compile(ast.fix_missing_locations(binding), name, "exec")
-        iterable = compile(ast.Expression(loop.iter), name, "eval")
+        return Clause(assign, compile(ast.Expression(loop.iter), name, "eval"), clause)
     except SyntaxError:
         raise refusal from None
-
-    def batches() -> Iterable[Any]:
-        __tracebackhide__ = True
-        result: Iterable[Any] = eval(iterable, shell.user_ns)
-        if not hasattr(type(result), "__iter__") and not hasattr(type(result), "__getitem__"):
-            raise UsageError(f"{clause!r} yields no batches: {type(result).__name__} is not iterable.")
-        return result
-
-    return assign, batches
 
 
 def _cell_number(shell: Any) -> int:

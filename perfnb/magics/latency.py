@@ -8,8 +8,9 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from perfnb.magics.cell import compile_body, compile_clause, step_of
+from perfnb.magics.cell import compile_body, compile_clause
 from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
+from perfnb.step.cells import step_of
 
 
 @magics_class

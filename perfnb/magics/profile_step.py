@@ -9,8 +9,9 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from perfnb.magics.cell import compile_body, compile_clause, step_of
+from perfnb.magics.cell import clause_of, compile_body, compile_clause
 from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
+from perfnb.step.cells import step_of
 
 
 @magics_class
@@ -34,6 +35,9 @@ class ProfileStepMagics(Magics):
     @argument("--no-memory", action="store_true", help="Skip the steps that record every allocation.")
     @argument("--no-flops", action="store_true", help="Skip the step that counts every operator's FLOPs.")
     @argument("--watch", action="store_true", help="Record hardware telemetry during the run: GPUs, CPU, memory, disk.")
+    @argument("--ranks", metavar="N", type=int, help="Run the cell in N new processes, the ranks of a job.")
+    @argument("--ddp", action="store_true", help="With --ranks: wrap the cell's models in DistributedDataParallel.")
+    @argument("--split", action="store_true", help="With --ranks: give each rank its part of each batch.")
     @argument("--quiet", action="store_true", help="Show no progress bar and, in a cell with --into, no report.")
     @argument(
         "code", nargs="*", help="Cell magic: for TARGET in ITERABLE, or nothing. Line magic: the statement to profile."
@@ -54,6 +58,9 @@ class ProfileStepMagics(Magics):
 
             %profile_step train_step(batch)
 
+        With ``--ranks``, new processes run the cell, with copies of the variables that it names. torch's process group
+        exists in them; the cell's value is then `Ranks`.
+
         The profile is the cell's value; a trailing ; silences it. The code runs in this notebook and changes its
         variables; the report says how often it ran.
         """
@@ -72,9 +79,11 @@ class ProfileStepMagics(Magics):
         except ValueError as error:
             raise UsageError("--" + str(error).replace("budget_s", "budget")) from None
         require_name(options.into)
+        if options.ranks is None and (options.ddp or options.split):
+            raise UsageError(f"--{'ddp' if options.ddp else 'split'} needs --ranks N.")
         if options.quiet and cell is not None and options.into is None:
             raise UsageError("--quiet shows no report, so a cell also needs --into NAME.")
-        profile = self._profile(rest, cell, options, plan)
+        profile = (self._profile if options.ranks is None else self._ranks)(rest, cell, options, plan)
         if options.into is not None:
             self.shell.user_ns[options.into] = profile
         return None if options.quiet and cell is not None else profile
@@ -107,6 +116,46 @@ class ProfileStepMagics(Magics):
             quiet=options.quiet,
             kept=kept_cell(step, body, namespace, batches, chosen, "line" if cell is None else "cell"),
         )
+
+    def _ranks(self, rest: str, cell: str | None, options: Any, plan: Any) -> Any:
+        """The profiles of new processes that run the cell."""
+        __tracebackhide__ = True
+        from dataclasses import asdict
+
+        from perfnb.launching.order import lines_of, pack_cell
+        from perfnb.launching.profile_ranks import order_for, run_ranks
+        from perfnb.step.namespace import names_in
+
+        if cell is None:
+            raise UsageError("--ranks runs a cell: write %%profile_step --ranks N, and the step below it.")
+        if options.watch:
+            raise UsageError("--watch is about this process, but --ranks runs the cell in others.")
+        clause = None
+        if rest:
+            refuse_short(rest, ProfileStepMagics.profile_step.parser)
+            clause = clause_of(self.shell, rest)
+        body, models = compile_body(self.shell, cell), list(self._models(options.model))
+        codes = [body, *([] if clause is None else [clause.assign, clause.iterable])]
+        names = list(dict.fromkeys([name for code in codes for name in names_in(code)] + models))
+        if any(not name.isidentifier() for name in models):
+            raise UsageError("--ranks takes --model only with names of variables.")
+        payload = pack_cell(body, clause, self.shell.user_ns, names, models or None)
+        try:
+            order = order_for(
+                "cell",
+                options.ranks,
+                asdict(plan),
+                options.name,
+                backend=None,
+                threads=None,
+                ddp=options.ddp,
+                split=options.split,
+                payload=payload,
+                lines=lines_of(*codes),
+            )
+        except ValueError as error:
+            raise UsageError(f"--{error}") from None
+        return run_ranks(order, options.ranks, quiet=options.quiet)
 
     def _models(self, text: str | None) -> dict[str, Any]:
         """The modules that ``--model`` names."""

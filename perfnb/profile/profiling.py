@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from perfnb.draw.progress import Progress
+from perfnb.draw.progress import Line, Progress
 from perfnb.draw.step_output import StepOutput
 from perfnb.profile.kept import KeptStep, kept_call
 from perfnb.profile.profile import Profile
@@ -85,20 +85,39 @@ def profile_step(
     """
     from perfnb.arguments import require_flag
     from perfnb.step.budget import Plan
-    from perfnb.step.given import require_name, require_steps
-    from perfnb.step.namespace import chosen_models, name_of_batches, namespace_of
 
     __tracebackhide__ = True
     require_flag("stacks", stacks)
     require_flag("watch", watch)
+    plan = Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s, memory=memory, flops=flops)
+    return profile_call(step, batches, plan=plan, model=model, stacks=stacks, watch=watch, name=name)
+
+
+def profile_call(
+    step: Callable[..., Any],
+    batches: Any = None,
+    *,
+    plan: Any,
+    model: Models | None = None,
+    stacks: bool = False,
+    watch: bool = False,
+    name: str | None = None,
+    guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    line: Line | None = None,
+) -> Profile:
+    """`profile_step` by a plan; `guard` replaces the step that is run, `line` shows the progress."""
+    from perfnb.step.given import require_name, require_steps
+    from perfnb.step.namespace import chosen_models, name_of_batches, namespace_of
+
+    __tracebackhide__ = True
     require_steps({"step": step}, batches, "profile_step(step, loader)")
     require_name(name)
     models, names = chosen_models(model)
     variables = namespace_of(step)
     return run_profile(
-        step,
+        step if guard is None else guard(step),
         batches,
-        plan=Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s, memory=memory, flops=flops),
+        plan=plan,
         models=models,
         # Names given with a model take precedence.
         namespace={**names, **name_of_batches(step, batches), **variables, **names},
@@ -108,6 +127,7 @@ def profile_step(
         watch=watch,
         name=name or str(getattr(step, "__name__", "step")),
         kept=kept_call(step, batches, models, names),
+        line=line,
     )
 
 
@@ -125,10 +145,12 @@ def run_profile(
     name: str = "step",
     quiet: bool = False,
     kept: KeptStep | None = None,
+    line: Line | None = None,
 ) -> Profile:
     """What `profile_step` and its magic share: capture with a progress bar, then read the trace.
 
-    Models are named by `namespace`; `used` are the variables that the step uses; `kept` finds the step again.
+    Models are named by `namespace`; `used` are the variables that the step uses; `kept` finds the step again; `line`
+    shows the progress.
     """
     from perfnb.interrupts import InterruptGate
     from perfnb.step.capture import capture_step
@@ -138,7 +160,7 @@ def run_profile(
 
     __tracebackhide__ = True
     # Always open: it is there for interrupts that Python drops.
-    with InterruptGate() as gate, gate.opened(), Progress(enabled=not quiet) as progress:
+    with InterruptGate() as gate, gate.opened(), Progress(enabled=not quiet, line=line) as progress:
         with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher, StepOutput():
             try:
                 capture = capture_step(

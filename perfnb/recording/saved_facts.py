@@ -5,7 +5,7 @@ Keys that are not listed here are kept as they are.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Required, TypedDict
+from typing import Annotated, Any, NotRequired, Required, TypedDict
 
 from msgspec import Meta, Struct, field
 
@@ -187,6 +187,8 @@ class Job(TypedDict):
 
     rank: Rank
     world_size: Annotated[int, Meta(ge=1, lt=2**31)]
+    #: Of the process group.
+    backend: NotRequired[str]
 
 
 class Looped(TypedDict):

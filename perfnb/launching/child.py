@@ -1,0 +1,119 @@
+"""What the processes of a job share, before anything heavy is imported.
+
+They end with the process that started them, and leave what they have to say in the job's folder. Every rank starts
+here, as ``python -c``, so that ``__main__`` is empty and can hold what was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+#: Environment variables: the folder of the job, and the process that started a rank.
+FOLDER, STARTED_BY = "PERFNB_JOB_FOLDER", "PERFNB_JOB_STARTED_BY"
+#: Files in the folder of a job. Each rank has its own; the order is for all.
+ORDER, PROGRESS, RESULT = "order", "progress", "result"
+#: Options of Linux's prctl.
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+
+def main() -> None:
+    """Do what the job's order says, as one rank."""
+    end_with(int(os.environ[STARTED_BY]))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    folder, rank = Path(os.environ[FOLDER]), int(os.environ["RANK"])
+    _print_to(folder / f"output_{rank}")
+    tell(folder / f"pid_{rank}", str(os.getpid()))
+    try:
+        from perfnb.launching.rank import run
+
+        run(folder, rank)
+    except BaseException as error:
+        tell_failure(folder, rank, error)
+        # The other ranks see their connections close, and the finalizers of a broken job may wait for ever.
+        sys.stdout.flush()
+        os._exit(1)
+    # What has been printed until now: what follows, such as a report, is not for the notebook.
+    sys.stdout.flush()
+    tell(folder / f"done_{rank}", str(os.fstat(1).st_size))
+
+
+def end_with(parent: int, *, adopt: bool = False) -> None:
+    """Have this process killed when the one that started it ends; with `adopt`, be the parent of all orphans below."""
+    if sys.platform == "linux":
+        import ctypes
+
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        prctl(_SET_PDEATHSIG, signal.SIGKILL)
+        if adopt:
+            prctl(_SET_CHILD_SUBREAPER, 1)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def tell(path: Path, text: str | bytes) -> None:
+    """Write a file of the job's folder, all at once."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
+    fresh.write_bytes(text.encode() if isinstance(text, str) else text)
+    os.replace(fresh, path)
+
+
+def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
+    """Leave an exception with its traceback, from the user's first line on; the first one of a rank stays."""
+    path = folder / f"failed_{rank}"
+    if path.exists():
+        return
+    at = time.monotonic()
+    trace = _users(error.__traceback__)
+    words = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    facts = {"at": at, "rank": rank, "kind": type(error).__name__, "said": str(error), "traceback": words}
+    with suppress(Exception):
+        import cloudpickle
+
+        packed = cloudpickle.dumps(error)
+        pickle.loads(packed)  # some exceptions can be pickled but not read
+        tell(folder / f"raised_{rank}", packed)
+    with suppress(OSError):  # the folder is gone: nobody listens
+        tell(path, json.dumps(facts))
+
+
+def _users(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from its first frame outside perfnb; the whole one if there is none."""
+    inner = trace
+    while inner is not None:
+        file = inner.tb_frame.f_code.co_filename
+        if not file.startswith((_PACKAGE, "<frozen", "<string>")) and os.path.basename(file) != "runpy.py":
+            return inner
+        inner = inner.tb_next
+    return trace
+
+
+def _print_to(path: Path) -> None:
+    """Send all output of this process, and of those it starts, to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number in (1, 2):
+        os.dup2(file, number)
+    os.close(file)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Any = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")

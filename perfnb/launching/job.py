@@ -1,0 +1,233 @@
+"""Starts the ranks of a job, follows them, and ends all of them whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+from perfnb.draw import escape
+from perfnb.errors import CaptureError
+from perfnb.launching.child import ORDER, PROGRESS, tell
+from perfnb.launching.order import Order
+
+#: Seconds between two looks at the ranks; that a rank has for its own cleanup; that the launcher has for its end.
+_LOOK_S, _GRACE_S, _LAST_S = 0.05, 1.5, 3.0
+#: What torch's backends print about themselves.
+_CHATTER = (b"[Gloo] Rank ",)
+_MOST_OF_A_LINE = 2000
+
+
+class _Traceback(Exception):
+    """The traceback of a rank, shown as the cause of the exception that it raised there."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self._words = words
+
+    def __str__(self) -> str:
+        return f"\n{self._words}"
+
+
+class Job:
+    """The processes of a job; `folder` is where they leave what they have to say."""
+
+    def __init__(self, folder: Path, order: Order, ranks: int, env: Mapping[str, str]) -> None:
+        self._folder, self._ranks = folder, ranks
+        self._read = [0] * ranks
+        self._started = False
+        tell(folder / ORDER, pickle.dumps(order))
+        with (folder / "launcher").open("wb") as log:
+            self._launcher = subprocess.Popen(
+                [sys.executable, "-m", "perfnb.launching.agent", str(folder), str(ranks), str(os.getpid())],
+                env=_environment(order.threads, env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for this process, which ends the ranks
+            )
+
+    def follow(self, progress: Callable[..., None], show: Callable[[str], None]) -> None:
+        """Wait for all ranks, showing how far they are and what they print.
+
+        Raises
+        ------
+        CaptureError
+            If a rank ends early.
+        Exception
+            What the first failing rank raised.
+        """
+        while True:
+            ended = self._launcher.poll() is not None  # before the files are read, which are then complete
+            self._show_progress(progress)
+            self._show_output(show)
+            failed = self._files("failed")
+            if failed or ended or self._missing():
+                break
+            if len(self._files("done")) == self._ranks:
+                with suppress(subprocess.TimeoutExpired):
+                    self._launcher.wait(_LAST_S)
+                return
+            time.sleep(_LOOK_S)
+        if not failed and len(self._files("done")) == self._ranks:
+            return
+        if not failed:
+            with suppress(subprocess.TimeoutExpired):
+                self._launcher.wait(_LAST_S)
+            time.sleep(2 * _LOOK_S)
+        self._show_output(show)
+        self._fail()
+
+    def end(self) -> None:
+        """End every process of the job: politely first, then by force."""
+        try:
+            launcher = psutil.Process(self._launcher.pid)
+            children = launcher.children(recursive=True) if self._launcher.poll() is None else []
+        except psutil.NoSuchProcess:
+            children = []
+        children += self._left(children)
+        for child in children:
+            with suppress(psutil.Error):
+                child.send_signal(signal.SIGINT)
+        _, alive = psutil.wait_procs(children, timeout=_GRACE_S)
+        while alive:
+            for child in alive:
+                with suppress(psutil.Error):
+                    child.kill()
+            psutil.wait_procs(alive, timeout=1.0)
+            alive = [] if self._launcher.poll() is not None else _children(self._launcher.pid)
+        self._launcher.kill()
+        self._launcher.wait()
+
+    def _left(self, known: list[psutil.Process]) -> list[psutil.Process]:
+        """Ranks that are not below the launcher any more, with what they have started."""
+        found = []
+        for path in self._files("pid"):
+            with suppress(psutil.Error, OSError, ValueError):
+                process = psutil.Process(int(path.read_text()))
+                if process not in known and process.environ().get("PERFNB_JOB_FOLDER") == str(self._folder):
+                    found += [process, *process.children(recursive=True)]
+        return found
+
+    def _files(self, kind: str) -> list[Path]:
+        paths = [self._folder / f"{kind}_{rank}" for rank in range(self._ranks)]
+        return [path for path in paths if path.exists()]
+
+    def _missing(self) -> list[int]:
+        """Ranks that have ended without saying how."""
+        found = []
+        for path in self._files("pid"):
+            rank = int(path.name.rpartition("_")[2])
+            if not _runs(int(path.read_text())):
+                told = [self._folder / f"{kind}_{rank}" for kind in ("done", "failed")]
+                if not any(one.exists() for one in told):
+                    found.append(rank)
+        return found
+
+    def _show_progress(self, progress: Callable[..., None]) -> None:
+        with suppress(OSError, ValueError):
+            pass_name, done, total, note = json.loads((self._folder / PROGRESS).read_text())
+            progress(pass_name, done, total, note or self._words)
+            self._started = True
+        if not self._started:
+            progress("starting ranks", 0, None, self._words)
+
+    @property
+    def _words(self) -> str:
+        return f"{self._ranks:,} ranks" if self._ranks > 1 else "1 rank"
+
+    def _show_output(self, show: Callable[[str], None]) -> None:
+        """Show the whole lines that the ranks have printed since, each with its rank."""
+        for rank in range(self._ranks):
+            with suppress(OSError):
+                with (self._folder / f"output_{rank}").open("rb") as file:
+                    file.seek(self._read[rank])
+                    new = file.read()[: self._until(rank) - self._read[rank]]
+                whole = new[: new.rfind(b"\n") + 1]
+                self._read[rank] += len(whole)
+                for line in whole.splitlines():
+                    if not line.startswith(_CHATTER):
+                        show(f"[rank {rank}] {line.decode(errors='replace')[:_MOST_OF_A_LINE]}\n")
+
+    def _until(self, rank: int) -> int:
+        """Where a rank's output ends: what follows its last word is not shown."""
+        done = self._folder / f"done_{rank}"
+        return int(done.read_text()) if done.exists() else sys.maxsize
+
+    def _fail(self) -> NoReturn:
+        """Raise what ended the job: the exception of the rank that failed first, or how a rank ended."""
+        __tracebackhide__ = True
+        told = [json.loads(path.read_text()) for path in self._files("failed")]
+        if not told:
+            raise CaptureError(self._how_it_ended())
+        first = min(told, key=lambda one: float(one["at"]))
+        rank = first["rank"]
+        error: BaseException | None = None
+        with suppress(Exception):
+            error = pickle.loads((self._folder / f"raised_{rank}").read_bytes())
+        if not isinstance(error, Exception):
+            said = escape.plain(f"{first['kind']}: {first['said']}", 500)
+            error = CaptureError(f"Rank {rank} of {self._ranks} ended with {said}")
+        if not isinstance(error, CaptureError):
+            error.add_note(f"perfnb: raised by rank {rank} of {self._ranks}; its traceback is above.")
+        raise error from _Traceback(first["traceback"])
+
+    def _how_it_ended(self) -> str:
+        """Say which rank ended without an exception."""
+        exits: dict[str, int] = {}
+        with suppress(OSError, ValueError):
+            exits = json.loads((self._folder / "exits").read_text())
+        for rank in self._missing():
+            exits.setdefault(str(rank), 0)
+        if not exits:
+            log = (self._folder / "launcher").read_text(errors="replace").strip().splitlines()
+            said = f": {escape.plain(log[-1], 500)}" if log else ""
+            return f"The ranks could not be started{said}"
+        failed, code = next(iter(exits.items()))
+        if code >= 0:
+            return f"Rank {failed} of {self._ranks} ended before its profile was complete."
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        memory = ", as the system does if memory runs out" if name == "SIGKILL" else ""
+        return f"Rank {failed} of {self._ranks} was ended by {name}{memory}."
+
+
+def _environment(threads: int, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the ranks: this one, with loopback for gloo and their number of threads."""
+    own = dict(os.environ)
+    # This process may be a rank of another job, and may have another launcher's settings.
+    for name in [one for one in own if one.startswith(("TORCHELASTIC_", "PERFNB_JOB_"))]:
+        del own[name]
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"):
+        own.pop(name, None)
+    here = str(Path(__file__).parents[2])
+    own["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [own.get("PYTHONPATH")])])
+    own.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return own | dict(given)
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return False

@@ -1,0 +1,136 @@
+"""What is sent to the ranks of a job: a function, a script, or a cell with the variables that it names."""
+
+from __future__ import annotations
+
+import io
+import linecache
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from perfnb.draw import escape
+from perfnb.errors import CaptureError
+from perfnb.step.cells import Clause
+
+_MOST_WORDS = 300
+
+
+@dataclass(frozen=True)
+class Order:
+    """What every rank is asked to do; all of it plain values, except what `payload` holds, pickled."""
+
+    #: ``function``, ``cell`` or ``script``.
+    kind: str
+    payload: bytes = b""
+    #: The script and its arguments.
+    program: Sequence[str] = ()
+    #: Steps before the profiled ones of a script.
+    at: int = 0
+    #: Arguments of `Plan`.
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    backend: str = "gloo"
+    threads: int = 1
+    ddp: bool = False
+    split: bool = False
+    #: One for each rank, or none.
+    gpus: int = 0
+    path: Sequence[str] = ()
+    argv: Sequence[str] = ()
+    #: Lines of code by file name, for tracebacks through cells.
+    lines: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell's step as it travels."""
+
+    body: CodeType
+    clause: Clause | None
+    variables: Mapping[str, Any]
+    #: A function of the notebook, by whose globals the functions among the variables are found.
+    anchor: FunctionType
+    #: Names of the models to break down, or ``None`` for all.
+    models: Sequence[str] | None
+
+
+def pack_function(target: Any, batches: Any) -> bytes:
+    """A function that sets a job up, and its batches, for another process.
+
+    Raises
+    ------
+    CaptureError
+        If they cannot be pickled; the message names which.
+    """
+    return _packed((target, batches), {"target": target, "batches": batches})
+
+
+def pack_cell(
+    body: CodeType, clause: Clause | None, namespace: dict[str, Any], names: Sequence[str], models: Sequence[str] | None
+) -> bytes:
+    """A cell with those variables of the notebook that it names.
+
+    Raises
+    ------
+    CaptureError
+        If one cannot be pickled; the message names it.
+    """
+    if "get_ipython" in names:
+        raise CaptureError(
+            "The cell uses IPython's own syntax (a magic, ! or ?), which the ranks do not have: write plain Python."
+        )
+    variables = {name: namespace[name] for name in names if name in namespace}
+    # Pickled by value, with the notebook's globals: its copy has the dictionary that all copies of functions share.
+    anchor = FunctionType((lambda: None).__code__, namespace, "anchor")
+    anchor.__module__ = "__main__"
+    return _packed(Cell(body, clause, variables, anchor, models), variables)
+
+
+def lines_of(*codes: CodeType) -> dict[str, list[str]]:
+    """The source of code that is in no file, as far as it is known."""
+    files = [code.co_filename for code in codes]
+    return {file: lines for file in files if not Path(file).exists() and (lines := linecache.getlines(file))}
+
+
+def _packed(value: Any, parts: Mapping[str, Any]) -> bytes:
+    import cloudpickle
+
+    try:
+        return _pickled(cloudpickle, value)
+    except Exception as error:
+        failed, why = _culprit(cloudpickle, parts) or (None, error)
+    words = escape.plain(f"{type(why).__name__}: {why}", _MOST_WORDS)
+    what = "The step" if failed is None else escape.plain(failed, _MOST_WORDS)
+    raise CaptureError(
+        f"{what} cannot be sent to the ranks, which are processes of their own ({words}): create it inside the "
+        "function or the cell that they run."
+    ) from None
+
+
+def _culprit(cloudpickle: Any, parts: Mapping[str, Any]) -> tuple[str, Exception] | None:
+    """The first part that cannot be pickled, and why; of a function, the variable that it uses."""
+    from perfnb.step.namespace import namespace_of
+
+    for name, part in parts.items():
+        try:
+            _pickled(cloudpickle, part)
+        except Exception as error:
+            inside = namespace_of(part) if isinstance(part, FunctionType) else {}
+            found = _culprit(cloudpickle, {key: one for key, one in inside.items() if one is not part})
+            return found or (name, error)
+    return None
+
+
+def _pickled(cloudpickle: Any, value: Any) -> bytes:
+    file = io.BytesIO()
+    cloudpickle.CloudPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
+
+
+def places() -> dict[str, Any]:
+    """Where this process finds its modules, and its arguments."""
+    return {"path": [str(one) for one in sys.path], "argv": list(sys.argv)}

@@ -1,0 +1,218 @@
+"""`profile_ranks`: starts the ranks of a job, and profiles each of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perfnb.arguments import require_count, require_flag, shown
+from perfnb.draw.progress import Progress
+from perfnb.errors import CaptureError, PerfnbError
+from perfnb.files import require_writable
+from perfnb.interrupts import InterruptGate
+from perfnb.launching.job import Job
+from perfnb.launching.order import Order, pack_function, places
+from perfnb.profile.loading import load
+from perfnb.profile.profile import Profile
+from perfnb.ranks.ranks import Ranks
+from perfnb.recording.job import rank_folder
+from perfnb.recording.storage import SavedProfile
+
+#: Folder of the profiles inside the job's.
+_PROFILES = "profiles"
+_BACKENDS = ("gloo", "nccl", "mpi", "xccl")
+#: With as many GPUs as ranks: tensors on either kind of device.
+_BOTH = "cpu:gloo,cuda:nccl"
+
+
+def profile_ranks(
+    target: Callable[[], Any] | str | Path,
+    ranks: int = 2,
+    *,
+    backend: str | None = None,
+    threads: int | None = None,
+    env: Mapping[str, str] | None = None,
+    batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
+    ddp: bool = False,
+    split: bool = False,
+    args: Sequence[str] = (),
+    at: int = 100,
+    warmup: int | None = None,
+    steps: int | None = None,
+    traced: int = 3,
+    budget_s: float = 30.0,
+    memory: bool = True,
+    flops: bool = True,
+    name: str | None = None,
+) -> Ranks:
+    """Run a job of several ranks on this machine, and profile each of them.
+
+    Each rank is a fresh Python process, started by torch's elastic launcher. All ranks run the same number of steps.
+    When this function returns or raises, all of them have ended.
+
+    Parameters
+    ----------
+    target : callable, str or Path
+        A function that each rank calls once: it sets the job up and returns the step, or ``(step, batches)``. torch's
+        process group exists by then. It is sent by cloudpickle, with the variables that it uses. Or the path of a
+        training script, which each rank runs as ``perfnb run`` does.
+    ranks : int
+    backend : str, optional
+        Of the process group. By default, gloo for the CPU, and nccl for GPUs if there is one for each rank.
+    threads : int, optional
+        Threads of each rank; by default this process's cores divided by the number of ranks.
+    env : mapping of str to str, optional
+        Environment variables of the ranks, on top of this process's.
+    batches : iterable or callable, optional
+        Batches for the step, the same for each rank; a callable is called in each rank.
+    ddp : bool
+        Wrap the models that the step uses in DistributedDataParallel, with its defaults. Otherwise this is up to
+        `target`.
+    split : bool
+        Give each rank its part of each batch, along the first dimension of all tensors. Otherwise each batch is the
+        batch of one rank.
+    args : sequence of str
+        Arguments of a script.
+    at : int
+        Steps of a script before the profiled ones.
+    warmup, steps, traced, budget_s, memory, flops, name
+        As in `profile_step`.
+
+    Returns
+    -------
+    Ranks
+        ``ranks[0]`` is the first rank's `Profile`.
+
+    Raises
+    ------
+    CaptureError
+        If something cannot be sent to the ranks, if they do not start, or if one ends early.
+    Exception
+        What the first failing rank raised, with its traceback, after all ranks have ended.
+    """
+    from perfnb.step.budget import Plan
+    from perfnb.step.given import require_name
+
+    __tracebackhide__ = True
+    require_name(name)
+    plan = {"warmup": warmup, "steps": steps, "traced": traced, "budget_s": budget_s, "memory": memory, "flops": flops}
+    Plan(**plan)  # type: ignore[arg-type]  # checks them
+    given: dict[str, Any] = {"backend": backend, "threads": threads, "ddp": ddp, "split": split}
+    if isinstance(target, str | Path):
+        script = Path(target)
+        if not script.is_file():
+            raise CaptureError(f"{script} does not exist, or is not a file: give a script, or a function.")
+        for what, value in (("batches", batches), ("ddp", ddp or None), ("split", split or None)):
+            if value is not None:
+                raise TypeError(f"{what} is for functions: a script makes its own.")
+        require_count("at", at, 0)
+        order = order_for("script", ranks, plan, name, **given, program=(str(script.resolve()), *map(str, args)), at=at)
+    elif callable(target):
+        if tuple(args):
+            raise TypeError("args are for scripts: a function finds its variables by itself.")
+        order = order_for("function", ranks, plan, name, **given, payload=pack_function(target, batches))
+    else:
+        raise TypeError(f"target must be a function that returns the step, or a script's path, not {shown(target)}.")
+    return run_ranks(order, ranks, env)
+
+
+def order_for(
+    kind: str,
+    ranks: int,
+    plan: Mapping[str, Any],
+    name: str | None,
+    *,
+    backend: str | None,
+    threads: int | None,
+    ddp: bool,
+    split: bool,
+    **others: Any,
+) -> Order:
+    """Check the options of a job, and choose those that are not given."""
+    from perfnb.step.environment import usable_cpus
+
+    require_count("ranks", ranks, 1)
+    require_flag("ddp", ddp)
+    require_flag("split", split)
+    if threads is None:
+        threads = max(1, int(usable_cpus()) // ranks)
+    require_count("threads", threads, 1)
+    gpus = _gpus()
+    if backend is None:
+        backend = _BOTH if gpus >= ranks else "gloo"
+    elif not isinstance(backend, str):
+        raise TypeError(f"backend must be text, such as 'gloo', not {shown(backend)}.")
+    elif backend not in (*_BACKENDS, _BOTH):
+        raise ValueError(f"backend {shown(backend)} is unknown: use {', '.join(_BACKENDS)}.")
+    if "nccl" in backend and gpus < ranks:
+        have = "no GPU" if gpus == 0 else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        raise CaptureError(
+            f"{ranks} ranks with nccl need a GPU each, but this machine has {have}: use backend='gloo', or fewer ranks."
+        )
+    return Order(
+        kind,
+        plan=plan,
+        name=name,
+        backend=backend,
+        threads=threads,
+        ddp=ddp,
+        split=split,
+        gpus=gpus if gpus >= ranks else 0,
+        **places(),
+        **others,
+    )
+
+
+def run_ranks(order: Order, ranks: int, env: Mapping[str, str] | None = None, *, quiet: bool = False) -> Ranks:
+    """Start the ranks of a job and return their profiles, when all of them have ended."""
+    __tracebackhide__ = True
+    if env is not None and not all(isinstance(one, str) for pair in env.items() for one in pair):
+        raise TypeError("env must be a mapping of text to text.")
+    with (
+        InterruptGate() as gate,
+        tempfile.TemporaryDirectory(prefix="perfnb-", ignore_cleanup_errors=True) as place,
+        Progress(enabled=not quiet) as progress,
+    ):
+        folder = Path(place)
+        require_writable(folder)
+        job = Job(folder, order, ranks, env or {})
+        try:
+            with gate.opened():
+                job.follow(progress, _show)
+        finally:
+            job.end()
+        return _loaded(folder / _PROFILES, order, ranks)
+
+
+def _loaded(folder: Path, order: Order, ranks: int) -> Ranks:
+    if order.kind != "script":
+        return Ranks([Profile(SavedProfile(folder / rank_folder(rank))) for rank in range(ranks)])
+    windows = sorted(one for one in folder.glob("step_*") if one.is_dir())
+    if not windows:
+        raise CaptureError(
+            f"The script ended before a step was profiled: its first {order.at:,} steps are not. Pass a smaller at."
+        )
+    found = load(windows[-1])
+    if isinstance(found, Profile):
+        return Ranks([found])
+    if not isinstance(found, Ranks):
+        raise PerfnbError(f"The ranks saved {type(found).__name__}, not profiles.")
+    return found
+
+
+def _show(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+def _gpus() -> int:
+    """Number of CUDA or ROCm devices; nothing is initialised on them."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,0 +1,227 @@
+"""One rank of a job: sets up the process group, makes the step from what was sent, and profiles it."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import linecache
+import os
+import pickle
+import runpy
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perfnb.errors import CaptureError
+from perfnb.launching.agreement import AgreedPlan
+from perfnb.launching.child import ORDER, PROGRESS, tell, tell_failure
+from perfnb.launching.order import Cell, Order
+from perfnb.step.budget import Plan
+from perfnb.step.cells import batches_of, step_of
+from perfnb.step.namespace import is_empty, names_in, namespace_of
+
+#: Folder of the profiles inside the job's.
+PROFILES = "profiles"
+#: No rank gives up on another: a job that hangs is interrupted by its user.
+_PATIENCE = timedelta(days=7)
+
+
+def run(folder: Path, rank: int) -> None:
+    """Do what the order in a job's folder says."""
+    order: Order = pickle.loads((folder / ORDER).read_bytes())
+    sys.path[:], sys.argv[:] = order.path, order.argv
+    for file, lines in order.lines.items():
+        linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
+    torch.set_num_threads(order.threads)
+    if order.kind == "script":
+        sys.argv[:] = ["perfnb", "run", "--at", str(order.at), "--save", str(folder / PROFILES), *order.program]
+        _as_module(rank, folder)
+        return
+    ranks = int(os.environ["WORLD_SIZE"])
+    if order.gpus:
+        if order.kind == "cell":
+            # What was on the notebook's GPU goes to this rank's: there it is the only one.
+            seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            os.environ["CUDA_VISIBLE_DEVICES"] = seen[rank] if rank < len(seen) and seen[0] else str(rank)
+        else:
+            torch.cuda.set_device(rank)
+    store = _join(order.backend, rank, ranks)
+    _profile(order, folder, rank, ranks, store)
+    torch.distributed.destroy_process_group()
+
+
+def _as_module(rank: int, folder: Path) -> None:
+    """Run ``perfnb run``; a script that ends by `sys.exit` without an error has ended well."""
+    try:
+        runpy.run_module("perfnb", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+
+
+def _join(backend: str, rank: int, ranks: int) -> Any:
+    """Set up the process group; return a store of perfnb's own beside it."""
+    distributed: Any = torch.distributed
+    store, _, _ = next(distributed.rendezvous("env://", timeout=_PATIENCE))
+    distributed.init_process_group(
+        backend, store=distributed.PrefixStore("job", store), rank=rank, world_size=ranks, timeout=_PATIENCE
+    )
+    own = distributed.PrefixStore("perfnb", store)
+    own.set_timeout(_PATIENCE)
+    return own
+
+
+def _profile(order: Order, folder: Path, rank: int, ranks: int, store: Any) -> None:
+    """Make the step and profile it; the profile goes to the job's folder."""
+    from perfnb.profile.profile import Profile
+    from perfnb.profile.profiling import profile_call, run_profile
+    from perfnb.recording.job import rank_folder
+
+    def guarded(step: Callable[..., Any]) -> Callable[..., None]:
+        def run_step(*batch: Any) -> None:
+            try:
+                step(*batch)
+            except BaseException as error:
+                # At once: whatever follows here may wait for ranks that wait for this one.
+                tell_failure(folder, rank, error)
+                os._exit(1)
+
+        return run_step
+
+    plan = AgreedPlan(Plan(**order.plan), rank, store)
+    line = _FileLine(folder) if rank == 0 else None
+    sent = pickle.loads(order.payload)
+    if isinstance(sent, Cell):
+        namespace = sent.anchor.__globals__  # which its functions share
+        namespace.update(sent.variables, __name__="__main__", __builtins__=builtins)
+        vars(sys.modules["__main__"]).update(sent.variables)
+        if order.ddp:
+            _wrap_variables(namespace, [name for name in sent.variables if not name.startswith("_")])
+        clause = sent.clause
+        batches: Any = None if clause is None else batches_of(clause, namespace, CaptureError)
+        if batches is not None and order.split:
+            batches = _Split(batches, rank, ranks)
+        step = step_of(sent.body, namespace, None if clause is None else clause.assign)
+        profile = run_profile(
+            guarded(step),
+            batches,
+            used=namespace_of(FunctionType(sent.body, namespace)),
+            plan=plan,
+            models=None if sent.models is None else [namespace[name] for name in sent.models],
+            namespace={name: value for name, value in namespace.items() if not name.startswith("__")},
+            name=order.name or "step",
+            line=line,
+        )
+    else:
+        target, given = sent
+        step, batches = _set_up(target, given)
+        if order.ddp:
+            _wrap_step(step)
+        if batches is not None and order.split:
+            batches = _Split(batches, rank, ranks)
+        profile = profile_call(step, batches, plan=plan, name=order.name, guard=guarded, line=line)
+    recording = profile._recording
+    job = {"rank": rank, "world_size": ranks, "backend": order.backend}
+    Profile(replace(recording, meta={**recording.meta, "job": job})).save(folder / PROFILES / rank_folder(rank))
+
+
+def _set_up(target: Callable[[], Any], given: Any) -> tuple[Any, Any]:
+    """The step that a target returns, and the batches: those given, or those returned with the step."""
+    made = target()
+    step, batches = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not callable(step):
+        raise CaptureError(
+            f"The function sent to the ranks returned {type(step).__name__}, not a step: return the function that runs "
+            "one step, or (step, batches)."
+        )
+    if given is not None and batches is not None:
+        raise CaptureError("batches are given twice: as an argument, and returned with the step.")
+    return step, given if batches is None else batches
+
+
+class _FileLine:
+    """Progress in a file, from which the process that started the job shows it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / PROGRESS
+
+    def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
+        tell(self._path, json.dumps([pass_name, done, total, note]))
+
+    def close(self) -> None:
+        pass
+
+
+class _Split:
+    """Batches of which each rank takes its part; the parts of all ranks are the batch."""
+
+    def __init__(self, batches: Any, rank: int, ranks: int) -> None:
+        self._batches, self._rank, self._ranks = batches, rank, ranks
+
+    def __iter__(self) -> Iterator[Any]:
+        made = self._batches
+        if callable(made) and not isinstance(made, Iterable):
+            made = made()
+        return (self._part(batch) for batch in made)
+
+    def _part(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dim() > 0:
+            if len(value) < self._ranks:
+                raise CaptureError(f"A batch of {len(value)} cannot be split among {self._ranks} ranks.")
+            return value.tensor_split(self._ranks)[self._rank]
+        if isinstance(value, Mapping):
+            return {key: self._part(one) for key, one in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(self._part, value))
+        return type(value)(map(self._part, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _wrap_variables(namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Wrap the models in these variables in DistributedDataParallel."""
+    values = {name: namespace[name] for name in names}
+    wrapped = _wrapped(values)
+    for name, value in values.items():
+        namespace[name] = wrapped.get(id(value), value)
+
+
+def _wrap_step(step: Any) -> None:
+    """Wrap the models that a step uses, in its closure and its globals and those of the functions it calls."""
+    wrapped = _wrapped(namespace_of(step))
+    seen: list[FunctionType] = []
+    waiting = [getattr(step, "__func__", step)]
+    while waiting:
+        function = waiting.pop()
+        if type(function) is not FunctionType or function in seen:
+            continue
+        seen.append(function)
+        for cell in function.__closure__ or ():
+            if not is_empty(cell):
+                waiting.append(cell.cell_contents)
+                cell.cell_contents = wrapped.get(id(cell.cell_contents), cell.cell_contents)
+        for name in names_in(function.__code__):
+            if name in function.__globals__:
+                value = function.__globals__[name]
+                waiting.append(value)
+                function.__globals__[name] = wrapped.get(id(value), value)
+
+
+def _wrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
+    """Each model with something to train, by its ``id``, wrapped; parts of another one are left alone."""
+    parallel = nn.parallel.DistributedDataParallel
+    models = [value for value in values.values() if isinstance(value, nn.Module)]
+    parts = {id(part) for model in models for part in list(model.modules())[1:]}
+    chosen = {id(model): model for model in models if id(model) not in parts and not isinstance(model, parallel)}
+    trained = {key: model for key, model in chosen.items() if any(one.requires_grad for one in model.parameters())}
+    if not trained:
+        raise CaptureError(
+            "ddp finds no model to wrap: the step names none in a variable of its own. Wrap it in "
+            "DistributedDataParallel in the function that sets the job up."
+        )
+    return {key: parallel(model) for key, model in trained.items()}

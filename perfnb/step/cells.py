@@ -1,0 +1,51 @@
+"""A notebook cell's compiled code as a step, and the batches of its ``for`` clause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any, NamedTuple
+
+#: The name by which a clause's code gets its batch.
+BATCH = "__perfnb_batch__"
+
+
+class Clause(NamedTuple):
+    """``for TARGET in ITERABLE``, compiled."""
+
+    #: Binds a batch, named `BATCH`, to the target.
+    assign: CodeType
+    #: Evaluates the iterable.
+    iterable: CodeType
+    text: str
+
+
+def step_of(body: CodeType, namespace: dict[str, Any], assign: CodeType | None) -> Callable[..., None]:
+    """The step: bind the batch to the clause's target by `assign`, then run `body` in `namespace`."""
+
+    def step(*batch: Any) -> None:
+        __tracebackhide__ = True
+        if assign is not None:
+            # The batch's internal name never enters the user's namespace.
+            bound = {BATCH: batch[0]}
+            exec(assign, namespace, bound)
+            del bound[BATCH]
+            namespace.update(bound)
+        exec(body, namespace)
+
+    return step
+
+
+def batches_of(
+    clause: Clause, namespace: dict[str, Any], refuse: Callable[[str], Exception]
+) -> Callable[[], Iterable[Any]]:
+    """A function that evaluates a clause's iterable anew whenever the batches restart, so that ``enumerate`` works."""
+
+    def batches() -> Iterable[Any]:
+        __tracebackhide__ = True
+        result: Iterable[Any] = eval(clause.iterable, namespace)
+        if not hasattr(type(result), "__iter__") and not hasattr(type(result), "__getitem__"):
+            raise refuse(f"{clause.text!r} yields no batches: {type(result).__name__} is not iterable.")
+        return result
+
+    return batches
