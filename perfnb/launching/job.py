@@ -28,7 +28,7 @@ _CHATTER = (b"[Gloo] Rank ",)
 _MOST_OF_A_LINE = 2000
 
 
-class _Traceback(Exception):
+class RankTraceback(Exception):
     """The traceback of a rank, shown as the cause of the exception that it raised there."""
 
     def __init__(self, words: str) -> None:
@@ -67,6 +67,7 @@ class Job:
         Exception
             What the first failing rank raised.
         """
+        __tracebackhide__ = True
         while True:
             ended = self._launcher.poll() is not None  # before the files are read, which are then complete
             self._show_progress(progress)
@@ -180,7 +181,7 @@ class Job:
             error = CaptureError(f"Rank {rank} of {self._ranks} ended with {said}")
         if not isinstance(error, CaptureError):
             error.add_note(f"perfnb: raised by rank {rank} of {self._ranks}; its traceback is above.")
-        raise error from _Traceback(first["traceback"])
+        raise error from RankTraceback(first["traceback"])
 
     def _how_it_ended(self) -> str:
         """Say which rank ended without an exception."""

@@ -17,8 +17,8 @@ LINES = [
     ("--Steps 5 train()", "there is no option --Steps: did you mean --steps?"),
     (
         "--zzz train()",
-        "there is no option --zzz: the options are --budget, --into, --model, --name, --no-flops, --no-memory, "
-        "--quiet, --steps, --warmup, --watch.",
+        "there is no option --zzz: the options are --budget, --ddp, --into, --model, --name, --no-flops, "
+        "--no-memory, --quiet, --ranks, --split, --steps, --warmup, --watch.",
     ),
     ("--help", "there is no option --help: %profile_step? shows the help."),
     ("-h", "there is no option -h: %profile_step? shows the help."),
