@@ -12,7 +12,7 @@ import perfnb as package
 from perfnb.diff.step_times import slower_by_more_than, step_change, step_change_of
 from perfnb.profile.profile import Profile
 from perfnb.stats.step_times import Timing
-from tests.command.processes import perfnb
+from tests.command.processes import called, perfnb
 from tests.recordings import ByHand
 
 
@@ -71,10 +71,10 @@ def test_it_fails_only_where_the_change_is_certain(
 ) -> None:
     a, b = timing(tmp_path, "a", 10.0), timing(tmp_path, "b", median, noise=noise)
 
-    done = perfnb("compare", a, b, "--fail-if-slower", limit)
+    done = called("compare", a, b, "--fail-if-slower", limit)
     assert (done.returncode, done.stderr) == (code, "")
     assert ("Failed: slower" if code else "Passed: not shown to be slower") in done.stdout
-    assert perfnb("compare", a, b).returncode == 0
+    assert called("compare", a, b).returncode == 0
 
 
 @pytest.mark.slow
@@ -91,14 +91,14 @@ def test_two_profiles_are_compared(tmp_path: Path) -> None:
     assert lines[-1].startswith("Failed: slower by more than 20 %")
     assert max(map(len, lines)) <= 100
 
-    found = perfnb("compare", a, b, "--fail-if-slower", 20, "--json")
+    found = called("compare", a, b, "--fail-if-slower", 20, "--json")
     value = json.loads(found.stdout)
     assert found.returncode == 1
     assert value["step"]["ratio"] == pytest.approx(1.5)
     assert (value["kind"], value["failed"], value["step"]["steps"]) == ("comparison", True, "timed")
     assert [row["grew_ms"] for row in value["by_op"]] == [pytest.approx(0.25)]
 
-    page = perfnb("compare", a, b, "--html", tmp_path / "c.html")
+    page = called("compare", a, b, "--html", tmp_path / "c.html")
     assert page.returncode == 0
     assert "new against old" in (tmp_path / "c.html").read_text("utf-8")
 
@@ -107,14 +107,14 @@ def test_two_profiles_are_compared(tmp_path: Path) -> None:
 def test_what_cannot_be_judged_does_not_pass(tmp_path: Path) -> None:
     a, b = timing(tmp_path, "a", 10.0, steps=3), timing(tmp_path, "b", 20.0)
 
-    done = perfnb("compare", a, b, "--fail-if-slower", 5)
+    done = called("compare", a, b, "--fail-if-slower", 5)
     assert (done.returncode, done.stdout) == (2, "")
     assert "at least 6 timed steps of each, and there are 3 and 40" in done.stderr
 
 
 @pytest.mark.slow
 def test_two_of_different_kinds_are_refused(tmp_path: Path) -> None:
-    done = perfnb("compare", timing(tmp_path, "a", 10.0), profile(tmp_path, "b", 1000))
+    done = called("compare", timing(tmp_path, "a", 10.0), profile(tmp_path, "b", 1000))
 
     assert (done.returncode, done.stdout) == (2, "")
     said = "perfnb compare: these are not two profiles, traces, runs or timings: a (Timing) and b (Profile)."

@@ -14,7 +14,7 @@ import pytest
 
 import perfnb as package
 from perfnb.command.main import SUB_COMMANDS, split_program
-from tests.command.processes import ROOT, environment, perfnb
+from tests.command.processes import ROOT, called, environment, perfnb
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ COMMANDS = {one.name: one for one in map(resolve_name, SUB_COMMANDS)}
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_help_says(name: str, golden: Callable[[str, str], None]) -> None:
-    done = perfnb(*name.split(), "--help")
+    done = called(*name.split(), "--help")
 
     assert (done.returncode, done.stderr) == (0, "")
     golden(f"help_{name or 'perfnb'}.txt", done.stdout)
@@ -54,7 +54,7 @@ def test_without_a_command_it_shows_the_help_and_fails() -> None:
     ],
 )
 def test_wrong_use_is_told_with_exit_code_2(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    done = perfnb(*words, cwd=tmp_path)
+    done = called(*words, cwd=tmp_path)
 
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
@@ -64,7 +64,7 @@ def test_wrong_use_is_told_with_exit_code_2(words: tuple[str, ...], said: str, t
 
 @pytest.mark.parametrize("words", [("show", "x.json"), ("compare", "x.json", "y.json"), ("ranks", "x.json")])
 def test_an_unknown_file_gives_one_sentence_and_exit_code_2(words: tuple[str, ...], tmp_path: Path) -> None:
-    done = perfnb(*words, cwd=tmp_path)
+    done = called(*words, cwd=tmp_path)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"perfnb {words[0]}: x.json does not exist.\n"
@@ -72,14 +72,14 @@ def test_an_unknown_file_gives_one_sentence_and_exit_code_2(words: tuple[str, ..
 
 def test_a_file_of_another_kind_gives_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("buy milk")
-    done = perfnb("show", "notes.txt", cwd=tmp_path)
+    done = called("show", "notes.txt", cwd=tmp_path)
 
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "notes.txt is not a file that perfnb can read" in done.stderr
 
 
 def test_the_version_is_told() -> None:
-    assert perfnb("--version").stdout == f"perfnb {package.__version__}\n"
+    assert called("--version").stdout == f"perfnb {package.__version__}\n"
 
 
 def test_the_console_script_is_the_same() -> None:

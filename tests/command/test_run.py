@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import perfnb as package
-from tests.command.processes import command, environment, perfnb
+from tests.command.processes import called, command, environment, perfnb
 from tests.tracebacks import frames_of_perfnb
 
 pytestmark = pytest.mark.slow
@@ -187,14 +187,14 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     for name in "ab":
         assert perfnb("run", "--at", 5, "--save", name, "loop.py", cwd=tmp_path).returncode == 0
 
-    done = perfnb("compare", "a/run", "b/run", "--fail-if-slower", 900_000, cwd=tmp_path)
+    done = called("compare", "a/run", "b/run", "--fail-if-slower", 900_000, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("perfnb · two runs · loop (a) and loop (b)\na: a/run, b: b/run\n")
     assert "Passed: not shown to be slower by more than 900000 %" in done.stdout
-    value = json.loads(perfnb("compare", "a/run", "b/run", "--json", cwd=tmp_path).stdout)
+    value = json.loads(called("compare", "a/run", "b/run", "--json", cwd=tmp_path).stdout)
     assert value["kind"] == "comparison"
     assert value["step"]["ci_low"] < value["step"]["ratio"] < value["step"]["ci_high"]
-    assert json.loads(perfnb("show", "a/run", "--json", cwd=tmp_path).stdout)["kind"] == "RunSummary"
+    assert json.loads(called("show", "a/run", "--json", cwd=tmp_path).stdout)["kind"] == "RunSummary"
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monke
 def test_the_folder_of_a_run_shows_it_and_names_the_profiles(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "60"))
     assert perfnb("run", "--at", 5, "--save", "kept", "loop.py", cwd=tmp_path).returncode == 0
-    done = perfnb("show", "kept", cwd=tmp_path)
+    done = called("show", "kept", cwd=tmp_path)
     assert done.stdout.startswith("perfnb · whole run · loop")
     assert done.stdout.endswith("Profiles in the same folder, for perfnb show: kept/step_000005\n")
 

@@ -11,7 +11,7 @@ import pytest
 
 import perfnb as package
 from perfnb.profile.profile import Profile
-from tests.command.processes import command, environment, perfnb
+from tests.command.processes import called, command, environment, perfnb
 from tests.experiments.report_samples import SAME, experiment
 from tests.memory.snapshots import dumped, small
 from tests.ranks.rank_traces import rank_trace, written
@@ -34,10 +34,10 @@ def test_the_text_is_that_of_the_object(profile: Path) -> None:
 
 
 def test_the_text_is_no_wider_than_the_terminal(profile: Path) -> None:
-    done = perfnb("show", profile, COLUMNS="80")
+    done = called("show", profile, COLUMNS="80")
 
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert perfnb("show", profile, COLUMNS="300").stdout == perfnb("show", profile, COLUMNS="100").stdout
+    assert called("show", profile, COLUMNS="300").stdout == called("show", profile, COLUMNS="100").stdout
 
 
 def test_a_reader_that_leaves_is_no_error(profile: Path) -> None:
@@ -70,13 +70,13 @@ def test_output_that_cannot_be_written_is_told(profile: Path, form: tuple[str, .
 
 
 def test_a_folder_of_profiles_names_them(profile: Path) -> None:
-    done = perfnb("show", profile.parent)
+    done = called("show", profile.parent)
     assert done.returncode == 2
     assert "is a folder with p: give one of them" in done.stderr
 
 
 def test_json_holds_the_tables(profile: Path) -> None:
-    done = perfnb("show", profile, "--json")
+    done = called("show", profile, "--json")
 
     value = json.loads(done.stdout)
     assert value["kind"] == "Profile"
@@ -88,7 +88,7 @@ def test_json_holds_the_tables(profile: Path) -> None:
 
 
 def test_a_page_is_written(profile: Path, tmp_path: Path) -> None:
-    done = perfnb("show", profile, "--html", tmp_path / "deep" / "p.html")
+    done = called("show", profile, "--html", tmp_path / "deep" / "p.html")
 
     assert done.stdout == f"Written to {tmp_path / 'deep' / 'p.html'}.\n"
     assert "by hand" in (tmp_path / "deep" / "p.html").read_text("utf-8")
@@ -126,14 +126,13 @@ def kinds(folder: Path) -> dict[str, Path]:
     }
 
 
-@pytest.mark.deep
 def test_every_kind_shows_itself(tmp_path: Path) -> None:
     for kind, path in kinds(tmp_path).items():
-        text = perfnb("show", path)
+        text = called("show", path)
         assert (text.returncode, text.stderr) == (0, ""), kind
         assert max(map(len, text.stdout.splitlines())) <= 100, kind
-        assert json.loads(perfnb("show", path, "--json").stdout)["kind"] == kind
-        assert perfnb("show", path, "--html", tmp_path / "page.html").returncode == 0, kind
+        assert json.loads(called("show", path, "--json").stdout)["kind"] == kind
+        assert called("show", path, "--html", tmp_path / "page.html").returncode == 0, kind
         assert "<html" in (tmp_path / "page.html").read_text("utf-8")
 
 
@@ -142,14 +141,14 @@ def test_ranks_are_shown_side_by_side(tmp_path: Path) -> None:
 
     done = perfnb("ranks", tmp_path / "traces")
     assert done.stdout == f"{package.load(tmp_path / 'traces')}\n"
-    assert perfnb("ranks", *paths).stdout == done.stdout
-    assert json.loads(perfnb("ranks", tmp_path / "traces", "--json").stdout)["ranks"] == [0, 1, 2, 3]
-    assert perfnb("ranks", tmp_path / "traces", "--html", tmp_path / "r.html").returncode == 0
+    assert called("ranks", *paths).stdout == done.stdout
+    assert json.loads(called("ranks", tmp_path / "traces", "--json").stdout)["ranks"] == [0, 1, 2, 3]
+    assert called("ranks", tmp_path / "traces", "--html", tmp_path / "r.html").returncode == 0
     assert "4 ranks" in (tmp_path / "r.html").read_text("utf-8")
 
 
 def test_what_holds_no_ranks_is_refused(profile: Path) -> None:
-    done = perfnb("ranks", profile)
+    done = called("ranks", profile)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "holds no ranks but a Profile" in done.stderr
@@ -160,5 +159,5 @@ def test_the_machine_is_checked() -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("perfnb · the machine ·")
-    checks = json.loads(perfnb("system", "--json").stdout)["checks"]
+    checks = json.loads(called("system", "--json").stdout)["checks"]
     assert {"check", "found", "expected", "verdict", "why", "how"} == set(checks[0])
