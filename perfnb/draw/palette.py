@@ -102,6 +102,13 @@ RUN = {
     "other": Mark("between steps", GREY, "·", "none"),
     "profiled": Mark("profiled windows", PURPLE, "╬", "cross"),
 }
+
+#: A mark for every part of a request's time.
+REQUEST = {
+    "wait": Mark("waiting", ORANGE, "░", "dots"),
+    "prefill": Mark("first token (prefill)", BLUE, "█", "solid"),
+    "decode": Mark("later tokens (decode)", SKY, "▒", "columns"),
+}
 #: A mark for every kind of layer. Phases are shown in the same place, so none is blue like forward or vermilion like
 #: backward, and no phase has the same colour and pattern.
 KINDS = {

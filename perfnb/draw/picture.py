@@ -141,7 +141,7 @@ def _colours() -> list[int]:
     marks = {mark.colour for mark in (*palette.MARKS.values(), *palette.CATEGORIES.values())}
     shades = [*(_mixed(INK, GROUND, part / 11) for part in range(12)), _mixed(INK, GROUND, 0.96)]
     for colour in sorted(marks):
-        shades += [_mixed(colour, GROUND, part) for part in (0.0, 0.2, 0.4, 0.6)]
+        shades += [_mixed(colour, GROUND, part) for part in (0.0, 0.2, 0.4, 0.6, 0.8)]
         shades += [_mixed(colour, "#000000", part) for part in (0.2, 0.4)]
     return [level for shade in shades for level in shade]
 

@@ -36,15 +36,16 @@ def comparison_html(found: InferenceComparison) -> str:
     scale = ladder.longest(table)
     rows, reasons = [], []
     for name, row in _ordered(table).iterrows():
-        *cells, why = _row(str(name), row)
-        rows.append([escape.html(name), ladder.bar(row, scale), *(escape.html(cell, 300) for cell in cells[1:])])
+        _, latency, against, outputs, *sizes, decision, why = _row(str(name), row)
+        cells = (escape.html(cell, 300) for cell in (latency, against, *sizes, outputs))
+        rows.append([escape.html(name), escape.html(decision), ladder.bar(row, scale), *cells])
         if why:
             reasons.append(f"<li>{escape.html(name)}: {escape.html(why, 300)}</li>")
-    heads = (_HEADS[0], "faster | slower", *_HEADS[1:-1])
-    said = "".join(f"<p>{escape.html_sentence(sentence)}</p>" for sentence in rest)
-    drawn = tables.table("Backends, each against the model as it is (eager)", heads, rows, texts=2, last_texts=1)
+    backend, latency, against, outputs, *sizes, decision, _ = _HEADS
+    heads = (backend, decision, "faster | slower", latency, against, *sizes, outputs)
+    drawn = tables.table("Backends, each against the model as it is (eager)", heads, rows, texts=3, last_texts=1)
     listed = f"<ul>{''.join(reasons)}</ul>" if reasons else ""
-    return framed(f"{header(found._name, 'backends', first)}{said}{drawn}{listed}", narrow=True)
+    return framed(f"{header(found._name, 'backends', first, *rest)}{drawn}{listed}", narrow=True)
 
 
 def comparison_page(found: InferenceComparison) -> str:

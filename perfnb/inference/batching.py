@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perfnb.arguments import require_seconds
 from perfnb.inference.queueing import poisson_arrivals, simulate_batches
 from perfnb.stats.intervals import Floats, median_interval
 
@@ -18,6 +21,12 @@ REQUESTS = 8_000
 _SETTLES = REQUESTS // 4
 #: Delays that are tried, as shares of the time that a request alone takes.
 DELAYS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+#: Settings whose figures differ by less count as equal.
+EQUAL_WITHIN = 0.05
+#: How often the interval around the highest rate is halved.
+_HALVINGS = 7
+#: Quantiles of a batch's time that are told apart.
+_LEVELS = 4096
 _SEED = 21
 
 
@@ -66,6 +75,8 @@ class Batching:
     def __init__(self, times_ms: Mapping[int, Floats], servers: int = 1) -> None:
         self._times = {size: np.sort(times_ms[size]) for size in sorted(times_ms)}
         self._servers = servers
+        self._grids: dict[float, pd.DataFrame] = {}
+        self._highest: dict[tuple[float, str], Batcher | None] = {}
 
     @cached_property
     def sizes(self) -> pd.DataFrame:
@@ -128,26 +139,69 @@ class Batching:
 
     def grid(self, rate_per_s: float) -> pd.DataFrame:
         """A row per setting of the batcher, with what it does at a rate; as `Batcher`."""
+        if rate_per_s not in self._grids:
+            self._grids[rate_per_s] = pd.DataFrame([self.at(rate_per_s, *each) for each in self._settings])
+        return self._grids[rate_per_s].copy()
+
+    @property
+    def _settings(self) -> list[tuple[int, float]]:
         alone = float(np.median(self._times[1]))
-        settings = [(1, 0.0)] + [(most, share * alone) for most in self._times if most > 1 for share in DELAYS]
-        return pd.DataFrame([self.at(rate_per_s, *setting) for setting in settings])
+        return [(1, 0.0)] + [(most, share * alone) for most in self._times if most > 1 for share in DELAYS]
 
     def best(self, rate_per_s: float, quantile: float = 0.99) -> Batcher | None:
         """The setting whose latency is lowest at a rate; ``None`` if all are overrun.
+
+        Of settings within 5 % of the lowest, which simulations of this length cannot tell apart, it is the one with the
+        smallest batch and delay.
 
         Parameters
         ----------
         quantile : float
             0.5, 0.95 or 0.99.
         """
-        name = {0.5: "p50_ms", 0.95: "p95_ms", 0.99: "p99_ms"}.get(quantile)
-        if name is None:
-            raise ValueError(f"quantile must be 0.5, 0.95 or 0.99, not {quantile!r}.")
-        table = self.grid(rate_per_s)
-        row = table.iloc[int(table[name].to_numpy(dtype=float).argmin())]
-        if not np.isfinite(row[name]):
+        name = _column_of(quantile)
+        table = self.grid(rate_per_s).sort_values(["most", "delay_ms"])
+        lowest = float(table[name].min())
+        if not np.isfinite(lowest):
             return None
+        row = table[table[name] <= (1 + EQUAL_WITHIN) * lowest].iloc[0]
         return self.at(rate_per_s, int(row["most"]), float(row["delay_ms"]))
+
+    def highest_rate(self, bound_ms: float, quantile: float = 0.99) -> Batcher | None:
+        """The setting that serves the highest rate with a quantile of latency within a bound, at that rate.
+
+        ``None`` if none does at any rate. Of settings whose rates are within 5 % the one with the smallest batch and
+        delay is meant.
+
+        Parameters
+        ----------
+        quantile : float
+            0.5, 0.95 or 0.99.
+        """
+        name = _column_of(quantile)
+        require_seconds("bound_ms", bound_ms)
+        if (bound_ms, name) not in self._highest:
+            self._highest[bound_ms, name] = self._find_highest(bound_ms, name)
+        return self._highest[bound_ms, name]
+
+    def _find_highest(self, bound_ms: float, name: str) -> Batcher | None:
+        best: Batcher | None = None
+        for most, delay_ms in self._settings:
+            within = functools.partial(self._within, name=name, bound_ms=bound_ms, most=most, delay_ms=delay_ms)
+            low = 0.02 * self._capacity(1) if best is None else (1 + EQUAL_WITHIN) * best.rate_per_s
+            high = self._capacity(most)
+            if low >= high or within(low) is None:
+                continue
+            best = within(low)
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2
+                found = within(middle)
+                low, high, best = (middle, high, found) if found is not None else (low, middle, best)
+        return best
+
+    def _within(self, rate_per_s: float, *, name: str, bound_ms: float, most: int, delay_ms: float) -> Batcher | None:
+        found = self.at(rate_per_s, most, delay_ms)
+        return found if getattr(found, name) <= bound_ms else None
 
     def _capacity(self, most: int) -> float:
         """Requests per second that the batcher serves when all its batches are full."""
@@ -156,6 +210,22 @@ class Batching:
 
     def _time(self, size: int, share: float) -> float:
         """The quantile of a batch's time, interpolated between the sizes measured around it."""
-        sizes = list(self._times)
-        at = [float(self._times[each][int(share * len(self._times[each]))]) for each in sizes]
-        return float(np.interp(size, sizes, at))
+        return self._table[size - 1][int(share * _LEVELS)]
+
+    @cached_property
+    def _table(self) -> list[list[float]]:
+        """Times by size, from 1, and by quantile."""
+        levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
+        measured = {size: times[(levels * len(times)).astype(int)] for size, times in self._times.items()}
+        table = [measured[1]]
+        for before, after in itertools.pairwise(measured):
+            shares = (np.arange(before, after) + 1 - before) / (after - before)
+            table += [(1 - share) * measured[before] + share * measured[after] for share in shares]
+        return [each.tolist() for each in table]
+
+
+def _column_of(quantile: float) -> str:
+    name = {0.5: "p50_ms", 0.95: "p95_ms", 0.99: "p99_ms"}.get(quantile)
+    if name is None:
+        raise ValueError(f"quantile must be 0.5, 0.95 or 0.99, not {quantile!r}.")
+    return name

@@ -142,6 +142,8 @@ class Latency(Page, Shown):
         self._serve = serve
         #: The highest rate for the bound that was asked for, or why there is none.
         self._highest: HighestRate | str | None = None
+        #: The rate that was asked for; ``None`` for recorded arrivals.
+        self._asked_rate: float | None = None
         self._batching: Batching | None = None
         #: The tokens of the requests served back to back.
         self._tokens: pd.DataFrame | None = None
@@ -296,6 +298,18 @@ class Latency(Page, Shown):
         return by_request(self._all_tokens, self.samples)
 
     @property
+    def token_times(self) -> pd.DataFrame:
+        """A row per token: ``run``, ``served`` (as in `tokens`), ``token``, ``after_arrival_ms``, ``after_start_ms``,
+        ``prompt_tokens``.
+
+        Raises
+        ------
+        ValueError
+            If tokens were not asked for: pass ``tokens=True``.
+        """
+        return self._all_tokens.copy()
+
+    @property
     def _all_tokens(self) -> pd.DataFrame:
         if self._tokens is None:
             raise ValueError("Tokens were not recorded: pass tokens=True.")
@@ -321,10 +335,11 @@ class Latency(Page, Shown):
     @property
     def itl_ms(self) -> float:
         """Median over all tokens of the gap since the token before: requests with many tokens weigh more than in
-        `tpot_ms`.
+        `tpot_ms`. NaN if no answer had two.
         """
         known = self._steady_tokens[["run", "served"]]
-        return float(np.median(gaps_ms(self._all_tokens.merge(known)))) if len(known) else math.nan
+        gaps = gaps_ms(self._all_tokens.merge(known))
+        return float(np.median(gaps)) if len(gaps) else math.nan
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -522,6 +537,7 @@ def latency(
     closed = _frame(served, warm_up=True)
     found = Latency(closed, opened, concurrency, str(getattr(fn, "__name__", type(fn).__name__)), serve_at)
     found._price_per_hour, found._joules = price_per_hour, joules
+    found._asked_rate = rate
     if tokens:
         found._tokens = _tokens("closed", served)
     if seen is not None:

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, palette, tables
+from perfnb.draw import bars, escape, palette, tables
 from perfnb.draw.frame import framed, header, static_page
-from perfnb.draw.picture import LINE, QUIET, picture_html
+from perfnb.draw.picture import picture_html
+from perfnb.inference.latency_pictures import CURVE_INCHES, TIMELINE_INCHES, draw_curve, draw_timeline
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from perfnb.inference.batching import Batcher, Batching
     from perfnb.inference.latency import HighestRate, Latency
 
-_INCHES = (6.6, 3.0)
 #: Calls of each size that count as warm-up.
 FIRST_CALLS = 2
 #: The row of the curve at whose rate batchers are compared: 80 % utilization.
 _BATCHED_AT = 5
 _HEADS = ("rate", "utilization", "p50", "p95", "p99", "mean wait")
-#: A quantile in the curve, with its colour and dashes.
-_LINES = {"p50_ms": (palette.BLUE, "-"), "p95_ms": (palette.GREEN, "--"), "p99_ms": (palette.VERMILION, ":")}
+_SIZE_HEADS = ("batch size", "median", "per request", "requests/s", "one more costs")
+_UNDER_LOAD = "Under load, computed from the service times"
+_CURVE_ALT = (
+    "Latency against the rate of requests: median, 95th and 99th percentile with intervals; below it the mean latency, "
+    "of waiting and service"
+)
+#: Tokens in the table of a timeline; the frame has all.
+_MOST_TOKENS = 100
+#: The requests that count as the tail of a run, as a share, and how many make one worth a figure.
+_TAIL, _FEWEST_IN_TAIL = 0.05, 5
 
 
 def latency_line(found: Latency) -> str:
@@ -38,25 +46,39 @@ def latency_line(found: Latency) -> str:
 def latency_text(found: Latency, width: int = 100) -> str:
     """All of it as text."""
     lines = [line for sentence in _sentences(found) for line in escape.wrapped(sentence, width)]
-    rows = [_HEADS, *_rows(found)]
-    wide = [max(len(row[place]) for row in rows) for place in range(len(_HEADS))]
-    lines += ["", "Under load, computed from the service times:"]
-    lines += ["  ".join(cell.rjust(each) for cell, each in zip(row, wide, strict=True)) for row in rows]
+    lines += ["", f"{_UNDER_LOAD}:", *_aligned([_HEADS, *_rows(found)])]
+    batching = found._batching
+    if batching is not None and len(batching.sizes) > 1:
+        lines += ["", "Batches, measured:", *_aligned([_SIZE_HEADS, *_size_rows(batching)])]
+        heads, rows, caption = _map(found, batching)
+        lines += ["", *escape.wrapped(f"{caption}:", width), *_aligned([heads, *([*row] for row in rows)])]
+    if (one := _typical(found)) is not None:
+        lines += ["", *_timeline_text(one, width)]
     return "\n".join(lines)
 
 
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of columns aligned at their right ends."""
+    wide = [max(escape.cells(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return ["  ".join(escape.fit(cell, each, ">") for cell, each in zip(row, wide, strict=True)) for row in rows]
+
+
 def latency_html(found: Latency) -> str:
-    """Sentences, the load curve as a picture, and its table."""
+    """Sentences, the load curve and the other pictures, each with its table."""
     first, *rest = _sentences(found)
-    said = "".join(f"<p>{escape.html_sentence(sentence)}</p>" for sentence in rest)
-    alt = "Latency against the rate of requests: median, 95th and 99th percentile with intervals, the wait as an area"
     rows = [[escape.html(cell) for cell in row] for row in _rows(found)]
-    return framed(
-        f"{header(found._name, 'latency', escape.plain(first, 2000))}{said}"
-        f"<p>{picture_html(functools.partial(_draw, found=found), _INCHES, alt)}</p>"
-        f"{tables.table('Under load, computed from the service times', _HEADS, rows, texts=0)}"
-        f"{_batching_html(found)}"
-    )
+    parts = [
+        header(found._name, "latency", first, *rest),
+        _picture(functools.partial(draw_curve, found=found), CURVE_INCHES, _CURVE_ALT),
+        tables.table(_UNDER_LOAD, _HEADS, rows, texts=0),
+    ]
+    if (one := _typical(found)) is not None:
+        parts.append(_timeline_html(one))
+    return framed("".join([*parts, _batching_html(found)]))
+
+
+def _picture(draw: Any, inches: tuple[float, float], alt: str) -> str:
+    return f"<p>{picture_html(draw, inches, alt)}</p>"
 
 
 def latency_page(found: Latency) -> str:
@@ -91,6 +113,7 @@ def _open_sentences(found: Latency) -> list[str]:
     run = found.open_run
     if run is None:
         return []
+    computed = _computed_sentences(found)
     from perfnb.stats.intervals import quantile, quantile_interval
 
     times = run.samples["latency_ms"].to_numpy(dtype=float)
@@ -104,12 +127,33 @@ def _open_sentences(found: Latency) -> list[str]:
     said = [f"At {rate}, measured with {fmt.counted(len(times), 'request')}: {measured}."]
     wait, late, service = (float(run.samples[name].mean()) for name in ("wait_ms", "late_ms", "service_ms"))
     share = fmt.share((wait - late) / (wait + service))
-    said.append(f"Of the mean latency, {share} is waiting for requests before it.")
+    said.append(f"Of the mean latency, {share} is waiting for requests before it{_tail(run.samples)}.")
     if run.late > 0.01:
         said.append(
             f"The clock started requests up to {fmt.share(run.late)} of a service time late, which is in these times."
         )
-    return said
+    return [*said, *computed]
+
+
+def _tail(samples: pd.DataFrame) -> str:
+    """Whether queueing or service makes the tail: the share of waiting among the slowest requests."""
+    slowest = samples.nlargest(round(_TAIL * len(samples)), "latency_ms")
+    if len(slowest) < _FEWEST_IN_TAIL:
+        return ""
+    waited = float((slowest["wait_ms"] - slowest["late_ms"]).sum() / slowest["latency_ms"].sum())
+    return f"; of that of the slowest {fmt.share(_TAIL)}, {fmt.share(waited)}"
+
+
+def _computed_sentences(found: Latency) -> list[str]:
+    """What the service times alone say of the rate asked for: with far more requests than the run had."""
+    if found._asked_rate is None:
+        return []
+    load = found.at(found._asked_rate)
+    if load.p50_ms is not None and math.isinf(load.p50_ms):
+        return []
+    known = {word: (getattr(load, f"{word}_ms"), load.intervals.get(f"{word}_ms")) for word in ("p50", "p95", "p99")}
+    times = ", ".join(f"{word} {_bounded(*each)}" for word, each in known.items())
+    return [f"Computed for this rate from the service times: {times}."]
 
 
 def _highest_sentences(found: HighestRate | str | None) -> list[str]:
@@ -174,46 +218,113 @@ def _batching_sentences(found: Latency) -> list[str]:
         return ["Batches serve no more requests a second than one by one."]
     size = batching.sizes["requests_per_s"].idxmax()
     said = [f"Batches of {size} serve {fmt.significant(batching.gain)} times as many requests a second as one by one."]
-    rate = found.curve["rate_per_s"].iloc[_BATCHED_AT]
+    rate = _batched_at(found)
     best, alone = batching.best(rate), batching.at(rate, 1, 0.0)
-    if best is None or best.most == 1:
-        return [*said, f"At {fmt.significant(rate)}/s no batcher has a lower p99 than serving one by one."]
-    setting = f"a batcher of at most {best.most} requests and {fmt.duration(best.delay_ms)} delay"
-    times = f"a p99 of {fmt.duration(best.p99_ms)} instead of {fmt.duration(alone.p99_ms)}"
-    return [*said, f"At {fmt.significant(rate)}/s, {setting} has {times} (simulated)."]
+    if best is None:
+        said.append(f"At {fmt.significant(rate)}/s every batcher is overrun.")
+    elif best.most == 1:
+        said.append(f"At {fmt.significant(rate)}/s no batcher has a lower p99 than serving one by one (simulated).")
+    else:
+        times = f"{fmt.duration(best.p99_ms)} instead of {_simulated(alone.p99_ms)}"
+        said.append(f"At {fmt.significant(rate)}/s, {_setting(best)} has a p99 of {times} (simulated).")
+    return [*said, *_batching_bound_sentences(found, batching)]
+
+
+def _batching_bound_sentences(found: Latency, batching: Batching) -> list[str]:
+    """The batcher that serves the highest rate within the bound, and what it costs when little is to do."""
+    highest = found._highest
+    if highest is None or isinstance(highest, str) or highest.quantile not in (0.5, 0.95, 0.99):
+        return []
+    word, bound = f"p{100 * highest.quantile:g}", fmt.duration(highest.bound_ms)
+    best = batching.highest_rate(highest.bound_ms, highest.quantile)
+    if best is None or best.rate_per_s <= highest.rate_per_s:
+        return [f"No batcher serves more within {bound}."]
+    quiet = [batching.at(best.rate_per_s / 50, *setting).p50_ms for setting in ((best.most, best.delay_ms), (1, 0.0))]
+    cost = f"; with hardly any load its p50 is {fmt.duration(quiet[0])} instead of {fmt.duration(quiet[1])}"
+    said = f"For {word} within {bound}, {_setting(best)} serves up to {fmt.significant(best.rate_per_s)}/s (simulated)"
+    return [f"{said}{cost if quiet[0] > 1.01 * quiet[1] else ''}."]
+
+
+def _setting(batcher: Batcher) -> str:
+    if batcher.most == 1:
+        return "serving one by one"
+    return f"a batcher of at most {batcher.most} requests and {fmt.duration(batcher.delay_ms)} delay"
+
+
+def _size_rows(batching: Batching) -> list[tuple[str, ...]]:
+    return [
+        (
+            f"{size}",
+            fmt.interval(row["median_ms"], (row["ci_low_ms"], row["ci_high_ms"])),
+            fmt.duration(row["per_request_ms"]),
+            fmt.rate(row["requests_per_s"]),
+            fmt.duration(row["marginal_ms"]) if place else "",
+        )
+        for place, (size, row) in enumerate(batching.sizes.iterrows())
+    ]
 
 
 def _batching_html(found: Latency) -> str:
     batching = found._batching
     if batching is None:
         return ""
-    heads = ("batch size", "median", "per request", "requests/s", "one more costs")
-    rows = [
-        (
-            f"{size}",
-            fmt.interval(row["median_ms"], (row["ci_low_ms"], row["ci_high_ms"])),
-            fmt.duration(row["per_request_ms"]),
-            fmt.rate(row["requests_per_s"]),
-            fmt.duration(row["marginal_ms"]),
-        )
-        for size, row in batching.sizes.iterrows()
+    rows = [[escape.html(cell) for cell in row] for row in _size_rows(batching)]
+    sizes = tables.table("Batches, measured", _SIZE_HEADS, rows, texts=0)
+    if len(batching.sizes) == 1:
+        return sizes
+    heads, cells, caption = _map(found, batching)
+    # Quiet for short, strong for long; on a log scale, because a batcher that is overrun takes far longer.
+    grid = _pivoted(batching.grid(_batched_at(found)))
+    known = np.log(grid.to_numpy(dtype=float, na_value=np.nan))
+    finite = known[np.isfinite(known)]
+    low, spread = (finite.min(), np.ptp(finite) or 1.0) if len(finite) else (0.0, 1.0)
+    shaded = [
+        [
+            escape.html(row[0]),
+            *(_shaded(cell, (value - low) / spread) for cell, value in zip(row[1:], line, strict=True)),
+        ]
+        for row, line in zip(cells, known, strict=True)
     ]
-    sizes = tables.table("Batches, measured", heads, [[escape.html(cell) for cell in row] for row in rows], texts=0)
-    rate = found.curve["rate_per_s"].iloc[_BATCHED_AT]
-    return sizes + _batching_map(batching.grid(rate), f"p99 at {fmt.significant(rate)}/s by batcher, simulated")
+    return sizes + tables.table(escape.html(caption, 300), heads, shaded)
 
 
-def _batching_map(grid: pd.DataFrame, caption: str) -> str:
-    """Latency by largest batch (columns) and delay (rows), the lowest in bold."""
-    table = grid.pivot(index="delay_ms", columns="most", values="p99_ms")
-    lowest = grid["p99_ms"].min()
+def _shaded(cell: str, share: float) -> str:
+    """A cell of the map: its figure, on a ground that is the stronger the longer it takes."""
+    if not cell:
+        return ""
+    strength = 0.06 + 0.44 * (1.0 if not math.isfinite(share) else share)
+    red, green, blue = bytes.fromhex(palette.VERMILION[1:])
+    words = f"<b>{escape.html(cell)}</b>" if cell.startswith(_BEST) else escape.html(cell)
+    ground = f"background-color:rgba({red},{green},{blue},{strength:.2f})"
+    return f'<span style="display:block;padding:2px 6px;{ground}">{words}</span>'
+
+
+#: Marks the best cell of the map.
+_BEST = "★ "
+
+
+def _batched_at(found: Latency) -> float:
+    """The rate at which batchers are compared: the one asked for, or that of 80 % utilization."""
+    return found._asked_rate or float(found.curve["rate_per_s"].iloc[_BATCHED_AT])
+
+
+def _pivoted(grid: pd.DataFrame) -> pd.DataFrame:
+    return grid.pivot(index="delay_ms", columns="most", values="p99_ms")
+
+
+def _map(found: Latency, batching: Batching) -> tuple[list[str], list[list[str]], str]:
+    """Heads, rows and caption of the batching map: p99 by largest batch (columns) and delay (rows)."""
+    rate = _batched_at(found)
+    table = _pivoted(batching.grid(rate))
+    best = batching.best(rate)
     rows = []
     for delay, row in table.iterrows():
-        cells = [escape.html(_simulated(value)) for value in row]
-        bold = [f"<b>{cell}</b>" if value == lowest else cell for cell, value in zip(cells, row, strict=True)]
-        rows.append([escape.html(f"waits up to {fmt.duration(delay)}"), *bold])
-    heads = ["", *(f"at most {most}" for most in table.columns)]
-    return tables.table(escape.html(caption), heads, rows)
+        chosen = [best is not None and best.most == most and best.delay_ms == delay for most in table.columns]
+        cells = [f"{_BEST if mark else ''}{_simulated(value)}" for value, mark in zip(row, chosen, strict=True)]
+        rows.append([fmt.duration(delay), *cells])
+    heads = ["longest delay", *(f"at most {most}" for most in table.columns)]
+    said = f"p99 at {fmt.significant(rate)}/s by largest batch and longest delay, simulated"
+    return heads, rows, said if best is None else f"{said}; {_BEST}best"
 
 
 def _simulated(ms: Any) -> str:
@@ -232,43 +343,72 @@ def _rows(found: Latency) -> list[tuple[str, ...]]:
 
 
 def _time(row: Any, stem: str) -> str:
-    value, low, high = row[f"{stem}_ms"], row[f"{stem}_low_ms"], row[f"{stem}_high_ms"]
-    if not pd.isna(high) and math.isinf(high) and not math.isinf(value):
-        return f"{fmt.duration(value)} [from {fmt.duration(low)}]"
-    return fmt.interval(value, (low, high))
+    return _bounded(row[f"{stem}_ms"], (row[f"{stem}_low_ms"], row[f"{stem}_high_ms"]))
 
 
-def _draw(figure: Figure, found: Latency) -> None:
-    axes = figure.subplots()
-    curve = found.curve
-    rates = curve["rate_per_s"].to_numpy(dtype=float)
-    waits, service = (curve[name].to_numpy(dtype=float) for name in ("wait_ms", "service_ms"))
-    axes.fill_between(rates, 0, service, color=LINE, linewidth=0, label="mean service")
-    axes.fill_between(
-        rates, service, service + waits, color=LINE, alpha=0.5, hatch="///", linewidth=0, label="mean wait"
+def _bounded(value: Any, bounds: tuple[Any, Any] | None) -> str:
+    """A time with its interval, which may have no upper end."""
+    if bounds is not None and not pd.isna(bounds[1]) and math.isinf(bounds[1]) and not math.isinf(value):
+        return f"{fmt.duration(value)} [from {fmt.duration(bounds[0])}]"
+    return fmt.interval(value, bounds)
+
+
+# One request, token by token
+
+
+def _typical(found: Latency) -> _Timeline | None:
+    """The request of median latency: of the run at a rate, or else of those served back to back."""
+    if found._tokens is None or found._tokens.empty:
+        return None
+    requests = found.tokens
+    opened = requests[requests["run"] == "open"]
+    usable = opened if len(opened) else requests[~requests["first"].astype(bool)]
+    if usable.empty:
+        return None
+    one = usable.sort_values("latency_ms").iloc[(len(usable) - 1) // 2]
+    tokens = found.token_times
+    came = tokens.loc[(tokens["run"] == one["run"]) & (tokens["served"] == one["served"]), "after_arrival_ms"]
+    wait = float(one["latency_ms"] - one["service_ms"])
+    where = "in the run at a rate" if len(opened) else "served back to back"
+    return _Timeline(f"The request of median latency {where}, token by token", max(0.0, wait), came.tolist())
+
+
+class _Timeline(NamedTuple):
+    words: str
+    wait_ms: float
+    tokens_ms: list[float]
+
+    @property
+    def parts(self) -> list[tuple[palette.Mark, float]]:
+        """Milliseconds of each part that there is."""
+        first, last = self.tokens_ms[0], self.tokens_ms[-1]
+        sizes = {"wait": self.wait_ms, "prefill": first - self.wait_ms, "decode": last - first}
+        return [(palette.REQUEST[name], ms) for name, ms in sizes.items() if ms > 0]
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Each token: when it came, and how long after the one before."""
+        before = [math.nan, *self.tokens_ms]
+        return [
+            (f"{place}", fmt.duration(at), "" if math.isnan(last) else fmt.duration(at - last))
+            for place, (at, last) in enumerate(zip(self.tokens_ms, before, strict=False), 1)
+        ]
+
+
+def _timeline_text(one: _Timeline, width: int) -> list[str]:
+    marks, sizes = zip(*one.parts, strict=True)
+    total = sum(sizes)
+    entries = [(mark, fmt.duration(ms), fmt.share(ms / total)) for mark, ms in one.parts]
+    return [f"{one.words}:", bars.stacked(marks, sizes, min(width, 72)), *bars.legend(entries, width)]
+
+
+def _timeline_html(one: _Timeline) -> str:
+    draw = functools.partial(draw_timeline, wait_ms=one.wait_ms, tokens_ms=one.tokens_ms)
+    parts = ", ".join(f"{mark.word} {fmt.duration(ms)}" for mark, ms in one.parts)
+    shown = one.rows[:_MOST_TOKENS]
+    few = "" if len(shown) == len(one.rows) else f", the first {_MOST_TOKENS} of {len(one.rows):,}"
+    table = tables.table(f"Tokens{few}", ("token", "came after", "since the one before"), shown, texts=0)
+    return (
+        f"<p>{escape.html(one.words)}: {escape.html(parts)}.</p>{_picture(draw, TIMELINE_INCHES, one.words)}"
+        f"<details><summary>Its tokens</summary>{table}</details>"
     )
-    highest = 0.0
-    for name, (colour, dashes) in _LINES.items():
-        stem = name.removesuffix("_ms")
-        value, low, high = (
-            curve[column].to_numpy(dtype=float, na_value=np.nan)
-            for column in (name, f"{stem}_low_ms", f"{stem}_high_ms")
-        )
-        shown = np.isfinite(value)
-        if not shown.any():
-            continue
-        highest = max(highest, float(value[shown].max()))
-        axes.plot(rates[shown], value[shown], color=colour, linestyle=dashes, linewidth=1.3, label=stem)
-        banded = shown & np.isfinite(low) & np.isfinite(high)
-        axes.fill_between(rates[banded], low[banded], high[banded], color=colour, alpha=0.12, linewidth=0)
-    rate = found._highest
-    if rate is not None and not isinstance(rate, str) and rate.rate_per_s > 0:
-        axes.axhline(rate.bound_ms, color=QUIET, linewidth=0.8)
-        axes.plot([rate.rate_per_s], [rate.bound_ms], marker="o", color=QUIET, markersize=5, label="highest rate")
-        highest = max(highest, rate.bound_ms)
-    axes.set_ylim(0, 1.1 * highest if highest else None)
-    axes.set_xlabel("requests per second")
-    axes.set_ylabel("latency, ms")
-    axes.grid(color=LINE, linewidth=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper left", fontsize=8)

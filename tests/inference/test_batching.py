@@ -51,6 +51,29 @@ def test_sizes_between_those_measured_are_interpolated() -> None:
     assert batching._time(3, 0.5) == pytest.approx(12.0)
 
 
+def test_of_settings_that_are_as_good_the_simplest_is_best() -> None:
+    found = linear(9.0, 1.0).best(0.5)
+
+    assert found is not None
+    assert (found.most, found.delay_ms) == (1, 0.0)
+
+
+def test_the_batcher_for_a_bound_serves_the_highest_rate_within_it() -> None:
+    batching = linear(9.0, 1.0)
+
+    found = batching.highest_rate(60.0)
+
+    assert found is not None
+    assert found.p99_ms <= 60
+    assert found == batching.at(found.rate_per_s, found.most, found.delay_ms)
+    assert 100 < found.rate_per_s < 640  # more than one by one, less than full batches of 16
+    for most, delay_ms in batching._settings:
+        assert batching.at(1.06 * found.rate_per_s, most, delay_ms).p99_ms > 60
+    assert batching.highest_rate(9.0) is None
+    with pytest.raises(ValueError, match="bound_ms must be"):
+        batching.highest_rate(-1)
+
+
 def test_a_bad_quantile_is_refused() -> None:
     with pytest.raises(ValueError, match=r"quantile must be 0\.5, 0\.95 or 0\.99"):
         linear(1, 1).best(1, 0.9)
