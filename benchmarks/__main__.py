@@ -13,6 +13,7 @@ from benchmarks import (
     measurements,
     memory,
     memory_view,
+    nsight,
     report,
     roofline,
     spans,
@@ -34,6 +35,7 @@ _ALL = {
     "watching": watching.run,
     "timeline": timeline.run,
     "traces": traces.run,
+    "nsight": nsight.run,
     "trainers": trainers.run,
 }
 

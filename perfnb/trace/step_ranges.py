@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from perfnb.errors import TraceError
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
@@ -144,6 +145,6 @@ def _others(trace: TraceColumns) -> str:
     rows = np.flatnonzero(is_in(trace, RANGES)) if len(trace) else np.array([], dtype=np.int64)
     if not len(rows):
         return ": it has no ranges of the user's"
-    codes, count = np.unique(trace.name[rows], return_counts=True)
-    most = np.argsort(-count, kind="stable")[:_MOST_LISTED]
-    return "; it has " + ", ".join(f"{ascii(trace.names[codes[one]])[:60]} ({count[one]:,})" for one in most)
+    names = pd.Series([_split(one)[0] for one in trace.names], dtype=object)
+    most = names.iloc[trace.name[rows]].value_counts().head(_MOST_LISTED)
+    return "; it has " + ", ".join(f"{ascii(name)[:60]} ({count:,})" for name, count in most.items())

@@ -1,0 +1,429 @@
+"""Exports of Nsight Systems: what they tell stands in the profile, for each process, and hostile ones are refused."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import sqlite3
+import stat
+import time
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfnb
+from perfnb.errors import TraceError
+from perfnb.trace import sqlite_file
+from perfnb.trace.columns import MISSING, TraceColumns
+from perfnb.trace.nsys import read
+from perfnb.trace.trace_file import LIMITS, Limits
+from tests.nsys_files import (
+    CALL,
+    COPY,
+    KERNEL,
+    RANGE,
+    STEP_NS,
+    joined,
+    launched,
+    pid,
+    pushed,
+    strings,
+    tid,
+    training,
+    write,
+)
+
+PUBLIC = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
+TWO = PUBLIC.parent / "foreign" / "nsys" / "mfu_2gpu_before.sqlite.gz"
+needs_files = pytest.mark.skipif(
+    not (TWO.is_file() and (PUBLIC / "nsys").is_dir()),
+    reason=f"no folders of public files at {PUBLIC}; set PERFNB_TRACES",
+)
+
+
+def rows_of(trace: TraceColumns, *categories: str) -> np.ndarray:
+    return np.flatnonzero(np.isin(np.array(trace.categories, dtype=object), categories)[trace.category])
+
+
+def covered_ns(trace: TraceColumns, rows: np.ndarray) -> int:
+    """Time in which at least one of the events ran."""
+    covered, reached = 0, -(2**63)
+    for start, end in sorted(zip(trace.start_ns[rows], (trace.start_ns + trace.duration_ns)[rows], strict=True)):
+        covered += max(0, int(end) - max(int(start), reached))
+        reached = max(reached, int(end))
+    return covered
+
+
+def profile_of(path: Path, **options: Any) -> perfnb.Profile:
+    profile = perfnb.load(path, **options)
+    assert isinstance(profile, perfnb.Profile)
+    return profile
+
+
+def error_of(path: Path, limits: Limits = LIMITS) -> str:
+    with pytest.raises(TraceError) as caught:
+        read(path, limits)
+    assert str(caught.value).startswith(str(path))
+    return str(caught.value).removeprefix(str(path))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    path = tmp_path / "two.sqlite"
+    path.write_bytes(gzip.decompress(TWO.read_bytes()))
+    return path
+
+
+@needs_files
+def test_a_public_file_of_two_processes_has_the_figures_that_are_known(two: Path) -> None:
+    traces = read(two, LIMITS)
+
+    kernels = [rows_of(trace, "kernel") for trace in traces]
+    assert [len(rows) for rows in kernels] == [1993, 2017]
+    both = list(zip(traces, kernels, strict=True))
+    assert [int(trace.duration_ns[rows].sum()) for trace, rows in both] == [270_875_926, 264_324_724]
+    assert [covered_ns(trace, rows) for trace, rows in both] == [270_863_484, 264_324_724]
+    assert sum(len(rows_of(trace, "gpu_memcpy")) for trace in traces) == 1020
+    assert sum(len(rows_of(trace, "gpu_memset")) for trace in traces) == 269
+    assert sum(len(rows_of(trace, "cuda_sync")) for trace in traces) == 366
+    assert sum(len(rows_of(trace, "cuda_runtime", "cuda_driver")) for trace in traces) == 7466
+    assert sum(len(rows_of(trace, "cpu_op", "user_annotation")) for trace in traces) == 19118
+    launched_by = [
+        np.isin(trace.correlation[rows], trace.correlation[rows_of(trace, "cuda_runtime", "cuda_driver")])
+        for trace, rows in both
+    ]
+    assert sum(int(known.sum()) for known in launched_by) == 3986
+    assert {trace.base_ns for trace in traces} == {1_779_782_330_176_752_435}
+
+
+@needs_files
+@pytest.mark.deep
+def test_processes_of_a_public_file_are_ranks(two: Path) -> None:
+    ranks = perfnb.load(two)
+
+    assert isinstance(ranks, perfnb.Ranks)
+    assert ranks.ranks == [0, 1]
+    assert ranks.gpu_time["kernels"].tolist() == [1993, 2017]
+    assert ranks.gpu_time["kernel_ms"].tolist() == [270.875926, 264.324724]
+    ops = ranks[0].ops
+    assert ops.loc["flash_attn::_flash_attn_forward", "gpu_ms"] > 100
+    assert not ops.index.str.contains("op_id").any()
+    assert ranks.clocks["collectives"].tolist() == [33, 33]
+    assert ranks[0].compare(ranks[1]).kernels is not None
+
+
+@needs_files
+@pytest.mark.parametrize(
+    ("name", "kernels", "total_ns"),
+    [
+        ("h100_2gpu_1s", [1721, 1721], [22_385_163, 22_444_359]),
+        ("saxpy_mpi", [5], [88_573_480]),
+        ("mock", [2], [4_129]),
+        ("healthy_1pct", [400], [400_000_000]),
+    ],
+)
+def test_other_versions_and_missing_tables(name: str, kernels: list[int], total_ns: list[int]) -> None:
+    traces = read(PUBLIC / "nsys" / f"{name}.sqlite", LIMITS)
+
+    rows = [rows_of(trace, "kernel") for trace in traces]
+    assert [len(one) for one in rows] == kernels
+    assert [int(trace.duration_ns[one].sum()) for trace, one in zip(traces, rows, strict=True)] == total_ns
+    for trace in traces:
+        assert (trace.duration_ns >= 0).all()
+
+
+def test_a_training_has_steps_ops_layers_and_backward(tmp_path: Path) -> None:
+    p = profile_of(write(tmp_path / "anything", training()))
+
+    assert p.steps["step"].tolist() == [20, 21, 22]
+    assert p.steps["wall_ms"].tolist() == [0.9] * 3
+    assert p.kernels.loc["gemm<float>(float*)", "calls"] == 1  # per step
+    assert p.ops.loc["aten::addmm", "gpu_ms"] == p.ops.loc["aten::mm", "gpu_ms"] == pytest.approx(0.1)
+    head = p.layers.loc["head"]
+    assert head["module"] == "Linear"
+    assert head["forward_ms"] == pytest.approx(0.11)
+    assert head["backward_ms"] > 0.15
+    assert head["gpu_ms"] == pytest.approx(0.2)
+    assert p.phases.loc["backward", "ms"] == pytest.approx(0.21)
+    assert p.phases.loc["host_to_device", "ms"] > 0
+    time_ms = p.gpu_time.iloc[0]
+    assert (time_ms["busy_ms"], time_ms["memcpy_ms"], time_ms["kernels"]) == (pytest.approx(0.63), 0.03, 6)
+    assert (p.gpu_idle["host_ms"] > 0).all()
+    assert "[[8, 4], [4, 2]]" in set(p.events["shapes"].dropna())
+    assert any("Steps are the ranges named 'iteration'" in note for note in p.meta["trace"]["caveats"])
+    assert any("records no module calls" in note for note in p.meta["trace"]["caveats"])
+    assert "iteration" in p._text(100)
+    assert p.to_html(tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_ids_are_of_their_own_process(tmp_path: Path) -> None:
+    """Both processes use the same numbers."""
+    ranks = perfnb.load(write(tmp_path / "two.sqlite", joined(training(40), training(41, at=2 * 10**9))))
+
+    assert isinstance(ranks, perfnb.Ranks)
+    assert [len(ranks[rank].events) for rank in (0, 1)] == [len(ranks[0].events)] * 2
+    assert ranks[0].layers.loc["head", "gpu_ms"] == ranks[1].layers.loc["head", "gpu_ms"] == pytest.approx(0.2)
+    several = perfnb.load([tmp_path / "two.sqlite", tmp_path / "two.sqlite"])
+    assert isinstance(several, perfnb.Ranks)
+    assert several.ranks == [0, 1, 2, 3]
+
+
+def test_a_process_without_gpu_work_is_left_out_and_named(tmp_path: Path) -> None:
+    tables = joined(training(), {RANGE: [pushed(5, 9, "load", 99)], KERNEL: [], CALL: [], COPY: []})
+    tables["PROCESSES"] = [{"globalPid": pid(99), "pid": 99, "name": "/opt/loader"}]
+
+    p = profile_of(write(tmp_path / "a.sqlite", tables))
+
+    assert "load" not in set(p.events["name"])
+    assert "1 events of processes without work on a GPU are left out: loader 99." in p.meta["trace"]["caveats"]
+
+
+def test_the_user_names_the_range_of_a_step(tmp_path: Path) -> None:
+    tables = training()
+    starts = [10**9 + step * STEP_NS + 490_000 for step in (0, 1)]
+    tables[RANGE] += [pushed(start, start + 210_000, "half", 40) for start in starts]
+    path = write(tmp_path / "a.sqlite", tables)
+
+    assert profile_of(path, steps="iteration").steps["step"].tolist() == [20, 21, 22]
+    assert profile_of(path, steps="half").steps["wall_ms"].tolist() == [0.21, 0.21]
+    ranks = perfnb.load([path], steps="iteration 21")
+    assert isinstance(ranks, perfnb.Ranks)
+    assert ranks.steps["step"].tolist() == [21]
+    with pytest.raises(TraceError, match=r"no range named 'epoch', which steps= asks for; it has .*, 'half' \(2\)"):
+        perfnb.load(path, steps="epoch")
+    with pytest.raises(TypeError, match="steps must be the name of a range"):
+        perfnb.load(path, steps=3)  # type: ignore[arg-type]
+    saved = profile_of(path).save(tmp_path / "saved")
+    with pytest.raises(TraceError, match="steps= is for traces"):
+        perfnb.load(saved, steps="iteration")
+
+
+def test_ranges_stand_for_ops_where_torch_wrote_none(tmp_path: Path) -> None:
+    tables = training(steps=1)
+    for row in tables[RANGE]:
+        row["text"] = row["text"].partition(",")[0].removeprefix("autograd::engine::")
+    tables[RANGE].append({"start": 5, "end": 10**9, "eventType": 60, "text": "warm", "globalTid": tid(40)})
+
+    p = profile_of(write(tmp_path / "a.sqlite", tables))
+
+    assert p.ops.loc["aten::addmm", "gpu_ms"] == pytest.approx(0.1)
+    assert p.ops.loc["iteration 20", "calls"] == 1
+    assert "The file has no operators: ops lists NVTX ranges." in p.meta["trace"]["caveats"]
+    assert set(p.events.loc[p.events["name"] == "warm", "category"]) == {"nvtx_range"}
+
+
+def test_hooks_that_describe_a_module_name_a_layer(tmp_path: Path) -> None:
+    tables = training()
+    for row in tables[RANGE]:
+        if row["text"].startswith("[pl]"):
+            row["text"] = "{'Module': 'model.head', 'Inputs': [[8, 4]]}"
+
+    assert profile_of(write(tmp_path / "a.sqlite", tables)).layers.loc["model.head", "gpu_ms"] == pytest.approx(0.2)
+
+
+def test_graphs_recorded_as_wholes_are_work(tmp_path: Path) -> None:
+    call, kernel = launched(10**9, 1, 40)
+    graph = {**{name: kernel[name] for name in ("start", "end", "deviceId", "streamId", "correlationId")}, "graphId": 3}
+    tables = {
+        "StringIds": [*strings(), {"id": 9, "value": "cudaGraphLaunch_v10000"}],
+        CALL: [
+            {**call, "nameId": 9},
+            {**call, "start": 10**9 + 500_000, "end": 10**9 + 510_000, "correlationId": 2, "nameId": 9},
+        ],
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [{**graph, "globalPid": pid(40)}],
+    }
+
+    p = profile_of(write(tmp_path / "a.sqlite", tables))
+
+    assert p.kernels.loc["CUDA graph 3", "total_ms"] == pytest.approx(0.1)
+    told = " ".join(p.meta["trace"]["caveats"])
+    assert "1 launches of CUDA graphs were recorded as wholes" in told
+    assert "1 of 2 launches of CUDA graphs have no work in the file: the GPU was not idle then" in told
+
+
+def test_synchronisation_names_what_it_waits_for(tmp_path: Path) -> None:
+    tables = training(steps=1)
+    sync = {"start": 5, "end": 9, "deviceId": 0, "streamId": 8, "correlationId": 90, "globalPid": pid(40)}
+    tables["CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"] = [
+        {**sync, "syncType": 2, "eventId": 4, "eventSyncId": 6},
+        {**sync, "syncType": 2, "eventId": 4, "eventSyncId": 7},
+        {**sync, "syncType": 4, "streamId": 2**32 - 1, "eventId": 2**32 - 1},
+    ]
+    tables["CUPTI_ACTIVITY_KIND_CUDA_EVENT"] = [
+        {"streamId": 7, "correlationId": 89, "globalPid": pid(40), "eventId": 4, "eventSyncId": 6}
+    ]
+
+    (trace,) = read(write(tmp_path / "a.sqlite", tables), LIMITS)
+
+    rows = rows_of(trace, "cuda_sync")
+    assert [trace.names[code] for code in trace.name[rows]] == ["Stream Wait Event"] * 2 + ["Context Sync"]
+    assert trace.wait_stream[rows].tolist() == [7, MISSING, MISSING]
+    assert trace.wait_correlation[rows].tolist() == [89, MISSING, MISSING]
+    assert trace.stream[rows].tolist() == [8, 8, MISSING]
+
+
+def test_odd_rows(tmp_path: Path) -> None:
+    """No end, an end before the start, an unknown name, no process at all."""
+    tables = training(steps=1)
+    tables[KERNEL][0]["end"] = tables[KERNEL][0]["start"] - 1
+    tables[KERNEL][1]["demangledName"] = 12345
+    tables[RANGE].append({"start": 7, "eventType": 59, "text": "open", "globalTid": tid(40)})
+    tables[RANGE].append({"start": 7, "eventType": 34, "text": "mark", "globalTid": tid(40)})
+
+    (trace,) = read(write(tmp_path / "a.sqlite", tables), LIMITS)
+
+    assert trace.negative_durations == 1
+    assert "kernel without a name" in trace.names
+    assert trace.caveats == ["1 records without a start or an end are left out."]
+    for table in (KERNEL, COPY):
+        for row in tables[table]:
+            row["globalPid"] = None
+    assert sum(len(rows_of(trace, "kernel")) for trace in read(write(tmp_path / "b.sqlite", tables), LIMITS)) == 2
+
+
+def test_command_lines_and_the_environment_are_never_kept(tmp_path: Path) -> None:
+    tables = training()
+    tables["META_DATA_CAPTURE"] = [{"name": "COMMAND", "value": "train.py --token=planted_secret"}]
+    tables["TARGET_INFO_SYSTEM_ENV"] = [{"name": "HF_TOKEN", "value": "planted_secret"}]
+    p = profile_of(write(tmp_path / "a.sqlite", tables))
+
+    p.save(tmp_path / "saved")
+    p.to_html(tmp_path / "report.html")
+
+    for file in chain([tmp_path / "report.html"], (tmp_path / "saved").rglob("*")):
+        assert not file.is_file() or b"planted_secret" not in file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        (
+            f"CREATE VIEW {KERNEL} AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT * FROM n",
+            "is a view",
+        ),
+        ("CREATE TRIGGER t AFTER INSERT ON StringIds BEGIN DELETE FROM StringIds; END", "it has triggers"),
+        (f"CREATE VIRTUAL TABLE {KERNEL} USING fts5(start, end)", "is a virtual table"),
+        (f"INSERT INTO {RANGE} (text) VALUES (zeroblob(30000000))", "damaged SQLite database (string or blob too big)"),
+        (
+            f"INSERT INTO {CALL} (start, end) VALUES ('now', 1.5)",
+            "start of CUPTI_ACTIVITY_KIND_RUNTIME holds something else",
+        ),
+        (f"INSERT INTO {CALL} (start, end) VALUES ({2**62}, 0)", "it has times beyond"),
+    ],
+)
+def test_hostile_files_are_refused(tmp_path: Path, sql: str, said: str) -> None:
+    tables = training(steps=1)
+    if f"{KERNEL} " in sql:
+        del tables[KERNEL]
+    path = write(tmp_path / "a.sqlite", tables)
+    with sqlite3.connect(path) as connection:
+        connection.execute(sql)
+    connection.close()
+
+    assert said in error_of(path)
+
+
+def test_limits(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.sqlite", training())
+
+    assert "raise max_bytes in limits=" in error_of(path, Limits(max_bytes=100))
+    assert "it has more than 9 events" in error_of(path, Limits(max_events=9))
+
+
+def test_work_beyond_what_the_size_of_a_file_allows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_file, "_COST", 0)
+    monkeypatch.setattr(sqlite_file, "_COST_PER_BYTE", 0)
+    monkeypatch.setattr(sqlite_file, "_LOOK", 10)
+
+    assert "it makes far more work than its size allows" in error_of(write(tmp_path / "a.sqlite", training()))
+
+
+def test_an_interrupt_and_an_error_of_the_callers_pass_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.sqlite", training())
+    monkeypatch.setattr(sqlite_file, "_LOOK", 10)
+    monkeypatch.setattr(sqlite_file, "QUIET_S", -1.0)
+    monkeypatch.setattr(sqlite_file, "_EVERY_S", -1.0)
+
+    for error in (KeyboardInterrupt, ZeroDivisionError):
+
+        def raises(done: int, total: int, error: type[BaseException] = error) -> None:
+            assert 0 <= done <= total
+            raise error
+
+        with pytest.raises(error):
+            read(path, LIMITS, raises)
+
+
+def test_another_database_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE mine (start INT)")
+    connection.close()
+
+    assert "not an export of Nsight Systems" in error_of(path)
+    with pytest.raises(TraceError, match=r"it is an SQLite database\): perfnb\.load reads .*Nsight Systems"):
+        perfnb.load(path)
+    empty = write(tmp_path / "empty.sqlite", {KERNEL: []})
+    assert "holds no events" in error_of(empty)
+
+
+def test_a_report_names_the_command_where_nsys_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "run 1.nsys-rep").write_bytes(b"\x01closed")
+
+    with pytest.raises(
+        TraceError, match=r"run 'nsys export --type sqlite --output \"?run 1\.sqlite\"? .*' where it is"
+    ):
+        perfnb.load(tmp_path / "run 1.nsys-rep")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in for nsys is a shell script")
+def test_a_report_is_exported_where_nsys_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export = write(tmp_path / "export.sqlite", training())
+    program = tmp_path / "nsys"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1 $2 $3 $4" = "export --type sqlite --output" ] || exit 9\n/bin/cp {export} "$5"\n'
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    report = tmp_path / "a.nsys-rep"
+    report.write_bytes(b"\x01closed")
+
+    assert profile_of(report).steps["step"].tolist() == [20, 21, 22]
+    program.write_text("#!/bin/sh\necho no licence >&2\nexit 3\n")
+    with pytest.raises(TraceError, match=r"nsys export failed with code 3 \(no licence\)"):
+        perfnb.load(report)
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(data)
+    how = chance.randrange(4)
+    for _ in range(chance.choice([1, 3, 20, 200])):
+        place = chance.randrange(len(changed)) if how else chance.randrange(min(4096, len(changed)))
+        if how < 3:
+            changed[place] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
+        else:
+            size = chance.randrange(1, 64)
+            other = chance.randrange(len(changed) - size)
+            changed[place : place + size] = changed[other : other + size]
+    return bytes(changed[: chance.randrange(len(changed))] if chance.random() < 0.1 else changed)
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.deep)])
+def test_any_damage_is_an_error_or_a_profile(tmp_path: Path, count: int) -> None:
+    sample = write(tmp_path / "sample.sqlite", joined(training(40, 2), training(41, 2))).read_bytes()
+    path, chance, read_anyway = tmp_path / "mutated.sqlite", random.Random(3), 0
+    for number in range(count):
+        path.write_bytes(mutated(sample, chance))
+        begin = time.monotonic()
+        try:
+            found = perfnb.load(path) if number % 20 == 0 else read(path, LIMITS)
+            read_anyway += len(found) > 0 if isinstance(found, list) else 1
+        except TraceError:
+            pass
+        assert time.monotonic() - begin < 10
+    assert read_anyway
