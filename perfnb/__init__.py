@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perfnb.diff.comparison import ProfileComparison
     from perfnb.experiments.journal import Journal, journal
     from perfnb.experiments.report import PerformanceReport, report
+    from perfnb.flame.host_profile import HostComparison, HostProfile
     from perfnb.inference.compare_decoding import DecodingComparison, compare_decoding
     from perfnb.inference.compare_inference import InferenceComparison, compare_inference
     from perfnb.inference.latency import HighestRate, Latency, LoadedLatency, latency
@@ -46,6 +47,8 @@ __all__ = [
     "ArchitectureComparison",
     "DecodingComparison",
     "HighestRate",
+    "HostComparison",
+    "HostProfile",
     "InferenceComparison",
     "InputBoundTest",
     "Journal",
@@ -97,6 +100,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("MemoryEstimate", "estimate_memory"), "memory.estimate.estimate"),
     **dict.fromkeys(("Leaks", "find_leaks"), "memory.leaks.find"),
+    **dict.fromkeys(("HostComparison", "HostProfile"), "flame.host_profile"),
     "MemorySnapshot": "memory.snapshot.snapshot",
     "Roofline": "roofline.roofline",
     "ProfileComparison": "diff.comparison",

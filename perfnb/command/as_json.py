@@ -15,6 +15,8 @@ _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "Timing": ("median_ms", "ci_ms", "basis", "steps", "throughput_per_s", "batch_size", "steady", "samples_ms"),
     "Ranks": ("ranks", "straggler", "times", "clocks", "gpu_time", "findings"),
     "PerformanceReport": ("decision", "reason", "change", "table", "meta"),
+    "HostProfile": ("meta", "functions"),
+    "HostComparison": ("functions",),
     "MemorySnapshot": ("meta", "fragmentation", "segments"),
     "Watch": ("meta", "summary", "marks"),
     "RunSummary": (

@@ -23,6 +23,7 @@ from perfnb.trace.trace_file import Limits, looks_like, reader_of, readers
 
 if TYPE_CHECKING:  # what the rooms above register; the import contracts name these exceptions
     from perfnb.experiments.report import PerformanceReport
+    from perfnb.flame.host_profile import HostProfile
     from perfnb.loop.rank_runs import RankRuns
     from perfnb.loop.run import RunSummary
     from perfnb.memory.snapshot.snapshot import MemorySnapshot
@@ -30,7 +31,9 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
     from perfnb.ranks.ranks import Ranks
     from perfnb.watching.watch import Watch
 
-    Loaded: TypeAlias = Profile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing | RunSummary | RankRuns
+    Loaded: TypeAlias = (
+        Profile | HostProfile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing | RunSummary | RankRuns
+    )
 
 _NAMES = tuple(field.name for field in fields(Limits))
 
@@ -48,12 +51,13 @@ def load(
     max_event_bytes: int | None = None,
     max_ratio: int | None = None,
 ) -> Loaded:
-    """Load a saved profile, run, watch, report or timing, traces of torch.profiler, or a CUDA memory snapshot.
+    """Load what perfnb saved, traces of torch.profiler, a CUDA memory snapshot, or a host profile.
 
     A trace can come from any program, from CUDA, ROCm or a CPU, plain or compressed with gzip (``.json``,
     ``.json.gz``, ``.pt.trace.json``). Its steps are the ranges named ``ProfilerStep#<n>``; without any, the whole trace
     is one step. It has layers if it recorded module calls (``with_stack=True``). Nothing in a snapshot
-    (``torch.cuda.memory._dump_snapshot``, a pickle) is executed.
+    (``torch.cuda.memory._dump_snapshot``, a pickle) or in cProfile's statistics is executed. Collapsed stacks,
+    speedscope profiles, cProfile's statistics and the text of ``perf script`` give a `HostProfile`.
 
     Parameters
     ----------

@@ -35,6 +35,7 @@ Thing = TypeVar("Thing")
 LOADERS = (
     "perfnb.profile.loading:LOADER",
     "perfnb.watching.saved:LOADER",
+    "perfnb.flame.reading:SAVED",
     "perfnb.experiments.report_files:LOADER",
     "perfnb.profile.timing:LOADER",
     "perfnb.loop.run:LOADER",
@@ -42,6 +43,7 @@ LOADERS = (
     "perfnb.ranks.ranks:LOADER",
     "perfnb.ranks.ranks:FOLDER_OF_TRACES",
     "perfnb.memory.snapshot.snapshot:LOADER",
+    "perfnb.flame.reading:LOADER",
     "perfnb.profile.loading:TRACE",
 )
 #: Reads a list of traces or saved profiles, given their paths, `Limits` and the executor: the ranks of one job.

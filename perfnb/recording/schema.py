@@ -209,6 +209,22 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "ratio": _FLOAT,
         },
         "diff_gpu_time": {**_both(_FLOAT, "ms"), "grew_ms": _FLOAT},
+        "functions": {
+            **_of(_TEXT, "function", "file"),
+            **_of(_INT, "line", "calls"),
+            **_of(_FLOAT, "self_ms", "total_ms"),
+            **_of(_INT, "self_samples", "total_samples", "self_bytes", "total_bytes"),
+            **_of(_FLOAT, "self_share", "total_share"),
+        },
+        "stacks": {"stack": _TEXT, "samples": _INT, "ms": _FLOAT, "bytes": _INT, "share": _FLOAT},
+        "diff_functions": {
+            **_of(_TEXT, "function", "file"),
+            **_both(_FLOAT, "self_ms", "total_ms"),
+            "grew_ms": _FLOAT,
+            **_both(_INT, "calls"),
+            **_both(_FLOAT, "self_share", "total_share"),
+            "grew_share": _FLOAT,
+        },
     }
 )
 

@@ -123,13 +123,13 @@ def readers() -> tuple[Reader, ...]:
 
 def reader_of(path: Path) -> Reader | None:
     """Return the first reader that recognises a file, ``None`` if none does."""
-    head = _head(path)
+    head = head_of(path)
     return next((reader for reader in readers() if reader.recognise(path, head)), None)
 
 
 def looks_like(path: Path) -> str:
     """Say what a file that no reader recognises seems to be, for an error."""
-    head = _head(path)
+    head = head_of(path)
     for magic, what in PACKED.items():
         if head.startswith(magic):
             packed = what.startswith(("compressed", "a ZIP"))
@@ -137,7 +137,7 @@ def looks_like(path: Path) -> str:
     return f"it starts with {ascii(head[:16])[1:]}"
 
 
-def _head(path: Path) -> bytes:
+def head_of(path: Path) -> bytes:
     """The first bytes of a file's content; as they are if they cannot be unpacked, none if they cannot be read."""
     try:
         with open_regular(path) as file:

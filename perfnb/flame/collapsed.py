@@ -1,0 +1,91 @@
+"""Collapsed stacks, ``a;b;c 12``: ``prof.export_stacks``, ``py-spy record -f raw``, FlameGraph's stackcollapse."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+from perfnb.errors import TraceError
+from perfnb.flame.formats import Format, HostRecord, content_of, lines_of, text_of
+from perfnb.flame.tree import Function, TreeBuilder
+from perfnb.quantities import counted
+from perfnb.recording.nesting import NONE
+from perfnb.trace.trace_file import Limits
+
+#: Frames of py-spy, ``function (file.py:12)``, and of torch's export_stacks, ``file.py(12): function``.
+_PY_SPY = re.compile(r"([^()]{1,300}) \(([^()]{1,1000}?)(?::(\d{1,9}))?\)")
+_TORCH = re.compile(r"(.{1,1000})\((\d{1,9})\): (.{1,300})")
+_LINE = re.compile(r"\S.*[ \t]\d{1,18}(\.\d{1,9})?")
+_COMMENTS = ("#", "//")
+_KNOWN_LINES = 50
+
+
+def recognised(head: bytes) -> bool:
+    """Whether this is the start of collapsed stacks: most lines are stacks with a count, one of several calls."""
+    text = text_of(head)
+    if text.startswith(("{", "[")) or "\0" in text:
+        return False
+    *lines, last = text.split("\n")
+    lines = [line for line in [*lines, *([last] if len(head) < 2**15 else [])] if line.strip()]
+    told = [line.strip() for line in lines if not line.startswith(_COMMENTS)][:_KNOWN_LINES]
+    stacks = [line for line in told if _LINE.fullmatch(line)]
+    return 2 * len(stacks) > len(told) and any(";" in line.rpartition(" ")[0] for line in stacks)
+
+
+def read(path: Path, limits: Limits) -> HostRecord:
+    """Read collapsed stacks; bad lines are skipped and counted."""
+    builder, bad, whole = TreeBuilder(str(path)), 0, 0.0
+    stacks: Counter[tuple[str, ...]] = Counter()
+    for line in lines_of(path, text_of(content_of(path, limits))):
+        if not line.strip() or line.startswith(_COMMENTS):
+            continue
+        stack, _, count = line.strip().replace("\t", " ").rpartition(" ")
+        value = _number(count)
+        if value is None or not stack.strip():
+            bad += 1
+            continue
+        frames = tuple(frame.strip() or "(no name)" for frame in stack.strip().rstrip(";").split(";"))
+        stacks[frames] += value  # type: ignore[assignment]
+        whole += value
+        if len(stacks) > limits.max_events:
+            raise TraceError(f"{path} was not read: it has more than {limits.max_events:,} stacks; raise max_events.")
+    if not stacks or not math.isfinite(whole) or whole > 2**62:
+        raise TraceError(f"{path} cannot be read as collapsed stacks: it has no stack with a count above 0.")
+    names = {name for frames in stacks for name in frames}
+    in_us = 2 * sum(_TORCH.fullmatch(name) is not None for name in names) > len(names)
+    functions = {name: builder.function(_function(name, in_us)) for name in sorted(names)}
+    for frames, value in stacks.items():
+        samples = 0 if in_us else round(value)
+        builder.add([functions[name] for name in frames], value / 1e3 if in_us else value, samples)
+    notes = [
+        "The file does not say what its counts are. They are read as microseconds, because the calls are named as by "
+        "torch's export_stacks."
+        if in_us
+        else "The file does not say what its counts are. They are read as samples; how long one stands for is n/a."
+    ]
+    if bad:
+        notes.append(f"{counted(bad, 'line')} without a stack and a count: skipped.")
+    tree, told = builder.tree(), tuple(notes)
+    if in_us:
+        return HostRecord(path.name, "collapsed stacks", "ms", tree, notes=told)
+    return HostRecord(path.name, "collapsed stacks", "samples", tree, samples=round(whole), notes=told)
+
+
+def _number(text: str) -> float | None:
+    """A count above 0."""
+    if not re.fullmatch(r"\d{1,18}(\.\d{1,9})?", text, re.ASCII):
+        return None
+    return float(text) or None
+
+
+def _function(name: str, of_torch: bool) -> Function:
+    if of_torch and (found := _TORCH.fullmatch(name)):
+        return Function(found[3], found[1], int(found[2]))
+    if found := _PY_SPY.fullmatch(name):
+        return Function(found[1], found[2], int(found[3]) if found[3] else NONE)
+    return Function(name)
+
+
+FORMAT = Format("collapsed stacks", recognised, read)

@@ -1,0 +1,101 @@
+"""Two host profiles side by side: which functions grew and which shrank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from perfnb.flame.formats import HostRecord
+from perfnb.flame.tables import function_table, grouped
+from perfnb.flame.tree import CallTree, Function, TreeBuilder
+from perfnb.recording.nesting import NONE, Floats
+from perfnb.recording.schema import conform
+from perfnb.recording.text import TEXT
+
+_FIGURES = ("calls", "self_ms", "total_ms", "self_share", "total_share")
+
+
+@dataclass(frozen=True)
+class HostDiff:
+    """Two host profiles, function by function.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the two.
+    functions : DataFrame
+    measure : str
+        The column of its largest changes: ``grew_ms`` if both have times, else ``grew_share``.
+    tree : CallTree or None
+        The calls of both, with the values of the second, if both have stacks in the same unit.
+    before : ndarray or None
+        The values of the first in `tree`.
+    unit : str
+        Of both.
+    notes : tuple of str
+    """
+
+    names: tuple[str, str]
+    functions: pd.DataFrame
+    measure: str
+    tree: CallTree | None
+    before: Floats | None
+    unit: str
+    notes: tuple[str, ...]
+
+
+def diff_records(a: HostRecord, b: HostRecord) -> HostDiff:
+    """Compare `b` with `a`; functions are matched by name and file."""
+    measure = "grew_ms" if a.unit == b.unit == "ms" else "grew_share"
+    table = _by_name(a).add_suffix("_a").join(_by_name(b).add_suffix("_b"), how="outer").reset_index()
+    for name, column in (("grew_ms", "self_ms"), ("grew_share", "self_share")):
+        table[name] = table[f"{column}_b"].fillna(0.0) - table[f"{column}_a"].fillna(0.0)
+    if measure != "grew_ms":
+        table["grew_ms"] = pd.NA
+    order = table[measure].abs().sort_values(ascending=False, kind="stable").index
+    table = table.loc[order].reset_index(drop=True)
+    table["file"] = table["file"].where(table["file"] != "", None)
+    notes = ["The two were not recorded side by side, and the machine may have drifted in between."]
+    tree: CallTree | None = None
+    before: Floats | None = None
+    if a.unit != b.unit:
+        notes.append(f"The first is in {_word(a)} and the second in {_word(b)}: only shares of the whole are compared.")
+    elif a.tree is not None and b.tree is not None:
+        tree, before = _merged(a.tree, b.tree)
+        whole, other = float(before.sum()), float(tree.self.sum())
+        if a.unit != "ms" and whole > 0 and other > 0:
+            before = before * (other / whole)
+            notes.append("Shares of the whole are compared: the first is scaled to as much in all as the second.")
+    return HostDiff((a.name, b.name), conform(table, "diff_functions"), measure, tree, before, b.unit, tuple(notes))
+
+
+def _word(record: HostRecord) -> str:
+    return {"ms": "milliseconds", "none": "values without a unit"}.get(record.unit, record.unit)
+
+
+def _by_name(record: HostRecord) -> pd.DataFrame:
+    """The figures of functions by name and file; those of cProfile that share both are added up."""
+    table = function_table(record)
+    table["file"] = table["file"].astype(object).where(table["file"].notna(), "").astype(TEXT)
+    return table.groupby(["function", "file"], sort=False)[list(_FIGURES)].sum(min_count=1)
+
+
+def _merged(a: CallTree, b: CallTree) -> tuple[CallTree, Floats]:
+    builder = TreeBuilder("the comparison")
+    places = []
+    for tree in (a, b):
+        functions, group = grouped(tree)
+        numbers = [builder.function(Function(each.name, each.file, kind=each.kind)) for each in functions]
+        nodes: list[int] = []
+        for parent, function in zip(tree.parent.tolist(), group.tolist(), strict=True):
+            nodes.append(builder.inside(NONE if parent == NONE else nodes[parent], numbers[function]))
+        places.append(np.array(nodes, dtype=np.int64))
+    merged = builder.tree()
+    values: list[Floats] = [
+        np.bincount(place, weights=tree.self, minlength=len(merged)).astype(np.float64)
+        for place, tree in zip(places, (a, b), strict=True)
+    ]
+    whole = CallTree(merged.functions, merged.parent, merged.function, values[1], merged.samples)
+    return whole, values[0]

@@ -1,0 +1,142 @@
+"""A flame graph for the browser: each call's depth, name and own time, in the order of a walk over the tree."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape, palette
+from perfnb.flame.tree import CallTree, Function
+from perfnb.recording.nesting import NONE, Floats, Ints
+from perfnb.recording.schema import PHASES
+
+#: Most calls in a saved notebook, and in a page: the widest are kept.
+NOTEBOOK_CALLS, PAGE_CALLS = 30_000, 1_000_000
+#: Colours of packages, the heaviest first; the rest is grey.
+_COLOURS = (
+    *(palette.SKY, palette.ORANGE, palette.GREEN, palette.PURPLE),
+    *(palette.YELLOW, palette.BLUE, palette.VERMILION),
+)
+_INSTALLED = re.compile(r"(?:site|dist)-packages/([^/]{1,80})")
+_STANDARD = re.compile(r"(?:^|/)lib/python\d(?:\.\d+)?/|^<frozen ")
+_OTHERS = "others"
+
+
+def flame_data(tree: CallTree, unit: str, most: int, before: Floats | None = None) -> dict[str, Any]:
+    """What the browser draws a flame graph from.
+
+    Parameters
+    ----------
+    tree : CallTree
+    unit : str
+        Of its values: ``ms``, ``samples``, ``bytes`` or ``none``.
+    most : int
+        Number of calls; the narrowest are left out, and their time stays in the calls around them.
+    before : ndarray, optional
+        What each call took itself in another profile, for a difference.
+    """
+    weight = tree.self if before is None else np.maximum(tree.self, before)
+    total = tree.with_inner(weight)
+    keys = [function_ranks(tree), -total]
+    rows = tree.order(keys)
+    rows = rows[total[rows] > 0]
+    left = max(0, len(rows) - most)
+    own, earlier = tree.self, before
+    if left:
+        least = np.partition(total[rows], left)[left]
+        rows = rows[total[rows] >= least]
+        if len(rows) > most:  # as many are equally wide: leave these out too
+            rows = rows[total[rows] > least]
+        left = int((total > 0).sum()) - len(rows)
+        kept = np.zeros(len(tree), dtype=bool)
+        kept[rows] = True
+        own = _given_up(tree, own, kept)
+        earlier = None if earlier is None else _given_up(tree, earlier, kept)
+    used, name = np.unique(tree.function[rows], return_inverse=True)
+    functions = [tree.functions[place] for place in used.tolist()]
+    packages = [package_of(each) for each in functions]
+    groups, group = _groups(packages, np.bincount(name, weights=weight[rows], minlength=len(used)).astype(np.float64))
+    data = {
+        "unit": unit,
+        "names": [escape.plain(_word(each), 300) for each in functions],
+        "places": [_place(each) for each in functions],
+        "kinds": [each.kind for each in functions],
+        "phases": [palette.mark(each.name).data if each.kind == "phase" else None for each in functions],
+        "groups": [mark.data for mark in groups],
+        "group": group,
+        "depth": tree.depth[rows].tolist(),
+        "name": name.tolist(),
+        "self": [fmt.short(value) for value in own[rows].tolist()],
+        "left": left,
+    }
+    if before is not None and earlier is not None:
+        data["before"] = [fmt.short(value) for value in earlier[rows].tolist()]
+    return data
+
+
+def function_ranks(tree: CallTree) -> Ints:
+    """A key that puts phases into their order and leaves other calls to the key before."""
+    ranks = [
+        (PHASES.index(each.name) if each.name in PHASES else len(PHASES)) if each.kind == "phase" else 0
+        for each in tree.functions
+    ]
+    return -np.array(ranks, dtype=np.int64)[tree.function] if len(tree) else tree.function
+
+
+def _given_up(tree: CallTree, values: Floats, kept: np.ndarray) -> Floats:
+    """Values of calls, with those of calls that are left out in the innermost one around that is kept."""
+    values = values.copy()
+    for level in reversed(tree.levels):
+        gone = level[~kept[level] & (tree.parent[level] != NONE)]
+        np.add.at(values, tree.parent[gone], values[gone])
+    return values
+
+
+def _groups(packages: list[str], weights: Floats) -> tuple[list[palette.Mark], list[int]]:
+    """Marks for the heaviest packages, and the place of each function's."""
+    sums: dict[str, float] = {}
+    for package, weight in zip(packages, weights.tolist(), strict=True):
+        sums[package] = sums.get(package, 0.0) + weight
+    named = sorted((name for name in sums if name != _OTHERS), key=lambda name: (-sums[name], name))
+    marks = [
+        palette.Mark(escape.plain(name, 40), colour, "", "solid") for name, colour in zip(named, _COLOURS, strict=False)
+    ]
+    place = {name: number for number, name in enumerate(named[: len(marks)])}
+    marks.append(palette.Mark(_OTHERS, palette.GREY, "", "none"))
+    return marks, [place.get(package, len(marks) - 1) for package in packages]
+
+
+def package_of(function: Function) -> str:
+    """The package, library or folder that a function is from."""
+    file, name = function.file.replace("\\", "/"), function.name
+    if function.kind:
+        return _OTHERS
+    if found := _INSTALLED.search(file):
+        return found[1].removesuffix(".py")
+    if _STANDARD.search(file) or (not file and name.startswith(("<", "{"))):
+        return "Python"
+    if file.startswith("[") or ".so" in file:
+        return file.strip("[]").rpartition("/")[2] or _OTHERS
+    if "/" in file:
+        folders = file.strip("/").split("/")
+        return folders[0] if not file.startswith("/") and ":" not in folders[0] else folders[-2 if folders[1:] else -1]
+    if file:
+        return file
+    if name.endswith(("_[k]", "_[j]", "_[i]")):
+        return {"k": "kernel", "j": "JIT", "i": "inlined"}[name[-2]]
+    return name.partition("::")[0] if "::" in name else _OTHERS
+
+
+def _word(function: Function) -> str:
+    return palette.mark(function.name).word if function.kind == "phase" else function.name
+
+
+def _place(function: Function) -> str:
+    """A function's file and line."""
+    if not function.file:
+        return ""
+    line = "" if function.line == NONE else f":{function.line}"
+    return escape.plain(f"{function.file}{line}", 300)

@@ -1,0 +1,129 @@
+"""The formats of host profiles that perfnb reads, each a module of this room, recognised by content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pandas as pd
+
+from perfnb.errors import TraceError
+from perfnb.flame.tree import CallTree, Function
+from perfnb.trace.trace_file import Limits, blocks_of_file
+
+#: Asked in this order: put a specific format before a general one.
+FORMATS = (
+    "perfnb.flame.cprofile:FORMAT",
+    "perfnb.flame.speedscope:FORMAT",
+    "perfnb.flame.perf_script:FORMAT",
+    "perfnb.flame.collapsed:FORMAT",
+)
+#: Largest file, unpacked: it is read as a whole. Real ones have a few MiB.
+MOST_BYTES = 512 * 2**20
+_LONGEST_LINE = 2**20
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """What a host profile holds.
+
+    Attributes
+    ----------
+    name : str
+        Of the file.
+    format : str
+        In words.
+    unit : str
+        Of the tree's values: ``ms``, ``samples``, ``bytes``, or ``none`` if the file does not say.
+    tree : CallTree or None
+        ``None`` for a format without stacks.
+    calls : DataFrame or None
+        For a format without stacks, one row per function: ``calls``, ``self_ms``, ``total_ms``, with `functions`.
+    functions : tuple of Function
+        Of `calls`.
+    samples : int or None
+        Number of samples.
+    notes : tuple of str
+        What the file cannot tell.
+    """
+
+    name: str
+    format: str
+    unit: str
+    tree: CallTree | None = None
+    calls: pd.DataFrame | None = None
+    functions: tuple[Function, ...] = ()
+    samples: int | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of host profiles.
+
+    Attributes
+    ----------
+    what : str
+        As errors list it: ``collapsed stacks``.
+    recognise : callable
+        Whether a file has this format, given the first bytes of its content, unpacked.
+    read : callable
+        Reads a file, given its path and `Limits`. Raises `TraceError` if it is damaged or exceeds a limit.
+    """
+
+    what: str
+    recognise: Callable[[bytes], bool]
+    read: Callable[[Path, Limits], HostRecord]
+
+
+@cache
+def formats() -> tuple[Format, ...]:
+    """Every format, in the order in which they are asked."""
+    return tuple(resolve_name(name) for name in FORMATS)
+
+
+def content_of(path: Path, limits: Limits) -> bytes:
+    """A file's content, unpacked, of at most `MOST_BYTES`.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read or is too large.
+    """
+    parts, size = [], 0
+    with closing(blocks_of_file(path, limits)) as blocks:
+        for block in blocks:
+            size += len(block)
+            if size > MOST_BYTES:
+                raise TraceError(f"{path} was not read: it holds more than {MOST_BYTES // 2**20} MiB.")
+            parts.append(block)
+    return b"".join(parts)
+
+
+def text_of(data: bytes) -> str:
+    """A text's characters; PowerShell's redirection writes UTF-16."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return data.decode("utf-16", "replace")
+    return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+
+
+def lines_of(path: Path, text: str) -> Iterator[str]:
+    """The lines of a text, without their ends.
+
+    Raises
+    ------
+    TraceError
+        If one is too long.
+    """
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        if end - start > _LONGEST_LINE:
+            raise TraceError(f"{path} was not read: it has a line of more than {_LONGEST_LINE // 2**20} MiB.")
+        yield text[start:end].rstrip("\r")
+        start = end + 1

@@ -1,0 +1,173 @@
+"""`HostProfile`: what `perfnb.load` makes of stacks and function times that another tool recorded."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from perfnb.arguments import shown
+from perfnb.draw import escape
+from perfnb.draw.shown import Page, ShownLive
+from perfnb.flame import diff_view
+from perfnb.flame.comparison import HostDiff, diff_records
+from perfnb.flame.data import NOTEBOOK_CALLS, PAGE_CALLS, flame_data
+from perfnb.flame.formats import HostRecord
+from perfnb.flame.page import page_of
+from perfnb.flame.saved import save_record
+from perfnb.flame.tables import function_table, stack_table
+from perfnb.flame.view import headline, host_html, host_text
+
+
+class HostProfile(Page, ShownLive):
+    """Where a program spent its time, function by function. Shows itself in a notebook, with a flame graph.
+
+    Names in it come from the file: do not trust them. Each access to a table returns a new frame.
+    """
+
+    def __init__(self, record: HostRecord) -> None:
+        self._record = record
+
+    @property
+    def functions(self) -> pd.DataFrame:
+        """One row per function, most time of its own first.
+
+        ``self_ms`` is time in the function itself, ``total_ms`` with what it calls; a function that calls itself counts
+        once. A file that counts samples or bytes has ``self_samples`` or ``self_bytes`` instead, and the shares
+        (``self_share``, ``total_share``) are of the whole. ``calls`` are known from cProfile only. ``line`` is where
+        the function starts, if the file says so.
+        """
+        return self._functions.copy()
+
+    @cached_property
+    def _functions(self) -> pd.DataFrame:
+        return function_table(self._record)
+
+    @property
+    def stacks(self) -> pd.DataFrame:
+        """One row per distinct stack (``a;b;c``, outermost first), heaviest first; empty for cProfile."""
+        return stack_table(self._record)
+
+    @property
+    def samples(self) -> int | None:
+        """Number of samples; ``None`` if the file holds none."""
+        return self._record.samples
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Name of the file, its format, the unit of its values, and what it cannot tell."""
+        record = self._record
+        return {
+            "name": record.name,
+            "format": record.format,
+            "unit": record.unit,
+            "samples": record.samples,
+            "notes": list(record.notes),
+        }
+
+    def compare(self, other: HostProfile) -> HostComparison:
+        """Compare `other` with this profile: which functions grew and which shrank, by their own time.
+
+        Parameters
+        ----------
+        other : HostProfile
+            The profile to set beside this one, usually the later one; it may be of another format.
+
+        Raises
+        ------
+        TypeError
+            If `other` is not a host profile.
+        """
+        if not isinstance(other, HostProfile):
+            raise TypeError(f"compare takes another host profile, not {shown(other)}.")
+        return HostComparison(diff_records(self._record, other._record))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the profile to the folder `path` (Parquet and JSON), completely or not at all.
+
+        Raises
+        ------
+        RecordingError
+            If `path` holds something other than a host profile, or cannot be written.
+        """
+        return save_record(self._record, path)
+
+    def _page(self) -> str:
+        return page_of(self._record.name, self._html(), self._data("page", PAGE_CALLS))
+
+    def _data(self, view_id: str, most: int) -> dict[str, Any]:
+        record = self._record
+        tree = record.tree
+        return {
+            "id": view_id,
+            "name": escape.plain(record.name),
+            "format": record.format,
+            "headline": headline(record, self._functions),
+            "notes": [escape.plain(note, 2000) for note in record.notes],
+            "flame": None if tree is None else flame_data(tree, record.unit, most),
+        }
+
+    def _widget(self, view_id: str) -> Any:
+        from perfnb.flame.widget import HostWidget
+
+        return HostWidget(self._data(view_id, NOTEBOOK_CALLS), repr(self))
+
+    def _text(self, width: int = 100) -> str:
+        return host_text(self._record, self._functions, width)
+
+    def _html(self) -> str:
+        return host_html(self._record, self._functions)
+
+    def _line(self) -> str:
+        name = escape.plain(self._record.name, 60)
+        return f"{name!r}, {self._record.format}: {headline(self._record, self._functions)}"
+
+
+class HostComparison(Page, ShownLive):
+    """Two host profiles side by side, function by function. Shows itself in a notebook, with a flame graph of both.
+
+    ``a`` is the first profile, ``b`` the one compared with it.
+    """
+
+    def __init__(self, diff: HostDiff) -> None:
+        self._diff = diff
+
+    @property
+    def functions(self) -> pd.DataFrame:
+        """One row per function of either, matched by name and file, largest change first.
+
+        ``grew_ms`` is how much more time of its own it takes in b; missing unless both profiles have times.
+        ``grew_share`` is the change of its share (0 to 1). A function that one of them lacks counts there as 0.
+        """
+        return self._diff.functions.copy()
+
+    def _data(self, view_id: str, most: int) -> dict[str, Any]:
+        diff = self._diff
+        a, b = (escape.plain(name) for name in diff.names)
+        return {
+            "id": view_id,
+            "name": f"{b} compared with {a}",
+            "format": "host profiles",
+            "headline": diff_view.headline(diff),
+            "notes": [escape.plain(note, 2000) for note in diff.notes],
+            "flame": None if diff.tree is None else flame_data(diff.tree, diff.unit, most, diff.before),
+        }
+
+    def _widget(self, view_id: str) -> Any:
+        from perfnb.flame.widget import HostWidget
+
+        return HostWidget(self._data(view_id, NOTEBOOK_CALLS), repr(self))
+
+    def _page(self) -> str:
+        return page_of(self._data("page", 1)["name"], self._html(), self._data("page", PAGE_CALLS))
+
+    def _text(self, width: int = 100) -> str:
+        return diff_view.diff_text(self._diff, width)
+
+    def _html(self) -> str:
+        return diff_view.diff_html(self._diff)
+
+    def _line(self) -> str:
+        return diff_view.headline(self._diff)

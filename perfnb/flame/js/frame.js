@@ -1,0 +1,187 @@
+// Drawing one frame of a flame graph. Each row is one line of pixels, stretched to the row's height, so that a frame
+// costs as much as its pixels, however many calls there are.
+import { h } from "../../draw/js/dom.js";
+import { flameFirst } from "./store.js";
+
+export const FLAME_ROW = 18;
+const FLAME_SHADES = [-0.14, -0.06, 0, 0.1, 0.2];
+const FLAME_STEPS = 6;
+const FLAME_LEAST = 36;
+const FLAME_LETTER = 6.1;
+
+const flameMix = (a, b, part) => a.map((value, i) => value * part + b[i] * (1 - part));
+const flameRgb = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+const flameCss = (colour) => `rgb(${colour.map(Math.round).join(",")})`;
+
+function flameTheme(element) {
+  const context = h("canvas", { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+  const { color, backgroundColor, fontFamily } = getComputedStyle(element);
+  const paint = (...colours) => {
+    for (const colour of ["#fff", ...colours]) {
+      context.fillStyle = colour;
+      context.fillRect(0, 0, 1, 1);
+    }
+    return [...context.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+  };
+  return { fg: paint(backgroundColor, color), bg: paint(backgroundColor), family: fontFamily };
+}
+
+export function flameFrame(state, canvas) {
+  const context = canvas.getContext("2d");
+  const strip = h("canvas", {});
+  const size = { width: 0, height: 0, ratio: 1 };
+  let [theme, image, pixels, colours, inks] = [null, null, null, null, null];
+
+  // The place in `colours` of each call.
+  const codesOf = (store) => {
+    const codes = new Uint16Array(store.size);
+    const { data, by } = state;
+    const marks = marksOf();
+    const most = by === "change" ? Math.max(1e-12, ...Array.from(store.rows[0] ?? [], () => 0), largestChange(store)) : 1;
+    for (let i = 0; i < store.size; i += 1) {
+      const f = store.name[i];
+      if (by === "change") {
+        const grew = store.total[i] - store.totalBefore[i];
+        const step = Math.min(FLAME_STEPS, Math.ceil((Math.abs(grew) / most) ** 0.5 * FLAME_STEPS - 0.3));
+        codes[i] = Math.abs(grew) <= 1e-9 * store.whole ? FLAME_STEPS : grew > 0 ? FLAME_STEPS + step : FLAME_STEPS - step;
+      } else {
+        const shade = data.kinds[f] ? 2 : (Math.imul(f + 1, 0x9e3779b1) >>> 16) % FLAME_SHADES.length;
+        const outer = store.root[i] < 0 ? null : data.phases[store.name[store.root[i]]];
+        const mark = by === "phase" && outer ? marks.phases.get(outer.word) : marks.packages + data.group[f];
+        codes[i] = (data.kinds[f] === "layer" && by !== "phase" ? marks.packages + data.groups.length - 1 : mark) * FLAME_SHADES.length + shade;
+      }
+    }
+    return codes;
+  };
+  const largestChange = (store) => {
+    let most = 0;
+    for (const row of store.rows.slice(0, 40)) for (const i of row) most = Math.max(most, Math.abs(store.total[i] - store.totalBefore[i]));
+    return most;
+  };
+  const marksOf = () => {
+    const phases = new Map();
+    for (const mark of state.data.phases) if (mark && !phases.has(mark.word)) phases.set(mark.word, phases.size);
+    return { phases, packages: phases.size };
+  };
+  const recolour = () => {
+    if (!theme) return;
+    const full = [];
+    if (state.by === "change") {
+      const [less, more, same] = [flameRgb("#0072B2"), flameRgb("#D55E00"), flameMix(theme.fg, theme.bg, 0.16)];
+      for (let step = -FLAME_STEPS; step <= FLAME_STEPS; step += 1) full.push(flameMix(step < 0 ? less : more, same, step ? 0.25 + (0.75 * Math.abs(step)) / FLAME_STEPS : 0));
+    } else {
+      const seen = new Map();
+      for (const mark of state.data.phases) if (mark) seen.set(mark.word, mark.colour);
+      for (const colour of [...seen.values(), ...state.data.groups.map((group) => group.colour)]) {
+        for (const shade of FLAME_SHADES) full.push(flameMix(shade < 0 ? [0, 0, 0] : [255, 255, 255], flameRgb(colour), Math.abs(shade)));
+      }
+    }
+    const packed = ([r, g, b]) => ((255 << 24) | (Math.round(b) << 16) | (Math.round(g) << 8) | Math.round(r)) >>> 0;
+    const dim = full.map((colour) => flameMix(flameMix(colour, theme.fg, 0.25), theme.bg, 0.18));
+    colours = Uint32Array.from([...full, ...dim].map(packed));
+    inks = [...full, ...dim].map(([r, g, b]) => (0.3 * r + 0.59 * g + 0.11 * b > 128 ? "#000" : "#fff"));
+    for (const part of state.parts) part.codes = codesOf(part.store);
+  };
+  const setTheme = (element) => {
+    theme = flameTheme(element);
+    recolour();
+  };
+  const resize = (width, height) => {
+    Object.assign(size, { width, height, ratio: window.devicePixelRatio || 1 });
+    [canvas.width, canvas.height] = [Math.round(width * size.ratio), Math.round(height * size.ratio)];
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    image = null;
+  };
+  const top = (part, level) => (part.up ? part.base - level : part.base + level) * FLAME_ROW;
+  const height = () => Math.max(1, ...state.parts.map((part) => (part.up ? part.base + 1 : part.base + part.store.rows.length))) * FLAME_ROW;
+  const x = (value) => ((value - state.t0) / (state.t1 - state.t0)) * size.width;
+
+  // One row as a line of pixels; calls with room for a name go to `named`.
+  const paintRow = (part, level, line, named) => {
+    const { store, codes } = part;
+    const row = store.rows[level];
+    const across = strip.width;
+    const scale = across / (state.t1 - state.t0);
+    const half = colours.length / 2;
+    let k = flameFirst(store, level, state.t0);
+    while (k < row.length && store.start[row[k]] < state.t1) {
+      const i = row[k];
+      const from = (store.start[i] - state.t0) * scale;
+      const wide = store.wide[i] * scale;
+      const left = Math.max(0, Math.round(from));
+      const right = Math.min(across, Math.max(left + 1, Math.round(from + wide)));
+      if (from + wide > 0 && left < across) {
+        const dim = state.lit && !state.lit[store.name[i]] ? half : 0;
+        pixels.fill(colours[codes[i] + dim], line * across + left, line * across + (right - left > 3 ? right - 1 : right));
+        if ((right - left) / size.ratio > FLAME_LEAST) named.push({ i, part, left: left / size.ratio, right: right / size.ratio, top: top(part, level), code: codes[i] + dim });
+      }
+      if (wide >= 1) k += 1;
+      else k = Math.max(k + 1, flameFirst(store, level, state.t0 + (left + 1) / scale));  // many calls within one pixel
+    }
+  };
+  const outline = ({ part, i }, colour, wide) => {
+    const { store } = part;
+    const [from, to] = [Math.max(-4, x(store.start[i])), Math.min(size.width + 4, x(store.start[i] + store.wide[i]))];
+    context.strokeStyle = colour;
+    context.lineWidth = wide;
+    context.strokeRect(from + 0.5, top(part, store.depth[i]) - state.scroll + 0.5, Math.max(2, to - from - 1), FLAME_ROW - 2);
+  };
+  const draw = () => {
+    if (!theme || !size.width) return;
+    const lines = [];
+    for (const part of state.parts) {
+      part.store.rows.forEach((_, level) => {
+        const y = top(part, level) - state.scroll;
+        if (y > -FLAME_ROW && y < size.height && !(part.up && level === 0)) lines.push([part, level, y]);
+      });
+    }
+    const across = Math.max(1, Math.round(size.width * size.ratio));
+    if (!image || strip.width !== across || strip.height < lines.length) {
+      [strip.width, strip.height] = [across, Math.max(1, lines.length, Math.ceil(size.height / FLAME_ROW) + 2)];
+      image = strip.getContext("2d").createImageData(strip.width, strip.height);
+      pixels = new Uint32Array(image.data.buffer);
+    } else pixels.fill(0);
+    const named = [];
+    lines.forEach(([part, level], line) => paintRow(part, level, line, named));
+    strip.getContext("2d").putImageData(image, 0, 0);
+    context.setTransform(size.ratio, 0, 0, size.ratio, 0, 0);
+    context.clearRect(0, 0, size.width, size.height);
+    context.imageSmoothingEnabled = false;
+    lines.forEach(([, , y], line) => context.drawImage(strip, 0, line, across, 1, 0, y, size.width, FLAME_ROW - 1));
+    context.font = `11px ${theme.family}`;
+    context.textBaseline = "middle";
+    const { data } = state;
+    for (const box of named) {
+      const { store } = box.part;
+      let text = data.names[store.name[box.i]];
+      if (state.by === "change") {
+        const grew = store.total[box.i] - store.totalBefore[box.i];
+        if (Math.abs(grew) > 1e-9 * store.whole) text = `${grew > 0 ? "+" : "−"} ${text}`;
+      }
+      const room = Math.floor((box.right - box.left - 8) / FLAME_LETTER);
+      context.fillStyle = inks[box.code];
+      context.fillText(text.length > room ? `${text.slice(0, Math.max(1, room - 1))}…` : text, box.left + 4, box.top - state.scroll + FLAME_ROW / 2);
+    }
+    if (state.hovered) outline(state.hovered, flameCss(theme.fg), 1);
+    if (state.selected && state.parts.includes(state.selected.part)) {
+      outline(state.selected, flameCss(theme.bg), 4);
+      outline(state.selected, flameCss(theme.fg), 2);
+    }
+  };
+  const at = (px, py) => {
+    const value = state.t0 + (px / size.width) * (state.t1 - state.t0);
+    for (const part of state.parts) {
+      const away = Math.floor((py + state.scroll) / FLAME_ROW) - part.base;
+      const level = part.up ? -away : away;
+      if (level < (part.up ? 1 : 0) || level >= part.store.rows.length) continue;
+      const { store } = part;
+      const row = store.rows[level];
+      for (let k = flameFirst(store, level, value); k < row.length && store.start[row[k]] <= value; k += 1) {
+        if (store.start[row[k]] + store.wide[row[k]] > value) return { part, i: row[k] };
+      }
+    }
+    return null;
+  };
+  return { size, draw, at, top, height, resize, setTheme, recolour };
+}

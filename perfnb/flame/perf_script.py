@@ -1,0 +1,86 @@
+"""The text of ``perf script``: samples of Linux perf, innermost call first."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from perfnb.errors import TraceError
+from perfnb.flame.formats import Format, HostRecord, content_of, lines_of, text_of
+from perfnb.flame.tree import DEEPEST, Function, TreeBuilder
+from perfnb.trace.trace_file import Limits
+
+#: ``command pid[/tid] [cpu] seconds: [period] event:``; a command's name may contain spaces.
+_SAMPLE = re.compile(
+    r"(?P<command>\S.{0,63}?)\s{1,16}(?P<pid>-?\d{1,10})(?:/\s?\d{1,10})?\s{1,16}(?:\[\d{1,6}\]\s{1,16})?\d{1,12}\.\d{3,9}:"
+    r"\s{1,32}(?:\d{1,20}\s{1,16})?(?P<event>[\w./=,:*-]{1,200}?):(?:\s.*)?",
+    re.ASCII,
+)
+_FRAME = re.compile(r"\s+[0-9a-f]{1,16} \S", re.ASCII)
+_OFFSET = re.compile(r"\+0x[0-9a-f]{1,16}$", re.ASCII)
+_LONGEST = 4_096
+
+
+def recognised(head: bytes) -> bool:
+    """Whether this is the start of such a text: after comments, a sample, then its calls."""
+    lines = [line for line in text_of(head).split("\n") if line.strip() and not line.startswith("#")]
+    if not lines or not _SAMPLE.fullmatch(lines[0].rstrip()[:_LONGEST]):
+        return False
+    return len(lines) == 1 or any(_FRAME.match(line) for line in lines[1:40])
+
+
+def read(path: Path, limits: Limits) -> HostRecord:
+    """Read samples; each has the name of its command outermost, and that of its event if there are several."""
+    samples: Counter[tuple[str, str, tuple[Function, ...]]] = Counter()
+    header: tuple[str, str] | None = None
+    frames: list[Function] = []
+    bad = 0
+    for line in [*lines_of(path, text_of(content_of(path, limits))), ""]:
+        if line.startswith("#"):
+            continue
+        if line[:1].isspace() and line.strip():
+            if header is None:
+                bad += 1
+            elif found := _frame(line):
+                if len(frames) >= DEEPEST:
+                    raise TraceError(f"{path} was not read: a stack has more than {DEEPEST:,} calls.")
+                frames.append(found)
+            continue
+        if header is not None:
+            samples[(*header, tuple(reversed(frames)))] += 1
+            if len(samples) > limits.max_events:
+                raise TraceError(f"{path} was not read: it has more than {limits.max_events:,} stacks.")
+        header, frames = None, []
+        if line.strip():
+            start = _SAMPLE.fullmatch(line.rstrip()[:_LONGEST])
+            if start is None:
+                bad += 1
+            else:
+                header = (start["command"].strip(), start["event"])
+    if not samples:
+        raise TraceError(f"{path} cannot be read as text of perf script: it has no sample.")
+    builder = TreeBuilder(str(path))
+    events = {event for _, event, _ in samples}
+    for (command, event, stack), count in samples.items():
+        outer = [Function(event)] if len(events) > 1 else []
+        builder.add([builder.function(each) for each in (*outer, Function(command), *stack)], float(count), count)
+    notes = ["Each sample counts once, whatever its period; how long one stands for is n/a."]
+    if len(events) > 1:
+        notes.append("Several events were sampled: their samples stand side by side under the event's name.")
+    if bad:
+        notes.append(f"{bad:,} line{'s' * (bad != 1)} could not be read and {'were' if bad != 1 else 'was'} skipped.")
+    whole = sum(samples.values())
+    return HostRecord(path.name, "perf script", "samples", builder.tree(), samples=whole, notes=tuple(notes))
+
+
+def _frame(line: str) -> Function | None:
+    """A call, ``addr symbol+0x12 (library)``."""
+    _, _, rest = line.strip().partition(" ")
+    symbol, _, library = rest.strip().rpartition(" (")
+    if not symbol:
+        return None
+    return Function(_OFFSET.sub("", symbol[:_LONGEST]), library.removesuffix(")")[:_LONGEST])
+
+
+FORMAT = Format("text of perf script", recognised, read)

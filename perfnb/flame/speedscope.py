@@ -1,0 +1,162 @@
+"""speedscope's JSON, which py-spy, memray, pyinstrument and rbspy write: sampled and evented profiles."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfnb.errors import TraceError
+from perfnb.flame.formats import Format, HostRecord, content_of
+from perfnb.flame.tree import MS, Function, TreeBuilder
+from perfnb.recording.nesting import NONE
+from perfnb.trace.trace_file import Limits
+
+_MARK = b"www.speedscope.app/file-format-schema.json"
+_MOST = 1e18
+
+
+class _Frame(msgspec.Struct):
+    name: str
+    file: str | None = None
+    line: float | None = None
+
+
+class _Shared(msgspec.Struct):
+    frames: list[_Frame]
+
+
+class _Event(msgspec.Struct):
+    type: str
+    at: float
+    frame: int
+
+
+class _Profile(msgspec.Struct):
+    type: str
+    name: str = ""
+    unit: str = "none"
+    startValue: float = 0.0
+    endValue: float = 0.0
+    samples: list[list[int]] = []
+    weights: list[float] = []
+    events: list[_Event] = []
+
+
+class _File(msgspec.Struct):
+    shared: _Shared
+    profiles: list[_Profile]
+    exporter: str | None = None
+
+
+def read(path: Path, limits: Limits) -> HostRecord:
+    """Read a speedscope file; profiles of several threads are put side by side."""
+    data = content_of(path, limits)
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise TraceError(f"{path} cannot be read as a speedscope profile: {_plain(error)}.") from error
+    if not file.profiles:
+        raise _bad(path, "it has no profile")
+    unit = file.profiles[0].unit
+    if unit not in (*MS, "bytes", "none"):
+        raise _bad(path, "its unit is not one of speedscope's")
+    builder = TreeBuilder(str(path))
+    frames = [builder.function(_function(frame)) for frame in file.shared.frames]
+    chosen = [profile for profile in file.profiles if profile.unit == unit]
+    samples, count = 0, 0
+    for profile in chosen:
+        root = [builder.function(Function(profile.name or "(no name)"))] if len(chosen) > 1 else []
+        count += len(profile.samples) + len(profile.events)
+        if count > limits.max_events:
+            raise TraceError(f"{path} was not read: it has more than {limits.max_events:,} samples; raise max_events.")
+        if profile.type == "sampled":
+            samples += _sampled(path, profile, frames, root, builder, MS.get(unit, 1.0))
+        elif profile.type == "evented":
+            _evented(path, profile, frames, root, builder, MS.get(unit, 1.0))
+        else:
+            raise _bad(path, "a profile is neither sampled nor evented")
+    is_sampled = all(profile.type == "sampled" for profile in chosen)
+    notes = []
+    if left := len(file.profiles) - len(chosen):
+        notes.append(f"{left:,} of its {len(file.profiles):,} profiles are in another unit and were left out.")
+    if not is_sampled:
+        notes.append("It holds calls, not samples, so the number of samples is n/a.")
+    if unit == "none":
+        notes.append("The file gives no unit of its values: times are n/a, only shares are known.")
+    tree = builder.tree()
+    if not math.isfinite(float(tree.self.sum())):
+        raise _bad(path, "its values add up to more than any profile's")
+    kind = "ms" if unit in MS else unit
+    return HostRecord(path.name, "speedscope", kind, tree, samples=samples if is_sampled else None, notes=tuple(notes))
+
+
+def _sampled(
+    path: Path, profile: _Profile, frames: list[int], root: list[int], builder: TreeBuilder, scale: float
+) -> int:
+    if len(profile.samples) != len(profile.weights):
+        raise _bad(path, "a profile has not as many weights as samples")
+    for stack, weight in zip(profile.samples, profile.weights, strict=True):
+        if not 0 <= weight <= _MOST:
+            raise _bad(path, "a weight is below 0 or far too large")
+        builder.add([*root, *(_one(path, frames, frame) for frame in stack)], weight * scale)
+    return len(profile.samples)
+
+
+def _evented(
+    path: Path, profile: _Profile, frames: list[int], root: list[int], builder: TreeBuilder, scale: float
+) -> None:
+    top = NONE
+    for function in root:
+        top = builder.inside(top, function)
+    stack: list[tuple[int, int]] = []
+    now = profile.startValue
+    for event in profile.events:
+        if not now <= event.at <= _MOST:
+            raise _bad(path, "its events are not in the order of time")
+        if stack:
+            builder.count(stack[-1][0], (event.at - now) * scale)
+        now = event.at
+        if event.type == "O":
+            inside = stack[-1][0] if stack else top
+            stack.append((builder.inside(inside, _one(path, frames, event.frame)), event.frame))
+            if len(stack) > 5_000:
+                raise _bad(path, "a stack has more than 5,000 calls")
+        elif event.type != "C" or not stack or stack.pop()[1] != event.frame:
+            raise _bad(path, "a call ends that is not the innermost one")
+    if stack:
+        raise _bad(path, "a call does not end, so the file is not complete")
+
+
+def _one(path: Path, frames: list[int], place: int) -> int:
+    if not 0 <= place < len(frames):
+        raise _bad(path, "it refers to a frame that it does not have")
+    return frames[place]
+
+
+def _function(frame: _Frame) -> Function:
+    line = frame.line
+    known = line is not None and 0 <= line < 2**31
+    return Function(frame.name, frame.file or "", int(line) if known and line is not None else NONE)
+
+
+def _bad(path: Path, why: str) -> TraceError:
+    return TraceError(f"{path} cannot be read as a speedscope profile: {why}.")
+
+
+def _plain(error: Any) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".")
+
+
+FORMAT = Format(
+    "speedscope profiles",
+    lambda head: head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and _has_shape(head),
+    read,
+)
+
+
+def _has_shape(head: bytes) -> bool:
+    """Whether the start of a file names the schema, wherever in the first bytes; its keys come in any order."""
+    return _MARK in head or (b'"exporter"' in head and b"speedscope" in head and b'"shared"' in head)

@@ -1,0 +1,85 @@
+"""The frames of a host profile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from perfnb.flame.formats import HostRecord
+from perfnb.flame.tree import CallTree, Function, function_frame, numbers_of, sums_by
+from perfnb.recording.nesting import NONE, Floats, Ints
+from perfnb.recording.schema import conform
+
+#: The columns of the tree's values in each unit; none for values without a unit.
+_COLUMN = {"ms": "ms", "samples": None, "bytes": "bytes", "none": None}
+
+
+def function_table(record: HostRecord) -> pd.DataFrame:
+    """One row per function, most of its own time first; recursion counts once in the totals."""
+    if record.tree is not None:
+        return _of_tree(record, record.tree)
+    assert record.calls is not None
+    table = pd.concat([function_frame(record.functions), record.calls], axis=1)
+    whole = float(table["self_ms"].sum())
+    for name in ("self", "total"):
+        table[f"{name}_share"] = _shares(table[f"{name}_ms"].to_numpy(dtype=np.float64), whole)
+    return conform(_sorted(table, "self_ms"), "functions")
+
+
+def stack_table(record: HostRecord) -> pd.DataFrame:
+    """One row per distinct stack, heaviest first."""
+    tree = record.tree
+    if tree is None:
+        return conform(pd.DataFrame(), "stacks")
+    ends = np.flatnonzero((tree.self > 0) | (tree.samples > 0))
+    ends = ends[np.argsort(-tree.self[ends], kind="stable")]
+    table = pd.DataFrame({"stack": texts_of(tree, ends)})
+    if record.samples is not None:
+        table["samples"] = tree.samples[ends]
+    if (column := _COLUMN[record.unit]) is not None:
+        table[column] = tree.self[ends] if column == "ms" else np.rint(tree.self[ends]).astype(np.int64)
+    table["share"] = _shares(tree.self[ends], float(tree.self.sum()))
+    return conform(table, "stacks")
+
+
+def texts_of(tree: CallTree, nodes: Ints) -> list[str]:
+    """The stacks of some calls, as collapsed stacks write them."""
+    return [tree.text(node) for node in nodes.tolist()]
+
+
+def grouped(tree: CallTree) -> tuple[list[Function], Ints]:
+    """The functions by name and file, and the number of each call's: lines within one differ by sample.
+
+    A function's line is known if all agree.
+    """
+    number = numbers_of((each.name, each.file) for each in tree.functions)
+    known: dict[int, Function] = {}
+    for place, each in zip(number.tolist(), tree.functions, strict=True):
+        there = known.setdefault(place, each)
+        if there.line != each.line:
+            known[place] = there._replace(line=NONE)
+    return list(known.values()), number[tree.function] if len(tree) else tree.function
+
+
+def _of_tree(record: HostRecord, tree: CallTree) -> pd.DataFrame:
+    functions, group = grouped(tree)
+    sums = sums_by(tree, group, len(functions), {"value": tree.self, "samples": tree.samples})
+    table = function_frame(functions)
+    whole = float(tree.self.sum())
+    column = _COLUMN[record.unit]
+    for name in ("self", "total"):
+        values = sums[f"{name}_value"].to_numpy()
+        if column is not None:
+            table[f"{name}_{column}"] = values if column == "ms" else np.rint(values).astype(np.int64)
+        if record.samples is not None:
+            table[f"{name}_samples"] = sums[f"{name}_samples"].to_numpy().astype(np.int64)
+        table[f"{name}_share"] = _shares(values, whole)
+    return conform(_sorted(table, "self_share"), "functions")
+
+
+def _sorted(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    return table.sort_values(column, ascending=False, kind="stable", ignore_index=True)
+
+
+def _shares(values: Floats, whole: float) -> Floats:
+    return values / whole if whole > 0 else np.full(len(values), np.nan)

@@ -1,0 +1,214 @@
+"""Stacks merged into a tree of calls, and what each function took."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from perfnb.errors import TraceError
+from perfnb.recording.nesting import NONE, Bools, Ints
+from perfnb.recording.text import TEXT
+
+Floats = npt.NDArray[np.float64]
+
+#: Most distinct calls of a tree, and calls inside calls: Python's own limit is 1,000.
+MOST_NODES, DEEPEST = 10_000_000, 5_000
+#: Scale of each unit of time, and the units of which the columns are.
+MS = {"nanoseconds": 1e-6, "microseconds": 1e-3, "milliseconds": 1.0, "seconds": 1e3}
+
+
+class Function(NamedTuple):
+    """A function as a profile names it; `file` is empty and `line` -1 where it does not say.
+
+    In the stacks of a step, calls of a `kind` stand around functions: ``phase`` and ``layer``.
+    """
+
+    name: str
+    file: str = ""
+    line: int = NONE
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class CallTree:
+    """Stacks with common beginnings merged; parents come before their children.
+
+    Attributes
+    ----------
+    functions : tuple of Function
+    parent, function : ndarray
+        Of each call: the call around it (-1 for none), and its function's place in `functions`.
+    self : ndarray
+        What each call took without the calls inside it.
+    samples : ndarray
+        Samples that ended in each call.
+    """
+
+    functions: tuple[Function, ...]
+    parent: Ints
+    function: Ints
+    self: Floats
+    samples: Ints
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    @cached_property
+    def levels(self) -> list[Ints]:
+        """The calls of each depth, outermost first."""
+        depth = self.depth
+        order = np.argsort(depth, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(depth[order])) + 1) if len(order) else []
+
+    @cached_property
+    def depth(self) -> Ints:
+        """How many calls are around each."""
+        depth: list[int] = []
+        for parent in self.parent.tolist():
+            depth.append(0 if parent == NONE else depth[parent] + 1)
+        return np.array(depth, dtype=np.int64)
+
+    def with_inner(self, values: npt.NDArray[np.generic]) -> Floats:
+        """The sum of `values` over each call and all inside it."""
+        total = np.asarray(values, dtype=np.float64).copy()
+        for level in reversed(self.levels[1:]):
+            np.add.at(total, self.parent[level], total[level])
+        return total
+
+    @cached_property
+    def total(self) -> Floats:
+        """What each call took, with the calls inside it."""
+        return self.with_inner(self.self)
+
+    def order(self, keys: Sequence[npt.NDArray[np.generic]]) -> Ints:
+        """The calls with each before those inside it; siblings are ordered by `keys`, the last one first."""
+        count = self.with_inner(np.ones(len(self)))
+        place = np.zeros(len(self), dtype=np.int64)
+        for level in self.levels:
+            ranked = level[np.lexsort([*(key[level] for key in keys), self.parent[level]])]
+            around = self.parent[ranked]
+            sizes = count[ranked].astype(np.int64)
+            before = np.cumsum(sizes) - sizes
+            first = np.append(True, around[1:] != around[:-1])
+            before -= np.repeat(before[first], np.diff(np.append(np.flatnonzero(first), len(ranked))))
+            place[ranked] = before + np.where(around == NONE, 0, place[around] + 1)
+        order = np.empty(len(self), dtype=np.int64)
+        order[place] = np.arange(len(self))
+        return order
+
+    def outermost(self, group: Ints) -> Bools:
+        """Whether no call around each is of the same group, such as its function: so recursion counts once."""
+        order = self.order([])
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        end = place + self.with_inner(np.ones(len(self))).astype(np.int64)
+        ranked = np.lexsort((place, group))
+        # Groups one after the other: the ends of an earlier one lie below everything of a later one.
+        _, number = np.unique(group[ranked], return_inverse=True)
+        shift = number * (len(self) + 1)
+        reached = np.maximum.accumulate(end[ranked] + shift)
+        outermost = np.ones(len(self), dtype=bool)
+        outermost[ranked[1:]] = (place[ranked] + shift)[1:] >= reached[:-1]
+        return outermost
+
+    def text(self, node: int) -> str:
+        """The stack of a call, outermost first, as collapsed stacks write it."""
+        names: list[str] = []
+        while node != NONE:
+            names.append(self.functions[self.function[node]].name)
+            node = int(self.parent[node])
+        return ";".join(reversed(names))
+
+
+@dataclass
+class TreeBuilder:
+    """Merges stacks as they come.
+
+    Parameters
+    ----------
+    source : str
+        Named by errors.
+    """
+
+    source: str
+    _functions: dict[Function, int] = field(default_factory=dict)
+    _nodes: dict[tuple[int, int], int] = field(default_factory=dict)
+    _self: list[float] = field(default_factory=list)
+    _samples: list[int] = field(default_factory=list)
+
+    def function(self, function: Function) -> int:
+        """The number of a function."""
+        return self._functions.setdefault(function, len(self._functions))
+
+    def inside(self, parent: int, function: int) -> int:
+        """The call of a function inside another call."""
+        node = self._nodes.setdefault((parent, function), len(self._nodes))
+        if node == len(self._self):
+            if node >= MOST_NODES:
+                raise TraceError(f"{self.source} was not read: it has more than {MOST_NODES:,} distinct calls.")
+            self._self.append(0.0)
+            self._samples.append(0)
+        return node
+
+    def add(self, stack: Sequence[int], value: float, samples: int = 1) -> None:
+        """Add a stack of functions, outermost first."""
+        if len(stack) > DEEPEST:
+            raise TraceError(f"{self.source} was not read: a stack has {len(stack):,} calls, more than {DEEPEST:,}.")
+        node = NONE
+        for function in stack:
+            node = self.inside(node, function)
+        if node != NONE:
+            self.count(node, value, samples)
+
+    def count(self, node: int, value: float, samples: int = 0) -> None:
+        """Add to what a call took itself."""
+        self._self[node] += value
+        self._samples[node] += samples
+
+    def tree(self) -> CallTree:
+        """All of it."""
+        nodes = np.array(list(self._nodes), dtype=np.int64).reshape(-1, 2)
+        return CallTree(
+            tuple(self._functions),
+            nodes[:, 0].copy(),
+            nodes[:, 1].copy(),
+            np.array(self._self, dtype=np.float64),
+            np.array(self._samples, dtype=np.int64),
+        )
+
+
+def numbers_of(things: Iterable[Hashable]) -> Ints:
+    """The same number for the same thing, in the order of appearance."""
+    seen: dict[Hashable, int] = {}
+    return np.array([seen.setdefault(thing, len(seen)) for thing in things], dtype=np.int64)
+
+
+def sums_by(tree: CallTree, group: Ints, count: int, values: Mapping[str, npt.NDArray[np.generic]]) -> pd.DataFrame:
+    """For each group of calls ``self_<name>`` and ``total_<name>`` of the values; recursion counts once."""
+    known = group != NONE
+    first = tree.outermost(group) & known
+    columns = {}
+    for name, each in values.items():
+        inner = tree.with_inner(each)
+        own = np.asarray(each, dtype=np.float64)
+        columns[f"self_{name}"] = np.bincount(group[known], weights=own[known], minlength=count)
+        columns[f"total_{name}"] = np.bincount(group[first], weights=inner[first], minlength=count)
+    return pd.DataFrame(columns)
+
+
+def function_frame(functions: Sequence[Function]) -> pd.DataFrame:
+    """The columns that name functions."""
+    line = np.array([each.line for each in functions], dtype=np.int64)
+    return pd.DataFrame(
+        {
+            "function": pd.Series([each.name for each in functions], dtype=TEXT),
+            "file": pd.Series([each.file or None for each in functions], dtype=TEXT),
+            "line": pd.Series(pd.arrays.IntegerArray(line, line == NONE)),
+        }
+    )

@@ -1,0 +1,308 @@
+"""Host profiles of other tools: read, refused, shown, saved and compared."""
+
+from __future__ import annotations
+
+import cProfile
+import io
+import json
+import marshal
+import os
+import pstats
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perfnb
+from perfnb.errors import TraceError
+from perfnb.flame.formats import formats
+from perfnb.flame.reading import format_of, read_record
+from perfnb.trace.trace_file import Limits
+
+TRACES = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
+FOREIGN = TRACES.parent / "foreign"
+public = pytest.mark.skipif(not FOREIGN.is_dir(), reason=f"no folder of other tools' files at {FOREIGN}")
+
+COLLAPSED = "main;load (data.py:3) 3\nmain;step;relu 5\nmain;step;step;relu 2\nmain 1\n# a comment\nbroken\n"
+SPEEDSCOPE: dict[str, Any] = {
+    "$schema": "https://www.speedscope.app/file-format-schema.json",
+    "shared": {"frames": [{"name": "main", "file": "train.py", "line": 1}, {"name": "step"}, {"name": "relu"}]},
+    "profiles": [
+        {
+            **{"type": "evented", "name": "t", "unit": "milliseconds", "startValue": 0, "endValue": 10},
+            "events": [
+                {"type": kind, "frame": frame, "at": at}
+                for kind, frame, at in [("O", 0, 0), ("O", 1, 2), ("O", 2, 3), ("C", 2, 7), ("C", 1, 8), ("C", 0, 10)]
+            ],
+        }
+    ],
+}
+PERF = (
+    "# captured on: a day\n"
+    "my program  10 198792.736893:    1001001 cpu-clock: \n"
+    "\t             643 inner+0x12 (/bin/prog)\n\t             695 main (/bin/prog)\n\n"
+    "my program  10/11 [000] 198792.737607: cpu-clock: \n\t             695 main (/bin/prog)\n\n"
+)
+
+
+def written(folder: Path, content: str | bytes, name: str = "file") -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def statistics() -> bytes:
+    """What cProfile writes, by its own module."""
+    profile = cProfile.Profile()
+    profile.runcall(sorted, [3, 1, 2], key=lambda value: -value)
+    profile.create_stats()
+    return marshal.dumps(profile.stats)  # type: ignore[attr-defined]
+
+
+def figures(profile: Any, *columns: str) -> dict[str, tuple[Any, ...]]:
+    table = profile.functions
+    return {row.function: tuple(getattr(row, column) for column in columns) for row in table.itertuples()}
+
+
+def test_collapsed_stacks_count_recursion_once_and_say_what_was_skipped(tmp_path: Path) -> None:
+    profile = perfnb.load(written(tmp_path, COLLAPSED))
+    assert isinstance(profile, perfnb.HostProfile)
+    assert profile.samples == 11
+    # By hand: step is on the stack in 5 + 2 samples, though twice in two of them.
+    assert figures(profile, "self_samples", "total_samples") == {
+        **{"main": (1, 11), "step": (0, 7), "relu": (7, 7), "load": (3, 3)},
+    }
+    stacks = profile.stacks
+    assert list(stacks["stack"]) == ["main;step;relu", "main;load", "main;step;step;relu", "main"]
+    assert list(stacks["samples"]) == [5, 3, 2, 1]
+    loaded = profile.functions.set_index("function").loc["load"]
+    assert (loaded["file"], loaded["line"]) == ("data.py", 3)
+    assert profile.functions["self_ms"].isna().all()
+    assert any("1 line " in note for note in profile.meta["notes"])
+
+
+def test_collapsed_stacks_in_utf_16(tmp_path: Path) -> None:
+    profile = perfnb.load(written(tmp_path, COLLAPSED.encode("utf-16")))
+    assert profile.samples == 11
+
+
+def test_the_stacks_of_torch_are_in_microseconds(tmp_path: Path) -> None:
+    text = "train.py(3): step;nn/linear.py(1): forward 2000\ntrain.py(3): step;loss.py(9): loss 500\n"
+    profile = perfnb.load(written(tmp_path, text))
+    assert profile.samples is None
+    assert figures(profile, "self_ms", "total_ms", "line")["step"] == (0.0, 2.5, 3)
+
+
+def test_evented_speedscope_profile(tmp_path: Path) -> None:
+    profile = perfnb.load(written(tmp_path, json.dumps(SPEEDSCOPE)))
+    assert profile.samples is None
+    assert figures(profile, "self_ms", "total_ms") == {"main": (4.0, 10.0), "step": (2.0, 6.0), "relu": (4.0, 4.0)}
+
+
+def test_sampled_speedscope_profiles_of_two_threads(tmp_path: Path) -> None:
+    one = {"type": "sampled", "unit": "seconds", "samples": [[0, 1], [0]], "weights": [0.25, 0.5]}
+    file = SPEEDSCOPE | {"profiles": [one | {"name": "a"}, one | {"name": "b"}]}
+    profile = perfnb.load(written(tmp_path, json.dumps(file)))
+    assert profile.samples == 4
+    assert figures(profile, "self_ms", "total_ms", "total_samples")["main"] == (1000.0, 1500.0, 4)
+    assert figures(profile, "total_ms")["a"] == (750.0,)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda profile: profile["events"].pop(), "does not end"),
+        (lambda profile: profile["events"][0].update(frame=3), "frame that it does not have"),
+        (lambda profile: profile["events"][0].update(frame=-1), "frame that it does not have"),
+        (lambda profile: profile["events"][3].update(frame=1), "not the innermost"),
+        (lambda profile: profile["events"][2].update(at=1), "order of time"),
+        (lambda profile: profile.update(type="sampled", samples=[[0]], weights=[]), "as many weights"),
+        (lambda profile: profile.update(type="sampled", samples=[[0]], weights=[-1]), "weight"),
+        (lambda profile: profile.update(type="other"), "neither"),
+        (lambda profile: profile.update(unit="days"), "unit"),
+    ],
+)
+def test_wrong_speedscope_profiles_are_refused(tmp_path: Path, change: Any, why: str) -> None:
+    file = json.loads(json.dumps(SPEEDSCOPE))
+    change(file["profiles"][0])
+    with pytest.raises(TraceError, match=why):
+        perfnb.load(written(tmp_path, json.dumps(file)))
+
+
+def test_statistics_of_cprofile_are_those_of_pstats(tmp_path: Path) -> None:
+    data = statistics()
+    profile = perfnb.load(written(tmp_path, data, "a.prof"))
+    expected = pstats.Stats(str(tmp_path / "a.prof"), stream=io.StringIO())
+    table = profile.functions
+    assert len(table) == len(expected.stats)  # type: ignore[attr-defined]
+    assert table["calls"].sum() == expected.total_calls  # type: ignore[attr-defined]
+    assert table["self_ms"].sum() == pytest.approx(1e3 * expected.total_tt)  # type: ignore[attr-defined]
+    assert profile.samples is None
+    assert profile.stacks.empty
+
+
+class _Code:
+    """Marshal of a few hostile values, written by hand."""
+
+    key = b"\x29\x03\xda\x01f\x69\x01\0\0\0\xda\x01g"
+    value = b"\x29\x05" + 2 * b"\x69\x01\0\0\0" + 2 * (b"g" + bytes(8)) + b"{0"
+
+
+HOSTILE = {
+    "code object": (marshal.dumps({("f", 1, "g"): compile("1", "f", "eval")}), "code object"),
+    "code as key": (b"{\x29\x03" + marshal.dumps(compile("1", "f", "eval")), "code object"),
+    "endless reference": (b"\xfb" + _Code.key[:2] + b"r\0\0\0\0", "not there"),
+    "reference to itself": (b"\xfb" + _Code.key + b"\xa9\x01r\x03\0\0\0", "not there"),
+    "missing reference": (b"{" + _Code.key + b"r\xff\xff\xff\xff", "not there"),
+    "reference to a container": (b"{" + _Code.key + b"\x29\x02\xa9\x01\x29\x00r\x02\0\0\0", "inside another"),
+    "huge text": (b"{\x29\x03u\xff\xff\xff\x7f", "too early"),
+    "huge tuple": (b"{\x28\x03\0\0\0\x28\xff\xff\xff\x7f", "longer"),
+    "huge number": (b"{\x29\x03l\xff\xff\xff\x7f", "too large"),
+    "deep": (b"{" + _Code.key + b"\x29\x01" * 5000, "deeper"),
+    "list as key": (b"{\x29\x03\x29\x01\x29\x00NN", "not a function"),
+    "set": (b"{" + _Code.key + b"<\x01\0\0\0N", "type"),
+    "something behind": (b"{" + _Code.key + _Code.value + b"0N", "follows"),
+    "cut": (b"{" + _Code.key + _Code.value, "too early"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_marshal_is_refused(tmp_path: Path, name: str) -> None:
+    data, why = HOSTILE[name]
+    with pytest.raises(TraceError, match=why):
+        perfnb.load(written(tmp_path, data))
+
+
+def test_names_may_be_referred_to_again(tmp_path: Path) -> None:
+    twice = b"{" + _Code.key + _Code.value + b"\x29\x03r\0\0\0\0\x69\x02\0\0\0r\x01\0\0\0" + _Code.value + b"0"
+    profile = perfnb.load(written(tmp_path, twice))
+    assert list(profile.functions["function"]) == ["g", "g"]
+    assert list(profile.functions["line"]) == [1, 2]
+
+
+def test_text_of_perf_script(tmp_path: Path) -> None:
+    profile = perfnb.load(written(tmp_path, PERF))
+    assert profile.samples == 2
+    assert figures(profile, "self_samples", "total_samples", "file") == {
+        **{"inner": (1, 1, "/bin/prog"), "main": (1, 2, "/bin/prog")},
+        "my program": (0, 2, pytest.approx(float("nan"), nan_ok=True)),
+    }
+
+
+def test_a_stack_deeper_than_any_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="5,001 calls"):
+        perfnb.load(written(tmp_path, "a;b 1\n" + ";".join("a" * 5001) + " 1\n"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a,b,c\n1,2,3\n", "0 30 40\n1 20 30\n", "{}", "some words; and 3 numbers\nmore\n"]
+)
+def test_other_texts_are_not_taken_for_host_profiles(tmp_path: Path, text: str) -> None:
+    assert format_of(written(tmp_path, text)) is None
+
+
+@pytest.mark.parametrize("content", [COLLAPSED, json.dumps(SPEEDSCOPE), statistics(), PERF])
+def test_saved_and_loaded(tmp_path: Path, content: str | bytes) -> None:
+    profile = perfnb.load(written(tmp_path, content))
+    again = perfnb.load(profile.save(tmp_path / "saved"))
+    assert again.functions.equals(profile.functions)
+    assert again.stacks.equals(profile.stacks)
+    assert again.meta == profile.meta
+    assert str(again) == str(profile)
+
+
+def test_compared_by_function(tmp_path: Path) -> None:
+    a = perfnb.load(written(tmp_path, json.dumps(SPEEDSCOPE)))
+    slower = json.loads(json.dumps(SPEEDSCOPE).replace('"at": 8', '"at": 9').replace("relu", "gelu"))
+    comparison = a.compare(perfnb.load(written(tmp_path, json.dumps(slower))))
+    assert isinstance(comparison, perfnb.HostComparison)
+    assert figures(comparison, "grew_ms") == {"relu": (-4.0,), "gelu": (4.0,), "step": (1.0,), "main": (-1.0,)}
+    assert "gelu" in str(comparison)
+    assert comparison.to_html(tmp_path / "a.html").read_text().count('"before":[') == 1
+    with pytest.raises(TypeError, match="host profile"):
+        a.compare(3)  # type: ignore[arg-type]
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    profile = perfnb.load(written(tmp_path, "main;<script>alert(1)</script> 3\n", "<b>name"))
+    page = profile.to_html(tmp_path / "a.html").read_text()
+    assert "<script>alert" not in page
+    assert "<b>name" not in page
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Some bytes changed, cut out, repeated or moved."""
+    found = bytearray(data)
+    for _ in range(chance.choice((1, 1, 2, 8))):
+        if not found:
+            break
+        at = chance.randrange(len(found))
+        wide = chance.choice((1, 2, 4, 16))
+        kind = chance.randrange(5)
+        if kind == 0:
+            found[at] = chance.randrange(256)
+        elif kind == 1:
+            del found[at : at + wide]
+        elif kind == 2:
+            found[at:at] = found[at : at + wide] * chance.choice((1, 3, 50))
+        elif kind == 3:
+            found[at : at + 4] = chance.choice((b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff", b"9999", b"-1e9"))
+        else:
+            del found[at:]
+    return bytes(found)
+
+
+SAMPLES = {
+    "collapsed stacks": COLLAPSED.encode(),
+    "speedscope profiles": json.dumps(SPEEDSCOPE).encode(),
+    "statistics of cProfile (.prof)": statistics(),
+    "text of perf script": PERF.encode(),
+}
+
+
+def fuzz(path: Path, what: str, data: bytes, times: int) -> None:
+    """Read mutations of a file as this format: a record, or a typed error."""
+    reader = next(each for each in formats() if each.what == what)
+    chance = random.Random(what)
+    for _ in range(times):
+        path.write_bytes(mutated(data, chance))
+        try:
+            record = reader.read(path, Limits())
+        except TraceError:
+            continue
+        profile = perfnb.HostProfile(record)
+        assert len(profile.functions) >= 0
+        assert isinstance(str(profile), str)
+
+
+@pytest.mark.parametrize("what", SAMPLES)
+def test_mutations_give_a_profile_or_a_typed_error(tmp_path: Path, what: str) -> None:
+    fuzz(tmp_path / "file", what, SAMPLES[what], 40)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("what", SAMPLES)
+def test_many_mutations_give_a_profile_or_a_typed_error(tmp_path: Path, what: str) -> None:
+    fuzz(tmp_path / "file", what, SAMPLES[what], 2000)
+
+
+@public
+def test_public_files_have_their_known_figures() -> None:
+    stacks = perfnb.load(FOREIGN / "collapsed" / "perf-numa-collapsed-all.txt")
+    assert stacks.samples == stacks.stacks["samples"].sum() == 199
+    statistics = perfnb.load(FOREIGN / "cprofile" / "tf_step_init.pstats.gz").functions
+    assert (len(statistics), statistics["calls"].sum()) == (2722, 179844)
+    assert statistics["self_ms"].sum() == pytest.approx(9728.6, abs=0.1)
+    cycle = perfnb.load(TRACES / "cprofile" / "cprofile-cycle.pstats").functions
+    assert (len(cycle), cycle["calls"].sum()) == (9, 101_204_007)
+    assert perfnb.load(FOREIGN / "speedscope" / "two-sampled.speedscope.json").samples == 10
+    with pytest.raises(TraceError, match="does not end"):
+        perfnb.load(FOREIGN / "speedscope" / "invalid-incomplete.json")
+
+
+@public
+@pytest.mark.parametrize("path", sorted((TRACES / "perf_script").glob("*.txt")), ids=lambda path: path.name)
+def test_every_sample_of_perf_script_is_read(path: Path) -> None:
+    headers = [line for line in path.read_text().splitlines() if line[:1].strip() and not line.startswith("#")]
+    assert read_record(path).samples == len(headers)
