@@ -38,6 +38,7 @@ MIN_WIDTH = 80
 _SCRIPT = "profile/js/report.js"
 
 _INFERENCE = "This is inference: nothing ran backward. perfnb.latency shows how long requests take under load."
+_NO_RATE = " With batches (for batch in loader), samples/s would be known too."
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,10 @@ def _headline(summary: Summary) -> list[str]:
         if timing.throughput_per_s is not None:
             size = "" if timing.batch_size is None else f", batch of {timing.batch_size:,}"
             facts.append(f"{fmt.rate(timing.throughput_per_s, 'samples')}{size}")
+        if is_inference(summary):
+            facts.insert(1, "inference")
+            if summary.tokens_per_s is not None:
+                facts.append(fmt.rate(summary.tokens_per_s, "tokens"))
     facts.append(fmt.executions(summary.executed))
     if summary.traced_ms is None:
         return [*facts, "no trace"]
@@ -203,10 +208,15 @@ def notes_of(summary: Summary) -> list[str]:
     """Return the notes of a report, including disturbances of the timed steps."""
     facts = noise_facts(summary.timing.noise, sum(summary.timing.samples_ms))
     disturbed = [f"During the timed steps: {'; '.join(facts)}."] if facts else []
-    return [*summary.notes, *disturbed, *([_INFERENCE] if _is_inference(summary) else [])]
+    return [*summary.notes, *disturbed, *_note_of_inference(summary)]
 
 
-def _is_inference(summary: Summary) -> bool:
+def _note_of_inference(summary: Summary) -> Iterator[str]:
+    if is_inference(summary):
+        yield _INFERENCE + ("" if summary.timing.throughput_per_s is not None else _NO_RATE)
+
+
+def is_inference(summary: Summary) -> bool:
     """Whether a step that was run here has a forward pass, and neither a backward pass nor an optimizer's step."""
     times = {str(name): fmt.known(row["ms"]) or 0.0 for name, row in summary.phases.iterrows()}
     trained = times.get("backward", 0.0) > 0 or times.get("optimizer", 0.0) > 0
@@ -245,6 +255,8 @@ def report_data(
             "basis": timing.basis,
             "throughput_per_s": exact(timing.throughput_per_s),
             "batch_size": timing.batch_size,
+            "inference": (inference := is_inference(summary)),
+            "tokens_per_s": exact(summary.tokens_per_s) if inference else None,
             "traced_ms": exact(summary.traced_ms),
             "until_gpu_ms": exact(summary.until_gpu_ms),
             "slowdown": exact(summary.slowdown),

@@ -77,6 +77,8 @@ class Summary:
         What holds the step back; ``None`` if no step was traced.
     parts : mapping of str to object
         What tabs computed for themselves, by key.
+    tokens_per_s : float or None
+        Token ids in the timed steps' batches, at the same step time as samples; if they are known.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Summary:
     gpu: GpuSummary | None = None
     findings: Findings | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
+    tokens_per_s: float | None = None
 
     @property
     def until_gpu_ms(self) -> float | None:
@@ -169,7 +172,13 @@ def summarize(recording: Recording, attribution: Attribution | None = None, watc
         gpu=None if attribution is None else gpu_summary(recording, attribution),
         parts={tab.key: tab.compute(recording, attribution) for tab in tabs() if tab.compute},
         findings=None if attribution is None else find(recording, attribution, figures),
+        tokens_per_s=_tokens_per_s(recording.meta.get("tokens"), timing),
     )
+
+
+def _tokens_per_s(tokens: int | None, timing: Timing) -> float | None:
+    rate = timing.throughput_per_s
+    return None if tokens is None or rate is None or not timing.samples else rate * tokens / timing.samples
 
 
 def ops_alone(recording: Recording) -> pd.DataFrame:

@@ -243,6 +243,7 @@ class ProfileFacts(TypedDict, total=False):
     options: Required[Options]
     models_chosen: bool
     steady: bool | None
+    tokens: Count
     noise: Noise
     timed_cut_short: bool
     traced_cut_short: bool

@@ -24,6 +24,8 @@ class ExecutedStep(NamedTuple):
     data_ns: int
     #: In its batch, if known.
     samples: int | None
+    #: Token ids in its batch, if it names them.
+    tokens: int | None = None
 
 
 class SkippedStep(Exception):
@@ -159,7 +161,7 @@ class StepRunner:
         self._step(batch)
         wall = time.perf_counter_ns() - begin
         self._last = _END
-        return ExecutedStep(turn.pass_name, begin, wall, data, common_size(batch))
+        return ExecutedStep(turn.pass_name, begin, wall, data, common_size(batch), token_count(batch))
 
 
 def common_size(batch: Any) -> int | None:
@@ -169,6 +171,12 @@ def common_size(batch: Any) -> int | None:
     except Exception:  # a batch may be anything, and its size is not worth failing for
         return None
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def token_count(batch: Any) -> int | None:
+    """How many token ids a batch has under ``input_ids``, as Hugging Face's tokenizers name them."""
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return ids.numel() if isinstance(ids, torch.Tensor) and not ids.is_floating_point() else None
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:

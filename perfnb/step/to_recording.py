@@ -62,6 +62,9 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
     meta = dict(capture.meta) | {"name": name, "rank": 0}
     if (job := place_in_job()) is not None:
         meta |= {"rank": job["rank"], "job": job}
+    tokens = [step.tokens for step in capture.steps if step.pass_name == "timed"]
+    if tokens and None not in tokens:
+        meta["tokens"] = sum(filter(None, tokens))
     if capture.memory is not None:
         meta["allocator"] = capture.memory[0].allocator
     if trace is not None:

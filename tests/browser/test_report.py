@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,15 @@ def test_the_live_report_takes_the_place_of_its_static_twin(report):
     expect(page.locator("article.perfnb")).to_be_visible()
     expect(page.locator(".perfnb-static")).to_be_hidden()
     for text in ("12.3 ms", "[12.1, 12.4]", "2,600 samples/s", "1.31 × the timed step", "5 warm-up, 20 timed"):
+        expect(page.locator("header")).to_contain_text(text)
+
+
+def test_inference_shows_its_tokens(report):
+    made = summaries.small_cnn()
+    phases = made.phases.copy()
+    phases.loc[phases.index.isin(["backward", "optimizer"]), "ms"] = 0.0
+    page = report(replace(made, phases=phases, tokens_per_s=83_200.0))
+    for text in ("Inference step", "2,600 samples/s", "83,200 tokens/s"):
         expect(page.locator("header")).to_contain_text(text)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import perfnb
-from perfnb.profile.report import notes_of
+from perfnb.profile.report import notes_of, report_data
+from perfnb.step.steps import token_count
 
 SAID = "This is inference: nothing ran backward."
 BRIEF: dict[str, Any] = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, "flops": False}
@@ -32,3 +35,38 @@ def test_only_a_step_without_backward_and_optimizer_is_inference() -> None:
     assert SAID in str(served)
     assert any(note.startswith(SAID) for note in notes_of(served._summary))
     assert not any(note.startswith(SAID) for note in notes_of(trained._summary))
+
+
+def test_token_ids_of_the_input_are_counted_where_a_batch_names_them() -> None:
+    model = nn.Embedding(10, 4)
+    batches = [{"input_ids": torch.zeros(2, 6, dtype=torch.long), "attention_mask": torch.ones(2, 6)}] * 3
+
+    def infer(batch: dict[str, torch.Tensor]) -> None:
+        with torch.inference_mode():
+            model(batch["input_ids"])
+
+    def train(batch: dict[str, torch.Tensor]) -> None:
+        model(batch["input_ids"]).sum().backward()
+
+    served, trained = (perfnb.profile_step(step, batches, model=model, **BRIEF) for step in (infer, train))
+
+    timing, step = served.timing, report_data(served._summary)["step"]
+    assert served._summary.tokens_per_s == pytest.approx(12e3 / (timing.median_ms or 0))
+    assert step["tokens_per_s"] == pytest.approx(served._summary.tokens_per_s)
+    assert step["inference"]
+    for text in (str(served), served._repr_mimebundle_()["text/html"]):
+        assert " tokens/s" in text
+        assert "inference" in text
+    other = report_data(trained._summary)["step"]
+    assert (other["inference"], other["tokens_per_s"]) == (False, None)
+    assert token_count((torch.zeros(2, 6, dtype=torch.long),)) is None  # numbers, which may mean anything
+    assert token_count({"input_ids": torch.zeros(2, 6)}) is None
+
+
+def test_a_saved_profile_keeps_its_tokens(tmp_path: Path) -> None:
+    model, batch = nn.Embedding(10, 4), {"input_ids": torch.zeros(2, 6, dtype=torch.long)}
+    found = perfnb.profile_step(lambda batch: model(batch["input_ids"]), [batch] * 3, model=model, **BRIEF)
+
+    again = perfnb.load(found.save(tmp_path / "kept"))
+
+    assert again._summary.tokens_per_s == found._summary.tokens_per_s is not None

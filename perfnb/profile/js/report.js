@@ -16,11 +16,12 @@ function headline(data, verdict) {
   return h("header", {},
     titled(data.name, data.device), verdict,
     h("dl", { class: "pf-facts" },
-      h("div", { class: "pf-main" }, h("dt", {}, "Step"),
+      h("div", { class: "pf-main" }, h("dt", {}, step.inference ? "Inference step" : "Step"),
         h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(duration(step.median_ms))), bounds, stepDots(step)),
           h("small", {}, basis))),
       step.throughput_per_s == null ? null
         : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batch size varies" : `batch of ${grouped(step.batch_size)}`),
+      step.tokens_per_s == null ? null : fact("Tokens", figure(rate(step.tokens_per_s, "tokens")), "token ids of the input"),
       fact("Traced step", figure(duration(step.traced_ms)),
         step.traced_ms == null ? "none"
           : step.until_gpu_ms != null ? `GPU work continues after it: findings use ${duration(step.until_gpu_ms)}, until the GPU is done`
