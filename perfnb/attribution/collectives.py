@@ -83,9 +83,11 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
         }
     )
     frame = frame[step != NONE].sort_values(["step", "start_ns"], kind="stable", ignore_index=True)
-    numbers = frame["bucket"].astype(np.int64).groupby(frame["step"]).cumsum() - 1
-    frame["bucket"] = np.where(frame["bucket"], numbers, NONE)
-    return _with_counted(recording, frame)
+    frame = _with_counted(recording, frame)
+    # What DDP sends beside gradients, such as which parameters were used, is in integers.
+    gradients = frame["bucket"] & ~frame["dtype"].astype(str).str.startswith("int")
+    numbers = gradients.astype(np.int64).groupby(frame["step"]).cumsum() - 1
+    return frame.assign(bucket=np.where(gradients, numbers, NONE))
 
 
 def collective_table(calls: pd.DataFrame, steps: int) -> pd.DataFrame:

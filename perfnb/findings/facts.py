@@ -20,6 +20,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.attribution.attribution import Attribution, blocks_of_events, makers, owner_names
 from perfnb.attribution.blocks import Kind
+from perfnb.attribution.collectives import collective_calls
 from perfnb.attribution.events import calls_of
 from perfnb.findings.code import MODULES, root_of
 from perfnb.findings.gpu_facts import GpuFacts, gpu_facts
@@ -290,6 +291,16 @@ class Facts:
     def _parts(self) -> Mapping[str, Any]:
         found = self.meta.get("parts")
         return found if isinstance(found, Mapping) else {}
+
+    @property
+    def parallel(self) -> list[Mapping[str, Any]]:
+        """The models under DistributedDataParallel: ``name``, and the settings that were noted."""
+        return [one for one in _maps(self._parts.get("parallel")) if isinstance(one.get("name"), str)]
+
+    @cached_property
+    def collectives(self) -> pd.DataFrame:
+        """Each collective of the traced steps, see `collective_calls`."""
+        return collective_calls(self.recording, self.attribution)
 
     @property
     def _models(self) -> dict[str, bool]:

@@ -250,12 +250,15 @@ def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.Series:
 
 def waited_each(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
     """`matched` with ``waiting_ns``: how long each waited for the last rank, and ``is_last``."""
-    waited, is_last = _waited(matched, clocks)
+    waited, is_last = _waited(matched, clocks, once=False)
     return matched.assign(waiting_ns=waited, is_last=is_last)
 
 
-def _waited(matched: pd.DataFrame, clocks: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """How long each row waited for the last rank, in nanoseconds, and whether it is that rank's."""
+def _waited(matched: pd.DataFrame, clocks: pd.DataFrame, once: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """How long each row waited for the last rank, in nanoseconds, and whether it is that rank's.
+
+    Threads of the host that wait side by side count `once`.
+    """
     ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
     shift = matched["rank"].map(ahead).to_numpy(dtype=np.int64)
     start = matched["start_ns"].to_numpy(dtype=np.int64) - shift
@@ -263,7 +266,7 @@ def _waited(matched: pd.DataFrame, clocks: pd.DataFrame) -> tuple[np.ndarray, np
     duration = (matched["end_ns"] - matched["start_ns"]).to_numpy(dtype=np.int64)
     waited = np.clip(latest - start, 0, duration)
     on_host = matched["on_host"].to_numpy(dtype=bool)
-    if on_host.any():
+    if once and on_host.any():
         waited[on_host] = _once(matched[on_host], waited[on_host])
     return waited, start == latest
 

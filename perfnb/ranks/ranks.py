@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pandas as pd
 
 from perfnb.analysis_version import analysis_version
+from perfnb.attribution.collectives import collective_calls, collective_table
 from perfnb.draw.frame import static_page
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
@@ -18,13 +19,15 @@ from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate
 from perfnb.findings import finding_table
 from perfnb.profile.profile import Profile
-from perfnb.ranks.summary import RanksSummary, straggler_finding, summarize_ranks
+from perfnb.ranks.findings import job_findings
+from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
 from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
 from perfnb.recording import folder
 from perfnb.recording.from_trace import with_module_layers
 from perfnb.recording.job import RANKS, rank_folder
 from perfnb.recording.reading import Loader, in_rank_order, rank_of_name, read_recordings, trace_files
 from perfnb.recording.recording import Recording
+from perfnb.recording.schema import conform
 from perfnb.recording.storage import PROFILE, SavedProfile, content
 from perfnb.trace.trace_file import Limits
 
@@ -90,6 +93,26 @@ class Ranks(Page, Shown):
         return self._with_rank("kernels")
 
     @property
+    def collectives(self) -> pd.DataFrame:
+        """`Profile.collectives` per rank, with waiting for the last rank and transfer apart where ranks match."""
+        return self._collectives.copy()
+
+    @cached_property
+    def _collectives(self) -> pd.DataFrame:
+        parts = []
+        for rank, profile in self._profiles.items():
+            if profile._is_reduced or profile._recording.events.empty:
+                continue
+            attribution = profile._attribution()
+            calls = with_waits(collective_calls(profile._recording, attribution), self._summary, rank)
+            part = collective_table(calls, attribution.steps)
+            part.insert(0, "rank", rank)
+            parts.append(part)
+        if not parts:
+            return conform(pd.DataFrame(), "collectives").assign(rank=pd.array([], dtype="int64"))
+        return pd.concat(parts, ignore_index=True)
+
+    @property
     def ops(self) -> pd.DataFrame:
         """Calls and time per rank and operator."""
         return self._with_rank("ops")
@@ -106,9 +129,9 @@ class Ranks(Page, Shown):
 
     @property
     def findings(self) -> pd.DataFrame:
-        """The findings of each rank, and with ``rank`` missing those about all of them: a straggler."""
+        """The findings of each rank, and with ``rank`` missing those about all: a straggler, unbalanced input."""
         steps_ms = float(self._summary.times["wall_ms"].mean())
-        both = [(None, finding_table(straggler_finding(self._summary), steps_ms))]
+        both = [(None, finding_table(job_findings(self._summary), steps_ms))]
         both += [(rank, profile.findings) for rank, profile in self._profiles.items()]
         parts = [part.assign(rank=pd.array([rank] * len(part), dtype="Int64")) for rank, part in both if len(part)]
         if not parts:

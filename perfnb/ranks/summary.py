@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb import quantities as fmt
 from perfnb.attribution.events import all_events
-from perfnb.findings.finding import Finding, Row
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from perfnb.ranks.collectives import collectives, matching, waited_each, waited_for, waits
 from perfnb.ranks.host import HostRank, LateWork, host_rank, late_work, with_host_times
@@ -96,6 +94,10 @@ class RanksSummary:
         Where the straggler was late, if it can be told.
     host : mapping of int to HostRank or None
         What the host did, for ranks whose collectives it ran.
+    samples : mapping of int to float
+        Mean number of samples in a step, for ranks that recorded it.
+    base_ns : mapping of int to int
+        What was added to the times of each rank's events.
     """
 
     names: dict[int, str]
@@ -108,6 +110,8 @@ class RanksSummary:
     collectives: pd.DataFrame
     late: LateWork | None
     host: dict[int, HostRank | None]
+    samples: dict[int, float]
+    base_ns: dict[int, int]
 
 
 def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
@@ -137,10 +141,34 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
     straggler = _straggler(times, waited_for(matched, clocks))
     names = {recording.rank: str(recording.meta["name"]) for recording in recordings}
     together = tuple(int(rank) for rank in clocks.index[clocks["collectives"].fillna(0) > 0]) if len(matched) else ()
+    bases = {recording.rank: int(recording.meta.get("base_ns", 0)) for recording in recordings}
     each = waited_each(matched, clocks)
     late = late_work({rank: one for rank, one in work.items() if one is not None}, straggler)
     doubts = _doubts_of(recordings)
-    return RanksSummary(names, times, clocks, straggler, doubts, together, _parts(times), each, late, work)
+    parts_of = _parts(times)
+    return RanksSummary(
+        names, times, clocks, straggler, doubts, together, parts_of, each, late, work, _samples(recordings), bases
+    )
+
+
+def with_waits(calls: pd.DataFrame, summary: RanksSummary, rank: int) -> pd.DataFrame:
+    """A rank's collectives, from `collective_calls`, with ``waiting_ns`` where they were found on other ranks."""
+    mine = summary.collectives[summary.collectives["rank"] == rank]
+    base = summary.base_ns[rank]
+    known = pd.DataFrame(
+        {
+            "begin_ns": mine["start_ns"].to_numpy() - base,
+            "end_ns": mine["end_ns"].to_numpy() - base,
+            "waiting_ns": mine["waiting_ns"].to_numpy(),
+        }
+    ).drop_duplicates(["begin_ns", "end_ns"])
+    found = calls[["begin_ns", "end_ns"]].merge(known, how="left", on=["begin_ns", "end_ns"])["waiting_ns"]
+    return calls.assign(waiting_ns=found.astype("Int64").array)
+
+
+def _samples(recordings: Sequence[Recording]) -> dict[int, float]:
+    means = {one.rank: one.steps["samples"].mean() for one in recordings}
+    return {rank: float(mean) for rank, mean in means.items() if pd.notna(mean)}
 
 
 def _times(recording: Recording, events: pd.DataFrame) -> pd.DataFrame:
@@ -180,31 +208,6 @@ def _straggler(times: pd.DataFrame, waited: pd.Series) -> int | None:
     second = max(float(ordered.iloc[1]), 0.0) if len(ordered) > 1 else 0.0
     clearly = ordered.iloc[0] - second > _STRAGGLES * mean["wall_ms"].mean()
     return int(ordered.index[0]) if clearly else None
-
-
-def straggler_finding(ranks: RanksSummary) -> list[Finding]:
-    """The rank that arrives last at collectives, so that the others wait for it."""
-    if ranks.straggler is None:
-        return []
-    mean = ranks.times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
-    waited = float(mean["waiting_ms"].drop(ranks.straggler).mean())
-    step_ms = float(mean["wall_ms"].mean())
-    own = float(mean["waiting_ms"][ranks.straggler])
-    return [
-        Finding(
-            "straggler",
-            f"Rank {ranks.straggler} arrives last at collectives: the others wait {fmt.duration(waited)} per step for "
-            f"it ({fmt.share(waited / step_ms)} of the step); it waits {fmt.duration(own) if own > 0 else 'for none'}.",
-            min(waited, step_ms),
-            "Check what this rank does more of, or slower: its share of the data, its host, GPU clocks and links; and "
-            "its own findings.",
-            "",
-            "medium",
-            "From the starts of matched collectives; clocks are compared by their ends.",
-            "Collectives that could not be matched between the ranks.",
-            (Row("rank", str(ranks.straggler)),),
-        )
-    ]
 
 
 def _doubts_of(recordings: Sequence[Recording]) -> Doubts:

@@ -17,7 +17,7 @@ from perfnb.arguments import MOST
 from perfnb.step.budget import Plan
 from perfnb.step.device import is_out_of_memory
 from perfnb.step.environment import describe_environment
-from perfnb.step.layers import Calls, is_compiled, known_models, name_layers, own_tables
+from perfnb.step.layers import Calls, is_compiled, known_models, name_layers, own_tables, parallel_models
 from perfnb.step.namespace import named_parts
 from perfnb.step.session import Capture, Progress, Session
 from perfnb.step.steps import BatchSource, Passes, StepRunner
@@ -150,6 +150,7 @@ def _name_parts(session: Session, namespace: Mapping[str, Any], batches: Any, la
     variables = {name: value for name, value in namespace.items() if name not in labels}
     parts["models"] = known_models(session.calls, variables, capture.layers, capture.places)
     parts["own_tables"] = own_tables(capture.layers, capture.places, called, namespace)
+    parts["parallel"] = parallel_models(capture.layers, capture.places, called)
     capture.meta["parts"] = parts
 
 

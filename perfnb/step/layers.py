@@ -299,6 +299,39 @@ def known_models(
     return [{"name": name, "called": called} for name, called in known.items()]
 
 
+def parallel_models(
+    layers: list[Layer], places: Mapping[int, int], called: Iterable[nn.Module]
+) -> list[dict[str, Any]]:
+    """The called modules that DistributedDataParallel wraps, and how; JSON-able.
+
+    Returns
+    -------
+    list of dict
+        ``name`` of the layer, ``find_unused_parameters``, ``static_graph``, ``bucket_bytes`` (the cap) and
+        ``unused_bytes``, the bytes of parameters that DDP found unused; ``None`` if it does not say.
+    """
+    found = {id(module): module for module in called if isinstance(module, nn.parallel.DistributedDataParallel)}
+    return [
+        {
+            "name": layers[places[key]].name,
+            "find_unused_parameters": bool(module.find_unused_parameters),
+            "static_graph": bool(module.static_graph),
+            "bucket_bytes": int(module.bucket_bytes_cap),
+            "unused_bytes": _unused_bytes(module),
+        }
+        for key, module in found.items()
+        if key in places
+    ]
+
+
+def _unused_bytes(module: nn.parallel.DistributedDataParallel) -> int | None:
+    try:
+        told = module._get_ddp_logging_data().get("unused_parameter_size")
+    except Exception:  # torch calls it private, and it fails before the first step
+        return None
+    return told if isinstance(told, int) else 0
+
+
 def own_tables(
     layers: list[Layer], places: Mapping[int, int], called: Iterable[nn.Module], namespace: Mapping[str, Any]
 ) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, Rule
 from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
+from perfnb.findings.rules.communication import every_micro_step, exposed_on_host, small_buckets, unused_parameters
 from perfnb.findings.rules.fusion import elementwise_chains, unfused_attention
 from perfnb.findings.rules.host import dispatch_overhead, host_code, host_work, launch_overhead, unexplained_idle
 from perfnb.findings.rules.memory import activation_memory, allocator, growth, recomputation
@@ -34,6 +35,10 @@ RULES: tuple[Rule, ...] = (
     host_code,
     threads_and_cores,
     exposed_communication,
+    exposed_on_host,
+    every_micro_step,
+    small_buckets,
+    unused_parameters,
     garbage_collection,
     uneven_steps,
 )

@@ -1,0 +1,193 @@
+"""Gradients on their way between processes: collectives that the host runs, and what DDP was asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.attribution.blocks import Kind
+from perfnb.attribution.interval_sets import difference, union
+from perfnb.findings.facts import Facts
+from perfnb.findings.finding import Finding, rows, rule
+from perfnb.recording.nesting import NONE, Ints
+
+#: Least share of the step that is worth a finding.
+_WORTH, _LITTLE = 0.05, 0.02
+#: Buckets are small below this size, and many from this number on; DDP's own size of a bucket.
+_SMALL_BYTES, _MANY, _USUAL_BYTES = 2**20, 6, 25 * 2**20
+_DDP = "DistributedDataParallel"
+
+
+@rule("collectives", "Communication-bound", "overlapping it with computation")
+def exposed_on_host(facts: Facts) -> Iterator[Finding]:
+    """Time in which the step only waits for collectives that the host runs."""
+    exposed = facts.phases_ms["communication"]
+    calls = facts.collectives
+    if facts.gpu is not None or not len(calls) or facts.share(exposed) < _WORTH:
+        return
+    flying = _in_flight_ms(facts, calls)
+    hidden = max(0.0, 1 - exposed / flying) if flying > 0 else 0.0
+    overlap = min(exposed, max(facts.step_ms - flying, 0.0))
+    kinds = calls["collective"].value_counts()
+    listed = ", ".join(f"{count / facts.steps:.3g} {name}" for name, count in kinds.head(3).items())
+    if overlap >= exposed:
+        perfect = "Perfect overlap would save all of it."
+    else:
+        most = f"save {fmt.duration(overlap)}" if overlap > 0 else "save nothing"
+        perfect = f"Perfect overlap would {most}: the rest of the step is shorter than that."
+    yield Finding(
+        "collectives",
+        f"For {facts.of_step(exposed)} the step only waits for collectives ({listed} per step), which are in flight "
+        f"for {fmt.duration(flying)}; {fmt.share(hidden)} of that is hidden. {perfect}",
+        exposed,
+        "Overlap communication with computation: start it earlier (smaller first buckets, gradients reduced during "
+        "backward), synchronise less often, or send less, in lower precision.",
+        "",
+        "medium",
+        "Waiting for a slower rank counts as communication.",
+        "Which rank was late: load the profiles or traces of all ranks together to find a straggler.",
+        rows("phase", ["communication"]),
+    )
+
+
+@rule("small buckets", "Communication-bound by many small messages", "sending fewer and larger ones")
+def small_buckets(facts: Facts) -> Iterator[Finding]:
+    """Gradients sent in many small buckets: each has a latency of its own."""
+    calls = facts.collectives
+    calls = calls[(calls["bucket"] != NONE) & (calls["bytes"] != NONE)]
+    count, size = len(calls) / facts.steps, float(calls["bytes"].median()) if len(calls) else 0.0
+    whole = float(calls["bytes"].sum()) / facts.steps
+    fewer = max(1.0, np.ceil(whole / _USUAL_BYTES))
+    if count < _MANY or size >= _SMALL_BYTES or fewer >= count:
+        return
+    exposed = _exposed_ms(facts, calls)
+    bound = exposed * (1 - fewer / count)
+    if facts.share(bound) < _LITTLE:
+        return
+    name = facts.root()
+    model = facts.variable(name) if name is not None and facts.kinds.get(name) == _DDP else None
+    line = f"{model} = torch.nn.parallel.DistributedDataParallel({model}.module, bucket_cap_mb=25)" if model else ""
+    yield Finding(
+        "small buckets",
+        f"DDP sends {fmt.size(whole)} of gradients per step in {count:.3g} buckets of about {fmt.size(size)}; nothing "
+        f"hides {facts.of_step(exposed)} of that.",
+        bound,
+        f"Use larger buckets: with bucket_cap_mb=25, torch's default, there would be {fewer:.0f}. Each message has a "
+        "latency of its own, but larger ones start later: compare two sizes.",
+        line,
+        "low",
+        "The bound assumes that the time depends on the number of messages alone.",
+        "How much longer larger messages take, and how much of them the rest of backward would hide.",
+        rows("phase", ["communication"]),
+    )
+
+
+@rule("unused parameters", "Slowed by the search for unused parameters", "leaving it out")
+def unused_parameters(facts: Facts) -> Iterator[Finding]:
+    """DDP searches the graph for unused parameters in each step although there are none."""
+    for one in facts.parallel:
+        layer = str(one.get("name"))
+        if one.get("find_unused_parameters") is not True or one.get("static_graph") is True or one.get("unused_bytes"):
+            continue
+        mine = (facts.owners == layer) & (facts.attribution.cells["direction"] == "forward").to_numpy()
+        own = facts.per_step(float(facts.cells_ns[mine].sum()))
+        calls = facts.collectives
+        maps = calls[calls["dtype"].str.startswith("int").fillna(False) & (calls["collective"] == "allreduce")]
+        told = _exposed_beside_others_ms(facts, maps, calls.drop(maps.index))
+        certain = one.get("unused_bytes") == 0
+        model = facts.variable(layer)
+        line = f"{model} = torch.nn.parallel.DistributedDataParallel({model}.module)" if model else ""
+        yield Finding(
+            "unused parameters",
+            f"{layer} was made with find_unused_parameters=True"
+            + (", but DDP found no unused parameter. " if certain else ". ")
+            + f"The module itself, where the graph is searched, takes {fmt.duration(own)} per step"
+            + (f", and {fmt.duration(told)} passes in telling the other ranks." if told > 0 else "."),
+            min(own + told, facts.step_ms),
+            "Leave find_unused_parameters out, or use static_graph=True if the same parameters are unused in each "
+            "step.",
+            line,
+            "medium" if certain else "low",
+            "The module's own time includes other work of DDP's forward.",
+            "Whether other batches leave parameters unused.",
+            rows("layer", [layer]),
+        )
+
+
+@rule("every micro-step", "Communication-bound by synchronising each micro-step", "synchronising once")
+def every_micro_step(facts: Facts) -> Iterator[Finding]:
+    """Gradients that are accumulated over several backward passes, and sent after each."""
+    calls = facts.collectives
+    sent = calls[calls["bucket"] != NONE]
+    runs = _backward_runs(facts)
+    if not len(sent) or not len(runs):
+        return
+    syncs = _runs_that_send(runs, sent)
+    per_step = syncs / facts.steps
+    if per_step < 2 or _optimizer_steps(facts) / facts.steps > per_step / 2:
+        return
+    waits = facts.attribution.host.blocks
+    waits = waits[(waits["kind"] == Kind.COMMUNICATION) & waits["main"]]
+    early = 0.0
+    for step, part in runs.groupby("step"):
+        first, last = int(part["start"].min()), int(part["start"].max())
+        inside = waits[(waits["step"] == step) & (waits["start"] >= first) & (waits["start"] < last)]
+        early += float((inside["end"] - inside["start"]).sum())
+    if facts.gpu is None:
+        bound = min(early / 1e6 / facts.steps, facts.phases_ms["communication"])
+    else:
+        bound = _exposed_ms(facts, sent) * (1 - 1 / per_step)
+    if facts.share(bound) < _LITTLE:
+        return
+    name = facts.root()
+    model = (facts.variable(name) if name is not None else None) or "model"
+    yield Finding(
+        "every micro-step",
+        f"Gradients are sent after each of {per_step:.3g} backward passes per step of the optimizer: all but the last "
+        f"take {facts.of_step(bound)} that nothing hides.",
+        bound,
+        f"Run all micro-steps but the last, forward and backward, inside `with {model}.no_sync():`. Gradients then add "
+        "up on each rank and are sent once.",
+        "",
+        "medium",
+        "The last backward pass still sends everything; on a CPU the others also compute faster without it.",
+        "Whether the gradients of each pass are used before the last one, as clipping each would.",
+        rows("phase", ["communication"]),
+    )
+
+
+def _in_flight_ms(facts: Facts, calls: pd.DataFrame) -> float:
+    """Time per step in which any collective is in flight."""
+    together = union(calls["start_ns"].to_numpy(dtype=np.int64), calls["end_ns"].to_numpy(dtype=np.int64))
+    return together.length / 1e6 / facts.steps
+
+
+def _exposed_ms(facts: Facts, calls: pd.DataFrame) -> float:
+    ms = float(calls["exposed_ns"].sum()) / 1e6 / facts.steps
+    return min(ms, facts.phases_ms["communication"]) if facts.gpu is None else min(ms, facts.gpu.exposed_ms)
+
+
+def _exposed_beside_others_ms(facts: Facts, calls: pd.DataFrame, others: pd.DataFrame) -> float:
+    """The part of it in which no other collective is in flight."""
+    alone = difference(*(union(each["start_ns"].to_numpy(), each["end_ns"].to_numpy()) for each in (calls, others)))
+    return min(_exposed_ms(facts, calls), alone.length / 1e6 / facts.steps)
+
+
+def _backward_runs(facts: Facts) -> pd.DataFrame:
+    blocks = facts.attribution.host.blocks
+    return blocks[(blocks["kind"] == Kind.ENGINE).to_numpy()].sort_values("start")
+
+
+def _runs_that_send(runs: pd.DataFrame, sent: pd.DataFrame) -> int:
+    """The number of backward passes in which buckets were sent."""
+    starts: Ints = runs["start"].to_numpy(dtype=np.int64)
+    of_run = np.searchsorted(starts, sent["start_ns"].to_numpy(dtype=np.int64), side="right") - 1
+    return len(np.unique(of_run[of_run != NONE]))
+
+
+def _optimizer_steps(facts: Facts) -> int:
+    names = facts.recording.events["name"].astype(str)
+    return int(names.str.startswith("Optimizer.step#").sum())

@@ -1,0 +1,89 @@
+"""Findings about collectives on the host and what DDP was asked to do: planted once, and left out once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfnb.attribution.attribution import attribute
+from perfnb.findings.facts import Facts
+from perfnb.findings.finding import Finding
+from perfnb.findings.rules.communication import every_micro_step, exposed_on_host, small_buckets, unused_parameters
+from perfnb.recording.recording import Recording
+from tests.findings.findings_recordings import facts as facts_from
+from tests.recordings import NODE, ByHand
+
+ACCUMULATE = NODE + "torch::autograd::AccumulateGrad"
+
+
+def ddp(passes: int = 1, buckets: int = 1, wait: float = 300, size: int = 1000, **parallel: Any) -> Recording:
+    """Two steps of backward passes, each followed by a wait for its buckets."""
+    hand = ByHand()
+    net = hand.layer("net")
+    hand.modules[net]["module"] = "DistributedDataParallel"
+    for number in range(2):
+        t = 10_000 * number
+        hand.step(t, t + 10_000)
+        at = t + 100.0
+        for one in range(passes):
+            sequence = 10 * number + one + 1
+            hand.call(net, at, at + 200).op("aten::mm", at + 150, at + 200, sequence)
+            at += 200
+            hand.node("MmBackward0", at, at + 100, sequence)
+            at += 100
+            for bucket in range(buckets):
+                told = {"elements": size, "dtype": "float32"}
+                hand.event(ACCUMULATE, at, at + 10).op("c10d::allreduce_", at + 2, at + 8)
+                thread = 50 + bucket
+                hand.event("gloo:all_reduce", at + 4, at + wait, "user_annotation", thread=thread, **told)  # type: ignore[arg-type]
+                at += 10
+            at += wait
+        hand.event("Optimizer.step#SGD.step", at + 10, at + 100, "user_annotation")
+    parts = {"models": [{"name": "net", "called": True}], "imports": ["torch"], "optimizers": [], "loader": None}
+    known = [{"name": "net", **parallel}] if parallel else []
+    return hand.recording(parts=parts | {"parallel": known})
+
+
+def found(rule: Any, recording: Recording) -> list[Finding]:
+    facts: Facts = facts_from(recording)
+    assert attribute(recording).steps == facts.steps
+    return list(rule(facts))
+
+
+def test_a_step_that_waits_for_collectives_is_told_what_perfect_overlap_would_give() -> None:
+    (one,) = found(exposed_on_host, ddp(wait=3000))
+
+    assert one.bound_ms == pytest.approx(3.0, abs=0.02)
+    assert "Perfect overlap would save all of it." in one.evidence
+    (more,) = found(exposed_on_host, ddp(wait=8000))
+    assert "would save 1.9" in more.evidence or "would save 2.0" in more.evidence
+    assert found(exposed_on_host, ddp(wait=100)) == []
+
+
+def test_synchronising_each_micro_step_is_bounded_by_the_waits_before_the_last() -> None:
+    (one,) = found(every_micro_step, ddp(passes=4, wait=1000))
+
+    assert one.bound_ms == pytest.approx(3.0, abs=0.05)
+    assert "net.no_sync()" in one.lever
+    assert found(every_micro_step, ddp(passes=1, wait=1000)) == []
+
+
+def test_many_small_buckets_are_found_with_the_line_that_makes_fewer() -> None:
+    (one,) = found(small_buckets, ddp(buckets=10, wait=3000))
+
+    assert one.bound_ms == pytest.approx(0.9 * 3.0, abs=0.1)
+    assert one.code == "net = torch.nn.parallel.DistributedDataParallel(net.module, bucket_cap_mb=25)"
+    assert found(small_buckets, ddp(buckets=10, wait=3000, size=2**20)) == []
+    assert found(small_buckets, ddp(buckets=2, wait=3000)) == []
+
+
+def test_a_search_for_unused_parameters_that_finds_none_is_told() -> None:
+    (one,) = found(unused_parameters, ddp(find_unused_parameters=True, unused_bytes=0))
+
+    assert one.confidence == "medium"
+    assert one.bound_ms == pytest.approx(0.2, abs=0.06)
+    assert one.code.endswith("DistributedDataParallel(net.module)")
+    assert found(unused_parameters, ddp(find_unused_parameters=True, unused_bytes=400)) == []
+    assert found(unused_parameters, ddp(find_unused_parameters=True, unused_bytes=0, static_graph=True)) == []
+    assert found(unused_parameters, ddp(find_unused_parameters=False)) == []
