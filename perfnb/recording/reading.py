@@ -36,6 +36,7 @@ LOADERS = (
     "perfnb.profile.loading:LOADER",
     "perfnb.watching.saved:LOADER",
     "perfnb.flame.reading:SAVED",
+    "perfnb.watching.gpu_logs:LOADER",
     "perfnb.experiments.report_files:LOADER",
     "perfnb.profile.timing:LOADER",
     "perfnb.loop.run:LOADER",

@@ -1,0 +1,211 @@
+"""Logs of nvidia-smi become watches: columns by their header, units wherever they stand, and what is missing is NA."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import perfnb
+from perfnb.errors import TraceError
+from perfnb.trace.trace_file import Limits
+from perfnb.watching.gpu_logs import load_log
+from tests.trace.test_xplane import mutated
+
+TRACES = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
+REAL = TRACES / "dmon" / "morpheus_default_1gpu.log"
+MIB = 2**20
+
+CSV = """\
+timestamp, index, name, utilization.gpu [%], memory.used [MiB], memory.total [MiB], power.draw [W], temperature.gpu, \
+clocks_throttle_reasons.active, pcie.link.gen.current
+2024/02/28 23:59:59.500, 0, NVIDIA <b>H100, 99 %, 30994 MiB, 81559 MiB, 620.25 W, 65, 0x0000000000000004, 5
+2024/02/28 23:59:59.502, 1, NVIDIA H100, [N/A], 1024 MiB, 81559 MiB, [Not Supported], 35, 0x0000000000000001, 5
+2024/02/29 00:00:04.500, 0, NVIDIA <b>H100, 0 %, 30994 MiB, 81559 MiB, 600.00 W, 66, 0x0000000000000000, 5
+2024/02/29 00:00:04.502, 1, NVIDIA H100, [Unknown Error], 1024 MiB, 81559 MiB, [Not Supported], 36, 0x0, 5
+"""
+DMON = """\
+# gpu   pwr gtemp mtemp    sm   mem  mclk  pclk    fb rxpci txpci
+# Idx     W     C     C     %     %   MHz   MHz    MB  MB/s  MB/s
+    0    70    48     -     5     1  7000  1350   512    10     2
+    1     -    50     -    11     1  7000  1350  1024     -     3
+# gpu   pwr gtemp mtemp    sm   mem  mclk  pclk    fb rxpci txpci
+# Idx     W     C     C     %     %   MHz   MHz    MB  MB/s  MB/s
+    0    80    49     -     6     1  7000  1360   512    12     2
+    1     -    50     -    12     1  7000  1350  1024     -     3
+"""
+
+
+def log(folder: Path, text: str | bytes, name: str = "a.log") -> perfnb.Watch:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    watch = perfnb.load(path)
+    assert isinstance(watch, perfnb.Watch)
+    return watch
+
+
+def of(watch: perfnb.Watch, device: str, column: str) -> list[object]:
+    samples = watch.samples
+    return [None if pd.isna(value) else value for value in samples.loc[samples["device"] == device, column]]
+
+
+def test_a_csv_is_a_watch(tmp_path: Path) -> None:
+    watch = log(tmp_path, CSV)
+
+    assert of(watch, "gpu0", "t_s") == [0.0, 5.0]
+    assert of(watch, "gpu1", "t_s") == pytest.approx([0.002, 5.002])
+    assert of(watch, "gpu0", "busy_percent") == [99.0, 0.0]
+    assert of(watch, "gpu1", "busy_percent") == of(watch, "gpu1", "power_w") == [None, None]
+    assert of(watch, "gpu0", "memory_bytes") == [30994.0 * MIB] * 2
+    assert of(watch, "gpu0", "power_w") == [620.25, 600.0]
+    assert of(watch, "gpu0", "throttle_reasons") == ["SwPowerCap", ""]
+    assert watch.meta["interval_s"] == 5.0
+    assert watch.meta["devices"]["gpu1"] == {"name": "NVIDIA H100", "memory_bytes": 81559 * MIB}
+    assert watch.notes == ("Columns of the log that are not shown: pcie.link.gen.current.",)
+    assert not watch.running
+    assert "<b>H" not in watch._html()
+    assert "SwPowerCap in 1 of 2 readings" in str(watch)
+    assert perfnb.load(watch.save(tmp_path / "saved")).samples.equals(watch.samples)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("units", ["both", "header", "values"])
+def test_units_stand_anywhere(tmp_path: Path, units: str, encoding: str) -> None:
+    text = CSV
+    if units == "header":
+        text = text.replace(" %,", ",").replace(" MiB,", ",").replace(" W,", ",")
+    elif units == "values":
+        text = text.replace(" [%]", "").replace(" [MiB]", "").replace(" [W]", "")
+    watch = log(tmp_path, text.replace("\n", "\r\n").encode(encoding))
+
+    assert of(watch, "gpu0", "memory_bytes") == [30994.0 * MIB] * 2
+    assert of(watch, "gpu0", "power_w") == [620.25, 600.0]
+
+
+def test_gpus_without_an_index_are_told_apart(tmp_path: Path) -> None:
+    row = "2024/01/01 00:00:0{}.000, {}{} %\n"
+    whole = "timestamp, uuid, utilization.gpu [%]\n" + "".join(
+        row.format(tick, f"GPU-{gpu}, ", 10 * tick + gpu) for tick in range(3) for gpu in (7, 3)
+    )
+    watch = log(tmp_path, whole)
+    assert of(watch, "gpu0", "busy_percent") == [7.0, 17.0, 27.0]
+    assert of(watch, "gpu1", "busy_percent") == [3.0, 13.0, 23.0]
+
+    rows = "".join(row.format(tick, "", 10 * tick + gpu) for tick in range(3) for gpu in (7, 3))
+    watch = log(tmp_path, "timestamp, utilization.gpu [%]\n" + rows)
+    assert of(watch, "gpu1", "busy_percent") == [3.0, 13.0, 23.0]
+
+
+def test_reasons_that_have_columns_of_their_own(tmp_path: Path) -> None:
+    names = "timestamp, index, clocks_event_reasons.sw_power_cap, clocks_event_reasons.hw_slowdown"
+    rows = "2024/01/01 00:00:01, 0, Active, Not Active\n2024/01/01 00:00:02, 0, Active, Active\n"
+    assert of(log(tmp_path, f"{names}\n{rows}"), "gpu0", "throttle_reasons") == ["SwPowerCap", "HwSlowdown, SwPowerCap"]
+
+
+def test_lines_that_are_no_readings_are_counted(tmp_path: Path) -> None:
+    header, *rows = CSV.splitlines()
+    text = "\n".join([header, rows[0], "Unable to determine the device handle", header, *rows[2:], "2024/02/29 00:"])
+    watch = log(tmp_path, text)
+    assert of(watch, "gpu0", "t_s") == [0.0, 5.0]
+    assert "Lines that are not readings, left out: 2." in watch.notes
+
+
+def test_dmon_is_a_watch(tmp_path: Path) -> None:
+    watch = log(tmp_path, DMON)
+
+    assert of(watch, "gpu0", "t_s") == of(watch, "gpu1", "t_s") == [0.0, 1.0]
+    assert of(watch, "gpu0", "power_w") == [70.0, 80.0]
+    assert of(watch, "gpu1", "power_w") == of(watch, "gpu1", "pcie_receive_bytes_per_s") == [None, None]
+    assert of(watch, "gpu0", "pcie_receive_bytes_per_s") == [10e6, 12e6]
+    assert of(watch, "gpu0", "memory_bytes") == [512.0 * MIB] * 2
+    assert of(watch, "gpu1", "busy_percent") == [11.0, 12.0]
+    assert watch.notes == (
+        "The log has no times: readings are taken to be one second apart, the default.",
+        "Columns of the log that are not shown: mtemp, mem.",
+    )
+
+
+def stamped(first: str, names: str, *stamps: str) -> str:
+    """The log with columns in front."""
+    head, units, *rows = [line for line in DMON.splitlines() if line]
+    rows = [row for row in rows if not row.startswith("#")]
+    lines = [f"#{names} {head[1:]}", f"#{first} {units[1:]}"]
+    return "\n".join([*lines, *(f" {stamps[place // 2]} {row}" for place, row in enumerate(rows))])
+
+
+@pytest.mark.parametrize(
+    ("names", "units", "stamps"),
+    [
+        ("Date       Time    ", "YYYYMMDD   HH:MM:SS", ("20240228   23:59:58", "20240229   00:00:03")),
+        ("Time    ", "HH:MM:SS", ("23:59:58", "00:00:03")),
+    ],
+)
+def test_dmon_with_times_keeps_them(tmp_path: Path, names: str, units: str, stamps: tuple[str, str]) -> None:
+    watch = log(tmp_path, stamped(units, names, *stamps))
+
+    assert of(watch, "gpu0", "t_s") == of(watch, "gpu1", "t_s") == [0.0, 5.0]
+    assert of(watch, "gpu0", "power_w") == [70.0, 80.0]
+    assert watch.meta["interval_s"] == 5.0
+    assert not any("one second apart" in note for note in watch.notes)
+
+
+def test_dmon_as_csv(tmp_path: Path) -> None:
+    text = "\n".join(", ".join(line.split()).replace("#, ", "# ") for line in DMON.splitlines())
+    assert of(log(tmp_path, text), "gpu0", "power_w") == [70.0, 80.0]
+
+
+@pytest.mark.parametrize("stamp", ["", "20240228 10:00:0{} ", "10:00:0{} "])
+@pytest.mark.parametrize("rest", ["0 0 7000 1350", "0 0 0 0 7000 1350"])
+def test_dmon_without_a_header_is_taken_for_the_default(tmp_path: Path, rest: str, stamp: str) -> None:
+    watch = log(tmp_path, "".join(f"{stamp.format(n)} 0 7{n} 48 - 5 1 {rest}\n" for n in range(3)))
+    assert of(watch, "gpu0", "power_w") == [70.0, 71.0, 72.0]
+    assert of(watch, "gpu0", "sm_clock_mhz") == [1350.0] * 3
+    assert any("no header" in note for note in watch.notes)
+
+
+def test_a_csv_without_a_header_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"whose header is missing.*without noheader"):
+        log(tmp_path, CSV.partition("\n")[2])
+
+
+def test_other_text_is_no_log(tmp_path: Path) -> None:
+    for text in ("a, b\n1, 2\n", "# a comment\n1 2\n", "1 2 3\n", "index, name\n0, x\n", "timestamp, value\n1, 2\n"):
+        with pytest.raises(TraceError, match="is not a file that perfnb can read"):
+            log(tmp_path, text)
+    with pytest.raises(TraceError, match="without readings"):
+        log(tmp_path, CSV.partition("\n")[0])
+
+
+def test_limits_hold(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(CSV)
+    with pytest.raises(TraceError, match="raise max_events in limits="):
+        perfnb.load(path, limits={"max_events": 3})
+    path.write_text(CSV + "x" * 2**17)
+    with pytest.raises(TraceError, match="a line has more than"):
+        perfnb.load(path)
+    path.write_text(DMON.splitlines()[0] + "\n" + "".join(f"{n} {'1 ' * 10}\n" for n in range(300)))
+    with pytest.raises(TraceError, match="more than 256 GPUs"):
+        perfnb.load(path)
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.deep)])
+def test_any_damage_is_an_error_or_a_watch(tmp_path: Path, count: int) -> None:
+    chance, read_anyway, path = random.Random(9), 0, tmp_path / "a.log"
+    for number in range(count):
+        path.write_bytes(mutated((CSV if number % 2 else DMON).encode(), chance))
+        try:
+            read_anyway += len(load_log(path, Limits())[0].samples) > 0
+        except TraceError:
+            continue
+    assert read_anyway > count // 4
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason=f"no folder of public traces at {TRACES}; set PERFNB_TRACES")
+def test_a_real_log() -> None:
+    watch = perfnb.load(REAL)
+    assert of(watch, "gpu0", "power_w") == [70.0, 68.0, 69.0, 270.0, 274.0, 278.0, 279.0, 277.0, 281.0]
+    assert of(watch, "gpu0", "busy_percent") == [5.0, 11.0, 3.0, 10.0, 75.0, 86.0, 99.0, 86.0, 85.0]
