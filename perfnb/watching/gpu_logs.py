@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -171,7 +171,7 @@ def _text_of_head(head: bytes) -> str:
     return head.decode("utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig", "replace")
 
 
-def _lines(path: Path, limits: Limits) -> Iterator[str]:
+def _lines(path: Path, limits: Limits) -> Generator[str, None, None]:
     """The lines of a text, which PowerShell writes as UTF-16."""
     rest, decoder = "", None
     with closing(blocks_of_file(path, limits)) as blocks:
