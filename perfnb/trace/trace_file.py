@@ -25,6 +25,7 @@ from perfnb.trace.columns import TraceColumns
 #: Asked in this order: put a specific format before a general one.
 READERS = (
     "perfnb.trace.xplane:READER",
+    "perfnb.trace.perfetto:READER",
     "perfnb.trace.nsys:READER",
     "perfnb.trace.nsys:REPORT",
     "perfnb.trace.chrome_events:READER",

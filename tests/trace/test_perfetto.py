@@ -1,0 +1,257 @@
+"""Perfetto traces: as Perfetto's own encoder writes them, in torch's order of packets, whole or damaged."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfnb
+from perfnb.errors import TraceError
+from perfnb.trace.columns import TraceColumns
+from perfnb.trace.perfetto import READER, read
+from perfnb.trace.trace_file import LIMITS, Limits, reader_of
+from tests.trace.test_xplane import mutated, written
+from tests.wire import message, varint
+
+START = 1_750_000_000_000_000_000
+HOST, STREAM = 11, 2**63 + 5
+#: Track, category, name, start, duration and arguments.
+SLICES: list[tuple[int, str, str, int, int, dict[str, Any]]] = [
+    (HOST, "user_annotation", "ProfilerStep#4", 0, 9_000, {}),
+    (HOST, "cpu_op", "aten::mm", 100, 900, {"External id": 3, "Input Dims": [[8, 16], [16, 4]]}),
+    (HOST, "cuda_runtime", "cudaLaunchKernel", 200, 100, {"correlation": 77, "External id": 3}),
+    (HOST, "cpu_op", "aten::add", 1_000, 500, {"External id": 4, "Sequence number": 12}),
+    (HOST, "cuda_runtime", "cudaLaunchKernel", 1_100, 100, {"correlation": 78}),
+    (STREAM, "kernel", "gemm", 2_000, 3_000, {"correlation": 77, "device": 0, "stream": 7, "grid": [1, 2, 3]}),
+    (STREAM, "kernel", "add", 5_000, 1_000, {"correlation": 78, "device": 0, "stream": 7, "External id": 2**32 - 1}),
+    (STREAM, "kernel", "ncclAllReduce", 7_000, 0, {"device": 0, "stream": 7, "Collective name": "allreduce",
+     "Process Group Name": "0", "Process Group Ranks": [0, 1]}),
+]  # fmt: skip
+
+
+def in_torchs_order() -> Iterator[tuple[int, bool, int]]:
+    """Track, whether it starts, and number of a slice: of each track all starts, then all ends."""
+    for track in (STREAM, HOST):
+        mine = [number for number, one in enumerate(SLICES) if one[0] == track]
+        yield from ((track, True, number) for number in mine)
+        yield from ((track, False, number) for number in mine)
+
+
+def interned() -> dict[str, dict[str, int]]:
+    tables: dict[str, dict[str, int]] = {"c": {}, "n": {}, "a": {}}
+    for _, category, name, _, _, arguments in SLICES:
+        for table, words in (("c", [category]), ("n", [name]), ("a", arguments)):
+            for word in words:
+                tables[table].setdefault(word, len(tables[table]) + 1)
+    return tables
+
+
+def by_hand() -> bytes:
+    """The trace, written field by field."""
+    tables = interned()
+
+    def annotation(name: str | None, value: Any) -> bytes:
+        own: list[tuple[int, Any]] = [] if name is None else [(1, tables["a"][name])]
+        if isinstance(value, list):
+            own += [(12, annotation(None, each)) for each in value]
+        else:
+            own.append((4 if isinstance(value, int) else 6, value))
+        return message(*own)
+
+    packets = [
+        message((60, message((1, 9), (3, message((1, 42), (2, "secret --token"), (6, "python")))))),
+        message((60, message((1, HOST), (5, 9), (4, message((1, 42), (2, 43), (5, "main")))))),
+        message((60, message((1, STREAM), (2, "stream 7"), (5, 9)))),
+    ]
+    words = [(field, message((1, iid), (2, word))) for field, table in ((1, "c"), (2, "n"), (3, "a"))
+             for word, iid in tables[table].items()]  # fmt: skip
+    packets.append(message((10, 5), (12, message(*words)), (13, 1)))
+    for track, starts, number in in_torchs_order():
+        _, category, name, begin, lasts, arguments = SLICES[number]
+        event: list[tuple[int, Any]] = [(9, 1 if starts else 2), (11, track)]
+        if starts:
+            event += [(3, tables["c"][category]), (10, tables["n"][name])]
+            event += [(4, annotation(key, value)) for key, value in arguments.items()]
+        time = START + begin + (0 if starts else lasts)
+        packets.append(message((8, time), (10, 5), (11, message(*event))))
+    return message(*((1, packet) for packet in packets))
+
+
+def by_perfetto() -> bytes:
+    """The same trace, written by Perfetto's own encoder."""
+    pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    trace, tables = pb.Trace(), interned()
+    process = trace.packet.add().track_descriptor
+    process.uuid, process.process.pid, process.process.process_name = 9, 42, "python"
+    process.process.cmdline.append("secret --token")
+    host = trace.packet.add().track_descriptor
+    host.uuid, host.parent_uuid, host.thread.pid, host.thread.tid, host.thread.thread_name = HOST, 9, 42, 43, "main"
+    stream = trace.packet.add().track_descriptor
+    stream.uuid, stream.parent_uuid, stream.name = STREAM, 9, "stream 7"
+    words = trace.packet.add()
+    words.trusted_packet_sequence_id, words.sequence_flags = 5, 1
+    of = words.interned_data
+    for known, table in ((of.event_categories, "c"), (of.event_names, "n"), (of.debug_annotation_names, "a")):
+        for word, iid in tables[table].items():
+            entry = known.add()
+            entry.iid, entry.name = iid, word
+
+    def fill(annotation: Any, value: Any) -> None:
+        if isinstance(value, list):
+            for each in value:
+                fill(annotation.array_values.add(), each)
+        elif isinstance(value, int):
+            annotation.int_value = value
+        else:
+            annotation.string_value = value
+
+    for track, starts, number in in_torchs_order():
+        _, category, name, begin, lasts, arguments = SLICES[number]
+        packet = trace.packet.add()
+        packet.timestamp = START + begin + (0 if starts else lasts)
+        packet.trusted_packet_sequence_id = 5
+        event = packet.track_event
+        event.type, event.track_uuid = 1 if starts else 2, track
+        if starts:
+            event.category_iids.append(tables["c"][category])
+            event.name_iid = tables["n"][name]
+            for key, value in arguments.items():
+                annotation = event.debug_annotations.add()
+                annotation.name_iid = tables["a"][key]
+                fill(annotation, value)
+    return bytes(trace.SerializeToString())
+
+
+def of_name(trace: TraceColumns, name: str) -> dict[str, int]:
+    (row,) = np.flatnonzero(trace.name == trace.names.index(name))
+    columns = ("start_ns", "duration_ns", "process", "thread", "device", "stream", "correlation", "external_id")
+    return {column: int(getattr(trace, column)[row]) for column in (*columns, "sequence", "shapes", "collective")}
+
+
+@pytest.mark.parametrize("write", [by_hand, by_perfetto])
+def test_slices_are_events_whatever_the_order_of_packets(tmp_path: Path, write: Any) -> None:
+    path = written(tmp_path, gzip.compress(write()), "t.pftrace")
+    assert reader_of(path) is READER
+    trace = read(path, LIMITS)
+
+    assert len(trace) == len(SLICES)
+    for _, category, name, begin, lasts, _ in SLICES:
+        rows = np.flatnonzero(trace.name == trace.names.index(name))
+        assert (START + begin, lasts) in zip(
+            trace.start_ns[rows].tolist(), trace.duration_ns[rows].tolist(), strict=True
+        )
+        assert {trace.categories[code] for code in trace.category[rows]} == {category}
+    host = {"process": 42, "thread": 43, "device": -1, "stream": -1}
+    assert of_name(trace, "aten::mm").items() >= {**host, "external_id": 3, "shapes": 0, "sequence": -1}.items()
+    assert of_name(trace, "aten::add").items() >= {**host, "external_id": 4, "shapes": -1, "sequence": 12}.items()
+    on_gpu = {"process": 42, "device": 0, "stream": 7, "external_id": -1}
+    assert of_name(trace, "gemm").items() >= {**on_gpu, "correlation": 77}.items()
+    assert of_name(trace, "add").items() >= {**on_gpu, "correlation": 78}.items()
+    assert (trace.shape_texts, trace.collective_names) == (["[[8, 16], [16, 4]]"], ["allreduce"])
+    assert trace.group_names == ["0 [0, 1]"]
+    assert trace.caveats == []
+    assert "secret" not in repr(trace)
+
+
+def test_hand_and_perfetto_write_the_same() -> None:
+    pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    mine = pb.Trace()
+    mine.ParseFromString(by_hand())
+    its = pb.Trace()
+    its.ParseFromString(by_perfetto())
+    assert mine == its
+
+
+def test_a_profile_of_it_is_like_one_of_kineto(tmp_path: Path) -> None:
+    profile = perfnb.load(written(tmp_path, by_hand()))
+
+    assert profile.steps["step"].tolist() == [4]
+    assert profile.kernels["total_ms"].to_dict() == {"gemm": 0.003, "add": 0.001, "ncclAllReduce": 0.0}
+    by_op = profile.kernel_ops.dropna(subset="op").set_index("op")["total_ms"]
+    assert by_op.to_dict() == {"aten::mm": 0.003, "aten::add": 0.001}
+    assert profile.gpu_time["kernel_ms"].tolist() == [0.004]
+
+
+def packet(time: int, kind: int, *more: tuple[int, Any]) -> tuple[int, bytes]:
+    return (1, message((8, time), (11, message((9, kind), *more))))
+
+
+def test_slices_without_an_end_or_a_start_are_told(tmp_path: Path) -> None:
+    data = message(
+        packet(5, 2), packet(10, 1, (23, "open")), packet(20, 1, (23, "whole")), packet(30, 2), packet(40, 3, (23, "i"))
+    )
+    trace = read(written(tmp_path, data), LIMITS)
+
+    assert of_name(trace, "whole").items() >= {"start_ns": 20, "duration_ns": 10}.items()
+    assert of_name(trace, "open")["duration_ns"] == 0
+    assert trace.caveats == [
+        "Slices that start and never end, and count as taking no time: 1.",
+        "Ends of slices that never start, left out: 1.",
+        "Instants and counters, not shown: 1.",
+    ]
+
+
+def test_neighbours_do_not_nest(tmp_path: Path) -> None:
+    data = message(
+        packet(0, 1, (23, "first")), packet(10, 1, (23, "second")), packet(20, 1, (23, "none")),
+        packet(10, 2), packet(20, 2), packet(20, 2),
+    )  # fmt: skip
+    trace = read(written(tmp_path, data), LIMITS)
+    lasts = {name: of_name(trace, name)["duration_ns"] for name in trace.names}
+    assert lasts == {"first": 10, "second": 10, "none": 0}
+
+
+def test_strings_are_forgotten_when_the_sequence_says_so(tmp_path: Path) -> None:
+    def names(word: str, cleared: int) -> tuple[int, bytes]:
+        return (1, message((10, 1), (12, message((2, message((1, 1), (2, word))))), (13, cleared)))
+
+    def begin(time: int, sequence: int) -> tuple[int, bytes]:
+        return (1, message((8, time), (10, sequence), (11, message((9, 1), (10, 1)))))
+
+    forgets = (1, message((10, 1), (13, 1)))
+    data = message(
+        *(names("one", 1), begin(1, 1), begin(2, 2), names("two", 1), begin(3, 1), forgets, begin(4, 1)),
+    )
+    trace = read(written(tmp_path, data), LIMITS)
+    assert [trace.names[code] for code in trace.name] == ["one", "(no name)", "two", "(no name)"]
+
+
+def test_damaged_and_hostile_files_are_one_error(tmp_path: Path) -> None:
+    deep = message((4, 1))
+    for _ in range(300):
+        deep = message((12, deep))
+    cases = {
+        "cut off": by_hand()[:-3],
+        "compressed": message((1, message((50, b"x")))),
+        "count from one packet to the next": message((1, message((8, 1), (58, 64), (11, message((9, 1)))))),
+        "raise max_depth in limits=": message(packet(1, 1, (4, deep))),
+        "out of range": message(packet(2**63 - 1, 1, (23, "x"))),
+        "tracks": message(*((1, message((60, message((1, n))))) for n in range(100_002))),
+    }
+    for said, data in cases.items():
+        with pytest.raises(TraceError, match=said):
+            read(written(tmp_path, data), LIMITS)
+    with pytest.raises(TraceError, match="raise max_events in limits="):
+        read(written(tmp_path, by_hand()), Limits(max_events=3))
+
+
+def test_other_files_are_not_taken_for_one(tmp_path: Path) -> None:
+    for other in (b"", b"\n", b"\n\nhello there", b"\n{}", b"\n\n\n\n\n", message((1, b"")), b"\n" + varint(2**40)):
+        assert reader_of(written(tmp_path, other)) is not READER
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.deep)])
+def test_any_damage_is_an_error_or_a_trace(tmp_path: Path, count: int) -> None:
+    chance, data, read_anyway = random.Random(10), by_hand(), 0
+    for _ in range(count):
+        try:
+            read_anyway += len(read(written(tmp_path, mutated(data, chance)), LIMITS)) > 0
+        except TraceError:
+            continue
+    assert read_anyway
