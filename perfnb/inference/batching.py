@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.arguments import require_seconds
 from perfnb.inference.queueing import poisson_arrivals, simulate_batches
 from perfnb.stats.intervals import Floats, median_interval
@@ -30,7 +32,7 @@ _LEVELS = 4096
 _SEED = 21
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batcher:
     """A batcher under load, simulated: its settings, and what they do.
 
@@ -59,6 +61,17 @@ class Batcher:
     batch_size: float
     utilization: float
     served_per_s: float
+
+    def __repr__(self) -> str:
+        rate = f"{fmt.significant(self.rate_per_s)}/s"
+        times = ", ".join(
+            f"{word} {'without end' if math.isinf(ms) else fmt.duration(ms)}"
+            for word, ms in (("p50", self.p50_ms), ("p95", self.p95_ms), ("p99", self.p99_ms))
+        )
+        sizes = f"batches of {fmt.significant(self.batch_size)}, {fmt.share(self.utilization)} busy"
+        return (
+            f"<perfnb.Batcher: at most {self.most}, {fmt.duration(self.delay_ms)} delay, at {rate}: {times}, {sizes}>"
+        )
 
 
 class Batching:

@@ -17,7 +17,15 @@ from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.inference.batching import Batching
-from perfnb.inference.latency_view import FIRST_CALLS, latency_html, latency_line, latency_page, latency_text
+from perfnb.inference.latency_view import (
+    FIRST_CALLS,
+    highest_line,
+    latency_html,
+    latency_line,
+    latency_page,
+    latency_text,
+    load_line,
+)
 from perfnb.inference.queueing import UTILIZATIONS, Loads, poisson_arrivals, simulate
 from perfnb.inference.tokens import COLUMNS, Cache, by_request, gaps_ms, goodput
 from perfnb.stats.intervals import quantile as sample_quantile
@@ -42,7 +50,7 @@ LATE = 0.01
 _SEED = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadedLatency:
     """Latency at a rate of arrivals, computed from service times.
 
@@ -67,10 +75,13 @@ class LoadedLatency:
     p99_ms: float | None
     wait_ms: float
     service_ms: float
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<perfnb.LoadedLatency: {load_line(self)}>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HighestRate:
     """The highest rate at which a quantile of latency is within a bound.
 
@@ -85,6 +96,8 @@ class HighestRate:
         requests came faster than they were served.
     confirmed_interval_ms : tuple of float or None
         Its 95 % interval; ``None`` if there were too few requests for one.
+    confirmed_requests, confirmed_within : int or None
+        How many requests were due in that run, and how many were served within the bound.
     """
 
     rate_per_s: float
@@ -94,6 +107,11 @@ class HighestRate:
     quantile: float
     confirmed_ms: float | None = None
     confirmed_interval_ms: tuple[float, float] | None = None
+    confirmed_requests: int | None = None
+    confirmed_within: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<perfnb.HighestRate: {highest_line(self)}>"
 
 
 @dataclass(frozen=True)
@@ -244,6 +262,9 @@ class Latency(Page, Shown):
         require_seconds("confirm_s", confirm_s)
         run = self._serve(rate, confirm_s)
         times = run.samples["latency_ms"].to_numpy(dtype=float)
+        found = replace(
+            found, confirmed_requests=len(times) + run.lost, confirmed_within=int((times <= bound_ms).sum())
+        )
         if run.saturated:
             return replace(found, confirmed_ms=math.inf)
         return replace(

@@ -18,7 +18,7 @@ from perfnb.inference.latency_pictures import CURVE_INCHES, TIMELINE_INCHES, dra
 
 if TYPE_CHECKING:
     from perfnb.inference.batching import Batcher, Batching
-    from perfnb.inference.latency import HighestRate, Latency
+    from perfnb.inference.latency import HighestRate, Latency, LoadedLatency
 
 #: Calls of each size that count as warm-up.
 FIRST_CALLS = 2
@@ -41,6 +41,23 @@ def latency_line(found: Latency) -> str:
     """``p50 12.3 ms, p99 n/a, of 120 requests``."""
     known = [f"{word} {fmt.duration(found.quantile_ms(q))}" for word, q in (("p50", 0.5), ("p99", 0.99))]
     return f"{', '.join(known)}, of {len(found._service_ms):,} requests served back to back"
+
+
+def load_line(load: LoadedLatency) -> str:
+    """``20.0/s, 34 % busy: p50 12.3 ms [12.1, 12.6], p95 ..., mean wait 3.10 ms``."""
+    known = ((word, getattr(load, f"{word}_ms"), load.intervals.get(f"{word}_ms")) for word in ("p50", "p95", "p99"))
+    times = ", ".join(f"{word} {_infinite(value) or _bounded(value, ends)}" for word, value, ends in known)
+    busy = f"{fmt.significant(load.rate_per_s)}/s, {fmt.share(load.utilization)} busy"
+    return f"{busy}: {times}, mean wait {_infinite(load.wait_ms) or fmt.duration(load.wait_ms)}"
+
+
+def highest_line(found: HighestRate) -> str:
+    """As the sentence about it, without its full stop."""
+    return _highest_sentences(found)[0].removesuffix(".")
+
+
+def _infinite(ms: float | None) -> str:
+    return "without end" if ms is not None and math.isinf(ms) else ""
 
 
 def latency_text(found: Latency, width: int = 100) -> str:
@@ -161,11 +178,14 @@ def _highest_sentences(found: HighestRate | str | None) -> list[str]:
         return [] if found is None else [found]
     word, bound = f"p{100 * found.quantile:g}", fmt.duration(found.bound_ms)
     if found.rate_per_s <= 0:
-        return [f"No rate keeps {word} within {bound}: a request served alone is slower."]
+        return [f"No rate keeps {word} within {bound}: it is longer even for requests served alone."]
     rate = f"{fmt.significant(found.rate_per_s)}/s [{fmt.significant(found.low)}, {fmt.significant(found.high)}]"
     said = f"Highest rate for {word} within {bound}: {rate}"
-    if found.confirmed_ms is None:
-        return [f"{said}, not confirmed: a run at this rate had too few requests."]
+    if found.confirmed_requests is None:
+        return [f"{said}, not confirmed by a run."]
+    if found.confirmed_ms is None:  # too few requests for the quantile
+        share = f"{found.confirmed_within:,} of {fmt.counted(found.confirmed_requests, 'request')}"
+        return [f"{said}; in a run at this rate {share} were within it, too few to tell {word}."]
     if math.isinf(found.confirmed_ms):
         return [f"{said}; a run at this rate was saturated."]
     return [

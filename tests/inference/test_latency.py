@@ -74,6 +74,7 @@ def test_too_high_a_rate_grows_without_end() -> None:
 
     assert math.isinf(found.p50_ms or 0)
     assert found.utilization > 1
+    assert "p50 without end" in repr(found)
 
 
 def test_the_highest_rate_is_confirmed_by_a_run() -> None:
@@ -81,6 +82,13 @@ def test_the_highest_rate_is_confirmed_by_a_run() -> None:
 
     assert 0 < found.low <= found.rate_per_s <= found.high
     assert found.confirmed_ms == pytest.approx(np.quantile(lognormal(500), 0.99))
+    assert (found.confirmed_within, found.confirmed_requests) == (500, 500)
+    assert repr(found).startswith("<perfnb.HighestRate: Highest rate for p99 within 60.0 ms: ")
+    few = fake(lognormal(500))
+    few._serve = fake(np.array([10.0] * 40 + [70.0]))._serve
+    assert "; in a run at this rate 40 of 41 requests were within it, too few to tell p99>" in repr(
+        few.highest_rate(60, confirm_s=1)
+    )
 
 
 def test_a_real_model_alone_and_at_a_rate(tmp_path: Path) -> None:
