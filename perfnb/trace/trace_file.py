@@ -28,6 +28,7 @@ READERS = (
     "perfnb.trace.perfetto:READER",
     "perfnb.trace.nsys:READER",
     "perfnb.trace.nsys:REPORT",
+    "perfnb.trace.rocprof:READER",
     "perfnb.trace.chrome_events:READER",
     "perfnb.trace.kineto:READER",
 )
