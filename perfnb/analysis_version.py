@@ -9,7 +9,7 @@ from pathlib import Path
 #: The rooms that compute tables, and the vocabulary they share.
 ROOMS = (
     *("trace_names", "trace", "recording", "stats", "attribution"),
-    *("memory", "roofline", "gpu", "timeline", "findings", "profile"),
+    *("memory", "roofline", "gpu", "timeline", "flame", "findings", "profile"),
 )
 
 

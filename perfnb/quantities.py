@@ -21,6 +21,7 @@ PASS_WORDS = {
     "trial": "trial",
     "lead_in": "lead-in",
     "traced": "traced",
+    "sampled": "sampled",
     "counted": "counted",
     "pilot": "pilot",
     "ceilings": "measuring ceilings",

@@ -40,7 +40,7 @@ def flame_data(tree: CallTree, unit: str, most: int, before: Floats | None = Non
     """
     weight = tree.self if before is None else np.maximum(tree.self, before)
     total = tree.with_inner(weight)
-    keys = [function_ranks(tree), -total]
+    keys = [-total, phase_ranks(tree)]
     rows = tree.order(keys)
     rows = rows[total[rows] > 0]
     left = max(0, len(rows) - most)
@@ -63,7 +63,7 @@ def flame_data(tree: CallTree, unit: str, most: int, before: Floats | None = Non
         "unit": unit,
         "names": [escape.plain(_word(each), 300) for each in functions],
         "places": [_place(each) for each in functions],
-        "kinds": [each.kind for each in functions],
+        "kinds": ["" if each.kind == "own" else each.kind for each in functions],
         "phases": [palette.mark(each.name).data if each.kind == "phase" else None for each in functions],
         "groups": [mark.data for mark in groups],
         "group": group,
@@ -77,13 +77,13 @@ def flame_data(tree: CallTree, unit: str, most: int, before: Floats | None = Non
     return data
 
 
-def function_ranks(tree: CallTree) -> Ints:
-    """A key that puts phases into their order and leaves other calls to the key before."""
+def phase_ranks(tree: CallTree) -> Ints:
+    """A key that puts phases into their order and leaves other calls to the key before it."""
     ranks = [
         (PHASES.index(each.name) if each.name in PHASES else len(PHASES)) if each.kind == "phase" else 0
         for each in tree.functions
     ]
-    return -np.array(ranks, dtype=np.int64)[tree.function] if len(tree) else tree.function
+    return np.array(ranks, dtype=np.int64)[tree.function] if len(tree) else tree.function
 
 
 def _given_up(tree: CallTree, values: Floats, kept: np.ndarray) -> Floats:
@@ -113,7 +113,7 @@ def package_of(function: Function) -> str:
     """The package, library or folder that a function is from."""
     file, name = function.file.replace("\\", "/"), function.name
     if function.kind:
-        return _OTHERS
+        return "your code" if function.kind == "own" else _OTHERS
     if found := _INSTALLED.search(file):
         return found[1].removesuffix(".py")
     if _STANDARD.search(file) or (not file and name.startswith(("<", "{"))):

@@ -52,7 +52,7 @@ def grouped(tree: CallTree) -> tuple[list[Function], Ints]:
 
     A function's line is known if all agree.
     """
-    number = numbers_of((each.name, each.file) for each in tree.functions)
+    number = numbers_of((each.name, each.file, each.kind) for each in tree.functions)
     known: dict[int, Function] = {}
     for place, each in zip(number.tolist(), tree.functions, strict=True):
         there = known.setdefault(place, each)
@@ -63,6 +63,7 @@ def grouped(tree: CallTree) -> tuple[list[Function], Ints]:
 
 def _of_tree(record: HostRecord, tree: CallTree) -> pd.DataFrame:
     functions, group = grouped(tree)
+    is_function = np.array([each.kind not in ("phase", "layer") for each in functions], dtype=bool)
     sums = sums_by(tree, group, len(functions), {"value": tree.self, "samples": tree.samples})
     table = function_frame(functions)
     whole = float(tree.self.sum())
@@ -74,7 +75,7 @@ def _of_tree(record: HostRecord, tree: CallTree) -> pd.DataFrame:
         if record.samples is not None:
             table[f"{name}_samples"] = sums[f"{name}_samples"].to_numpy().astype(np.int64)
         table[f"{name}_share"] = _shares(values, whole)
-    return conform(_sorted(table, "self_share"), "functions")
+    return conform(_sorted(table[is_function], "self_share"), "functions")
 
 
 def _sorted(table: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -34,6 +34,7 @@ class ProfileStepMagics(Magics):
     @argument("--model", metavar="MODELS", help="Break down only these models into layers: names separated by commas.")
     @argument("--no-memory", action="store_true", help="Skip the steps that record every allocation.")
     @argument("--no-flops", action="store_true", help="Skip the step that counts every operator's FLOPs.")
+    @argument("--stacks", action="store_true", help="Record what Python does: a flame graph, and time by line of code.")
     @argument("--watch", action="store_true", help="Record hardware telemetry during the run: GPUs, CPU, memory, disk.")
     @argument("--ranks", metavar="N", type=int, help="Run the cell in N new processes, the ranks of a job.")
     @argument("--ddp", action="store_true", help="With --ranks: wrap the cell's models in DistributedDataParallel.")
@@ -111,6 +112,7 @@ class ProfileStepMagics(Magics):
             plan=plan,
             models=chosen,
             namespace={**models, **variables, **models},  # the names in --model come first
+            stacks=options.stacks,
             watch=options.watch,
             name=options.name or "step",
             quiet=options.quiet,
@@ -128,8 +130,9 @@ class ProfileStepMagics(Magics):
 
         if cell is None:
             raise UsageError("--ranks runs a cell: write %%profile_step --ranks N, and the step below it.")
-        if options.watch:
-            raise UsageError("--watch is about this process, but --ranks runs the cell in others.")
+        for name in ("watch", "stacks"):
+            if getattr(options, name):
+                raise UsageError(f"--{name} is about this process, but --ranks runs the cell in others.")
         clause = None
         if rest:
             refuse_short(rest, ProfileStepMagics.profile_step.parser)

@@ -23,6 +23,8 @@ from perfnb.draw import escape
 from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError
 from perfnb.files import write_parts
+from perfnb.flame.host_profile import HostProfile
+from perfnb.flame.step_stacks import step_stacks
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.device_time import gpu_time
 from perfnb.gpu.tables import GpuEvents, gpu_events
@@ -296,6 +298,25 @@ class Profile(Page, Shown):
         if self._recording.events.empty:
             return conform(pd.DataFrame(), "events")
         return event_table(self._recording, self._attribution())
+
+    @property
+    def python(self) -> HostProfile | None:
+        """The Python code of the step, function by function, under its phases and layers, in milliseconds per step.
+
+        Sampled with ``stacks=True``, in a pass of its own without the tracer's cost; ``None`` otherwise.
+        """
+        found = step_stacks(self._recording)
+        return None if found is None else HostProfile(found.record)
+
+    @property
+    def lines(self) -> pd.DataFrame:
+        """Time per phase and line of your own code, most of its own first; empty unless sampled (``stacks=True``).
+
+        ``self_ms`` is what a line takes with the library code that it calls, but without other lines of yours;
+        ``total_ms`` includes these. Your own code is what is neither Python's nor installed.
+        """
+        found = step_stacks(self._recording)
+        return conform(pd.DataFrame(), "lines") if found is None else found.lines
 
     @property
     def timing(self) -> Timing:

@@ -64,7 +64,8 @@ def profile_step(
         Whether to run the counted pass: two steps (one to lead in) with every allocation recorded, and one with every
         op counted.
     stacks : bool
-        Also record Python calls in the trace (in ``events``), at a high cost.
+        Sample what Python does, in a pass of its own that barely slows the step (``python``, ``lines``, a flame graph),
+        and record Python calls in the trace (in ``events``), at a high cost.
     watch : bool
         Record hardware telemetry ten times per second during the run (``samples``), as `perfnb.watch` does.
     name : str, optional

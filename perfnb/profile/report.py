@@ -26,6 +26,7 @@ TABS = (
     "perfnb.profile.tab:LAYERS",
     "perfnb.profile.tab:OPS",
     "perfnb.timeline.tab:TAB",
+    "perfnb.flame.tab:TAB",
     "perfnb.gpu.tab:TAB",
     "perfnb.findings.tab:TAB",
     "perfnb.memory.tab:TAB",

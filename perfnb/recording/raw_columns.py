@@ -129,6 +129,14 @@ MARKS: Columns = _of_watch(
         "end_s": Column("number", missing=True, low=-1e12, high=1e12),
     },
 )
+PYTHON: Columns = {
+    "parent": _FROM_NONE,
+    "kind": _LABEL,
+    **dict.fromkeys(("name", "file", "code"), Column("text")),
+    "line": Column("whole", low=-1, high=2**31),
+    "self_ns": Column("whole", low=0, high=_FAR),
+    "samples": Column("whole", low=0, high=_FAR),
+}
 TIMED: Columns = {"pass": Column("text"), "wall_ms": _MS}
 PAIRS: Columns = {"a_ms": _MS, "b_ms": _MS}
 LOSSES: Columns = {

@@ -70,6 +70,21 @@ class WatchRecord:
 
 
 @dataclass(frozen=True)
+class PythonRecord:
+    """What Python did in the sampled steps.
+
+    Attributes
+    ----------
+    tree : DataFrame
+        One row per call, after the call around it: ``parent`` (its row, -1 for none), ``kind`` (``phase``, ``layer``,
+        ``own`` for a function of the user's, ``other``), ``name``, ``file``, ``line`` (-1 for none), ``code`` (the
+        line's text in the user's functions), ``self_ns`` and ``samples`` of those that ended in it, of all steps.
+    """
+
+    tree: pd.DataFrame
+
+
+@dataclass(frozen=True)
 class Recording:
     """Raw frames of one run; analysis never modifies them.
 
@@ -104,6 +119,8 @@ class Recording:
         The allocations and frees of a loaded trace, if it has any, in time order, inside and outside its steps:
         ``time_ns``, ``process``, ``thread``, ``address``, ``bytes`` (negative for a free), ``device_type`` (torch's
         number), ``device``, ``allocated``, ``reserved`` (the allocator's totals afterwards); -1 for missing values.
+    python : PythonRecord or None
+        If Python's stacks were sampled.
     """
 
     events: pd.DataFrame
@@ -116,6 +133,7 @@ class Recording:
     watch: WatchRecord | None = None
     outside: pd.DataFrame | None = None
     trace_memory: pd.DataFrame | None = None
+    python: PythonRecord | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -148,7 +166,8 @@ class Recording:
     def frames(self) -> dict[str, pd.DataFrame]:
         """Return the frames by name, as they are saved."""
         frames = {"events": self.events, "steps": self.steps, "modules": self.modules, "spans": self.spans}
-        for name, part in (("memory", self.memory), ("arithmetic", self.arithmetic), ("watch", self.watch)):
+        parts = {"memory": self.memory, "arithmetic": self.arithmetic, "watch": self.watch, "python": self.python}
+        for name, part in parts.items():
             if part is not None:
                 frames |= {f"{name}_{field.name}": getattr(part, field.name) for field in fields(part)}
         alone = {"outside": self.outside, "trace_memory": self.trace_memory}

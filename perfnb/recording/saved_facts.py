@@ -205,6 +205,13 @@ class Loop(TypedDict, total=False):
     batches: Count
 
 
+class PythonFacts(TypedDict):
+    """Steps whose Python stacks were sampled, and samples."""
+
+    steps: Annotated[int, Meta(ge=1, le=2**31)]
+    samples: Count
+
+
 class KeptFinding(TypedDict):
     """A row of ``findings``."""
 
@@ -248,6 +255,7 @@ class ProfileFacts(TypedDict, total=False):
     timed_cut_short: bool
     traced_cut_short: bool
     stacks: bool
+    python: PythonFacts
     threads_tried: Threads
     cost: Cost
     bare_cost: Cost

@@ -19,8 +19,8 @@ from perfnb.recording.text import TEXT, with_text
 PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "communication", "other")
 
 #: The passes in which a step is executed. ``lead_in`` opens the trace and is not analysed; ``trial`` runs with one
-#: thread per core if torch uses another number.
-PASSES = ("warmup", "timed", "trial", "lead_in", "traced", "counted")
+#: thread per core if torch uses another number; Python's stacks are taken in ``sampled``.
+PASSES = ("warmup", "timed", "trial", "lead_in", "traced", "sampled", "counted")
 
 #: What memory is used for. Parameters include buffers.
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other")
@@ -217,6 +217,14 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             **_of(_FLOAT, "self_share", "total_share"),
         },
         "stacks": {"stack": _TEXT, "samples": _INT, "ms": _FLOAT, "bytes": _INT, "share": _FLOAT},
+        "lines": {
+            "phase": _CATEGORY,
+            **_of(_TEXT, "file", "function"),
+            "line": _INT,
+            "code": _TEXT,
+            **_of(_FLOAT, "self_ms", "total_ms", "share"),
+            "samples": _INT,
+        },
         "diff_functions": {
             **_of(_TEXT, "function", "file"),
             **_both(_FLOAT, "self_ms", "total_ms"),

@@ -16,7 +16,7 @@ from perfnb.files import usable
 from perfnb.recording import folder, raw_columns
 from perfnb.recording.folder import Kind, StoredFrame
 from perfnb.recording.raw_columns import Columns
-from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
+from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, PythonRecord, Recording, WatchRecord
 from perfnb.recording.saved_facts import ProfileFacts
 from perfnb.recording.schema import INDEX, SCHEMA, conform
 from perfnb.trace.columns import MISSING
@@ -35,12 +35,18 @@ _COLUMNS: dict[str, Columns] = {
     "arithmetic_calls": raw_columns.CALLS,
     "watch_samples": raw_columns.SAMPLES,
     "watch_marks": raw_columns.MARKS,
+    "python_tree": raw_columns.PYTHON,
     "outside": raw_columns.EVENTS,
     "trace_memory": raw_columns.TRACE_MEMORY,
 }
 _NEEDED, _OF_TRACE = ("events", "steps", "modules", "spans"), ("outside", "trace_memory")
 #: The optional parts of a recording; their frames' names start with theirs.
-_PARTS: dict[str, Any] = {"memory": MemoryRecord, "arithmetic": ArithmeticRecord, "watch": WatchRecord}
+_PARTS: dict[str, Any] = {
+    "memory": MemoryRecord,
+    "arithmetic": ArithmeticRecord,
+    "watch": WatchRecord,
+    "python": PythonRecord,
+}
 #: Frames that may be long: their files' statistics are trusted until they are decoded.
 _LONG = ("events", "outside", "trace_memory", "memory_events", "arithmetic_events")
 #: Tables that may be saved with the frames they were computed from.
@@ -152,6 +158,7 @@ class SavedProfile:
             *(("options.warmup", "options.budget_s") if "trace" not in self.meta else ()),
             *(("failed_in",) if "failure" in self.meta else ()),
             *(("watch",) if "watch" in self._parts else ()),
+            *(("python",) if "python" in self._parts else ()),
         ]
         for name in needed:
             above, _, key = name.rpartition(".")
@@ -166,6 +173,9 @@ class SavedProfile:
         around = np.append(depth, MISSING)[parent] if len(modules) else depth
         self._require("modules", "depth", (depth == around + 1).all())
         self._require("spans", "layer", (spans["layer"] < len(modules)).all())
+        if "python" in self._parts:
+            around = self._decoded["python_tree"]["parent"].to_numpy()
+            self._require("python_tree", "parent", (around < np.arange(len(around))).all())
         if "memory" in self._parts:
             known, changes = self._decoded["memory_known"], self._decoded["memory_changes"]
             self._require("memory_known", "layer", (known["layer"] < len(modules)).all())

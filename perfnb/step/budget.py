@@ -26,6 +26,8 @@ FEWEST_FOR_INTERVAL, SLACK = 6, 1.05
 MOST_TRIED, TRIAL_SHARE = 10, 0.1
 #: Planned duration of a traced and of a counted step, in timed steps.
 TRACED_FACTOR, COUNTED_FACTOR = 1.5, 2.0
+#: Seconds of steps whose stacks are sampled, 200 samples a second, and most of these steps.
+SAMPLED_S, MOST_SAMPLED = 3.0, 2_000
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,12 @@ class Plan:
         affordable = int(left_s / (step_s * TRACED_FACTOR)) if step_s > 0 else self.traced + 1
         lead_in = affordable > self.traced
         return max(1, min(self.traced, affordable)), lead_in
+
+    def sampled_steps(self, spent_s: float, step_s: float) -> int:
+        """How many steps to sample the stacks of; time for counted steps is reserved."""
+        left_s = (self.budget_s - spent_s - 2 * (self.memory + self.flops) * COUNTED_FACTOR * step_s) / 2
+        wanted_s = min(SAMPLED_S, left_s)
+        return max(1, min(MOST_SAMPLED, math.ceil(wanted_s / step_s))) if step_s > 0 else FEWEST_TIMED
 
     def affords_lead_in(self, spent_s: float, step_s: float) -> bool:
         """Whether there is time for a lead-in step before the one whose memory is counted."""

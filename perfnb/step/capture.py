@@ -82,6 +82,8 @@ def _measure(session: Session, plan: Plan, stacks: bool) -> Passes[None]:
         timed = yield from session.time((yield from session.warm_up()))
         yield from session.try_threads(timed)
         yield from session.trace(timed, stacks)
+        if stacks:
+            yield from session.sample_stacks(timed)
         if plan.memory:
             yield from session.watch_memory()
         if plan.flops:

@@ -32,6 +32,7 @@ from perfnb.step.given import refuse_meta
 from perfnb.step.layers import Calls, Layer, LayerSpans, function_span
 from perfnb.step.memory import MemoryWatch, WatchedMemory, footprint
 from perfnb.step.namespace import named_values
+from perfnb.step.stack_sampler import StackSampler
 from perfnb.step.steps import BatchSource, ExecutedStep, Passes, Turn
 from perfnb.step.tracer import Costs, Tracer, exclusive, measure_costs
 from perfnb.trace_names import DATA_SPAN, STEP_SPAN
@@ -57,6 +58,8 @@ class Capture:
     memory: tuple[WatchedMemory, Tracer] | None = None
     #: Counted operators, and their trace.
     arithmetic: tuple[list[OpCall], Tracer] | None = None
+    #: Samples of what Python did.
+    sampler: StackSampler | None = None
     #: The layers of the models that were called.
     layers: list[Layer] = field(default_factory=list)
     #: Index in `layers` of each module, by the module's ``id``.
@@ -224,6 +227,19 @@ class Session:
             "stacks": stacks,
             "traced_cut_short": count < self._plan.traced,
         }
+
+    def sample_stacks(self, timed_ns: list[int]) -> Passes[None]:
+        """Run with a thread that samples what Python does, without profiler."""
+        __tracebackhide__ = True
+        outermost = {
+            id(module): (module, number in self.calls.loss)
+            for number, module, around in self.calls.records
+            if around is None
+        }
+        count = self._plan.sampled_steps(self._spent_s(), sorted(timed_ns)[len(timed_ns) // 2] / 1e9)
+        with StackSampler(outermost.values()) as sampler:
+            yield from self._run("sampled", count, sampler.step)
+        self.capture.sampler = sampler
 
     def watch_memory(self, *, lead_in: bool | None = None) -> Passes[None]:
         """Run one step with every allocation recorded, even if it runs out of memory.

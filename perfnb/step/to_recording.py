@@ -12,7 +12,7 @@ import pandas as pd
 from perfnb.arguments import storable
 from perfnb.errors import CaptureError
 from perfnb.recording.from_trace import NUMBERS, TEXTS, event_frame, span_names
-from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, Recording, WatchRecord
+from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, PythonRecord, Recording, WatchRecord
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
 from perfnb.step.arithmetic import OpCall
@@ -20,6 +20,7 @@ from perfnb.step.environment import place_in_job
 from perfnb.step.layers import Layer
 from perfnb.step.memory import Known, WatchedMemory
 from perfnb.step.session import Capture
+from perfnb.step.stack_sampler import StackSampler
 from perfnb.step.tracer import Tracer, read_trace
 from perfnb.telemetry.watcher import Watcher
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
@@ -75,7 +76,10 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         # Both clocks start with the first step.
         watch = watch_record(watcher.columns(), [], (watcher.zero_ns - zero) / 1e9)
         meta["watch"] = watcher.meta
-    return Recording(events, steps, _modules(capture.layers), spans, meta, memory, arithmetic, watch)
+    python = None if capture.sampler is None else _python(capture, capture.sampler)
+    if python is not None:
+        meta["python"] = {"steps": int((passes == "sampled").sum()), "samples": int(python.tree["samples"].sum())}
+    return Recording(events, steps, _modules(capture.layers), spans, meta, memory, arithmetic, watch, python=python)
 
 
 def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
@@ -125,6 +129,17 @@ def _arithmetic(calls: list[OpCall], tracer: Tracer) -> ArithmeticRecord:
     kinds = {"number": "int64", "op": "category", "flops": "Int64", "bytes": "int64", "dtype": "category"}
     frame = _frame([call[: len(kinds)] for call in calls], kinds).set_index("number")
     return ArithmeticRecord(_steps_of_trace(read_trace(tracer))[0], frame)
+
+
+def _python(capture: Capture, sampler: StackSampler) -> PythonRecord:
+    calls = sampler.calls(capture.layers, capture.places)
+    kinds = {"parent": "int64", "kind": "category", "name": TEXT, "file": TEXT, "line": "int64", "code": TEXT}
+    kinds |= {"self_ns": "int64", "samples": "int64"}
+    rows = [
+        (call.parent, call.kind, *map(storable, (call.name, call.file)), call.line, storable(call.code), *call[6:])
+        for call in calls
+    ]
+    return PythonRecord(_frame(rows, kinds))
 
 
 def _modules(layers: Sequence[Layer]) -> pd.DataFrame:

@@ -1,0 +1,102 @@
+"""The Python code of a step from its sampled stacks: the tree of calls, and time by line of the user's code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from perfnb.flame.formats import HostRecord
+from perfnb.flame.tree import CallTree, Function, numbers_of, sums_by
+from perfnb.recording.nesting import NONE
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import PHASES, conform
+
+_NOTES = (
+    "Samples are taken when the interpreter is free: code that keeps it to itself delays a sample, which then counts "
+    "for the delay.",
+    "Only the thread that runs the step is sampled, not loader workers and other threads. Time in ops is that of the "
+    "line that calls them.",
+)
+
+
+@dataclass(frozen=True)
+class StepStacks:
+    """What a report shows of the Python code of a step.
+
+    Attributes
+    ----------
+    record : HostRecord
+        The calls under their phases and layers, in milliseconds per step.
+    lines : DataFrame
+        As described by `perfnb.recording.schema`.
+    steps : int
+        Number of sampled steps.
+    """
+
+    record: HostRecord
+    lines: pd.DataFrame
+    steps: int
+
+
+def step_stacks(recording: Recording) -> StepStacks | None:
+    """The Python code of a recording's step; ``None`` if it was not sampled."""
+    if recording.python is None or recording.python.tree.empty:
+        return None
+    frame, facts = recording.python.tree, recording.meta["python"]
+    kinds = list(map(str, frame["kind"].tolist()))
+    columns = zip(frame["name"].tolist(), frame["file"].tolist(), frame["line"].tolist(), kinds, strict=True)
+    functions = [Function(str(n), str(f), int(line), "" if kind == "other" else kind) for n, f, line, kind in columns]
+    numbers = numbers_of(functions)
+    _, first = np.unique(numbers, return_index=True)
+    tree = CallTree(
+        tuple(functions[place] for place in first.tolist()),
+        frame["parent"].to_numpy(),
+        numbers,
+        frame["self_ns"].to_numpy() / 1e6 / facts["steps"],
+        frame["samples"].to_numpy(),
+    )
+    record = HostRecord(
+        str(recording.meta["name"]), "sampled stacks", "ms", tree, samples=int(tree.samples.sum()), notes=_NOTES
+    )
+    return StepStacks(record, _lines(tree, frame), int(facts["steps"]))
+
+
+def _lines(tree: CallTree, frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per phase and line of the user's code."""
+    own = (frame["kind"] == "own").to_numpy()
+    phase, nearest = np.arange(len(tree)), np.where(own, np.arange(len(tree)), NONE)
+    for level in tree.levels[1:]:  # from the outermost calls inwards
+        phase[level] = phase[tree.parent[level]]
+        nearest[level] = np.where(own[level], level, nearest[tree.parent[level]])
+    names = [tree.functions[place].name for place in tree.function.tolist()]
+    keys = [
+        (names[outer], tree.functions[function].file, tree.functions[function].line) if mine else None
+        for outer, function, mine in zip(phase.tolist(), tree.function.tolist(), own.tolist(), strict=True)
+    ]
+    known = list(dict.fromkeys(key for key in keys if key is not None))
+    place = {key: number for number, key in enumerate(known)}
+    group = np.array([NONE if key is None else place[key] for key in keys], dtype=np.int64)
+    if not known:
+        return conform(pd.DataFrame(), "lines")
+    # What runs below a line without another line of the user's in between is the line's own.
+    owned = nearest != NONE
+    mine = np.bincount(nearest[owned], weights=tree.self[owned], minlength=len(tree))
+    sums = sums_by(tree, group, len(known), {"ms": tree.self, "samples": tree.samples})
+    first = np.unique(group[own], return_index=True)[1]
+    rows = frame[own].iloc[first]
+    table = pd.DataFrame(
+        {
+            "phase": pd.Categorical([key[0] for key in known], categories=list(PHASES)),
+            "file": rows["file"].array,
+            "function": rows["name"].array,
+            "line": rows["line"].array,
+            "code": rows["code"].where(rows["code"] != "", None).array,
+            "self_ms": np.bincount(group[own], weights=mine[own], minlength=len(known)),
+            "total_ms": sums["total_ms"],
+            "share": sums["total_ms"] / float(tree.self.sum()) if tree.self.sum() > 0 else pd.NA,
+            "samples": sums["total_samples"].astype(np.int64),
+        }
+    )
+    return conform(table.sort_values("self_ms", ascending=False, kind="stable", ignore_index=True), "lines")

@@ -1,0 +1,334 @@
+"""What Python does in a step, sampled by a thread that reads the frames of the thread that runs it.
+
+The sampler needs the interpreter for a few dozen microseconds every few milliseconds, so the step runs at nearly its
+own pace. A sample stands for the time since the one before it. Code that keeps the interpreter to itself delays a
+sample, which then counts for all of the delay.
+
+Phases follow the rules of `perfnb.attribution`: the outermost module calls are forward, what autograd's engine runs is
+backward, and what is between the two is the loss.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import random
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from perfnb.step.layers import Layer, is_compiled
+from perfnb.step.steps import BatchSource, StepRunner
+
+#: Mean time between samples, in seconds; it varies by half, so as not to keep pace with the step.
+INTERVAL_S = 0.005
+#: While sampling, how soon Python code hands the interpreter over, in seconds; Python's default is 0.005.
+_SWITCH_S = 0.0005
+_DEEPEST = 500
+#: torch's functions between a module's caller and its ``forward``.
+_CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
+_MODULE_FILE = nn.Module._call_impl.__code__.co_filename
+_ENGINE = "_engine_run_backward"
+_OPTIMIZER = os.path.join("torch", "optim", "")
+_OPTIMIZER_CALLS = ("wrapper", "step", "zero_grad", "_use_grad")
+
+#: A frame: its code, the line that runs, and the ``id`` and class of the module whose call it is.
+Frame = tuple[CodeType, int, tuple[int, str] | None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A moment of a step: its frames, outermost first, and the time that it stands for."""
+
+    time_ns: int
+    weight_ns: int
+    frames: tuple[Frame, ...]
+    waits_for_data: bool
+
+
+class Call(NamedTuple):
+    """A call in the tree of all samples.
+
+    Attributes
+    ----------
+    parent : int
+        Place of the call around it, -1 for none.
+    kind : str
+        ``phase``, ``layer``, ``own`` for a function of the user's, ``other``.
+    name, file, line : str, str, int
+        The line is the one that ran in the user's functions, the first one in others; -1 for none.
+    code : str
+        The text of the line in the user's functions.
+    self_ns, samples : int
+        Of samples that end in it.
+    """
+
+    parent: int
+    kind: str
+    name: str
+    file: str
+    line: int
+    code: str
+    self_ns: int
+    samples: int
+
+
+class StackSampler:
+    """Context manager that samples the thread that enters it, during its steps.
+
+    Parameters
+    ----------
+    outermost : iterable of (Module, bool)
+        The modules that the step calls itself, and whether each computes the loss.
+    """
+
+    def __init__(self, outermost: Iterable[tuple[nn.Module, bool]] = ()) -> None:
+        self._outermost = [(module, loss) for module, loss in outermost if not is_compiled(module)]
+        self._samples: list[list[Sample]] = []
+        #: Per step: time, what starts or ends (``forward``, ``loss``, ``backward``), and whether it starts.
+        self._marks: list[list[tuple[int, str, bool]]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="perfnb-stacks", daemon=True)
+        self._watched = 0
+        self._begin: int | None = None
+        self._before = self._counted = 0
+        self._installed = ExitStack()
+
+    def __enter__(self) -> StackSampler:
+        self._watched = threading.get_ident()
+        with ExitStack() as stack:
+            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
+            for module, loss in self._outermost:
+                kind = "loss" if loss else "forward"
+                stack.callback(module.register_forward_pre_hook(self._marker(kind, True), prepend=True).remove)
+                stack.callback(module.register_forward_hook(self._marker(kind, False), always_call=True).remove)
+            self._watch_backward(stack)
+            self._thread.start()
+            stack.callback(self._thread.join)
+            stack.callback(self._stop.set)
+            self._installed = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._installed.close()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step, whose samples count."""
+        self._samples.append([])
+        self._marks.append([])
+        self._begin = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._before += time.perf_counter_ns() - self._begin
+            self._begin = None
+
+    def _marker(self, kind: str, starts: bool) -> Callable[..., None]:
+        def mark(*_: Any) -> None:
+            if self._marks and threading.get_ident() == self._watched:
+                self._marks[-1].append((time.perf_counter_ns(), kind, starts))
+
+        return mark
+
+    def _watch_backward(self, stack: ExitStack) -> None:
+        """Note when autograd's engine runs."""
+        engine: Any = getattr(torch.autograd, _ENGINE, None)
+        if engine is None:  # its frame tells, if a sample meets it
+            return
+        start, end = self._marker("backward", True), self._marker("backward", False)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            start()
+            try:
+                return engine(*args, **kwargs)
+            finally:
+                end()
+
+        setattr(torch.autograd, _ENGINE, run)
+        stack.callback(setattr, torch.autograd, _ENGINE, engine)
+
+    def _sample(self) -> None:
+        while not self._stop.wait(INTERVAL_S * random.uniform(0.5, 1.5)):
+            frame = sys._current_frames().get(self._watched)
+            now, begin = time.perf_counter_ns(), self._begin
+            if frame is None or begin is None:
+                continue
+            frames, waits = _frames(frame)
+            reached = self._before + now - begin
+            if frames and self._begin == begin and self._samples:
+                self._samples[-1].append(Sample(now, max(0, reached - self._counted), frames, waits))
+                self._counted = reached
+            del frame
+
+    def calls(self, layers: list[Layer], places: Mapping[int, int]) -> list[Call]:
+        """All samples as a tree: the phase, then layers and functions.
+
+        Parameters
+        ----------
+        layers : list of Layer
+        places : mapping of int to int
+            Place in `layers` of each module, by its ``id``.
+        """
+        tree = _Tree(layers, places)
+        for samples, marks in zip(self._samples, self._marks, strict=True):
+            for sample, phase in zip(samples, phases_of(samples, marks), strict=True):
+                tree.add(sample, phase)
+        return tree.calls()
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return sum(map(len, self._samples))
+
+
+def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
+    """The frames of a step, outermost first, and whether it waits for data; none outside a step."""
+    found: list[Frame] = []
+    waits = False
+    while frame is not None:
+        code = frame.f_code
+        if code is _RUN:
+            return tuple(reversed(found)), waits
+        if code is _NEXT_BATCH:
+            waits = True
+        elif len(found) < _DEEPEST:
+            module = None
+            if code.co_name == "_call_impl" and code.co_filename == _MODULE_FILE:
+                called = frame.f_locals.get("self")
+                module = (id(called), type(called).__name__)
+                del called
+            found.append((code, frame.f_lineno, module))
+        frame = frame.f_back
+    return (), False
+
+
+_RUN = StepRunner._run.__code__
+_NEXT_BATCH = BatchSource.next.__code__
+
+
+def phases_of(samples: list[Sample], marks: list[tuple[int, str, bool]]) -> list[str]:
+    """The phase of each sample of a step."""
+    spans = _spans(marks)
+    backward = [(start, end) for start, end, kind in spans if kind == "backward"]
+    phases = []
+    for sample in samples:
+        now = sample.time_ns
+        kinds = {kind for start, end, kind in spans if start <= now <= end}
+        names = {code.co_name for code, _, _ in sample.frames}
+        if sample.waits_for_data:
+            phases.append("data")
+        elif any(code.co_name in _OPTIMIZER_CALLS and _OPTIMIZER in code.co_filename for code, _, _ in sample.frames):
+            phases.append("optimizer")
+        elif "backward" in kinds or _ENGINE in names:
+            phases.append("backward")
+        elif "loss" in kinds:
+            phases.append("loss")
+        elif "forward" in kinds or any(module is not None for _, _, module in sample.frames):
+            phases.append("forward")
+        else:
+            phases.append("other")
+    forward = [(end, True) for _, end, kind in spans if kind == "forward"]
+    forward += [(each.time_ns, False) for each, phase in zip(samples, phases, strict=True) if phase == "forward"]
+    ends = sorted(time for time, _ in forward)
+    begins = sorted(
+        [start for start, _ in backward]
+        + [each.time_ns for each, phase in zip(samples, phases, strict=True) if phase == "backward"]
+    )
+    for place, sample in enumerate(samples):
+        if phases[place] == "other" and (following := [begin for begin in begins if begin > sample.time_ns]):
+            last = max((end for _, end in backward if end <= sample.time_ns), default=0)
+            if any(last <= end <= sample.time_ns for end in ends) and following:
+                phases[place] = "loss"
+    return phases
+
+
+def _spans(marks: list[tuple[int, str, bool]]) -> list[tuple[int, int, str]]:
+    """Start, end and kind of what the marks enclose; module calls inside backward are none of forward."""
+    spans, open_ = [], []
+    for now, kind, starts in marks:
+        if starts:
+            open_.append((now, kind))
+            continue
+        while open_:
+            start, opened = open_.pop()
+            if opened == kind:
+                if not any(each == "backward" for _, each in open_):
+                    spans.append((start, now, kind))
+                break
+    return spans
+
+
+class _Tree:
+    """Merges samples to a tree of calls."""
+
+    def __init__(self, layers: list[Layer], places: Mapping[int, int]) -> None:
+        self._layers, self._places = layers, places
+        self._nodes: dict[tuple[int, str, str, str, int], int] = {}
+        self._self: list[int] = []
+        self._samples: list[int] = []
+        self._known: dict[CodeType, tuple[str, str, str]] = {}
+
+    def add(self, sample: Sample, phase: str) -> None:
+        """Add a sample."""
+        node = self._inside(-1, "phase", phase, "", -1)
+        for code, line, module in sample.frames:
+            if code.co_filename == _MODULE_FILE and code.co_name in _CALLING:
+                place = None if module is None else self._places.get(module[0])
+                if place is None or module is None or self._layers[place].module != module[1]:
+                    continue
+                node = self._inside(node, "layer", self._layers[place].name, "", -1)
+                continue
+            kind, name, file = self._function(code)
+            if kind == "perfnb":
+                continue
+            node = self._inside(node, kind, name, file, line if kind == "own" else code.co_firstlineno)
+        self._self[node] += sample.weight_ns
+        self._samples[node] += 1
+
+    def _inside(self, parent: int, kind: str, name: str, file: str, line: int) -> int:
+        node = self._nodes.setdefault((parent, kind, name, file, line), len(self._nodes))
+        if node == len(self._self):
+            self._self.append(0)
+            self._samples.append(0)
+        return node
+
+    def _function(self, code: CodeType) -> tuple[str, str, str]:
+        """Kind, name and file of a function."""
+        if code not in self._known:
+            file = code.co_filename
+            kind = "perfnb" if file.startswith(_OWN_FOLDER) else "own" if _is_users(file) else "other"
+            name = getattr(code, "co_qualname", code.co_name).replace(".<locals>", "")
+            self._known[code] = kind, name, file
+        return self._known[code]
+
+    def calls(self) -> list[Call]:
+        """The calls, each after the one around it."""
+        return [
+            Call(*key, linecache.getline(key[3], key[4]).strip()[:200] if key[1] == "own" else "", own, samples)
+            for key, own, samples in zip(self._nodes, self._self, self._samples, strict=True)
+        ]
+
+
+_OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_PATHS = sysconfig.get_paths()
+_INSTALLED = tuple(
+    {os.path.join(_PATHS[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))), "")}
+)
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is the user's own: not Python's and not installed. Cells of notebooks are."""
+    return not file.startswith(("<frozen", "<string", "<__array_function__", *_INSTALLED)) and "-packages" not in file
