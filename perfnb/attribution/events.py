@@ -108,7 +108,11 @@ def all_events(recording: Recording, columns: Collection[str] | None = None) -> 
     events = recording.events
     if columns is not None:
         events = events[[name for name in events.columns if name in columns]]
-    events = events.iloc[rows_of_trace(recording.events)]
+    rows = rows_of_trace(recording.events)
+    # A slice copies nothing, of perhaps millions of rows.
+    first = int(rows[0]) if len(rows) else 0
+    behind = len(rows) == len(events) - first
+    events = events.iloc[first:] if behind else events.iloc[rows]
     if recording.outside is not None:
         outside = recording.outside
         events = pd.DataFrame(

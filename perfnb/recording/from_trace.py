@@ -77,12 +77,19 @@ def event_frame(trace: TraceColumns, rows: Ints, span: Ints | None = None) -> pd
         {
             "name": categorical(names, trace.name[rows]),
             "category": categorical(trace.categories, trace.category[rows]),
-            **{name: getattr(trace, name)[rows] for name in NUMBERS},
+            **{name: _of_rows(getattr(trace, name), rows) for name in NUMBERS},
             **{name: categorical(labels, getattr(trace, name)[rows]) for name, labels in texts.items()},
-            "span": np.full(len(rows), MISSING, dtype=np.int64) if span is None else span,
+            "span": np.broadcast_to(np.int64(MISSING), len(rows)) if span is None else span,
         },
         copy=False,  # millions of rows
     )
+
+
+def _of_rows(values: Ints, rows: Ints) -> Ints:
+    """Some values of a column, all in their order without a copy; a column with one value for all needs no memory."""
+    if values.strides == (0,) and len(rows):
+        return np.broadcast_to(values[0], len(rows))
+    return values if len(rows) == len(values) and (np.diff(rows) == 1).all() else values[rows]
 
 
 def span_names(trace: TraceColumns) -> tuple[list[str], Ints]:
@@ -138,13 +145,15 @@ def recording_of_trace(
     steps = steps_of(trace)
     part = belongs_to_steps(trace, steps)
     _, span = span_names(trace)
-    span = np.where(is_in(trace, (SPAN_CATEGORY,)), span[trace.name], MISSING)
+    has_spans = (span != MISSING).any()
+    span = np.where(is_in(trace, (SPAN_CATEGORY,)), span[trace.name], MISSING) if has_spans else _no_numbers(trace)
     rows, rest = np.flatnonzero(part), np.flatnonzero(~part)
-    events = event_frame(trace, rows, span[rows])
-    marks = np.full(len(trace), MISSING, dtype=np.int64)
+    events = event_frame(trace, rows, _of_rows(span, rows))
+    marks = _no_numbers(trace)
     if steps.marked:
+        marks = marks.copy()
         marks[steps.rows] = steps.numbers
-    events["marks_step"] = marks[rows]
+    events["marks_step"] = _of_rows(marks, rows)
     if not steps.marked and len(trace):
         events = _with_whole_step(events, steps)
     outside = event_frame(trace, rest, span[rest]).assign(marks_step=marks[rest])
@@ -168,17 +177,37 @@ def recording_of_trace(
 
 def _with_whole_step(events: pd.DataFrame, steps: TraceSteps) -> pd.DataFrame:
     """Put an event that stands for the whole trace before the others."""
-    text = pd.Index([WHOLE_TRACE], dtype=TEXT)
-    for column in ("name", "category"):
-        if WHOLE_TRACE not in events[column].cat.categories:
-            events = events.assign(**{column: events[column].cat.add_categories(text)})
-    whole: dict[str, Any] = {
-        **dict.fromkeys(events.columns, MISSING),
-        **dict.fromkeys(TEXTS),
-        **{"name": text, "category": text, "start_ns": steps.starts, "duration_ns": steps.ends - steps.starts},
-        **{"process": steps.process, "thread": steps.thread, "marks_step": steps.numbers},
+    whole = {
+        **{"name": WHOLE_TRACE, "category": WHOLE_TRACE, "start_ns": int(steps.starts[0])},
+        **{"duration_ns": int(steps.ends[0] - steps.starts[0]), "process": steps.process, "thread": steps.thread},
+        "marks_step": int(steps.numbers[0]),
     }
-    return pd.concat([pd.DataFrame(whole).astype(events.dtypes), events], ignore_index=True)
+    columns: dict[str, Any] = {}
+    for name in events.columns:
+        values = events.pop(name)
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            columns[name] = _text_before(whole.get(name), values.array)
+        else:
+            columns[name] = _number_before(whole.get(name, MISSING), values.to_numpy())
+    return pd.DataFrame(columns, copy=False)
+
+
+def _text_before(text: Any, values: pd.Categorical) -> pd.Categorical:
+    labels = values.categories
+    if text is not None and text not in labels:
+        labels = labels.append(pd.Index([text], dtype=TEXT))
+    code = MISSING if text is None else labels.get_loc(text)
+    return pd.Categorical.from_codes(np.concatenate([[code], values.codes], dtype=np.int32), categories=labels)
+
+
+def _number_before(number: Any, values: Ints) -> Ints:
+    if values.strides == (0,) and len(values) and values[0] == number:
+        return np.broadcast_to(values[0], len(values) + 1)
+    return np.concatenate([[number], values])
+
+
+def _no_numbers(trace: TraceColumns) -> Ints:
+    return np.broadcast_to(np.int64(MISSING), len(trace))
 
 
 def _steps_frame(trace: TraceColumns, steps: TraceSteps) -> pd.DataFrame:

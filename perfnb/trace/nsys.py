@@ -12,11 +12,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from perfnb.errors import TraceError
 from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
@@ -72,6 +73,11 @@ class _Part:
 
     def __len__(self) -> int:
         return len(self.columns["start_ns"])
+
+    def of_process(self, pid: int) -> _Part:
+        """The events of one process."""
+        rows = np.flatnonzero(self.columns["pid"] == pid)
+        return replace(self, columns={name: values[rows] for name, values in self.columns.items() if name != "pid"})
 
 
 @dataclass
@@ -205,7 +211,7 @@ def _add(
     """Add events; `own` are columns of `TraceColumns`."""
     if not len(columns.get("start_ns", ())):
         return
-    part = {name: values for name, values in own.items() if values is not None}
+    part = {name: values for name, values in own.items() if values is not None and (values != MISSING).any()}
     process = _process(columns)
     if process is not None:
         part["pid"] = process
@@ -491,25 +497,20 @@ def _devices(file: SqliteFile) -> list[dict[str, Any]]:
 
 def _by_process(found: _File, facts: _Facts) -> list[TraceColumns]:
     """One trace for each process with work on a GPU; without any, of the process with the most events."""
-    known = any("pid" in part.columns for part in found.parts if not part.on_device) and any(
-        "pid" in part.columns for part in found.parts if part.on_device
-    )
-    hosts_alone = not any(part.on_device for part in found.parts)
-    if not known and not hosts_alone:
-        # A file that does not say whose work on the GPU is whose: all of it is one process.
+    told = {pid for part in found.parts for pid in pd.unique(part.columns.get("pid", np.array([MISSING]))).tolist()}
+    if len(told - {MISSING}) < 2 or not all("pid" in part.columns for part in found.parts):
+        # One process, or a file that does not say whose each event is: all of it counts as one.
         for part in found.parts:
             part.columns.pop("pid", None)
+        return [_trace(found, facts, max(told, default=0) if len(told - {MISSING}) == 1 else 0, found.parts)]
     counts: dict[int, int] = {}
     working: dict[int, int] = {}
     for part in found.parts:
-        pids = part.columns.get("pid")
-        values, count = (np.array([0]), np.array([len(part)])) if pids is None else np.unique(pids, return_counts=True)
-        for pid, many in zip(values.tolist(), count.tolist(), strict=True):
+        pids = part.columns["pid"]
+        for pid, many in zip(*(one.tolist() for one in np.unique(pids, return_counts=True)), strict=True):
             counts[pid] = counts.get(pid, 0) + many
-        if part.on_device and part.category != "cuda_sync":
-            device = part.columns.get("device")
-            for pid in values.tolist():
-                lowest = 0 if device is None else int((device if pids is None else device[pids == pid]).min())
+            if part.on_device and part.category != "cuda_sync":
+                lowest = int(part.columns["device"][pids == pid].min()) if "device" in part.columns else 0
                 working[pid] = min(working.get(pid, lowest), lowest)
     chosen = sorted(working, key=lambda pid: (working[pid], pid)) or [max(counts, key=lambda pid: (counts[pid], -pid))]
     others = {pid: many for pid, many in counts.items() if pid not in chosen}
@@ -522,7 +523,7 @@ def _by_process(found: _File, facts: _Facts) -> list[TraceColumns]:
         )
     if len(chosen) > 256:
         raise TraceError(f"{found.source} was not read: {len(chosen):,} processes work on GPUs, and 256 is the most.")
-    return [_trace(found, facts, pid, whole=len(counts) == 1) for pid in chosen]
+    return [_trace(found, facts, pid, [part.of_process(pid) for part in found.parts]) for pid in chosen]
 
 
 _FILLED = (
@@ -532,17 +533,9 @@ _FILLED = (
 )
 
 
-def _trace(found: _File, facts: _Facts, pid: int, whole: bool) -> TraceColumns:
-    """The trace of one process; if it is the `whole` file, its parts are used up."""
-    parts = []
-    for part in found.parts:
-        pids = part.columns.get("pid")
-        columns = part.columns if whole or pids is None else _of_rows(part.columns, np.flatnonzero(pids == pid))
-        columns.pop("pid", None)
-        if len(columns["start_ns"]):
-            parts.append(_Part(part.category, columns, part.on_device))
-    if whole:
-        found.parts.clear()
+def _trace(found: _File, facts: _Facts, pid: int, parts: list[_Part]) -> TraceColumns:
+    """The trace of one process. Its parts are used up on the way: they are as large as it."""
+    parts = [part for part in parts if len(part)]
     categories = list(dict.fromkeys(part.category for part in parts))
     lengths = [len(part) for part in parts]
     negative = 0
@@ -598,10 +591,6 @@ def _filled(values: list[Ints | int], lengths: list[int]) -> Ints:
         filled[done : done + length] = one
         done += length
     return filled
-
-
-def _of_rows(columns: Mapping[str, Ints], rows: Ints) -> dict[str, Ints]:
-    return {name: values[rows] for name, values in columns.items()}
 
 
 def _extent(parts: list[_Part]) -> tuple[int, int]:
