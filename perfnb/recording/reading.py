@@ -53,6 +53,7 @@ SEVERAL = "perfnb.ranks.ranks:load_several"
 OF_RECORDINGS = "perfnb.ranks.ranks:of_recordings"
 #: Bytes of files from which processes of their own read them.
 _PAYS = 16 * 2**20
+_XSPACE = ".xplane.pb"
 _RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
 _FAILED = 3
 
@@ -196,6 +197,10 @@ def trace_files(folder: Path) -> list[Path]:
     """List the trace files in a folder, in the order of the numbers in their names."""
     endings = tuple(ending for reader in readers() for ending in reader.endings)
     files = [path for path in folder.iterdir() if path.is_file() and path.name.lower().endswith(endings)]
+    # JAX writes the same profile up to three times; the first form is the whole one.
+    whole = {path.name.removesuffix(_XSPACE) for path in files if path.name.endswith(_XSPACE)}
+    copies = {"perfetto_trace.json.gz" if whole else "", *(f"{name}.trace.json.gz" for name in whole)}
+    files = [path for path in files if path.name not in copies]
     return sorted(
         files, key=lambda path: [(len(n), n) if n.isdigit() else (0, n) for n in re.split(r"(\d+)", path.name)]
     )

@@ -91,12 +91,15 @@ class _Track:
     thread: int | None = None
 
 
-@dataclass
+_NO_ARGUMENTS: dict[str, int] = {}
+
+
+@dataclass(slots=True)
 class _Slice:
     time: int
     name: str = ""
     category: str = ""
-    arguments: dict[str, int] = field(default_factory=dict)
+    arguments: dict[str, int] = field(default_factory=lambda: _NO_ARGUMENTS)
 
 
 class _Trace:
@@ -105,6 +108,7 @@ class _Trace:
         self._source = source
         self._depth = limits.max_depth
         self._most = limits.max_events
+        self._most_bytes = limits.max_event_bytes
         self._sequences: defaultdict[int, _Sequence] = defaultdict(_Sequence)
         self._tracks: dict[int, _Track] = {}
         self._begins: defaultdict[int, list[_Slice]] = defaultdict(list)
@@ -186,6 +190,8 @@ class _Trace:
 
     def _take(self, data: bytes, start: int, end: int, time: int, sequence: _Sequence) -> None:
         """Keep the start or end of a slice."""
+        if end - start > self._most_bytes:
+            raise too_many(self._source, f"{self._most_bytes:,} bytes in an event", "max_event_bytes")
         kind, track, one = 0, sequence.track, _Slice(signed(time))
         arguments: list[tuple[int, int]] = []
         for field_, wire, a, b in spans(data, start, end):
@@ -207,7 +213,8 @@ class _Trace:
         if self._count > 2 * self._most:
             raise too_many(self._source, f"{self._most:,} events", "max_events")
         if kind == _BEGIN:
-            one.arguments = self._arguments(data, arguments, sequence)
+            if arguments:
+                one.arguments = self._arguments(data, arguments, sequence) or _NO_ARGUMENTS
             self._begins[track].append(one)
         elif kind == _END:
             self._ends[track].append(one.time)

@@ -19,8 +19,10 @@ from perfnb.trace.xla import CAVEATS, STATS, Stat, XlaPlane, add_device_steps, n
 
 #: No message of protocol buffers is larger.
 _MOST_BYTES = 2**31
-#: Planes, and lines of a plane: far above what any machine has.
-_MOST_PLANES, _MOST_LINES = 10_000, 100_000
+#: Planes, and lines and kinds of events of a plane: far above what any machine has.
+_MOST_PLANES, _MOST_LINES, _MOST_KINDS = 10_000, 100_000, 500_000
+#: Statistics that are remembered: most are the same in many events.
+_MOST_SEEN = 50_000
 #: Names of planes start so.
 _NAMES = ("/host:", "/device:", "Task Environment", "#Chip")
 _HOST, _ENVIRONMENT = "/host:", "Task Environment"
@@ -76,8 +78,13 @@ def _plane(data: bytes, start: int, end: int, rows: Rows, number: int, planes: l
             name = text(data[a:b])
         elif field in (3, 4, 5, 6):
             (lines, described, named, own)[field - 3].append((a, b))
-    if len(lines) > _MOST_LINES:
-        raise TraceError(f"{rows.source} was not read: a plane has more than {_MOST_LINES:,} lines, as none does.")
+    for found, most, what in (
+        (lines, _MOST_LINES, "lines"),
+        (described, _MOST_KINDS, "kinds of events"),
+        (named, _MOST_KINDS, "kinds of statistics"),
+    ):
+        if len(found) > most:
+            raise TraceError(f"{rows.source} was not read: a plane has more than {most:,} {what}, as none does.")
     stat_names = {key: text(dict(fields(value)).get(2, b"")) for key, value in _entries(data, named)}
     if name == _ENVIRONMENT:
         facts = _stats(data, own, stat_names, None)
@@ -86,17 +93,19 @@ def _plane(data: bytes, start: int, end: int, rows: Rows, number: int, planes: l
     names, of_kinds = dict[int, str](), dict[int, dict[str, Stat]]()
     for key, value in _entries(data, described):
         names[key], of_kinds[key] = _kind(value, stat_names)
-    parsed = [_line(data, a, b) for a, b in lines]
-    plane = XlaPlane(rows, name, number, [line[1] for line in parsed])
+    heads = [_head_of_line(data, a, b) for a, b in lines]
+    plane = XlaPlane(rows, name, number, [head[1] for head in heads])
     planes.append(plane)
     rows.process_names[number] = name
     if plane.device >= 0:
         rows.devices.setdefault(plane.device, _device(name, _stats(data, own, stat_names, None)))
+    seen = dict[bytes, dict[str, Stat]]()
     wanted = {key: stat for key, stat in stat_names.items() if stat in STATS}
-    for thread, line, begin, events in parsed:
+    for (thread, line, begin), place in zip(heads, lines, strict=True):
         rows.thread_names[number, thread] = line
-        for a, b in events:
-            _event(data, a, b, plane, (line, thread, begin), names, of_kinds, wanted, stat_names)
+        for field, kind, a, b in spans(data, *place):
+            if field == 4 and kind == BYTES:
+                _event(data, a, b, plane, (line, thread, begin), names, of_kinds, wanted, stat_names, seen)
     return 0
 
 
@@ -120,9 +129,9 @@ def _kind(data: bytes, stat_names: dict[int, str]) -> tuple[str, dict[str, Stat]
     return name, stats
 
 
-def _line(data: bytes, start: int, end: int) -> tuple[int, str, int, list[Place]]:
-    """Number, name and start in nanoseconds of a line, and where its events are."""
-    number, begin, name, shown, events = 0, 0, "", "", list[Place]()
+def _head_of_line(data: bytes, start: int, end: int) -> tuple[int, str, int]:
+    """Number, name and start in nanoseconds of a line."""
+    number, begin, name, shown = 0, 0, "", ""
     for field, kind, a, b in spans(data, start, end):
         if kind == VARINT:
             if field == 1:
@@ -130,13 +139,11 @@ def _line(data: bytes, start: int, end: int) -> tuple[int, str, int, list[Place]
             elif field == 3:
                 begin = signed(a)
         elif kind == BYTES:
-            if field == 4:
-                events.append((a, b))
-            elif field == 2:
+            if field == 2:
                 name = text(data[a:b])
             elif field == 11:
                 shown = text(data[a:b])
-    return number, shown or name, begin, events
+    return number, shown or name, begin
 
 
 def _event(
@@ -149,6 +156,7 @@ def _event(
     of_kinds: dict[int, dict[str, Stat]],
     wanted: dict[int, str],
     stat_names: dict[int, str],
+    seen: dict[bytes, dict[str, Stat]],
 ) -> None:
     kind = offset = duration = 0
     stats: dict[str, Stat] = {}
@@ -163,7 +171,14 @@ def _event(
             elif field == 5:
                 return  # a number of occurrences, not an event in time
         elif wire == BYTES and field == 4:
-            _stat(data[a:b], wanted, stat_names, stats)
+            stat = data[a:b]
+            known = seen.get(stat)
+            if known is None:
+                known = {}
+                _stat(stat, wanted, stat_names, known)
+                if len(seen) < _MOST_SEEN:
+                    seen[stat] = known
+            stats.update(known)
     if common := of_kinds.get(kind):
         stats = {**common, **stats}
     name, thread, begin = line

@@ -12,6 +12,7 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
+from perfnb.recording.reading import trace_files
 from perfnb.trace import protobuf
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.trace_file import LIMITS, Limits, reader_of
@@ -116,6 +117,13 @@ def test_a_profile_has_steps_ops_and_directions_of_kernels(tmp_path: Path) -> No
     assert "torch.profiler" not in words
 
 
+def test_a_folder_of_jax_holds_each_profile_once(tmp_path: Path) -> None:
+    for name in ("host.xplane.pb", "host.trace.json.gz", "perfetto_trace.json.gz", "other.xplane.pb"):
+        written(tmp_path, SAMPLE, name)
+    assert [path.name for path in trace_files(tmp_path)] == ["host.xplane.pb", "other.xplane.pb"]
+    assert len(perfnb.load(tmp_path)) == 2
+
+
 def test_steps_of_a_device_count_if_the_host_has_none(tmp_path: Path) -> None:
     lines = {"Steps": [("4", 0, 50), ("5", 50, 70)], "XLA Ops": [("fusion", 10, 20), ("while", 60, 50)]}
     profile = perfnb.load(written(tmp_path, space(plane("/device:TPU:1", lines))))
@@ -156,6 +164,7 @@ def test_a_damaged_or_hostile_file_is_one_error(tmp_path: Path) -> None:
         "too long": space(plane("/host:CPU", {})) + b"\xff" * 20,
         "an unknown kind": space(plane("/host:CPU", {})) + b"\x0b\x0c",
         "out of range": space(plane("/host:CPU", {f"a@{2**62}": [("x", 1, 1)]})),
+        "kinds of events": space(message((2, "/host:CPU"), *[(4, b"")] * 500_001)),
         "lines": space(message((2, "/host:CPU"), *[(3, b"")] * 100_001)),
     }
     for said, data in cases.items():
