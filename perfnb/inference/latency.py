@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.arguments import finite, require_count, require_flag, require_seconds, shown
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
@@ -41,7 +42,7 @@ _MOST_REQUESTS = 20_000
 #: Batch sizes beside 1, how many batches of each are made and measured, and how few are too few.
 _BATCH_SIZES = (2, 4, 8, 16, 32, 64)
 _BATCHES_MADE, _MOST_BATCHES, _FEWEST_BATCHES = 8, 500, 5
-#: Share of the budget for requests back to back; runs at a rate share the rest.
+#: Share of the budget for requests back to back, if there is something else to run too.
 _CLOSED_SHARE = 0.45
 #: How much longer than its schedule an open run may take; what is not served by then is lost to saturation.
 _PATIENCE = 1.5
@@ -131,6 +132,8 @@ class OpenRun:
     tokens : DataFrame
         A row per token, if tokens were asked for: ``run``, ``served`` (place among the samples), ``token``,
         ``after_arrival_ms`` and ``after_start_ms``.
+    concurrency : int
+        Requests served at the same time.
     """
 
     rate_per_s: float
@@ -138,11 +141,13 @@ class OpenRun:
     lost: int
     late: float
     tokens: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(COLUMNS)), repr=False)
+    concurrency: int = 1
 
     @property
     def saturated(self) -> bool:
-        """Whether requests came faster than they were served."""
-        return self.lost > 0
+        """Whether requests came faster than they were served: some were never, or would not be if the run went on."""
+        busy = self.rate_per_s * float(self.samples["service_ms"].mean()) / 1e3 / self.concurrency
+        return self.lost > 0 or busy >= 1
 
 
 class Latency(Page, Shown):
@@ -160,6 +165,8 @@ class Latency(Page, Shown):
         self._serve = serve
         #: The highest rate for the bound that was asked for, or why there is none.
         self._highest: HighestRate | str | None = None
+        #: Whether a model was served that was still in training mode.
+        self._in_training = False
         #: The rate that was asked for; ``None`` for recorded arrivals.
         self._asked_rate: float | None = None
         self._batching: Batching | None = None
@@ -252,8 +259,8 @@ class Latency(Page, Shown):
         require_seconds("bound_ms", bound_ms)
         if self.quantile_ms(_share("quantile", quantile)) is None:
             raise ValueError(
-                f"{len(self._service_ms)} requests are too few for the {quantile:g} quantile: raise budget_s, or ask "
-                "for a smaller quantile."
+                f"{fmt.counted(len(self._service_ms), 'request')} are too few for the {quantile:g} quantile: raise "
+                "budget_s, or ask for a smaller quantile."
             )
         rate, low, high = self._loads.highest_rate(bound_ms, quantile)
         found = HighestRate(rate, low, high, float(bound_ms), float(quantile))
@@ -540,8 +547,9 @@ def latency(
     with StepOutput(), Progress() as progress, EnergyMeter() as meter:
         draws = held.draws(_SEED)
         runs = (rate is not None) + (bound_ms is not None) + (batch is not None)
-        share = (1 - _CLOSED_SHARE) / max(1, runs)
-        served = _closed_run(serve, held, draws, concurrency, _CLOSED_SHARE * budget_s, progress)
+        alone = _CLOSED_SHARE if runs else 1.0
+        share = (1 - alone) / max(1, runs)
+        served = _closed_run(serve, held, draws, concurrency, alone * budget_s, progress)
         times = {} if batch is None else _batch_times(fn, batch, held, concurrency, share * budget_s, progress)
         if rate is not None:
             schedule = _poisson(rate, share * budget_s)
@@ -559,6 +567,7 @@ def latency(
     found = Latency(closed, opened, concurrency, str(getattr(fn, "__name__", type(fn).__name__)), serve_at)
     found._price_per_hour, found._joules = price_per_hour, joules
     found._asked_rate = rate
+    found._in_training = bool(getattr(fn, "training", False))
     if tokens:
         found._tokens = _tokens("closed", served)
     if seen is not None:

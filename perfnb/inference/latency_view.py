@@ -112,7 +112,10 @@ def _sentences(found: Latency) -> list[str]:
     )
     said = [f"Service time of {fmt.counted(served, 'request')}{several}: {quantiles}."]
     if found.quantile_ms(0.99) is None:
-        said.append("p99 needs at least 299 requests: raise budget_s.")
+        longer = 299 / max(1, served)
+        said.append(f"p99 needs at least 299 requests: a budget_s {fmt.significant(longer, trim=True)} times as long.")
+    if found._in_training:
+        said.append("The model was in training mode, in which it is not served: call its eval() first.")
     first = found.first_calls
     if len(first):
         slowest = fmt.duration(float(first["service_ms"].max()))
@@ -136,7 +139,8 @@ def _open_sentences(found: Latency) -> list[str]:
     times = run.samples["latency_ms"].to_numpy(dtype=float)
     rate = f"{fmt.significant(run.rate_per_s)} requests/s"
     if run.saturated:
-        return [f"At {rate} it is saturated: {run.lost:,} requests that were due could not be served in the run."]
+        lost = f": {fmt.counted(run.lost, 'request')} that were due could not be served in the run" if run.lost else ""
+        return [f"At {rate} it is saturated{lost or ', as requests come faster than they are served'}."]
     measured = ", ".join(
         f"{word} {fmt.interval(quantile(times, q), quantile_interval(times, q))}"
         for word, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))

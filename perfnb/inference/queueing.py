@@ -51,7 +51,7 @@ def waits(arrivals_ms: Floats, service_ms: Floats, servers: int = 1) -> Floats:
         walk = np.cumsum(steps, axis=-1)
         return walk - np.minimum.accumulate(walk, axis=-1)
     if arrivals_ms.ndim > 1:
-        return np.stack([waits(*run, servers) for run in zip(arrivals_ms, service_ms, strict=True)])
+        return _waits_of_runs(arrivals_ms, service_ms, servers)
     free = [0.0] * servers
     found = np.empty(len(arrivals_ms))
     for place, (arrival, service) in enumerate(zip(arrivals_ms.tolist(), service_ms.tolist(), strict=True)):
@@ -59,6 +59,21 @@ def waits(arrivals_ms: Floats, service_ms: Floats, servers: int = 1) -> Floats:
         heapq.heapreplace(free, start + service)
         found[place] = start - arrival
     return found
+
+
+def _waits_of_runs(arrivals_ms: Floats, service_ms: Floats, servers: int) -> Floats:
+    """Several servers, one request after the other, all runs at once."""
+    arrivals, service = np.ascontiguousarray(arrivals_ms.T), np.ascontiguousarray(service_ms.T)
+    free = [np.zeros(arrivals.shape[1]) for _ in range(servers)]  # when each server is, the earliest first
+    found = np.empty_like(arrivals)
+    for place, arrival in enumerate(arrivals):
+        start = np.maximum(arrival, free[0])
+        np.subtract(start, arrival, out=found[place])
+        ends = start + service[place]
+        for number in range(1, servers):  # into its place among the others
+            free[number - 1], ends = np.minimum(ends, free[number]), np.maximum(ends, free[number])
+        free[-1] = ends
+    return np.ascontiguousarray(found.T)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import inspect
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any, NamedTuple
@@ -87,15 +87,20 @@ def size_of(request: Any) -> str:
 def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A request's whole way: the call, and the wait until its result is on the host.
 
-    A model itself runs without recording what backward would need, as it is served.
+    A model itself runs without recording what backward would need, as it is served. A mapping whose keys are its
+    parameters, such as a tokenizer's, reaches it as keyword arguments.
     """
     without_gradients: Callable[[], AbstractContextManager[Any]] = (
         torch.inference_mode if isinstance(fn, nn.Module) else nullcontext
     )
 
+    names = set(inspect.signature(fn.forward).parameters) if isinstance(fn, nn.Module) else set()
+
     def serve(request: Any) -> Any:
+        __tracebackhide__ = True
+        by_name = isinstance(request, Mapping) and names.issuperset(request)
         with without_gradients():
-            result = fn(request)
+            result = fn(**request) if by_name else fn(request)
         synchronize()
         return result
 

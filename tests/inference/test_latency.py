@@ -85,7 +85,7 @@ def test_the_highest_rate_is_confirmed_by_a_run() -> None:
     assert (found.confirmed_within, found.confirmed_requests) == (500, 500)
     assert repr(found).startswith("<perfnb.HighestRate: Highest rate for p99 within 60.0 ms: ")
     few = fake(lognormal(500))
-    few._serve = fake(np.array([10.0] * 40 + [70.0]))._serve
+    few._serve = fake(np.array([5.0] * 40 + [70.0]))._serve
     assert "; in a run at this rate 40 of 41 requests were within it, too few to tell p99>" in repr(
         few.highest_rate(60, confirm_s=1)
     )
@@ -132,6 +132,20 @@ def test_what_comes_faster_than_it_is_served_is_saturated(clock: FakeClock) -> N
 
     assert found.saturated
     assert "it is saturated" in str(found)
+
+
+def test_a_rate_above_what_is_served_is_saturated_however_short_the_run(clock: FakeClock) -> None:
+    found = perfnb.latency(lambda _: clock.pass_exactly(20), [1], rate_per_s=100, budget_s=2)
+
+    assert found.open_run.lost == 0
+    assert found.saturated
+    assert "as requests come faster than they are served" in " ".join(str(found).split())
+
+
+def test_a_model_in_training_mode_is_noticed() -> None:
+    found = perfnb.latency(torch.nn.Linear(2, 2), [torch.ones(2)], budget_s=0.05)
+
+    assert "The model was in training mode" in str(found)
 
 
 def test_views_escape_names_and_say_what_is_unknown() -> None:

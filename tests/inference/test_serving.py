@@ -102,3 +102,12 @@ def test_a_model_is_served_in_inference_mode() -> None:
     served_by(Model(2, 2))(torch.ones(1, 2))
 
     assert seen == [True]
+
+
+def test_a_model_gets_a_mapping_of_its_parameters_by_name() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, tokens: object, mask: object = None) -> object:
+            return tokens, mask
+
+    assert served_by(Model())({"tokens": 1, "mask": 2}) == (1, 2)
+    assert served_by(Model())({"other": 1}) == ({"other": 1}, None)
