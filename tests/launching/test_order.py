@@ -1,0 +1,144 @@
+"""What travels to the ranks, and what is said of the rest."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import perfnb
+from perfnb.errors import CaptureError
+from perfnb.launching.order import Cell, pack_cell, pack_function
+from perfnb.launching.rank import _Split
+from perfnb.step.cells import step_of
+from perfnb.step.namespace import names_in
+
+
+def notebook(code: str) -> dict[str, Any]:
+    """The variables of a notebook after a cell."""
+    variables: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, variables)
+    return variables
+
+
+def test_a_cell_travels_with_the_variables_that_it_names() -> None:
+    variables = notebook("calls = []\nfactor = 3\nunused = 1\ndef work(x):\n    calls.append(factor * x)\n")
+    body = compile("work(2)\nwork(factor)", "<cell>", "exec")
+
+    sent: Cell = pickle.loads(pack_cell(body, None, variables, names_in(body), None))
+    namespace = sent.anchor.__globals__
+    namespace.update(sent.variables)
+    step_of(sent.body, namespace, None)()
+
+    assert set(sent.variables) == {"work", "factor"}
+    assert namespace["calls"] == [6, 9]
+    assert variables["calls"] == []
+
+
+def test_functions_and_the_cell_share_their_variables() -> None:
+    variables = notebook("count = 0\ndef more():\n    global count\n    count += 1\n")
+    body = compile("more()\ncount += 1", "<cell>", "exec")
+
+    sent: Cell = pickle.loads(pack_cell(body, None, variables, names_in(body), None))
+    namespace = sent.anchor.__globals__
+    namespace.update(sent.variables)
+    step_of(sent.body, namespace, None)()
+
+    assert namespace["count"] == 2
+
+
+def test_a_model_and_its_optimizer_stay_together() -> None:
+    model = nn.Linear(2, 1)
+    variables = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "__name__": "__main__"}
+
+    sent: Cell = pickle.loads(pack_cell(compile("0", "<cell>", "exec"), None, variables, list(variables)[:2], None))
+
+    (group,) = sent.variables["optimizer"].param_groups
+    assert group["params"][0] is sent.variables["model"].weight
+
+
+def test_what_cannot_travel_is_named() -> None:
+    variables = notebook("import threading\nlock = threading.Lock()\nx = 1")
+    body = compile("with lock: x", "<cell>", "exec")
+
+    with pytest.raises(CaptureError, match=r"^lock cannot be sent to the ranks"):
+        pack_cell(body, None, variables, names_in(body), None)
+
+
+def test_what_a_function_uses_is_named() -> None:
+    gate = threading.Lock()
+
+    def set_up() -> Any:
+        return gate.acquire
+
+    with pytest.raises(CaptureError, match=r"^gate cannot be sent to the ranks"):
+        pack_function(set_up, None)
+
+
+def test_what_a_function_of_a_cell_uses_is_named() -> None:
+    variables = notebook("import threading\nlock = threading.Lock()\ndef work():\n    lock.acquire()\n")
+
+    with pytest.raises(CaptureError, match=r"^lock cannot be sent to the ranks"):
+        pack_cell(compile("work()", "<cell>", "exec"), None, variables, ["work"], None)
+
+
+def test_ipythons_syntax_is_refused() -> None:
+    with pytest.raises(CaptureError, match="IPython's own syntax"):
+        pack_cell(compile("0", "<cell>", "exec"), None, {}, ["get_ipython"], None)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_parts_of_a_batch_are_the_batch(ranks: int) -> None:
+    x, y = torch.arange(14).reshape(7, 2), torch.arange(7)
+    batch = {"x": x, "inner": (y, [y]), "scale": 2.0, "scalar": torch.tensor(3)}
+
+    parts = [next(iter(_Split([batch], rank, ranks))) for rank in range(ranks)]
+
+    assert torch.equal(torch.cat([part["x"] for part in parts]), x)
+    assert torch.equal(torch.cat([part["inner"][1][0] for part in parts]), y)
+    assert {type(part["inner"]) for part in parts} == {tuple}
+    assert {part["scale"] for part in parts} == {2.0}
+
+
+def test_a_batch_too_small_to_split() -> None:
+    with pytest.raises(CaptureError, match="A batch of 1 cannot be split among 2 ranks"):
+        next(iter(_Split(lambda: [torch.ones(1, 3)], 0, 2)))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"target": 3}, TypeError, "target must be a function"),
+        ({"target": "nowhere.py"}, CaptureError, "nowhere.py does not exist"),
+        ({"ranks": 0}, ValueError, "ranks must be"),
+        ({"threads": 0}, ValueError, "threads must be"),
+        ({"backend": "smoke"}, ValueError, "backend 'smoke' is unknown: use gloo"),
+        ({"backend": 3}, TypeError, "backend must be text"),
+        ({"ddp": "yes"}, TypeError, "ddp must be"),
+        ({"args": ["--x"]}, TypeError, "args are for scripts"),
+        ({"steps": 0}, ValueError, "steps must be"),
+        ({"env": {"A": 1}}, TypeError, "env must be a mapping of text to text"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    target = options.pop("target", FunctionType((lambda: None).__code__, {}))
+
+    with pytest.raises(error, match=message):
+        perfnb.profile_ranks(target, **options)
+
+
+@pytest.mark.parametrize("option", [{"batches": [1]}, {"ddp": True}, {"split": True}])
+def test_a_script_makes_its_own(option: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(option))} is for functions"):
+        perfnb.profile_ranks(__file__, **option)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_nccl_needs_a_gpu_for_each_rank() -> None:
+    with pytest.raises(CaptureError, match="2 ranks with nccl need a GPU each, but this machine has no GPU"):
+        perfnb.profile_ranks(lambda: None, backend="nccl")
