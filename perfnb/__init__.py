@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perfnb.inference.compare_inference import InferenceComparison, compare_inference
     from perfnb.inference.latency import HighestRate, Latency, LoadedLatency, latency
     from perfnb.launching.profile_ranks import profile_ranks
+    from perfnb.launching.rank_scaling import RankScaling, rank_scaling
     from perfnb.loop.profiled import ProfiledLoop, profiled
     from perfnb.loop.rank_runs import RankRuns
     from perfnb.loop.run import RunComparison, RunSummary
@@ -64,6 +65,7 @@ __all__ = [
     "ProfileComparison",
     "ProfiledLoop",
     "RankRuns",
+    "RankScaling",
     "Ranks",
     "Roofline",
     "RunComparison",
@@ -87,6 +89,7 @@ __all__ = [
     "profile_ranks",
     "profile_step",
     "profiled",
+    "rank_scaling",
     "report",
     "scaling_study",
     "selfcheck",
@@ -121,6 +124,7 @@ _HOMES = {
     **dict.fromkeys(("SystemCheck", "system_check"), "system.system"),
     "Ranks": "ranks.ranks",
     "profile_ranks": "launching.profile_ranks",
+    **dict.fromkeys(("RankScaling", "rank_scaling"), "launching.rank_scaling"),
     "RankRuns": "loop.rank_runs",
     **dict.fromkeys(("RunComparison", "RunSummary"), "loop.run"),
     **dict.fromkeys(("DecodingComparison", "compare_decoding"), "inference.compare_decoding"),

@@ -25,6 +25,8 @@ from perfnb.launching.order import Order
 _LOOK_S, _GRACE_S, _LAST_S = 0.05, 1.5, 3.0
 #: What torch's backends print about themselves.
 _CHATTER = (b"[Gloo] Rank ",)
+#: In what a rank raises if another one is gone.
+_LOST_PEER = ("connection", "gloo", "nccl", "peer")
 _MOST_OF_A_LINE = 2000
 
 
@@ -42,8 +44,8 @@ class RankTraceback(Exception):
 class Job:
     """The processes of a job; `folder` is where they leave what they have to say."""
 
-    def __init__(self, folder: Path, order: Order, ranks: int, env: Mapping[str, str]) -> None:
-        self._folder, self._ranks = folder, ranks
+    def __init__(self, folder: Path, order: Order, ranks: int, env: Mapping[str, str], note: str = "") -> None:
+        self._folder, self._ranks, self._note = folder, ranks, note
         self._read = [0] * ranks
         self._started = False
         tell(folder / ORDER, pickle.dumps(order))
@@ -82,10 +84,10 @@ class Job:
             time.sleep(_LOOK_S)
         if not failed and len(self._files("done")) == self._ranks:
             return
-        if not failed:
-            with suppress(subprocess.TimeoutExpired):
-                self._launcher.wait(_LAST_S)
-            time.sleep(2 * _LOOK_S)
+        # Another rank may have failed first; and the launcher tells how a rank ended.
+        with suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(_LAST_S if not failed else 4 * _LOOK_S)
+        time.sleep(_LOOK_S)
         self._show_output(show)
         self._fail()
 
@@ -145,7 +147,8 @@ class Job:
 
     @property
     def _words(self) -> str:
-        return f"{self._ranks:,} ranks" if self._ranks > 1 else "1 rank"
+        ranks = f"{self._ranks:,} ranks" if self._ranks > 1 else "1 rank"
+        return f"{ranks} · {self._note}" if self._note else ranks
 
     def _show_output(self, show: Callable[[str], None]) -> None:
         """Show the whole lines that the ranks have printed since, each with its rank."""
@@ -172,6 +175,10 @@ class Job:
         if not told:
             raise CaptureError(self._how_it_ended())
         first = min(told, key=lambda one: float(one["at"]))
+        if self._missing() and any(word in first["said"].lower() for word in _LOST_PEER):
+            with suppress(subprocess.TimeoutExpired):
+                self._launcher.wait(_LAST_S)
+            raise CaptureError(self._how_it_ended())
         rank = first["rank"]
         error: BaseException | None = None
         with suppress(Exception):
@@ -188,8 +195,9 @@ class Job:
         exits: dict[str, int] = {}
         with suppress(OSError, ValueError):
             exits = json.loads((self._folder / "exits").read_text())
-        for rank in self._missing():
-            exits.setdefault(str(rank), 0)
+        missing = [str(rank) for rank in self._missing()]
+        # Ranks that failed because of these have told so.
+        exits = {rank: exits.get(rank, 0) for rank in missing} or exits
         if not exits:
             log = (self._folder / "launcher").read_text(errors="replace").strip().splitlines()
             said = f": {escape.plain(log[-1], 500)}" if log else ""

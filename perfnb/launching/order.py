@@ -36,6 +36,8 @@ class Order:
     backend: str = "gloo"
     threads: int = 1
     ddp: bool = False
+    #: Take models out of DistributedDataParallel, to compare.
+    plain: bool = False
     split: bool = False
     #: One for each rank, or none.
     gpus: int = 0

@@ -167,8 +167,19 @@ def order_for(
     )
 
 
-def run_ranks(order: Order, ranks: int, env: Mapping[str, str] | None = None, *, quiet: bool = False) -> Ranks:
-    """Start the ranks of a job and return their profiles, when all of them have ended."""
+def run_ranks(
+    order: Order,
+    ranks: int,
+    env: Mapping[str, str] | None = None,
+    *,
+    quiet: bool = False,
+    note: str = "",
+    show: bool = True,
+) -> Ranks:
+    """Start the ranks of a job and return their profiles, when all of them have ended.
+
+    `note` is shown with the progress; `show` is whether the ranks' output is.
+    """
     __tracebackhide__ = True
     if env is not None and not all(isinstance(one, str) for pair in env.items() for one in pair):
         raise TypeError("env must be a mapping of text to text.")
@@ -179,10 +190,10 @@ def run_ranks(order: Order, ranks: int, env: Mapping[str, str] | None = None, *,
     ):
         folder = Path(place)
         require_writable(folder)
-        job = Job(folder, order, ranks, env or {})
+        job = Job(folder, order, ranks, env or {}, note)
         try:
             with gate.opened():
-                job.follow(progress, _show)
+                job.follow(progress, _show if show else lambda _: None)
         finally:
             job.end()
         return _loaded(folder / _PROFILES, order, ranks)

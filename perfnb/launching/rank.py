@@ -123,7 +123,9 @@ def _profile(order: Order, folder: Path, rank: int, ranks: int, store: Any) -> N
         target, given = sent
         step, batches = _set_up(target, given)
         if order.ddp:
-            _wrap_step(step)
+            _replace_in(step, _wrapped(namespace_of(step)))
+        elif order.plain:
+            _replace_in(step, _unwrapped(namespace_of(step)))
         if batches is not None and order.split:
             batches = _Split(batches, rank, ranks)
         profile = profile_call(step, batches, plan=plan, name=order.name, guard=guarded, line=line)
@@ -191,9 +193,8 @@ def _wrap_variables(namespace: dict[str, Any], names: Iterable[str]) -> None:
         namespace[name] = wrapped.get(id(value), value)
 
 
-def _wrap_step(step: Any) -> None:
-    """Wrap the models that a step uses, in its closure and its globals and those of the functions it calls."""
-    wrapped = _wrapped(namespace_of(step))
+def _replace_in(step: Any, new: Mapping[int, Any]) -> None:
+    """Replace values, by their ``id``, in a step's closure and globals and those of the functions it calls."""
     seen: list[FunctionType] = []
     waiting = [getattr(step, "__func__", step)]
     while waiting:
@@ -204,12 +205,18 @@ def _wrap_step(step: Any) -> None:
         for cell in function.__closure__ or ():
             if not is_empty(cell):
                 waiting.append(cell.cell_contents)
-                cell.cell_contents = wrapped.get(id(cell.cell_contents), cell.cell_contents)
+                cell.cell_contents = new.get(id(cell.cell_contents), cell.cell_contents)
         for name in names_in(function.__code__):
             if name in function.__globals__:
                 value = function.__globals__[name]
                 waiting.append(value)
-                function.__globals__[name] = wrapped.get(id(value), value)
+                function.__globals__[name] = new.get(id(value), value)
+
+
+def _unwrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
+    """The model inside each DistributedDataParallel, by the ``id`` of that."""
+    parallel = nn.parallel.DistributedDataParallel
+    return {id(value): value.module for value in values.values() if isinstance(value, parallel)}
 
 
 def _wrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:

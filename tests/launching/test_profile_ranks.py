@@ -178,9 +178,7 @@ def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> Non
         "perfnb.profile_ranks(endless(Path(sys.argv[1])), steps=100_000, budget_s=600.0)\n"
     )
     root, env = str(Path(__file__).parents[2]), {**os.environ, "TMPDIR": str(tmp_path)}
-    with psutil.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=root, env={**os.environ, "TMPDIR": str(tmp_path)}
-    ) as one:
+    with psutil.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=root, env=env) as one:
         wait_until(lambda: len(list(tmp_path.glob("rank_*"))) == 2, 120)
         below = one.children(recursive=True)
         one.kill()

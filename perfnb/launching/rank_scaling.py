@@ -1,0 +1,203 @@
+"""`rank_scaling`: how much faster a job is on several ranks, and what becomes of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.arguments import require_count, shown
+from perfnb.draw import escape
+from perfnb.draw.shown import Shown
+from perfnb.launching.order import Order, pack_function
+from perfnb.launching.profile_ranks import order_for, run_ranks
+from perfnb.launching.scaling_figures import JobRun, RankScalingFigures, ScalingJob, rank_scaling_figures
+from perfnb.launching.scaling_view import rank_scaling_html, rank_scaling_line, rank_scaling_text
+from perfnb.ranks.ranks import Ranks
+
+_MODES = ("strong", "weak")
+
+
+class RankScaling(Shown):
+    """How a job scales over ranks. Shows itself in a notebook."""
+
+    def __init__(self, figures: RankScalingFigures) -> None:
+        self._figures = figures
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each job.
+
+        ``ranks``, ``threads`` of each, ``step_ms`` with its interval from ``ci_low_ms`` to ``ci_high_ms``. ``speedup``
+        is work per second against one rank of the same code, ``efficiency`` the same per rank, both with an interval;
+        ``against_plain`` is the speed-up against one rank without DDP, ``against_best`` against one process with all
+        cores.
+        """
+        return self._figures.table.copy()
+
+    @property
+    def losses(self) -> pd.DataFrame:
+        """Milliseconds of a step beyond perfect scaling (``ideal_ms``), for each number of ranks.
+
+        ``compute_ms`` (a smaller batch, or ranks that share a resource, compute less efficiently), ``communication_ms``
+        (exposed: nothing computes meanwhile), ``imbalance_ms`` (waiting for the slowest rank) and ``input_ms`` add up
+        to ``loss_ms``. A part that became shorter is negative.
+        """
+        return self._figures.losses.copy()
+
+    @property
+    def mode(self) -> str:
+        """``strong`` or ``weak``."""
+        return self._figures.mode
+
+    def _line(self) -> str:
+        return rank_scaling_line(self._figures)
+
+    def _text(self, width: int = 100) -> str:
+        return rank_scaling_text(self._figures, width)
+
+    def _html(self) -> str:
+        return rank_scaling_html(self._figures)
+
+
+def rank_scaling(
+    target: Callable[[], Any],
+    ranks: Sequence[int] = (1, 2),
+    *,
+    mode: str = "strong",
+    batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
+    ddp: bool = False,
+    backend: str | None = None,
+    threads: int | None = None,
+    env: Mapping[str, str] | None = None,
+    warmup: int | None = None,
+    steps: int | None = None,
+    traced: int = 10,
+    rounds: int = 2,
+    budget_s: float = 120.0,
+) -> RankScaling:
+    """Measure how much faster a job is on several ranks of this machine, and what becomes of the rest.
+
+    Each job runs `rounds` times in fresh processes, in an order that turns around each time: with each number of ranks,
+    with one rank without DistributedDataParallel, and with one such process that has all cores. All ranks have the same
+    number of threads.
+
+    Parameters
+    ----------
+    target : callable
+        As in `profile_ranks`; a script is not possible.
+    ranks : sequence of int
+        Numbers of ranks; one rank is always measured.
+    mode : str
+        ``strong``: all ranks together get the batch that one rank gets, each a part. ``weak``: each rank gets a whole
+        one. A step without batches must do this itself.
+    batches, ddp, backend, threads, env
+        As in `profile_ranks`. By default, each rank gets the cores divided by the highest number of ranks.
+    warmup, steps, traced : int, optional
+        Of each run of a job, as in `profile_step`.
+    rounds : int
+        Runs of each job. Intervals cover all of them.
+    budget_s : float
+        Seconds that the steps of all jobs may take; starting processes comes on top.
+
+    Raises
+    ------
+    ValueError
+        If `ranks` has no number above 1, or `mode` is unknown.
+    Exception
+        As `profile_ranks`.
+    """
+    from perfnb.step.budget import Plan
+    from perfnb.step.environment import usable_cpus
+
+    __tracebackhide__ = True
+    if mode not in _MODES:
+        raise ValueError(f"mode must be 'strong' or 'weak', not {shown(mode)}.")
+    if not callable(target):
+        raise TypeError(f"target must be a function that returns the step, not {shown(target)}.")
+    numbers = _numbers(ranks)
+    require_count("rounds", rounds, 1)
+    cores = max(1, int(usable_cpus()))
+    each = max(1, cores // numbers[-1]) if threads is None else threads
+    jobs = [_Asked("ranks", number, each) for number in numbers] + [_Asked("plain", 1, each)]
+    if each != cores:
+        jobs.append(_Asked("best", 1, cores))
+    share_s = budget_s / (rounds * len(jobs))
+    plan = {"warmup": warmup, "steps": steps, "traced": traced, "budget_s": share_s, "memory": False, "flops": False}
+    Plan(**plan)  # type: ignore[arg-type]  # checks them
+    payload = pack_function(target, batches)
+    for number in range(rounds):
+        for place, job in enumerate(jobs if number % 2 == 0 else reversed(jobs), start=1):
+            with_ddp = job.kind == "ranks"
+            order = order_for(
+                "function",
+                job.ranks,
+                plan,
+                None,
+                backend=backend,
+                threads=job.threads,
+                ddp=ddp and with_ddp,
+                split=mode == "strong",
+                payload=payload,
+            )
+            note = f"job {number * len(jobs) + place} of {rounds * len(jobs)}"
+            job.run(replace(order, plain=not with_ddp), env, note)
+    found = [ScalingJob(job.kind, job.ranks, job.threads, job.runs, job.failed) for job in jobs]
+    return RankScaling(rank_scaling_figures(found, mode, cores))
+
+
+@dataclass
+class _Asked:
+    """A job to run, and what it gave."""
+
+    kind: str
+    ranks: int
+    threads: int
+    runs: list[JobRun] = field(default_factory=list)
+    failed: str = ""
+
+    def run(self, order: Order, env: Mapping[str, str] | None, note: str) -> None:
+        """Run it once; a job without DDP may fail, because code may ask DDP's model for what others lack."""
+        __tracebackhide__ = True
+        if self.failed:
+            return
+        try:
+            self.runs.append(_measured(run_ranks(order, self.ranks, env, note=note, show=False)))
+        except Exception as error:
+            if self.kind == "ranks":
+                raise
+            self.runs, self.failed = [], escape.plain(f"{type(error).__name__}: {error}", 200)
+
+
+def _numbers(ranks: Sequence[int]) -> list[int]:
+    if isinstance(ranks, int | str) or not isinstance(ranks, Iterable):
+        raise TypeError(f"ranks must be numbers of ranks, such as (1, 2), not {shown(ranks)}.")
+    numbers = list(ranks)
+    for number in numbers:
+        require_count("ranks", number, 1)
+    if max(numbers, default=1) == 1:
+        raise ValueError("ranks must have a number above 1, such as (1, 2).")
+    return sorted({1, *numbers})
+
+
+def _measured(found: Ranks) -> JobRun:
+    """Step times and parts of a job's step."""
+    timed = [profile.steps.loc[profile.steps["pass"] == "timed", "wall_ms"].to_numpy(dtype=float) for profile in found]
+    steps_ms = np.max(np.stack(timed), axis=0)
+    phases = [profile.phases["share"] for profile in found]
+    data, exposed = (
+        float(np.mean([float(one.get(name, 0.0)) for one in phases])) for name in ("data", "communication")
+    )
+    waited: float | None = 0.0
+    if len(found) > 1 and exposed > 0:
+        times = found.times
+        mean = times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
+        known = not mean["waiting_ms"].isna().any()
+        # Some of the waiting may be hidden behind computing.
+        waited = min(exposed, float((mean["waiting_ms"] / mean["wall_ms"]).mean())) if known else None
+    communication = exposed - (waited or 0.0)
+    shares = {"input": data, "communication": communication, "imbalance": waited}
+    return JobRun(steps_ms.tolist(), {**shares, "compute": 1.0 - data - exposed})
