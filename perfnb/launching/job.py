@@ -202,7 +202,8 @@ class Job:
             log = (self._folder / "launcher").read_text(errors="replace").strip().splitlines()
             said = f": {escape.plain(log[-1], 500)}" if log else ""
             return f"The ranks could not be started{said}"
-        failed, code = next(iter(exits.items()))
+        # The launcher ends the others by SIGTERM.
+        failed, code = min(exits.items(), key=lambda one: one[1] == -signal.SIGTERM)
         if code >= 0:
             return f"Rank {failed} of {self._ranks} ended before its profile was complete."
         try:

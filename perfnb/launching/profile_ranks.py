@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,6 +132,7 @@ def order_for(
     **others: Any,
 ) -> Order:
     """Check the options of a job, and choose those that are not given."""
+    from perfnb.launching.rank import gpu_count
     from perfnb.step.environment import usable_cpus
 
     require_count("ranks", ranks, 1)
@@ -141,7 +141,7 @@ def order_for(
     if threads is None:
         threads = max(1, int(usable_cpus()) // ranks)
     require_count("threads", threads, 1)
-    gpus = _gpus()
+    gpus = gpu_count()
     if backend is None:
         backend = _BOTH if gpus >= ranks else "gloo"
     elif not isinstance(backend, str):
@@ -218,12 +218,3 @@ def _loaded(folder: Path, order: Order, ranks: int) -> Ranks:
 def _show(line: str) -> None:
     sys.stdout.write(line)
     sys.stdout.flush()
-
-
-def _gpus() -> int:
-    """Number of CUDA or ROCm devices; nothing is initialised on them."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return 0
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -57,6 +57,11 @@ def run(folder: Path, rank: int) -> None:
     torch.distributed.destroy_process_group()
 
 
+def gpu_count() -> int:
+    """Number of CUDA or ROCm devices; nothing is initialised on them."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def _as_module(rank: int, folder: Path) -> None:
     """Run ``perfnb run``; a script that ends by `sys.exit` without an error has ended well."""
     try:

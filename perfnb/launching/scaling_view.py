@@ -26,7 +26,7 @@ _PARTS = {
     "imbalance": Mark("waiting for the slowest rank", palette.YELLOW, "▒", "columns"),
     "input": Mark("input", palette.ORANGE, "░", "dots"),
 }
-_HEADS = ("job", "threads", "step", "speed-up", "efficiency", "vs no DDP", "vs all cores")
+_HEADS = ("job", "step", "speed-up", "efficiency", "vs no DDP", "vs best")
 _LOST = ("ranks", "step", "perfect", "computing", "communication", "imbalance", "input")
 
 
@@ -43,9 +43,10 @@ def rank_scaling_sentences(figures: RankScalingFigures) -> list[str]:
     threads = int(figures.table["threads"].iloc[0])
     return [
         f"{rank_scaling_line(figures)} ({same}).",
-        f"Each job ran {runs}, each rank with {fmt.counted(threads, 'thread')} on {fmt.counted(figures.cores, 'core')}. "
+        f"Each job ran {runs}, with {fmt.counted(threads, 'thread')} for each rank, on "
+        f"{fmt.counted(figures.cores, 'core')}. "
         "Speed-up and efficiency are against one rank of the same code and threads. Nothing is extrapolated.",
-        "Losses are shares of the traced steps, applied to the timed ones.",
+        "vs best: against one process with all cores. Losses: shares of the traced steps, applied to the timed ones.",
         *figures.notes,
     ]
 
@@ -58,7 +59,7 @@ def rank_scaling_text(figures: RankScalingFigures, width: int = 100) -> str:
     for ranks, row in figures.losses.iterrows():
         parts = _stack(row)
         lines.append(f"{ranks:>5} {bars.stacked([mark for mark, _ in parts], [ms for _, ms in parts], width - 6)}")
-    lines += ["   ".join(f"{mark.glyph} {mark.word}" for mark in _PARTS.values())]
+    lines += escape.wrapped("; ".join(f"{mark.glyph} {mark.word}" for mark in _PARTS.values()), width)
     return "\n".join(lines)
 
 
@@ -91,7 +92,6 @@ def _rows(figures: RankScalingFigures) -> list[tuple[str, ...]]:
     return [
         (
             str(job),
-            f"{int(row['threads'])}",
             fmt.interval(row["step_ms"], (row["ci_low_ms"], row["ci_high_ms"])),
             _times(row["speedup"], row["speedup_low"], row["speedup_high"]),
             _percents(row, "efficiency"),

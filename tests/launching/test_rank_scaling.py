@@ -1,0 +1,139 @@
+"""Speed-up, efficiency and losses: figures by hand, how they are shown, and one real study."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import perfnb
+from perfnb.launching.rank_scaling import RankScaling
+from perfnb.launching.scaling_figures import JobRun, ScalingJob, rank_scaling_figures
+from tests.launching.jobs import FAST, small
+
+ALONE = {"input": 0.1, "communication": 0.0, "imbalance": 0.0, "compute": 0.9}
+OF_TWO = {"input": 0.2, "communication": 0.15, "imbalance": 0.05, "compute": 0.6}
+
+
+def job(kind: str, ranks: int, ms: float, shares: dict[str, Any], threads: int = 1) -> ScalingJob:
+    """A job that ran twice, with steps that differ by 10 %."""
+    steps = [ms * factor for factor in (0.95, 1.0, 1.05)] * 7
+    return ScalingJob(kind, ranks, threads, [JobRun(steps, shares), JobRun(steps, shares)])
+
+
+def jobs(**others: Any) -> list[ScalingJob]:
+    """One rank takes 100 ms, two take 80, one without DDP takes 90, and all cores take 60."""
+    return [
+        job("ranks", 1, 100.0, ALONE),
+        job("ranks", 2, 80.0, {**OF_TWO, **others}),
+        job("plain", 1, 90.0, ALONE),
+        job("best", 1, 60.0, ALONE, threads=2),
+    ]
+
+
+def test_strong_scaling() -> None:
+    figures = rank_scaling_figures(jobs(), "strong", 2)
+    two = figures.table.loc["2 ranks"]
+
+    assert two["speedup"] == pytest.approx(100 / 80)
+    assert two["efficiency"] == pytest.approx(100 / 80 / 2)
+    assert (two["speedup_low"], two["speedup_high"]) == pytest.approx((95 / 84, 105 / 76))
+    assert two["against_plain"] == pytest.approx(90 / 80)
+    assert two["against_best"] == pytest.approx(60 / 80)
+    assert figures.table.loc["1 rank", "efficiency"] == 1.0
+    assert figures.table.loc["1 process, all cores", "speedup"] == pytest.approx(100 / 60)
+    assert math.isnan(figures.table["efficiency"].astype(float)["1 process, all cores"])
+
+
+def test_weak_scaling() -> None:
+    two = rank_scaling_figures(jobs(), "weak", 2).table.loc["2 ranks"]
+
+    assert two["speedup"] == pytest.approx(2 * 100 / 80)
+    assert two["efficiency"] == pytest.approx(100 / 80)
+    assert two["against_best"] == pytest.approx(2 * 60 / 80)
+
+
+@pytest.mark.parametrize(("mode", "divided"), [("strong", 2), ("weak", 1)])
+def test_the_parts_of_a_loss_add_up(mode: str, divided: int) -> None:
+    lost = rank_scaling_figures(jobs(), mode, 2).losses.loc[2]
+
+    assert lost["ideal_ms"] == pytest.approx(100 / divided)
+    assert lost["loss_ms"] == pytest.approx(80 - 100 / divided)
+    assert lost["compute_ms"] == pytest.approx(48 - 90 / divided)
+    assert lost["communication_ms"] == pytest.approx(12)
+    assert lost["imbalance_ms"] == pytest.approx(4)
+    assert lost["input_ms"] == pytest.approx(16 - 10 / divided)
+    parts = ["compute_ms", "communication_ms", "imbalance_ms", "input_ms"]
+    assert lost[parts].sum() == pytest.approx(lost["loss_ms"])
+
+
+def test_imbalance_is_missing_if_waiting_is_unknown() -> None:
+    figures = rank_scaling_figures(jobs(imbalance=None, communication=0.2), "strong", 2)
+
+    assert figures.losses["imbalance_ms"].isna().all()
+    assert figures.losses.loc[2, "communication_ms"] == pytest.approx(16)
+    assert "2 ranks: the collectives of the ranks could not be matched" in figures.notes[0]
+    assert "n/a" in RankScaling(figures)._text()
+
+
+def test_a_job_that_fails_without_ddp() -> None:
+    found = [*jobs()[:2], ScalingJob("plain", 1, 1, failed="AttributeError: no_sync")]
+
+    figures = rank_scaling_figures(found, "strong", 2)
+
+    assert figures.notes == ["1 rank without DDP: n/a, because it failed: AttributeError: no_sync"]
+    assert figures.table["against_plain"].isna().all()
+    assert figures.table["against_best"].isna().all()
+
+
+def test_too_few_steps_for_an_interval() -> None:
+    runs = [JobRun([10.0, 11.0], ALONE)]
+
+    table = rank_scaling_figures([ScalingJob("ranks", n, 1, runs) for n in (1, 2)], "strong", 2).table
+
+    assert table["ci_low_ms"].isna().all()
+    assert table.loc["2 ranks", "speedup"] == 1.0
+
+
+def test_it_shows_itself() -> None:
+    study = RankScaling(rank_scaling_figures(jobs(), "strong", 2))
+
+    text, html = study._text(), study._html()
+
+    assert text.startswith("2 ranks: efficiency 62 % [57, 69], strong scaling")
+    assert "1.25 × [1.13, 1.38]" in text
+    assert repr(study) == "<perfnb.RankScaling: 2 ranks: efficiency 62 % [57, 69], strong scaling>"
+    for word in ("perfect scaling", "exposed communication", "waiting for the slowest rank"):
+        assert word in text
+    assert "<img alt=" in html
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"ranks": (1,)}, ValueError, "ranks must have a number above 1"),
+        ({"ranks": 2}, TypeError, "ranks must be numbers of ranks"),
+        ({"ranks": (0, 2)}, ValueError, "ranks must be"),
+        ({"mode": "middling"}, ValueError, "mode must be 'strong' or 'weak'"),
+        ({"rounds": 0}, ValueError, "rounds must be"),
+        ({"target": "train.py"}, TypeError, "target must be a function"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        perfnb.rank_scaling(options.pop("target", small), **options)
+
+
+@pytest.mark.deep
+def test_a_real_study(nothing_left: None) -> None:
+    options = {name: FAST[name] for name in ("warmup", "steps", "traced")}
+
+    study = perfnb.rank_scaling(small, rounds=1, threads=1, **options)
+
+    assert list(study.table.index[:3]) == ["1 rank", "2 ranks", "1 rank without DDP"]
+    assert study.table["step_ms"].notna().all()
+    lost = study.losses.loc[2]
+    parts = ["compute_ms", "communication_ms", "imbalance_ms", "input_ms"]
+    assert lost[parts].sum() == pytest.approx(lost["loss_ms"])
