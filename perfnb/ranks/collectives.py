@@ -16,12 +16,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
 from perfnb.attribution.communication import host_collectives
 from perfnb.attribution.device_work import SORTS, device_work, is_in, steps_of, text
+from perfnb.attribution.interval_sets import IntervalSet
 from perfnb.recording.nesting import NONE
 from perfnb.recording.text import of_labels
 from perfnb.trace_names import DEVICE_WORK, collective_kind
@@ -42,6 +44,9 @@ _RIVAL = 0.6
 _PAIRS, _PEAKS, _BAND = 2**20, 16, 4
 #: Times further apart are not compared, as int64 would overflow.
 _FARTHEST = 2**61
+
+#: No rank is known to have waited for collectives of the host alone.
+_ALL: Mapping[int, IntervalSet] = MappingProxyType({})
 
 
 def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | None = None) -> pd.DataFrame:
@@ -209,8 +214,15 @@ def _only(ends: Ends, keys: pd.Index) -> np.ndarray:
     return np.flatnonzero(np.isin(ends.key, keys.to_numpy()))
 
 
-def waits(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
+def waits(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] = _ALL) -> pd.DataFrame:
     """How long each rank waited in collectives for the last one to arrive, by rank and step.
+
+    Parameters
+    ----------
+    matched, clocks : DataFrame
+        From `matching`.
+    alone : mapping of int to IntervalSet
+        When ranks whose collectives the host runs did nothing but wait for one: only that counts.
 
     Returns
     -------
@@ -218,13 +230,13 @@ def waits(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
         ``rank``, ``step``, ``waiting_ms``, ``collectives`` (found on several ranks), ``last`` (how many of them it
         was last at).
     """
-    waited, is_last = _waited(matched, clocks)
+    waited, is_last = _waited(matched, clocks, alone)
     rows = matched[["rank", "step"]].assign(waiting_ms=waited / 1e6, collectives=1, last=is_last.astype(np.int64))
     return rows.groupby(["rank", "step"], as_index=False).sum()
 
 
-def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.Series:
-    """How much longer than a rank the ranks it shares collectives with waited in these.
+def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] = _ALL) -> pd.Series:
+    """How much longer than a rank the ranks it shares collectives with waited in these; parameters as for `waits`.
 
     Returns
     -------
@@ -232,7 +244,7 @@ def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.Series:
         By rank, for the one of the others that waited least: milliseconds over all steps; negative if that one waited
         less than the rank itself.
     """
-    waited, _ = _waited(matched, clocks)
+    waited, _ = _waited(matched, clocks, alone)
     ranks = list(clocks.index)
     rank = matched["rank"].map({rank: number for number, rank in enumerate(ranks)}).to_numpy(dtype=np.int64)
     more = np.zeros((len(ranks), len(ranks)))  # more[a, b]: wait of b in what it shares with a, minus that of a
@@ -249,15 +261,19 @@ def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.Series:
 
 
 def waited_each(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
-    """`matched` with ``waiting_ns``: how long each waited for the last rank, and ``is_last``."""
-    waited, is_last = _waited(matched, clocks, once=False)
-    return matched.assign(waiting_ns=waited, is_last=is_last)
+    """`matched` with ``waiting_ns``: how long each waited for the last rank, ``is_last`` and ``on_clock_ns``."""
+    waited, is_last = _waited(matched, clocks)
+    ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
+    on_clock = matched["start_ns"] - matched["rank"].map(ahead).astype("int64")
+    return matched.assign(waiting_ns=waited, is_last=is_last, on_clock_ns=on_clock)
 
 
-def _waited(matched: pd.DataFrame, clocks: pd.DataFrame, once: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def _waited(
+    matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """How long each row waited for the last rank, in nanoseconds, and whether it is that rank's.
 
-    Threads of the host that wait side by side count `once`.
+    With `alone`, only what nothing hid counts for collectives of the host, and once if several are waited for.
     """
     ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
     shift = matched["rank"].map(ahead).to_numpy(dtype=np.int64)
@@ -266,19 +282,24 @@ def _waited(matched: pd.DataFrame, clocks: pd.DataFrame, once: bool = True) -> t
     duration = (matched["end_ns"] - matched["start_ns"]).to_numpy(dtype=np.int64)
     waited = np.clip(latest - start, 0, duration)
     on_host = matched["on_host"].to_numpy(dtype=bool)
-    if once and on_host.any():
-        waited[on_host] = _once(matched[on_host], waited[on_host])
+    if alone is not None and on_host.any():
+        waited[on_host] = _once(matched[on_host], waited[on_host], alone)
     return waited, start == latest
 
 
-def _once(rows: pd.DataFrame, waited: np.ndarray) -> np.ndarray:
-    """The same without the time in which the rank already waited in another collective: threads wait side by side."""
+def _once(rows: pd.DataFrame, waited: np.ndarray, alone: Mapping[int, IntervalSet]) -> np.ndarray:
+    """The same without what computation hides, and without time in which the rank waited in another collective, too."""
     start = rows["start_ns"].to_numpy(dtype=np.int64)
     frame = pd.DataFrame({"rank": rows["rank"].to_numpy(), "start": start, "end": start + waited})
     frame = frame.sort_values(["rank", "start"], kind="stable")
     reached = frame.groupby("rank")["end"].cummax().groupby(frame["rank"]).shift(fill_value=np.iinfo(np.int64).min)
-    own = (frame["end"] - np.maximum(frame["start"], reached)).clip(lower=0)
-    return np.asarray(own.sort_index().to_numpy(dtype=np.int64))
+    begin = np.maximum(frame["start"].to_numpy(), reached.to_numpy())
+    end = np.maximum(frame["end"].to_numpy(), begin)
+    own = end - begin
+    for rank, time in alone.items():
+        mine = frame["rank"].to_numpy() == rank
+        own[mine] = time.within(begin[mine], end[mine])
+    return np.asarray(pd.Series(own, index=frame.index).sort_index().to_numpy(dtype=np.int64))
 
 
 def _kinds(events: pd.DataFrame, rows: np.ndarray) -> np.ndarray:

@@ -10,7 +10,8 @@ import pandas as pd
 
 from perfnb.attribution.attribution import attribute, owner_names
 from perfnb.attribution.collectives import collective_calls
-from perfnb.attribution.interval_sets import union
+from perfnb.attribution.interval_sets import IntervalSet, union
+from perfnb.ranks.lanes import host_lane
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES
 
@@ -30,11 +31,14 @@ class HostRank:
         Milliseconds per step by ``phase`` and ``layer`` (child layers excluded; empty for none).
     calls : DataFrame
         From `collective_calls`.
+    lane : DataFrame
+        From `host_lane`.
     """
 
     phases: pd.DataFrame
     layers: pd.DataFrame
     calls: pd.DataFrame
+    lane: pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def host_rank(recording: Recording) -> HostRank:
     )
     phases.index = pd.Index(traced, name="step")
     layers = cells.groupby(["phase", "layer"])["ms"].sum().div(max(attribution.steps, 1)).reset_index()
-    return HostRank(phases, layers, collective_calls(recording, attribution))
+    return HostRank(phases, layers, collective_calls(recording, attribution), host_lane(attribution, traced))
 
 
 def with_host_times(times: pd.DataFrame, host: HostRank) -> pd.DataFrame:
@@ -88,6 +92,12 @@ def with_host_times(times: pd.DataFrame, host: HostRank) -> pd.DataFrame:
         "idle_ms": np.maximum(own.sum(axis=1).to_numpy() - computing - exposed, 0.0),
     }
     return times.assign(**{name: pd.array(values, dtype="Float64") for name, values in figures.items()})
+
+
+def waits_alone(host: HostRank, base_ns: int) -> IntervalSet:
+    """When a rank did nothing but wait for collectives, with `base_ns` added to times."""
+    mine = host.lane[(host.lane["part"] == "communication").to_numpy()]
+    return union(mine["start_ns"].to_numpy() + base_ns, mine["end_ns"].to_numpy() + base_ns)
 
 
 def late_work(hosts: Mapping[int, HostRank], straggler: int | None) -> LateWork | None:

@@ -15,7 +15,8 @@ import pandas as pd
 from perfnb.attribution.events import all_events
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
 from perfnb.ranks.collectives import collectives, matching, waited_each, waited_for, waits
-from perfnb.ranks.host import HostRank, LateWork, host_rank, late_work, with_host_times
+from perfnb.ranks.host import HostRank, LateWork, host_rank, late_work, waits_alone, with_host_times
+from perfnb.ranks.lanes import StepLanes, gpu_lane, step_lanes
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import is_one_of
 from perfnb.trace_names import DEVICE_WORK
@@ -98,6 +99,8 @@ class RanksSummary:
         Mean number of samples in a step, for ranks that recorded it.
     base_ns : mapping of int to int
         What was added to the times of each rank's events.
+    lanes : StepLanes or None
+        One step of all ranks on one clock, if their clocks are known.
     """
 
     names: dict[int, str]
@@ -112,22 +115,26 @@ class RanksSummary:
     host: dict[int, HostRank | None]
     samples: dict[int, float]
     base_ns: dict[int, int]
+    lanes: StepLanes | None
 
 
 def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
     """Compare recordings of different ranks."""
-    parts, tables = [], {}
+    parts, of_gpu, tables = [], [], {}
     for recording in recordings:
         events = all_events(recording)
         parts.append(_times(recording, events))
+        of_gpu.append(gpu_lane(events))
         base = int(recording.meta.get("base_ns", 0))
         tables[recording.rank] = collectives(events, recording.rank, base, _only_step(recording))
     matched, clocks = matching(tables)
-    waited = waits(matched, clocks)
     work = {
         recording.rank: host_rank(recording) if table["on_host"].any() else None
         for recording, table in zip(recordings, tables.values(), strict=True)
     }
+    bases = {recording.rank: int(recording.meta.get("base_ns", 0)) for recording in recordings}
+    alone = {rank: waits_alone(one, bases[rank]) for rank, one in work.items() if one is not None}
+    waited = waits(matched, clocks, alone)
     parts = [
         part if (own := work[recording.rank]) is None else with_host_times(part, own)
         for recording, part in zip(recordings, parts, strict=True)
@@ -138,16 +145,35 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
         how="left",
     )
     times["waiting_ms"] = times["waiting_ms"].astype("Float64")
-    straggler = _straggler(times, waited_for(matched, clocks))
+    straggler = _straggler(times, waited_for(matched, clocks, alone))
     names = {recording.rank: str(recording.meta["name"]) for recording in recordings}
     together = tuple(int(rank) for rank in clocks.index[clocks["collectives"].fillna(0) > 0]) if len(matched) else ()
-    bases = {recording.rank: int(recording.meta.get("base_ns", 0)) for recording in recordings}
     each = waited_each(matched, clocks)
     late = late_work({rank: one for rank, one in work.items() if one is not None}, straggler)
     doubts = _doubts_of(recordings)
     parts_of = _parts(times)
+    ahead = clocks["ahead_us"].dropna()
+    known = {rank: bases[rank] - round(us * 1e3) for rank, us in ahead.items() if rank in together}
+    drawn = {
+        recording.rank: gpu if (own := work[recording.rank]) is None else own.lane
+        for recording, gpu in zip(recordings, of_gpu, strict=True)
+        if recording.rank in known
+    }
+    lanes = step_lanes(drawn, each, times, {rank: -base for rank, base in known.items()}) if len(drawn) > 1 else None
     return RanksSummary(
-        names, times, clocks, straggler, doubts, together, parts_of, each, late, work, _samples(recordings), bases
+        names,
+        times,
+        clocks,
+        straggler,
+        doubts,
+        together,
+        parts_of,
+        each,
+        late,
+        work,
+        _samples(recordings),
+        bases,
+        lanes,
     )
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
+from perfnb.ranks.lanes_view import heat_html, heat_text, lanes_html, lanes_text
 from perfnb.ranks.summary import RanksSummary
 
 #: Most ranks listed in tables, and named in a sentence.
@@ -27,7 +28,7 @@ _COLUMNS = {
     "communication_ms": "communicating",
     "exposed_ms": "alone",
     "waiting_ms": "waiting",
-    "idle_ms": "GPU idle",
+    "idle_ms": "idle",
 }
 _LEGEND = (
     "alone: communicating while not computing; waiting: in collectives, for the last rank to arrive; "
@@ -52,6 +53,10 @@ def ranks_text(summary: RanksSummary, width: int = 100) -> str:
         lines.append(f"{rank:>5} {escape.fit(name, room)}{figures}")
     if len(means) > _MOST:
         lines.append(f"… {len(means) - _MOST:,} more")
+    if (waits := waits_by_step(summary)) is not None:
+        lines += ["", *heat_text(waits, width)]
+    if summary.lanes is not None:
+        lines += ["", *lanes_text(summary.lanes, width)]
     said = escape.bullets([_LEGEND, *_notes(summary)], width)
     return "\n".join([*(line.rstrip() for line in lines), "", "Notes", *said])
 
@@ -71,7 +76,20 @@ def ranks_html(summary: RanksSummary) -> str:
     size = summary.doubts.world_size
     of = f" of {size:,}" if summary.doubts.absent else ""
     head = header(f"{count}{of}", "what each did, and who waited for whom")
-    return framed(f"{head}{_bars(summary)}{table}<p><strong>Notes</strong></p><ul>{notes}</ul>", narrow=True)
+    waits = waits_by_step(summary)
+    heat = "" if waits is None else f"<p><strong>Waiting</strong></p>{heat_html(waits)}"
+    lanes = "" if summary.lanes is None else f"<p><strong>One step</strong></p>{lanes_html(summary.lanes)}"
+    return framed(
+        f"{head}{_bars(summary)}{table}{lanes}{heat}<p><strong>Notes</strong></p><ul>{notes}</ul>", narrow=True
+    )
+
+
+def waits_by_step(summary: RanksSummary) -> pd.DataFrame | None:
+    """Waiting by rank and step, if there are several steps of which it is known."""
+    times = summary.times
+    if times["waiting_ms"].isna().all() or times["step"].nunique() < 2:
+        return None
+    return times.pivot_table(index="rank", columns="step", values="waiting_ms", aggfunc="sum", dropna=False)
 
 
 def _file(name: object, shown: str) -> str:
@@ -89,7 +107,8 @@ def _bars(summary: RanksSummary) -> str:
         for rank, row in parts.iterrows()
     ]
     keys = " &nbsp; ".join(tables.keyed(mark) for mark in palette.RANK_PARTS.values())
-    bars = tables.table("GPU time in the mean step, without copies", ["rank", "", ""], rows, texts=3)
+    what = "Time" if summary.doubts.on_host else "GPU time"
+    bars = tables.table(f"{what} in the mean step, without copies", ["rank", "", ""], rows, texts=3)
     return f"{bars}<p>{keys}</p>"
 
 
@@ -162,8 +181,8 @@ def _straggler(summary: RanksSummary) -> str:
         )
     if not summary.matched and doubts.on_host:
         return (
-            "None of the ranks recorded work of a GPU: collectives on the host are not seen, and waiting times and "
-            "clocks are not known."
+            "None of the ranks recorded work of a GPU, and no collective on the host could be matched: waiting times "
+            "and clocks are not known."
         )
     if not summary.matched:
         one = "" if len(summary.names) < 2 else ", and the traces may not belong to one job"

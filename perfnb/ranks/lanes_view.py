@@ -1,0 +1,171 @@
+"""One step of all ranks on one clock, and who waited when, as text and as pictures without scripts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape, palette, tables
+from perfnb.draw.palette import Mark
+from perfnb.ranks.lanes import StepLanes
+
+#: Most ranks, collectives and steps that are drawn.
+_MOST, _MOST_LINES, _MOST_STEPS = 64, 40, 60
+#: Width of pictures, room for the ranks' numbers, and the height of all lanes or rows within bounds.
+_WIDTH, _LEFT, _LOW, _HIGH, _ALL = 900, 46, 9, 26, 640
+_SHADES = " ░▒▓█"
+_WAITS = palette.GPU["host"]
+_LINES = (
+    "Lines join the arrivals of the ranks at a collective, a dot marks the last; the rank above or below it that is "
+    "farthest to the left waited longest."
+)
+
+
+def lanes_text(lanes: StepLanes, width: int = 100) -> list[str]:
+    """A bar of signs per rank, and who was last at the collective that was waited for longest."""
+    room = max(20, width - 7)
+    lines = [f"Step {lanes.step:,} of all ranks on one clock · {fmt.duration(lanes.span_ms)}"]
+    ranks = _ranks(lanes)
+    for rank in ranks[:_MOST]:
+        signs = [" "] * room
+        for row in lanes.lanes[lanes.lanes["rank"] == rank].itertuples():
+            first, last = (int(ms / max(lanes.span_ms, 1e-9) * room) for ms in (row.start_ms, row.end_ms))
+            for place in range(min(first, room - 1), min(max(last, first + 1), room)):
+                signs[place] = _mark(str(row.part)).glyph
+        lines.append(f"{rank:>5} {''.join(signs)}".rstrip())
+    if len(ranks) > _MOST:
+        lines.append(f"… {len(ranks) - _MOST:,} more")
+    seen = dict.fromkeys(_mark(str(part)) for part in lanes.lanes["part"])
+    lines += escape.wrapped("  ".join(f"{mark.glyph} {mark.word}" for mark in seen), width)
+    longest = _longest(lanes)
+    return [*lines, *escape.wrapped(longest, width)] if longest else lines
+
+
+def lanes_html(lanes: StepLanes) -> str:
+    """The same as a picture, with a line for each collective from its first to its last arrival."""
+    ranks = _ranks(lanes)[:_MOST]
+    high = _high(len(ranks))
+    top = {rank: place * high for place, rank in enumerate(ranks)}
+    scale = (_WIDTH - _LEFT) / max(lanes.span_ms, 1e-9)
+    drawn = [_rank_label(rank, top[rank], high) for rank in ranks]
+    for (rank, part), rows in lanes.lanes.groupby(["rank", "part"], sort=False):
+        if rank in top:
+            boxes = zip(rows["start_ms"], rows["end_ms"], strict=True)
+            path = "".join(_box(_LEFT + a * scale, top[rank] + 1, (b - a) * scale, high - 2) for a, b in boxes)
+            mark = _mark(str(part))
+            drawn.append(f'<path d="{path}" fill="{mark.colour}"><title>{escape.html(mark.word)}</title></path>')
+    for rows in _joined(lanes):
+        places = [(top[rank], _LEFT + at * scale) for rank, at in zip(rows["rank"], rows["at_ms"], strict=True)
+                  if rank in top]  # fmt: skip
+        places.sort()
+        line = "L".join(f"{x:.1f} {y + high / 2:.1f}" for y, x in places)
+        last = rows[rows["is_last"]].iloc[0]
+        said = f"{last['kind']}: rank {last['rank']} was last, {fmt.duration(rows['waiting_ms'].max())} after the first"
+        dot = f'<circle cx="{_LEFT + last["at_ms"] * scale:.1f}" cy="{top[last["rank"]] + high / 2:.1f}" r="2.5"/>'
+        title = f"<title>{escape.html(said)}</title>"
+        drawn.append(f'<g fill="currentColor" stroke="currentColor">{title}<path d="M{line}" fill="none"/>{dot}</g>')
+    said = f"Step {lanes.step:,} of all ranks on one clock, {fmt.duration(lanes.span_ms)}. {_longest(lanes)}"
+    seen = dict.fromkeys(_mark(str(part)) for part in lanes.lanes["part"])
+    keys = " &nbsp; ".join(tables.keyed(mark) for mark in seen)
+    lines = escape.html_sentence(_LINES) if len(lanes.arrivals) else ""
+    picture = _svg(drawn, high * len(ranks), said)
+    return f'{picture}<p>{keys}</p><p class="pf-small">{escape.html_sentence(said)} {lines}</p>'
+
+
+def heat_text(waits: pd.DataFrame, width: int = 100) -> list[str]:
+    """A sign for each rank and step, darker the longer the rank waited there."""
+    steps = list(waits.columns)[: min(_MOST_STEPS, max(10, width - 7))]
+    most = _most(waits)
+    lines = [f"Waiting for the last rank, by step · █ {fmt.duration(most)}"]
+    for rank, row in waits.head(_MOST).iterrows():
+        lines.append(f"{rank:>5} " + "".join(_shade(row[step], most) for step in steps))
+    return lines
+
+
+def heat_html(waits: pd.DataFrame) -> str:
+    """The same as a picture."""
+    steps, ranks = list(waits.columns)[:_MOST_STEPS], list(waits.index)[:_MOST]
+    high, most = _high(len(ranks)), _most(waits)
+    wide = min(40.0, (_WIDTH - _LEFT) / max(len(steps), 1))
+    drawn = []
+    for place, rank in enumerate(ranks):
+        y = place * high
+        drawn.append(_rank_label(rank, y, high))
+        for column, step in enumerate(steps):
+            ms = fmt.known(waits.loc[rank, step])
+            x = _LEFT + column * wide
+            said = f"rank {rank}, step {step}: {fmt.UNKNOWN if ms is None else fmt.duration(ms)}"
+            shade = 0.0 if ms is None or most <= 0 else max(0.04, ms / most)
+            look = f'fill="{_WAITS.colour}" fill-opacity="{shade:.2f}"'
+            box = _box(x, y + 0.5, wide - 1, high - 1)
+            drawn.append(f'<path d="{box}" {look}><title>{escape.html(said)}</title></path>')
+    left = f"; the first {len(steps):,} of {waits.shape[1]:,} steps" if len(steps) < waits.shape[1] else ""
+    said = f"Waiting in collectives for the last rank, a row per rank and a column per step{left}: full colour is "
+    said += f"{fmt.duration(most)}."
+    return f'{_svg(drawn, high * len(ranks), said)}<p class="pf-small">{escape.html_sentence(said)}</p>'
+
+
+def _longest(lanes: StepLanes) -> str:
+    """The collective of the step that was waited for longest, in words."""
+    if not len(lanes.arrivals):
+        return ""
+    place = lanes.arrivals.loc[lanes.arrivals["waiting_ms"].idxmax(), "place"]
+    rows = lanes.arrivals[lanes.arrivals["place"] == place]
+    last, first = rows[rows["is_last"]].iloc[0], rows.loc[rows["at_ms"].idxmin()]
+    if not rows["waiting_ms"].max() > 0:
+        return ""
+    return (
+        f"Waited for longest: {escape.plain(last['kind'], 40)}, reached by rank {first['rank']} at "
+        f"{fmt.duration(first['at_ms'])} and by rank {last['rank']}, the last, at {fmt.duration(last['at_ms'])}."
+    )
+
+
+def _joined(lanes: StepLanes) -> list[pd.DataFrame]:
+    """The arrivals at each collective, of those that were waited for longest."""
+    if not len(lanes.arrivals):
+        return []
+    longest = lanes.arrivals.groupby("place")["waiting_ms"].max().nlargest(_MOST_LINES)
+    return [lanes.arrivals[lanes.arrivals["place"] == place] for place in longest.index]
+
+
+def _ranks(lanes: StepLanes) -> list[int]:
+    return sorted({int(rank) for rank in lanes.lanes["rank"]})
+
+
+def _mark(part: str) -> Mark:
+    return palette.RANK_PARTS.get(part) or palette.mark(part)
+
+
+def _most(waits: pd.DataFrame) -> float:
+    values = waits.to_numpy(dtype=float, na_value=np.nan)
+    return float(np.nanmax(values)) if np.isfinite(values).any() else 0.0
+
+
+def _shade(ms: object, most: float) -> str:
+    known = fmt.known(ms)
+    if known is None:
+        return "?"
+    return _SHADES[min(len(_SHADES) - 1, int(np.ceil(known / most * (len(_SHADES) - 1))))] if most > 0 else " "
+
+
+def _high(count: int) -> float:
+    return float(min(_HIGH, max(_LOW, _ALL / max(count, 1))))
+
+
+def _rank_label(rank: object, y: float, high: float) -> str:
+    size = min(11.0, high)
+    return (
+        f'<text x="{_LEFT - 6}" y="{y + high / 2 + size / 3:.1f}" font-size="{size:.1f}" text-anchor="end" '
+        f'fill="currentColor">{escape.html(rank)}</text>'
+    )
+
+
+def _box(x: float, y: float, width: float, height: float) -> str:
+    return f"M{x:.1f} {y:.1f}h{max(width, 0.3):.1f}v{height:.1f}h-{max(width, 0.3):.1f}z"
+
+
+def _svg(drawn: list[str], height: float, said: str) -> str:
+    look = f'style="width:100%;max-width:{_WIDTH}px"'
+    words = escape.html_sentence(said)
+    return f'<svg role="img" aria-label="{words}" viewBox="0 0 {_WIDTH} {height:.0f}" {look}>{"".join(drawn)}</svg>'

@@ -1,0 +1,105 @@
+"""Ranks of CPU jobs: collectives that the host runs are matched, and the straggler's late work is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import perfnb
+from perfnb.ranks.ranks import Ranks
+from tests.attribution.test_waits_for_collectives import JOB, ddp_step
+from tests.ranks.rank_traces import rank_trace
+from tests.written_traces import Written
+
+BACKENDS = ["gloo:all_reduce", "mpi:all_reduce", "ucc:all_reduce", "xccl:all_reduce"]
+
+
+def job(tmp_path: Path, late: tuple[float, ...], steps: int = 3, clock: float = 0.0, name: str = BACKENDS[0]) -> Ranks:
+    """Ranks that sleep `late` µs in forward, so that the others wait for the latest at the end of backward."""
+    paths = []
+    for rank, sleep in enumerate(late):
+        trace = Written(distributedInfo=JOB | {"rank": rank, "world_size": len(late)})
+        for number in range(steps):
+            begin = 10_000.0 * number + clock * rank
+            ddp_step(trace, number, begin, sleep, max(late) - sleep, end=1000 + max(late))
+        for event in trace.events:
+            event["name"] = event["name"].replace(BACKENDS[0], name)
+        paths.append(trace.write(tmp_path / f"rank{rank}.json"))
+    ranks = perfnb.load(paths)
+    assert isinstance(ranks, Ranks)
+    return ranks
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_sleep_of_a_rank_is_the_others_waiting_and_its_late_phase(tmp_path: Path, name: str) -> None:
+    ranks = job(tmp_path, (0, 2000), clock=2_500_000.25, name=name)
+
+    assert ranks.straggler == 1
+    assert ranks.clocks["ahead_us"].tolist() == pytest.approx([0, 2_500_000.25])
+    assert ranks.times["waiting_ms"].tolist() == pytest.approx([2.025] * 3 + [0] * 3)
+    assert ranks.times["exposed_ms"].tolist() == pytest.approx([2.255] * 3 + [0.255] * 3)
+    assert ranks.times["wall_ms"].tolist() == [3.0] * 6
+    assert (ranks.phases.groupby("rank")["ms"].sum()).tolist() == pytest.approx([3.0, 3.0])
+    late = ranks._summary.late
+    assert late is not None
+    assert (late.phase, late.more_ms) == ("forward", pytest.approx(2.0))
+    (one,) = ranks.findings[ranks.findings["bottleneck"] == "straggler"].itertuples()
+    assert "It is late in forward, which takes it 2.00 ms longer than the others" in str(one.evidence)
+
+
+def test_waiting_for_the_last_rank_is_told_from_the_transfer(tmp_path: Path) -> None:
+    table = job(tmp_path, (0, 2000)).collectives
+
+    first = table[(table["rank"] == 0) & (table["bucket"] == 0)].iloc[0]
+    assert first["waiting_ms"] == pytest.approx(2.0)
+    assert first["transfer_ms"] == pytest.approx(0.175)
+    assert first["bytes_per_s"] == pytest.approx(400 / 175e-6)
+    assert (table.loc[table["rank"] == 1, "waiting_ms"] == 0).all()
+
+
+def test_equal_ranks_have_no_straggler_and_no_late_work(tmp_path: Path) -> None:
+    ranks = job(tmp_path, (500, 500))
+
+    assert ranks.straggler is None
+    assert ranks._summary.late is None
+
+
+def test_ranks_with_more_samples_are_told(tmp_path: Path) -> None:
+    ranks = job(tmp_path, (0, 2000))
+    for profile, samples in zip(ranks, (8, 16), strict=True):
+        profile._recording.steps["samples"] = samples
+
+    found = ranks.findings.set_index("bottleneck")
+
+    assert found.loc["unbalanced input", "bound_ms"] == pytest.approx(2.025)
+    assert "Rank 1 gets 16 samples per step, rank 0 only 8" in found.loc["unbalanced input", "evidence"]
+
+
+def test_the_page_shows_one_step_on_one_clock_and_who_waited_when(tmp_path: Path) -> None:
+    ranks = job(tmp_path, (0, 2000, 100))
+
+    page = ranks.to_html(tmp_path / "page.html").read_text("utf-8")
+    text = str(ranks)
+
+    assert page.count("<svg") == 2
+    assert "<script" not in page
+    assert page.count("<circle") == 2  # the last arrival at each of two collectives
+    assert "allreduce: rank 1 was last, 2.00 ms after the first" in page
+    assert "rank 0, step 1: 2.02 ms" in page
+    assert "Step 1 of all ranks on one clock" in text
+    assert "reached by rank 0 at 0.275 ms and by rank 1, the last, at 2.27 ms" in " ".join(text.split())
+    assert re.search(r"^ +0 ███$", text, re.MULTILINE)
+    assert re.search(r"^ +1$", text, re.MULTILINE)
+
+
+@pytest.mark.deep
+def test_many_ranks_of_gpus_are_drawn_in_a_page_of_moderate_size(tmp_path: Path) -> None:
+    paths = [rank_trace(10 + rank % 7, steps=2).write(tmp_path / f"rank{rank}.json") for rank in range(64)]
+
+    page = perfnb.load(paths).to_html(tmp_path / "page.html").read_text("utf-8")
+
+    assert page.count("<svg") == 2
+    assert len(page) < 400_000
+    assert page.count('text-anchor="end"') == 128
