@@ -193,8 +193,8 @@ def with_waits(calls: pd.DataFrame, summary: RanksSummary, rank: int) -> pd.Data
 
 
 def _samples(recordings: Sequence[Recording]) -> dict[int, float]:
-    means = {one.rank: one.steps["samples"].mean() for one in recordings}
-    return {rank: float(mean) for rank, mean in means.items() if pd.notna(mean)}
+    known = {one.rank: one.steps["samples"].dropna() for one in recordings}
+    return {rank: float(samples.mean()) for rank, samples in known.items() if len(samples)}
 
 
 def _times(recording: Recording, events: pd.DataFrame) -> pd.DataFrame:
