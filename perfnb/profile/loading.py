@@ -58,7 +58,8 @@ def load(
     is one step. It has layers if it recorded module calls (``with_stack=True``). Nothing in a snapshot
     (``torch.cuda.memory._dump_snapshot``, a pickle) or in cProfile's statistics is executed. Collapsed stacks,
     speedscope profiles, cProfile's statistics and the text of ``perf script`` give a `HostProfile`, logs of
-    ``nvidia-smi`` a `Watch`. Profiles of JAX, TensorFlow and rocprofv3, Perfetto's and other Chrome traces are traces.
+    ``nvidia-smi`` a `Watch`. Exports of Nsight Systems, profiles of JAX, TensorFlow and rocprofv3,
+    Perfetto's and other Chrome traces are traces; a file in which several processes work on GPUs gives `Ranks`.
 
     Parameters
     ----------
