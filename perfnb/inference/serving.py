@@ -95,12 +95,13 @@ def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     )
 
     names = set(inspect.signature(fn.forward).parameters) if isinstance(fn, nn.Module) else set()
+    call: Callable[..., Any] = fn
 
     def serve(request: Any) -> Any:
         __tracebackhide__ = True
         by_name = isinstance(request, Mapping) and names.issuperset(request)
         with without_gradients():
-            result = fn(**request) if by_name else fn(request)
+            result = call(**request) if by_name else call(request)
         synchronize()
         return result
 

@@ -13,6 +13,7 @@ import torch
 import perfnb
 from perfnb.inference.latency import Latency, OpenRun
 from perfnb.inference.latency_view import _sentences
+from perfnb.stats.intervals import quantile_interval
 from tests.fake_clock import FakeClock
 
 
@@ -56,6 +57,34 @@ def test_p99_is_given_only_where_there_are_enough_requests(count: int, known: bo
         assert "p99 n/a" in str(found)
         with pytest.raises(ValueError, match=r"too few for the 0\.99 quantile"):
             found.highest_rate(100)
+
+
+@pytest.mark.parametrize(
+    ("count", "known", "bounded"), [(298, False, False), (299, True, False), (367, True, False), (368, True, True)]
+)
+def test_p99_is_known_from_299_requests_and_its_interval_from_368(count: int, known: bool, bounded: bool) -> None:
+    found = fake(lognormal(count))
+
+    assert (found.quantile_ms(0.99) is not None) == known
+    assert (found.quantile_interval_ms(0.99) is not None) == bounded
+
+
+@pytest.mark.parametrize("kind", ["lognormal", "bimodal"])
+@pytest.mark.parametrize("q", [0.5, 0.99])
+def test_intervals_of_service_times_hold_the_truth(kind: str, q: float) -> None:
+    rng = np.random.default_rng(12)
+
+    def draw(count: int) -> np.ndarray:
+        times = rng.lognormal(0.0, 0.5, count)
+        return times if kind == "lognormal" else times + 20.0 * (rng.random(count) < 0.03)
+
+    truth = np.quantile(draw(400_000), q)
+    held = 0
+    for _ in range(200):
+        low, high = quantile_interval(draw(500), q)
+        held += low <= truth <= high
+
+    assert held >= 182
 
 
 def test_a_load_has_its_parts_each_with_an_interval() -> None:
