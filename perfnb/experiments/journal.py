@@ -118,7 +118,8 @@ class Journal(Page, Shown):
         Returns
         -------
         str
-            The entry's name, for `load`; for trials, a list with that of each that was tried.
+            The entry's name, for `load`; for trials, a list with that of each that was tried, and of what is kept
+            together.
 
         Raises
         ------

@@ -49,6 +49,7 @@ class Confirmed:
     ratio_ci: tuple[float, float] | None
     saves_ms: float | None
     peak_bytes: int | None = None
+    times_ms: tuple[float, ...] = ()  # of the step with all of them on, a value per round
 
 
 def fewest_rounds(levers: int, level: float = 0.05) -> int:
@@ -61,14 +62,20 @@ class Plan:
     """How many steps things take: few for a step so long that the budget holds few of them."""
 
     set_up: int = 2  # with a lever on, before it counts
+    checked: int = 3  # after which parameters are compared
     weighed: int = 2  # for the peak of memory; 0 if it is not measured
     warm: int = 2  # rounds before those that count
+    block: int = 3  # timed as one, for a lever that settles
     timed: bool = True
     brief: bool = False
 
-    def confirming(self) -> int:
+    def turn(self, in_blocks: bool, settles: bool) -> int:
+        """How many steps one turn of a lever takes; 1 if it shares rounds with others."""
+        return _BLOCK if in_blocks else self.block + 1 if settles and self.block > 1 else 1
+
+    def confirming(self, turn: int = 1) -> int:
         """How many steps it takes at least to confirm a lever."""
-        return 2 * (self.warm + fewest_rounds(2)) if self.timed else 0
+        return 2 * (self.warm + fewest_rounds(2)) * turn if self.timed else 0
 
 
 #: With fewer steps than this in the budget, only what the goal needs is measured.
@@ -82,28 +89,28 @@ def plan_for(goal: str, step_s: float, budget_s: float) -> Plan:
     if budget_s >= _FEW_STEPS * step_s:
         return Plan()
     by_memory = goal == "memory"
-    return Plan(set_up=1, weighed=2 if by_memory else 0, warm=1, timed=not by_memory, brief=True)
+    return Plan(set_up=1, checked=1, block=1, weighed=2 if by_memory else 0, warm=1, timed=not by_memory, brief=True)
 
 
-def affordable(plan: Plan, in_blocks: Sequence[bool], step_s: float, budget_s: float, each_s: float = 0.0) -> list[int]:
+def affordable(plan: Plan, turns: Sequence[int], step_s: float, budget_s: float, each_s: float = 0.0) -> list[int]:
     """The places of the levers that can be tried within a budget, each as often as its level demands.
 
     Parameters
     ----------
-    in_blocks : sequence of bool
-        For each lever, whether it is timed in blocks.
+    turns : sequence of int
+        For each lever, how many steps one of its turns takes; see `Plan.turn`.
     each_s : float
         What each takes beyond steps, such as judging quality.
     """
     chosen: list[int] = []
-    for place in range(len(in_blocks)):
+    for place in range(len(turns)):
         tried = [*chosen, place]
         rounds = fewest_rounds(len(tried))
-        blocks = sum(in_blocks[one] for one in tried)
-        together = len(tried) - blocks
-        steps = (plan.set_up + 1 + plan.weighed) * len(tried)
+        alone = [turns[one] for one in tried if turns[one] > 1]
+        together = len(tried) - len(alone)
+        steps = (plan.set_up + plan.checked + plan.weighed) * len(tried)
         if plan.timed:
-            steps += 2 * _BLOCK * (rounds + 1) * blocks
+            steps += 2 * sum(alone) * (rounds + plan.warm)
             steps += (together + 1) * (plan.warm + rounds) if together else 0
         if steps * step_s + len(tried) * each_s <= budget_s:
             chosen = tried
@@ -111,16 +118,16 @@ def affordable(plan: Plan, in_blocks: Sequence[bool], step_s: float, budget_s: f
 
 
 def budget_for(
-    plan: Plan, in_blocks: Sequence[bool], step_s: float, spent_s: float, each_s: float = 0.0, confirm: bool = True
+    plan: Plan, turns: Sequence[int], step_s: float, spent_s: float, each_s: float = 0.0, confirm: bool = True
 ) -> int:
     """About how many seconds would do for all levers; as in `affordable`, after what is spent before."""
     least = plan.confirming() * step_s if confirm else 0.0
     low, high = 0.0, 1.0
-    while len(affordable(plan, in_blocks, step_s, high, each_s)) < len(in_blocks):
+    while len(affordable(plan, turns, step_s, high, each_s)) < len(turns):
         low, high = high, 2 * high
     while high - low > 0.02 * high:
         middle = (low + high) / 2
-        enough = len(affordable(plan, in_blocks, step_s, middle, each_s)) == len(in_blocks)
+        enough = len(affordable(plan, turns, step_s, middle, each_s)) == len(turns)
         low, high = (low, middle) if enough else (middle, high)
     return math.ceil(1.2 * (spent_s + max(high / (1 - CONFIRM_SHARE if confirm else 1.0), high + least)))
 

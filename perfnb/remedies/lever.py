@@ -43,6 +43,9 @@ class Lever:
     for_memory: bool = False
     #: Whether it works ahead, so that it is timed in blocks of turns; while on, it changes the subject's `batches`.
     in_blocks: bool = False
+    #: Whether its first step after it was switched on is unlike those that follow, as with compiled code, so that it is
+    #: timed in blocks of steps of which the first does not count.
+    settles: bool = False
     #: Its own check of results, with it prepared; by default results are compared with float64.
     check: Callable[[Subject, Switch], Values] | None = None
     #: Its own timing, as `perfnb.remedies.trial.time_blocks`, if it cannot be switched in this process.
@@ -55,7 +58,7 @@ class Lever:
     @property
     def timed_alone(self) -> bool:
         """Whether it has rounds of its own, which it does not share with other levers."""
-        return self.in_blocks or self.timed is not None
+        return self.in_blocks or self.settles or self.timed is not None
 
 
 def nothing(_: Subject) -> str:

@@ -113,15 +113,16 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
     possible = [lever for lever in levers if not trials[lever.name].why_not]
     judged_s = _measure_own(run) if possible else 0.0
     kept_s = max(CONFIRM_SHARE * run.left_s, run.plan.confirming() * run.step_s) if confirm else 0.0
-    works_ahead = [lever.in_blocks for lever in possible]
-    within = affordable(run.plan, works_ahead, run.step_s, run.left_s - kept_s, judged_s)
+    turns = [run.plan.turn(lever.in_blocks, lever.settles) for lever in possible]
+    within = affordable(run.plan, turns, run.step_s, run.left_s - kept_s, judged_s)
     if not within:  # one that cannot be confirmed says more than none
-        within, kept_s = affordable(run.plan, works_ahead, run.step_s, run.left_s, judged_s)[:1], 0.0
+        within, kept_s = affordable(run.plan, turns, run.step_s, run.left_s, judged_s)[:1], 0.0
     if len(within) < len(possible):
         spent_s = max(0.0, run.budget_s - run.left_s)
-        need = budget_for(run.plan, works_ahead, run.step_s, spent_s, judged_s, confirm)
+        need = budget_for(run.plan, turns, run.step_s, spent_s, judged_s, confirm)
         if (fuller := plan_for(run.goal, run.step_s, need - spent_s)) != run.plan:  # which takes more steps
-            need = budget_for(fuller, works_ahead, run.step_s, spent_s + _MORE * run.step_s, judged_s, confirm)
+            turns = [fuller.turn(lever.in_blocks, lever.settles) for lever in possible]
+            need = budget_for(fuller, turns, run.step_s, spent_s + _MORE * run.step_s, judged_s, confirm)
         said = f" (about {need:,} s would do for all)" if need > run.budget_s else ""
     for place, lever in enumerate(possible):
         if place not in within:
@@ -152,7 +153,7 @@ def _measure_own(run: Run) -> float:
     __tracebackhide__ = True
     run.telling("the step as it is")()
     run.own_peak = peak_bytes(run.subject) if run.plan.weighed else None
-    run.yardstick = measure_yardstick(run.subject, run.own_peak, run.plan.brief)
+    run.yardstick = measure_yardstick(run.subject, run.own_peak, run.plan.brief, run.plan.checked)
     begin = time.perf_counter()
     if run.quality is None:
         return 0.0
@@ -211,7 +212,9 @@ def _time(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial], kept
     """
     __tracebackhide__ = True
     together = [one for one in ready if not one.lever.timed_alone]
-    groups = [group for group in (together, *([one] for one in ready if one not in together)) if group]
+    settling = [one for one in ready if one.lever.settles]
+    rest = [[one] for one in ready if one not in together and one not in settling]
+    groups = [group for group in (together, settling, *rest) if group]
     times: list[Floats] = []
     firsts: list[Lever] = []
     timed: list[Prepared] = []
@@ -232,7 +235,7 @@ def _time(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial], kept
         if first.in_blocks:
             run.fed_ms = float(np.median(each[0]))
         elif first.timed is None:
-            run.own_ms = float(np.median(each[0]))
+            run.own_ms = run.own_ms or float(np.median(each[0]))
     pairs = [(float(np.median(each[0])), row) for each in times for row in each[1:]]
     for one, (own_ms, row), found in zip(timed, pairs, compare_with_first(*times), strict=True):
         trial = trials[one.lever.name]
@@ -302,8 +305,10 @@ def _over_a_limit(trial: Trial, limits: Mapping[str, float]) -> str:
 def _timing(run: Run, group: Sequence[Prepared]) -> Callable[..., Floats]:
     if (own := group[0].lever.timed) is not None:
         return own
-    function: Callable[..., Floats] = time_blocks if any(one.lever.in_blocks for one in group) else time_switches
-    return partial(function, warm=run.plan.warm)
+    if any(one.lever.in_blocks for one in group):
+        return partial(time_blocks, warm=run.plan.warm)
+    settles = any(one.lever.settles for one in group)
+    return partial(time_switches, warm=run.plan.warm, block=run.plan.block if settles else 1)
 
 
 def _good(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial]) -> list[Prepared]:
@@ -326,7 +331,10 @@ def _confirm(run: Run, good: Sequence[Prepared], trials: Mapping[str, Trial]) ->
             trial.notes.append(f"not together with {names}: {why}")
             continue
         variants = 3 if kept else 2
-        if not run.plan.timed or run.left_s < 0.8 * variants * run.plan.confirming() / 2 * run.step_s:
+        combination = [*kept, one]
+        turn = run.plan.turn(False, any(each.lever.settles for each in combination))
+        fewest_s = run.plan.confirming(turn) * run.step_s
+        if not run.plan.timed or run.left_s < 0.4 * variants * fewest_s:
             if by_memory and not kept:  # it hardly varies
                 kept, name = [one], one.lever.name
                 last = Confirmed((name,), trial.verdict, trial.ratio, trial.ratio_ci, trial.saves_ms, trial.peak_bytes)
@@ -334,11 +342,9 @@ def _confirm(run: Run, good: Sequence[Prepared], trials: Mapping[str, Trial]) ->
                 trial.unconfirmed = True
                 trial.notes.append(_UNCONFIRMED)
             continue
-        combination = [*kept, one]
         switches = [all_on([each.switch for each in combination])]
         switches += [all_on([each.switch for each in kept])] if kept else []
         tell = run.telling(f"confirm {' + '.join(each.lever.name for each in combination)}")
-        fewest_s = run.plan.confirming() * run.step_s
         budget_s = max(run.left_s / (len(good) - number), min(run.left_s, fewest_s))
         for each in combination:
             each.on = False
@@ -369,7 +375,8 @@ def _confirm(run: Run, good: Sequence[Prepared], trials: Mapping[str, Trial]) ->
             kept = combination
             saves = float(np.median(times[0])) * (1 - found.ratio)
             levers = tuple(each.lever.name for each in kept)
-            last = Confirmed(levers, found.verdict, found.ratio, found.ratio_ci, saves, peak)
+            rounds_ms = tuple(times[1].tolist())
+            last = Confirmed(levers, found.verdict, found.ratio, found.ratio_ci, saves, peak, rounds_ms)
         else:
             trial.notes.append(f"adds nothing to {names}" if kept else "not confirmed on fresh pairs")
     return last

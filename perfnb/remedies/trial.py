@@ -158,27 +158,55 @@ def time_switches(
     what: str,
     seed: int = SEED,
     warm: int = 2,
+    block: int = 1,
 ) -> Floats:
     """Milliseconds of the step as it is (first row) and under each switch, a column per round.
 
-    In each round every variant runs once, in random order, on the same batch and with the same random numbers. One that
-    is hopeless in the rounds that warm up is left out of the others; its row is NaN.
+    In each round every variant runs once, in random order, on the same batch and with the same random numbers; or
+    `block` times back to back, after a step that does not count. One that is hopeless in the rounds that warm up is
+    left out of the others; its row is NaN.
     """
     __tracebackhide__ = True
     variants: list[Switch] = [nullcontext, *switches]
+    step = subject.step
+    if block > 1:
+        variants, step = [_settled(subject, switch) for switch in variants], _repeated(step, block)
     until = time.perf_counter() + budget_s
     with (
         subject.restored(),
         subject.gate.opened(),
-        Bench([subject.step] * len(variants), subject.batches, progress, switches=variants) as bench,
+        Bench([step] * len(variants), subject.batches, progress, switches=variants) as bench,
     ):
         pilot = bench.rounds([range(len(variants))] * warm, pass_name=what)
         kept = not_hopeless(pilot)
         if len(kept) == 1:
             return np.full_like(pilot, np.nan)
-        count = _rounds(len(kept) - 1, float(pilot[kept, -1].sum()) / 1e3, until, _MOST_ROUNDS)
+        lead = (block + 1) / block if block > 1 else 1.0
+        count = _rounds(len(kept) - 1, lead * float(pilot[kept, -1].sum()) / 1e3, until, _MOST_ROUNDS)
         orders = [[kept[place] for place in order] for order in random_orders(count, len(kept), seed)]
-        return bench.rounds(orders, pass_name=what, planned=count, until=until + _SLACK * budget_s)
+        return bench.rounds(orders, pass_name=what, planned=count, until=until + _SLACK * budget_s) / block
+
+
+def _settled(subject: Subject, switch: Switch) -> Switch:
+    """Run a step when switched on, which is not timed; an interrupt waits for the next one."""
+
+    @contextmanager
+    def on() -> Iterator[None]:
+        __tracebackhide__ = True
+        with switch():
+            subject.run()
+            yield
+
+    return on
+
+
+def _repeated(step: Callable[..., Any], times: int) -> Callable[..., None]:
+    def steps(*args: Any) -> None:
+        __tracebackhide__ = True
+        for _ in range(times):
+            step(*args)
+
+    return steps
 
 
 def time_blocks(

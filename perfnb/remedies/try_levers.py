@@ -120,10 +120,17 @@ class LeverTrials(Page, Shown):
         return "\n".join(lines)
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
-        """What `Journal.add` writes: step times with each lever on, its name, and whether it is kept."""
+        """What `Journal.add` writes: step times with each lever on, its name, and whether it is kept.
+
+        A combination that is kept comes last, and is accepted instead of each of its levers.
+        """
+        together = self._confirmed if self._confirmed is not None and len(self._confirmed.levers) > 1 else None
+        combined = together is not None and bool(together.times_ms)
         for one in self._trials:
             if one.times_ms:
-                yield Timing(one.times_ms, None), f"lever {one.lever}", one.lever in self.best
+                yield Timing(one.times_ms, None), f"lever {one.lever}", one.lever in self.best and not combined
+        if together is not None and combined:
+            yield Timing(together.times_ms, None), f"levers {' and '.join(together.levers)}", True
 
     def _line(self) -> str:
         return trials_line(self)

@@ -1,4 +1,4 @@
-"""Whether a step computes the same with a lever on: outputs, gradients, and parameters and buffers after the step.
+"""Whether a step computes the same with a lever on: outputs and gradients, and parameters and buffers some steps later.
 
 The yardstick is the step itself in float64: a lever may be at most some times as far from it as the user's own step is.
 Where the step cannot run in float64, the yardstick is how much the step differs from itself with another number of
@@ -46,6 +46,8 @@ class Yardstick:
     random: bool
     #: Whether the step computes the same when it runs twice from the same state.
     repeats: bool = True
+    #: Steps after which parameters and buffers are compared.
+    steps: int = 1
 
     @property
     def exact(self) -> bool:
@@ -53,31 +55,35 @@ class Yardstick:
         return not self.why_not
 
 
-def measure_yardstick(subject: Subject, peak_bytes: int | None = None, brief: bool = False) -> Yardstick:
+def measure_yardstick(
+    subject: Subject, peak_bytes: int | None = None, brief: bool = False, steps: int = 3
+) -> Yardstick:
     """Run the step a few times, with everything put back.
 
     `peak_bytes` is what the step needs: in float64 it needs twice that, beside a copy of what it has. If `brief`, the
-    step is taken to draw random numbers.
+    step is taken to draw random numbers. Parameters are compared after some `steps`, because what is wrong in an
+    optimizer's state shows from the second on.
     """
     __tracebackhide__ = True
-    own = results_of(subject)
-    again = own if brief else results_of(subject)
-    random = brief or differ(own, results_of(subject, seed_shift=1))
+    steps = steps if subject.optimizers else 1
+    own = results_of(subject, steps=steps)
+    again = own if brief else results_of(subject, steps=steps)
+    random = brief or differ(own, results_of(subject, seed_shift=1, steps=steps))
     free = free_bytes(subject.kind)
     if peak_bytes is not None and free is not None and 2 * peak_bytes > free:
         why_not = "there is no memory for float64"
     else:
         try:
-            truth = results_of(subject, float64=True)
-            return Yardstick(own, truth, "", random, _repeats(own, again))
+            truth = results_of(subject, float64=True, steps=steps)
+            return Yardstick(own, truth, "", random, _repeats(own, again), steps)
         except Exception as error:  # an operator or a part of the step that does not take float64
             said = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
             why_not = f"the step does not run in float64 ({said[:150]})"
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1 if threads == 1 else 1)
     try:
-        truth = results_of(subject)
-        return Yardstick(own, truth, why_not, random, _repeats(own, again))
+        truth = results_of(subject, steps=steps)
+        return Yardstick(own, truth, why_not, random, _repeats(own, again), steps)
     finally:
         torch.set_num_threads(threads)
 
@@ -101,7 +107,7 @@ def free_bytes(kind: str) -> int | None:
 def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
     """How far the results with a lever on are from the truth, and how far the step's own are."""
     __tracebackhide__ = True
-    found = results_of(subject, switch)
+    found = results_of(subject, switch, steps=yardstick.steps)
     return errors_between(yardstick.own, found, yardstick.truth, random=yardstick.random, kind_of=_kind)
 
 
@@ -132,9 +138,9 @@ def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
 
 
 def results_of(
-    subject: Subject, switch: Switch = nullcontext, *, float64: bool = False, seed_shift: int = 0
+    subject: Subject, switch: Switch = nullcontext, *, float64: bool = False, seed_shift: int = 0, steps: int = 1
 ) -> Results:
-    """Outputs of the models, gradients, and parameters and buffers after one step, in float64 on the CPU."""
+    """Outputs and gradients of one step, parameters and buffers after so many of them, in float64 on the CPU."""
     __tracebackhide__ = True
     results: Results = {}
     calls = 0
@@ -161,20 +167,27 @@ def results_of(
             torch.manual_seed(torch.initial_seed() + seed_shift)
         if float64:
             stack.enter_context(in_float64(subject))
+        first = stack.enter_context(ExitStack())
         for name, model in subject.models.items():
             note = partial(note_output, name)
             if (own := model._compiled_call_impl) is None:
-                stack.callback(model.register_forward_hook(lambda _, __, out, note=note: note(out)).remove)
+                first.callback(model.register_forward_hook(lambda _, __, out, note=note: note(out)).remove)
             else:  # compiled in place: torch.compile would trace a hook
-                stack.enter_context(attribute(model, "_compiled_call_impl", _noted(own, note)))
-        stack.callback(register_optimizer_step_pre_hook(note_gradients).remove)
+                first.enter_context(attribute(model, "_compiled_call_impl", _noted(own, note)))
+        first.callback(register_optimizer_step_pre_hook(note_gradients).remove)
         sample = tree_map(widened, subject.sample) if float64 else subject.sample
-        with switch(), subject.gate.opened():
-            subject.step(*sample)
-        note_gradients()
+        with switch():
+            with subject.gate.opened():
+                subject.step(*sample)
+            note_gradients()
+            first.close()
+            with subject.gate.opened():
+                for _ in range(steps - 1):
+                    subject.step(*sample)
+        when = f"after {steps} steps" if steps > 1 else "after the step"
         for root, model in subject.models.items():
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                results[f"{root}.{name} after the step"] = kept(tensor)
+                results[f"{root}.{name} {when}"] = kept(tensor)
     return results
 
 

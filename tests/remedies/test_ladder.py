@@ -103,18 +103,18 @@ def test_a_lever_that_saves_a_tenth_is_found_among_ten() -> None:
 
 
 def test_a_long_step_gets_as_many_levers_as_the_budget_allows() -> None:
-    assert affordable(Plan(), [False] * 10, 0.01, 60) == list(range(10))
-    few = len(affordable(Plan(), [False] * 10, 1.0, 60))
+    assert affordable(Plan(), [1] * 10, 0.01, 60) == list(range(10))
+    few = len(affordable(Plan(), [1] * 10, 1.0, 60))
     assert 1 <= few < 10
     assert (few + 1) * fewest_rounds(few) * 1.0 <= 60
-    assert affordable(plan_for("time", 5.0, 110), [False] * 10, 5.0, 100) == [0]
-    assert affordable(plan_for("time", 5.0, 60), [False] * 10, 5.0, 60) == []
-    assert affordable(plan_for("memory", 5.0, 110), [False] * 10, 5.0, 80) == [0, 1, 2, 3]
-    assert affordable(Plan(), [False] * 2, 0.1, 60, each_s=40) == [0]
+    assert affordable(plan_for("time", 5.0, 110), [1] * 10, 5.0, 100) == [0]
+    assert affordable(plan_for("time", 5.0, 60), [1] * 10, 5.0, 60) == []
+    assert affordable(plan_for("memory", 5.0, 110), [1] * 10, 5.0, 80) == [0, 1, 2, 3]
+    assert affordable(Plan(), [1] * 2, 0.1, 60, each_s=40) == [0]
 
 
 def test_a_lever_that_needs_many_steps_makes_room_for_the_next() -> None:
-    assert affordable(Plan(), [True, False, False], 1.0, 60) == [1, 2]
+    assert affordable(Plan(), [10, 1, 1], 1.0, 60) == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,33 @@ def test_a_hopeless_lever_is_timed_no_further(clock: FakeClock, monkeypatch: pyt
     assert "too slow to keep timing" in alone.table.loc["hopeless", "why_not"]
 
 
+@pytest.mark.parametrize(("settles", "verdict"), [(True, "faster"), (False, "slower")])
+def test_a_lever_that_settles_is_timed_in_blocks_after_its_first_step(
+    settles: bool, verdict: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Waiting(clock, 0.1)
+
+    @contextmanager
+    def on(_: Subject) -> Iterator[None]:
+        factors = iter([1.5])
+        plain = wait.seconds
+
+        def pause() -> None:
+            clock.sleep(plain * next(factors, 0.5))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Waiting, "__call__", lambda self: pause())
+            yield
+
+    plant(monkeypatch, lever("compiled", on, settles=settles))
+    step, _ = training(pause=lambda: wait())
+    found = perfnb.try_levers(step, levers=["compiled"], budget_s=60)
+    row = found.table.loc["compiled"]
+    assert row["verdict"] == verdict
+    assert row["ratio"] == pytest.approx(0.5 if settles else 1.5, rel=0.05)
+    assert found.best == (("compiled",) if settles else ())
+
+
 def test_what_was_not_confirmed_is_not_called_no_help(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = Waiting(clock, 5.0)
     plant(monkeypatch, lever("half", wait.shorter(0.5)))

@@ -93,3 +93,16 @@ def test_a_journal_takes_an_entry_for_each_lever_that_was_tried(tmp_path: pathli
     assert "Regression" not in str(journal)
     with pytest.raises(TypeError, match="leave out change"):
         journal.add(found(), change="mine")  # type: ignore[call-overload]
+
+
+def test_a_journal_takes_an_entry_for_the_combination_that_is_kept(tmp_path: pathlib.Path) -> None:
+    times = tuple(8.0 + 0.01 * number for number in range(9))
+    trials = [replace(one, times_ms=times) for one in (TRIALS[2], replace(TRIALS[0], verdict="faster"))]
+    both = replace(KEPT, levers=("fused_optimizer", "threads"), times_ms=tuple(each - 1 for each in times))
+    journal = perfnb.journal(tmp_path / "experiments")
+    names = journal.add(LeverTrials(trials, both, 10.0, "step", 3))
+    history = journal.history
+    assert len(names) == 3
+    assert history["change"].tolist()[-1] == "levers fused_optimizer and threads"
+    assert history["accepted"].tolist() == [False, False, True]
+    assert journal.load(names[-1]).median_ms == pytest.approx(7.04)  # type: ignore[union-attr]

@@ -23,7 +23,7 @@ from perfnb.remedies.state import fingerprint
 from perfnb.remedies.subject import Subject
 from tests.fake_clock import FakeClock
 from tests.remedies import hard_steps
-from tests.remedies.hard_steps import HARD, Hard, Switch, forward, lever, plant
+from tests.remedies.hard_steps import HARD, Hard, Switch, forward, lever, plant, switched
 
 IN_PLACE = [
     *("threads", "autocast", "channels_last", "fused_optimizer", "foreach_optimizer", "gc_freeze", "checkpointing"),
@@ -98,6 +98,30 @@ def test_a_loss_that_overflows_under_autocast_is_different() -> None:
     assert row["values"] == DIFFERENT
     assert "infinite or NaN" in row["why_not"]
     assert found.best == ()
+
+
+def test_an_optimizer_that_forgets_its_state_is_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step is right: there is no momentum yet."""
+    model = nn.Linear(8, 1)
+    opt, x = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), torch.randn(4, 8)
+
+    @contextmanager
+    def forgets(_: Subject) -> Iterator[None]:
+        handle = opt.register_step_pre_hook(lambda *_: opt.state.clear())
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def step() -> None:
+        opt.zero_grad()
+        model(x).square().mean().backward()
+        opt.step()
+
+    plant(monkeypatch, switched("forgets", forgets))
+    row = perfnb.try_levers(step, levers=["forgets"], budget_s=1).table.loc["forgets"]
+    assert row["values"] == DIFFERENT
+    assert "after 3 steps is off by" in row["why_not"]
 
 
 @pytest.mark.parametrize("name", ["fused_optimizer", "foreach_optimizer"])

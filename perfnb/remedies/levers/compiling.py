@@ -80,6 +80,7 @@ COMPILE = Lever(
     reorders=True,
     in_order=compiled(options={"fallback_random": True}),
     family=_FAMILY,
+    settles=True,
 )
 REDUCE_OVERHEAD = Lever(
     "compile_reduce_overhead",
@@ -91,6 +92,7 @@ REDUCE_OVERHEAD = Lever(
     costly=True,
     reorders=True,
     family=_FAMILY,
+    settles=True,
 )
 MAX_AUTOTUNE = Lever(
     "compile_max_autotune",
@@ -102,4 +104,5 @@ MAX_AUTOTUNE = Lever(
     costly=True,
     reorders=True,
     family=_FAMILY,
+    settles=True,
 )
