@@ -13,6 +13,8 @@ from perfnb.draw import escape, palette
 
 #: Half the width of a bar.
 _HALF_PX = 70
+#: Logarithm of the slow-down beyond which a bar is cut off, unless something becomes faster by as much.
+_CUT_OFF = math.log(2)
 
 
 def percent(ratio: float) -> str:
@@ -32,9 +34,14 @@ def row_words(row: Any) -> str:
 
 
 def longest(table: pd.DataFrame) -> float:
-    """The scale of a table's bars: the largest logarithm of a ratio or of an end of an interval."""
+    """The scale of a table's bars: the largest logarithm of a ratio or of an end of an interval.
+
+    What is many times slower is cut off, or else nobody would see what the others gain.
+    """
     columns = (table[name].dropna() for name in ("ratio", "ratio_low", "ratio_high"))
-    return max((abs(math.log(float(value))) for column in columns for value in column), default=0.0) or 1.0
+    found = [math.log(float(value)) for column in columns for value in column]
+    most = max(_CUT_OFF, -min(found, default=0.0))
+    return max((min(abs(value), most) for value in found), default=0.0) or 1.0
 
 
 def bar(row: Any, longest: float) -> str:
@@ -43,7 +50,7 @@ def bar(row: Any, longest: float) -> str:
         return ""
 
     def place(ratio: float) -> float:
-        return _HALF_PX * (1 + math.log(ratio) / longest)
+        return _HALF_PX * (1 + min(math.log(ratio) / longest, 1.0))
 
     ends = [place(float(row[name])) for name in ("ratio_low", "ratio", "ratio_high") if not pd.isna(row[name])]
     at = place(float(row["ratio"]))

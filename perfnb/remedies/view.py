@@ -43,19 +43,28 @@ def trials_html(trials: LeverTrials) -> str:
     """The ladder as static HTML."""
     ladder = _ladder(trials)
     longest = drawn.longest(ladder)
-    rows = [
-        [escape.html(name), drawn.bar(row, longest), *(escape.html(cell, 300) for cell in _row(str(name), row)[1:])]
-        for name, row in ladder.iterrows()
-    ]
-    heads = [_HEADS[0], "faster | slower", *_HEADS[1:]]
-    table = tables.table("Levers, each against the step as it is", heads, rows, texts=4, last_texts=1)
-    table = table if rows else ""
+    rows, notes = [], []
+    for name, row in ladder.iterrows():
+        _, time, *cells, said = map(escape.html, _row(str(name), row))
+        bar = drawn.bar(row, longest)
+        rows.append([escape.html(name), f"{bar}<br>{_unbroken(time)}" if bar else time, *cells])
+        notes += [f"<strong>{escape.html(name)}</strong>: {said}"] if said else []
+    heads = [_HEADS[0], "time (faster | slower)", *_HEADS[2:-1]]
+    table = tables.table("Levers, each against the step as it is", heads, rows, texts=3) if rows else ""
+    if notes:
+        table += f"<p>{'<br>'.join(notes)}</p>"
     if left := _not_tried(trials):
         table += f"<p>{escape.html(left, 4000)}</p>"
     lines = "\n".join(escape.html(line, 300) for line in trials.code.splitlines())
     code = f"<pre>{lines}</pre>" if lines else ""
     said = f"<p>{escape.html(fmt.capital(_summary(trials)), 2000)}.</p>"
     return framed(f"{header(trials._name, 'Levers', '', _about(trials))}{said}{code}{table}", narrow=True)
+
+
+def _unbroken(time: str) -> str:
+    """A verdict and its change, which is broken nowhere but between the two."""
+    verdict, _, change = time.partition(" ")
+    return f'{verdict} <span style="white-space:nowrap">{change}</span>'
 
 
 def trials_page(trials: LeverTrials) -> str:
