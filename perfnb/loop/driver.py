@@ -74,7 +74,7 @@ class LoopProfiler:
     steps, traced : int
         Steps to time and to trace in each window.
     memory, flops, stacks : bool
-        As in `profile_step`. Compiled models are not counted, because counting would change how they round.
+        As in `profile_step`. Compiled code is not counted, because counting would change how it rounds.
     keep_trace : bool, optional
         Whether profiles keep the raw trace, or are reduced to their tables. By default a single profile keeps it.
     name : str

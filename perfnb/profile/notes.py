@@ -62,6 +62,8 @@ def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
         yield f"A warm-up of {_steps(warm)} is too short to tell whether the step time was steady."
     if (batches := meta.get("loop", {}).get("batches", 1)) > 1:
         yield f"Gradients were accumulated: a step is one optimizer step on {batches:,} batches."
+    if "loop" in meta:
+        yield f"Profiled in a running loop, where each step runs once: {'; '.join(_left_out(recording))}."
     if meta.get("timed_cut_short"):
         yield (
             f"The budget of {meta['options']['budget_s']:g} s ended the timed pass after {_steps(timing.steps)}; raise "
@@ -71,6 +73,15 @@ def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
         yield f"A 95 % interval needs at least 6 timed steps; there were {timing.steps}."
     if meta.get("traced_cut_short"):
         yield f"The budget allowed only {_steps(int(executed.get('traced', 0)))} of tracing."
+
+
+def _left_out(recording: Recording) -> Iterator[str]:
+    """What `profile_step` measures and a loop does not."""
+    yield "other numbers of threads were not tried"
+    if recording.arithmetic is None and recording.meta["options"]["flops"]:
+        yield "FLOPs were not counted, because counting runs compiled code uncompiled, which would change the training"
+    elif "ceilings" in recording.meta and not recording.meta["ceilings"]["flops_per_s"]:
+        yield "the machine's peak rates were not measured (profile_step does that once, and perfnb keeps them)"
 
 
 def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timing) -> Iterator[str]:

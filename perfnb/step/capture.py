@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -17,8 +18,16 @@ from perfnb.arguments import MOST
 from perfnb.step.budget import Plan
 from perfnb.step.device import is_out_of_memory
 from perfnb.step.environment import describe_environment
-from perfnb.step.layers import Calls, is_compiled, known_models, name_layers, own_tables, parallel_models
-from perfnb.step.namespace import named_parts
+from perfnb.step.layers import (
+    Calls,
+    is_compiled,
+    is_compiled_function,
+    known_models,
+    name_layers,
+    own_tables,
+    parallel_models,
+)
+from perfnb.step.namespace import named_parts, named_values
 from perfnb.step.session import Capture, Progress, Session
 from perfnb.step.steps import BatchSource, Passes, StepRunner
 
@@ -109,7 +118,7 @@ def loop_passes(
     """The passes of `capture_step` for the steps of a loop that goes on, which runs them itself.
 
     Nothing that needs steps of its own is done: no threads are tried, the machine's ceilings are those known from
-    earlier profiles, and a step that runs out of memory is not run again. Compiled models are not counted, because
+    earlier profiles, and a step that runs out of memory is not run again. Compiled code is not counted, because
     counting runs them uncompiled, which rounds differently.
 
     Parameters
@@ -127,13 +136,24 @@ def loop_passes(
         yield from session.trace(timed, stacks)
         if plan.memory:
             yield from session.watch_memory()
-        if plan.flops and not any(is_compiled(module) for _, module, _ in session.calls.records):
+        if plan.flops and not _runs_compiled(session, namespace()):
             yield from session.count_arithmetic()
             session.measure_ceilings(only_kept=True)
         variables = namespace()
         _named(session, models, variables)
         _name_parts(session, variables, batches, ())
         return capture
+
+
+def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
+    """Whether the step has compiled code: a model, one compiled in place, or a function."""
+    called = [module for _, module, _ in session.calls.records]
+    known = [part for _, model in named_values(namespace, nn.Module) for part in model.modules()]
+    return (
+        any(map(is_compiled, called))
+        or any(module._compiled_call_impl is not None for module in (*called, *known))
+        or any(is_compiled_function(function) for _, function in named_values(namespace, FunctionType))
+    )
 
 
 def _named(session: Session, models: list[nn.Module] | None, namespace: Mapping[str, Any]) -> Capture:

@@ -436,6 +436,12 @@ def is_compiled(module: nn.Module) -> bool:
     return _original(module) is not None or isinstance(module, ScriptModule)
 
 
+def is_compiled_function(function: Any) -> bool:
+    """Whether this is what ``torch.compile`` makes of a function; what is kept from compiling is marked alike."""
+    own = vars(function)
+    return "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable", False)
+
+
 def _original(module: nn.Module) -> nn.Module | None:
     """What a compiled module wraps."""
     children = module._modules  # not an attribute: __getattr__ may raise what it likes

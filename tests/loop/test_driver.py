@@ -160,6 +160,26 @@ def test_steps_that_do_not_take_place() -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("part", ["function", "in place"])
+def test_compiled_code_is_not_counted_and_the_notes_say_so(part: str) -> None:
+    class Compiled(Training):
+        @property
+        def namespace(self) -> dict[str, Any]:
+            more = {"activation": torch.compile(nn.functional.relu, backend="eager")} if part == "function" else {}
+            return super().namespace | more
+
+    training = Compiled()
+    if part == "in place":
+        training.model.compile(backend="eager")
+    (profile,) = run(training, at=10, steps=6).profiles
+    assert profile.ops["flops"].isna().all()
+    (note,) = [note for note in profile._summary.notes if "running loop" in note]
+    assert "other numbers of threads were not tried; FLOPs were not counted, because" in note
+    (plain,) = run(Training(), at=10, steps=6).profiles
+    assert plain.ops["flops"].notna().any()
+
+
+@pytest.mark.deep
 def test_windows_that_follow_each_other() -> None:
     assert run(Training(), at=[3, 5, 40], steps=2, memory=False, flops=False).profiles.at == [3, 9, 40]
     assert run(Training(), at=4, every=20, steps=2, memory=False, flops=False).profiles.at == [4, 24, 44]
