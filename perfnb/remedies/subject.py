@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
@@ -17,7 +19,7 @@ from perfnb.arguments import shown
 from perfnb.bench.restored import Restored
 from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
-from perfnb.step.namespace import name_of_batches, named_values
+from perfnb.step.namespace import name_of_batches, named_values, reachable
 from perfnb.step.steps import BatchSource, tensors_in
 
 
@@ -36,6 +38,8 @@ class Subject:
     #: What levers found out or chose for this step, such as a number of threads, by their words.
     chosen: dict[str, Any] = field(default_factory=dict)
     gate: InterruptGate = field(default_factory=InterruptGate)  # lets interrupts through where the step runs
+    #: Why the step cannot be put back without a model that perfnb knows; empty if it can.
+    lasting: str = ""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -89,9 +93,7 @@ def find_subject(
     if loader is not None and not isinstance(loader, DataLoader):
         raise TypeError(f"loader must be a torch DataLoader, not {shown(loader)}.")
     candidates = _outermost(
-        dict(named_values(namespace, nn.Module))
-        if models is None
-        else {_name_of(model, namespace): model for model in models}
+        dict(_modules(step, namespace)) if models is None else {_name_of(model, namespace): model for model in models}
     )
     loader = loader if loader is not None else batches if isinstance(batches, DataLoader) else None
     named_loaders = {id(value): name for name, value in named_values(namespace, DataLoader)}
@@ -111,14 +113,26 @@ def find_subject(
         finally:
             source.close()
     called: set[str] = set()
+    unknown: set[str] = set()
+    known = {id(part) for model in candidates.values() for part in model.modules()}
+    versions = {id(one): (one, one._version) for one in reachable([step]) if type(one) is Tensor}
+
     stepped: dict[int, Optimizer] = {}
     with subject.restored(), ExitStack() as stack:
+
+        def note_unknown(module: nn.Module, _: Any) -> None:
+            if id(module) not in known and any(True for _ in module.parameters()):
+                unknown.add(type(module).__name__)
+                known.update(id(part) for part in module.modules())
+                stack.enter_context(Restored([module], []))
+
         before = [_version(parameter.grad) for parameter in subject.parameters]
         for name, model in candidates.items():
             for part in [model] if models is None else model.modules():  # a step may call a part of a given model
                 hook = part.register_forward_pre_hook(lambda *_, name=name: called.add(name))
                 stack.callback(hook.remove)
         stack.callback(register_optimizer_step_post_hook(lambda each, *_: stepped.update({id(each): each})).remove)
+        stack.callback(register_module_forward_pre_hook(note_unknown).remove)
         with subject.gate.opened():
             subject.run()
         subject.trains = bool(stepped) or any(
@@ -127,6 +141,11 @@ def find_subject(
     subject.models = {name: model for name, model in candidates.items() if models is not None or name in called}
     if models is not None and not called:
         raise CaptureError(f"The step calls no part of model= ({', '.join(candidates)}): pass the model that it calls.")
+    optimized = {id(one) for each in stepped.values() for group in each.param_groups for one in group["params"]}
+    if unknown:
+        subject.lasting = f"calls a {min(unknown)} that is in none of its variables"
+    elif any(one._version != version for key, (one, version) in versions.items() if key not in optimized):
+        subject.lasting = "changes a tensor in place that is part of no model"
     names = {id(value): name for name, value in named_values(namespace, Optimizer)}
     held = {id(parameter) for parameter in subject.parameters}
     for each in [] if optimizer is None else given:
@@ -162,9 +181,22 @@ def _name_of(model: nn.Module, namespace: Mapping[str, Any]) -> str:
     return next(names, type(model).__name__)
 
 
+def _modules(step: Callable[..., Any], namespace: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
+    """Modules by their names, then those that the step reaches otherwise, by their classes."""
+    named = named_values(namespace, nn.Module)
+    yield from named
+    seen, counts = {id(part) for _, model in named for part in model.modules()}, Counter[str]()
+    for value in reachable([step]):
+        if issubclass(type(value), nn.Module) and id(value) not in seen:
+            kind = type(value).__name__
+            counts[kind] += 1
+            yield kind if counts[kind] == 1 else f"{kind} {counts[kind]}", value
+
+
 def require_models(subject: Subject) -> None:
-    """Raise where there is nothing that a lever could act on."""
-    if not subject.models and subject.loader is None:
+    """Raise where what the step changes could not be put back, because perfnb cannot find its model."""
+    if not subject.models and subject.lasting:
         raise CaptureError(
-            "try_levers found no model that the step calls: keep it in a variable that the step uses, or pass model=."
+            f"try_levers found no model that the step calls, and the step {subject.lasting}: keep the model in a "
+            "variable that the step uses, or pass model=."
         )

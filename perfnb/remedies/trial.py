@@ -115,6 +115,8 @@ def check(found: Prepared, subject: Subject, yardstick: Yardstick) -> Values:
         return lever.check(subject, found.switch)
     if not yardstick.repeats:
         return Values(UNCHECKED, None, "the step does not repeat itself: run twice from the same state, results differ")
+    if not yardstick.own:
+        return Values(UNCHECKED, None, "the step calls no model and returns no tensor, so there is nothing to compare")
     values = judge_values(errors_of(subject, found.switch, yardstick), lever.lowers, lever.reorders)
     if values.verdict != UNCHECKED or lever.in_order is None:
         return values

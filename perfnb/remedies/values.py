@@ -178,7 +178,10 @@ def results_of(
         sample = tree_map(widened, subject.sample) if float64 else subject.sample
         with switch():
             with subject.gate.opened():
-                subject.step(*sample)
+                returned = subject.step(*sample)
+            if not subject.models:
+                note_output("the step", returned)
+            del returned
             note_gradients()
             first.close()
             with subject.gate.opened():

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -354,9 +355,45 @@ def test_arguments_that_do_not_fit(options: dict[str, Any], words: str) -> None:
         perfnb.try_levers(step, **options)
 
 
-def test_a_step_without_a_model_is_refused_in_a_sentence() -> None:
-    with pytest.raises(CaptureError, match="found no model"):
-        perfnb.try_levers(lambda: torch.ones(3).sum(), budget_s=1)
+def trained(model: nn.Module) -> None:
+    """Change a model's parameters, as a step does."""
+    model(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def test_a_model_deep_inside_an_object_is_found() -> None:
+    model = nn.Linear(2, 1)
+    holder = SimpleNamespace(parts=[[model]])
+
+    def step() -> None:
+        trained(holder.parts[0][0])
+
+    subject = find_subject(step, None, namespace_of(step))
+    assert (subject.models, subject.trains) == ({"Linear": model}, True)
+
+
+def test_a_model_that_nothing_leads_to_is_refused_in_a_sentence_and_keeps_its_weights() -> None:
+    elsewhere, model = ModuleType("elsewhere"), nn.Linear(2, 1)
+    elsewhere.run = lambda: trained(model)  # type: ignore[attr-defined]
+    before = model.weight.detach().clone()
+    with pytest.raises(CaptureError, match="the step calls a Linear that is in none of its variables: keep the model"):
+        perfnb.try_levers(lambda: elsewhere.run(), budget_s=1)
+    assert torch.equal(model.weight, before)
+
+
+def test_a_step_without_a_model_takes_the_levers_that_need_none() -> None:
+    plain = torch.ones(3)
+    names = ["gc_freeze", "compile"]
+    table = perfnb.try_levers(lambda: plain * 2, levers=names, budget_s=1).table
+    assert table["values"]["gc_freeze"] == SAME
+    assert "calls no model" in table["why_not"]["compile"]
+
+    def silent() -> None:
+        _ = plain * 2
+
+    assert perfnb.try_levers(silent, levers=names, budget_s=1).table["values"]["gc_freeze"] == UNCHECKED
+    with pytest.raises(CaptureError, match="the step changes a tensor in place that is part of no model"):
+        perfnb.try_levers(lambda: plain.add_(1), budget_s=1)
 
 
 def test_levers_can_be_on_together() -> None:
