@@ -134,16 +134,15 @@ def _step(
 def _say(compared: _Compared, a: str, b: str) -> None:
     from perfnb.draw import escape
 
-    if compared.result is None:
-        _say_lines(compared.words)
-        return
-    title, _, rest = compared.result._text(columns()).partition("\n")
+    text = "perfnb · two step times" if compared.result is None else compared.result._text(columns())
+    title, _, rest = text.partition("\n")
     say(title)
     _say_lines(f"a: {escape.plain(a, 200)}, b: {escape.plain(b, 200)}")
     if compared.words:
         _say_lines(compared.words)
         rest = re.sub(r"\Astep [^;]*;\s+", "", rest)  # the same medians, without intervals
-    say(rest)
+    if rest:
+        say(rest)
 
 
 def _say_lines(sentence: str) -> None:
