@@ -75,3 +75,16 @@ def interrupt_soon(delay_s: float) -> Callable[[], None]:
         os.kill(os.getpid(), signal.SIGINT)
 
     return send
+
+
+def jobs_of(kernel: Any) -> list[psutil.Process]:
+    """The processes of jobs that a kernel has started."""
+    pid = kernel.value("__import__('os').getpid()")
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        try:
+            if "perfnb.launching" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found

@@ -1,0 +1,126 @@
+"""What is said of jobs of several ranks: a planted straggler, and efficiency beside that of a plain script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import perfnb
+from tests.accuracy.judging import Figures
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+PLANTED_MS = 10.0
+#: Width of the layers, their number, and the batch of all ranks: one job computes, the other exchanges gradients.
+JOBS = {"compute-heavy": (256, 4, 1024), "communication-heavy": (1024, 2, 16)}
+WARM, TIMED = 20, 60
+
+SCRIPT = """
+import os, sys, time, torch, torch.distributed as dist
+from torch import nn
+width, layers, batch = map(int, sys.argv[2:])
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)]))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+x = torch.randn(batch // dist.get_world_size(), width)
+times = []
+for _ in range({warm} + {timed}):
+    begin = time.perf_counter()
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+    times.append(time.perf_counter() - begin)
+slowest = torch.tensor(times[{warm}:])
+dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+if dist.get_rank() == 0:
+    open(sys.argv[1], "w").write(str(1000 * float(slowest.median())))
+dist.destroy_process_group()
+"""
+
+
+def late_rank() -> Callable[[], None]:
+    """A job whose rank 1 sleeps before each forward pass."""
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)))
+    x, late = torch.randn(64, 256), torch.distributed.get_rank() == 1
+
+    def step() -> None:
+        if late:
+            time.sleep(PLANTED_MS / 1e3)
+        model.zero_grad()
+        model(x).sum().backward()
+
+    return step
+
+
+def test_a_planted_sleep_is_the_other_ranks_waiting(figure: Figures) -> None:
+    ranks = perfnb.profile_ranks(late_rank, threads=1, traced=20, memory=False, flops=False)
+
+    waiting = ranks.times.groupby("rank")["waiting_ms"].median()
+    figure(
+        "a sleep of 10 ms in rank 1, as waiting of rank 0",
+        float(waiting[0]) - PLANTED_MS,
+        within=(-1.5, 1.5),
+        unit="ms",
+    )
+    figure("the same, as waiting of rank 1 itself", float(waiting[1]), at_most=1.5, unit="ms")
+    figure("rank 1 is the straggler", float(ranks.straggler == 1), at_least=1.0)
+    for profile in ranks:
+        whole = float(profile.phases["ms"].sum()) / float(
+            ranks.times.groupby("rank")["wall_ms"].mean()[profile.meta["rank"]]
+        )
+        figure(f"phases of rank {profile.meta['rank']}, of its step", abs(whole - 1.0), at_most=0.01)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_efficiency_agrees_with_a_plain_script(name: str, figure: Figures, tmp_path: Path) -> None:
+    width, layers, batch = JOBS[name]
+
+    def set_up() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        return step, [torch.randn(batch, width)]
+
+    script = tmp_path / "plain.py"
+    script.write_text(SCRIPT.format(warm=WARM, timed=TIMED))
+    # Around perfnb's jobs, so that a machine that slows down slows both.
+    before = [_plain(script, tmp_path, ranks, JOBS[name]) for ranks in (1, 2)]
+    study = perfnb.rank_scaling(set_up, threads=1, ddp=True, warmup=WARM, steps=TIMED)
+    after = [_plain(script, tmp_path, ranks, JOBS[name]) for ranks in (2, 1)]
+
+    one, two = (before[0] + after[1]) / 2, (before[1] + after[0]) / 2
+    plain, found = one / two / 2, float(study.table.loc["2 ranks", "efficiency"])
+    figure(f"efficiency of two ranks, {name}", found, at_least=0.0)
+    figure(f"the same beside torchrun and perf_counter, {name}", abs(found / plain - 1.0), at_most=0.05)
+
+
+def _plain(script: Path, folder: Path, ranks: int, job: tuple[int, int, int]) -> float:
+    """The median step of a script under torchrun, in milliseconds."""
+    result = folder / f"result_{ranks}"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    subprocess.run(
+        [*launcher, str(script), str(result), *map(str, job)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        check=True,
+        capture_output=True,
+    )
+    return float(np.float64(result.read_text()))
