@@ -52,14 +52,13 @@ def test_functions_and_the_cell_share_their_variables() -> None:
     assert namespace["count"] == 2
 
 
-def test_a_model_and_its_optimizer_stay_together() -> None:
+def test_a_model_and_what_holds_its_parameters_stay_together() -> None:
     model = nn.Linear(2, 1)
-    variables = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "__name__": "__main__"}
+    variables = {"model": model, "updated": list(model.parameters()), "__name__": "__main__"}
 
     sent: Cell = pickle.loads(pack_cell(compile("0", "<cell>", "exec"), None, variables, list(variables)[:2], None))
 
-    (group,) = sent.variables["optimizer"].param_groups
-    assert group["params"][0] is sent.variables["model"].weight
+    assert sent.variables["updated"][0] is sent.variables["model"].weight
 
 
 def test_what_cannot_travel_is_named() -> None:
