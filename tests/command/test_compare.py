@@ -74,7 +74,9 @@ def test_it_fails_only_where_the_change_is_certain(
     done = called("compare", a, b, "--fail-if-slower", limit)
     assert (done.returncode, done.stderr) == (code, "")
     assert ("Failed: slower" if code else "Passed: not shown to be slower") in done.stdout
-    assert called("compare", a, b).returncode == 0
+    plain = called("compare", a, b)
+    assert plain.returncode == 0
+    assert plain.stdout.startswith("perfnb · two step times\na: ")
 
 
 @pytest.mark.slow
