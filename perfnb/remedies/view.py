@@ -102,7 +102,11 @@ def _summary(trials: LeverTrials) -> str:
     if trials._goal == "memory":
         peak, own = found.peak_bytes or 0, trials._own_peak or 1
         return f"keep {together}: peak {fmt.size(peak)} ({drawn.percent(peak / own)}), time {said}"
-    return f"keep {together}: {fmt.duration(found.saves_ms)} saved, confirmed on fresh pairs: {said}"
+    saved = fmt.duration(found.saves_ms)
+    if found.saves_ms is not None and found.ratio is not None and found.ratio < 1:
+        before = found.saves_ms / (1 - found.ratio)
+        saved += f" ({fmt.duration(before)} → {fmt.duration(before - found.saves_ms)})"
+    return f"keep {together}: {saved} saved, confirmed on fresh pairs: {said}"
 
 
 def _ladder(trials: LeverTrials) -> pd.DataFrame:
