@@ -59,6 +59,8 @@ def union(start: Ints, end: Ints) -> IntervalSet:
 
 def intersection(a: IntervalSet, b: IntervalSet) -> IntervalSet:
     """The time in both sets."""
+    if len(a.start) == 0 or len(b.start) == 0:
+        return EMPTY
     return _where(a, b, lambda in_a, in_b: in_a & in_b)
 
 

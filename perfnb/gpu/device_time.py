@@ -84,6 +84,10 @@ def groups(
 ) -> Iterator[tuple[dict[str, int | None], Ints]]:
     """The values of the columns `by` and the places of the work that has them, in order of value."""
     places = np.arange(len(work)) if chosen is None else np.flatnonzero(chosen)
+    if len(places) and all((getattr(work, name)[places] == getattr(work, name)[places[0]]).all() for name in by):
+        only = {name: int(getattr(work, name)[places[0]]) for name in by}  # one device: nothing to sort
+        yield {name: None if value == NONE else value for name, value in only.items()}, places
+        return
     keys = pd.DataFrame({name: getattr(work, name)[places] for name in by})
     for _, group in keys.groupby(list(by), sort=True):
         first = group.iloc[0]
