@@ -66,10 +66,14 @@ def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
 
 
 def starts_collective(events: pd.DataFrame) -> Bools:
-    """Whether each event is an operator that starts a collective."""
-    named = of_labels(events["name"], lambda name: bool(COLLECTIVE_OP.match(name) and collective_kind(name)))
+    """Whether each event is an operator that starts a collective, or waits for one."""
+    named = of_labels(events["name"], _starts_or_waits)
     named |= of_labels(events["name"], lambda name: name == COLLECTIVE_PARAMETERS)
     return np.asarray(named & is_one_of(events["category"], OPS))
+
+
+def _starts_or_waits(name: str) -> bool:
+    return bool(COLLECTIVE_OP.match(name) and (collective_kind(name) or name.endswith("wait_tensor")))
 
 
 def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:

@@ -93,6 +93,14 @@ def test_an_all_reduce_inside_a_layer_leaves_its_forward_alone() -> None:
     assert p.collectives["layer"].tolist() == ["model"]
 
 
+def test_the_operator_that_waits_for_a_functional_collective_is_no_computing() -> None:
+    hand = ByHand().step(0, 1000).op("_c10d_functional::all_reduce", 100, 110).op("aten::mm", 120, 300)
+    hand.event("gloo:all_reduce", 105, 500, "user_annotation", thread=9)
+    hand.op("_c10d_functional::wait_tensor", 300, 520).op("aten::mm", 520, 700)
+
+    assert phases(hand) == {"communication": 210, "other": 790}
+
+
 def test_waiting_for_data_while_a_collective_ends_is_waiting_for_data() -> None:
     hand = ByHand().step(0, 1000).op("c10d::allreduce_", 100, 110)
     hand.event("gloo:all_reduce", 105, 500, "user_annotation", thread=9).event("pf_data", 200, 600)
