@@ -37,7 +37,7 @@ def test_the_ladder_as_text() -> None:
     assert lines[5].startswith("threads same +0.2 % [−1.0, +1.0] exact n/a")
     assert (
         "Keep fused_optimizer: 1.30 ms (10.0 ms → 8.70 ms) saved, confirmed on fresh pairs: −13.0 % [−16.0, −10.0]."
-        in text
+        in " ".join(text.split())
     )
     assert text.endswith(CODE[0])
     assert max(map(len, text.splitlines())) < 160
