@@ -9,6 +9,7 @@ import torch
 
 from benchmarks import (
     counted,
+    flame,
     loading,
     measurements,
     memory,
@@ -34,6 +35,7 @@ _ALL = {
     "memory": memory.run,
     "watching": watching.run,
     "timeline": timeline.run,
+    "flame": flame.run,
     "traces": traces.run,
     "nsight": nsight.run,
     "trainers": trainers.run,

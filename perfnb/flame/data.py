@@ -14,7 +14,7 @@ from perfnb.recording.nesting import NONE, Floats, Ints
 from perfnb.recording.schema import PHASES
 
 #: Most calls in a saved notebook, and in a page: the widest are kept.
-NOTEBOOK_CALLS, PAGE_CALLS = 30_000, 1_000_000
+NOTEBOOK_CALLS, PAGE_CALLS = 30_000, 400_000
 #: Colours of packages, the heaviest first; the rest is grey.
 _COLOURS = (
     *(palette.SKY, palette.ORANGE, palette.GREEN, palette.PURPLE),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
-
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.tab import Tab
@@ -36,7 +34,7 @@ def stacks_html(stacks: StepStacks) -> str:
         [
             tables.keyed(palette.mark(str(row.phase))),
             tables.name(_place(row), 50),
-            tables.name("" if pd.isna(row.code) else row.code, 70),
+            tables.name(_code(row), 70),
             escape.html(fmt.duration(row.self_ms)),
             escape.html(fmt.duration(row.total_ms)),
             escape.html(fmt.share(row.share)),
@@ -60,7 +58,7 @@ def stacks_data(stacks: StepStacks) -> dict[str, Any]:
             {
                 "phase": palette.mark(str(row.phase)).data,
                 "place": escape.plain(_place(row)),
-                "code": "" if pd.isna(row.code) else escape.plain(row.code),
+                "code": escape.plain(_code(row)),
                 "self_ms": fmt.short(row.self_ms),
                 "total_ms": fmt.short(row.total_ms),
                 "share": fmt.short(row.share),
@@ -80,8 +78,11 @@ def _place(row: Any) -> str:
 
 
 def _words(row: Any) -> str:
-    code = "" if pd.isna(row.code) else f"  {row.code}"
-    return f"{_place(row)}{code}"
+    return f"{_place(row)}  {_code(row)}".rstrip()
+
+
+def _code(row: Any) -> str:
+    return row.code if isinstance(row.code, str) else ""
 
 
 TAB = Tab(

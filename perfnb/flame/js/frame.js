@@ -1,12 +1,13 @@
 // Drawing one frame of a flame graph. Each row is one line of pixels, stretched to the row's height, so that a frame
 // costs as much as its pixels, however many calls there are.
 import { h } from "../../draw/js/dom.js";
-import { flameFirst } from "./store.js";
+import { flameFirst, flameNext } from "./store.js";
 
 export const FLAME_ROW = 18;
 const FLAME_SHADES = [-0.14, -0.06, 0, 0.1, 0.2];
 const FLAME_STEPS = 6;
 const FLAME_LEAST = 36;
+const FLAME_KEPT = 128;
 const FLAME_LETTER = 6.1;
 
 const flameMix = (a, b, part) => a.map((value, i) => value * part + b[i] * (1 - part));
@@ -30,7 +31,8 @@ export function flameFrame(state, canvas) {
   const context = canvas.getContext("2d");
   const strip = h("canvas", {});
   const size = { width: 0, height: 0, ratio: 1 };
-  let [theme, image, pixels, colours, inks] = [null, null, null, null, null];
+  let [theme, image, pixels, colours, inks, painted] = [null, null, null, null, null, []];
+  const [kept, names] = [new Int32Array(FLAME_KEPT), []];
 
   // The place in `colours` of each call.
   const codesOf = (store) => {
@@ -113,11 +115,14 @@ export function flameFrame(state, canvas) {
       const right = Math.min(across, Math.max(left + 1, Math.round(from + wide)));
       if (from + wide > 0 && left < across) {
         const dim = state.lit && !state.lit[store.name[i]] ? half : 0;
-        pixels.fill(colours[codes[i] + dim], line * across + left, line * across + (right - left > 3 ? right - 1 : right));
+        const colour = colours[codes[i] + dim];
+        const end = line * across + (right - left > 3 ? right - 1 : right);
+        if (right - left > 16) pixels.fill(colour, line * across + left, end);
+        else for (let pixel = line * across + left; pixel < end; pixel += 1) pixels[pixel] = colour;
         if ((right - left) / size.ratio > FLAME_LEAST) named.push({ i, part, left: left / size.ratio, right: right / size.ratio, top: top(part, level), code: codes[i] + dim });
       }
       if (wide >= 1) k += 1;
-      else k = Math.max(k + 1, flameFirst(store, level, state.t0 + (left + 1) / scale));  // many calls within one pixel
+      else k = flameNext(store, level, state.t0 + (left + 1) / scale, k);  // many calls within one pixel
     }
   };
   const outline = ({ part, i }, colour, wide) => {
@@ -130,25 +135,39 @@ export function flameFrame(state, canvas) {
   const draw = () => {
     if (!theme || !size.width) return;
     const lines = [];
+    let rows = 0;
     for (const part of state.parts) {
       part.store.rows.forEach((_, level) => {
         const y = top(part, level) - state.scroll;
-        if (y > -FLAME_ROW && y < size.height && !(part.up && level === 0)) lines.push([part, level, y]);
+        if (y > -FLAME_ROW && y < size.height && !(part.up && level === 0)) lines.push([part, level, y, rows + level]);
       });
+      rows += part.store.rows.length;
     }
     const across = Math.max(1, Math.round(size.width * size.ratio));
-    if (!image || strip.width !== across || strip.height < lines.length) {
-      [strip.width, strip.height] = [across, Math.max(1, lines.length, Math.ceil(size.height / FLAME_ROW) + 2)];
-      image = strip.getContext("2d").createImageData(strip.width, strip.height);
+    if (!image || strip.width !== across) {
+      [strip.width, strip.height] = [across, FLAME_KEPT];
+      image = strip.getContext("2d").createImageData(across, FLAME_KEPT);
       pixels = new Uint32Array(image.data.buffer);
-    } else pixels.fill(0);
-    const named = [];
-    lines.forEach(([part, level], line) => paintRow(part, level, line, named));
-    strip.getContext("2d").putImageData(image, 0, 0);
+      kept.fill(0);
+    }
+    // Rows stay painted until something else than the scroll position changes.
+    const now = [state.t0, state.t1, state.lit, colours, state.parts];
+    if (now.some((value, k) => value !== painted[k])) kept.fill(0);
+    painted = now;
+    for (const [part, level, , row] of lines) {
+      const line = row % FLAME_KEPT;
+      if (kept[line] === row + 1) continue;
+      kept[line] = row + 1;
+      pixels.fill(0, line * across, (line + 1) * across);
+      names[line] = [];
+      paintRow(part, level, line, names[line]);
+      strip.getContext("2d").putImageData(image, 0, 0, 0, line, across, 1);
+    }
+    const named = lines.flatMap(([, , , row]) => names[row % FLAME_KEPT]);
     context.setTransform(size.ratio, 0, 0, size.ratio, 0, 0);
     context.clearRect(0, 0, size.width, size.height);
     context.imageSmoothingEnabled = false;
-    lines.forEach(([, , y], line) => context.drawImage(strip, 0, line, across, 1, 0, y, size.width, FLAME_ROW - 1));
+    for (const [, , y, row] of lines) context.drawImage(strip, 0, row % FLAME_KEPT, across, 1, 0, y, size.width, FLAME_ROW - 1);
     context.font = `11px ${theme.family}`;
     context.textBaseline = "middle";
     const { data } = state;
@@ -163,6 +182,7 @@ export function flameFrame(state, canvas) {
       context.fillStyle = inks[box.code];
       context.fillText(text.length > room ? `${text.slice(0, Math.max(1, room - 1))}…` : text, box.left + 4, box.top - state.scroll + FLAME_ROW / 2);
     }
+    canvas.dataset.calls = String(named.length);
     if (state.hovered) outline(state.hovered, flameCss(theme.fg), 1);
     if (state.selected && state.parts.includes(state.selected.part)) {
       outline(state.selected, flameCss(theme.bg), 4);

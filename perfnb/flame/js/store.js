@@ -43,13 +43,17 @@ function flameArrays(depth, name, own, before) {
     rows[depth[i]][filled[depth[i]]] = i;
     filled[depth[i]] += 1;
   }
-  const starts = rows.map((row) => Float64Array.from(row, (i) => start[i]));
+  const starts = rows.map((row) => {
+    const values = new Float64Array(row.length);
+    for (let k = 0; k < row.length; k += 1) values[k] = start[row[k]];
+    return values;
+  });
   return { size, depth, name, own, before, parent, end, total, totalBefore, wide, start, rows, starts, whole: reached[0] };
 }
 
 export function flameStore(data) {
   const { depth, name } = data;
-  const store = flameArrays(Int32Array.from(depth), Int32Array.from(name), Float64Array.from(data.self), data.before && Float64Array.from(data.before));
+  const store = flameArrays(new Int32Array(depth), new Int32Array(name), new Float64Array(data.self), data.before && new Float64Array(data.before));
   store.lower = data.names.map((text, i) => `${text} ${data.places[i]}`.toLowerCase());
   store.root = new Int32Array(store.size);
   for (let i = 0; i < store.size; i += 1) store.root[i] = store.parent[i] < 0 ? i : store.root[store.parent[i]];
@@ -58,6 +62,14 @@ export function flameStore(data) {
 
 // The first call of a row that ends after `at`.
 export const flameFirst = (store, level, at) => Math.max(0, placeOf(store.starts[level], at, 0, store.starts[level].length) - 1);
+
+// The same after the k-th call, for an end that is likely near.
+export function flameNext(store, level, at, k) {
+  const starts = store.starts[level];
+  let step = 1;
+  while (k + step < starts.length && starts[k + step] < at) step *= 2;
+  return Math.max(k + 1, placeOf(starts, at, k + (step >> 1), Math.min(starts.length, k + step)) - 1);
+}
 
 // Calls of matching functions that are in no other match, and what they take together.
 export function flameMatches(store, lit) {

@@ -1,0 +1,156 @@
+"""The flame graph of 100,000 stacks: its first picture and the time per frame; and what sampling a step costs."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import perfnb
+from perfnb.step.stack_sampler import StackSampler
+
+STACKS, DEPTH = 100_000, 24
+_FRAMES, _ROUNDS, _STEPS = 120, 24, 12
+
+#: Record when each drawing starts and how long it takes, and the first one since the page was asked for.
+_WATCH = """
+window.frames_ = [];
+const ask = window.requestAnimationFrame.bind(window);
+window.unwatchedFrame = ask;
+window.requestAnimationFrame = (draw) => ask((now) => {
+  const begin = performance.now();
+  draw(now);
+  const end = performance.now();
+  if (!document.querySelector(".pf-fl-canvas[data-calls]")) return;
+  window.first_ ??= end;
+  window.frames_.push([now, end - begin]);
+});
+"""
+
+#: Zoom or pan in each of a number of frames.
+_MOVE = """([kind, frames]) => new Promise((done) => {
+  const canvas = document.querySelector(".pf-fl-canvas");
+  const { left, top, width } = canvas.getBoundingClientRect();
+  window.frames_.length = 0;
+  let n = 0;
+  const move = () => {
+    if (n === frames) return setTimeout(() => done(window.frames_), 300);
+    const about = { clientX: left + width * 0.37, clientY: top + 200, bubbles: true, cancelable: true };
+    const sign = n < frames / 2 ? -1 : 1;
+    if (kind === "zoom") canvas.dispatchEvent(new WheelEvent("wheel", { ...about, deltaY: 30 * sign, ctrlKey: true }));
+    else {
+      canvas.parentElement.parentElement.scrollTop += 6 * -sign;
+      canvas.dispatchEvent(new PointerEvent("pointermove", { ...about, clientX: left + (width * n) / frames }));
+    }
+    n += 1;
+    unwatchedFrame(move);
+  };
+  move();
+})"""
+
+
+def made(stacks: int = STACKS) -> str:
+    """Collapsed stacks, all different, of up to `DEPTH` calls."""
+    chance = random.Random(0)
+    lines = set()
+    while len(lines) < stacks:
+        depth = chance.randrange(6, DEPTH)
+        lines.add(";".join(f"function_{min(int(chance.expovariate(0.4)), 40)}_{level}" for level in range(depth)))
+    return "".join(f"{line} {chance.randrange(1, 50)}\n" for line in sorted(lines))
+
+
+def run() -> Iterator[str]:
+    """Lines for the browser and for sampling."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "stacks.txt"
+        source.write_text(made(), encoding="utf-8")
+        begin = time.perf_counter()
+        profile: Any = perfnb.load(source)
+        page = profile.to_html(Path(folder) / "page.html")
+        seconds = time.perf_counter() - begin
+        calls = len(profile._record.tree)
+        yield f"flame graph: {STACKS:,} stacks, {calls:,} calls: loaded and written as a page in {seconds:.1f} s"
+        yield from _in_browser(page)
+    yield _sampling()
+
+
+def _in_browser(path: Path) -> Iterator[str]:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        yield "flame graph: Chromium is not installed"
+        return
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.add_init_script(_WATCH)
+        page.goto(path.as_uri())
+        page.wait_for_function("window.first_")
+        first = page.evaluate("window.first_")
+        yield f"flame graph: first picture {first:.0f} ms after the page was asked for (limit 500)"
+        for kind in ("zoom", "scroll"):
+            frames = np.array(page.evaluate(_MOVE, [kind, _FRAMES]))
+            middle, high = np.percentile(frames[:, 1], [50, 95])
+            yield (
+                f"flame graph: {kind}: drawing a frame: median {middle:.1f} ms, 95th percentile {high:.1f} ms "
+                f"(limit 17; {len(frames)} frames)"
+            )
+        begin = time.perf_counter()
+        page.get_by_role("searchbox").fill("function_3_")
+        yield f"flame graph: searched in {(time.perf_counter() - begin) * 1e3:.0f} ms"
+        browser.close()
+
+
+def _sampling() -> str:
+    """The ratio of steps with and without the sampler, in pairs of neighbouring blocks."""
+    layers = [layer for _ in range(12) for layer in (nn.Linear(96, 96), nn.ReLU())]
+    net = nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(net.parameters())
+    x = torch.randn(64, 96)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    def block() -> float:
+        times = []
+        for _ in range(_STEPS):
+            begin = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
+
+    def sampled() -> float:
+        times = []
+        with StackSampler([(net, False)]) as sampler:
+            for _ in range(_STEPS):
+                with sampler.step():
+                    begin = time.perf_counter()
+                    step()
+                    times.append(time.perf_counter() - begin)
+        return statistics.median(times)
+
+    block()
+    ratios, bare = [], []
+    for place in range(_ROUNDS):
+        first, second = (block, sampled) if place % 2 else (sampled, block)
+        a, b = first(), second()
+        without, with_sampler = (a, b) if place % 2 else (b, a)
+        ratios.append(with_sampler / without)
+        bare.append(without)
+    low, middle, high = np.percentile(ratios, [25, 50, 75])
+    return (
+        f"sampling stacks: a step of {1e3 * statistics.median(bare):.2f} ms takes {middle:.3f} times as long while "
+        f"sampled (quartiles {low:.3f} to {high:.3f} of {_ROUNDS} pairs; limit 1.03)"
+    )
