@@ -129,6 +129,8 @@ class TokenTimes(list[int]):
     def note(self, value: Any) -> None:
         """Note what an answer yielded: nothing where that is empty."""
         if isinstance(value, torch.Tensor):
+            if value.device.type != "cpu":
+                synchronize()  # or it would be noted before it is computed
             count = value.numel()
         else:
             count = 1 if not isinstance(value, (str, bytes, list, tuple)) else min(1, len(value))

@@ -58,7 +58,7 @@ def test_requests_that_sleep_wait_as_long_as_their_moments_predict(utilization: 
     low, high = np.quantile(runs, (0.005, 0.995))
     name = f"latency: sleeping callable at utilization {utilization:g}"
     figure(f"{name}: mean wait of {count:,} requests", opened["wait_ms"].mean(), within=(low, high), unit="ms")
-    figure(f"{name}: computed / predicted mean wait", found.at(rate).wait_ms / predicted, within=(0.95, 1.05))
+    figure(f"{name}: computed / predicted mean wait", found.at(rate).wait_ms / predicted, within=(0.9, 1.1))
     figure(f"{name}: requests lost to saturation", found.open_run.lost, at_most=0)
 
 
@@ -111,13 +111,13 @@ def cnn() -> tuple[Callable[[Any], Any], list[Any]]:
 
 def gpt2() -> tuple[Callable[[Any], Any], list[Any]]:
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=128, bos_token_id=0, eos_token_id=None)
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, bos_token_id=0, eos_token_id=None)
     model = transformers.GPT2LMHeadModel(config).eval()
 
     def generate(ids: torch.Tensor) -> Any:
-        return model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+        return model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
 
-    return generate, [torch.randint(1, 128, (1, 16)) for _ in range(16)]
+    return generate, [torch.randint(1, 64, (1, 8)) for _ in range(16)]
 
 
 def open_p99_ms(fn: Callable[[Any], Any], requests: Sequence[Any], rate: float, seconds: float, seed: int) -> float:
@@ -147,8 +147,9 @@ def test_the_highest_rate_holds_in_a_run_of_its_own(make: Any, figure: Figures) 
     highest = found.highest_rate(bound)
 
     name = f"latency: highest rate of {make.__name__} for p99 within {bound:.3g} ms, {highest.rate_per_s:.3g}/s"
+    # With 6,000 requests, p99 is known well enough to tell 10 % of the rate.
     for share, limit in ((0.9, {"at_most": 1.0}), (1.1, {"at_least": 1.0})):
-        p99 = open_p99_ms(fn, requests, share * highest.rate_per_s, 25, seed=7)
+        p99 = open_p99_ms(fn, requests, share * highest.rate_per_s, 33, seed=7)
         figure(f"{name}: p99 at {share:g} of it, in an independent run / bound", p99 / bound, **limit)  # type: ignore[arg-type]
 
 
