@@ -17,9 +17,11 @@ from perfnb.launching.job import Job
 from perfnb.launching.order import Order, pack_function, places
 from perfnb.profile.loading import load
 from perfnb.profile.profile import Profile
+from perfnb.quantities import counted
 from perfnb.ranks.ranks import Ranks
 from perfnb.recording.job import rank_folder
 from perfnb.recording.storage import SavedProfile
+from perfnb.shell import print_text
 
 #: Folder of the profiles inside the job's.
 _PROFILES = "profiles"
@@ -190,13 +192,16 @@ def run_ranks(
     ):
         folder = Path(place)
         require_writable(folder)
-        job = Job(folder, order, ranks, env or {}, note)
+        job = Job(folder, order, ranks, env or {}, note or f"{counted(order.threads, 'thread')} each")
         try:
             with gate.opened():
                 job.follow(progress, _show if show else lambda _: None)
         finally:
             job.end()
-        return _loaded(folder / _PROFILES, order, ranks)
+        found = _loaded(folder / _PROFILES, order, ranks)
+    if show and len(found) > 1 and all(len(profile.collectives) == 0 for profile in found):
+        print_text("perfnb: the ranks did not communicate. Does the step use a model under DDP? ddp=True wraps it.")
+    return found
 
 
 def _loaded(folder: Path, order: Order, ranks: int) -> Ranks:
