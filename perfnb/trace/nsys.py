@@ -21,7 +21,7 @@ import pandas as pd
 
 from perfnb.errors import TraceError
 from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
-from perfnb.trace.sqlite_file import MAGIC, NULL, SqliteFile, Texts
+from perfnb.trace.sqlite_file import MAGIC, NULL, SqliteFile, Texts, is_packed
 from perfnb.trace.trace_file import Limits, Progress, Reader
 from perfnb.trace_names import BACKWARD_NODE
 
@@ -632,6 +632,8 @@ def _recognise(path: Path, head: bytes) -> bool:
     """Any SQLite file that could be an export, damaged ones too: `read` says what is wrong with them."""
     if not head.startswith(MAGIC):
         return False
+    if is_packed(path):
+        return True  # unpacked only once, by `read`
     try:
         with SqliteFile(path, Limits(max_bytes=2**62)) as file:
             return bool(_KNOWN & file.tables.keys())

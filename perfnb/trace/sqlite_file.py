@@ -7,19 +7,21 @@ where a reader could meet them, and a file may cost only so much work for each o
 from __future__ import annotations
 
 import sqlite3
+import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from perfnb.errors import TraceError
+from perfnb.files import open_regular
 from perfnb.quantities import size
 from perfnb.trace.columns import Ints
-from perfnb.trace.trace_file import QUIET_S, Limits, Progress
+from perfnb.trace.trace_file import GZIP, QUIET_S, Limits, Progress, blocks_of_file
 
 MAGIC = b"SQLite format 3\0"
 #: In a column of numbers, a value that a row does not have.
@@ -36,8 +38,17 @@ _USUAL_COST = 2
 _EVERY_S = 0.2
 
 
+def is_packed(path: Path) -> bool:
+    """Whether a file is compressed with gzip."""
+    try:
+        with open_regular(path) as file:
+            return file.read(len(GZIP)) == GZIP
+    except (OSError, ValueError):
+        return False
+
+
 class SqliteFile:
-    """An SQLite file that is being read; a context manager.
+    """An SQLite file that is being read, plain or compressed with gzip; a context manager.
 
     Parameters
     ----------
@@ -58,8 +69,12 @@ class SqliteFile:
         self._raised: BaseException | None = None
         self._cost = self._letters = self._rows = 0
         self._start = self._told = time.monotonic()
+        self._folder = ExitStack()
+        plain = path
         try:
-            self._bytes = path.stat().st_size if path.is_file() else -1
+            if is_packed(path):
+                plain = self._unpack()
+            self._bytes = plain.stat().st_size if plain.is_file() else -1
         except (OSError, ValueError):
             self._bytes = -1
         if self._bytes < 0:
@@ -69,10 +84,14 @@ class SqliteFile:
             raise TraceError(
                 f"{path} was not read: it is {size(self._bytes)}, above {most}; raise max_bytes in limits=."
             )
-        with self._errors():
-            # Immutable: neither locks nor a journal beside the file count.
-            where = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-            self._connection = sqlite3.connect(where, uri=True, isolation_level=None)
+        try:
+            with self._errors():
+                # Immutable: neither locks nor a journal beside the file count.
+                where = f"{plain.absolute().as_uri()}?mode=ro&immutable=1"
+                self._connection = sqlite3.connect(where, uri=True, isolation_level=None)
+        except BaseException:
+            self._folder.close()
+            raise
         try:
             with self._errors():
                 self._connection.text_factory = bytes
@@ -83,14 +102,31 @@ class SqliteFile:
                     self._connection.execute(f"PRAGMA {setting}")
                 self.tables = self._schema()
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
 
     def __enter__(self) -> SqliteFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, and remove what it was unpacked to."""
         self._connection.close()
+        self._folder.close()
+
+    def _unpack(self) -> Path:
+        """Unpack a file, because SQLite needs to jump around in it."""
+        folder = self._folder.enter_context(tempfile.TemporaryDirectory(prefix="perfnb-"))
+        plain = Path(folder, "unpacked.sqlite")
+        try:
+            with plain.open("wb") as file:
+                file.writelines(blocks_of_file(self._path, self._limits))
+        except BaseException:
+            self._folder.close()
+            raise
+        return plain
 
     def columns(self, table: str) -> frozenset[str]:
         """The names of a table's columns; none if the file lacks the table.

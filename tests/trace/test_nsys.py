@@ -160,6 +160,19 @@ def test_a_training_has_steps_ops_layers_and_backward(tmp_path: Path) -> None:
     assert p.to_html(tmp_path / "report.html").stat().st_size > 10_000
 
 
+def test_an_export_may_be_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unpacking").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "unpacking"))
+    plain, packed, cut = write(tmp_path / "plain", training()), tmp_path / "packed", tmp_path / "cut"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    cut.write_bytes(packed.read_bytes()[:-500])
+
+    assert profile_of(packed).ops.equals(profile_of(plain).ops)
+    assert "its compressed data is cut off" in error_of(cut)
+    assert "more than 1.00 KiB" in error_of(packed, Limits(max_bytes=1024))
+    assert [*(tmp_path / "unpacking").iterdir()] == []
+
+
 def test_ids_are_of_their_own_process(tmp_path: Path) -> None:
     """Both processes use the same numbers."""
     ranks = perfnb.load(write(tmp_path / "two.sqlite", joined(training(40), training(41, at=2 * 10**9))))
