@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,8 @@ _LINES = {
     "p95_ms": (0.95, palette.GREEN, "--", "s"),
     "p99_ms": (0.99, palette.VERMILION, ":", "^"),
 }
+#: Points across a timeline, about.
+_WIDE = 480
 #: Ranges of more than this are drawn on a log axis.
 _DECADE = 10.0
 
@@ -222,21 +223,18 @@ def draw_timeline(figure: Figure, wait_ms: float, tokens_ms: Sequence[float]) ->
     """
     axes = figure.subplots()
     marks = palette.REQUEST
-    first, *_ = tokens_ms
-    spans = {
-        "wait": [(0.0, wait_ms)] if wait_ms > 0 else [],
-        "prefill": [(wait_ms, first - wait_ms)],
-        "decode": [(before, after - before) for before, after in itertools.pairwise(tokens_ms)],
-    }
-    for name, fields in spans.items():
+    spans = {"wait": (0.0, wait_ms), "prefill": (wait_ms, tokens_ms[0]), "decode": (tokens_ms[0], tokens_ms[-1])}
+    for name, (begin, end) in spans.items():
         mark = marks[name]
-        hatch, ink = HATCHES.get(mark.pattern, ("", GROUND))
-        if not fields:
+        if end <= begin:
             continue
-        width = 0.8 if len(tokens_ms) <= 100 else 0.2
-        axes.broken_barh(fields, (0, 1), facecolor=mark.colour, edgecolor=GROUND, linewidth=width, label=mark.word)
-        if hatch and name == "wait":
-            axes.broken_barh(fields, (0, 1), facecolor="none", edgecolor=ink, hatch=hatch, linewidth=0)
+        axes.broken_barh([(begin, end - begin)], (0, 1), facecolor=mark.colour, label=mark.word)
+        if name == "wait":
+            hatch, ink = HATCHES[mark.pattern]
+            axes.broken_barh([(begin, end - begin)], (0, 1), facecolor="none", edgecolor=ink, hatch=hatch, linewidth=0)
+    # Lines between tokens, thin enough to leave the fields visible.
+    wide = (tokens_ms[-1] - tokens_ms[0]) / max(1, len(tokens_ms) - 1) / tokens_ms[-1] * _WIDE
+    axes.vlines(tokens_ms[:-1], 0, 1, color=GROUND, linewidth=min(1.0, 0.2 * wide))
     axes.plot(tokens_ms, [1.18] * len(tokens_ms), marker="v", color=INK, linestyle="", markersize=3.5, label="token")
     axes.set_ylim(0, 1.45)
     axes.set_yticks([])

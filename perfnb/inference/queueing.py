@@ -214,7 +214,8 @@ def simulate_batches(
         Time of a batch of a size; called once for each batch.
     """
     arrivals = arrivals_ms.tolist()
-    latency, sizes, busy = np.empty(len(arrivals)), [], 0.0
+    ends: list[float] = []
+    sizes, busy = [], 0.0
     free = [0.0] * servers
     head = 0
     while head < len(arrivals):
@@ -225,9 +226,9 @@ def simulate_batches(
             end += 1
         taken = service_ms(end - head)
         heapq.heapreplace(free, start + taken)
-        latency[head:end] = start + taken - arrivals_ms[head:end]
+        ends += [start + taken] * (end - head)
         sizes.append(end - head)
         busy += taken
         head = end
     span = max(max(free), arrivals[-1]) - arrivals[0]
-    return Batched(latency, np.array(sizes), busy / servers / span)
+    return Batched(np.array(ends) - arrivals_ms, np.array(sizes), busy / servers / span)
