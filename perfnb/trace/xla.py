@@ -23,8 +23,8 @@ STATS = frozenset(
 
 CAVEATS = (
     "JAX and TensorFlow record neither modules nor autograd: there are no layers, and only the names of ops (jvp, "
-    "transpose, gradient_tape) tell forward from backward. Work is launched asynchronously, so look at the phase of "
-    "kernels in events, not at the phases of host time.",
+    "transpose, gradient_tape) tell forward from backward. Work is launched asynchronously, so look at the phases of "
+    "ops and kernels in events, not at those of host time.",
     "On GPUs an XLA op is listed once per call that launched something for it.",
 )
 

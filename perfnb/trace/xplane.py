@@ -5,6 +5,7 @@ Times are picoseconds from their line's start, and lines of one file start at di
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from perfnb.errors import TraceError
 from perfnb.quantities import size
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.protobuf import BYTES, VARINT, Damaged, fields, signed, spans, text, varint
-from perfnb.trace.rows import FAR_NS, Rows, too_many
+from perfnb.trace.rows import FAR_NS, Rows
 from perfnb.trace.trace_file import Limits, Progress, Reader, blocks_of_file
-from perfnb.trace.xla import CAVEATS, STATS, Stat, XlaPlane, add_device_steps, number_of
+from perfnb.trace.xla import CAVEATS, STATS, Stat, XlaPlane, add_device_steps, framework_op, number_of
 
 #: No message of protocol buffers is larger.
 _MOST_BYTES = 2**31
@@ -25,11 +26,13 @@ _MOST_PLANES, _MOST_LINES, _MOST_KINDS = 10_000, 100_000, 500_000
 _MOST_SEEN = 50_000
 #: Names of planes start so.
 _NAMES = ("/host:", "/device:", "Task Environment", "#Chip")
-_HOST, _ENVIRONMENT = "/host:", "Task Environment"
+_METADATA, _ENVIRONMENT = "/host:metadata", "Task Environment"
 
 
 #: Where something starts and ends.
 Place = tuple[int, int]
+#: By module and op, the path of an op of JAX or TensorFlow.
+Paths = dict[tuple[str, str], str]
 
 
 def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
@@ -53,30 +56,64 @@ def whole_file(path: Path, limits: Limits, progress: Progress | None = None) -> 
 
 
 def _trace(data: bytes, rows: Rows) -> TraceColumns:
-    planes, base = list[XlaPlane](), 0
-    for count, (start, end) in enumerate(_messages(data, 0, len(data), 1)):
-        if count >= _MOST_PLANES:
-            raise too_many(rows.source, f"{_MOST_PLANES:,} planes", "no limit for it")
-        base = _plane(data, start, end, rows, count, planes) or base
+    planes, places, base = list[XlaPlane](), list[Place](), 0
+    for place in _messages(data, 0, len(data), 1):
+        places.append(place)
+        if len(places) > _MOST_PLANES:
+            raise TraceError(f"{rows.source} was not read: it has more than {_MOST_PLANES:,} planes, as none does.")
+    names = [_name(data, *place) for place in places]
+    paths: Paths = {}
+    for name, place in zip(names, places, strict=True):
+        if name == _METADATA:
+            _add_paths(data, *place, paths)
+    for number, (name, place) in enumerate(zip(names, places, strict=True)):
+        base = _plane(data, place, name, rows, number, planes, paths) or base
     add_device_steps(rows, planes)
     return rows.columns(base)
 
 
-def _messages(data: bytes, start: int, end: int, wanted: int) -> Any:
-    """Places of the messages in a field."""
+def _name(data: bytes, start: int, end: int) -> str:
+    """Name of a plane."""
+    return next((text(data[a:b]) for a, b in _messages(data, start, end, 2)), "")
+
+
+def _add_paths(data: bytes, start: int, end: int, paths: Paths) -> None:
+    """Add the paths of the ops of every compiled module: its HLO is beside the events."""
+    for entry in _messages(data, start, end, 4):
+        for kind in _messages(data, *entry, 2):
+            for stat in _messages(data, *kind, 5):
+                for proto in _messages(data, *stat, 6):
+                    for module in _messages(data, *proto, 1):
+                        _add_paths_of_module(data, *module, paths)
+
+
+def _add_paths_of_module(data: bytes, start: int, end: int, paths: Paths) -> None:
+    name = _text_at(data, start, end, 1)
+    for computation in _messages(data, start, end, 3):
+        for instruction in _messages(data, *computation, 2):
+            path = next((_text_at(data, *about, 2) for about in _messages(data, *instruction, 7)), "")
+            if "/" in path:
+                paths[name, _text_at(data, *instruction, 1)] = path
+                if len(paths) >= _MOST_KINDS:
+                    return
+
+
+def _text_at(data: bytes, start: int, end: int, wanted: int) -> str:
+    return next((text(data[a:b]) for a, b in _messages(data, start, end, wanted)), "")
+
+
+def _messages(data: bytes, start: int, end: int, wanted: int) -> Iterator[Place]:
+    """Places of the messages in a field, or of its texts."""
     return ((a, b) for field, kind, a, b in spans(data, start, end) if field == wanted and kind == BYTES)
 
 
-def _plane(data: bytes, start: int, end: int, rows: Rows, number: int, planes: list[XlaPlane]) -> int:
+def _plane(data: bytes, place: Place, name: str, rows: Rows, number: int, planes: list[XlaPlane], paths: Paths) -> int:
     """Add the events of a plane; return the time at which the profile started, if the plane says so."""
-    name = ""
+    if name == _METADATA:
+        return 0
     lines, described, named, own = list[Place](), list[Place](), list[Place](), list[Place]()
-    for field, kind, a, b in spans(data, start, end):
-        if kind != BYTES:
-            continue
-        if field == 2:
-            name = text(data[a:b])
-        elif field in (3, 4, 5, 6):
+    for field, kind, a, b in spans(data, *place):
+        if kind == BYTES and field in (3, 4, 5, 6):
             (lines, described, named, own)[field - 3].append((a, b))
     for found, most, what in (
         (lines, _MOST_LINES, "lines"),
@@ -101,11 +138,11 @@ def _plane(data: bytes, start: int, end: int, rows: Rows, number: int, planes: l
         rows.devices.setdefault(plane.device, _device(name, _stats(data, own, stat_names, None)))
     seen = dict[bytes, dict[str, Stat]]()
     wanted = {key: stat for key, stat in stat_names.items() if stat in STATS}
-    for (thread, line, begin), place in zip(heads, lines, strict=True):
+    for (thread, line, begin), where in zip(heads, lines, strict=True):
         rows.thread_names[number, thread] = line
-        for field, kind, a, b in spans(data, *place):
+        for field, kind, a, b in spans(data, *where):
             if field == 4 and kind == BYTES:
-                _event(data, a, b, plane, (line, thread, begin), names, of_kinds, wanted, stat_names, seen)
+                _event(data, a, b, plane, (line, thread, begin), names, of_kinds, wanted, stat_names, seen, paths)
     return 0
 
 
@@ -157,6 +194,7 @@ def _event(
     wanted: dict[int, str],
     stat_names: dict[int, str],
     seen: dict[bytes, dict[str, Stat]],
+    paths: Paths,
 ) -> None:
     kind = offset = duration = 0
     stats: dict[str, Stat] = {}
@@ -181,6 +219,8 @@ def _event(
             stats.update(known)
     if common := of_kinds.get(kind):
         stats = {**common, **stats}
+    if paths and (op := stats.get("hlo_op")) and not framework_op(stats):
+        stats["name"] = paths.get((str(stats.get("hlo_module", "")), str(op)), "")
     name, thread, begin = line
     # Both ends are rounded down, so that what nests in picoseconds nests in nanoseconds.
     first = begin + offset // 1000

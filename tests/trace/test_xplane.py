@@ -30,8 +30,18 @@ def launch(number: int, op: str, path: str) -> dict[str, object]:
     return {"correlation_id": number, "hlo_op": op, "name": path, "tf_op": "XlaModule:", "hlo_module": "jit_step"}
 
 
+def compiled(module: str, paths: dict[str, str]) -> bytes:
+    """The plane that holds the HLO of a module: its ops and their paths."""
+    ops = [(2, message((1, op), (2, "fusion"), (7, message((1, "add"), (2, path))))) for op, path in paths.items()]
+    hlo = message((1, message((1, module), (2, "main"), (3, message((1, "main"), *ops)))))
+    kind = message((1, 8), (2, f"{module}(8)"), (5, message((1, 2), (6, hlo))))
+    stat = message((1, 2), (2, message((1, 2), (2, "Hlo Proto"))))
+    return message((2, "/host:metadata"), (4, message((1, 8), (2, kind))), (5, stat))
+
+
 #: Two steps: each launches a forward and a backward kernel, and copies its batch.
 SAMPLE = space(
+    compiled("jit_step", {"fusion": FORWARD, "tanh": BACKWARD, "x": "parameter"}),
     plane(
         "/device:GPU:3",
         {
@@ -117,6 +127,19 @@ def test_a_profile_has_steps_ops_and_directions_of_kernels(tmp_path: Path) -> No
     assert "torch.profiler" not in words
 
 
+def test_the_hlo_tells_what_an_op_is_for(tmp_path: Path) -> None:
+    ops = [
+        (name, 10 * place, 5, {"hlo_op": name, "hlo_module": "jit_step"}) for place, name in enumerate(("tanh", "x"))
+    ]
+    hlo = compiled("jit_step", {"tanh": BACKWARD, "x": "parameter"})
+    for planes in ((hlo, plane("/host:CPU", {"XLAEigen": ops})), (plane("/host:CPU", {"XLAEigen": ops}), hlo)):
+        profile = perfnb.load(written(tmp_path, space(*planes)))
+
+        phases = profile.events.set_index("name")["phase"]
+        assert phases["tanh"] == phases[BACKWARD] == "backward"
+        assert set(profile.ops.index) == {"tanh", BACKWARD, "x"}
+
+
 def test_a_folder_of_jax_holds_each_profile_once(tmp_path: Path) -> None:
     for name in ("host.xplane.pb", "host.trace.json.gz", "perfetto_trace.json.gz", "other.xplane.pb"):
         written(tmp_path, SAMPLE, name)
@@ -164,8 +187,8 @@ def test_a_damaged_or_hostile_file_is_one_error(tmp_path: Path) -> None:
         "too long": space(plane("/host:CPU", {})) + b"\xff" * 20,
         "an unknown kind": space(plane("/host:CPU", {})) + b"\x0b\x0c",
         "out of range": space(plane("/host:CPU", {f"a@{2**62}": [("x", 1, 1)]})),
-        "kinds of events": space(message((2, "/host:CPU"), *[(4, b"")] * 500_001)),
-        "lines": space(message((2, "/host:CPU"), *[(3, b"")] * 100_001)),
+        "kinds of events": space(message((2, "/host:CPU"), (3, b"")) + b"\x22\x00" * 500_001),
+        "lines": space(message((2, "/host:CPU")) + b"\x1a\x00" * 100_001),
     }
     for said, data in cases.items():
         assert said in error_of(written(tmp_path, data))
