@@ -42,7 +42,7 @@ def draw_curve(figure: Figure, found: Latency) -> None:
     measured = _measured(found.open_run)
     seen += [each for point in measured.values() for each in point]
     highest = found._highest
-    if highest is not None and not isinstance(highest, str) and highest.rate_per_s > 0:
+    if highest is not None and not isinstance(highest, str):
         seen.append(highest.bound_ms)
         _draw_highest(axes, highest)
     low, high = min(seen), max(seen)
@@ -114,6 +114,8 @@ def _light(colour: str) -> str:
 
 def _draw_highest(axes: Axes, highest: HighestRate) -> None:
     axes.axhline(highest.bound_ms, color=INK, linewidth=0.9, zorder=5)
+    if highest.rate_per_s <= 0:
+        return
     word = f"p{100 * highest.quantile:g} within {fmt.duration(highest.bound_ms)}"
     said = axes.annotate(
         f"{word}: {fmt.significant(highest.rate_per_s)}/s",

@@ -73,6 +73,17 @@ def test_the_curve_marks_the_bound_the_highest_rate_and_what_was_measured() -> N
     assert [text.get_text() for text in lower.get_legend().get_texts()] == ["mean wait", "mean service"]
 
 
+def test_a_bound_that_no_rate_keeps_is_a_line_alone() -> None:
+    found = fake(lognormal(400))
+    found._highest = found.highest_rate(1.0)
+
+    upper, _ = drawn(found).axes
+
+    assert found._highest.rate_per_s == 0
+    assert any(np.allclose(line.get_ydata(), 1.0) for line in upper.lines)
+    assert "highest rate" not in {text.get_text() for text in upper.get_legend().get_texts()}
+
+
 def test_a_quantile_that_is_not_known_is_not_drawn() -> None:
     upper, _ = drawn(fake(lognormal(50))).axes
 
