@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 FIRST_CALLS = 2
 #: The row of the curve at whose rate batchers are compared: 80 % utilization.
 _BATCHED_AT = 5
+#: From how many times the median on the slowest request is named.
+_SLOW = 1.5
 _HEADS = ("rate", "utilization", "p50", "p95", "p99", "mean wait")
 _SIZE_HEADS = ("batch size", "median", "per request", "requests/s", "one more costs")
 _UNDER_LOAD = "Under load, computed from the service times"
@@ -118,6 +120,10 @@ def _sentences(found: Latency) -> list[str]:
         said.append(f"p99 needs at least 299 requests: a budget_s {fmt.significant(longer, trim=True)} times as long.")
     if found._in_training:
         said.append("The model was in training mode, in which it is not served: call its eval() first.")
+    slow = found.slowest(1).iloc[0]
+    if slow["service_ms"] > _SLOW * float(np.median(found._service_ms)):
+        which = f"request {slow['request']:,}, size {escape.plain(slow['size'], 60)}"
+        said.append(f"The slowest took {fmt.duration(float(slow['service_ms']))}: {which}.")
     first = found.first_calls
     if len(first):
         slowest = fmt.duration(float(first["service_ms"].max()))

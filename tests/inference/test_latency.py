@@ -148,6 +148,15 @@ def test_requests_too_slow_for_warm_up_are_not_all_left_out(clock: FakeClock) ->
         assert any(said.startswith("No size was called more than twice") for said in _sentences(found))
 
 
+def test_the_slowest_request_is_named() -> None:
+    times = np.full(400, 10.0)
+    assert not any("slowest" in said for said in _sentences(fake(times)))
+
+    times[123] = 40.0
+
+    assert "The slowest took 40.0 ms: request 123, size (1,)." in _sentences(fake(times))
+
+
 def test_recorded_arrivals_are_kept(clock: FakeClock) -> None:
     found = perfnb.latency(lambda _: clock.pass_exactly(5), [1], arrivals=[10.0, 10.001, 10.1], budget_s=0.1)
 
