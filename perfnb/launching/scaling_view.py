@@ -59,7 +59,8 @@ def rank_scaling_text(figures: RankScalingFigures, width: int = 100) -> str:
     for ranks, row in figures.losses.iterrows():
         parts = _stack(row)
         lines.append(f"{ranks:>5} {bars.stacked([mark for mark, _ in parts], [ms for _, ms in parts], width - 6)}")
-    lines += escape.wrapped("; ".join(f"{mark.glyph} {mark.word}" for mark in _PARTS.values()), width)
+    words = [f"{mark.glyph} {mark.word}" for mark in _PARTS.values()]
+    lines += ["   ".join(words[:3]), "   ".join(words[3:])]
     return "\n".join(lines)
 
 
