@@ -1,6 +1,6 @@
 """The levers: each one object that says what it needs, how it is switched on and off, and which lines keep it.
 
-Adding one is one object in the file of its subject and its name in `LEVERS`. A lever is switched between single steps,
+Adding one is one object in the file of its subject and its name in `LEVERS`. Most are switched between single steps,
 so switching is cheap; what it must prepare (compile, convert) it does when first switched on.
 """
 
