@@ -90,6 +90,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _compared(a: str, b: str) -> _Compared:
     from perfnb.diff.step_times import step_change, step_change_of
+    from perfnb.flame.host_profile import HostProfile
     from perfnb.loop.run import RunSummary
     from perfnb.profile.loading import load
     from perfnb.profile.profile import Profile
@@ -104,6 +105,8 @@ def _compared(a: str, b: str) -> _Compared:
         runs = first.compare(second)
         figures = ("all", first.median_ms, second.median_ms, runs.ratio, runs.ratio_ci, runs.verdict)
         return _Compared(runs, "", _step(*figures), runs.ratio_ci, "the runs have too few steps")
+    if isinstance(first, HostProfile) and isinstance(second, HostProfile):
+        return _Compared(first.compare(second), "", _step("none", *[None] * 5), None, "host profiles have no steps")
     kinds = " and ".join(f"{Path(path).name} ({type(one).__name__})" for path, one in ((a, first), (b, second)))
     hint = " Compare one rank with one." if "Ranks" in kinds else ""
     raise WrongUse(f"these are not two profiles, traces, runs or timings: {kinds}.{hint}")

@@ -14,9 +14,11 @@ from perfnb.quantities import counted
 from perfnb.recording.nesting import NONE
 from perfnb.trace.trace_file import Limits
 
-#: Frames of py-spy, ``function (file.py:12)``, and of torch's export_stacks, ``file.py(12): function``.
+#: Frames of py-spy, ``function (file.py:12)``, and of torch's export_stacks, ``file.py(12):_function``: it writes an
+#: underscore for each space.
 _PY_SPY = re.compile(r"([^()]{1,300}) \(([^()]{1,1000}?)(?::(\d{1,9}))?\)")
-_TORCH = re.compile(r"(.{1,1000})\((\d{1,9})\): (.{1,300})")
+_TORCH = re.compile(r"(.{1,1000})\((\d{1,9})\):[ _](.{1,300})")
+_NATIVE = ("<built-in", "nn.Module:")
 _LINE = re.compile(r"\S.*[ \t]\d{1,18}(\.\d{1,9})?")
 _COMMENTS = ("#", "//")
 _KNOWN_LINES = 50
@@ -54,7 +56,8 @@ def read(path: Path, limits: Limits) -> HostRecord:
     if not stacks or not math.isfinite(whole) or whole > 2**62:
         raise TraceError(f"{path} cannot be read as collapsed stacks: it has no stack with a count above 0.")
     names = {name for frames in stacks for name in frames}
-    in_us = 2 * sum(_TORCH.fullmatch(name) is not None for name in names) > len(names)
+    of_python = [name for name in names if not name.startswith(_NATIVE)]
+    in_us = 2 * sum(_TORCH.fullmatch(name) is not None for name in of_python) > len(of_python)
     functions = {name: builder.function(_function(name, in_us)) for name in sorted(names)}
     for frames, value in stacks.items():
         samples = 0 if in_us else round(value)

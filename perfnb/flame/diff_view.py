@@ -17,7 +17,8 @@ _LISTED = 10
 def diff_text(diff: HostDiff, width: int = 100) -> str:
     """The comparison as text."""
     a, b = (escape.plain(name, 60) for name in diff.names)
-    parts = [escape.wrapped(f"perfnb · {b} compared with {a}: {headline(diff)}", width)]
+    title = escape.shorten(f"perfnb · {b} compared with {a}", width)
+    parts = [[title, *escape.wrapped(fmt.capital(headline(diff)), width)]]
     for caption, rows in _halves(diff):
         lines = [caption, f"{'first':>9} {'second':>9} {'change':>12}  function"]
         for row in rows.itertuples(index=False):

@@ -88,7 +88,9 @@ def test_collapsed_stacks_in_utf_16(tmp_path: Path) -> None:
 
 
 def test_the_stacks_of_torch_are_in_microseconds(tmp_path: Path) -> None:
-    text = "train.py(3): step;nn/linear.py(1): forward 2000\ntrain.py(3): step;loss.py(9): loss 500\n"
+    text = (
+        "train.py(3):_step;nn/linear.py(1):_forward;<built-in_function_linear> 2000\ntrain.py(3):_step;a.py(9):_b 500\n"
+    )
     profile = perfnb.load(written(tmp_path, text))
     assert profile.samples is None
     assert figures(profile, "self_ms", "total_ms", "line")["step"] == (0.0, 2.5, 3)
