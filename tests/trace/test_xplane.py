@@ -195,7 +195,7 @@ def test_a_damaged_or_hostile_file_is_one_error(tmp_path: Path) -> None:
     path = written(tmp_path, SAMPLE)
     assert "raise max_events in limits=" in error_of(path, max_events=3)
     assert "raise max_bytes in limits=" in error_of(path, max_bytes=100)
-    bomb = written(tmp_path, gzip.compress(space(plane("/host:CPU", {})) + bytes(60 * 2**20)))
+    bomb = written(tmp_path, gzip.compress(space(plane("/host:CPU", {})) + bytes(34 * 2**20)))
     assert "raise max_ratio in limits=" in error_of(bomb)
 
 
