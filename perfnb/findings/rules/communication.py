@@ -28,7 +28,9 @@ def exposed_on_host(facts: Facts) -> Iterator[Finding]:
     calls = facts.collectives
     if facts.gpu is not None or not len(calls) or facts.share(exposed) < _WORTH:
         return
-    flying = _in_flight_ms(facts, calls)
+    traced = float(calls["exposed_ns"].sum()) / 1e6 / facts.steps
+    # Traced steps wait longer than timed ones: what is in flight is scaled alike.
+    flying = _in_flight_ms(facts, calls) * (exposed / traced if traced > 0 else 1.0)
     hidden = max(0.0, 1 - exposed / flying) if flying > 0 else 0.0
     overlap = min(exposed, max(facts.step_ms - flying, 0.0))
     kinds = calls["collective"].value_counts()
