@@ -196,7 +196,7 @@ def _text_before(text: Any, values: pd.Categorical) -> pd.Categorical:
     labels = values.categories
     if text is not None and text not in labels:
         labels = labels.append(pd.Index([text], dtype=TEXT))
-    code = MISSING if text is None else labels.get_loc(text)
+    code: Any = MISSING if text is None else labels.get_loc(text)
     return pd.Categorical.from_codes(np.concatenate([[code], values.codes], dtype=np.int32), categories=labels)
 
 
