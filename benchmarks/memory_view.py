@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.memory.data import memory_data
-from perfnb.memory.view import memory_html, memory_text
+from perfnb.memory.tab import memory_data, memory_html, memory_text
 from perfnb.profile.profile import Profile
 
 #: Each round makes about 4.5 allocations.

@@ -279,6 +279,22 @@ def test_synchronisation_names_what_it_waits_for(tmp_path: Path) -> None:
     assert trace.stream[rows].tolist() == [8, 8, MISSING]
 
 
+def test_calls_of_the_system_and_overheads_are_events(tmp_path: Path) -> None:
+    tables = training(steps=1)
+    wait = {"start": 10**9 + 1000, "end": 10**9 + 2_000_000, "eventClass": 27, "nameId": 9}
+    tables["OSRT_API"] = [{**wait, "globalTid": tid(40, 77)}, {**wait, "globalTid": tid(40)}]
+    tables["ThreadNames"] = [{"nameId": 10, "globalTid": tid(40, 77)}]
+    tables["StringIds"] += [{"id": 9, "value": "poll"}, {"id": 10, "value": "pt_data_worker"}]
+
+    p = profile_of(write(tmp_path / "a.sqlite", tables))
+
+    polls = p.events[p.events["name"] == "poll"]
+    assert set(polls["category"]) == {"os_runtime"}
+    assert polls["duration_ns"].tolist() == [1_999_000] * 2
+    assert [len(p.meta["trace"]["thread_names"]), p.meta["trace"]["thread_names"][0][2]] == [1, "pt_data_worker"]
+    assert "poll" in p._timeline().names
+
+
 def test_odd_rows(tmp_path: Path) -> None:
     """No end, an end before the start, an unknown name, no process at all."""
     tables = training(steps=1)
