@@ -16,7 +16,19 @@ from tests.magics.kernel import Kernel, started
 QUICK = "__import__('tests.docs.quick', fromlist=['shorten']).shorten()"
 
 #: How many blocks no test can run, by reason. Nothing tests these, so keep the numbers low.
-NOT_RUN = {"a command for a terminal": 3, "needs a GPU": 1, "the images and their labels are yours": 1}
+NOT_RUN = {
+    "a command for a terminal": 5,
+    "needs Ray": 1,
+    "needs a GPU": 1,
+    "needs a cluster": 1,
+    "needs a launcher": 1,
+    "needs a recording of Nsight Systems": 1,
+    "needs nsys": 1,
+    "needs the profiles of a job": 1,
+    "starts processes": 3,
+    "the images and their labels are yours": 1,
+    "the models are yours": 1,
+}
 
 
 @pytest.fixture(scope="module")
