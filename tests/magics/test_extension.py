@@ -11,8 +11,8 @@ from tests.magics.kernel import Kernel, started
 pytestmark = pytest.mark.slow
 
 HEAVY = ("torch", "pandas", "matplotlib", "ipywidgets", "anywidget", "pyarrow", "scipy")
-OPTIONS = ["--budget", "--into", "--model", "--name", "--no-flops", "--no-memory", "--quiet", "--steps"]
-OPTIONS += ["--warmup", "--watch"]
+OPTIONS = ["--budget", "--ddp", "--into", "--model", "--name", "--no-flops", "--no-memory", "--quiet", "--ranks"]
+OPTIONS += ["--split", "--steps", "--warmup", "--watch"]
 
 
 @pytest.mark.slow
