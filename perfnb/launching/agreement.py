@@ -70,6 +70,9 @@ class AgreedPlan(Plan):
         count, lead_in = self._agreed(lambda: self._own.traced_steps(spent_s, step_s))
         return int(count), bool(lead_in)
 
+    def sampled_steps(self, spent_s: float, step_s: float) -> int:
+        return int(self._agreed(lambda: self._own.sampled_steps(spent_s, step_s)))
+
     def affords_lead_in(self, spent_s: float, step_s: float) -> bool:
         return bool(self._agreed(lambda: bool(self._own.affords_lead_in(spent_s, step_s))))
 

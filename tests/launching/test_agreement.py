@@ -86,3 +86,9 @@ def test_steps_take_what_the_budget_leaves() -> None:
     while Plan(budget_s=1.0).goes_on_timing(alone, 200, spent, 0.05):
         alone, spent = alone + 1, spent + 0.05
     assert count == alone
+
+
+def test_every_decision_of_a_plan_is_agreed() -> None:
+    decisions = {name for name, value in vars(Plan).items() if callable(value) and not name.startswith("_")}
+
+    assert decisions - set(vars(AgreedPlan)) == {"why_longer"}  # which only tells the user something

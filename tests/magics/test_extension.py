@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 HEAVY = ("torch", "pandas", "matplotlib", "ipywidgets", "anywidget", "pyarrow", "scipy")
 OPTIONS = ["--budget", "--ddp", "--into", "--model", "--name", "--no-flops", "--no-memory", "--quiet", "--ranks"]
-OPTIONS += ["--split", "--steps", "--warmup", "--watch"]
+OPTIONS += ["--split", "--stacks", "--steps", "--warmup", "--watch"]
 
 
 @pytest.mark.slow
@@ -21,11 +21,11 @@ def test_load_reload_unload(tmp_path: Path) -> None:
         kernel.ok("import perfnb\n%load_ext perfnb")
         assert kernel.value(f"[name for name in {HEAVY} if name in __import__('sys').modules]") == []
         assert kernel.value("'perfnb' in __import__('sys').modules") is True
-        assert kernel.completions("%%profile_step --st") == ["--steps"]
+        assert kernel.completions("%%profile_step --ste") == ["--steps"]
 
         assert "already loaded" in kernel.ok("%load_ext perfnb").text()
         kernel.ok("%reload_ext perfnb")
-        assert kernel.completions("%%profile_step --st") == ["--steps"]
+        assert kernel.completions("%%profile_step --ste") == ["--steps"]
         assert len(kernel.value("[m.__name__ for m in get_ipython().Completer.custom_matchers]")) == 1
         assert (
             kernel.run("%profile_step --steps 0 f()").message == "--steps must be a whole number of at least 1, not 0."
@@ -34,11 +34,11 @@ def test_load_reload_unload(tmp_path: Path) -> None:
         kernel.ok("%unload_ext perfnb")
         assert kernel.run("%profile_step f()").message.startswith("Line magic function `%profile_step` not found")
         assert kernel.run("%%profile_step\nf()").message.startswith("Cell magic `%%profile_step` not found")
-        assert "--steps" not in kernel.completions("%%profile_step --st")
+        assert "--steps" not in kernel.completions("%%profile_step --ste")
         assert kernel.value("get_ipython().Completer.custom_matchers") == []
 
         kernel.ok("%load_ext perfnb")
-        assert kernel.completions("%profile_step --st") == ["--steps"]
+        assert kernel.completions("%profile_step --ste") == ["--steps"]
         reply = kernel.ok("%profile_step --steps 2 --warmup 1 sum(range(9))")
         assert len(reply.shown()) == 1, "also a step without torch and without a model"
 
@@ -46,8 +46,8 @@ def test_load_reload_unload(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("%%profile_step --st", ["--steps"]),
-        ("%profile_step --st", ["--steps"]),
+        ("%%profile_step --ste", ["--steps"]),
+        ("%profile_step --ste", ["--steps"]),
         ("%%profile_step --", OPTIONS),
         ("%%profile_step -", OPTIONS),
         ("%%profile_step --steps 5 --in", ["--into"]),
