@@ -115,7 +115,9 @@ def find_subject(
     called: set[str] = set()
     unknown: set[str] = set()
     known = {id(part) for model in candidates.values() for part in model.modules()}
-    versions = {id(one): (one, one._version) for one in reachable([step]) if type(one) is Tensor}
+    versions = {
+        id(one): (one, one._version) for one in reachable([step]) if type(one) is Tensor and not one.is_inference()
+    }
 
     stepped: dict[int, Optimizer] = {}
     with subject.restored(), ExitStack() as stack:
