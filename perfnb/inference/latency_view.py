@@ -33,8 +33,6 @@ _CURVE_ALT = (
     "Latency against the rate of requests: median, 95th and 99th percentile with intervals; below it the mean latency, "
     "of waiting and service"
 )
-#: Slow requests that are named.
-_NAMED = 3
 #: Tokens in the table of a timeline; the frame has all.
 _MOST_TOKENS = 100
 #: The requests that count as the tail of a run, as a share, and how many make one worth a figure.
@@ -130,14 +128,6 @@ def _sentences(found: Latency) -> list[str]:
         said.append(
             f"The first calls of each size are left out as warm-up ({len(first):,}; the slowest took {slowest})."
         )
-    if served > _NAMED:
-        several_sizes = found._closed["size"].nunique() > 1
-        slow = (
-            f"{fmt.duration(row['service_ms'])} for request {row['request']:,}"
-            + (f" of size {escape.plain(row['size'], 40)}" if several_sizes else "")
-            for _, row in found.slowest(_NAMED).iterrows()
-        )
-        said.append(f"Slowest to serve: {', '.join(slow)}.")
     if found._closed["size"].value_counts().max() <= FIRST_CALLS:
         said.append("No size was called more than twice, so warm-up may be in these times: raise budget_s.")
     said += [*_open_sentences(found), *_highest_sentences(found._highest), *_batching_sentences(found)]

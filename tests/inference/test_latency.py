@@ -232,7 +232,7 @@ def test_bounds_of_higher_quantiles_are_no_lower_and_rates_agree_with_the_curve(
     for rate in (10, 40, 80):
         highs = [found.at(rate).intervals[name][1] for name in ("p50_ms", "p90_ms", "p95_ms", "p99_ms")]
         assert highs == sorted(highs)
-    assert "Slowest to serve: 440 ms for request 7, " in " ".join(str(found).split())
+    assert "The slowest took 440 ms: request 7, size (1,)." in " ".join(str(found).split())
     highest = found.highest_rate(100)
     assert found.at(0.9 * highest.rate_per_s).p99_ms <= 100 <= found.at(1.2 * highest.rate_per_s).p99_ms
     assert max(map(len, str(found).splitlines())) <= 100
