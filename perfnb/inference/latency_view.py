@@ -349,7 +349,7 @@ def _map(found: Latency, batching: Batching) -> tuple[list[str], list[list[str]]
     best = batching.best(rate)
     rows = []
     for delay, row in table.iterrows():
-        chosen = [best is not None and (best.most, best.delay_ms) == (int(str(most)), delay) for most in map(int, table.columns)]
+        chosen = [best is not None and (best.most, best.delay_ms) == (int(str(most)), delay) for most in table.columns]
         cells = [f"{_BEST if mark else ''}{_simulated(value)}" for value, mark in zip(row, chosen, strict=True)]
         rows.append([fmt.duration(delay), *cells])
     heads = ["longest delay", *(f"at most {most}" for most in table.columns)]
