@@ -8,6 +8,7 @@ the environment of the run are never read.
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -33,7 +34,7 @@ _OVERHEADS = (f"{_ACTIVITY}OVERHEAD", "PROFILER_OVERHEAD")
 #: A file with one of these is an export.
 _KNOWN = frozenset({_KERNELS, _COPIES, _SETS, _GRAPHS, _CALLS, _RANGES, _SYSTEM})
 _REPORTS = (".nsys-rep", ".qdrep")
-_EXPORT = "nsys export --type sqlite --output {to} {file}"
+_EXPORT = ("export", "--type", "sqlite", "--output")
 _EXPORT_S = 1800
 
 _BITS = 24
@@ -137,24 +138,25 @@ def read_report(path: Path, limits: Limits, progress: Progress | None = None) ->
     """
     program = shutil.which("nsys")
     if program is None:
-        by_hand = _EXPORT.format(to=f"{path.stem}.sqlite", file=path)
+        target = f"{path.stem}.sqlite"
+        by_hand = shlex.join(["nsys", *_EXPORT, target, str(path)])
         raise TraceError(
-            f"{path} is a report of Nsight Systems, which only nsys can open, and nsys is not on the PATH here: run "
-            f"'{by_hand}' where it is installed, and load {path.stem}.sqlite."
+            f"{path} is a report of Nsight Systems, which only nsys can open, and nsys is not on the PATH here. Where "
+            f"it is, run {by_hand} and load {target}."
         )
     with tempfile.TemporaryDirectory(prefix="perfnb-") as folder:
-        target = Path(folder, "report.sqlite")
-        command = [program, *_EXPORT.split()[1:-2], str(target), str(path.absolute())]
+        export = Path(folder, "report.sqlite")
+        command = [program, *_EXPORT, str(export), str(path.absolute())]
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_EXPORT_S, check=False, cwd=folder
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise TraceError(f"{path} was not read: nsys export failed ({str(error)[:200]}).") from error
-        if done.returncode or not target.is_file():
+        if done.returncode or not export.is_file():
             said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-300:]
             raise TraceError(f"{path} was not read: nsys export failed with code {done.returncode} ({said}).")
-        return read(target, limits, progress)
+        return read(export, limits, progress)
 
 
 def _name(text: str) -> str:
