@@ -13,7 +13,7 @@ from perfnb.attribution.blocks import Kind
 from perfnb.attribution.communication import device_collectives_alone, host_collectives, pieces
 from perfnb.attribution.device_work import column, named, work_alone
 from perfnb.attribution.interval_sets import IntervalSet, union
-from perfnb.recording.nesting import NONE, Floats, Ints, innermost, nest
+from perfnb.recording.nesting import NONE, Ints, innermost, nest
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT, is_one_of, of_labels
@@ -214,9 +214,3 @@ def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
             )
         parts.append(part)
     return pd.concat(parts)
-
-
-def exposed_ms(calls: pd.DataFrame, steps: int) -> float:
-    """What nothing hid, per step."""
-    total: Floats = calls["exposed_ns"].to_numpy(dtype=np.float64)
-    return float(total.sum()) / 1e6 / max(steps, 1)

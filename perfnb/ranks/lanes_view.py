@@ -29,10 +29,13 @@ def lanes_text(lanes: StepLanes, width: int = 100) -> list[str]:
     ranks = _ranks(lanes)
     for rank in ranks[:_MOST]:
         signs = [" "] * room
-        for row in lanes.lanes[lanes.lanes["rank"] == rank].itertuples():
-            first, last = (int(ms / max(lanes.span_ms, 1e-9) * room) for ms in (row.start_ms, row.end_ms))
+        mine, scale = lanes.lanes[lanes.lanes["rank"] == rank], room / max(lanes.span_ms, 1e-9)
+        places = (
+            (mine[name].to_numpy(dtype=float) * scale).astype(np.int64).tolist() for name in ("start_ms", "end_ms")
+        )
+        for part, first, last in zip(mine["part"].tolist(), *places, strict=True):
             for place in range(min(first, room - 1), min(max(last, first + 1), room)):
-                signs[place] = _mark(str(row.part)).glyph
+                signs[place] = _mark(str(part)).glyph
         lines.append(f"{rank:>5} {''.join(signs)}".rstrip())
     if len(ranks) > _MOST:
         lines.append(f"… {len(ranks) - _MOST:,} more")
@@ -59,10 +62,15 @@ def lanes_html(lanes: StepLanes) -> str:
         places = [(top[rank], _LEFT + at * scale) for rank, at in zip(rows["rank"], rows["at_ms"], strict=True)
                   if rank in top]  # fmt: skip
         places.sort()
+        if not places:
+            continue
         line = "L".join(f"{x:.1f} {y + high / 2:.1f}" for y, x in places)
         last = rows[rows["is_last"]].iloc[0]
         said = f"{last['kind']}: rank {last['rank']} was last, {fmt.duration(rows['waiting_ms'].max())} after the first"
-        dot = f'<circle cx="{_LEFT + last["at_ms"] * scale:.1f}" cy="{top[last["rank"]] + high / 2:.1f}" r="2.5"/>'
+        dot = ""
+        if last["rank"] in top:
+            at, y = _LEFT + last["at_ms"] * scale, top[last["rank"]] + high / 2
+            dot = f'<circle cx="{at:.1f}" cy="{y:.1f}" r="2.5"/>'
         title = f"<title>{escape.html(said)}</title>"
         drawn.append(f'<g fill="currentColor" stroke="currentColor">{title}<path d="M{line}" fill="none"/>{dot}</g>')
     said = f"Step {lanes.step:,} of all ranks on one clock, {fmt.duration(lanes.span_ms)}. {_longest(lanes)}"
@@ -110,9 +118,9 @@ def _longest(lanes: StepLanes) -> str:
     """The collective of the step that was waited for longest, in words."""
     if not len(lanes.arrivals):
         return ""
-    place = lanes.arrivals.loc[lanes.arrivals["waiting_ms"].idxmax(), "place"]
+    place = lanes.arrivals["place"].iloc[int(lanes.arrivals["waiting_ms"].to_numpy().argmax())]
     rows = lanes.arrivals[lanes.arrivals["place"] == place]
-    last, first = rows[rows["is_last"]].iloc[0], rows.loc[rows["at_ms"].idxmin()]
+    last, first = rows[rows["is_last"]].iloc[0], rows.iloc[int(rows["at_ms"].to_numpy().argmin())]
     if not rows["waiting_ms"].max() > 0:
         return ""
     return (

@@ -142,7 +142,7 @@ class Ranks(Page, Shown):
 
     @property
     def times(self) -> pd.DataFrame:
-        """What each rank's GPUs did in each step, in milliseconds.
+        """What each rank's GPUs did in each step, in ms; its host where that runs the collectives (gloo, MPI).
 
         Computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``), idle, and waiting
         in collectives for the last rank to arrive (``waiting_ms``, if collectives of the ranks could be matched).

@@ -13,6 +13,8 @@ from perfnb.attribution.interval_sets import difference, union
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.nesting import NONE, Ints
+from perfnb.recording.text import of_labels
+from perfnb.trace_names import stepped_optimizer
 
 #: Least share of the step that is worth a finding.
 _WORTH, _LITTLE = 0.05, 0.02
@@ -191,5 +193,4 @@ def _runs_that_send(runs: pd.DataFrame, sent: pd.DataFrame) -> int:
 
 
 def _optimizer_steps(facts: Facts) -> int:
-    names = facts.recording.events["name"].astype(str)
-    return int(names.str.startswith("Optimizer.step#").sum())
+    return int(of_labels(facts.recording.events["name"], lambda name: stepped_optimizer(name) is not None).sum())
