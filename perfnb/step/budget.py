@@ -26,7 +26,7 @@ FEWEST_FOR_INTERVAL, SLACK = 6, 1.05
 MOST_TRIED, TRIAL_SHARE = 10, 0.1
 #: Planned duration of a traced and of a counted step, in timed steps.
 TRACED_FACTOR, COUNTED_FACTOR = 1.5, 2.0
-#: Seconds of steps whose stacks are sampled, 200 samples a second, and most of these steps.
+#: Seconds of steps whose stacks are sampled, 100 samples a second, and most of these steps.
 SAMPLED_S, MOST_SAMPLED = 3.0, 2_000
 
 

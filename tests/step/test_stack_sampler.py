@@ -19,7 +19,7 @@ from perfnb.step.stack_sampler import Frame, Sample, StackSampler, phases_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-LONG_S = 0.03
+LONG_S = 0.04
 
 
 class Slow(nn.Module):
@@ -55,7 +55,7 @@ def line_of(words: str) -> int:
 def profile() -> perfnb.Profile:
     # A step of at least 60 ms, of which half is planted in the loss and half in the last layer.
     return perfnb.profile_step(
-        planted_step(), stacks=True, warmup=0, steps=2, traced=1, memory=False, flops=False, budget_s=2
+        planted_step(), stacks=True, warmup=0, steps=2, traced=1, memory=False, flops=False, budget_s=4
     )
 
 
