@@ -7,7 +7,6 @@ import os
 import random
 import sqlite3
 import stat
-import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -453,11 +452,9 @@ def test_any_damage_is_an_error_or_a_profile(tmp_path: Path, count: int) -> None
     path, chance, read_anyway = tmp_path / "mutated.sqlite", random.Random(3), 0
     for number in range(count):
         path.write_bytes(mutated(sample, chance))
-        begin = time.monotonic()
         try:
             found = perfnb.load(path) if number % 20 == 0 else read(path, LIMITS)
             read_anyway += len(found) > 0 if isinstance(found, list) else 1
         except TraceError:
             pass
-        assert time.monotonic() - begin < 10
     assert read_anyway
