@@ -43,6 +43,13 @@ def _seeded() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _little_to_collect() -> None:
+    """What the imports of all tests left is not walked over in each collection and by each capture."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What the tests measure of the machine is neither kept for the user nor taken from there."""
     with pytest.MonkeyPatch.context() as patch:

@@ -131,6 +131,22 @@ def bert(eager: bool = True) -> Curable:
     return Curable(step, None, ("attention",))
 
 
+def eager_attention() -> Curable:
+    """A GPT-2 with attention in separate ops; unlike `BertModel` it can be switched after it was made."""
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(vocab_size=500, n_embd=128, n_layer=2, n_head=4, n_positions=512)
+    config._attn_implementation = "eager"
+    model = GPT2Model(config).eval()
+    ids = torch.randint(0, 500, (8, 512))
+
+    def step() -> Tensor:
+        with torch.no_grad():
+            return model(ids, use_cache=False).last_hidden_state
+
+    return Curable(step, None, ("attention",))
+
+
 def tiny_ops() -> Curable:
     """Many small operators in a row, which compiling makes into a few."""
 
@@ -164,6 +180,6 @@ PLANTED: dict[str, Callable[[], Curable]] = {
     "slow loader": slow_loader,
     "16 threads on two cores": lambda: threads(16),
     "1 thread on two cores": lambda: threads(1),
-    "attention in separate ops": bert,
+    "attention in separate ops": eager_attention,
     "many tiny ops": tiny_ops,
 }

@@ -37,7 +37,7 @@ class Told:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     made = Told()
-    monkeypatch.setattr(profiling, "Progress", lambda enabled: made)
+    monkeypatch.setattr(profiling, "Progress", lambda enabled, **_: made)
     return made
 
 
@@ -83,7 +83,7 @@ def test_an_optimizer_in_a_loop_is_called_as_the_step_calls_it_or_by_its_class()
     assert "Your step called SGD.step() 20 times" in str(perfnb.profile_step(made_anew, **SHORT))
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_an_optimizer_that_the_counted_step_leaves_out_is_told() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

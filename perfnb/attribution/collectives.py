@@ -85,7 +85,7 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
     frame = frame[step != NONE].sort_values(["step", "start_ns"], kind="stable", ignore_index=True)
     frame = _with_counted(recording, frame)
     # What DDP sends beside gradients, such as which parameters were used, is in integers.
-    gradients = frame["bucket"] & ~frame["dtype"].astype(str).str.startswith("int")
+    gradients = frame["bucket"] & ~frame["dtype"].astype(TEXT).str.startswith("int", na=False).astype(bool)
     numbers = gradients.astype(np.int64).groupby(frame["step"]).cumsum() - 1
     return frame.assign(bucket=np.where(gradients, numbers, NONE))
 

@@ -28,6 +28,8 @@ MOST_TRIED, TRIAL_SHARE = 10, 0.1
 TRACED_FACTOR, COUNTED_FACTOR = 1.5, 2.0
 #: Seconds of steps whose stacks are sampled, 100 samples a second, and most of these steps.
 SAMPLED_S, MOST_SAMPLED = 3.0, 2_000
+#: So many seconds are sampled whatever the budget, or there might be no sample at all.
+LEAST_SAMPLED_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Plan:
     def sampled_steps(self, spent_s: float, step_s: float) -> int:
         """How many steps to sample the stacks of; time for counted steps is reserved."""
         left_s = (self.budget_s - spent_s - 2 * (self.memory + self.flops) * COUNTED_FACTOR * step_s) / 2
-        wanted_s = min(SAMPLED_S, left_s)
+        wanted_s = max(LEAST_SAMPLED_S, min(SAMPLED_S, left_s))
         return max(1, min(MOST_SAMPLED, math.ceil(wanted_s / step_s))) if step_s > 0 else FEWEST_TIMED
 
     def affords_lead_in(self, spent_s: float, step_s: float) -> bool:

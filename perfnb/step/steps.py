@@ -175,8 +175,11 @@ def common_size(batch: Any) -> int | None:
 
 def token_count(batch: Any) -> int | None:
     """How many token ids a batch has under ``input_ids``, as Hugging Face's tokenizers name them."""
-    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    return ids.numel() if isinstance(ids, torch.Tensor) and not ids.is_floating_point() else None
+    try:
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        return ids.numel() if isinstance(ids, torch.Tensor) and not ids.is_floating_point() else None
+    except Exception:  # as above
+        return None
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:

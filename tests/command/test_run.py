@@ -32,7 +32,10 @@ def python(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("script", "options", "phases", "layers"),
     [
         ("mnist", (), ("data", "forward", "loss", "backward", "optimizer"), {"model", "conv1", "fc"}),
-        ("gpt", (), ("forward", "backward", "optimizer"), {"model", "h.0.attn", "lm_head"}),
+        pytest.param(
+            *("gpt", (), ("forward", "backward", "optimizer"), {"model", "h.0.attn", "lm_head"}),
+            marks=pytest.mark.deep,
+        ),
         pytest.param(
             *("gan", ("--steps-by", "last"), ("data", "forward", "loss", "backward", "optimizer"), {"netD", "netG"}),
             marks=pytest.mark.deep,

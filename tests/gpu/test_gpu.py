@@ -50,6 +50,7 @@ def test_phases_are_the_hosts_and_the_copy_to_the_device_is_its_own(steps: int) 
     assert in_us(p.phases["ms"]) == {
         "data": 0,
         "host_to_device": 40,
+        "communication": 0,
         "forward": 200,
         "loss": 100,
         "backward": 200,

@@ -71,7 +71,7 @@ def test_a_profile_has_layers_phases_and_memory(callback: Any, train: Train, tmp
     assert (passes["timed"], passes["traced"], passes["counted"]) == (4, 3, 2)
     assert set(profile.steps["samples"]) == {ROWS}
     assert (profile.steps["data_ms"] > 0).all()
-    assert profile.phases["ms"].drop("host_to_device").gt(0).all()
+    assert profile.phases["ms"].drop(["host_to_device", "communication"]).gt(0).all()
     assert profile.layers["calls"].max() == 1
     assert "model" in profile.layers.index
     assert profile.memory["optimizer_state"].max() > 0

@@ -59,6 +59,7 @@ def test_names_are_those_of_the_loops_variables() -> None:
     assert parts["loader"]["batch_size"] == 4
 
 
+@pytest.mark.deep
 def test_training_is_the_same_with_and_without() -> None:
     weights = []
     for profiles in (False, True):
@@ -222,6 +223,7 @@ def test_steps_by_an_optimizer() -> None:
     assert len(data) > 0
 
 
+@pytest.mark.deep
 def test_many_profiles_are_reduced_to_their_tables(tmp_path: Path) -> None:
     training, whole = Training(), []
     loop = perfnb.profiled(training.batches, at=5, every=30, save=tmp_path, on_done=whole.append, steps=3)

@@ -36,6 +36,7 @@ def test_the_phases_of_a_training_step(steps: int, name: str, tmp_path: Path) ->
     assert in_us(profile.phases["ms"]) == {
         "data": 40,
         "host_to_device": 0,
+        "communication": 0,
         "forward": 500,
         "loss": 40,
         "backward": 220,

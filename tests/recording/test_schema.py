@@ -32,8 +32,9 @@ def profile(request: pytest.FixtureRequest) -> perfnb.Profile:
     return perfnb.profile_step(step, warmup=1, steps=2, traced=2)
 
 
-#: Those of one profile; others are of a watch, and of two profiles side by side.
-TABLES = [table for table in SCHEMA if table != "marks" and not table.startswith("diff_")]
+#: Those of one profile; others are of a watch, of a host profile, and of two profiles side by side.
+OTHERS = ("marks", "functions", "stacks")
+TABLES = [table for table in SCHEMA if table not in OTHERS and not table.startswith("diff_")]
 
 
 @pytest.mark.slow

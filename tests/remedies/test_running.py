@@ -96,6 +96,7 @@ def test_the_budget_holds(step_s: float, clock: FakeClock, monkeypatch: pytest.M
     assert found.table["ratio"].notna().sum() >= (3 if step_s < 1 else 1)
 
 
+@pytest.mark.deep
 def test_what_adds_up_is_kept_and_what_does_not_go_together_is_told(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_what_adds_up_is_kept_and_what_does_not_go_together_is_told(
     assert "only one of its kind can be on" in notes["kin_of_kin"]
 
 
+@pytest.mark.deep
 def test_an_error_of_the_step_itself_while_confirming_reaches_the_user(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +162,7 @@ def failing_at(call: int) -> Callable[[Subject], Any]:
     return on
 
 
+@pytest.mark.deep
 def test_a_lever_that_fails_only_while_it_is_timed_says_why_and_the_others_are_timed(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +175,7 @@ def test_a_lever_that_fails_only_while_it_is_timed_says_why_and_the_others_are_t
     assert found.best == ("half",)
 
 
+@pytest.mark.deep
 def test_a_hopeless_lever_is_timed_no_further(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = Waiting(clock, 0.1)
     plant(
@@ -231,6 +235,7 @@ def test_what_was_not_confirmed_is_not_called_no_help(clock: FakeClock, monkeypa
     assert once.best == ("half",)
 
 
+@pytest.mark.deep
 def test_a_step_that_does_not_repeat_itself_blames_no_lever() -> None:
     model = nn.Linear(4, 4)
 
@@ -252,12 +257,14 @@ def test_arguments_that_cannot_work_are_refused_at_once() -> None:
     assert list(perfnb.try_levers(step, levers="gc_freeze", budget_s=2).table.index) == ["gc_freeze"]
 
 
+@pytest.mark.deep
 def test_a_short_step_is_tried_in_a_small_budget(clock: FakeClock) -> None:
     step, _ = training(pause=Waiting(clock, 0.001))
     table = perfnb.try_levers(step, budget_s=3).table
     assert (table["verdict"] != "not tried").sum() >= 3
 
 
+@pytest.mark.deep
 def test_the_budget_that_would_do_is_named(clock: FakeClock) -> None:
     step, _ = training(pause=Waiting(clock, 1.0))
     names = ["threads", "autocast", "fused_optimizer", "gc_freeze"]
