@@ -42,9 +42,9 @@ def _seeded() -> None:
         torch.set_num_threads(2)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _little_to_collect() -> None:
-    """What the imports of all tests left is not walked over in each collection and by each capture."""
+    """What the imports of earlier tests left is not walked over in each collection and by each capture."""
     gc.collect()
     gc.freeze()
 
