@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import perfnb
@@ -80,9 +81,10 @@ def _total_ms(loaded: object) -> tuple[float, int]:
         return float(calls["duration_ns"].sum()) / 1e6, 0
     assert isinstance(loaded, perfnb.HostProfile)
     (row,) = [row for row in loaded.functions.reset_index().to_dict("records") if "planted" in str(row["function"])]
-    if "total_samples" in row:
-        return float(row["total_samples"]) * 1e3 / _RATE, int(row["total_samples"])
-    return float(row["total_ms"]), (loaded.samples and round(float(row["total_ms"]) * _RATE / 1e3)) or 0
+    if pd.notna(row.get("total_ms")):
+        sampled = loaded.samples is not None
+        return float(row["total_ms"]), round(float(row["total_ms"]) * _RATE / 1e3) if sampled else 0
+    return float(row["total_samples"]) * 1e3 / _RATE, int(row["total_samples"])
 
 
 @pytest.mark.parametrize("how", ["trace", "cprofile", "py-spy raw", "py-spy speedscope"])
