@@ -1,5 +1,6 @@
 // Drawing one frame of a flame graph. Each row is one line of pixels, stretched to the row's height, so that a frame
 // costs as much as its pixels, however many calls there are.
+import { canvasTheme, mixed } from "../../draw/js/canvas.js";
 import { h } from "../../draw/js/dom.js";
 import { flameFirst, flameNext } from "./store.js";
 
@@ -10,22 +11,8 @@ const FLAME_LEAST = 36;
 const FLAME_KEPT = 128;
 const FLAME_LETTER = 6.1;
 
-const flameMix = (a, b, part) => a.map((value, i) => value * part + b[i] * (1 - part));
 const flameRgb = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
 const flameCss = (colour) => `rgb(${colour.map(Math.round).join(",")})`;
-
-function flameTheme(element) {
-  const context = h("canvas", { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
-  const { color, backgroundColor, fontFamily } = getComputedStyle(element);
-  const paint = (...colours) => {
-    for (const colour of ["#fff", ...colours]) {
-      context.fillStyle = colour;
-      context.fillRect(0, 0, 1, 1);
-    }
-    return [...context.getImageData(0, 0, 1, 1).data.slice(0, 3)];
-  };
-  return { fg: paint(backgroundColor, color), bg: paint(backgroundColor), family: fontFamily };
-}
 
 export function flameFrame(state, canvas) {
   const context = canvas.getContext("2d");
@@ -69,23 +56,23 @@ export function flameFrame(state, canvas) {
     if (!theme) return;
     const full = [];
     if (state.by === "change") {
-      const [less, more, same] = [flameRgb("#0072B2"), flameRgb("#D55E00"), flameMix(theme.fg, theme.bg, 0.16)];
-      for (let step = -FLAME_STEPS; step <= FLAME_STEPS; step += 1) full.push(flameMix(step < 0 ? less : more, same, step ? 0.25 + (0.75 * Math.abs(step)) / FLAME_STEPS : 0));
+      const [less, more, same] = [flameRgb("#0072B2"), flameRgb("#D55E00"), mixed(theme.fg, theme.bg, 0.16)];
+      for (let step = -FLAME_STEPS; step <= FLAME_STEPS; step += 1) full.push(mixed(step < 0 ? less : more, same, step ? 0.25 + (0.75 * Math.abs(step)) / FLAME_STEPS : 0));
     } else {
       const seen = new Map();
       for (const mark of state.data.phases) if (mark) seen.set(mark.word, mark.colour);
       for (const colour of [...seen.values(), ...state.data.groups.map((group) => group.colour)]) {
-        for (const shade of FLAME_SHADES) full.push(flameMix(shade < 0 ? [0, 0, 0] : [255, 255, 255], flameRgb(colour), Math.abs(shade)));
+        for (const shade of FLAME_SHADES) full.push(mixed(shade < 0 ? [0, 0, 0] : [255, 255, 255], flameRgb(colour), Math.abs(shade)));
       }
     }
     const packed = ([r, g, b]) => ((255 << 24) | (Math.round(b) << 16) | (Math.round(g) << 8) | Math.round(r)) >>> 0;
-    const dim = full.map((colour) => flameMix(flameMix(colour, theme.fg, 0.25), theme.bg, 0.18));
+    const dim = full.map((colour) => mixed(mixed(colour, theme.fg, 0.25), theme.bg, 0.18));
     colours = Uint32Array.from([...full, ...dim].map(packed));
     inks = [...full, ...dim].map(([r, g, b]) => (0.3 * r + 0.59 * g + 0.11 * b > 128 ? "#000" : "#fff"));
     for (const part of state.parts) part.codes = codesOf(part.store);
   };
   const setTheme = (element) => {
-    theme = flameTheme(element);
+    theme = canvasTheme(element);
     recolour();
   };
   const resize = (width, height) => {

@@ -1,8 +1,8 @@
 // The layout of the timeline, and the drawing of one frame: the rows, what is drawn over them (the selected event, its
 // partners, a marked range) and above them (overview, axis). A frame costs as much as its pixels, however many events
 // there are: each row is one line of pixels, computed pixel by pixel with a search, and stretched to the row's height.
+import { canvasTheme, mixed } from "../../draw/js/canvas.js";
 import { niceTicks, roundSize } from "../../draw/js/chart.js";
-import { h } from "../../draw/js/dom.js";
 import { duration } from "../../draw/js/format.js";
 import { placeOf } from "../../draw/js/search.js";
 import { placeNear } from "./store.js";
@@ -11,7 +11,6 @@ export const LANE = { row: 18, gap: 8, memory: 64, folded: 18, axis: 24, overvie
 const SHADES = [-0.16, -0.07, 0, 0.12, 0.24];
 const COVERS = 8;
 
-const mixed = (a, b, part) => a.map((value, i) => value * part + b[i] * (1 - part));
 const cssOf = (colour, alpha = 1) => `rgba(${colour.map(Math.round).join(",")},${alpha})`;
 const paintBox = (context, colour, ...box) => {
   context.fillStyle = colour;
@@ -22,20 +21,10 @@ const luminance = (colour) => colour.reduce((sum, c, i) => {
   return sum + [0.2126, 0.7152, 0.0722][i] * (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
 }, 0);
 
-// The notebook's colours as numbers: a canvas knows no CSS variables.
-function readTheme(element) {
-  const canvas = h("canvas", { width: 1, height: 1 });
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  const { color, backgroundColor, fontFamily } = getComputedStyle(element);
-  const paint = (...colours) => {
-    for (const colour of ["#fff", ...colours]) {
-      context.fillStyle = colour;
-      context.fillRect(0, 0, 1, 1);
-    }
-    return [...context.getImageData(0, 0, 1, 1).data.slice(0, 3)];
-  };
-  const [fg, bg] = [paint(backgroundColor, color), paint(backgroundColor)];
-  return { fg, bg, quiet: mixed(fg, bg, 0.72), line: mixed(fg, bg, 0.13), wash: mixed(fg, bg, 0.05), family: fontFamily };
+function timelineTheme(element) {
+  const theme = canvasTheme(element);
+  const towards = (part) => mixed(theme.fg, theme.bg, part);
+  return { ...theme, quiet: towards(0.72), line: towards(0.13), wash: towards(0.05) };
 }
 
 // Colours of boxes as pixels, and of their labels: by kind, shade, share of the pixel, and whether a search hides them.
@@ -306,7 +295,7 @@ export function timelineFrame(state, canvas, top) {
   };
 
   const setTheme = (element) => {
-    look.theme = readTheme(element);
+    look.theme = timelineTheme(element);
     look.palette = boxPalette(state.store.header.kinds, look.theme);
     look.version += 1;
     widths = new Float32Array(state.store.labels.length);
