@@ -64,7 +64,7 @@ def flame_data(tree: CallTree, unit: str, most: int, before: Floats | None = Non
         "names": [escape.plain(_word(each), 300) for each in functions],
         "places": [_place(each) for each in functions],
         "kinds": ["" if each.kind == "own" else each.kind for each in functions],
-        "phases": [palette.mark(each.name).data if each.kind == "phase" else None for each in functions],
+        "phases": [_phase(each) for each in functions],
         "groups": [mark.data for mark in groups],
         "group": group,
         "depth": tree.depth[rows].tolist(),
@@ -77,10 +77,22 @@ def flame_data(tree: CallTree, unit: str, most: int, before: Floats | None = Non
     return data
 
 
+def _phase(function: Function) -> Any:
+    """The mark of a phase, also of what loader workers do."""
+    if function.kind not in ("phase", "worker"):
+        return None
+    return palette.mark(function.name if function.kind == "phase" else "data").data
+
+
 def phase_ranks(tree: CallTree) -> Ints:
-    """A key that puts phases into their order and leaves other calls to the key before it."""
+    """A key that puts phases into their order, loader workers last, and leaves other calls to the key before it."""
+    last = len(PHASES)
     ranks = [
-        (PHASES.index(each.name) if each.name in PHASES else len(PHASES)) if each.kind == "phase" else 0
+        (PHASES.index(each.name) if each.name in PHASES else last)
+        if each.kind == "phase"
+        else last + 1
+        if each.kind == "worker"
+        else 0
         for each in tree.functions
     ]
     return np.array(ranks, dtype=np.int64)[tree.function] if len(tree) else tree.function

@@ -7,18 +7,26 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.flame.formats import HostRecord
 from perfnb.flame.tree import CallTree, Function, numbers_of, sums_by
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES, conform
 
-_NOTES = (
+_DELAYS = (
     "Samples are taken when the interpreter is free: code that keeps it to itself delays a sample, which then counts "
-    "for the delay.",
-    "Only the thread that runs the step is sampled, not loader workers and other threads. Time in ops is that of the "
-    "line that calls them.",
+    "for the delay."
 )
+_ONE_THREAD = "Only the thread that runs the step is sampled, no other threads."
+_WORKERS = (
+    "Loader workers run beside the step, so their times are not part of it. Only the main thread of each is sampled, "
+    "and of the step only the thread that runs it."
+)
+_OPS = "Time in ops is that of the line that calls them."
+
+#: Where a line ran.
+STEP, WORKERS = "step", "loader workers"
 
 
 @dataclass(frozen=True)
@@ -31,13 +39,14 @@ class StepStacks:
         The calls under their phases and layers, in milliseconds per step.
     lines : DataFrame
         As described by `perfnb.recording.schema`.
-    steps : int
-        Number of sampled steps.
+    steps, workers : int
+        Number of sampled steps, and of sampled loader workers.
     """
 
     record: HostRecord
     lines: pd.DataFrame
     steps: int
+    workers: int
 
 
 def step_stacks(recording: Recording) -> StepStacks | None:
@@ -58,21 +67,53 @@ def step_stacks(recording: Recording) -> StepStacks | None:
         frame["samples"].to_numpy(),
     )
     record = HostRecord(
-        str(recording.meta["name"]), "sampled stacks", "ms", tree, samples=int(tree.samples.sum()), notes=_NOTES
+        str(recording.meta["name"]),
+        "sampled stacks",
+        "ms",
+        tree,
+        samples=int(tree.samples.sum()),
+        notes=_notes(recording),
     )
-    return StepStacks(record, _lines(tree, frame), int(facts["steps"]))
+    return StepStacks(record, _lines(tree, frame), int(facts["steps"]), int(facts.get("workers", 0)))
+
+
+def _notes(recording: Recording) -> tuple[str, ...]:
+    """What the samples cannot tell."""
+    facts = recording.meta["python"]
+    workers, unreached = int(facts.get("workers", 0)), int(facts.get("unreached_workers", 0))
+    notes = [_DELAYS, f"{_WORKERS if workers else _ONE_THREAD} {_OPS}"]
+    if unreached:
+        notes.append(
+            f"n/a: the Python code of {fmt.counted(unreached, 'loader worker')} that started before the profile "
+            "(persistent_workers=True). Create the DataLoader anew to have it sampled."
+        )
+    elif not workers and _has_workers(recording):
+        notes.append("n/a: the Python code of the loader's workers: none of them could be sampled.")
+    return tuple(notes)
+
+
+def _has_workers(recording: Recording) -> bool:
+    loader = (recording.meta.get("parts") or {}).get("loader") or {}
+    return bool(loader.get("num_workers"))
 
 
 def _lines(tree: CallTree, frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per phase and line of the user's code."""
+    """One row per phase, process and line of the user's code."""
     own = (frame["kind"] == "own").to_numpy()
     phase, nearest = np.arange(len(tree)), np.where(own, np.arange(len(tree)), NONE)
     for level in tree.levels[1:]:  # from the outermost calls inwards
         phase[level] = phase[tree.parent[level]]
         nearest[level] = np.where(own[level], level, nearest[tree.parent[level]])
-    names = [tree.functions[place].name for place in tree.function.tolist()]
+    # Workers make batches: what they do is of the phase data.
+    in_worker = (frame["kind"] == "worker").to_numpy()[phase]
+    names = [
+        "data" if there else tree.functions[place].name
+        for place, there in zip(tree.function.tolist(), (frame["kind"] == "worker").tolist(), strict=True)
+    ]
     keys = [
-        (names[outer], tree.functions[function].file, tree.functions[function].line) if mine else None
+        (names[outer], bool(in_worker[outer]), tree.functions[function].file, tree.functions[function].line)
+        if mine
+        else None
         for outer, function, mine in zip(phase.tolist(), tree.function.tolist(), own.tolist(), strict=True)
     ]
     known = list(dict.fromkeys(key for key in keys if key is not None))
@@ -86,16 +127,19 @@ def _lines(tree: CallTree, frame: pd.DataFrame) -> pd.DataFrame:
     sums = sums_by(tree, group, len(known), {"ms": tree.self, "samples": tree.samples})
     first = np.unique(group[own], return_index=True)[1]
     rows = frame[own].iloc[first]
+    there = np.array([key[1] for key in known], dtype=bool)
+    whole = np.where(there, tree.self[in_worker].sum(), tree.self[~in_worker].sum())
     table = pd.DataFrame(
         {
             "phase": pd.Categorical([key[0] for key in known], categories=list(PHASES)),
+            "process": pd.Categorical(np.where(there, WORKERS, STEP), categories=[STEP, WORKERS]),
             "file": rows["file"].array,
             "function": rows["name"].array,
             "line": rows["line"].array,
             "code": rows["code"].where(rows["code"] != "", None).array,
             "self_ms": np.bincount(group[own], weights=mine[own], minlength=len(known)),
             "total_ms": sums["total_ms"],
-            "share": sums["total_ms"] / float(tree.self.sum()) if tree.self.sum() > 0 else pd.NA,
+            "share": (sums["total_ms"] / whole).where(whole > 0),
             "samples": sums["total_samples"].astype(np.int64),
         }
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.tab import Tab
 from perfnb.flame.data import NOTEBOOK_CALLS, flame_data
-from perfnb.flame.step_stacks import StepStacks, step_stacks
+from perfnb.flame.step_stacks import STEP, StepStacks, step_stacks
 from perfnb.flame.view import flame_picture
 
 _LISTED = 10
@@ -22,7 +23,7 @@ def stacks_text(stacks: StepStacks, width: int) -> list[str]:
     for row in stacks.lines.head(_LISTED).itertuples(index=False):
         figures = f"{fmt.duration(row.self_ms):>8} {fmt.duration(row.total_ms):>8} {fmt.share(row.share):>6}"
         room = max(20, width - 42)
-        lines.append(f"{palette.mark(str(row.phase)).word:<14} {figures}  {escape.plain(_words(row), room)}".rstrip())
+        lines.append(f"{_mark(row).word:<14} {figures}  {escape.plain(_words(row), room)}".rstrip())
     return [*lines, *escape.bullets(stacks.record.notes, width)]
 
 
@@ -32,7 +33,7 @@ def stacks_html(stacks: StepStacks) -> str:
     head = f"<p><strong>Python</strong> · {escape.html_sentence(_headline(stacks))}</p>"
     rows = [
         [
-            tables.keyed(palette.mark(str(row.phase))),
+            tables.keyed(_mark(row)),
             tables.name(_place(row), 50),
             tables.name(_code(row), 70),
             escape.html(fmt.duration(row.self_ms)),
@@ -56,7 +57,7 @@ def stacks_data(stacks: StepStacks) -> dict[str, Any]:
         "notes": [escape.plain(note, 600) for note in stacks.record.notes],
         "lines": [
             {
-                "phase": palette.mark(str(row.phase)).data,
+                "phase": _mark(row).data,
                 "place": escape.plain(_place(row)),
                 "code": escape.plain(_code(row)),
                 "self_ms": fmt.short(row.self_ms),
@@ -69,8 +70,14 @@ def stacks_data(stacks: StepStacks) -> dict[str, Any]:
 
 
 def _headline(stacks: StepStacks) -> str:
-    samples = fmt.counted(stacks.record.samples or 0, "sample")
-    return f"{samples} of {fmt.counted(stacks.steps, 'step')}, under phases and layers; times per step"
+    samples, steps = fmt.counted(stacks.record.samples or 0, "sample"), fmt.counted(stacks.steps, "step")
+    workers = f" and {fmt.counted(stacks.workers, 'loader worker')}" if stacks.workers else ""
+    return f"{samples} of {steps}{workers}, under phases and layers; times per step"
+
+
+def _mark(row: Any) -> palette.Mark:
+    mark = palette.mark(str(row.phase))
+    return mark if str(row.process) == STEP else replace(mark, word=f"{mark.word} (workers)")
 
 
 def _place(row: Any) -> str:

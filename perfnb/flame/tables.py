@@ -63,7 +63,7 @@ def grouped(tree: CallTree) -> tuple[list[Function], Ints]:
 
 def _of_tree(record: HostRecord, tree: CallTree) -> pd.DataFrame:
     functions, group = grouped(tree)
-    is_function = np.array([each.kind not in ("phase", "layer") for each in functions], dtype=bool)
+    is_function = np.array([each.kind not in ("phase", "layer", "worker") for each in functions], dtype=bool)
     sums = sums_by(tree, group, len(functions), {"value": tree.self, "samples": tree.samples})
     table = function_frame(functions)
     whole = float(tree.self.sum())

@@ -303,7 +303,8 @@ class Profile(Page, Shown):
     def python(self) -> HostProfile | None:
         """The Python code of the step, function by function, under its phases and layers, in milliseconds per step.
 
-        Sampled with ``stacks=True``, in a pass of its own without the tracer's cost; ``None`` otherwise.
+        Loader workers stand beside the phases, with the time of each. Sampled with ``stacks=True``, in a pass of its
+        own without the tracer's cost; ``None`` otherwise.
         """
         found = step_stacks(self._recording)
         return None if found is None else HostProfile(found.record)
@@ -313,7 +314,8 @@ class Profile(Page, Shown):
         """Time per phase and line of your own code, most of its own first; empty unless sampled (``stacks=True``).
 
         ``self_ms`` is what a line takes with the library code that it calls, but without other lines of yours;
-        ``total_ms`` includes these. Your own code is what is neither Python's nor installed.
+        ``total_ms`` includes these. ``process`` says whether it ran in the ``step`` or in ``loader workers``, and
+        ``share`` is of the time of these. Your own code is what is neither Python's nor installed.
         """
         found = step_stacks(self._recording)
         return conform(pd.DataFrame(), "lines") if found is None else found.lines

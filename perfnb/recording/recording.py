@@ -77,8 +77,9 @@ class PythonRecord:
     ----------
     tree : DataFrame
         One row per call, after the call around it: ``parent`` (its row, -1 for none), ``kind`` (``phase``, ``layer``,
-        ``own`` for a function of the user's, ``other``), ``name``, ``file``, ``line`` (-1 for none), ``code`` (the
-        line's text in the user's functions), ``self_ns`` and ``samples`` of those that ended in it, of all steps.
+        ``worker``, ``own`` for a function of the user's, ``other``), ``name``, ``file``, ``line`` (-1 for none),
+        ``code`` (the line's text in the user's functions), ``self_ns`` and ``samples`` of those that ended in it, of
+        all steps.
     """
 
     tree: pd.DataFrame

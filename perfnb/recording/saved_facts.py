@@ -205,11 +205,13 @@ class Loop(TypedDict, total=False):
     batches: Count
 
 
-class PythonFacts(TypedDict):
-    """Steps whose Python stacks were sampled, and samples."""
+class PythonFacts(TypedDict, total=False):
+    """Steps whose Python stacks were sampled, samples, and loader workers that were sampled or could not be."""
 
-    steps: Annotated[int, Meta(ge=1, le=2**31)]
-    samples: Count
+    steps: Required[Annotated[int, Meta(ge=1, le=2**31)]]
+    samples: Required[Count]
+    workers: Count
+    unreached_workers: Count
 
 
 class KeptFinding(TypedDict):

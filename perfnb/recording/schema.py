@@ -218,7 +218,7 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         "stacks": {"stack": _TEXT, "samples": _INT, "ms": _FLOAT, "bytes": _INT, "share": _FLOAT},
         "lines": {
-            "phase": _CATEGORY,
+            **_of(_CATEGORY, "phase", "process"),
             **_of(_TEXT, "file", "function"),
             "line": _INT,
             "code": _TEXT,

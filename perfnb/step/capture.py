@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -30,6 +31,7 @@ from perfnb.step.layers import (
 from perfnb.step.namespace import named_parts, named_values
 from perfnb.step.session import Capture, Progress, Session
 from perfnb.step.steps import BatchSource, Passes, StepRunner
+from perfnb.step.worker_stacks import WorkerStacks
 
 
 def capture_step(
@@ -75,7 +77,8 @@ def capture_step(
     def passes() -> Passes[Capture]:
         __tracebackhide__ = True
         with Session(plan, models, source, namespace, progress) as session:
-            yield from _measure(session, plan, stacks)
+            with WorkerStacks() if stacks else nullcontext() as workers:
+                yield from _measure(session, plan, workers)
             capture = _named(session, models, namespace)
             _name_parts(session, namespace, None if source is None else source.made, labels)
             return capture
@@ -83,16 +86,16 @@ def capture_step(
     return StepRunner(step, source).drive(passes())
 
 
-def _measure(session: Session, plan: Plan, stacks: bool) -> Passes[None]:
-    """All passes, until one runs out of memory if that is watched."""
+def _measure(session: Session, plan: Plan, workers: WorkerStacks | None) -> Passes[None]:
+    """All passes, until one runs out of memory if that is watched; stacks are sampled if there are `workers`."""
     __tracebackhide__ = True
     capture = session.capture
     try:
         timed = yield from session.time((yield from session.warm_up()))
         yield from session.try_threads(timed)
-        yield from session.trace(timed, stacks)
-        if stacks:
-            yield from session.sample_stacks(timed)
+        yield from session.trace(timed, workers is not None)
+        if workers is not None:
+            yield from session.sample_stacks(timed, workers)
         if plan.memory:
             yield from session.watch_memory()
         if plan.flops:

@@ -35,6 +35,7 @@ from perfnb.step.namespace import named_values
 from perfnb.step.stack_sampler import StackSampler
 from perfnb.step.steps import BatchSource, ExecutedStep, Passes, Turn
 from perfnb.step.tracer import Costs, Tracer, exclusive, measure_costs
+from perfnb.step.worker_stacks import WorkerStack, WorkerStacks
 from perfnb.trace_names import DATA_SPAN, STEP_SPAN
 
 #: Growth of the process, 0.4 KiB per event, at which the recording of allocations over many steps stops, if it has the
@@ -60,6 +61,10 @@ class Capture:
     arithmetic: tuple[list[OpCall], Tracer] | None = None
     #: Samples of what Python did.
     sampler: StackSampler | None = None
+    #: Samples of what loader workers did meanwhile.
+    workers: list[WorkerStack] = field(default_factory=list)
+    #: Number of loader workers that could not be sampled.
+    unreached_workers: int = 0
     #: The layers of the models that were called.
     layers: list[Layer] = field(default_factory=list)
     #: Index in `layers` of each module, by the module's ``id``.
@@ -228,8 +233,8 @@ class Session:
             "traced_cut_short": count < self._plan.traced,
         }
 
-    def sample_stacks(self, timed_ns: list[int]) -> Passes[None]:
-        """Run with a thread that samples what Python does, without profiler."""
+    def sample_stacks(self, timed_ns: list[int], workers: WorkerStacks) -> Passes[None]:
+        """Run with a thread that samples what Python does, and one in each loader worker, without profiler."""
         __tracebackhide__ = True
         outermost = {
             id(module): (module, number in self.calls.loss)
@@ -237,9 +242,10 @@ class Session:
             if around is None
         }
         count = self._plan.sampled_steps(self._spent_s(), sorted(timed_ns)[len(timed_ns) // 2] / 1e9)
-        with StackSampler(outermost.values()) as sampler:
+        with workers.sampling(), StackSampler(outermost.values()) as sampler:
             yield from self._run("sampled", count, sampler.step)
         self.capture.sampler = sampler
+        self.capture.workers, self.capture.unreached_workers = workers.read(), workers.unreached
 
     def watch_memory(self, *, lead_in: bool | None = None) -> Passes[None]:
         """Run one step with every allocation recorded, even if it runs out of memory.

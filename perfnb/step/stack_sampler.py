@@ -29,6 +29,7 @@ from torch import nn
 
 from perfnb.step.layers import Layer, is_compiled
 from perfnb.step.steps import BatchSource, StepRunner
+from perfnb.step.worker_stacks import WorkerStack
 
 #: Mean time between samples, in seconds; it varies by half, so as not to keep pace with the step.
 INTERVAL_S = 0.01
@@ -64,7 +65,7 @@ class Call(NamedTuple):
     parent : int
         Place of the call around it, -1 for none.
     kind : str
-        ``phase``, ``layer``, ``own`` for a function of the user's, ``other``.
+        ``phase``, ``layer``, ``worker`` for a loader worker, ``own`` for a function of the user's, ``other``.
     name, file, line : str, str, int
         The line is the one that ran in the user's functions, the first one in others; -1 for none.
     code : str
@@ -164,8 +165,9 @@ class StackSampler:
         stack.callback(setattr, torch.autograd, _ENGINE, engine)
 
     def _sample(self) -> None:
+        draw = random.Random()  # of its own: the step's random numbers must stay what they are
         while not self._stopped:
-            sleep(INTERVAL_S * (0.5 + random.random()))  # cheaper than an event with a timeout
+            sleep(INTERVAL_S * (0.5 + draw.random()))  # cheaper than an event with a timeout
             frame = sys._current_frames().get(self._watched)
             now, begin = time.perf_counter_ns(), self._begin
             if frame is None or begin is None:
@@ -177,19 +179,22 @@ class StackSampler:
                 self._counted = reached
             del frame
 
-    def calls(self, layers: list[Layer], places: Mapping[int, int]) -> list[Call]:
-        """All samples as a tree: the phase, then layers and functions.
+    def calls(self, layers: list[Layer], places: Mapping[int, int], workers: Iterable[WorkerStack] = ()) -> list[Call]:
+        """All samples as a tree: the phase, then layers and functions; and each loader worker with its functions.
 
         Parameters
         ----------
         layers : list of Layer
         places : mapping of int to int
             Place in `layers` of each module, by its ``id``.
+        workers : iterable of WorkerStack
         """
         tree = _Tree(layers, places)
         for samples, marks in zip(self._samples, self._marks, strict=True):
             for sample, phase in zip(samples, phases_of(samples, marks), strict=True):
                 tree.add(sample, phase)
+        for stack in workers:
+            tree.add_worker(stack)
         return tree.calls()
 
     @property
@@ -299,8 +304,20 @@ class _Tree:
             if kind == "perfnb":
                 continue
             node = self._inside(node, kind, name, file, line if kind == "own" else code.co_firstlineno)
-        self._self[node] += sample.weight_ns
-        self._samples[node] += 1
+        self._count(node, sample.weight_ns, 1)
+
+    def add_worker(self, stack: WorkerStack) -> None:
+        """Add a stack of a loader worker."""
+        node = self._inside(-1, "worker", f"loader worker {stack.worker}", "", -1)
+        for name, file, first, line in stack.frames:
+            kind = _kind(file)
+            if kind != "perfnb":
+                node = self._inside(node, kind, _short(name), file, line if kind == "own" else first)
+        self._count(node, stack.weight_ns, stack.samples)
+
+    def _count(self, node: int, weight_ns: int, samples: int) -> None:
+        self._self[node] += weight_ns
+        self._samples[node] += samples
 
     def _inside(self, parent: int, kind: str, name: str, file: str, line: int) -> int:
         node = self._nodes.setdefault((parent, kind, name, file, line), len(self._nodes))
@@ -313,9 +330,7 @@ class _Tree:
         """Kind, name and file of a function."""
         if code not in self._known:
             file = code.co_filename
-            kind = "perfnb" if file.startswith(_OWN_FOLDER) else "own" if _is_users(file) else "other"
-            name = getattr(code, "co_qualname", code.co_name).replace(".<locals>", "")
-            self._known[code] = kind, name, file
+            self._known[code] = _kind(file), _short(getattr(code, "co_qualname", code.co_name)), file
         return self._known[code]
 
     def calls(self) -> list[Call]:
@@ -334,6 +349,13 @@ _INSTALLED = tuple(
 )
 
 
-def _is_users(file: str) -> bool:
-    """Whether a file is the user's own: not Python's and not installed. Cells of notebooks are."""
-    return not file.startswith(("<frozen", "<string", "<__array_function__", *_INSTALLED)) and "-packages" not in file
+def _kind(file: str) -> str:
+    """Whose code is in a file: ``own`` is the user's, neither Python's nor installed. Cells of notebooks are."""
+    if file.startswith(_OWN_FOLDER):
+        return "perfnb"
+    foreign = not file or file.startswith(("<frozen", "<string", "<__array_function__", *_INSTALLED))
+    return "other" if foreign or "-packages" in file else "own"
+
+
+def _short(name: str) -> str:
+    return name.replace(".<locals>", "")

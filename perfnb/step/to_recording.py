@@ -78,7 +78,12 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         meta["watch"] = watcher.meta
     python = None if capture.sampler is None else _python(capture, capture.sampler)
     if python is not None:
-        meta["python"] = {"steps": int((passes == "sampled").sum()), "samples": int(python.tree["samples"].sum())}
+        meta["python"] = {
+            "steps": int((passes == "sampled").sum()),
+            "samples": int(python.tree["samples"].sum()),
+            "workers": len({stack.worker for stack in capture.workers}),
+            "unreached_workers": capture.unreached_workers,
+        }
     return Recording(events, steps, _modules(capture.layers), spans, meta, memory, arithmetic, watch, python=python)
 
 
@@ -132,7 +137,7 @@ def _arithmetic(calls: list[OpCall], tracer: Tracer) -> ArithmeticRecord:
 
 
 def _python(capture: Capture, sampler: StackSampler) -> PythonRecord:
-    calls = sampler.calls(capture.layers, capture.places)
+    calls = sampler.calls(capture.layers, capture.places, capture.workers)
     kinds = {"parent": "int64", "kind": "category", "name": TEXT, "file": TEXT, "line": "int64", "code": TEXT}
     kinds |= {"self_ns": "int64", "samples": "int64"}
     rows = [

@@ -1,0 +1,210 @@
+"""What loader workers do in Python while a step's stacks are sampled.
+
+The frames of another process cannot be read from outside, so each worker that starts inside `WorkerStacks` gets a
+thread, which sleeps until the sampled pass and then writes the stacks of the worker's main thread to a file. Workers
+that were started earlier have none.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+from torch.utils.data import dataloader
+from torch.utils.data._utils import worker as torch_worker
+
+#: Mean time between samples, in seconds; it varies by half. And how often a worker looks whether the pass has started.
+INTERVAL_S, _LOOKS_S = 0.01, 0.02
+_DEEPEST = 500
+_LOOP = torch_worker._worker_loop.__code__
+_QUEUES = os.path.join("multiprocessing", "queues.py")
+#: The file whose presence means that samples are wanted.
+_GO = "go"
+
+#: Name, file and first line of a function, and the line that runs.
+WorkerFrame = tuple[str, str, int, int]
+#: Stands for a worker's wait for the next batch to make.
+IDLE: WorkerFrame = ("waiting for work", "", -1, -1)
+
+
+class WorkerStack(NamedTuple):
+    """A stack of a worker, outermost frame first: how often it was seen, and the time that it stands for."""
+
+    worker: int
+    frames: tuple[WorkerFrame, ...]
+    samples: int
+    weight_ns: int
+
+
+class WorkerStacks:
+    """Context manager in which the workers of loaders that the entering thread iterates can be sampled.
+
+    Attributes
+    ----------
+    unreached : int
+        After `sampling`: workers that gave batches to that thread meanwhile but had been started before.
+    """
+
+    def __init__(self) -> None:
+        self.unreached = 0
+        self._started: WeakSet[Any] = WeakSet()
+        self._iterators = 0
+        self._folder = ""
+        self._place = 0, 0
+        self._installed = ExitStack()
+
+    def __enter__(self) -> WorkerStacks:
+        self._place = _place()
+        with ExitStack() as stack:
+            self._folder = tempfile.mkdtemp(prefix="perfnb-stacks-")
+            # Also ends the threads of workers that live on.
+            stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self._reach_new_workers(stack)
+            self._installed = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._installed.close()
+
+    def _reach_new_workers(self, stack: ExitStack) -> None:
+        iterators: Any = dataloader._MultiProcessingDataLoaderIter
+        make = iterators.__init__
+
+        @functools.wraps(make)
+        def __init__(self_: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if _place() != self._place:
+                return make(self_, loader, *args, **kwargs)
+            number, init = self._iterators, loader.worker_init_fn
+            self._iterators += 1
+            for worker in range(loader.num_workers):
+                # Made here, so that a worker that starts late makes no file in a folder that is being removed.
+                Path(self._folder, _file(number, worker)).touch()
+            loader.worker_init_fn = _Sampled(init, self._folder, number)
+            try:
+                make(self_, loader, *args, **kwargs)
+            finally:
+                loader.worker_init_fn = init
+            self._started.add(self_)
+
+        iterators.__init__ = __init__
+        stack.callback(setattr, iterators, "__init__", make)
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """While this is open, workers write samples."""
+        iterators: Any = dataloader._BaseDataLoaderIter
+        following = iterators.__next__
+        unreached: dict[int, int] = {}
+
+        @functools.wraps(following)
+        def __next__(self_: Any) -> Any:
+            __tracebackhide__ = True
+            if self_ not in self._started and _place() == self._place:
+                unreached[id(self_)] = len(getattr(self_, "_workers", ()))
+            return following(self_)
+
+        go = Path(self._folder, _GO)
+        iterators.__next__ = __next__
+        try:
+            go.touch()
+            yield
+        finally:
+            go.unlink(missing_ok=True)
+            iterators.__next__ = following
+            self.unreached = sum(unreached.values())
+
+    def read(self) -> list[WorkerStack]:
+        """The stacks so far."""
+        found: dict[tuple[int, tuple[WorkerFrame, ...]], list[int]] = {}
+        for path in sorted(Path(self._folder).glob("*.stacks")):
+            worker, stacks = int(path.stem.partition("-")[2]), []
+            for line in path.read_text("utf-8", "replace").splitlines(keepends=True):
+                if not line.endswith("\n"):  # still being written
+                    break
+                weight, number, *new = json.loads(line)
+                stacks += [tuple(map(tuple, frames)) for frames in new]
+                sums = found.setdefault((worker, stacks[number]), [0, 0])
+                sums[0] += 1
+                sums[1] += weight
+        return [WorkerStack(worker, frames, *sums) for (worker, frames), sums in found.items()]
+
+
+def _place() -> tuple[int, int]:
+    return os.getpid(), threading.get_ident()
+
+
+def _file(iterator: int, worker: int) -> str:
+    return f"{iterator}-{worker}.stacks"
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """A loader's ``worker_init_fn`` that also starts the thread; can be pickled if the loader's own can."""
+
+    init: Callable[[int], Any] | None
+    folder: str
+    iterator: int
+
+    def __call__(self, worker: int) -> None:
+        __tracebackhide__ = True
+        path = os.path.join(self.folder, _file(self.iterator, worker))
+        arguments = (path, os.path.join(self.folder, _GO), threading.get_ident())
+        with suppress(RuntimeError):  # no more threads: the worker's own work goes on
+            threading.Thread(target=_write_samples, args=arguments, name="perfnb-stacks", daemon=True).start()
+        if self.init is not None:
+            self.init(worker)
+
+
+def _write_samples(path: str, go: str, watched: int) -> None:
+    """Write the stacks of a thread to the file at `path` while there is a file at `go`, each new stack once in full."""
+    while not os.path.exists(go):
+        if not os.path.exists(path):
+            return
+        time.sleep(_LOOKS_S)
+    draw = random.Random()  # of its own: the worker's random numbers must stay what they are
+    numbers: dict[tuple[WorkerFrame, ...], int] = {}
+    # The capture, or the disk, may end at any time.
+    with suppress(OSError), os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "w", encoding="utf-8") as file:
+        counted = time.perf_counter_ns()
+        while os.path.exists(go):
+            time.sleep(INTERVAL_S * (0.5 + draw.random()))
+            frames = _frames(sys._current_frames().get(watched))
+            now = time.perf_counter_ns()
+            if frames is not None:
+                new = [] if frames in numbers else [frames]
+                number = numbers.setdefault(frames, len(numbers))
+                file.write(f"{json.dumps([now - counted, number, *new])}\n")
+                file.flush()
+            counted = now
+
+
+def _frames(frame: FrameType | None) -> tuple[WorkerFrame, ...] | None:
+    """The frames inside torch's loop of a worker, outermost first; ``None`` outside of it."""
+    found: list[WorkerFrame] = []
+    while frame is not None:
+        code = frame.f_code
+        if code is _LOOP:
+            if found and found[-1][0].endswith("get") and found[-1][1].endswith(_QUEUES):
+                return (IDLE,)
+            return tuple(reversed(found))
+        if len(found) == _DEEPEST:  # the outermost are kept
+            del found[0]
+        name = getattr(code, "co_qualname", code.co_name)
+        found.append((name, code.co_filename, code.co_firstlineno, frame.f_lineno or code.co_firstlineno))
+        frame = frame.f_back
+    return None

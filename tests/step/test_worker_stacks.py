@@ -1,0 +1,214 @@
+"""Stacks of loader workers: whose line takes the time, that batches stay the same, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, dataloader
+
+import perfnb
+from perfnb.flame.step_stacks import step_stacks
+from perfnb.step.stack_sampler import StackSampler
+from perfnb.step.worker_stacks import WorkerStacks
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+ITERATORS = (dataloader._MultiProcessingDataLoaderIter.__init__, dataloader._BaseDataLoaderIter.__next__)
+
+
+class Slow(Dataset[Tensor]):
+    """Items of random numbers that take their time."""
+
+    def __init__(self, length: int = 8) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, place: int) -> Tensor:
+        sleep(0.03)  # the planted line
+        if place == 99:
+            raise ValueError("a bad file")
+        return torch.tensor([float(torch.rand(())), float(np.random.random()), random.random()])
+
+
+class Threads(Dataset[int]):
+    """How many sampling threads the worker has."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, _: int) -> int:
+        return sum(thread.name == "perfnb-stacks" for thread in threading.enumerate())
+
+
+def seeded(worker: int) -> None:
+    random.seed(worker)
+
+
+def loader(dataset: Dataset[Any], context: str = "fork", **settings: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, batch_size=2, num_workers=2, multiprocessing_context=context, **settings)
+
+
+def line_of(words: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if words in line and "line_of" not in line)
+
+
+def profile_of(batches: Any) -> perfnb.Profile:
+    net = nn.Linear(3, 1)
+
+    def step(batch: Tensor) -> None:
+        net(batch).sum().backward()
+
+    plan: dict[str, Any] = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, "flops": False, "budget_s": 4}
+    return perfnb.profile_step(step, batches, stacks=True, **plan)
+
+
+def require_restored() -> None:
+    assert (dataloader._MultiProcessingDataLoaderIter.__init__, dataloader._BaseDataLoaderIter.__next__) == ITERATORS
+    assert not list(Path(tempfile.gettempdir()).glob("perfnb-stacks-*"))
+
+
+def require_planted(found: perfnb.Profile) -> None:
+    lines = found.lines
+    widest = lines[lines["process"] == "loader workers"].iloc[0]
+    assert (widest["phase"], widest["function"]) == ("data", "Slow.__getitem__")
+    assert (widest["file"], widest["line"]) == (__file__, line_of("# the planted line"))
+    assert widest["code"] == "sleep(0.03)  # the planted line"
+    assert 0 < widest["share"] <= 1
+    assert found.meta["python"]["workers"] == 2
+    assert found.meta["python"]["unreached_workers"] == 0
+
+
+@pytest.fixture(scope="module")
+def made() -> DataLoader[Any]:
+    return loader(Slow(64), worker_init_fn=seeded)
+
+
+@pytest.fixture(scope="module")
+def profile(made: DataLoader[Any]) -> perfnb.Profile:
+    return profile_of(made)
+
+
+def test_the_slow_line_of_the_dataset_is_named(profile: perfnb.Profile) -> None:
+    require_planted(profile)
+
+
+def test_each_worker_is_a_root_of_its_own(profile: perfnb.Profile) -> None:
+    assert profile.python is not None
+    stacks = profile.python.stacks["stack"]
+    inside = stacks[stacks.str.contains("Slow.__getitem__")]
+    assert set(inside.str.partition(";")[0]) == {"loader worker 0", "loader worker 1"}
+    assert not set(profile.python.functions["function"]) & {"loader worker 0", "data"}
+    stacks = step_stacks(profile._recording)
+    assert stacks is not None
+    assert any(note.startswith("Loader workers run beside the step") for note in stacks.record.notes)
+    assert "data (workers)" in str(profile)
+
+
+def test_saved_with_the_profile(profile: perfnb.Profile, tmp_path: Path) -> None:
+    again = perfnb.load(profile.save(tmp_path / "p"))
+    assert again.lines.equals(profile.lines)
+    assert again.meta["python"] == profile.meta["python"]
+
+
+def test_the_loader_is_as_it_was(made: DataLoader[Any], profile: perfnb.Profile) -> None:
+    assert made.worker_init_fn is seeded
+    require_restored()
+
+
+@pytest.mark.deep
+def test_spawned_workers_are_sampled() -> None:
+    made = loader(Slow(12), "spawn", worker_init_fn=seeded)
+    with WorkerStacks() as workers, workers.sampling():
+        list(made)
+        found = workers.read()
+    assert {stack.worker for stack in found} == {0, 1}
+    lines = {(name, file, line) for stack in found for name, file, _, line in stack.frames}
+    assert ("Slow.__getitem__", __file__, line_of("# the planted line")) in lines
+    require_restored()
+
+
+def batches(sampled: bool) -> Tensor:
+    torch.manual_seed(3)
+    random.seed(3)
+    made = loader(Slow(), worker_init_fn=seeded, shuffle=True)
+    if not sampled:
+        return torch.cat(list(made))
+    with WorkerStacks() as workers, workers.sampling(), StackSampler() as sampler, sampler.step():
+        found = torch.cat(list(made))
+        assert {stack.worker for stack in workers.read()} == {0, 1}
+    return torch.cat([found, torch.tensor([[random.random()] * 3])])
+
+
+def test_batches_are_the_same_bit_by_bit() -> None:
+    without = batches(False)
+    of_step = random.random()
+    found = batches(True)
+    assert torch.equal(found[:-1], without)
+    # The step's own random numbers are the same too.
+    assert found[-1, 0] == torch.tensor(of_step)
+
+
+def test_workers_that_run_already_are_not_available() -> None:
+    made = loader(Slow(), persistent_workers=True)
+    list(made)
+    found = profile_of(made)
+    assert found.meta["python"]["workers"] == 0
+    assert found.meta["python"]["unreached_workers"] == 2
+    assert "loader workers" not in set(found.lines["process"])
+    assert "n/a: the Python code of 2 loader workers that started before the profile" in " ".join(str(found).split())
+    made._iterator = None
+
+
+def test_a_loader_of_another_kind_is_not_available(profile: perfnb.Profile) -> None:
+    recording = profile._recording
+    facts = {"steps": 2, "samples": 1, "workers": 0, "unreached_workers": 0}
+    python = recording.python
+    assert python is not None
+    stacks = step_stacks(replace(recording, meta={**recording.meta, "python": facts}))
+    assert stacks is not None
+    assert stacks.record.notes[-1].startswith("n/a: the Python code of the loader's workers")
+
+
+@pytest.fixture
+def alive() -> Iterator[DataLoader[Any]]:
+    made = loader(Threads(), persistent_workers=True)
+    yield made
+    made._iterator = None
+
+
+def test_an_interrupt_ends_the_threads_of_workers_that_live_on(alive: DataLoader[Any]) -> None:
+    seen = []
+
+    def interrupted() -> None:
+        with WorkerStacks() as workers, workers.sampling():
+            seen.extend(next(iter(alive)).tolist())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    require_restored()
+    assert seen == [1, 1]
+    wait_until(lambda: next(iter(alive)).tolist() == [0, 0])
+
+
+def test_an_error_in_a_worker_is_the_users() -> None:
+    made = loader(Slow(100), sampler=[0, 99], worker_init_fn=seeded)
+    with pytest.raises(ValueError, match="a bad file"):
+        profile_of(made)
+    assert made.worker_init_fn is seeded
+    require_restored()
