@@ -357,8 +357,8 @@ class Latency(Page, Shown):
 
     @property
     def tpot_ms(self) -> float:
-        """Median over requests of the time per token after the first."""
-        return float(self._steady_tokens["tpot_ms"].median())
+        """Median over requests of the time per token after the first; NaN if no answer had two."""
+        return float(self._steady_tokens["tpot_ms"].astype(float).median())
 
     @property
     def itl_ms(self) -> float:
@@ -654,8 +654,8 @@ def _open_run(
     samples = _frame(served, warm_up=False)
     usual = float(samples["service_ms"].median()) if len(samples) else math.inf
     late = float(samples["late_ms"].quantile(0.99)) / usual if len(samples) else 0.0
-    run = OpenRun(rate_per_s or count / lasts_s, samples, count - len(served), late, _tokens("open", served))
-    return run, served
+    tokens = _tokens("open", served)
+    return OpenRun(rate_per_s or count / lasts_s, samples, count - len(served), late, tokens, servers), served
 
 
 def _joules(meter: EnergyMeter, served: Sequence[Served], warm_up: bool) -> float | str:

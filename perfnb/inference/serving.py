@@ -193,6 +193,10 @@ def serve(
             other.start()
         try:
             queue.work(fn, gate.opened, done)
+            for other in others:  # each serves what it has taken, also what is due later
+                while other.is_alive():
+                    with gate.opened():
+                        other.join(_NAP_S)
         finally:
             queue.stopped = True
             for other in others:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +179,14 @@ def test_a_rate_above_what_is_served_is_saturated_however_short_the_run(clock: F
     assert found.open_run.lost == 0
     assert found.saturated
     assert "as requests come faster than they are served" in " ".join(str(found).split())
+
+
+def test_two_servers_are_not_saturated_by_what_is_too_much_for_one() -> None:
+    found = perfnb.latency(lambda _: None, [1], arrivals=[0.0, 0.01, 0.02], concurrency=2, budget_s=0.2)
+    times = pd.DataFrame({"service_ms": [10.0]})
+
+    assert not replace(found.open_run, rate_per_s=150.0, samples=times, lost=0).saturated
+    assert replace(found.open_run, rate_per_s=250.0, samples=times, lost=0).saturated
 
 
 def test_a_model_in_training_mode_is_noticed() -> None:

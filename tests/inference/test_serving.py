@@ -58,6 +58,25 @@ def test_servers_take_turns_in_order_of_arrival() -> None:
     assert sorted(one.request for one in served) == list(range(8))
 
 
+def test_a_server_without_work_leaves_the_others_what_they_wait_for() -> None:
+    def slow_in_the_main_thread(_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.05)  # meanwhile the other one takes the last request, and waits for it
+
+    requests, until_s = Requests(["x"]), time.perf_counter() + 60
+    served = serve(
+        slow_in_the_main_thread,
+        requests,
+        requests.draws(0),
+        count=3,
+        until_s=until_s,
+        servers=2,
+        arrivals_ms=[0.0, 0.0, 300.0],
+    )
+
+    assert len(served) == 3
+
+
 def test_an_error_in_any_server_reaches_the_user() -> None:
     main = threading.current_thread()
 

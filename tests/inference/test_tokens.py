@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,15 @@ def test_each_token_has_its_time(generated: Any) -> None:
     assert by_size["tpot_ms"].round(1).tolist()[0] == 7.5  # 15 ms for two tokens, of which one waits for the empty one
     assert pd.isna(by_size["tpot_ms"].iloc[1])
     assert "First token after 50.0 ms" in str(found)
+
+
+def test_answers_of_one_token_have_no_time_per_token(generated: Any) -> None:
+    found = perfnb.latency(generated, [1], tokens=True, budget_s=1)
+
+    assert math.isnan(found.tpot_ms)
+    assert math.isnan(found.itl_ms)
+    assert found.tokens["tpot_ms"].isna().all()
+    assert "nan" not in str(found)
 
 
 def test_waiting_counts_until_the_first_token(generated: Any) -> None:
