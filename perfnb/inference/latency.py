@@ -29,8 +29,8 @@ from perfnb.inference.latency_view import (
 )
 from perfnb.inference.queueing import UTILIZATIONS, Loads, poisson_arrivals, simulate
 from perfnb.inference.tokens import COLUMNS, Cache, by_request, gaps_ms, goodput
+from perfnb.stats.intervals import median_interval, quantile_interval
 from perfnb.stats.intervals import quantile as sample_quantile
-from perfnb.stats.intervals import quantile_interval
 
 if TYPE_CHECKING:
     from perfnb.inference.energy import EnergyMeter
@@ -42,8 +42,11 @@ _MOST_REQUESTS = 20_000
 #: Batch sizes beside 1, how many batches of each are made and measured, and how few are too few.
 _BATCH_SIZES = (2, 4, 8, 16, 32, 64)
 _BATCHES_MADE, _MOST_BATCHES, _FEWEST_BATCHES = 8, 500, 5
-#: Share of the budget for requests back to back, if there is something else to run too.
-_CLOSED_SHARE = 0.45
+#: Share of the budget for requests alone, if there is something else to run too; that of these after pauses.
+_ALONE_SHARE, _PAUSED_SHARE = 0.45, 0.15
+#: Pauses in milliseconds, how many requests follow each, and how few are too few.
+_PAUSES = (0.5, 2.0, 8.0, 32.0, 128.0)
+_MOST_PAUSED, _FEWEST_PAUSED = 40, 12
 #: How much longer than its schedule an open run may take; what is not served by then is lost to saturation.
 _PATIENCE = 1.5
 #: If the clock started requests later than this share of the service time, a run says so.
@@ -163,6 +166,8 @@ class Latency(Page, Shown):
     ) -> None:
         self._closed, self._open, self._concurrency, self._name = samples, opened, concurrency, name
         self._serve = serve
+        #: Requests served alone after pauses.
+        self._paused = samples.iloc[:0].assign(pause_ms=0.0)
         #: The highest rate for the bound that was asked for, or why there is none.
         self._highest: HighestRate | str | None = None
         #: Whether a model was served that was still in training mode.
@@ -185,7 +190,34 @@ class Latency(Page, Shown):
 
     @cached_property
     def _loads(self) -> Loads:
-        return simulate(self._service_ms, self._concurrency)
+        # What pauses add is only counted where some do for certain: waits are computed faster without.
+        longer = (self.pauses["ci_low_ms"] > 0).any()
+        return simulate(self._service_ms, self._concurrency, extra_ms=self._extra_ms if longer else None)
+
+    @cached_property
+    def _extra_ms(self) -> dict[float, np.ndarray[Any, np.dtype[np.float64]]]:
+        """How much longer than back to back requests of their size took after each pause."""
+        steady = self._closed[~self._closed["first"]]
+        usual = steady.groupby("size", observed=True)["service_ms"].median()
+        expected = self._paused["size"].astype(str).map(usual).fillna(float(np.median(self._service_ms)))
+        extra = self._paused["service_ms"] - expected.astype(float)
+        return {float(pause): each.to_numpy() for pause, each in extra.groupby(self._paused["pause_ms"])}
+
+    @property
+    def pauses(self) -> pd.DataFrame:
+        """How much longer requests took that found the server idle, by how long it was: a row per pause measured.
+
+        By ``pause_ms``: ``requests``, and ``extra_ms``, the median of what they took more than those of their size
+        back to back, with its 95 % interval from ``ci_low_ms`` to ``ci_high_ms``. Without rows if the budget was too
+        short.
+        """
+        rows = []
+        for pause, extra in self._extra_ms.items():
+            low, high = median_interval(extra) or (None, None)
+            rows.append((pause, len(extra), float(np.median(extra)), low, high))
+        columns = ["pause_ms", "requests", "extra_ms", "ci_low_ms", "ci_high_ms"]
+        kinds = dict.fromkeys(columns[2:], "Float64") | {"requests": "int64"}
+        return pd.DataFrame(rows, columns=columns).astype(kinds).set_index("pause_ms")
 
     @property
     def samples(self) -> pd.DataFrame:
@@ -209,18 +241,17 @@ class Latency(Page, Shown):
         return quantile_interval(self._service_ms, _share("q", q))
 
     def at(self, rate_per_s: float) -> LoadedLatency:
-        """Latency at a rate of independent (Poisson) arrivals, computed from the service times."""
+        """Latency at a rate of independent (Poisson) arrivals, computed from the service times and what pauses add."""
         rate = _rate(rate_per_s)
         runs = self._loads.at(rate, list(QUANTILES.values()))
-        estimates = {name: self._loads.summed_up(runs[:, place]) for place, name in enumerate([*QUANTILES, "wait_ms"])}
+        names = [*QUANTILES, "wait_ms", "service_ms"]
+        estimates = {name: self._loads.summed_up(runs[:, place]) for place, name in enumerate(names)}
         widest = -math.inf
         for name in QUANTILES:  # a higher quantile has no lower bounds
             estimate, low, high = estimates[name]
             widest = max(widest, high)
             estimates[name] = estimate, low, widest
-        busy = self._loads.means_ms * rate / 1e3 / self._concurrency
-        estimates["service_ms"] = self._loads.summed_up(self._loads.means_ms)
-        estimates["utilization"] = self._loads.summed_up(busy)
+        estimates["utilization"] = self._loads.summed_up(runs[:, -1] * rate / 1e3 / self._concurrency)
         known = {name: value for name, value in estimates.items() if self._carries(name)}
         values: dict[str, Any] = {name: known[name][0] if name in known else None for name in estimates}
         return LoadedLatency(rate, intervals={name: each[1:] for name, each in known.items()}, **values)
@@ -231,11 +262,14 @@ class Latency(Page, Shown):
 
     @cached_property
     def curve(self) -> pd.DataFrame:
-        """A row per rate: `LoadedLatency` with ``_low`` and ``_high`` for each value; utilization from 0.3 to 0.95."""
+        """A row per rate: `LoadedLatency` with ``_low`` and ``_high`` for each value.
+
+        The rates are those that back to back keep the servers busy for 0.3 to 0.95 of the time.
+        """
         rows = []
         for utilization in UTILIZATIONS:
             found = self.at(self._loads.rate(utilization))
-            row: dict[str, float | None] = {"rate_per_s": found.rate_per_s, "utilization": utilization}
+            row: dict[str, float | None] = {"rate_per_s": found.rate_per_s, "utilization": found.utilization}
             for name in (*QUANTILES, "wait_ms", "service_ms"):
                 low, high = found.intervals.get(name, (None, None))
                 stem = name.removesuffix("_ms")
@@ -547,9 +581,11 @@ def latency(
     with StepOutput(), Progress() as progress, EnergyMeter() as meter:
         draws = held.draws(_SEED)
         runs = (rate is not None) + (bound_ms is not None) + (batch is not None)
-        alone = _CLOSED_SHARE if runs else 1.0
+        alone = _ALONE_SHARE if runs else 1.0
         share = (1 - alone) / max(1, runs)
-        served = _closed_run(serve, held, draws, concurrency, alone * budget_s, progress)
+        served = _closed_run(serve, held, draws, concurrency, alone * (1 - _PAUSED_SHARE) * budget_s, progress)
+        closed = _frame(served, warm_up=True)
+        paused = _paused_run(serve, held, draws, closed, alone * _PAUSED_SHARE * budget_s, progress)
         times = {} if batch is None else _batch_times(fn, batch, held, concurrency, share * budget_s, progress)
         if rate is not None:
             schedule = _poisson(rate, share * budget_s)
@@ -563,9 +599,8 @@ def latency(
         with StepOutput(), Progress() as progress:
             return _open_run(serve, held, _poisson(rate_per_s, seconds), rate_per_s, concurrency, progress)[0]
 
-    closed = _frame(served, warm_up=True)
     found = Latency(closed, opened, concurrency, str(getattr(fn, "__name__", type(fn).__name__)), serve_at)
-    found._price_per_hour, found._joules = price_per_hour, joules
+    found._paused, found._price_per_hour, found._joules = paused, price_per_hour, joules
     found._asked_rate = rate
     found._in_training = bool(getattr(fn, "training", False))
     if tokens:
@@ -594,6 +629,34 @@ def _closed_run(
         servers=servers,
         done=lambda count: progress("back to back", count),
     )
+
+
+def _paused_run(
+    serve: Callable[[Any], Any], requests: Requests, draws: Any, closed: pd.DataFrame, seconds: float, progress: Any
+) -> pd.DataFrame:
+    """Requests served one by one after pauses, as many of them after each as fit; their pause in ``pause_ms``."""
+    from perfnb.inference import serving
+
+    __tracebackhide__ = True
+    usual_s = float(closed.loc[~closed["first"], "service_ms"].median()) / 1e3
+    rounds = {
+        count: int(seconds / (sum(_PAUSES[:count]) / 1e3 + count * usual_s)) for count in range(1, len(_PAUSES) + 1)
+    }
+    most = max((count for count, fit in rounds.items() if fit >= _FEWEST_PAUSED), default=0)
+    if not most:
+        return closed.iloc[:0].assign(pause_ms=0.0)
+    each = list(_PAUSES[:most]) * min(rounds[most], _MOST_PAUSED)
+    np.random.default_rng(_SEED).shuffle(each)
+    served = serving.serve(
+        serve,
+        requests,
+        draws,
+        count=len(each),
+        until_s=time.perf_counter() + _PATIENCE * seconds,
+        pauses_ms=each,
+        done=lambda done: progress("after pauses", done, len(each)),
+    )
+    return _frame(served, warm_up=False).assign(pause_ms=each[: len(served)])
 
 
 def _batch_times(

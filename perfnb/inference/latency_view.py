@@ -26,6 +26,8 @@ FIRST_CALLS = 2
 _BATCHED_AT = 5
 #: From how many times the median on the slowest request is named.
 _SLOW = 1.5
+#: The least that a pause adds, as a share of the median, to be worth a sentence.
+_WORTH_TELLING = 0.05
 _HEADS = ("rate", "utilization", "p50", "p95", "p99", "mean wait")
 _SIZE_HEADS = ("batch size", "median", "per request", "requests/s", "one more costs")
 _UNDER_LOAD = "Under load, computed from the service times"
@@ -130,9 +132,28 @@ def _sentences(found: Latency) -> list[str]:
         )
     if found._closed["size"].value_counts().max() <= FIRST_CALLS:
         said.append("No size was called more than twice, so warm-up may be in these times: raise budget_s.")
-    said += [*_open_sentences(found), *_highest_sentences(found._highest), *_batching_sentences(found)]
+    said += [
+        *_pause_sentences(found),
+        *_open_sentences(found),
+        *_highest_sentences(found._highest),
+        *_batching_sentences(found),
+    ]
     said += [*_token_sentences(found), *_cost_sentences(found)]
     return said
+
+
+def _pause_sentences(found: Latency) -> list[str]:
+    """What a pause adds, after the longest that certainly adds something."""
+    pauses, usual = found.pauses, float(np.median(found._service_ms))
+    longer = pauses[(pauses["ci_low_ms"] > 0) & (pauses["extra_ms"] > _WORTH_TELLING * usual)]
+    if longer.empty:
+        return []
+    pause, row = float(longer.index[-1]), longer.iloc[-1]
+    extra = fmt.interval(float(row["extra_ms"]), (float(row["ci_low_ms"]), float(row["ci_high_ms"])))
+    return [
+        f"A request that finds the server idle takes longer: {extra} more after a pause of {fmt.duration(pause)}. "
+        "Figures at a rate count that."
+    ]
 
 
 def _open_sentences(found: Latency) -> list[str]:

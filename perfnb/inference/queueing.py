@@ -1,15 +1,16 @@
 """Queues computed from measured service times: waits, load curves, the highest rate for a bound, batching. Pure.
 
-If a server's speed does not depend on its queue, the latency at any rate follows from the service times alone: each
-request waits until a server is free. So one measured run gives the whole load curve, in seconds.
+The latency at any rate follows from the service times: each request waits until a server is free. A request that
+finds its server idle takes longer than one that follows another at once, because what it needs has left the caches and
+the processor has slept; how much longer, by the pause, is measured too. So two short runs give the whole load curve.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ RUNS, REQUESTS = 200, 12_000
 _SETTLES = 0.25
 #: How often the interval around the highest rate is halved.
 _HALVINGS = 6
+#: Simulated latencies that are held at a time, about.
+_HELD = 5_000_000
 #: Utilizations between which the highest rate is interpolated.
 _GRID = (0.02, *np.linspace(0.1, 0.9, 17), 0.925, 0.95, 0.97, 0.985)
 
@@ -31,6 +34,27 @@ _GRID = (0.02, *np.linspace(0.1, 0.9, 17), 0.925, 0.95, 0.97, 0.985)
 def poisson_arrivals(count: int, rate_per_s: float, rng: np.random.Generator) -> Floats:
     """Arrival times in milliseconds of requests that come independently of each other."""
     return np.cumsum(rng.exponential(1e3 / rate_per_s, count))
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """How much longer a request takes if its server was idle before it; between these pauses in proportion.
+
+    Attributes
+    ----------
+    pause_ms, extra_ms : array
+        Pauses, ascending from 0, and what each adds; longer ones than the last add no more than that.
+    scale : array
+        By how much more or less than that it is in each run.
+    """
+
+    pause_ms: Floats
+    extra_ms: Floats
+    scale: Floats
+
+    def after(self, idle_ms: Floats) -> Floats:
+        """The extra time of a request per run, by how long its server was idle; none where it was busy."""
+        return self.scale * np.interp(idle_ms, self.pause_ms, self.extra_ms)
 
 
 def waits(arrivals_ms: Floats, service_ms: Floats, servers: int = 1) -> Floats:
@@ -51,7 +75,7 @@ def waits(arrivals_ms: Floats, service_ms: Floats, servers: int = 1) -> Floats:
         walk = np.cumsum(steps, axis=-1)
         return walk - np.minimum.accumulate(walk, axis=-1)
     if arrivals_ms.ndim > 1:
-        return _waits_of_runs(arrivals_ms, service_ms, servers)
+        return served_in_turn(arrivals_ms, service_ms, servers)[0]
     free = [0.0] * servers
     found = np.empty(len(arrivals_ms))
     for place, (arrival, service) in enumerate(zip(arrivals_ms.tolist(), service_ms.tolist(), strict=True)):
@@ -61,19 +85,31 @@ def waits(arrivals_ms: Floats, service_ms: Floats, servers: int = 1) -> Floats:
     return found
 
 
-def _waits_of_runs(arrivals_ms: Floats, service_ms: Floats, servers: int) -> Floats:
-    """Several servers, one request after the other, all runs at once."""
-    arrivals, service = np.ascontiguousarray(arrivals_ms.T), np.ascontiguousarray(service_ms.T)
+def served_in_turn(
+    arrivals_ms: Floats, service_ms: Floats, servers: int, pauses: Pauses | None = None
+) -> tuple[Floats, Floats]:
+    """Waits, and service times with what pauses add: one request after the other, all runs at once.
+
+    A queue whose first customer after a pause is exceptional (Welch, 1964), with a service that depends on the pause.
+
+    Parameters
+    ----------
+    arrivals_ms, service_ms : array
+        Shape ``(runs, requests)``.
+    """
+    arrivals, service = np.ascontiguousarray(arrivals_ms.T), np.array(service_ms.T, order="C")
     free = [np.zeros(arrivals.shape[1]) for _ in range(servers)]  # when each server is, the earliest first
     found = np.empty_like(arrivals)
     for place, arrival in enumerate(arrivals):
         start = np.maximum(arrival, free[0])
         np.subtract(start, arrival, out=found[place])
+        if pauses is not None:
+            service[place] += pauses.after(arrival - free[0])
         ends = start + service[place]
         for number in range(1, servers):  # into its place among the others
             free[number - 1], ends = np.minimum(ends, free[number]), np.maximum(ends, free[number])
         free[-1] = ends
-    return np.ascontiguousarray(found.T)
+    return np.ascontiguousarray(found.T), np.ascontiguousarray(service.T)
 
 
 @dataclass(frozen=True)
@@ -94,21 +130,42 @@ class Loads:
     #: Mean service time of each run's resampled measurement.
     means_ms: Floats
     own: int
+    #: What pauses add, in each run; ``None`` if nothing.
+    pauses: Pauses | None = None
 
     def at(self, rate_per_s: float, quantiles: Sequence[float]) -> Floats:
-        """Quantiles of latency and mean wait (last), of each run; infinite where the rate is too high for it.
+        """Quantiles of latency, mean wait and mean service, of each run; infinite where the rate is too high for it.
 
         Returns
         -------
         array
-            Shape ``(runs, quantiles + 1)``, in milliseconds.
+            Shape ``(runs, quantiles + 2)``, in milliseconds.
         """
-        waited = waits(np.cumsum(self.gaps, axis=1) * (1e3 / rate_per_s), self.service_ms, self.servers)
-        settled = slice(int(_SETTLES * waited.shape[1]), None)
-        waited, latency = waited[:, settled], (waited + self.service_ms)[:, settled]
-        found = np.column_stack([np.quantile(latency, list(quantiles), axis=1).T, waited.mean(axis=1)])
-        found[self.means_ms * rate_per_s >= 1e3 * self.servers] = np.inf
+        found: Floats = self._at_rates([rate_per_s], quantiles)[0]
         return found
+
+    def _at_rates(self, rates: Sequence[float], quantiles: Sequence[float], runs: int | None = None) -> Floats:
+        """As `at`, for the first `runs` runs at each rate; shape ``(rates, runs, quantiles + 2)``."""
+        at_one, service, means = np.cumsum(self.gaps[:runs], axis=1), self.service_ms[:runs], self.means_ms[:runs]
+        together = max(1, _HELD // service.size) if self.pauses is not None else 1
+        found = []
+        for begin in range(0, len(rates), together):
+            some = rates[begin : begin + together]
+            arrivals = np.concatenate([at_one * (1e3 / rate) for rate in some])
+            if self.pauses is None:
+                taken = service
+                waited = waits(arrivals, taken, self.servers)
+            else:
+                pauses = replace(self.pauses, scale=np.tile(self.pauses.scale[:runs], len(some)))
+                waited, taken = served_in_turn(arrivals, np.tile(service, (len(some), 1)), self.servers, pauses)
+            settled = slice(int(_SETTLES * waited.shape[1]), None)
+            waited, taken = waited[:, settled], taken[:, settled]
+            latency = np.quantile(waited + taken, list(quantiles), axis=1).T
+            mean_service = taken.mean(axis=1) if self.pauses is not None else np.tile(means, len(some))
+            table = np.column_stack([latency, waited.mean(axis=1), mean_service])
+            table[np.outer(some, means).ravel() >= 1e3 * self.servers, :-1] = np.inf
+            found += np.split(table, len(some))
+        return np.array(found)
 
     def summed_up(self, values: Floats, estimate: float | None = None) -> tuple[float, float, float]:
         """Estimate and 95 % interval from a value per run (bias-corrected percentiles: Efron, 1981).
@@ -132,7 +189,7 @@ class Loads:
         It is 0 where not even a request alone is served in time.
         """
         rates = np.array([self.rate(each) for each in _GRID])
-        latency = np.stack([self.at(rate, [quantile])[:, 0] for rate in rates], axis=1)
+        latency = self._at_rates(rates.tolist(), [quantile])[:, :, 0].T
         crossings = np.array([_crossing(rates, run, bound_ms) for run in latency])
         usual = latency[: self.own].mean(axis=0)
         estimate = _crossing(rates, usual, bound_ms)
@@ -141,7 +198,7 @@ class Loads:
             low, high = float(rates[inside[-1]]), float(rates[inside[-1] + 1])
             for _ in range(_HALVINGS):
                 estimate = (low + high) / 2
-                within = float(self.at(estimate, [quantile])[: self.own, 0].mean()) <= bound_ms
+                within = float(self._at_rates([estimate], [quantile], self.own)[0, :, 0].mean()) <= bound_ms
                 low, high = (estimate, high) if within else (low, estimate)
         return self.summed_up(crossings, estimate)
 
@@ -154,11 +211,23 @@ class Loads:
         return utilization * self.servers * 1e3 / float(self.measured_ms.mean())
 
 
-def simulate(service_ms: Samples, servers: int = 1, *, seed: int = 0, runs: int = RUNS) -> Loads:
+def simulate(
+    service_ms: Samples,
+    servers: int = 1,
+    *,
+    extra_ms: Mapping[float, Samples] | None = None,
+    seed: int = 0,
+    runs: int = RUNS,
+) -> Loads:
     """Runs of a service whose times were measured, in the order in which they were measured.
 
     Consecutive service times that depend on each other (`effective_size`) are resampled in blocks, of the cube root of
     their number (Künsch, 1989), and follow each other in the runs as they were measured.
+
+    Parameters
+    ----------
+    extra_ms : mapping of float to array, optional
+        How much longer requests took after a pause, by its milliseconds.
     """
     from perfnb.stats.intervals import effective_size
 
@@ -171,7 +240,19 @@ def simulate(service_ms: Samples, servers: int = 1, *, seed: int = 0, runs: int 
     samples[:own] = measured
     places = _places(rng, (runs, REQUESTS), count, block)
     service = np.take_along_axis(samples, places, axis=1)
-    return Loads(measured, servers, rng.exponential(1.0, service.shape), service, samples.mean(axis=1), own)
+    gaps = rng.exponential(1.0, service.shape)
+    pauses = None if not extra_ms else _pauses(extra_ms, runs, own, rng)
+    return Loads(measured, servers, gaps, service, samples.mean(axis=1), own, pauses)
+
+
+def _pauses(extra_ms: Mapping[float, Samples], runs: int, own: int, rng: np.random.Generator) -> Pauses:
+    """The median that each pause adds, never less than nothing; in the other runs, as much more as resampled ones."""
+    known = {pause: np.asarray(extra_ms[pause], dtype=float) for pause in sorted(extra_ms)}
+    medians = np.maximum([np.median(each) for each in known.values()], 0.0)
+    again = sum(np.maximum(np.median(rng.choice(each, (runs, len(each))), axis=1), 0.0) for each in known.values())
+    scale = again / medians.sum() if medians.any() else np.ones(runs)
+    scale[:own] = 1.0
+    return Pauses(np.array([0.0, *known]), np.array([0.0, *medians]), scale)
 
 
 def _places(rng: np.random.Generator, shape: tuple[int, int], count: int, block: int) -> np.ndarray[Any, Any]:
@@ -182,10 +263,11 @@ def _places(rng: np.random.Generator, shape: tuple[int, int], count: int, block:
 
 
 def _crossing(rates: Floats, latency: Floats, bound_ms: float) -> float:
-    """The rate at which latency, which grows with it, reaches a bound."""
-    if latency[0] > bound_ms:
+    """The rate above which latency is over a bound. After pauses it can be higher at the lowest rates, too."""
+    within = np.flatnonzero(latency <= bound_ms)
+    if not len(within):
         return 0.0
-    last = int(np.flatnonzero(latency <= bound_ms)[-1])
+    last = int(within[-1])
     if last + 1 == len(rates) or not np.isfinite(latency[last + 1]):
         return float(rates[last])
     share = (bound_ms - latency[last]) / (latency[last + 1] - latency[last])

@@ -172,13 +172,15 @@ def serve(
     until_s: float,
     servers: int = 1,
     arrivals_ms: Sequence[float] | None = None,
+    pauses_ms: Sequence[float] | None = None,
     done: Done | None = None,
 ) -> list[Served]:
     """Serve requests until there are `count`, or until `until_s` (`time.perf_counter`), but at least one.
 
     Without `arrivals_ms` each server takes its next request when the last one is done. With them, the free server takes
     the next request when that is due, or at once if it is due already: the schedule never waits for the servers, so
-    latency counted from it holds all waiting (no coordinated omission).
+    latency counted from it holds all waiting (no coordinated omission). With `pauses_ms` a server is idle for so long
+    before each request.
 
     Raises
     ------
@@ -186,7 +188,7 @@ def serve(
         Whatever `fn` raises, from whichever server, after the others have finished their request.
     """
     __tracebackhide__ = True
-    queue = _Queue(requests, draws, count, until_s, arrivals_ms)
+    queue = _Queue(requests, draws, count, until_s, arrivals_ms, pauses_ms)
     with InterruptGate() as gate:
         others = [threading.Thread(target=queue.work, args=(fn, nullcontext), daemon=True) for _ in range(servers - 1)]
         for other in others:
@@ -216,9 +218,10 @@ class _Queue:
         count: int,
         until_s: float,
         arrivals_ms: Sequence[float] | None,
+        pauses_ms: Sequence[float] | None,
     ) -> None:
         self._requests, self._draws, self._count, self._until_s = requests, draws, count, until_s
-        self._arrivals = arrivals_ms
+        self._arrivals, self._pauses = arrivals_ms, pauses_ms
         self._lock = threading.Lock()
         self._taken = 0
         self._begin_ns = time.perf_counter_ns()
@@ -261,7 +264,11 @@ class _Queue:
             if self.stopped or self._taken == self._count or late:
                 return None
             number, self._taken = self._taken, self._taken + 1
-            arrival = None if self._arrivals is None else self._begin_ns + round(self._arrivals[number] * 1e6)
+            arrival = None
+            if self._arrivals is not None:
+                arrival = self._begin_ns + round(self._arrivals[number] * 1e6)
+            elif self._pauses is not None:
+                arrival = time.perf_counter_ns() + round(self._pauses[number] * 1e6)
             return next(self._draws), arrival
 
     def _sleep_until(self, instant_ns: int) -> bool:

@@ -166,6 +166,42 @@ def test_recorded_arrivals_are_kept(clock: FakeClock) -> None:
     assert not found.saturated
 
 
+class ColdAfterPauses:
+    """Takes 2 ms, and 3 ms more if it was idle for more than 5 ms."""
+
+    def __init__(self, clock: FakeClock, cold_ms: float) -> None:
+        self._clock, self._cold_ms, self._ended_ns = clock, cold_ms, 0
+
+    def __call__(self, request: object) -> None:
+        idle_ms = (self._clock.now_ns - self._ended_ns) / 1e6
+        self._clock.pass_exactly(2 + (self._cold_ms if idle_ms > 5 else 0))
+        self._ended_ns = self._clock.now_ns
+
+
+def test_what_a_pause_adds_is_measured_and_counted(clock: FakeClock) -> None:
+    found = perfnb.latency(ColdAfterPauses(clock, 3), [1], rate_per_s=5, budget_s=60)
+    warm = perfnb.latency(ColdAfterPauses(clock, 0), [1], budget_s=60)
+
+    assert found.pauses["extra_ms"].round(2).tolist() == [0, 0, 3, 3, 3]
+    assert found.pauses.index.tolist() == [0.5, 2, 8, 32, 128]
+    assert (found.pauses["requests"] >= 12).all()
+    assert found.quantile_ms(0.99) == pytest.approx(2, rel=0.01)  # back to back
+    slowly = found.at(5)
+    assert slowly.p50_ms == pytest.approx(5, rel=0.01)
+    assert slowly.p50_ms == pytest.approx(found.open_run.samples["latency_ms"].median(), rel=0.01)
+    assert slowly.utilization == pytest.approx(0.025, rel=0.05)
+    assert "takes longer: 3.00 ms [3.00, 3.00] more after a pause of 128 ms" in " ".join(_sentences(found))
+    assert warm.at(5).p50_ms == pytest.approx(2, rel=0.01)
+    assert "takes longer" not in " ".join(_sentences(warm))
+
+
+def test_pauses_are_left_out_where_the_budget_is_short(clock: FakeClock) -> None:
+    found = perfnb.latency(ColdAfterPauses(clock, 3), [1], budget_s=1)  # 0.15 s for pauses
+
+    assert found.pauses.index.tolist() == [0.5, 2]
+    assert perfnb.latency(lambda _: clock.pass_exactly(900), ["a"], budget_s=1).pauses.empty
+
+
 def test_what_comes_faster_than_it_is_served_is_saturated(clock: FakeClock) -> None:
     found = perfnb.latency(lambda _: clock.pass_exactly(100), [1], rate_per_s=100, budget_s=10)
 

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from perfnb.inference import queueing
-from perfnb.inference.queueing import RUNS, poisson_arrivals, simulate, simulate_batches, waits
+from perfnb.inference.queueing import (
+    RUNS,
+    Pauses,
+    poisson_arrivals,
+    served_in_turn,
+    simulate,
+    simulate_batches,
+    waits,
+)
 
 REQUESTS = 10**6
 
@@ -165,3 +173,50 @@ def test_without_delay_and_with_batches_of_one_a_batcher_is_a_queue() -> None:
         found = simulate_batches(arrivals, lambda size: 1.0, most=1, delay_ms=0.0, servers=servers)
 
         assert np.allclose(found.latency_ms, waits(arrivals, np.ones(len(arrivals)), servers) + 1.0)
+
+
+def test_the_mean_wait_after_exceptional_first_services_is_that_of_welch() -> None:
+    rng, rate, extra = np.random.default_rng(10), 0.6, 0.7
+    service = rng.exponential(1.0, (40, REQUESTS // 20))
+    arrivals = np.cumsum(rng.exponential(1 / rate, service.shape), axis=1)
+    always = Pauses(np.array([0.0, 1e-9]), np.array([0.0, extra]), np.ones(len(service)))
+
+    waited, taken = served_in_turn(arrivals, service, 1, always)
+
+    first, usual = 1 + extra, 1.0  # means of a service after a pause, and of others
+    second_first, second_usual = 2 + 2 * extra + extra**2, 2.0  # moments
+    waits_usually = rate * second_usual / (2 * (1 - rate * usual))
+    expected = waits_usually + rate * (second_first - second_usual) / (2 * (1 - rate * usual + rate * first))
+    assert waited.mean() == pytest.approx(expected, rel=0.02)
+    idle = (1 - rate * usual) / (1 - rate * usual + rate * first)  # share of requests that find the server idle
+    assert (taken - service).mean() == pytest.approx(idle * extra, rel=0.02)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_what_pauses_add_is_that_of_a_simulation_one_by_one(servers: int) -> None:
+    rng = np.random.default_rng(11)
+    arrivals, service = np.cumsum(rng.exponential(2.0, (2, 400)), axis=1), rng.exponential(1.0, (2, 400))
+    pauses = Pauses(np.array([0.0, 1.0, 4.0]), np.array([0.0, 0.2, 1.0]), np.array([1.0, 0.5]))
+
+    waited, taken = served_in_turn(arrivals, service, servers, pauses)
+
+    for run, scale in enumerate(pauses.scale):
+        free = [0.0] * servers
+        for place, (arrival, each) in enumerate(zip(arrivals[run], service[run], strict=True)):
+            idle = min(4.0, max(0.0, arrival - min(free)))
+            extra = scale * (0.2 * idle if idle < 1 else 0.2 + 0.8 * (idle - 1) / 3)
+            start = max(arrival, min(free))
+            free[free.index(min(free))] = start + each + extra
+            assert waited[run, place] == pytest.approx(start - arrival)
+            assert taken[run, place] == pytest.approx(each + extra)
+
+
+def test_a_rate_that_is_too_low_for_a_bound_does_not_hide_the_highest() -> None:
+    alone = simulate(np.full(500, 1.0), runs=20)
+    paused = simulate(np.full(500, 1.0), extra_ms={0.5: np.zeros(20), 50.0: np.full(20, 9.0)}, runs=20)
+
+    rate, low, high = paused.highest_rate(5.0, 0.99)
+
+    assert paused.at(10, [0.99])[0, 0] > 5.0  # after pauses of 100 ms
+    assert 0 < low <= rate <= high
+    assert 0.9 < rate / alone.highest_rate(5.0, 0.99)[0] <= 1  # where it is hardly ever idle
