@@ -118,8 +118,9 @@ class ProfileCallback(*_callbacks()):  # type: ignore[misc]
         self._steps.takes(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step != self._optimizer_steps or not pl_module.automatic_optimization:
-            self._optimizer_steps = trainer.global_step
+        optimizer_steps = trainer.global_step  # not cheap
+        if optimizer_steps != self._optimizer_steps or not pl_module.automatic_optimization:
+            self._optimizer_steps = optimizer_steps
             self._steps.stepped()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

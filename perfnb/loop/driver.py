@@ -185,7 +185,7 @@ class LoopProfiler:
         """The step has one more batch, and its work goes on."""
         if self._around is not None:
             self._guarded(self._work_goes_on, batch)
-        else:
+        elif self._wait_ns or not self._begin_ns:
             self._note_wait()
 
     def end(self) -> None:
