@@ -17,6 +17,7 @@ examples:
   perfnb show trace.json.gz
   perfnb show step.perfnb --html step.html
   perfnb show trace.json.gz --open
+  perfnb show report.sqlite --steps iteration
   perfnb show step.perfnb --json | jq '.timing.median_ms'
 
 exit codes: 0 shown; 2 FILE cannot be read"""
@@ -24,8 +25,17 @@ exit codes: 0 shown; 2 FILE cannot be read"""
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="What to show.")
+    parser.add_argument(
+        "--steps", metavar="NAME", type=_name, help="Name of the range that marks the steps of a trace."
+    )
     add_page_options(parser)
     parser.add_argument("--open", action="store_true", help="Open the page in a browser, with --html or without.")
+
+
+def _name(word: str) -> str:
+    if not word:
+        raise argparse.ArgumentTypeError("give the name of a range, such as iteration")
+    return word
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -34,7 +44,7 @@ def _run(options: argparse.Namespace) -> int:
     from perfnb.profile.loading import load
 
     require_one_form(options)
-    found = load(options.file)
+    found = load(options.file, steps=options.steps)
     if options.html is not None or options.open:
         page = write_page(found, options.html, Path(options.file).name)
         if options.open:
@@ -56,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
 COMMAND = SubCommand(
     name="show",
     summary="Show the report of a trace, a saved profile or anything else that perfnb reads.",
-    usage="perfnb show FILE [--html OUT] [--open] [--json]",
+    usage="perfnb show FILE [--steps NAME] [--html OUT] [--open] [--json]",
     more=_MORE,
     add_options=_options,
     run=_run,

@@ -103,7 +103,7 @@ def load(
     for loader in loaders():
         if loader.recognise(source):
             if steps is not None and not loader.has_steps:
-                raise TraceError(f"steps= is for traces, and {source} is not one.")
+                raise TraceError(f"Steps can be named in traces only, and {source} is not one.")
             loaded: Loaded = loader.load(source, chosen, executor, *([steps] if loader.has_steps else []))
             return loaded
     raise _unknown(source)

@@ -273,7 +273,7 @@ def load_several(
     if all(saved) and steps is None:
         return _of_saved(sources)
     if all(saved):
-        raise TraceError(f"steps= is for traces, and {sources[0]} is a saved profile.")
+        raise TraceError(f"Steps can be named in traces only, and {sources[0]} is a saved profile.")
     if any(saved):
         raise TraceError(
             f"{sources[saved.index(True)]} is a saved profile and {sources[saved.index(False)]} is not: the ranks of a "

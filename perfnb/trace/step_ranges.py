@@ -50,13 +50,13 @@ def with_steps(trace: TraceColumns, name: str | None, source: str, guess: bool =
         rows, numbers, base = _guessed(trace)
         if not len(rows):
             return trace
-        note = f"Steps are the ranges named {base!a}; load(..., steps=) names others."
+        note = f"Steps are the ranges named {base!a}; load(..., steps=), or perfnb show --steps, names others."
         return replace(_marked(trace, rows, numbers), caveats=[*trace.caveats, note])
     trace = _without_marks(trace)
     wanted = np.array([one == name or _split(one)[0] == name for one in trace.names], dtype=bool)
     rows = np.flatnonzero(wanted[trace.name] & is_in(trace, (*RANGES, *OPS))) if len(trace) else np.array([], dtype=int)
     if not len(rows):
-        raise TraceError(f"{source} has no range named {ascii(name)[:80]}, which steps= asks for{_others(trace)}.")
+        raise TraceError(f"{source} has no range named {ascii(name)[:80]} to mark its steps{_others(trace)}.")
     return _marked(trace, rows, _numbers(trace, rows))
 
 

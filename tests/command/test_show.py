@@ -103,6 +103,23 @@ def test_a_browser_opens_the_page(profile: Path, tmp_path: Path) -> None:
     assert (tmp_path / "seen").read_text() == (tmp_path / "p.html").as_uri()
 
 
+def test_the_steps_of_a_trace_are_named(tmp_path: Path, profile: Path) -> None:
+    path = tmp_path / "trace.json"
+    op = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 2, "dur": 5, "args": {"External id": 1}}
+    mark = {**op, "cat": "user_annotation", "dur": 90}
+    ranges = [{**mark, "name": f"iteration {number}", "ts": 100 * number} for number in range(3)]
+    path.write_text(json.dumps([*ranges, *({**op, "ts": 10 * place} for place in range(30))]))
+
+    done = called("show", path, "--steps", "iteration", "--json")
+    assert [row["step"] for row in json.loads(done.stdout)["steps"]] == [0, 1, 2]
+    assert called("show", path, "--steps", "iteration").stdout == f"{package.load(path, steps='iteration')}\n"
+    done = called("show", path, "--steps", "epoch")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has no range named 'epoch' to mark its steps; it has 'iteration" in done.stderr
+    assert "Steps can be named in traces only" in called("show", profile, "--steps", "epoch").stderr
+    assert "give the name of a range" in called("show", path, "--steps", "").stderr
+
+
 def ranks(folder: Path) -> list[Path]:
     (folder / "traces").mkdir()
     return written(folder / "traces", [rank_trace(late) for late in (0, 10, 20, 0)])

@@ -207,12 +207,12 @@ def test_the_user_names_the_range_of_a_step(tmp_path: Path) -> None:
     ranks = perfnb.load([path], steps="iteration 21")
     assert isinstance(ranks, perfnb.Ranks)
     assert ranks.steps["step"].tolist() == [21]
-    with pytest.raises(TraceError, match=r"no range named 'epoch', which steps= asks for; it has .*, 'half' \(2\)"):
+    with pytest.raises(TraceError, match=r"no range named 'epoch' to mark its steps; it has .*, 'half' \(2\)"):
         perfnb.load(path, steps="epoch")
     with pytest.raises(TypeError, match="steps must be the name of a range"):
         perfnb.load(path, steps=3)  # type: ignore[arg-type]
     saved = profile_of(path).save(tmp_path / "saved")
-    with pytest.raises(TraceError, match="steps= is for traces"):
+    with pytest.raises(TraceError, match="Steps can be named in traces only"):
         perfnb.load(saved, steps="iteration")
 
 

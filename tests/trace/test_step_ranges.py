@@ -46,7 +46,7 @@ def test_a_named_range_marks_steps_instead_of_the_profilers() -> None:
     assert numbers_of(by_half) == [0, 1, 2, 3, 4, 5]
     assert (steps_of(by_half).ends - steps_of(by_half).starts).tolist() == [40_000] * 6
     assert len(by_half) == len(trace) - 3 + 6
-    with pytest.raises(TraceError, match=r"^it has no range named 'whole', .*; it has 'half' \(6\)"):
+    with pytest.raises(TraceError, match=r"^it has no range named 'whole' to mark its steps; it has 'half' \(6\)"):
         with_steps(trace, "whole", "it")
     with pytest.raises(TraceError, match="it has no ranges of the user's"):
         with_steps(trace_of(), "whole", "it")
@@ -81,5 +81,7 @@ def test_the_thread_with_the_most_ranges_counts() -> None:
 
     assert numbers_of(trace) == [0, 1, 2]
     assert steps_of(trace).thread == 2
-    assert trace.caveats == ["Steps are the ranges named 'batch'; load(..., steps=) names others."]
+    assert trace.caveats == [
+        "Steps are the ranges named 'batch'; load(..., steps=), or perfnb show --steps, names others."
+    ]
     assert np.all(trace.duration_ns >= 0)
