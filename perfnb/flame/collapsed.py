@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfnb.errors import TraceError
 from perfnb.flame.formats import Format, HostRecord, content_of, lines_of, text_of
-from perfnb.flame.tree import Function, TreeBuilder
+from perfnb.flame.tree import Function, TreeBuilder, without_address
 from perfnb.quantities import counted
 from perfnb.recording.nesting import NONE
 from perfnb.trace.trace_file import Limits
@@ -38,15 +38,18 @@ def recognised(head: bytes) -> bool:
 
 def read(path: Path, limits: Limits) -> HostRecord:
     """Read collapsed stacks; bad lines are skipped and counted."""
-    builder, bad, whole = TreeBuilder(str(path)), 0, 0.0
+    builder, bad, idle, whole = TreeBuilder(str(path)), 0, 0.0, 0.0
     stacks: Counter[tuple[str, ...]] = Counter()
     for line in lines_of(path, text_of(content_of(path, limits))):
         if not line.strip() or line.startswith(_COMMENTS):
             continue
         stack, _, count = line.strip().replace("\t", " ").rpartition(" ")
         value = _number(count)
-        if value is None or not stack.strip():
+        if value is None:
             bad += 1
+            continue
+        if not stack.strip():
+            idle += value
             continue
         frames = tuple(frame.strip() or "(no name)" for frame in stack.strip().rstrip(";").split(";"))
         stacks[frames] += value  # type: ignore[assignment]
@@ -68,6 +71,8 @@ def read(path: Path, limits: Limits) -> HostRecord:
         if in_us
         else "The file does not say what its counts are. They are read as samples; how long one stands for is n/a."
     ]
+    if 0 < idle < 2**62:
+        notes.append(f"{idle:,.0f} counts without a stack, as py-spy writes of an idle thread: left out.")
     if bad:
         notes.append(f"{counted(bad, 'line')} without a stack and a count: skipped.")
     tree, told = builder.tree(), tuple(notes)
@@ -88,7 +93,7 @@ def _function(name: str, of_torch: bool) -> Function:
         return Function(found[3], found[1], int(found[2]))
     if found := _PY_SPY.fullmatch(name):
         return Function(found[1], found[2], int(found[3]) if found[3] else NONE)
-    return Function(name)
+    return Function(without_address(name))
 
 
 FORMAT = Format("collapsed stacks", recognised, read)

@@ -10,10 +10,13 @@ import pandas as pd
 from perfnb.flame.formats import HostRecord
 from perfnb.flame.tables import function_table, grouped
 from perfnb.flame.tree import CallTree, Function, TreeBuilder
+from perfnb.quantities import share
 from perfnb.recording.nesting import NONE, Floats
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
 
+#: Two profiles with less than this share of functions in common are said to have little in common.
+_MUCH = 0.5
 _FIGURES = ("calls", "self_ms", "total_ms", "self_share", "total_share")
 
 
@@ -57,7 +60,8 @@ def diff_records(a: HostRecord, b: HostRecord) -> HostDiff:
     order = table[measure].abs().sort_values(ascending=False, kind="stable").index
     table = table.loc[order].reset_index(drop=True)
     table["file"] = table["file"].where(table["file"] != "", None)
-    notes = ["The two were not recorded side by side, and the machine may have drifted in between."]
+    notes = [*_little_in_common(table)]
+    notes.append("The two were not recorded side by side, and the machine may have drifted in between.")
     tree: CallTree | None = None
     before: Floats | None = None
     if a.unit != b.unit:
@@ -69,6 +73,18 @@ def diff_records(a: HostRecord, b: HostRecord) -> HostDiff:
             before = before * (other / whole)
             notes.append("Shares of the whole are compared: the first is scaled to as much in all as the second.")
     return HostDiff((a.name, b.name), conform(table, "diff_functions"), measure, tree, before, b.unit, tuple(notes))
+
+
+def _little_in_common(table: pd.DataFrame) -> list[str]:
+    """A note if most of either profile is in functions that the other lacks."""
+    both = table["self_share_a"].notna() & table["self_share_b"].notna()
+    shares = [float(table.loc[both, f"self_share_{side}"].sum()) for side in "ab"]
+    if min(shares) >= _MUCH:
+        return []
+    return [
+        f"Only {share(shares[0])} of the first and {share(shares[1])} of the second is in functions that both have: "
+        "they may be of different programs, or name functions differently."
+    ]
 
 
 def _word(record: HostRecord) -> str:

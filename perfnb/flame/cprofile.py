@@ -17,7 +17,7 @@ import pandas as pd
 
 from perfnb.errors import TraceError
 from perfnb.flame.formats import Format, HostRecord, content_of
-from perfnb.flame.tree import Function
+from perfnb.flame.tree import Function, without_address
 from perfnb.recording.nesting import NONE
 from perfnb.trace.trace_file import Limits
 
@@ -27,6 +27,12 @@ _SCALARS = (str, int, float, type(None))
 _NOTES = (
     "cProfile counts calls and times them; it keeps no stacks, so there is no flame graph.",
     "cProfile's own cost per call is in the times: functions that call many short ones look slower than they are.",
+)
+#: What sampling profilers, such as pyinstrument, write for the calls they did not count.
+_UNCOUNTED = -1
+_NOTES_OF_SAMPLES = (
+    "The file has times without numbers of calls, as sampling profilers write it: calls are n/a.",
+    "Statistics in cProfile's format keep no stacks, so there is no flame graph.",
 )
 
 
@@ -166,14 +172,16 @@ def read(path: Path, limits: Limits) -> HostRecord:
         rows = [_row(key, value) for key, value in found.items()]
     except (_Bad, struct.error) as error:
         raise TraceError(f"{path} cannot be read as statistics of cProfile: {error}.") from error
+    calls = np.array([row[1] for row in rows], dtype=np.int64)
     table = pd.DataFrame(
         {
-            "calls": np.array([row[1] for row in rows], dtype=np.int64),
+            "calls": pd.arrays.IntegerArray(calls, calls == _UNCOUNTED),
             "self_ms": np.array([1e3 * row[2] for row in rows], dtype=np.float64),
             "total_ms": np.array([1e3 * row[3] for row in rows], dtype=np.float64),
         }
     )
-    return HostRecord(path.name, "cProfile", "ms", calls=table, functions=tuple(row[0] for row in rows), notes=_NOTES)
+    notes = _NOTES_OF_SAMPLES if len(calls) and (calls == _UNCOUNTED).all() else _NOTES
+    return HostRecord(path.name, "cProfile", "ms", calls=table, functions=tuple(row[0] for row in rows), notes=notes)
 
 
 def _row(key: Any, value: Any) -> tuple[Function, int, float, float]:
@@ -183,15 +191,16 @@ def _row(key: Any, value: Any) -> tuple[Function, int, float, float]:
     if not (isinstance(value, tuple) and len(value) == 5 and isinstance(value[4], dict)):
         raise _Bad("a function's figures are not those of cProfile")
     primitive, calls, own, total = value[:4]
-    if not (_is_whole(primitive) and _is_whole(calls) and 0 <= primitive <= calls < 2**62):
+    counted = _is_whole(primitive) and _is_whole(calls) and 0 <= primitive <= calls < 2**62
+    if not counted and (primitive, calls) != (_UNCOUNTED, _UNCOUNTED):
         raise _Bad("a number of calls is out of range")
     if not all(isinstance(each, (int, float)) and math.isfinite(each) and abs(each) < 1e12 for each in (own, total)):
         raise _Bad("a time is out of range")
     file, line, name = key
-    # Built-in functions have the file "~" and line 0.
-    built_in = file == "~"
+    # Built-in functions have line 0 and the file "~", or "<built-in>" in the files of pyinstrument.
+    built_in = file in ("~", "<built-in>")
     place = int(line) if 0 <= line < 2**31 and not built_in else NONE
-    return Function(name, "" if built_in else file, place), calls, float(own), float(total)
+    return Function(without_address(name), "" if built_in else file, place), calls, float(own), float(total)
 
 
 def _is_whole(value: Any) -> bool:

@@ -22,6 +22,8 @@ _COLOURS = (
 )
 _INSTALLED = re.compile(r"(?:site|dist)-packages/([^/]{1,80})")
 _STANDARD = re.compile(r"(?:^|/)lib/python\d(?:\.\d+)?/|^<frozen ")
+#: Where perf looks up the names of functions that were compiled while the program ran.
+_JIT_MAP = re.compile(r"(?:^|/)perf-\d{1,10}\.map$")
 _OTHERS = "others"
 
 
@@ -132,6 +134,10 @@ def package_of(function: Function) -> str:
         return "Python"
     if file.startswith("[") or ".so" in file:
         return file.strip("[]").rpartition("/")[2] or _OTHERS
+    if _JIT_MAP.search(file):
+        return "JIT"
+    if file.startswith("/") and "." not in file.rpartition("/")[2]:  # a program
+        return file.rpartition("/")[2] or _OTHERS
     if "/" in file:
         folders = file.strip("/").split("/")
         return folders[0] if not file.startswith("/") and ":" not in folders[0] else folders[-2 if folders[1:] else -1]

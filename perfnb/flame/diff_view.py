@@ -52,7 +52,7 @@ def headline(diff: HostDiff) -> str:
     """How many functions take more, and how many less."""
     change = diff.functions[diff.measure].astype("Float64")
     more, less = int((change > 0).sum()), int((change < 0).sum())
-    return f"{more:,} functions take more time of their own, {less:,} less"
+    return f"{fmt.counted(more, 'function')} take{'s' if more == 1 else ''} more time of their own, {less:,} less"
 
 
 def _halves(diff: HostDiff) -> list[tuple[str, pd.DataFrame]]:
@@ -66,12 +66,13 @@ def _figures(diff: HostDiff, row: Any) -> tuple[str, str, str]:
     sign = "+" if change > 0 else fmt.MINUS
     if diff.measure == "grew_ms":
         return fmt.duration(row.self_ms_a), fmt.duration(row.self_ms_b), f"{sign}{fmt.duration(abs(change))}"
-    return fmt.share(row.self_share_a), fmt.share(row.self_share_b), f"{sign}{_points(change)}"
+    return fmt.share(row.self_share_a), fmt.share(row.self_share_b), _points(sign, change)
 
 
-def _points(change: float) -> str:
-    """The difference of two shares, in percentage points."""
-    return fmt.share(abs(change)).replace("%", "points")
+def _points(sign: str, change: float) -> str:
+    """The difference of two shares, in percentage points; a tiny one has no sign, which the caption tells."""
+    points = fmt.share(abs(change)).replace("%", "points")
+    return points if points.startswith("<") else f"{sign}{points}"
 
 
 def _escaped(diff: HostDiff, row: Any) -> list[str]:

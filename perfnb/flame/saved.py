@@ -27,7 +27,12 @@ _FUNCTIONS = {
     "file": Column("text", missing=True),
     "line": Column("count", missing=True, low=0, high=2**31),
 }
-_CALLS = {**_FUNCTIONS, "calls": _COUNT, "self_ms": Column("number"), "total_ms": Column("number")}
+_CALLS = {
+    **_FUNCTIONS,
+    "calls": Column("count", missing=True, low=0, high=2**62),
+    "self_ms": Column("number"),
+    "total_ms": Column("number"),
+}
 
 
 class _Facts(TypedDict, total=False):

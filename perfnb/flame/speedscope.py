@@ -11,6 +11,7 @@ import msgspec
 from perfnb.errors import TraceError
 from perfnb.flame.formats import Format, HostRecord, content_of
 from perfnb.flame.tree import MS, Function, TreeBuilder
+from perfnb.quantities import counted, duration
 from perfnb.recording.nesting import NONE
 from perfnb.trace.trace_file import Limits
 
@@ -66,7 +67,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
     builder = TreeBuilder(str(path))
     frames = [builder.function(_function(frame)) for frame in file.shared.frames]
     chosen = [profile for profile in file.profiles if profile.unit == unit]
-    samples, count = 0, 0
+    samples, count, idle, idle_value = 0, 0, 0, 0.0
     for profile in chosen:
         root = [builder.function(Function(profile.name or "(no name)"))] if len(chosen) > 1 else []
         count += len(profile.samples) + len(profile.events)
@@ -74,12 +75,17 @@ def read(path: Path, limits: Limits) -> HostRecord:
             raise TraceError(f"{path} was not read: it has more than {limits.max_events:,} samples; raise max_events.")
         if profile.type == "sampled":
             samples += _sampled(path, profile, frames, root, builder, MS.get(unit, 1.0))
+            empty = [weight for stack, weight in zip(profile.samples, profile.weights, strict=True) if not stack]
+            idle, idle_value = idle + len(empty), idle_value + sum(empty) * MS.get(unit, 1.0)
         elif profile.type == "evented":
             _evented(path, profile, frames, root, builder, MS.get(unit, 1.0))
         else:
             raise _bad(path, "a profile is neither sampled nor evented")
     is_sampled = all(profile.type == "sampled" for profile in chosen)
     notes = []
+    if idle:
+        worth = f" ({duration(idle_value)})" if unit in MS else ""
+        notes.append(f"{counted(idle, 'sample')}{worth} without a stack, as py-spy writes of an idle thread: left out.")
     if left := len(file.profiles) - len(chosen):
         notes.append(f"{left:,} of its {len(file.profiles):,} profiles are in another unit and were left out.")
     if not is_sampled:
@@ -101,8 +107,9 @@ def _sampled(
     for stack, weight in zip(profile.samples, profile.weights, strict=True):
         if not 0 <= weight <= _MOST:
             raise _bad(path, "a weight is below 0 or far too large")
-        builder.add([*root, *(_one(path, frames, frame) for frame in stack)], weight * scale)
-    return len(profile.samples)
+        if stack:
+            builder.add([*root, *(_one(path, frames, frame) for frame in stack)], weight * scale)
+    return sum(1 for stack in profile.samples if stack)
 
 
 def _evented(

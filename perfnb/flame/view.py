@@ -36,7 +36,7 @@ def headline(record: HostRecord, table: pd.DataFrame) -> str:
     facts = [f"{len(table):,} functions"]
     if record.samples is not None:
         facts.append(fmt.counted(record.samples, "sample"))
-    if record.calls is not None:
+    if record.calls is not None and record.calls["calls"].notna().any():
         facts.append(fmt.counted(int(record.calls["calls"].sum()), "call"))
     if record.unit == "ms":
         whole = record.calls["self_ms"].sum() if record.calls is not None else total_of(record)

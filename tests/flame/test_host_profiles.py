@@ -16,8 +16,10 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
+from perfnb.flame.data import package_of
 from perfnb.flame.formats import formats
 from perfnb.flame.reading import format_of, read_record
+from perfnb.flame.tree import Function
 from perfnb.trace.trace_file import Limits
 
 TRACES = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
@@ -96,6 +98,17 @@ def test_the_stacks_of_torch_are_in_microseconds(tmp_path: Path) -> None:
     assert figures(profile, "self_ms", "total_ms", "line")["step"] == (0.0, 2.5, 3)
 
 
+def test_addresses_are_no_part_of_names(tmp_path: Path) -> None:
+    text = "train.py(3):_step;<built-in_method_{}_of_type_object_at_0x7f{}> 2000\n"
+    first = perfnb.load(written(tmp_path, text.format("tensor", "1a2b3c"), "a"))
+    second = perfnb.load(written(tmp_path, text.format("tensor", "99ff00") + text.format("randn", "99ff00"), "b"))
+    assert figures(first, "self_ms")["<built-in_method_tensor_of_type_object>"] == (2.0,)
+    assert figures(first.compare(second), "grew_ms")["<built-in_method_tensor_of_type_object>"] == (0.0,)
+    built_in = {("~", 0, "<built-in method __new__ of type object at 0x955e60>"): (1, 1, 1.0, 1.0, {})}
+    of_python = perfnb.load(written(tmp_path, marshal.dumps(built_in), "c"))
+    assert list(of_python.functions["function"]) == ["<built-in method __new__ of type object>"]
+
+
 def test_evented_speedscope_profile(tmp_path: Path) -> None:
     profile = perfnb.load(written(tmp_path, json.dumps(SPEEDSCOPE)))
     assert profile.samples is None
@@ -109,6 +122,21 @@ def test_sampled_speedscope_profiles_of_two_threads(tmp_path: Path) -> None:
     assert profile.samples == 4
     assert figures(profile, "self_ms", "total_ms", "total_samples")["main"] == (1000.0, 1500.0, 4)
     assert figures(profile, "total_ms")["a"] == (750.0,)
+
+
+def test_samples_without_a_stack_are_left_out_and_told(tmp_path: Path) -> None:
+    one = {"type": "sampled", "unit": "seconds", "samples": [[0, 1], [], [0], []], "weights": [0.25, 3, 0.5, 1]}
+    for threads, total in (([one | {"name": "a"}], 750.0), ([one | {"name": "a"}, one | {"name": "b"}], 1500.0)):
+        profile = perfnb.load(written(tmp_path, json.dumps(SPEEDSCOPE | {"profiles": threads})))
+        assert profile.samples == 2 * len(threads)
+        assert profile.functions["self_ms"].sum() == total
+        assert profile.stacks["share"].sum() == pytest.approx(1)
+        told = f"{2 * len(threads)} samples ({4 * len(threads)}.00 s) without a stack"
+        assert any(note.startswith(told) for note in profile.meta["notes"])
+    raw = perfnb.load(written(tmp_path, "main;step 60\nmain;load 10\n 360\n"))
+    assert raw.samples == 70
+    assert any(note.startswith("360 counts without a stack") for note in raw.meta["notes"])
+    assert not any("skipped" in note for note in raw.meta["notes"])
 
 
 @pytest.mark.parametrize(
@@ -142,6 +170,22 @@ def test_statistics_of_cprofile_are_those_of_pstats(tmp_path: Path) -> None:
     assert table["self_ms"].sum() == pytest.approx(1e3 * expected.total_tt)  # type: ignore[attr-defined]
     assert profile.samples is None
     assert profile.stacks.empty
+
+
+def test_statistics_of_a_sampling_profiler_have_no_numbers_of_calls(tmp_path: Path) -> None:
+    # As pyinstrument writes them.
+    found = {("train.py", 3, "step"): (-1, -1, 0.25, 1.0, {}), ("<built-in>", 0, "sin"): (-1, -1, 0.75, 0.75, {})}
+    profile = perfnb.load(written(tmp_path, marshal.dumps(found), "a.prof"))
+    assert figures(profile, "self_ms", "total_ms") == {"step": (250.0, 1000.0), "sin": (750.0, 750.0)}
+    assert profile.functions["calls"].isna().all()
+    assert profile.functions.set_index("function").loc["sin", ["file", "line"]].isna().all()
+    assert "-1" not in str(profile)
+    assert "calls are n/a" in str(profile)
+    again = perfnb.load(profile.save(tmp_path / "saved"))
+    assert again.functions.equals(profile.functions)
+    wrong = {("train.py", 3, "step"): (-2, -1, 0.25, 1.0, {})}
+    with pytest.raises(TraceError, match="number of calls"):
+        perfnb.load(written(tmp_path, marshal.dumps(wrong), "b.prof"))
 
 
 class _Code:
@@ -224,6 +268,19 @@ def test_compared_by_function(tmp_path: Path) -> None:
     assert comparison.to_html(tmp_path / "a.html").read_text().count('"before":[') == 1
     with pytest.raises(TypeError, match="host profile"):
         a.compare(3)  # type: ignore[arg-type]
+
+
+def test_profiles_with_little_in_common_are_told(tmp_path: Path) -> None:
+    one = perfnb.load(written(tmp_path, "main;step 60\nmain;load 40\n", "a"))
+    other = perfnb.load(written(tmp_path, "main;step 20\nmain;wait 80\n", "b"))
+    assert "Only 60 % of the first and 20 % of the second" in str(one.compare(other))
+    assert "in functions that both have" not in str(one.compare(one))
+
+
+def test_programs_and_compiled_code_are_packages_of_their_own() -> None:
+    files = {"/tmp/perf-339.map": "JIT", "/home/me/bin/wrk": "wrk", "/lib/libc-2.19.so": "libc-2.19.so"}
+    files |= {"/home/me/train.py": "me", "[kernel.kallsyms]": "kernel.kallsyms"}
+    assert {file: package_of(Function("f", file)) for file in files} == files
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
