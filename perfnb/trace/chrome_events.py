@@ -166,20 +166,26 @@ class _Intervals:
         )
 
     def _paired(self, rows: Rows) -> Iterator[_Interval]:
-        """Intervals of starts and ends: an end closes the latest open start of its thread."""
+        """Intervals of starts and ends, in the order of their starts: an end closes the latest open one of its thread.
+
+        Of two intervals with the same times the first counts as the outer one.
+        """
         open_starts = ends_alone = 0
         for events in self._ends.values():
             events.sort(key=lambda event: event[0])  # at equal times in the order of the file
-            stack: list[_Interval] = []
+            started: list[_Interval] = []
+            stack: list[int] = []
             for time, start in events:
                 if start is not None:
-                    stack.append(start)
+                    stack.append(len(started))
+                    started.append(start)
                 elif stack:
-                    yield stack[-1]._replace(duration=time - stack.pop().start)
+                    place = stack.pop()
+                    started[place] = started[place]._replace(duration=time - started[place].start)
                 else:
                     ends_alone += 1
             open_starts += len(stack)
-            yield from stack
+            yield from started
         if open_starts:
             rows.caveats.append(f"Events that start and never end, and count as taking no time: {open_starts:,}.")
         if ends_alone:

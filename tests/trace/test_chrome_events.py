@@ -72,6 +72,14 @@ def test_starts_and_ends_are_intervals(tmp_path: Path) -> None:
     assert trace.process_names == {1: "a tensor"}
 
 
+def test_of_starts_and_ends_at_the_same_times_the_first_is_outside(tmp_path: Path) -> None:
+    # As py-spy writes them: calls of one sample start and end together.
+    started = [event("B", name, 5) for name in ("main", "step", "relu")]
+    ended = [event("E", name, 9) for name in ("relu", "step", "main")]
+    profile = perfnb.load(written(tmp_path, json.dumps([*started, *ended]).encode()))
+    assert dict(profile.ops["self_cpu_ms"]) == {"main": 0, "step": 0, "relu": 0.004}
+
+
 @pytest.mark.parametrize("end", ["", ",", " , \n", ",]", ",{}]", "]"])
 def test_an_array_needs_no_end(tmp_path: Path, end: str) -> None:
     assert spans(trace_of(tmp_path, json.dumps(PAIRS)[:-1] + end))["outer"] == [(0, 20_000)]
