@@ -105,8 +105,13 @@ _to_tell: list[KeptRun] = []
 
 
 def _tell_all() -> None:
+    interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     for kept in _to_tell:
         kept._tell()
+    if interrupted and not (sys.flags.interactive or hasattr(sys, "ps1") or in_notebook()):
+        # Python ends by SIGINT, as shells expect, unless code from text ran since: importing a dataclass does that.
+        with suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
 
 
 def keep_run(run: RunSummary, folder: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -151,6 +151,7 @@ class ProfiledLoop(Generic[_Batch]):
         profiler = self._profiler
         self._kept_run.begin()
         with ExitStack() as stack:
+            stack.push(self._show_at_once)
             stack.callback(self._kept_run.end)
             stack.callback(profiler.close)
             try:
@@ -215,6 +216,13 @@ class ProfiledLoop(Generic[_Batch]):
             self._shown = len(profiles)
             if in_notebook():
                 profiles[-1]._ipython_display_()
+
+    def _show_at_once(self, error: type[BaseException] | None, *_: object) -> None:
+        """Show what there is if the loop was left, by ``break``, an exception or an interrupt."""
+        if error is not None:
+            with suppress(Exception):  # the user's own exception comes first
+                self._show()
+                self._show_run()
 
     def _show_run(self) -> None:
         """Show the whole run in a notebook, below the profile; after each further epoch, anew in the same place."""

@@ -436,19 +436,19 @@ def _slower(changes: Changes | None, rows: pd.DataFrame, wall: float, count: int
     """Step times that grew: by jumps, or little by little."""
     if changes is None or changes.kind == "steady":
         return
-    first, last = changes.levels[0], changes.levels[-1]
+    first, last, mean = changes.levels[0], changes.levels[-1], wall / count
     if changes.kind == "drift":
-        if changes.ratio.low <= 1 or changes.ratio.estimate < 1 + _WORTH:
+        if changes.ratio.low <= 1 or changes.ratio.estimate < 1 + _WORTH or mean <= first:
             return
-        bound = (last - first) / 2
+        bound = min((last - first) / 2, mean - first)
         rise = fmt.change(changes.ratio.estimate, _ends(changes))
         evidence = f"Step time rose over the run from {fmt.duration(first)} to {fmt.duration(last)}, {rise}."
     else:
         steps = rows["step"].to_numpy(np.int64)
         weights = np.diff(np.searchsorted(steps, [steps[0], *changes.places, steps[-1] + 1]))
         level = np.asarray(changes.levels)
-        bound = float(((level - level.min()) * weights).sum() / weights.sum())
-        if max(level) / min(level) < 1 + _WORTH or bound < _WORTH * wall / count / 2:
+        bound = min(float(((level - level.min()) * weights).sum() / weights.sum()), mean - float(level.min()))
+        if max(level) / min(level) < 1 + _WORTH or bound < _WORTH * mean / 2:
             return
         told = [
             f"from {fmt.duration(before)} to {fmt.duration(after)} at step {place:,}"
@@ -461,7 +461,7 @@ def _slower(changes: Changes | None, rows: pd.DataFrame, wall: float, count: int
         "drift" if changes.kind == "drift" else "change of pace",
         evidence,
         bound,
-        bound * count / wall,
+        bound / mean,
         "Profile a fast and a slow part of the run and compare: perfnb.profiled(loader, at=[early, late]), then "
         "Profile.compare. If their work is the same, the machine changed: perfnb.watch() records clocks, throttling "
         "and load.",

@@ -40,6 +40,7 @@ def ended(tmp_path: Path, end: str, save: str = "") -> subprocess.CompletedProce
         ("os.chdir('/')", 0),
         pytest.param("step == 40 and sys.exit(3)", 3, marks=pytest.mark.deep),
         pytest.param("step == 40 and 1 / 0", 1, marks=pytest.mark.deep),
+        pytest.param("step == 40 and os.kill(os.getpid(), 2)", -2, marks=pytest.mark.deep),
     ],
 )
 def test_a_script_leaves_its_run_and_says_where(end: str, code: int, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -279,6 +279,28 @@ def test_the_last_profile_shows_itself_in_a_notebook(monkeypatch: pytest.MonkeyP
         training(batch)
     assert len(loop.profiles) == 3
     assert [one.meta["loop"]["step"] for one in shown] == [43]
+
+
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt])
+def test_a_loop_that_is_left_shows_its_run_in_a_notebook(
+    monkeypatch: pytest.MonkeyPatch, end: type[BaseException] | None
+) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr("perfnb.loop.profiled.in_notebook", lambda: True)
+    monkeypatch.setattr(Profile, "_ipython_display_", lambda profile: shown.append(profile.meta["loop"]["step"]))
+    monkeypatch.setattr("IPython.display.DisplayHandle.display", lambda _, run: shown.append(run))
+    training = Training()
+    with nullcontext() if end is None else pytest.raises(end):
+        for place, batch in enumerate(perfnb.profiled(training.batches, at=3, every=1000, **SMALL)):
+            training(batch)
+            if place == 30:
+                if end is not None:
+                    raise end
+                break
+    assert shown[0] == 3
+    (run,) = shown[1:]
+    assert isinstance(run, perfnb.RunSummary)
+    assert run.steps["steps"].sum() == 30
 
 
 @pytest.mark.deep

@@ -87,6 +87,12 @@ def test_drift() -> None:
     assert "+4" in evidence(found) or "+39" in evidence(found)
 
 
+def test_a_run_that_grew_many_times_cannot_save_more_than_it_took() -> None:
+    found = run(usual(200) * np.exp(np.linspace(0, 5, 200)))
+    assert found.verdict == "Slower and slower"
+    assert found.findings["share"].max() < 1
+
+
 def test_a_jump_and_where_it_was() -> None:
     wall = usual(N)
     wall[1234:] *= 1.3
