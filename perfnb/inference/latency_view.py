@@ -177,9 +177,10 @@ def _open_sentences(found: Latency) -> list[str]:
     share = fmt.share((wait - late) / (wait + service))
     said.append(f"Of the mean latency, {share} is waiting for requests before it{_tail(run.samples)}.")
     if run.late > 0.01:
-        said.append(
-            f"The clock started requests up to {fmt.share(run.late)} of a service time late, which is in these times."
+        much = (
+            fmt.share(run.late) + " of a service time" if run.late < 1 else fmt.significant(run.late) + " service times"
         )
+        said.append(f"The clock started requests up to {much} late, which is in these times.")
     return [*said, *computed]
 
 

@@ -269,6 +269,14 @@ def test_the_rate_is_the_one_asked_for_and_lateness_is_no_queue(clock: FakeClock
     assert "Of the mean latency, 0 % is waiting" in " ".join(str(found).split())
 
 
+@pytest.mark.parametrize(("late", "words"), [(0.2, "20 % of a service time late"), (10.8, "10.8 service times late")])
+def test_a_clock_that_is_late_is_said(late: float, words: str) -> None:
+    found = fake(lognormal(400))
+    found._open = OpenRun(20, found._closed, 0, late)
+
+    assert any(words in said for said in _sentences(found))
+
+
 def test_bounds_of_higher_quantiles_are_no_lower_and_rates_agree_with_the_curve() -> None:
     times = lognormal(400)
     times[7] = 440.0
