@@ -16,6 +16,9 @@ ops        none: it has no table of operator times
 So HTA's time for the tables excludes operators. A separate line adds ``get_aten_op_kernels_and_delay``, its closest
 call to ``ops``. That is timed once, on its own, and stopped after two minutes, because it loops over the operators.
 
+A last line per trace compares the CPU time of the reader alone, from file to columns, with the least it could take:
+reading the file and decoding it with msgspec, whole and into the same types.
+
 If HTA fails in one of these calls, as it does without a GPU, the output says so and the time until then counts.
 """
 
@@ -30,11 +33,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 _FOLDER = Path(os.environ.get("PERFNB_TRACES") or Path(__file__).parents[2] / "shared" / "traces") / "kineto"
 _PUBLIC = ("mi300_owlv2_large.json.gz", "v100_resnet50_2021.json.gz")
 _LEAST_BYTES, _LEAST_EVENTS = 300_000_000, 800_000
 _RUNS, _RUNS_LARGE = 5, 3
+_MOST_OF_LEAST = 1.3
 _MOST_CAPTURES = 5
 #: HTA loops over the operators, which takes too long for a large trace.
 _PATIENCE_S = 120
@@ -108,6 +113,25 @@ except Exception as error:
 """
 )
 _READ = "data = (gzip.open if path.endswith('.gz') else open)(path, 'rb').read()\n"
+#: CPU time of the least and of the reader, in one process.
+_LEAST = """
+import gc, gzip, json, sys, time
+import msgspec
+from perfnb.trace import kineto
+from perfnb.trace.chrome_json import Quick, Top
+path = sys.argv[1]
+decoder = msgspec.json.Decoder(Top[Quick])
+begin = time.process_time()
+data = (gzip.open if path.endswith(".gz") else open)(path, "rb").read()
+gc.disable()
+events = decoder.decode(data)
+least = time.process_time() - begin
+gc.enable()
+del data, events
+begin = time.process_time()
+kineto.read(path)
+print(json.dumps([least, time.process_time() - begin]))
+"""
 #: What is run: imports and action by name.
 _ACTIONS = {
     "events": (_OURS, "said = len(perfnb.load(path).events)"),
@@ -177,6 +201,12 @@ def _measure(path: Path, work: Path, runs: int) -> Iterator[str]:
         yield f"traces:   the same / HTA with its operators: {_hta_operators(path, folder, time)}"
     for what in ("events", "tables"):
         yield f"traces:   second load to {what} / first: {_ratio(time[f'second {what}'], time[what])}"
+    both = [_printed([sys.executable, "-c", _LEAST, str(path)]) for _ in range(runs)]
+    least, reader = (min(one) for one in zip(*both, strict=True))
+    yield (
+        f"traces:   CPU time of file to columns / reading and bare decoding: {reader / least:.2f} "
+        f"({reader:.3f} s / {least:.3f} s, least of {runs}; limit {_MOST_OF_LEAST})"
+    )
     for name in sorted(absent):
         yield f"traces:   {name} is not installed"
 
@@ -199,6 +229,12 @@ def _fresh(name: str, path: Path, folder: Path, patience_s: float | None = None)
     imports, action = _ACTIONS[name]
     code = _MEASURED.replace("{imports}", imports).replace("{action}", action)
     command = [sys.executable, "-c", code, str(path), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=patience_s)
-    seconds, peak, said = json.loads(done.stdout.splitlines()[-1])
+    seconds, peak, said = _printed(command, patience_s)
     return float(seconds), float(peak), str(said)
+
+
+def _printed(command: list[str], patience_s: float | None = None) -> list[Any]:
+    """Run a process; return the JSON in its last line."""
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=patience_s)
+    printed: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return printed

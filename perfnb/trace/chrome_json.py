@@ -7,6 +7,7 @@ of its elements at this place of the whole text too. If it is not, a longer piec
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec import UNSET, Raw, UnsetType
 
 from perfnb.errors import TraceError
@@ -123,6 +125,8 @@ Decoded = TypeVar("Decoded")
 
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
 _STEPS = bytes.maketrans(b'[{]}"', b"\x01\x01\xff\xff\x00")
+#: Characters that are looked at together.
+_WORD = 64
 
 
 @dataclass(frozen=True)
@@ -295,19 +299,47 @@ class ChromeJson:
     def _decode(self, decoder: msgspec.json.Decoder[Decoded], text: bytes | bytearray) -> Decoded:
         # The rest of a run of backslashes escapes what follows; only a quote matters here.
         plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
-        # One byte each: 1 for an opening bracket, -1 for a closing one, 0 for a quote.
-        steps = np.frombuffer(plain.translate(_STEPS, _NOT_STRUCTURE), dtype=np.int8)
-        # The number of quotes so far, modulo 256, which is as good as the number for telling odd from even.
-        outside_strings = np.cumsum(steps == 0, dtype=np.uint8) & 1 ^ 1
-        depth = np.cumsum(steps * outside_strings.view(np.int8), dtype=np.int32).max(initial=0)
         most = self._limits.max_depth
-        if depth + (self._around if text.startswith(_BARE) else 0) > most:
+        inside = most - (self._around if text.startswith(_BARE) else 0)
+        if _not_deeper_than(plain) > inside and _depth(plain) > inside:
             raise _beyond(self._source, f"{most:,} values inside each other", "max_depth")
         try:
             return decoder.decode(text)
         except RecursionError as error:
             why = "its values are nested deeper than Python's recursion limit"
             raise _no_trace(self._source, why, "give another file") from error
+
+
+def _depth(text: bytes | bytearray) -> int:
+    """Return how deep the brackets of a text without escaped quotes are nested."""
+    # One byte each: 1 for an opening bracket, -1 for a closing one, 0 for a quote.
+    steps = np.frombuffer(text.translate(_STEPS, _NOT_STRUCTURE), dtype=np.int8)
+    # The number of quotes so far, modulo 256, which is as good as the number for telling odd from even.
+    outside_strings = np.cumsum(steps == 0, dtype=np.uint8) & 1 ^ 1
+    return int(np.cumsum(steps * outside_strings.view(np.int8), dtype=np.int32).max(initial=0))
+
+
+def _not_deeper_than(text: bytes | bytearray) -> float:
+    """Return a depth that `_depth` does not exceed, in half its time: 64 characters are looked at together, as bits."""
+    if not hasattr(np, "bitwise_count"):  # NumPy 1
+        return math.inf
+    characters = np.frombuffer(text, dtype=np.uint8, count=len(text) // _WORD * _WORD)
+    quotes = _bits(characters == ord('"'))
+    for distance in (1, 2, 4, 8, 16, 32):  # each bit becomes the parity of the quotes up to it in its word
+        quotes = quotes ^ quotes << np.uint64(distance)
+    parity = quotes >> np.uint64(63)
+    opened_before = np.bitwise_xor.accumulate(parity) ^ parity
+    outside_strings = ~(quotes ^ -opened_before)
+    characters = characters | np.uint8(0x20)  # of an ASCII bracket the brace, and of a brace itself
+    opening, closing = (
+        np.bitwise_count(_bits(characters == ord(brace)) & outside_strings).astype(np.int32) for brace in "{}"
+    )
+    before = np.cumsum(opening - closing) - (opening - closing)
+    return int((before + opening).max(initial=0)) + len(text) % _WORD
+
+
+def _bits(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
+    return np.packbits(flags, bitorder="little").view("<u8")
 
 
 def _events_of(top: Top[Time]) -> list[Event[Time]]:

@@ -58,7 +58,7 @@ _QUARTERS_NS = np.array([0, 200, 250, 500, 750, 800])
 MEMORY, INSTANT = "[memory]", "cpu_instant_event"
 #: Category of intervals that perfnb derived from the trace's events, and derives again.
 DERIVED = "perfnb"
-_NOT_TIMED = ("Trace", INSTANT, DERIVED)
+_NOT_TIMED = frozenset(("Trace", INSTANT, DERIVED))
 #: Text that is a number, with no more digits than any that fits.
 _WHOLE = re.compile(r"-?[0-9]{1,30}")
 _UNSIGNED = ("device", "stream", "correlation", "wait_stream", "wait_correlation")
@@ -70,7 +70,6 @@ _OF_MEMORY = {
 _OF_MESSAGE = ("in_elements", "out_elements", "dtype", "shapes", "types")
 #: A column being built: values and number of events, without values if none of the events has one.
 _Parts = list[tuple[Ints | None, int]]
-_NOTHING: Ints = np.array([], dtype=np.int64)
 _MINUS_ONE = 2**32 - 1
 _BLANKS = re.compile(r"\s+")
 
@@ -249,6 +248,7 @@ class EventColumns:
         self.thread_names: dict[tuple[int, int], str] = {}
         self.negative_durations = 0
         self._ids = Ids()
+        self._may_send = np.array([], dtype=bool)  # by the names' codes
         self._source = source
         self._timed: defaultdict[str, _Parts] = defaultdict(list)
         self._memory: defaultdict[str, _Parts] = defaultdict(list)
@@ -297,24 +297,24 @@ class EventColumns:
             names = [b if a is NO_TEXT else text_of(bytes(a)) for a, b in zip(own, names, strict=True)]
         if external is not None and old is not None:
             external = np.where(external == MISSING, old, external)
+        coded = _codes(self.names, names)
         columns = {
-            "name": _codes(self.names, names),
+            "name": coded,
             "category": _codes(self.categories, events["cat"]),
             "start_ns": start,
             "duration_ns": duration,
             "process": self._ids_of(events["pid"]),
             "thread": self._ids_of(events["tid"]),
-            **{name: _unsigned(args[name]) for name in _UNSIGNED},
-            **{name: _numbers(args[name]) for name in _SIGNED},
+            **{name: _numbers(args[name]) for name in (*_UNSIGNED, *_SIGNED)},
             "bytes": _numbers(args["moved_bytes"]),
             "external_id": old if external is None else external,
             "shapes": _texts(self.shapes, shapes),
             "collective": _texts(self.collectives, args["collective"]),
             "group": self._groups_of(args["group"], args["ranks"]),
-            **self._messages_of(names, args),
+            **self._messages_of(coded, args),
         }
-        for name, values in columns.items():
-            self._timed[name].append((values, len(start)))
+        for column, values in columns.items():
+            self._timed[column].append((values, len(start)))
 
     def _add_memory(self, events: Sequence[AnyEvent], time: Ints) -> None:
         args = _by_field(Args, [event.args or NO_ARGS for event in events])
@@ -350,22 +350,27 @@ class EventColumns:
                 codes[row] = self.groups[text] if text else MISSING
         return codes
 
-    def _messages_of(self, names: Sequence[str], args: Mapping[str, Sequence[Any]]) -> dict[str, Ints | None]:
+    def _messages_of(self, names: Ints, args: Mapping[str, Sequence[Any]]) -> dict[str, Ints | None]:
         """Elements and dtype of the messages of collectives."""
-        named = {name for name in set(names) if may_send(name)}
-        if not named:
+        if len(self.names) > len(self._may_send):
+            new = [*self.names][len(self._may_send) :]
+            self._may_send = np.append(self._may_send, [may_send(name) for name in new])
+        rows = np.flatnonzero(self._may_send[names])
+        if not len(rows):
             return {"elements": None, "dtype": None}
         elements, dtype = (np.full(len(names), MISSING, dtype=np.int64) for _ in range(2))
-        for row, name in enumerate(names):
-            if name in named:
-                count, kind = message_of(*(args[key][row] for key in _OF_MESSAGE))
-                elements[row] = MISSING if count is None else count
-                dtype[row] = self.dtypes[kind] if kind else MISSING
+        for row in rows.tolist():
+            count, kind = message_of(*(args[key][row] for key in _OF_MESSAGE))
+            elements[row] = MISSING if count is None else count
+            dtype[row] = self.dtypes[kind] if kind else MISSING
         return {"elements": elements, "dtype": dtype}
 
     def timed(self) -> dict[str, Ints]:
         """Return the columns of the complete events."""
-        return {name: _joined(parts) for name, parts in self._timed.items()}
+        columns = {name: _joined(parts) for name, parts in self._timed.items()}
+        for name in _UNSIGNED:  # some writers print -1 as an unsigned number of 32 bits
+            columns[name][columns[name] == _MINUS_ONE] = MISSING
+        return columns
 
     def memory(self) -> MemoryColumns:
         """Return the columns of the allocations and frees, in time order."""
@@ -376,8 +381,12 @@ class EventColumns:
 
 def _joined(parts: _Parts) -> Ints:
     """Join the parts of a column, and empty the list."""
-    each = (np.full(count, MISSING, dtype=np.int64) if values is None else values for values, count in parts)
-    whole = np.concatenate([_NOTHING, *each])
+    whole = np.full(sum(count for _, count in parts), MISSING, dtype=np.int64)
+    start = 0
+    for values, count in parts:
+        if values is not None:
+            whole[start : start + count] = values
+        start += count
     parts.clear()
     return whole
 
@@ -425,12 +434,6 @@ def _numbers(values: Sequence[Loose]) -> Ints | None:
     return np.array([MISSING if (n := whole_number(value)) is None else n for value in values], dtype=np.int64)
 
 
-def _unsigned(values: Sequence[Loose]) -> Ints | None:
-    """As `_numbers`, for arguments of which some writers print -1 as an unsigned number of 32 bits."""
-    numbers = _numbers(values)
-    return None if numbers is None else np.where(numbers == _MINUS_ONE, MISSING, numbers)
-
-
 def _plain(values: Sequence[Any], kind: type[Kind]) -> npt.NDArray[Kind] | None:
     """Return the values as an array, ``None`` unless each is such a number that fits: far faster than checking each."""
     try:
@@ -454,7 +457,7 @@ def _by_field(kind: type[msgspec.Struct], values: Sequence[msgspec.Struct]) -> d
 
 
 def _all_are(one: Any, values: Sequence[Any]) -> bool:
-    return values.count(one) == len(values)
+    return tuple(values) == (one,) * len(values)  # unlike counting, this ends at the first other value
 
 
 def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:

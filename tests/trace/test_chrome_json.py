@@ -163,6 +163,24 @@ def test_depth_is_counted_outside_of_texts_and_capped_alike_in_every_piece(insid
     assert sum(pieces_of(text, max_depth=2)[0]) == 1
 
 
+@given(
+    st.lists(
+        st.sampled_from([b"[", b"]", b"{", b"}", b'"', b"{" * 70, b"}" * 70, b"a" * 61, b" ", b"Y[_"]), max_size=80
+    )
+)
+@settings(deadline=None)
+def test_the_quick_look_at_the_depth_never_finds_less(parts: list[bytes]) -> None:
+    text = b"".join(parts)
+    assert chrome_json._not_deeper_than(text) >= chrome_json._depth(text)
+
+
+def test_the_quick_look_at_the_depth_ignores_texts_and_comes_close() -> None:
+    event = json.dumps({**EVENT, "name": "{" * 99, "args": {"a": [[1, 2], [3]], "b": "]" * 99}}).encode()
+    text = b"[" + b",".join([event] * 500) + b"]"
+    assert chrome_json._depth(text) == 5
+    assert chrome_json._not_deeper_than(text) < 5 + 2 * chrome_json._WORD or int(np.__version__.split(".")[0]) < 2
+
+
 def test_pythons_own_limit_of_depth_is_the_one_error_too() -> None:
     deep = b"[" * 10**6
     for data in (
