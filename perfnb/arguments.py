@@ -48,7 +48,7 @@ def require_count(name: str, value: object, least: int) -> None:
 
 
 def require_seconds(name: str, value: object) -> None:
-    """Refuse anything but a number of seconds above 0 and up to `MOST`.
+    """Refuse anything but a number of seconds, or milliseconds if its name says so, above 0 and up to `MOST`.
 
     Raises
     ------
@@ -57,7 +57,8 @@ def require_seconds(name: str, value: object) -> None:
     number = finite(value)
     if number is None or not 0 < number <= MOST:
         most = "" if number is None or number <= MOST else f" and at most {MOST:.0e}"
-        raise ValueError(f"{name} must be a number of seconds above 0{most}, not {shown(value)}.")
+        unit = "milliseconds" if name.endswith("_ms") else "seconds"
+        raise ValueError(f"{name} must be a number of {unit} above 0{most}, not {shown(value)}.")
 
 
 def shown(value: Any) -> str:

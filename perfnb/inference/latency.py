@@ -27,7 +27,7 @@ from perfnb.inference.latency_view import (
     latency_text,
     load_line,
 )
-from perfnb.inference.queueing import UTILIZATIONS, Loads, poisson_arrivals, simulate
+from perfnb.inference.queueing import UTILIZATIONS, Loads, simulate
 from perfnb.inference.tokens import COLUMNS, Cache, by_request, gaps_ms, goodput
 from perfnb.stats.intervals import median_interval, quantile_interval
 from perfnb.stats.intervals import quantile as sample_quantile
@@ -174,7 +174,11 @@ class Latency(Page, Shown):
         self._in_training = False
         #: The rate that was asked for; ``None`` for recorded arrivals.
         self._asked_rate: float | None = None
+        #: What may have disturbed the requests.
+        self._noise: dict[str, Any] = {}
         self._batching: Batching | None = None
+        #: A size at which the input made by ``batch`` does not seem to hold all requests.
+        self._short_batch: int | None = None
         #: The tokens of the requests served back to back.
         self._tokens: pd.DataFrame | None = None
         #: The key-value cache of an answer, or why it is not known.
@@ -436,7 +440,9 @@ class Latency(Page, Shown):
         if self._open is not None:
             rates["open"] = None if self._open.saturated else self._open.rate_per_s
         if isinstance(self._highest, HighestRate) and self._highest.rate_per_s > 0:
-            rates["highest"] = self._highest.rate_per_s
+            # Where a run at this rate was saturated, that many are not served.
+            saturated = self._highest.confirmed_ms is not None and math.isinf(self._highest.confirmed_ms)
+            rates["highest"] = None if saturated else self._highest.rate_per_s
         rows = []
         for run, rate in rates.items():
             joules = self._joules.get(run, "it is measured back to back and at the rate asked for")
@@ -527,7 +533,8 @@ def latency(
     concurrency : int
         Requests served at the same time, in threads.
     arrivals : sequence of float, optional
-        Seconds at which requests arrive, ascending, such as recorded or bursty ones; instead of `rate_per_s`.
+        Seconds at which requests arrive, ascending, such as recorded or bursty ones; instead of `rate_per_s`. They may
+        last as long as `budget_s`.
     batch : callable, optional
         Makes one input of `fn` from a list of requests, as a loader's ``collate_fn`` does; ``list`` if `fn` takes a
         list. Batches of 1, 2, 4 and more are measured too, for `Latency.batching`.
@@ -546,13 +553,15 @@ def latency(
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit.
+        For arguments that do not fit, and for what is returned before it is computed: a coroutine, a future, a
+        generator.
     Exception
-        Whatever `fn` raises.
+        Whatever `fn` raises, with a note that names the request.
     """
     from perfnb.inference.energy import EnergyMeter
     from perfnb.inference.generation import watch_generation
     from perfnb.inference.serving import Requests, served_by, tokens_served_by
+    from perfnb.step.environment import Conditions
 
     __tracebackhide__ = True
     if not callable(fn):
@@ -563,7 +572,7 @@ def latency(
         require_seconds("bound_ms", bound_ms)
     _share("quantile", quantile)
     rate = None if rate_per_s is None else _rate(rate_per_s)
-    schedule = None if arrivals is None else _schedule(arrivals)
+    schedule = None if arrivals is None else _schedule(arrivals, budget_s)
     if rate is not None and schedule is not None:
         raise TypeError("Pass rate_per_s or arrivals, not both: each says when requests arrive.")
     if batch is not None and not callable(batch):
@@ -578,7 +587,8 @@ def latency(
         serve: Callable[[Any], Any] = tokens_served_by(fn)
     else:
         serve = served_by(fn if batch is None else (lambda request: fn(batch([request]))))
-    with StepOutput(), Progress() as progress, EnergyMeter() as meter:
+    conditions = Conditions()
+    with StepOutput(), Progress() as progress, EnergyMeter() as meter, conditions:
         draws = held.draws(_SEED)
         runs = (rate is not None) + (bound_ms is not None) + (batch is not None)
         alone = _ALONE_SHARE if runs else 1.0
@@ -586,7 +596,9 @@ def latency(
         served = _closed_run(serve, held, draws, concurrency, alone * (1 - _PAUSED_SHARE) * budget_s, progress)
         closed = _frame(served, warm_up=True)
         paused = _paused_run(serve, held, draws, closed, alone * _PAUSED_SHARE * budget_s, progress)
-        times = {} if batch is None else _batch_times(fn, batch, held, concurrency, share * budget_s, progress)
+        times, short = (
+            ({}, None) if batch is None else _batch_times(fn, batch, held, concurrency, share * budget_s, progress)
+        )
         if rate is not None:
             schedule = _poisson(rate, share * budget_s)
         opened, joules = None, {"closed": _joules(meter, served, warm_up=True)}
@@ -601,13 +613,14 @@ def latency(
 
     found = Latency(closed, opened, concurrency, str(getattr(fn, "__name__", type(fn).__name__)), serve_at)
     found._paused, found._price_per_hour, found._joules = paused, price_per_hour, joules
-    found._asked_rate = rate
+    found._asked_rate, found._noise = rate, conditions.facts
     found._in_training = bool(getattr(fn, "training", False))
     if tokens:
         found._tokens = _tokens("closed", served)
     if seen is not None:
         found._cache = seen.cache
     if batch is not None:
+        found._short_batch = short
         found._batching = Batching({1: found._service_ms} | times, concurrency)
     if bound_ms is not None:
         found._find_highest(bound_ms, quantile, share * budget_s)
@@ -666,12 +679,16 @@ def _batch_times(
     servers: int,
     seconds: float,
     progress: Any,
-) -> dict[int, Any]:
-    """Service times of batches of 2, 4 and so on, as long as they gain and are measured often enough."""
+) -> tuple[dict[int, Any], int | None]:
+    """Service times of batches of 2, 4 and so on, as long as they gain and are measured often enough.
+
+    And the first size at which the input does not seem to hold all requests.
+    """
     from perfnb.inference import serving
 
     __tracebackhide__ = True
     found: dict[int, Any] = {}
+    short: int | None = None
     draws = requests.draws(_SEED + 2)
     for size in _BATCH_SIZES:
         batches = serving.Requests([[requests[next(draws)] for _ in range(size)] for _ in range(_BATCHES_MADE)])
@@ -683,13 +700,16 @@ def _batch_times(
             until_s=time.perf_counter() + seconds / len(_BATCH_SIZES),
             servers=servers,
             done=lambda count, size=size: progress(f"batches of {size}", count),  # type: ignore[misc]
+            words=f"a batch of {size} requests",
         )
         table = _frame(served, warm_up=True)
         steady = table.loc[~table["first"], "service_ms"].to_numpy(dtype=float)
         if len(steady) < _FEWEST_BATCHES:
             break
         found[size] = steady
-    return found
+        if short is None and not serving.may_hold(batch(batches[0]), size):
+            short = size
+    return found, short
 
 
 def _open_run(
@@ -766,16 +786,26 @@ def _tokens(run: str, served: Sequence[Served]) -> pd.DataFrame:
 
 
 def _poisson(rate_per_s: float, seconds: float) -> list[float]:
+    """Independent arrivals in milliseconds, as many as the rate makes of the time.
+
+    Given their number, Poisson arrivals are spread evenly at random. Gaps drawn one by one would bring the few requests
+    of a short run at a quite different rate than the one it is reported for.
+    """
     count = max(1, round(rate_per_s * seconds))
-    return [float(each) for each in poisson_arrivals(count, rate_per_s, np.random.default_rng(_SEED))]
+    return [float(each) for each in np.sort(np.random.default_rng(_SEED).uniform(0, 1e3 * count / rate_per_s, count))]
 
 
-def _schedule(arrivals: Sequence[float]) -> list[float]:
+def _schedule(arrivals: Sequence[float], budget_s: float) -> list[float]:
     times = np.asarray(arrivals, dtype=float)
     if times.ndim != 1 or not len(times) or not np.isfinite(times).all() or (np.diff(times) < 0).any():
         raise ValueError("arrivals must be seconds, ascending, at least one.")
     if times[-1] <= times[0]:
         raise ValueError("arrivals must not all be at the same instant.")
+    lasts_s = float(times[-1] - times[0])
+    if lasts_s > budget_s:
+        raise ValueError(
+            f"arrivals last {fmt.significant(lasts_s)} s, more than budget_s={budget_s:g}: raise it, or pass fewer."
+        )
     return [(each - float(times[0])) * 1e3 for each in times.tolist()]
 
 

@@ -114,9 +114,11 @@ def _light(colour: str) -> str:
 
 def _draw_highest(axes: Axes, highest: HighestRate) -> None:
     axes.axhline(highest.bound_ms, color=INK, linewidth=0.9, zorder=5)
-    if highest.rate_per_s <= 0:
-        return
     word = f"p{100 * highest.quantile:g} within {fmt.duration(highest.bound_ms)}"
+    if highest.rate_per_s <= 0:
+        left = 0.01, highest.bound_ms
+        halo(axes.text(*left, f"{word}: at no rate", transform=axes.get_yaxis_transform(), va="bottom", zorder=8))
+        return
     said = axes.annotate(
         f"{word}: {fmt.significant(highest.rate_per_s)}/s",
         (highest.rate_per_s, highest.bound_ms),

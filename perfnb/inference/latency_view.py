@@ -15,10 +15,11 @@ from perfnb.draw import bars, escape, palette, tables
 from perfnb.draw.frame import framed, header, static_page
 from perfnb.draw.picture import picture_html
 from perfnb.inference.latency_pictures import CURVE_INCHES, TIMELINE_INCHES, draw_curve, draw_timeline
+from perfnb.profile.timing import noise_facts
 
 if TYPE_CHECKING:
     from perfnb.inference.batching import Batcher, Batching
-    from perfnb.inference.latency import HighestRate, Latency, LoadedLatency
+    from perfnb.inference.latency import HighestRate, Latency, LoadedLatency, OpenRun
 
 #: Calls of each size that count as warm-up.
 FIRST_CALLS = 2
@@ -39,6 +40,8 @@ _CURVE_ALT = (
 _MOST_TOKENS = 100
 #: The requests that count as the tail of a run, as a share, and how many make one worth a figure.
 _TAIL, _FEWEST_IN_TAIL = 0.05, 5
+#: How many requests of a run show that they took longer than alone.
+_FEWEST_UNLIKE = 10
 
 
 def latency_line(found: Latency) -> str:
@@ -122,7 +125,8 @@ def _sentences(found: Latency) -> list[str]:
         said.append("The model was in training mode, in which it is not served: call its eval() first.")
     slow = found.slowest(1).iloc[0]
     if slow["service_ms"] > _SLOW * float(np.median(found._service_ms)):
-        which = f"request {slow['request']:,}, size {escape.plain(slow['size'], 60)}"
+        size = str(slow["size"])
+        which = f"request {slow['request']:,}" + (f", size {escape.plain(size, 60)}" if _is_size(size) else "")
         said.append(f"The slowest took {fmt.duration(float(slow['service_ms']))}: {which}.")
     first = found.first_calls
     if len(first):
@@ -139,7 +143,12 @@ def _sentences(found: Latency) -> list[str]:
         *_batching_sentences(found),
     ]
     said += [*_token_sentences(found), *_cost_sentences(found)]
-    return said
+    return [*said, *(f"{fmt.capital(fact)}." for fact in noise_facts(found._noise, math.inf))]
+
+
+def _is_size(words: str) -> bool:
+    """Whether these are shapes or a length: what has neither is told apart by its type."""
+    return words[:1] == "(" or words.isdecimal()
 
 
 def _pause_sentences(found: Latency) -> list[str]:
@@ -167,7 +176,8 @@ def _open_sentences(found: Latency) -> list[str]:
     rate = f"{fmt.significant(run.rate_per_s)} requests/s"
     if run.saturated:
         lost = f": {fmt.counted(run.lost, 'request')} that were due could not be served in the run" if run.lost else ""
-        return [f"At {rate} it is saturated{lost or ', as requests come faster than they are served'}."]
+        saturated = f"At {rate} it is saturated{lost or ', as requests come faster than they are served'}."
+        return [saturated, *_unlike_sentences(found, run)]
     measured = ", ".join(
         f"{word} {fmt.interval(quantile(times, q), quantile_interval(times, q))}"
         for word, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
@@ -181,7 +191,24 @@ def _open_sentences(found: Latency) -> list[str]:
             fmt.share(run.late) + " of a service time" if run.late < 1 else fmt.significant(run.late) + " service times"
         )
         said.append(f"The clock started requests up to {much} late, which is in these times.")
-    return [*said, *computed]
+    return [*said, *_unlike_sentences(found, run), *computed]
+
+
+def _unlike_sentences(found: Latency, run: OpenRun) -> list[str]:
+    """Whether requests took much longer at a rate than alone, also after pauses: what was computed is then too low."""
+    times = run.samples["service_ms"]
+    if len(times) < _FEWEST_UNLIKE:
+        return []
+    extra = found.pauses["extra_ms"].max()
+    usual = float(np.median(found._service_ms)) + (0.0 if pd.isna(extra) else max(0.0, float(extra)))
+    took = float(times.median())
+    if took < _SLOW * usual:
+        return []
+    return [
+        f"Requests took {fmt.duration(took)} in this run (median), {fmt.significant(took / usual)} times as long as "
+        "when they were measured alone, so what is computed from those times is too low. The machine was busy, or "
+        "requests slow each other down: measure again."
+    ]
 
 
 def _tail(samples: pd.DataFrame) -> str:
@@ -250,10 +277,12 @@ def _cost_sentences(found: Latency) -> list[str]:
     table, said = found.costs, []
     ways = {"closed": "back to back", "open": "at the rate asked for", "highest": "at the highest rate"}
     for run, row in table.iterrows():
-        price = "" if pd.isna(row["price"]) else f"cost {fmt.significant(float(row['price']))} of the price's currency"
+        price = "" if pd.isna(row["price"]) else f"cost {fmt.significant(float(row['price']))}"
         energy = "" if pd.isna(row["joules"]) else f"take {fmt.significant(float(row['joules']))} J"
         if price or energy:
             said.append(f"1,000 requests {' and '.join(filter(None, (price, energy)))} {ways[str(run)]}.")
+    if table["price"].notna().any():
+        said.append("Prices are in the currency of price_per_hour.")
     why = str(table["why"].iloc[0])
     if said and why:
         said.append(f"Energy {fmt.UNKNOWN}: {why}.")
@@ -279,7 +308,13 @@ def _batching_sentences(found: Latency) -> list[str]:
     else:
         times = f"{fmt.duration(best.p99_ms)} instead of {_simulated(alone.p99_ms)}"
         said.append(f"At {fmt.significant(rate)}/s, {_setting(best)} has a p99 of {times} (simulated).")
-    return [*said, *_batching_bound_sentences(found, batching)]
+    said += _batching_bound_sentences(found, batching)
+    if (short := found._short_batch) is not None:
+        said.append(
+            f"Nothing in the input that batch= makes of {short} requests has the length {short}: if it leaves requests "
+            "out, the figures of batches are wrong."
+        )
+    return said
 
 
 def _batching_bound_sentences(found: Latency, batching: Batching) -> list[str]:

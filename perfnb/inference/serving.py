@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import inspect
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any, NamedTuple
@@ -84,6 +85,18 @@ def size_of(request: Any) -> str:
     return str(len(request)) if isinstance(request, (str, bytes, list, tuple)) else type(request).__name__
 
 
+def may_hold(made: Any, count: int) -> bool:
+    """Whether an input made of requests may hold so many: something in it is as long, or longer as where it is packed.
+
+    ``True`` where nothing in it has a length.
+    """
+    shapes = [tuple(tensor.shape) for tensor in islice(tensors_in(made), 16)]
+    lengths = [length for shape in shapes for length in shape]
+    if isinstance(made, (list, tuple)):
+        lengths.append(len(made))
+    return not lengths or count in lengths or any(shape[:1] > (count,) for shape in shapes)
+
+
 def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A request's whole way: the call, and the wait until its result is on the host.
 
@@ -106,6 +119,28 @@ def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return result
 
     return serve
+
+
+def require_result(result: Any) -> None:
+    """Refuse what has still to be computed: its request took no time yet.
+
+    Raises
+    ------
+    TypeError
+    """
+    kind = type(result).__name__
+    if inspect.isawaitable(result) or isinstance(result, (concurrent.futures.Future, torch.futures.Future)):
+        if inspect.iscoroutine(result):
+            result.close()  # or Python warns that nobody awaited it
+        raise TypeError(
+            f"The function returned a {kind}, before its result was there: pass one that waits for the result, such as "
+            "lambda request: asyncio.run(serve(request))."
+        )
+    if isinstance(result, (Iterator, AsyncIterator)):
+        raise TypeError(
+            f"The function returned a {kind}, which computes nothing until it is gone through: return list(...) of it, "
+            "or pass tokens=True if it yields tokens."
+        )
 
 
 class TokenTimes(list[int]):
@@ -148,6 +183,8 @@ def tokens_served_by(
         times = made()
         if streams:
             fn(request, streamer=times)
+            if times.prompt_tokens is None:
+                raise TypeError("The function takes streamer= and puts nothing into it: hand it to generate.")
         else:
             answer = fn(request)
             if not isinstance(answer, Iterator):
@@ -174,6 +211,7 @@ def serve(
     arrivals_ms: Sequence[float] | None = None,
     pauses_ms: Sequence[float] | None = None,
     done: Done | None = None,
+    words: str = "request {place}",
 ) -> list[Served]:
     """Serve requests until there are `count`, or until `until_s` (`time.perf_counter`), but at least one.
 
@@ -185,10 +223,11 @@ def serve(
     Raises
     ------
     Exception
-        Whatever `fn` raises, from whichever server, after the others have finished their request.
+        Whatever `fn` raises, from whichever server, after the others have finished their request; with a note that
+        says which request it was, in `words`.
     """
     __tracebackhide__ = True
-    queue = _Queue(requests, draws, count, until_s, arrivals_ms, pauses_ms)
+    queue = _Queue(requests, draws, count, until_s, arrivals_ms, pauses_ms, words)
     with InterruptGate() as gate:
         others = [threading.Thread(target=queue.work, args=(fn, nullcontext), daemon=True) for _ in range(servers - 1)]
         for other in others:
@@ -219,9 +258,10 @@ class _Queue:
         until_s: float,
         arrivals_ms: Sequence[float] | None,
         pauses_ms: Sequence[float] | None,
+        words: str,
     ) -> None:
         self._requests, self._draws, self._count, self._until_s = requests, draws, count, until_s
-        self._arrivals, self._pauses = arrivals_ms, pauses_ms
+        self._arrivals, self._pauses, self._words = arrivals_ms, pauses_ms, words
         self._lock = threading.Lock()
         self._taken = 0
         self._begin_ns = time.perf_counter_ns()
@@ -244,8 +284,13 @@ class _Queue:
                     if arrival_ns is not None and not self._sleep_until(arrival_ns):
                         return
                     start_ns = time.perf_counter_ns()
-                    result = fn(request)
+                    try:
+                        result = fn(request)
+                    except Exception as error:
+                        error.add_note(f"It was raised while perfnb served {self._words.format(place=place)}.")
+                        raise
                     end_ns = time.perf_counter_ns()
+                require_result(result)
                 due_ns = start_ns if arrival_ns is None else arrival_ns
                 late_ns = 0 if arrival_ns is None else start_ns - max(due_ns, free_ns)
                 tokens, prompt = (tuple(result), result.prompt_tokens) if isinstance(result, TokenTimes) else ((), None)

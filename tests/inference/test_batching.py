@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +11,9 @@ import torch
 
 import perfnb
 from perfnb.inference.batching import Batching
+from perfnb.inference.latency import Latency
+from perfnb.inference.latency_view import _sentences
+from tests.fake_clock import FakeClock
 
 
 def linear(fixed_ms: float, each_ms: float) -> Batching:
@@ -98,3 +103,13 @@ def test_real_batches_are_measured() -> None:
         perfnb.latency(lambda x: x, [1], budget_s=0.05).batching  # noqa: B018
     with pytest.raises(TypeError, match="batch must make one input"):
         perfnb.latency(lambda x: x, [1], batch=3)
+
+
+def test_a_batch_that_leaves_requests_out_is_noticed(clock: FakeClock) -> None:
+    def found(batch: Callable[[list[int]], list[int]]) -> Latency:
+        return perfnb.latency(lambda _: clock.pass_exactly(50), [1, 2, 3], batch=batch, budget_s=6)
+
+    assert "Nothing in the input that batch= makes of 2 requests has the length 2" in " ".join(
+        _sentences(found(lambda given: given[:1]))
+    )
+    assert found(list)._short_batch is None

@@ -27,9 +27,20 @@ def test_a_thousand_requests_cost_the_time_of_the_machine() -> None:
     assert costs["joules"].tolist() == [pd.NA, 500.0, pd.NA]
     assert costs["why"].tolist() == [NO_GPU, "", "it is measured back to back and at the rate asked for"]
     said = " ".join(_cost_sentences(found))
-    assert "1,000 requests cost 0.0200 of the price's currency back to back." in said
-    assert "1,000 requests cost 0.100 of the price's currency and take 500 J at the rate asked for." in said
+    assert "1,000 requests cost 0.0200 back to back." in said
+    assert "1,000 requests cost 0.100 and take 500 J at the rate asked for." in said
+    assert "Prices are in the currency of price_per_hour." in said
     assert f"Energy n/a: {NO_GPU}." in said
+
+
+def test_a_rate_at_which_a_run_was_saturated_has_no_price() -> None:
+    found = fake(np.full(400, 10.0))
+    found._price_per_hour = 7.2
+    found._highest = HighestRate(80.0, 70.0, 90.0, 50.0, 0.99, confirmed_ms=float("inf"))
+
+    assert pd.isna(found.costs.loc["highest", "requests_per_s"])
+    assert pd.isna(found.costs.loc["highest", "price"])
+    assert "at the highest rate" not in " ".join(_cost_sentences(found))
 
 
 def test_without_a_price_there_is_none_and_nothing_is_said(clock: FakeClock) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import perfnb
-from perfnb.inference.latency import Latency, OpenRun
+from perfnb.inference.latency import Latency, OpenRun, _poisson
 from perfnb.inference.latency_view import _sentences
 from perfnb.stats.intervals import quantile_interval
 from tests.fake_clock import FakeClock
@@ -246,11 +246,12 @@ def test_views_escape_names_and_say_what_is_unknown() -> None:
         ({"rate_per_s": 0}, "rate_per_s must be a number of requests per second above 0 and at most 1e6, not 0."),
         ({"rate_per_s": float("nan")}, "rate_per_s must be"),
         ({"quantile": 1}, "quantile must be a number between 0 and 1, not 1."),
-        ({"bound_ms": -1}, "bound_ms must be"),
+        ({"bound_ms": -1}, "bound_ms must be a number of milliseconds above 0, not -1."),
         ({"concurrency": 0}, "concurrency must be a whole number of at least 1, not 0."),
         ({"budget_s": "long"}, "budget_s must be"),
         ({"arrivals": [2.0, 1.0]}, "arrivals must be seconds, ascending, at least one."),
         ({"arrivals": [1.0]}, "arrivals must not all be at the same instant."),
+        ({"arrivals": [0.0, 1e9]}, "arrivals last 1,000,000,000 s, more than budget_s=30: raise it, or pass fewer."),
         ({"arrivals": [0.0, 1.0], "rate_per_s": 3}, "Pass rate_per_s or arrivals, not both"),
         ({"requests": []}, "requests is empty"),
     ],
@@ -289,3 +290,43 @@ def test_bounds_of_higher_quantiles_are_no_lower_and_rates_agree_with_the_curve(
     highest = found.highest_rate(100)
     assert found.at(0.9 * highest.rate_per_s).p99_ms <= 100 <= found.at(1.2 * highest.rate_per_s).p99_ms
     assert max(map(len, str(found).splitlines())) <= 100
+
+
+@pytest.mark.parametrize("count", [1, 5, 12, 20, 40, 300])
+def test_requests_come_at_the_rate_asked_for_also_in_short_runs(count: int) -> None:
+    arrivals = np.array(_poisson(5.0, count / 5.0))
+
+    assert len(arrivals) == count
+    assert (np.diff(arrivals) >= 0).all()
+    assert 0 <= arrivals[0] <= arrivals[-1] <= 1e3 * count / 5.0
+    if count >= 12:  # gaps drawn one by one came at twice the rate, with this seed
+        assert count / arrivals[-1] * 1e3 == pytest.approx(5.0, rel=0.25)
+        assert np.std(np.diff(arrivals)) == pytest.approx(200.0, rel=0.5)  # as much as their mean: independent
+
+
+def test_requests_that_take_longer_in_the_run_than_alone_are_told() -> None:
+    found = fake(np.full(40, 1.0))
+    for took, told in ((60.0, True), (1.2, False)):
+        found._open = OpenRun(100.0, fake(np.full(40, took)).samples.drop(columns="run"), 0, 0.0)
+
+        said = " ".join(_sentences(found))
+        assert found.saturated == told
+        assert ("Requests took 60.0 ms in this run (median), 60.0 times as long as when" in said) == told
+        assert ("times as long as when they were measured alone" in said) == told
+
+
+def test_a_busy_machine_is_told() -> None:
+    found = fake(lognormal(40))
+    assert not any("busy" in said for said in _sentences(found))
+
+    found._noise = {"load_before": 6.0, "cpus": 2}
+
+    assert "The machine was already busy (load 6.0 on 2 CPUs)." in _sentences(found)
+    real = perfnb.latency(lambda request: request, [1], budget_s=0.05)
+    assert real._noise["cpus"] >= 1
+
+
+def test_a_size_is_told_only_where_there_is_one(clock: FakeClock) -> None:
+    found = perfnb.latency(lambda request: clock.pass_exactly(request), [1, 9], budget_s=1)
+
+    assert "The slowest took 9.00 ms: request 1." in _sentences(found)

@@ -144,3 +144,10 @@ def test_the_tail_is_said_to_be_waiting_or_service() -> None:
     assert "Computed for this rate from the service times: p50 10.0 ms" in text
     found._open = dataclasses.replace(found._open, samples=samples.iloc[:80])
     assert "of that of the slowest" not in str(found)
+
+
+def test_a_bound_that_no_rate_keeps_is_named_in_the_picture() -> None:
+    found = fake(lognormal(40))
+    found._highest = HighestRate(0.0, 0.0, 0.0, 5.0, 0.99)
+
+    assert "p99 within 5.00 ms: at no rate" in [each.get_text() for each in drawn(found).axes[0].texts]

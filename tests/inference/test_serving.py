@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from perfnb.inference.latency import latency
-from perfnb.inference.serving import Requests, serve, served_by, size_of
+from perfnb.inference.serving import Requests, may_hold, serve, served_by, size_of
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -130,3 +133,68 @@ def test_a_model_gets_a_mapping_of_its_parameters_by_name() -> None:
 
     assert served_by(Model())({"tokens": 1, "mask": 2}) == (1, 2)
     assert served_by(Model())({"other": 1}) == ({"other": 1}, None)
+
+
+async def answered_later(request: int) -> int:
+    return request
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (answered_later, "returned a coroutine, before its result was there"),
+        (lambda _: concurrent.futures.Future(), "returned a Future, before its result was there"),
+        (lambda _: torch.futures.Future(), "returned a Future, before its result was there"),
+        (lambda request: (request for _ in range(3)), "returned a generator, which computes nothing until"),
+        (lambda request: map(str, [request]), "returned a map, which computes nothing until"),
+    ],
+)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_what_is_returned_before_it_is_computed_is_refused(
+    fn: Callable[[int], Any], message: str, servers: int
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        latency(fn, [1], concurrency=servers, budget_s=0.2)
+
+
+def test_a_streamer_that_gets_nothing_is_refused() -> None:
+    with pytest.raises(TypeError, match="takes streamer= and puts nothing into it: hand it to generate"):
+        latency(lambda request, streamer: request, [1], tokens=True, budget_s=0.2)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_an_error_names_the_request(servers: int) -> None:
+    def fails(request: str) -> None:
+        if request == "c":
+            raise ValueError("too long")
+
+    with pytest.raises(ValueError, match="too long") as raised:
+        latency(fails, ["a", "b", "c"], concurrency=servers, budget_s=0.5)
+
+    assert raised.value.__notes__ == ["It was raised while perfnb served request 2."]
+
+    def unlike(batch: list[str]) -> None:
+        assert len(batch) < 4
+
+    with pytest.raises(AssertionError) as raised_by_batch:
+        latency(unlike, ["a", "b", "c"], batch=list, budget_s=1)
+
+    assert raised_by_batch.value.__notes__ == ["It was raised while perfnb served a batch of 4 requests."]
+
+
+@pytest.mark.parametrize(
+    ("made", "holds"),
+    [
+        (torch.ones(8, 3), True),
+        (torch.ones(30, 8, 3), True),  # the batch is the second dimension
+        ({"packed": torch.ones(100, 16)}, True),
+        ([torch.ones(8, 3), torch.ones(8)], True),
+        (list("abcdefgh"), True),
+        (object(), True),
+        (torch.ones(1, 3), False),
+        (["a"], False),
+        ((torch.ones(7, 3), torch.ones(7)), False),
+    ],
+)
+def test_an_input_without_room_for_all_requests_is_told(made: object, holds: bool) -> None:
+    assert may_hold(made, 8) == holds
