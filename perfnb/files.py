@@ -219,7 +219,7 @@ def _sweep(work: Path, folder: Path) -> None:
             _clear(work, folder)
         return
     try:
-        taken = _take(lock)
+        taken = take_lock(lock)
         if taken or (taken is None and time.time() - work.stat().st_mtime > _STALE_S):
             _clear(work, folder)
     finally:
@@ -250,14 +250,14 @@ def _locked(folder: Path) -> tuple[Path, int | None]:
         except FileNotFoundError:
             continue
         # Another writer may have seen it just before it was locked, and swept it.
-        if _take(lock) is not False and (work / _LOCK).exists():
+        if take_lock(lock) is not False and (work / _LOCK).exists():
             return work, lock
         os.close(lock)
     raise OSError(f"something removes what is written to {folder}")
 
 
-def _take(lock: int) -> bool | None:
-    """Lock a file: ``False`` if another process holds it, ``None`` if that cannot be told."""
+def take_lock(lock: int) -> bool | None:
+    """Lock an open file: ``False`` if another process holds it, ``None`` if that cannot be told."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,8 @@ from typing import Any
 FOLDER, STARTED_BY = "PERFNB_JOB_FOLDER", "PERFNB_JOB_STARTED_BY"
 #: Files in the folder of a job. Each rank has its own; the order is for all.
 ORDER, PROGRESS, RESULT = "order", "progress", "result"
+#: Seconds between two looks at the parent.
+_LOOK_S = 0.2
 #: Options of Linux's prctl.
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -49,24 +52,27 @@ def main() -> None:
     tell(folder / f"done_{rank}", str(os.fstat(1).st_size))
 
 
-def end_with(parent: int, *, adopt: bool = False) -> None:
-    """Have this process killed when the one that started it ends; with `adopt`, be the parent of all orphans below."""
+def end_with(parent: int, last: Callable[[], None] | None = None) -> None:
+    """End this process when the one that started it ends: at once, or after `last` has tidied up.
+
+    On Linux a process with something to tidy up becomes the parent of all orphans below it.
+    """
     if sys.platform == "linux":
         import ctypes
 
         prctl = ctypes.CDLL(None, use_errno=True).prctl
-        prctl(_SET_PDEATHSIG, signal.SIGKILL)
-        if adopt:
-            prctl(_SET_CHILD_SUBREAPER, 1)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it has ended already
+        prctl(*((_SET_PDEATHSIG, signal.SIGKILL) if last is None else (_SET_CHILD_SUBREAPER, 1)))
+    if sys.platform != "linux" or last is not None:
+        threading.Thread(target=_watch, args=(parent, last), daemon=True).start()
+    elif os.getppid() != parent:  # it has ended already
         os._exit(1)
 
 
-def _watch(parent: int) -> None:
+def _watch(parent: int, last: Callable[[], None] | None) -> None:
     while os.getppid() == parent:
-        time.sleep(0.5)
+        time.sleep(_LOOK_S)
+    if last is not None:
+        last()
     os._exit(1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 from perfnb.arguments import require_count, require_flag, shown
 from perfnb.draw.progress import Progress
 from perfnb.errors import CaptureError, PerfnbError
-from perfnb.files import require_writable
 from perfnb.interrupts import InterruptGate
 from perfnb.launching.job import Job
 from perfnb.launching.order import Order, pack_function, places
+from perfnb.launching.place import job_folder
 from perfnb.profile.loading import load
 from perfnb.profile.profile import Profile
 from perfnb.quantities import counted
@@ -187,11 +186,9 @@ def run_ranks(
         raise TypeError("env must be a mapping of text to text.")
     with (
         InterruptGate() as gate,
-        tempfile.TemporaryDirectory(prefix="perfnb-", ignore_cleanup_errors=True) as place,
+        job_folder() as folder,
         Progress(enabled=not quiet) as progress,
     ):
-        folder = Path(place)
-        require_writable(folder)
         job = Job(folder, order, ranks, env or {}, note or f"{counted(order.threads, 'thread')} each")
         try:
             with gate.opened():

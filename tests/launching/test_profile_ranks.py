@@ -171,7 +171,7 @@ def kill(folder: Path, rank: int, delay_s: float) -> None:
     os.kill(int((folder / f"rank_{rank}").read_text()), signal.SIGKILL)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a rank looks for its parent twice a second elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="a rank looks for its parent five times a second elsewhere")
 def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     code = (
         "import perfnb, sys\nfrom pathlib import Path\nfrom tests.launching.jobs import endless\n"
@@ -181,9 +181,11 @@ def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> Non
     with psutil.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=root, env=env) as one:
         wait_until(lambda: len(list(tmp_path.glob("rank_*"))) == 2, 120)
         below = one.children(recursive=True)
+        assert len(list(tmp_path.glob("perfnb-job-*"))) == 1
         one.kill()
     assert len(below) >= 3
 
     _, alive = psutil.wait_procs(below, timeout=60)
 
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert list(tmp_path.glob("perfnb-job-*")) == []
