@@ -22,8 +22,8 @@ from typing import Any
 
 #: Environment variables: the folder of the job, and the process that started a rank.
 FOLDER, STARTED_BY = "PERFNB_JOB_FOLDER", "PERFNB_JOB_STARTED_BY"
-#: Files in the folder of a job. Each rank has its own; the order is for all.
-ORDER, PROGRESS, RESULT = "order", "progress", "result"
+#: Files in the folder of a job: what is asked of its ranks, how far they are, and that they are to end.
+ORDER, PROGRESS, STOP = "order", "progress", "stop"
 #: Seconds between two looks at the parent.
 _LOOK_S = 0.2
 #: Options of Linux's prctl.

@@ -41,23 +41,14 @@ class RankTraceback(Exception):
         return f"\n{self._words}"
 
 
-class Job:
-    """The processes of a job; `folder` is where they leave what they have to say."""
+class FollowedRanks:
+    """The ranks of a job, whatever runs them; `folder` is where they leave what they have to say."""
 
-    def __init__(self, folder: Path, order: Order, ranks: int, env: Mapping[str, str], note: str = "") -> None:
+    def __init__(self, folder: Path, order: Order, ranks: int, note: str = "") -> None:
         self._folder, self._ranks, self._note = folder, ranks, note
         self._read = [0] * ranks
         self._started = False
         tell(folder / ORDER, pickle.dumps(order))
-        with (folder / "launcher").open("wb") as log:
-            self._launcher = subprocess.Popen(
-                [sys.executable, "-m", "perfnb.launching.agent", str(folder), str(ranks), str(os.getpid())],
-                env=_environment(order.threads, env),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process, which ends the ranks
-            )
 
     def follow(self, progress: Callable[..., None], show: Callable[[str], None]) -> None:
         """Wait for all ranks, showing how far they are and what they print.
@@ -71,56 +62,39 @@ class Job:
         """
         __tracebackhide__ = True
         while True:
-            ended = self._launcher.poll() is not None  # before the files are read, which are then complete
+            ended = self._have_ended()  # before the files are read, which are then complete
             self._show_progress(progress)
             self._show_output(show)
             failed = self._files("failed")
             if failed or ended or self._missing():
                 break
             if len(self._files("done")) == self._ranks:
-                with suppress(subprocess.TimeoutExpired):
-                    self._launcher.wait(_LAST_S)
+                self._wait(_LAST_S)
                 return
             time.sleep(_LOOK_S)
         if not failed and len(self._files("done")) == self._ranks:
             return
         # Another rank may have failed first; and the launcher tells how a rank ended.
-        with suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(_LAST_S if not failed else 4 * _LOOK_S)
+        self._wait(_LAST_S if not failed else 4 * _LOOK_S)
         time.sleep(_LOOK_S)
         self._show_output(show)
         self._fail()
 
     def end(self) -> None:
-        """End every process of the job: politely first, then by force."""
-        try:
-            launcher = psutil.Process(self._launcher.pid)
-            children = launcher.children(recursive=True) if self._launcher.poll() is None else []
-        except psutil.NoSuchProcess:
-            children = []
-        children += self._left(children)
-        for child in children:
-            with suppress(psutil.Error):
-                child.send_signal(signal.SIGINT)
-        _, alive = psutil.wait_procs(children, timeout=_GRACE_S)
-        while alive:
-            for child in alive:
-                with suppress(psutil.Error):
-                    child.kill()
-            psutil.wait_procs(alive, timeout=1.0)
-            alive = [] if self._launcher.poll() is not None else _children(self._launcher.pid)
-        self._launcher.kill()
-        self._launcher.wait()
+        """End all ranks."""
+        raise NotImplementedError
 
-    def _left(self, known: list[psutil.Process]) -> list[psutil.Process]:
-        """Ranks that are not below the launcher any more, with what they have started."""
-        found = []
-        for path in self._files("pid"):
-            with suppress(psutil.Error, OSError, ValueError):
-                process = psutil.Process(int(path.read_text()))
-                if process not in known and process.environ().get("PERFNB_JOB_FOLDER") == str(self._folder):
-                    found += [process, *process.children(recursive=True)]
-        return found
+    def _have_ended(self) -> bool:
+        """Whether nothing more can come of them."""
+        raise NotImplementedError
+
+    def _wait(self, most_s: float) -> None:
+        """Wait until they have ended."""
+        raise NotImplementedError
+
+    def _how_it_ended(self) -> str:
+        """Say which rank ended without an exception."""
+        raise NotImplementedError
 
     def _files(self, kind: str) -> list[Path]:
         paths = [self._folder / f"{kind}_{rank}" for rank in range(self._ranks)]
@@ -176,8 +150,7 @@ class Job:
             raise CaptureError(self._how_it_ended())
         first = min(told, key=lambda one: float(one["at"]))
         if self._missing() and any(word in first["said"].lower() for word in _LOST_PEER):
-            with suppress(subprocess.TimeoutExpired):
-                self._launcher.wait(_LAST_S)
+            self._wait(_LAST_S)
             raise CaptureError(self._how_it_ended())
         rank = first["rank"]
         error: BaseException | None = None
@@ -190,8 +163,61 @@ class Job:
             error.add_note(f"perfnb: raised by rank {rank} of {self._ranks}; its traceback is above.")
         raise error from RankTraceback(first["traceback"])
 
+
+class Job(FollowedRanks):
+    """Ranks as processes of their own."""
+
+    def __init__(self, folder: Path, order: Order, ranks: int, env: Mapping[str, str], note: str = "") -> None:
+        super().__init__(folder, order, ranks, note)
+        with (folder / "launcher").open("wb") as log:
+            self._launcher = subprocess.Popen(
+                [sys.executable, "-m", "perfnb.launching.agent", str(folder), str(ranks), str(os.getpid())],
+                env=_environment(order.threads, env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for this process, which ends the ranks
+            )
+
+    def _have_ended(self) -> bool:
+        return self._launcher.poll() is not None
+
+    def _wait(self, most_s: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(most_s)
+
+    def end(self) -> None:
+        """End every process of the job: politely first, then by force."""
+        try:
+            launcher = psutil.Process(self._launcher.pid)
+            children = launcher.children(recursive=True) if self._launcher.poll() is None else []
+        except psutil.NoSuchProcess:
+            children = []
+        children += self._left(children)
+        for child in children:
+            with suppress(psutil.Error):
+                child.send_signal(signal.SIGINT)
+        _, alive = psutil.wait_procs(children, timeout=_GRACE_S)
+        while alive:
+            for child in alive:
+                with suppress(psutil.Error):
+                    child.kill()
+            psutil.wait_procs(alive, timeout=1.0)
+            alive = [] if self._launcher.poll() is not None else _children(self._launcher.pid)
+        self._launcher.kill()
+        self._launcher.wait()
+
+    def _left(self, known: list[psutil.Process]) -> list[psutil.Process]:
+        """Ranks that are not below the launcher any more, with what they have started."""
+        found = []
+        for path in self._files("pid"):
+            with suppress(psutil.Error, OSError, ValueError):
+                process = psutil.Process(int(path.read_text()))
+                if process not in known and process.environ().get("PERFNB_JOB_FOLDER") == str(self._folder):
+                    found += [process, *process.children(recursive=True)]
+        return found
+
     def _how_it_ended(self) -> str:
-        """Say which rank ended without an exception."""
         exits: dict[str, int] = {}
         with suppress(OSError, ValueError):
             exits = json.loads((self._folder / "exits").read_text())
@@ -214,6 +240,11 @@ class Job:
         return f"Rank {failed} of {self._ranks} was ended by {name}{memory}."
 
 
+def of_loopback() -> dict[str, str]:
+    """The variable by which gloo connects ranks of one machine."""
+    return {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
+
+
 def _environment(threads: int, given: Mapping[str, str]) -> dict[str, str]:
     """The environment of the ranks: this one, with loopback for gloo and their number of threads."""
     own = dict(os.environ)
@@ -224,7 +255,7 @@ def _environment(threads: int, given: Mapping[str, str]) -> dict[str, str]:
         own.pop(name, None)
     here = str(Path(__file__).parents[2])
     own["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [own.get("PYTHONPATH")])])
-    own.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    own = of_loopback() | own
     own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return own | dict(given)
 

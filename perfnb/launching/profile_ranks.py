@@ -11,7 +11,8 @@ from perfnb.arguments import require_count, require_flag, shown
 from perfnb.draw.progress import Progress
 from perfnb.errors import CaptureError, PerfnbError
 from perfnb.interrupts import InterruptGate
-from perfnb.launching.job import Job
+from perfnb.launching.engines import EngineJob, chosen_engines
+from perfnb.launching.job import FollowedRanks, Job, of_loopback
 from perfnb.launching.order import Order, pack_function, places
 from perfnb.launching.place import job_folder
 from perfnb.profile.loading import load
@@ -41,6 +42,7 @@ def profile_ranks(
     split: bool = False,
     args: Sequence[str] = (),
     at: int = 100,
+    executor: Any = None,
     warmup: int | None = None,
     steps: int | None = None,
     traced: int = 3,
@@ -79,6 +81,12 @@ def profile_ranks(
         Arguments of a script.
     at : int
         Steps of a script before the profiled ones.
+    executor : optional
+        Running engines that carry the ranks of a function, one each, instead of new processes: an ipyparallel
+        ``Client`` (its first engines) or ``DirectView``, on this machine. Anything else needs ``ids`` and, for
+        ``executor[id]``, ``apply_async(function, *args)``, which calls it in the engine's main thread and returns
+        something with ``ready()`` and ``get()``. The engines must have no process group; afterwards they have none,
+        and their environment is what it was.
     warmup, steps, traced, budget_s, memory, flops, name
         As in `profile_step`.
 
@@ -109,6 +117,8 @@ def profile_ranks(
         for what, value in (("batches", batches), ("ddp", ddp or None), ("split", split or None)):
             if value is not None:
                 raise TypeError(f"{what} is for functions: a script makes its own.")
+        if executor is not None:
+            raise TypeError("executor is for functions: a script starts in a process of its own.")
         require_count("at", at, 0)
         order = order_for("script", ranks, plan, name, **given, program=(str(script.resolve()), *map(str, args)), at=at)
     elif callable(target):
@@ -117,7 +127,7 @@ def profile_ranks(
         order = order_for("function", ranks, plan, name, **given, payload=pack_function(target, batches))
     else:
         raise TypeError(f"target must be a function that returns the step, or a script's path, not {shown(target)}.")
-    return run_ranks(order, ranks, env)
+    return run_ranks(order, ranks, env, executor=executor)
 
 
 def order_for(
@@ -173,23 +183,31 @@ def run_ranks(
     ranks: int,
     env: Mapping[str, str] | None = None,
     *,
+    executor: Any = None,
     quiet: bool = False,
     note: str = "",
     show: bool = True,
 ) -> Ranks:
     """Start the ranks of a job and return their profiles, when all of them have ended.
 
-    `note` is shown with the progress; `show` is whether the ranks' output is.
+    `executor` has engines that carry them; `note` is shown with the progress; `show` is whether the ranks' output is.
     """
     __tracebackhide__ = True
     if env is not None and not all(isinstance(one, str) for pair in env.items() for one in pair):
         raise TypeError("env must be a mapping of text to text.")
+    if executor is not None:
+        chosen_engines(executor, ranks)
     with (
         InterruptGate() as gate,
         job_folder() as folder,
         Progress(enabled=not quiet) as progress,
     ):
-        job = Job(folder, order, ranks, env or {}, note or f"{counted(order.threads, 'thread')} each")
+        words = note or f"{counted(order.threads, 'thread')} each"
+        job: FollowedRanks
+        if executor is None:
+            job = Job(folder, order, ranks, env or {}, words)
+        else:
+            job = EngineJob(folder, order, ranks, {**of_loopback(), **(env or {})}, executor, words)
         try:
             with gate.opened():
                 job.follow(progress, _show if show else lambda _: None)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from perfnb.errors import CaptureError
-from perfnb.launching.agreement import AgreedPlan
+from perfnb.launching.agreement import AgreedPlan, Store
 from perfnb.launching.child import ORDER, PROGRESS, tell, tell_failure
 from perfnb.launching.order import Cell, Order
 from perfnb.step.budget import Plan
@@ -53,7 +53,7 @@ def run(folder: Path, rank: int) -> None:
         else:
             torch.cuda.set_device(rank)
     store = _join(order.backend, rank, ranks)
-    _profile(order, folder, rank, ranks, store)
+    profile_rank(order, folder, rank, ranks, store, lambda: os._exit(1))
     torch.distributed.destroy_process_group()
 
 
@@ -83,8 +83,13 @@ def _join(backend: str, rank: int, ranks: int) -> Any:
     return own
 
 
-def _profile(order: Order, folder: Path, rank: int, ranks: int, store: Any) -> None:
-    """Make the step and profile it; the profile goes to the job's folder."""
+def profile_rank(
+    order: Order, folder: Path, rank: int, ranks: int, store: Store, on_failure: Callable[[], None]
+) -> None:
+    """Make the step and profile it; the profile goes to the job's folder.
+
+    `on_failure` is called at once if the step fails: whatever follows may wait for ranks that wait for this one.
+    """
     from perfnb.profile.profile import Profile
     from perfnb.profile.profiling import profile_call, run_profile
     from perfnb.recording.job import rank_folder
@@ -94,14 +99,14 @@ def _profile(order: Order, folder: Path, rank: int, ranks: int, store: Any) -> N
             try:
                 step(*batch)
             except BaseException as error:
-                # At once: whatever follows here may wait for ranks that wait for this one.
                 tell_failure(folder, rank, error)
-                os._exit(1)
+                on_failure()
+                raise
 
         return run_step
 
     plan = AgreedPlan(Plan(**order.plan), rank, store)
-    line = _FileLine(folder) if rank == 0 else None
+    line = _FileLine(folder, silent=rank != 0)
     sent = pickle.loads(order.payload)
     if isinstance(sent, Cell):
         namespace = sent.anchor.__globals__  # which its functions share
@@ -154,13 +159,14 @@ def _set_up(target: Callable[[], Any], given: Any) -> tuple[Any, Any]:
 
 
 class _FileLine:
-    """Progress in a file, from which the process that started the job shows it."""
+    """Progress of one rank in a file, from which the process that started the job shows it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / PROGRESS
+    def __init__(self, folder: Path, silent: bool) -> None:
+        self._path, self._silent = folder / PROGRESS, silent
 
     def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
-        tell(self._path, json.dumps([pass_name, done, total, note]))
+        if not self._silent:
+            tell(self._path, json.dumps([pass_name, done, total, note]))
 
     def close(self) -> None:
         pass

@@ -1,0 +1,217 @@
+"""One rank of a job in a process that goes on afterwards, such as an engine of ipyparallel.
+
+Nothing may be killed there, so the rank is stopped from inside. An interrupt reaches Python alone, not a collective
+that waits for another rank; a collective ends if its connections do, on both sides.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import shutil
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+from perfnb.errors import CaptureError
+from perfnb.launching.child import ORDER, STOP, tell, tell_failure
+from perfnb.launching.place import is_abandoned
+
+#: Seconds between two looks at the folder, at what another rank says, and between two interrupts.
+_LOOK_S, _MEETING_LOOK_S, _AGAIN_S = 0.1, 0.001, 1.0
+
+
+def run_on_engine(place: str, rank: int, ranks: int, env: Mapping[str, str]) -> None:
+    """Do what the order in a job's folder says, as one rank; put everything back."""
+    folder = Path(place)
+    if not (folder / ORDER).is_file():
+        raise CaptureError(
+            "An engine does not see the folder of the job: engines must run on the machine that calls profile_ranks."
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise CaptureError("The executor runs functions in a thread, where no rank can be interrupted.")
+    output_of = folder / f"output_{rank}"
+    done = False
+    with (
+        output_of.open("w", encoding="utf-8", errors="backslashreplace", buffering=1) as output,
+        redirect_stdout(output),
+        redirect_stderr(output),
+        _Stopper(folder) as stopper,
+    ):
+        tell(folder / f"pid_{rank}", str(os.getpid()))
+        try:
+            with _as_before(), _environment(rank, ranks, env):
+                _run(folder, rank, ranks, stopper)
+            done = True
+        except BaseException as error:  # the caller raises it, and the engine goes on
+            stopper.armed = False
+            tell_failure(folder, rank, error)
+            traceback.clear_frames(error.__traceback__)  # which hold the models, and they the process group
+        gc.collect()
+    if done:
+        tell(folder / f"done_{rank}", str(output_of.stat().st_size))
+    elif is_abandoned(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
+    from datetime import timedelta
+
+    import torch
+
+    from perfnb.launching.rank import profile_rank
+
+    distributed: Any = torch.distributed
+    if distributed.is_initialized():
+        raise CaptureError(
+            "An engine has a process group already: call torch.distributed.destroy_process_group() on all engines."
+        )
+    order = pickle.loads((folder / ORDER).read_bytes())
+    sys.path[:], sys.argv[:] = order.path, order.argv
+    torch.set_num_threads(order.threads)
+    if order.gpus:
+        torch.cuda.set_device(rank)
+    meeting = _Meeting(folder)
+    stopper.armed = True
+    try:
+        meeting.set(f"here_{rank}", "")
+        for other in range(ranks):  # before torch waits for them, which cannot be interrupted
+            meeting.get(f"here_{other}")
+        store = distributed.FileStore(str(folder / "store"), ranks)
+        with stopper.watched_connections():
+            distributed.init_process_group(
+                order.backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(days=7)
+            )
+        profile_rank(order, folder, rank, ranks, meeting, on_failure=stopper.hang_up)
+    except BaseException as error:
+        stopper.armed = False
+        tell_failure(folder, rank, error)  # before the others lose their connections, and fail too
+        stopper.hang_up()
+        raise
+    finally:
+        stopper.armed = False
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+class _Meeting:
+    """What ranks tell each other, as files: waiting for one can be interrupted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def set(self, key: str, value: str) -> None:
+        tell(self._folder / f"told_{key}", value)
+
+    def get(self, key: str) -> bytes:
+        path = self._folder / f"told_{key}"
+        while not path.exists():
+            time.sleep(_MEETING_LOOK_S)
+        return path.read_bytes()
+
+
+class _Stopper:
+    """Stops a rank if its job is to end, or has lost its owner: looks from a thread, interrupts the main one.
+
+    Attributes
+    ----------
+    armed : bool
+        Whether an interrupt is raised: while the job runs, but not while things are put back.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.armed = False
+        self._folder = folder
+        self._connections: dict[int, int] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="perfnb-stopper", daemon=True)
+
+    def __enter__(self) -> _Stopper:
+        self._previous = signal.signal(signal.SIGINT, self._interrupt)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.armed = False
+        self._over.set()
+        self._thread.join()
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _interrupt(self, *_: object) -> None:
+        if self.armed:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def watched_connections(self) -> Iterator[None]:
+        """Remember the connections that are made in this block."""
+        before = _connections()
+        yield
+        self._connections = {number: node for number, node in _connections().items() if before.get(number) != node}
+
+    def hang_up(self) -> None:
+        """Shut the process group's connections down: collectives that wait for them end with an error."""
+        now = _connections()
+        for number, node in self._connections.items():
+            if now.get(number) == node:
+                with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                    connection.getpeername()  # fails for what only listens, where gloo would end the process
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            if is_abandoned(self._folder) or (self._folder / STOP).exists():
+                break
+        while not self._over.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            self.hang_up()
+            self._over.wait(_AGAIN_S)  # an interrupt can be lost, as in a finalizer
+
+
+def _connections() -> dict[int, int]:
+    """Open sockets of this process: descriptor and inode."""
+    found = {}
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):
+            facts = os.fstat(int(name))
+            if stat.S_ISSOCK(facts.st_mode):
+                found[int(name)] = facts.st_ino
+    return found
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Put back paths, arguments, threads and the current GPU."""
+    import torch
+
+    path, argv, threads = list(sys.path), list(sys.argv), torch.get_num_threads()
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, threads)
+        if torch.cuda.is_initialized():
+            stack.callback(torch.cuda.set_device, torch.cuda.current_device())
+        try:
+            yield
+        finally:
+            sys.path[:], sys.argv[:] = path, argv
+
+
+@contextmanager
+def _environment(rank: int, ranks: int, env: Mapping[str, str]) -> Iterator[None]:
+    """The variables of a rank, as torchrun sets them."""
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    before = dict(os.environ)
+    os.environ |= {**{name: str(value) for name, value in own.items()}, **env}
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ |= before
