@@ -28,6 +28,8 @@ from perfnb.launching.place import is_abandoned
 
 #: Seconds between two looks at the folder, at what another rank says, and between two interrupts.
 _LOOK_S, _MEETING_LOOK_S, _AGAIN_S = 0.1, 0.001, 1.0
+#: That the threads of a process group get for giving up what they were sending.
+_SETTLE_S = 0.5
 
 
 def run_on_engine(place: str, rank: int, ranks: int, env: Mapping[str, str]) -> None:
@@ -96,6 +98,8 @@ def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
         stopper.armed = False
         tell_failure(folder, rank, error)  # before the others lose their connections, and fail too
         stopper.hang_up()
+        # A process group that is freed waits for its threads, which need the interpreter to free what they had to send.
+        time.sleep(_SETTLE_S)
         raise
     finally:
         stopper.armed = False

@@ -260,6 +260,28 @@ def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, 
     return pd.Series(least, index=ranks).replace(np.inf, np.nan).dropna()
 
 
+def waited_beyond(
+    matched: pd.DataFrame, clocks: pd.DataFrame, rank: int, alone: Mapping[int, IntervalSet] = _ALL
+) -> pd.DataFrame:
+    """Collective by collective, how much longer than a rank another waited: the one of `waited_for`.
+
+    Returns
+    -------
+    DataFrame
+        ``step`` and ``more_ms``, in order of time.
+    """
+    waited, _ = _waited(matched, clocks, alone)
+    rows = matched[["rank", "place", "step"]].assign(ms=waited / 1e6, at=matched["end_ns"])
+    mine = rows[rows["rank"] == rank].drop_duplicates("place").set_index("place")
+    others = rows[(rows["rank"] != rank) & rows["place"].isin(mine.index)]
+    more = others.assign(more_ms=others["ms"] - mine["ms"].reindex(others["place"]).to_numpy())
+    least = more.groupby("rank")["more_ms"].sum()
+    if least.empty:
+        return pd.DataFrame({"step": [], "more_ms": []})
+    chosen = more[more["rank"] == least.idxmin()].sort_values("at", kind="stable")
+    return chosen[["step", "more_ms"]].reset_index(drop=True)
+
+
 def waited_each(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
     """`matched` with ``waiting_ns``: how long each waited for the last rank, ``is_last`` and ``on_clock_ns``."""
     waited, is_last = _waited(matched, clocks)

@@ -32,10 +32,22 @@ def straggler(ranks: RanksSummary) -> Iterator[Finding]:
         "its own findings.",
         "",
         "medium",
-        "From the starts of matched collectives; clocks are compared by their ends.",
+        f"From the starts of matched collectives; clocks are compared by their ends.{_evidence(ranks)}",
         "Collectives that could not be matched between the ranks.",
         (Row("rank", str(ranks.straggler)), *_late_rows(ranks)),
     )
+
+
+def _evidence(ranks: RanksSummary) -> str:
+    """On what the verdict rests, in words."""
+    late = ranks.lateness
+    if late is None:
+        return ""
+    seen = f"{fmt.counted(late.collectives, 'collective')} in {fmt.counted(late.steps, 'step')}"
+    if late.low_ms is None or late.high_ms is None:
+        return f" The others waited longer in {late.longer:,} of {seen}."
+    ends = f"{fmt.duration(max(late.low_ms, 0.0))} to {fmt.duration(late.high_ms)}"
+    return f" Each of the others waited at least {ends} per step longer ({seen}, 90 % confidence)."
 
 
 def _late(ranks: RanksSummary) -> str:

@@ -14,9 +14,10 @@ import pandas as pd
 
 from perfnb.attribution.events import all_events
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
-from perfnb.ranks.collectives import collectives, matching, waited_each, waited_for, waits
+from perfnb.ranks.collectives import collectives, matching, waited_beyond, waited_each, waited_for, waits
 from perfnb.ranks.host import HostRank, LateWork, host_rank, late_work, waits_alone, with_host_times
 from perfnb.ranks.lanes import StepLanes, gpu_lane, step_lanes
+from perfnb.ranks.lateness import Lateness, judge_lateness
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import is_one_of
 from perfnb.trace_names import DEVICE_WORK
@@ -80,6 +81,8 @@ class RanksSummary:
         collectives with, directly or through others), ``spread_us``, ``collectives``.
     straggler : int or None
         The rank that the ranks it shares collectives with waited for, if one stands out.
+    lateness : Lateness or None
+        The evidence for that, or why it is not enough, if they waited for one at all.
     doubts : Doubts
         Reasons not to read them as all ranks of one job.
     matched : tuple of int
@@ -107,6 +110,7 @@ class RanksSummary:
     times: pd.DataFrame
     clocks: pd.DataFrame
     straggler: int | None
+    lateness: Lateness | None
     doubts: Doubts
     matched: tuple[int, ...]
     parts: pd.DataFrame
@@ -145,7 +149,10 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
         how="left",
     )
     times["waiting_ms"] = times["waiting_ms"].astype("Float64")
-    straggler = _straggler(times, waited_for(matched, clocks, alone))
+    straggler, lateness = _candidate(times, waited_for(matched, clocks, alone)), None
+    if straggler is not None:
+        lateness = judge_lateness(straggler, waited_beyond(matched, clocks, straggler, alone), len(recordings))
+        straggler = straggler if lateness.certain else None
     names = {recording.rank: str(recording.meta["name"]) for recording in recordings}
     together = tuple(int(rank) for rank in clocks.index[clocks["collectives"].fillna(0) > 0]) if len(matched) else ()
     each = waited_each(matched, clocks)
@@ -165,6 +172,7 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
         times,
         clocks,
         straggler,
+        lateness,
         doubts,
         together,
         parts_of,
@@ -221,7 +229,7 @@ def _only_step(recording: Recording) -> int | None:
     return int(recording.steps["step"].iloc[0]) if whole and len(recording.steps) else None
 
 
-def _straggler(times: pd.DataFrame, waited: pd.Series) -> int | None:
+def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
     """The rank for which every rank it shares collectives with waited clearly longer than it did, if there is one.
 
     Of several, as with groups of ranks that have nothing in common, the one that was clearly waited for the most.

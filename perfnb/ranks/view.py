@@ -189,12 +189,22 @@ def _straggler(summary: RanksSummary) -> str:
         return f"No collective could be matched between the ranks: waiting times and clocks are not known{one}."
     of = " among those loaded" if doubts.absent else ""
     if straggler is None:
-        return f"No rank{of} stands out as a straggler."
+        return f"No rank{of} stands out as a straggler.{_undecided(summary)}"
     mean = summary.times.groupby("rank")["waiting_ms"].mean()
     others, own = fmt.duration(mean.drop(straggler).mean()), fmt.duration(mean[straggler])
     return (
         f"Rank {straggler} is the straggler{of}: in collectives the others waited {others} per step, it waited {own}."
     )
+
+
+def _undecided(summary: RanksSummary) -> str:
+    """Why the rank that was waited for the most is not called a straggler."""
+    late = summary.lateness
+    if late is None or late.certain:
+        return ""
+    seen = f"{fmt.counted(late.collectives, 'collective')} in {fmt.counted(late.steps, 'step')}"
+    why = f"{seen} are too few to tell" if late.too_few else f"that differs too much between {seen}"
+    return f" Others waited longer than rank {late.rank}, {fmt.duration(late.more_ms)} per step on average, but {why}."
 
 
 def _doubts(summary: RanksSummary) -> Iterator[str]:

@@ -1,0 +1,72 @@
+"""Whether the evidence carries the verdict that a rank is waited for: pure figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import special
+
+#: Chance that one of several equal ranks is called a straggler.
+_ERROR = 0.1
+#: Fewest steps that give an interval.
+_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How much longer than a rank another one waited in the collectives that both share.
+
+    Attributes
+    ----------
+    rank : int
+    more_ms : float
+        Per step, on average.
+    low_ms, high_ms : float or None
+        Interval of this mean over steps; ``None`` with fewer than three steps, or if it does not exclude 0.
+    longer : int
+        Collectives in which the other waited longer.
+    steps, collectives : int
+        How many there are.
+    certain : bool
+        Whether that is more than chance: by the interval over steps, or because nearly all collectives agree.
+    too_few : bool
+        Whether even equal values would not be enough.
+    """
+
+    rank: int
+    more_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    longer: int
+    steps: int
+    collectives: int
+    certain: bool
+    too_few: bool
+
+
+def judge_lateness(rank: int, more: pd.DataFrame, ranks: int) -> Lateness:
+    """Judge the differences of `waited_beyond`; the more `ranks`, the more likely one of them is late by chance."""
+    error = _ERROR / max(ranks, 2)
+    each = more["more_ms"].to_numpy(dtype=float)
+    by_step = more.groupby("step")["more_ms"].sum().to_numpy(dtype=float)
+    low = high = None
+    if len(by_step) >= _STEPS:
+        half = float(special.stdtrit(len(by_step) - 1, 1 - error)) * by_step.std(ddof=1) / np.sqrt(len(by_step))
+        low, high = float(by_step.mean() - half), float(by_step.mean() + half)
+    longer, shorter = int((each > 0).sum()), int((each < 0).sum())
+    by_interval = low is not None and low > 0
+    # The chance of so many or more, if either were as likely.
+    by_sign = longer > 0 and float(special.bdtr(shorter, longer + shorter, 0.5)) <= error
+    return Lateness(
+        rank,
+        float(by_step.mean()) if len(by_step) else 0.0,
+        low if by_interval else None,
+        high if by_interval else None,
+        longer,
+        len(by_step),
+        len(each),
+        bool(by_interval or by_sign),
+        len(by_step) < _STEPS and 0.5 ** len(each) > error,
+    )
