@@ -107,6 +107,8 @@ def compiling(facts: Facts, layers: Sequence[str], mode: str = "") -> tuple[str,
     The line is empty if it would not apply, because torch.compile replaces only a model's own call, or if no variable
     is known to hold the model.
     """
+    if not facts.uses_torch:
+        return "", ""
     modules = facts.recording.modules
     layer = layers[0] if layers else None
     root = facts.root(layer)

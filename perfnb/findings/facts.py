@@ -98,6 +98,15 @@ class Facts:
         return len(self.timed_ms) > 0
 
     @cached_property
+    def uses_torch(self) -> bool:
+        """Whether PyTorch ran in it: else advice names nothing of torch's."""
+        return self.recording.uses_torch
+
+    def for_torch(self, words: str) -> str:
+        """Words of advice that name something of torch's; empty if PyTorch did not run."""
+        return words if self.uses_torch else ""
+
+    @cached_property
     def records_python(self) -> bool:
         """Whether Python calls were recorded, not just those of modules, which a trace may hold without the others."""
         events = self.recording.events

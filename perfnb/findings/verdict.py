@@ -80,6 +80,8 @@ def find(recording: Recording, attribution: Attribution, figures: StepFigures) -
     facts = facts_of(recording, attribution, figures)
     variables = facts.variables
     found = [_no_surer(replace(one, code=shown(one.code, variables)), facts) for one in found_by_rules(facts)]
+    if not facts.uses_torch:  # code and levers are torch's
+        found = [replace(one, code="", remedy="") for one in found]
     table = finding_table(found, facts.step_ms)
     return Findings(table, verdict_of(facts, table), facts.step_ms, recording.meta.get("call"))
 
@@ -129,7 +131,9 @@ def _verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
     return Verdict(
         f"Nothing stands out. The step is bound by {what}.",
         why + doubt,
-        f"{rest} go faster, do less: a smaller model, lower precision, or a faster machine.",
+        f"{rest} go faster, do less: a smaller model, lower precision, or a faster machine."
+        if facts.uses_torch
+        else f"{rest} go faster, do less, or use a faster machine.",
     )
 
 

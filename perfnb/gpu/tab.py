@@ -250,8 +250,8 @@ def launch_sentence(summary: GpuSummary) -> str:
         return f"{said}. Launch calls are slow: the 95th percentile is {fmt.duration(facts.call_us_95 / 1e3)}."
     if short >= _SHORT:
         return (
-            f"{said}. {fmt.share(short)} of the kernels were shorter than their launch: larger batches, fused ops "
-            "(torch.compile) or CUDA graphs need fewer launches."
+            f"{said}. {fmt.share(short)} of the kernels were shorter than their launch: larger batches, fused ops or "
+            "CUDA graphs need fewer launches."
         )
     return f"{said}. The critical path shows what the host was doing."
 

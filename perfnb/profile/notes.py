@@ -159,7 +159,7 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         yield f"Called as a loss: {names}. Their time is in the loss phase and, for backward, in the row {LOSS_ROW}."
     if modules.empty and recording.is_loaded and not recording.meta["trace"]["host_events"]:
         yield "Without host events there are no layers."
-    elif modules.empty and recording.is_loaded and "caveats" in recording.meta["trace"]:
+    elif modules.empty and recording.is_foreign:
         yield "There are no layers: look at ops and kernels."  # another program's trace: torch's options are no help
     elif modules.empty and recording.is_loaded:
         yield (
@@ -219,7 +219,7 @@ def _of_the_trace(recording: Recording) -> Iterator[str]:
     facts, steps = recording.meta["trace"], recording.steps
     if not facts["steps_marked"]:
         host = "host " if facts["host_events"] + facts["host_calls"] else ""
-        marks = "" if "caveats" in facts else " (ProfilerStep#1, written by the profiler's step())"
+        marks = "" if recording.is_foreign else " (ProfilerStep#1, written by the profiler's step())"
         yield (
             f"The trace marks no steps{marks}: all of it counts as one step, from the start of its first {host}event "
             "to the end of its last."

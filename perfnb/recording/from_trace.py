@@ -139,7 +139,7 @@ def recording_of_trace(
     rank : int, optional
         Used if the trace has none.
     caveats : sequence of str
-        What its format cannot tell.
+        What its format cannot tell; none for traces of torch.profiler.
     """
     trace = with_places(trace)
     steps = steps_of(trace)
@@ -162,6 +162,8 @@ def recording_of_trace(
         _span_frame([], [], []),
     )
     meta = _meta(trace, steps, name, rank)
+    if caveats:
+        meta["trace"]["foreign"] = True
     if caveats := [*caveats, *trace.caveats]:
         meta["trace"]["caveats"] = caveats
     return Recording(

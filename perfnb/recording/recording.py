@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pandas as pd
+
+from perfnb.recording.text import found
+
+#: Names that PyTorch gives to ops, ranges and kernels.
+_OF_TORCH = re.compile(
+    r"^(?:aten|autograd|c10d|torch)::|\bat::native\b|\bc10::|\btorch\.nn\b|^FSDP::|^ProfilerStep#|^nn\.Module: "
+)
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,16 @@ class Recording:
     def is_loaded(self) -> bool:
         """Whether a trace was loaded rather than a step profiled."""
         return "trace" in self.meta
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another program than perfnb and torch.profiler recorded it."""
+        return self.is_loaded and bool(self.meta["trace"].get("foreign"))
+
+    @property
+    def uses_torch(self) -> bool:
+        """Whether PyTorch ran in it, as far as names tell: else advice that names torch is of no use."""
+        return not self.is_foreign or bool(found(self.events["name"], _OF_TORCH.search).any())
 
     @property
     def rank(self) -> int:

@@ -176,6 +176,7 @@ class TraceFacts(TypedDict, total=False):
     host_events: Required[Count]
     host_calls: Required[Count]
     device_events: Required[Count]
+    foreign: bool
     caveats: list[str]
     process_names: list[tuple[Whole, str]]
     process_labels: list[tuple[Whole, str]]

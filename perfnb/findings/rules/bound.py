@@ -36,6 +36,7 @@ _FASTER = 1.2
 _PRODUCTS = re.compile(
     r"gemm|gemv|cutlass|Cijk_|conv|xmma|wgrad|dgrad|matmul|attn|attention|flash|fmha|winograd|_mm_|cudnn", re.IGNORECASE
 )
+_TUNED = ' (torch.compile with mode="max-autotune")'
 _CACHES = "Caches: data that stays in them moves faster than the measured bandwidth."
 _MOVES = re.compile(r"batched_transpose|nchwToNhwc|nhwcToNchw", re.IGNORECASE)
 _SENDS, _FILLS = re.compile(r"nccl|rccl", re.IGNORECASE), re.compile(r"Memset|Memcpy")
@@ -134,6 +135,8 @@ def compute(facts: Facts) -> Iterator[Finding]:
 
 def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
     """How to compute products in lower precision, in words."""
+    if not facts.uses_torch:
+        return dtype
     scaled = ", with torch.amp.GradScaler for the gradients" if dtype == "float16" else ""
     device = "cuda" if facts.gpu is not None else "cpu"
     return f'forward and loss under torch.autocast("{device}", dtype=torch.{dtype}){scaled}'
@@ -309,11 +312,7 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         ),
         ms,
         "The GPU is working: less arithmetic helps, by "
-        + (
-            f"lower precision ({how}), "
-            if how
-            else 'kernels tuned to these sizes (torch.compile with mode="max-autotune"), '
-        )
+        + (f"lower precision ({how}), " if how else f"kernels tuned to these sizes{facts.for_torch(_TUNED)}, ")
         + f"another algorithm, or less to compute.{note}",
         code,
         "low",
@@ -344,7 +343,8 @@ def _moves_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         "Kernels that multiply no matrices (elementwise, norms, softmax, copies within the device) run for "
         f"{facts.of_step(ms)}.",
         ms,
-        f"Fuse them with their neighbours (torch.compile), use lower precision, avoid layout changes.{note}",
+        f"Fuse them with their neighbours{facts.for_torch(' (torch.compile)')}, use lower precision, avoid layout "
+        f"changes.{note}",
         code,
         "low",
         "Inferred from kernel names: most such kernels are memory-bound, but the trace does not hold their bytes.",
@@ -363,7 +363,7 @@ def _float32_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         "low precision unused",
         f"Matrix kernels in float32 run for {facts.of_step(ms)}.",
         ms,
-        f"Let products use TF32 (torch.set_float32_matmul_precision), or lower precision: {how}."
+        f"Let products use TF32{facts.for_torch(' (torch.set_float32_matmul_precision)')}, or lower precision: {how}."
         if tf32 is not False
         else f"Compute products in lower precision: {how}. This GPU has no units for TF32 and bfloat16.",
         'torch.set_float32_matmul_precision("high")' if tf32 else "",

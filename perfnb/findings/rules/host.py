@@ -70,7 +70,8 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
         f"{count:,.0f} of {len(outer) / facts.steps:,.0f} ops in forward and backward{among} are shorter than "
         f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes {facts.of_step(bound)}.",
         bound,
-        f"Make each op do more: a larger batch, fewer and wider layers, or fusion with torch.compile.{note}",
+        "Make each op do more: a larger batch, fewer and wider layers, or fusion"
+        f"{facts.for_torch(' with torch.compile')}.{note}",
         code,
         "low" if facts.busy else "medium",
         "All time of these phases outside longer ops counts as overhead, up to what calls can cost; a little of it is "
@@ -113,8 +114,8 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
     if gpu.graph_share < _GRAPHS:
         note, code = compiling(facts, facts.heaviest_layers(facts.ops), "reduce-overhead")
         lever = (
-            "Give the GPU more work per launch: a larger batch, fusion (torch.compile), or CUDA graphs, which launch a "
-            f"whole step at once.{note}"
+            f"Give the GPU more work per launch: a larger batch, fusion{facts.for_torch(' (torch.compile)')}, or CUDA "
+            f"graphs, which launch a whole step at once.{note}"
         )
     yield Finding(
         "launch overhead",
@@ -243,7 +244,9 @@ def _lever(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
         return (
             "Look at this call: the first use of a GPU, a library or a kernel loads what it needs. Run a few steps "
             "before the traced one.",
-            "" if facts.live else "schedule = torch.profiler.schedule(wait=1, warmup=3, active=3)",
+            ""
+            if facts.live or facts.recording.is_foreign
+            else "schedule = torch.profiler.schedule(wait=1, warmup=3, active=3)",
         )
     if share["calls"] + share["ops"] >= _MAINLY:
         return "Look at this op: it runs on the host for a long time and launches late.", ""
@@ -253,6 +256,11 @@ def _lever(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
         return "Find out what the host does there: none of the recorded ops, calls and functions takes most of it.", ""
     if facts.live:
         return "Find out what the host does there: profile with stacks=True to record Python functions too.", ""
+    if facts.recording.is_foreign:
+        return (
+            "Find out what the host does there: mark its parts with ranges, or sample its stacks, and record again.",
+            "",
+        )
     return "Find out what the host does there: record Python functions too.", f"profiler = {_RECORDING_MORE})"
 
 
@@ -277,10 +285,10 @@ def unexplained_idle(facts: Facts) -> Iterator[Finding]:
         f"The GPU was idle for {facts.of_step(bound)}, and the trace does not show why: {'; '.join(said)}.",
         bound,
         "Record more: the host's ops and calls together with the GPU's work, "
-        + ("" if facts.records_python else "Python stacks, ")
+        + ("" if facts.records_python or facts.recording.is_foreign else "Python stacks, ")
         + "synchronisation events, and only whole steps.",
         ""
-        if facts.live
+        if facts.live or facts.recording.is_foreign
         else f"profiler = {_RECORDING_MORE}, "
         "experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))",
         "low",

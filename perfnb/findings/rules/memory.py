@@ -68,8 +68,8 @@ def recomputation(facts: Facts) -> Iterator[Finding]:
         "recomputation",
         f"The backward pass recomputes forward work for {facts.of_step(bound)}.",
         bound,
-        "Checkpoint fewer blocks, only those with the most memory for their time, or none if memory suffices: call "
-        "them without torch.utils.checkpoint.checkpoint.",
+        "Checkpoint fewer blocks, only those with the most memory for their time, or none if memory "
+        f"suffices{facts.for_torch(': call them without torch.utils.checkpoint.checkpoint')}.",
         "",
         "high",
         "Calls of layers inside the backward pass were traced.",
@@ -92,7 +92,9 @@ def allocator(facts: Facts) -> Iterator[Finding]:
             "is done.",
             bound,
             "In steady state a step takes its memory from torch's cache: find what bypasses it (a library's workspace, "
-            "empty_cache(), changing sizes) or what fills it.",
+            "empty_cache(), changing sizes) or what fills it."
+            if facts.uses_torch
+            else "Keep buffers from step to step, or take them from a pool.",
             "",
             "low" if unsure else "high",
             "The calls are in the trace, and the GPU was idle while they ran"

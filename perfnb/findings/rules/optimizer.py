@@ -45,6 +45,8 @@ _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 )
 def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     """Many small operators in the optimizer's step, or after the last backward pass if users update by hand."""
+    if not facts.uses_torch:
+        return
     ops = facts.ops
     own = ops[ops["outer"] & (ops["phase"] == "optimizer")]
     by_hand = own.empty

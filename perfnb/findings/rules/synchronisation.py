@@ -52,8 +52,8 @@ def _on_gpu(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         f"After {what} the GPU was idle for {facts.of_step(bound)}: the host had waited "
         f"({fmt.duration(waited)} per step in synchronising calls) and had queued nothing.",
         bound,
-        "Read results less often, or later: accumulate losses on the device (loss.detach()) and read the sum every "
-        "hundred steps.",
+        f"Read results less often, or later: accumulate losses on the device{facts.for_torch(' (loss.detach())')} and "
+        "read the sum every hundred steps.",
         "",
         "low" if gpu.is_unsure("synchronisation") else "medium",
         "This idle time started while the host waited; without the wait the host might still be too slow to fill it.",

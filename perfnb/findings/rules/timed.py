@@ -17,6 +17,7 @@ from perfnb.stats.step_times import classify_outliers
 _WORTH, _WORTH_THREADS, _WORTH_GC, _LEAST_MS = 0.05, 0.1, 0.02, 0.05
 #: Number of pauses from which their mean is reliable.
 _OFTEN = 4
+_AHEAD = " (num_workers and prefetch_factor of torch's DataLoader)"
 #: Fewest timed steps among which a slow one stands out.
 _FEWEST = 10
 
@@ -82,8 +83,8 @@ def _lever(facts: Facts, waited: float) -> tuple[str, str]:
             "Make batches in other processes while the step computes: use a torch.utils.data.DataLoader with workers "
             "(num_workers=2, persistent_workers=True)."
             if facts.live and kind not in (None, "list", "tuple")
-            else "Make batches ahead of time in other processes (num_workers and prefetch_factor of torch's "
-            "DataLoader), or make them cheaper: cache, vectorise.",
+            else "Make batches ahead of time in other processes"
+            f"{facts.for_torch(_AHEAD)}, or make them cheaper: cache, vectorise.",
             "",
         )
     if facts.loader.get("dataset") == "TensorDataset" and _batched(facts) and not facts.loader.get("collates"):

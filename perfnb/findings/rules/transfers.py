@@ -40,7 +40,7 @@ def host_device_copies(facts: Facts) -> Iterator[Finding]:
         f"({fmt.counted(calls, 'copying call')} in the trace, {fmt.duration(in_calls)} of host time per "
         f"step{_moved(gpu)}).{behind if perhaps else ''}",
         bound,
-        _lever(gpu),
+        _lever(facts, gpu),
         "",
         "low" if unsure else "medium",
         "The host was certainly blocked, but the GPU may have been idle for another reason: the copy may have waited, "
@@ -64,7 +64,7 @@ def _moved(gpu: GpuFacts) -> str:
     return said
 
 
-def _lever(gpu: GpuFacts) -> str:
+def _lever(facts: Facts, gpu: GpuFacts) -> str:
     """What to change, by the direction that blocks the host for longer and by the size of its copies."""
     there, back = gpu.to_device, gpu.to_host
     if not there.count and not back.count:
@@ -79,22 +79,24 @@ def _lever(gpu: GpuFacts) -> str:
                 "earlier work, and pinned memory would not shorten it."
             )
         return (
-            "Bring less back to the host, or copy it asynchronously: into pinned memory with non_blocking=True, "
-            "synchronising only where the data is read."
+            "Bring less back to the host, or copy it asynchronously: into pinned memory"
+            f"{facts.for_torch(' with non_blocking=True')}, synchronising only where the data is read."
         )
     if there.is_small:
         return (
-            "Create these small tensors on the device (device=...), or pack several into one copy: each moves so "
-            "little that its time is that of the call, and pinned memory would not shorten it."
+            f"Create these small tensors on the device{facts.for_torch(' (device=...)')}, or pack several into one "
+            "copy: each moves so little that its time is that of the call, and pinned memory would not shorten it."
         )
     if there.pinned == there.count:
         return (
-            "The copies to the device already come from pinned memory: start them with non_blocking=True, one batch "
-            "ahead of the step that uses it."
+            "The copies to the device already come from pinned memory: start them "
+            f"{facts.for_torch('with non_blocking=True, ') or 'asynchronously, '}one batch ahead of the step that uses "
+            "it."
         )
+    how = ": pin_memory=True in the DataLoader and .to(device, non_blocking=True) in the step"
     return (
-        "Copy batches asynchronously from pinned memory: pin_memory=True in the DataLoader and "
-        ".to(device, non_blocking=True) in the step. A copy from pageable memory blocks the host until it is done."
+        f"Copy batches asynchronously from pinned memory{facts.for_torch(how)}. A copy from pageable memory blocks the "
+        "host until it is done."
     )
 
 
@@ -107,7 +109,9 @@ def exposed_communication(facts: Facts) -> Iterator[Finding]:
     hidden = 1 - gpu.exposed_ms / gpu.communication_ms
     how = (
         "prefetch the next layer's weights (FSDP's prefetching), shard in larger units"
-        if found(gpu.kernel_names, _SHARDED.search).any()
+        if facts.uses_torch and found(gpu.kernel_names, _SHARDED.search).any()
+        else "start it earlier, in smaller pieces"
+        if not facts.uses_torch
         else "DistributedDataParallel with another bucket size (bucket_cap_mb) and gradients as views of the buckets "
         "(gradient_as_bucket_view=True)"
     )
