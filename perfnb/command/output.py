@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Text is at most this wide.
 WIDEST = 100
+#: Most profiles of a run that are named.
+_MOST_NAMED = 10
 
 
 def columns() -> int:
@@ -48,6 +50,16 @@ def _give_up_output() -> None:
 def say_json(value: Mapping[str, Any]) -> None:
     """Print JSON; figures that are not known are null."""
     say(json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def say_profiles(folder: str | Path, command: str) -> None:
+    """Name the profiles beside a run, a line each, which can be copied."""
+    from perfnb.loop.run import profiles_beside
+
+    if inside := profiles_beside(folder):
+        more = [f"… {len(inside) - _MOST_NAMED:,} more"] if len(inside) > _MOST_NAMED else []
+        lines = [f"Profiles in the same folder, for perfnb {command}:", *inside[:_MOST_NAMED], *more]
+        say("\n" + "\n  ".join(lines))
 
 
 def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:

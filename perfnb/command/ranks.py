@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from perfnb.command.output import add_page_options, columns, require_one_form, say, say_json, write_page
+from perfnb.command.output import add_page_options, columns, require_one_form, say, say_json, say_profiles, write_page
 from perfnb.command.sub_command import SubCommand, WrongUse
 
 _MORE = """\
@@ -43,6 +43,8 @@ def _run(options: argparse.Namespace) -> int:
         say_json(facts_of(found))
     else:
         say(found._text(columns()))
+        if len(options.paths) == 1:
+            say_profiles(folder, "ranks")
     return 0
 
 

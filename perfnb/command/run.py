@@ -184,6 +184,11 @@ class _Report:
             paths = [self._short(path) for path in driver.profiles.paths]
             more = f" (and {len(paths) - 1:,} before it)" if len(paths) > 1 else ""
             notes.append(f"The profile above is saved to {paths[-1]}{more}.")
+        elif not steps.optimizers and options.steps_by != "batch":
+            notes.append(
+                "perfnb run: no profile: a step ends where an optimizer steps, and none did. --steps-by batch ends it "
+                "with the next batch."
+            )
         else:
             last = max(driver.done - driver.length, 0)
             notes.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from perfnb.command.output import add_page_options, columns, require_one_form, say, say_json, write_page
+from perfnb.command.output import add_page_options, columns, require_one_form, say, say_json, say_profiles, write_page
 from perfnb.command.sub_command import SubCommand
 
 _MORE = """\
@@ -40,7 +40,6 @@ def _name(word: str) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     from perfnb.command.as_json import facts_of
-    from perfnb.loop.run import profiles_beside
     from perfnb.profile.loading import load
 
     require_one_form(options)
@@ -58,8 +57,7 @@ def _run(options: argparse.Namespace) -> int:
         say_json(facts_of(found))
     else:
         say(found._text(columns()))
-        if inside := profiles_beside(options.file):
-            say(f"\nProfiles in the same folder, for perfnb show: {', '.join(inside)}")
+        say_profiles(options.file, "show")
     return 0
 
 

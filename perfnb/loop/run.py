@@ -30,6 +30,7 @@ from perfnb.loop.run_view import (
 from perfnb.loop.thinning import COLUMNS
 from perfnb.recording import folder
 from perfnb.recording.folder import Kind
+from perfnb.recording.job import RANKS
 from perfnb.recording.raw_columns import Column
 from perfnb.recording.reading import Loader
 from perfnb.recording.saved_facts import Amount, Count, Rank, Whole
@@ -270,11 +271,12 @@ def place_of_run(path: str | Path) -> Path:
 
 
 def profiles_beside(path: str | Path) -> list[str]:
-    """The profiles in a folder that also has a run, as paths; none if there is no run in it."""
+    """The profiles in a folder that also has a run, or the runs of ranks, as paths; none if there is no run in it."""
     folder = usable(path)
-    if not folder.is_dir() or place_of_run(folder) == folder:
+    if not any(kind.is_at(folder / RUN_FOLDER) for kind in (RUN, RANKS)):
         return []
-    return [escape.plain(str(one), 200) for one in sorted(folder.glob("step_*")) if PROFILE.is_at(one)]
+    found = [one for one in sorted(folder.glob("step_*")) if PROFILE.is_at(one) or RANKS.is_at(one)]
+    return [escape.plain(str(one), 200) for one in found]
 
 
 def load_run(path: str | Path) -> RunSummary:

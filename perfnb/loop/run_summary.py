@@ -373,9 +373,9 @@ def _input(rows: pd.DataFrame, facts: Mapping[str, Any], parts: Mapping[str, Any
         f"{said}{caveat}",
         wait.estimate * mean_ms,
         wait.estimate,
-        "Make batches in other processes while the step computes (num_workers, persistent_workers=True of torch's "
-        "DataLoader), or make them cheaper: cache, vectorise. perfnb.confirm_input_bound(step, loader) measures what a "
-        "perfect loader would save.",
+        "Make batches in other processes while the step computes, or in more of them (num_workers, "
+        "persistent_workers=True of torch's DataLoader), or make them cheaper: cache, vectorise. "
+        "perfnb.confirm_input_bound(step, loader) measures what a perfect loader would save.",
         "medium" if facts["device"] else "high",
     )
 

@@ -312,7 +312,8 @@ def _change_rows(changes: RunChanges) -> Iterator[tuple[str, str, str, str]]:
             change = fmt.known(row["change_bytes"])
             said = fmt.UNKNOWN if change is None else fmt.growth(change, bounds).replace(" per step", "")
         else:
-            words, said = f"{what} memory, peak", fmt.size(row["change_bytes"])
+            words, said = f"{what} memory, peak", fmt.size(row["change_bytes"]).replace("-", fmt.MINUS)
+        said = f"+{said}" if (fmt.known(row["change_bytes"]) or 0) > 0 else said
         yield words, fmt.size(row["a_bytes"]), fmt.size(row["b_bytes"]), said
 
 

@@ -184,6 +184,18 @@ def test_a_short_run_is_told_what_to_do(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["run"]
 
 
+@pytest.mark.slow
+def test_a_loop_without_an_optimizer_is_told_what_ends_its_steps(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(
+        "from torch.utils.data import DataLoader\nfor batch in DataLoader(range(9)):\n    pass\n"
+    )
+
+    done = perfnb("run", "loop.py", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "--steps-by batch" in done.stderr
+    assert "--at" not in done.stderr
+
+
 @pytest.mark.deep
 def test_two_runs_are_compared(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "400"))
@@ -216,7 +228,7 @@ def test_the_folder_of_a_run_shows_it_and_names_the_profiles(tmp_path: Path) -> 
     assert perfnb("run", "--at", 5, "--save", "kept", "loop.py", cwd=tmp_path).returncode == 0
     done = called("show", "kept", cwd=tmp_path)
     assert done.stdout.startswith("perfnb · whole run · loop")
-    assert done.stdout.endswith("Profiles in the same folder, for perfnb show: kept/step_000005\n")
+    assert done.stdout.endswith("\nProfiles in the same folder, for perfnb show:\n  kept/step_000005\n")
 
 
 def test_a_module_that_does_not_exist(tmp_path: Path) -> None:

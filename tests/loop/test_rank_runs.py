@@ -13,6 +13,7 @@ from perfnb.command.main import main
 from perfnb.loop.kept_run import keep_run
 from perfnb.loop.rank_runs import RankRuns
 from perfnb.loop.run import RunSummary
+from perfnb.recording.job import tell_of_ranks
 from tests.loop.planted_runs import run, usual
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -75,6 +76,8 @@ def test_more_ranks_need_wider_intervals() -> None:
 def test_saved_and_shown_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for one in ranks(0.1, 4.0):
         keep_run(one, tmp_path)
+        for step in range(12):
+            tell_of_ranks(tmp_path / f"step_{step:06}", {"job": {"rank": one._figures.rank, "world_size": 2}})
     found = perfnb.load(tmp_path / "run")
     assert isinstance(found, RankRuns)
     assert repr(found) == "<perfnb.RankRuns: 0, 1>"
@@ -82,7 +85,9 @@ def test_saved_and_shown_on_the_command_line(tmp_path: Path, capsys: pytest.Capt
         assert main(words) == 0
         said = capsys.readouterr().out
         assert "Rank 1 waits for its data" in said
-        assert max(map(len, said.splitlines())) <= 100
+        figures, _, profiles = said.partition(f"\nProfiles in the same folder, for perfnb {words[0]}:\n")
+        assert max(map(len, figures.splitlines())) <= 100
+        assert profiles.splitlines() == [*(f"  {tmp_path}/step_{step:06}" for step in range(10)), "  … 2 more"]
     assert main(["ranks", str(tmp_path), "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert (value["kind"], value["straggler"], len(value["times"])) == ("RankRuns", 1, 2)
