@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: Maximum number of lines of the layer tree.
 TREE_LINES = 24
 
+#: Maximum number of ops listed as text, and in the HTML table, of a profile without layers.
+OP_LINES, OP_ROWS = 10, 30
+
 #: Explanation of unknown figures.
 UNKNOWN_NOTE = f"{fmt.UNKNOWN}: not measured, or not applicable to this row"
 
@@ -51,6 +54,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "flops": fmt.flops,
     "bytes": fmt.size,
 }
+_OP_HEADS = {"calls": "calls", "self_cpu_ms": "host", "total_cpu_ms": "with inner", "gpu_ms": "GPU"}
 _COUNTED = ("forward_flops", "backward_flops", "activation_bytes")
 
 #: Numeric columns of each frame that the browser gets.
@@ -198,6 +202,41 @@ def layers_data(summary: Summary) -> dict[str, Any]:
     }
 
 
+def ops_text(summary: Summary, width: int) -> list[str]:
+    """List the heaviest ops of a profile without layers, which would say where its time goes."""
+    ops, columns = _heaviest_ops(summary, OP_LINES)
+    if ops.empty:
+        return []
+    cells = [max(9, len(_OP_HEADS[column])) for column in columns]
+    room = width - sum(cells) - len(cells)
+    heads = "".join(f" {_OP_HEADS[column]:>{wide}}" for column, wide in zip(columns, cells, strict=True))
+    rows = [*escape.wrapped(_op_caption(summary, ops), width), f"{'op':<{room}}{heads}"]
+    return rows + [f"{escape.fit(name, room)}{_figures(row, columns, cells)}" for name, row in ops.iterrows()]
+
+
+def ops_html(summary: Summary) -> str:
+    """Draw the heaviest ops of a profile without layers as a table."""
+    ops, columns = _heaviest_ops(summary, OP_ROWS)
+    if ops.empty:
+        return ""
+    rows = [[tables.name(name), *map(escape.html, _words(row, columns))] for name, row in ops.iterrows()]
+    return tables.table(_op_caption(summary, ops), ["op", *(_OP_HEADS[column] for column in columns)], rows)
+
+
+def _heaviest_ops(summary: Summary, limit: int) -> tuple[pd.DataFrame, list[str]]:
+    """The ops with most host time of their own, and the columns to list; none if there are layers."""
+    ops = summary.ops
+    if not split_layers(summary.layers)[0].empty:
+        ops = ops.iloc[:0]
+    ops = ops[ops["self_cpu_ms"].fillna(0) > 0].sort_values("self_cpu_ms", ascending=False, kind="stable")
+    return ops.head(limit), [name for name in _OP_HEADS if name != "gpu_ms" or (ops[name].fillna(0) > 0).any()]
+
+
+def _op_caption(summary: Summary, ops: pd.DataFrame) -> str:
+    some = f" · {len(ops)} of {len(summary.ops):,}" if len(ops) < len(summary.ops) else ""
+    return f"Ops, most host time of their own first{some} · per traced step, on all threads"
+
+
 def ops_data(summary: Summary, places: Iterable[str]) -> dict[str, Any]:
     """Return the rows of the table of ops; `places` are their names in the order of the table."""
     names = list(places)
@@ -240,11 +279,13 @@ LAYERS = Tab(
     script="profile/js/layers.js",
 )
 
-#: The static twin has no room for ops; `Profile.ops` has them all.
+#: The static twin lists ops only in the place of layers; `Profile.ops` has them all.
 OPS = Tab(
     key="ops",
     title="Ops",
     shows=lambda report: report,
+    text=lambda report, width: ops_text(report.summary, width),
+    html=lambda report: ops_html(report.summary),
     data=lambda report: ops_data(report.summary, report.op_places),
     script="profile/js/ops.js",
 )
