@@ -10,6 +10,7 @@ import pytest
 import perfnb
 from perfnb.command.as_json import facts_of
 from perfnb.profile.profile import Profile
+from perfnb.profile.tab import ops_html
 from tests.trace.test_xplane import FOREIGN
 
 FOLDERS = ("horovod", "rocprof", "tf_trace", "trace_event", "xplane", "../traces/tf_timeline", "../traces/dmon")
@@ -51,7 +52,7 @@ def test_without_layers_the_heaviest_ops_are_listed(tmp_path: Path) -> None:
         ["<b>x", "1", "5.00", "µs", "5.00", "µs"],
     ]
     assert lines[start + 12] == ""
-    table = found._html()
+    table = ops_html(found._summary)
     assert "Ops, most host time of their own first · 13" not in table
     assert "op 8" in table
     assert "<b>x" not in table
