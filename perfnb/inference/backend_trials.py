@@ -37,13 +37,19 @@ def measure(
     chosen: Sequence[Backend],
     budget_s: float,
     progress: Callable[..., None],
-) -> tuple[list[Trial], bool | None]:
+    judge_own: Callable[[Callable[..., Any]], None] | None = None,
+) -> tuple[list[Trial], bool | None, dict[str, Any]]:
     """Try backends on a copy of a model; the model as it is comes first.
+
+    Parameters
+    ----------
+    judge_own : callable, optional
+        Called with what runs the model as it is, before anything is exported, compiled or timed.
 
     Returns
     -------
-    list of Trial, bool or None
-        And whether all were steady when their warm-up ended.
+    list of Trial, bool or None, dict
+        And whether all were steady when their warm-up ended, and what may have disturbed them.
 
     Raises
     ------
@@ -59,6 +65,9 @@ def measure(
             own_run(*call.args, **call.kwargs)  # raises what the model raises
         yardstick = _Yardstick(base, call, own_run)
         first.values, first.error, first.max_distance = yardstick.judge(EAGER, own_run)
+    if judge_own is not None:
+        judge_own(own_run)
+    with exclusive(), _quiet():
         trials, runs = [first], [own_run]
         for backend in chosen:
             progress(f"prepare {backend.name}", 0, None)
@@ -66,14 +75,32 @@ def measure(
             trials.append(trial)
             if run is not None:
                 runs.append(run)
-    steps = [functools.partial(run, *call.args, **call.kwargs) for run in runs]
+    timed = [trial for trial in trials if not trial.why_not]
+    steps = [
+        _named(trial.backend, functools.partial(run, *call.args, **call.kwargs))
+        for trial, run in zip(timed, runs, strict=True)
+    ]
     begin = time.perf_counter()
     with Bench(steps, progress=progress) as bench:
         steady = warm_up(bench, begin, budget_s)
         _, times = planned_rounds(bench, begin, budget_s, EQUAL_WITHIN)
-    for trial, row in zip((trial for trial in trials if not trial.why_not), times, strict=True):
+    for trial, row in zip(timed, times, strict=True):
         trial.times_ms = tuple(row.tolist())
-    return trials, steady
+    return trials, steady, bench.conditions.facts
+
+
+def _named(backend: str, step: Callable[[], Any]) -> Callable[[], Any]:
+    """A step whose errors say which backend raised them."""
+
+    def named() -> Any:
+        __tracebackhide__ = True
+        try:
+            return step()
+        except Exception as error:
+            error.add_note(f"It was raised while perfnb timed the backend {backend}.")
+            raise
+
+    return named
 
 
 def _copied(model: nn.Module) -> nn.Module:

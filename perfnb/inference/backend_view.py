@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb import quantities as fmt
+from perfnb.bench.values import UNCHECKED
 from perfnb.draw import escape, ladder, tables
 from perfnb.draw.frame import framed, header, static_page
+from perfnb.profile.timing import noise_facts
 
 if TYPE_CHECKING:
     from perfnb.inference.compare_inference import InferenceComparison
@@ -37,6 +39,7 @@ def comparison_html(found: InferenceComparison) -> str:
     rows, reasons = [], []
     for name, row in _ordered(table).iterrows():
         _, latency, against, outputs, *sizes, decision, why = _row(str(name), row)
+        outputs = outputs.replace("e-", "e\N{MINUS SIGN}")  # lines are not broken after it, as after a hyphen
         cells = (escape.html(cell, 300) for cell in (latency, against, *sizes, outputs))
         rows.append([escape.html(name), escape.html(decision), ladder.bar(row, scale), *cells])
         if why:
@@ -72,14 +75,19 @@ def _sentences(found: InferenceComparison, table: pd.DataFrame) -> list[str]:
     rounds = len(found.samples)
     said = [f"{fmt.capital(_summary(table))}."]
     said.append(f"{rounds:,} rounds, in each of which every backend served the example once, in random order.")
-    said.append("With the outputs stands their distance from the model's in float64, relative to their size.")
+    own = found._trials[0].values
+    if own.verdict == UNCHECKED and own.why:
+        said.append(f"Outputs were not checked: {own.why}.")
+    else:
+        said.append("With the outputs stands their distance from the model's in float64, relative to their size.")
     open_ones = table[(table["decision"] == "inconclusive") & (table["verdict"] == "faster")]
     if len(open_ones):
         names = " and ".join(str(name) for name in open_ones.index)
         said.append(f"Faster, but not accepted yet: {names}.")
     if found._steady is False:
         said.append("Not all backends had reached steady state when the warm-up ended.")
-    return said
+    whole_ms = float(found.samples.to_numpy(dtype=float).sum())
+    return [*said, *(f"{fmt.capital(fact)}." for fact in noise_facts(found._noise, whole_ms))]
 
 
 def _row(name: str, row: Any) -> tuple[str, ...]:

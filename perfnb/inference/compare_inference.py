@@ -34,9 +34,14 @@ class InferenceComparison(Page, Shown):
         steady: bool | None,
         quality: Quality | None = None,
         limits: Mapping[str, float] | None = None,
+        *,
+        own_losses: Any = None,
+        noise: Mapping[str, Any] | None = None,
     ) -> None:
         self._trials, self._name, self._batch_size, self._steady = list(trials), name, batch_size, steady
-        self._judged = _judged(self._trials, quality, limits)
+        self._judged = _judged(self._trials, quality, limits, own_losses)
+        #: What may have disturbed the rounds.
+        self._noise = dict(noise or {})
 
     @property
     def table(self) -> pd.DataFrame:
@@ -82,7 +87,8 @@ class InferenceComparison(Page, Shown):
             Whatever `quality` raises with the model as it is.
         """
         __tracebackhide__ = True
-        return InferenceComparison(self._trials, self._name, self._batch_size, self._steady, quality, limits)
+        named = self._name, self._batch_size, self._steady
+        return InferenceComparison(self._trials, *named, quality, limits, noise=self._noise)
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
         """What `Journal.add` writes: the times of each backend, its name, and whether it is accepted; eager is."""
@@ -162,9 +168,18 @@ def compare_inference(
     if not names or any(name not in known for name in names):
         raise ValueError(f"backends must be some of these: {', '.join(known)}; not {shown(backends)}.")
     chosen = [known[name] for name in dict.fromkeys(names) if name != "eager"]
+    own_losses: list[Any] = []
+
+    def judge_own(run: Callable[..., Any]) -> None:
+        __tracebackhide__ = True
+        if quality is not None:  # what is wrong with it is known before anything is compiled and timed
+            own_losses.append(_own_losses(quality, run))
+
     with StepOutput(), Progress() as progress:
-        trials, steady = measure(model, call_of(example), chosen, float(budget_s), progress)
-    return InferenceComparison(trials, type(model).__name__, common_size(example), steady, quality, limits)
+        trials, steady, noise = measure(model, call_of(example), chosen, float(budget_s), progress, judge_own)
+    named = type(model).__name__, common_size(example), steady
+    own = own_losses[0] if own_losses else None
+    return InferenceComparison(trials, *named, quality, limits, own_losses=own, noise=noise)
 
 
 def _require(quality: Any, limits: Any) -> dict[str, float]:
@@ -173,13 +188,24 @@ def _require(quality: Any, limits: Any) -> dict[str, float]:
     return limits_of(limits, judged=quality is not None, profiled=True)
 
 
-def _judged(trials: Sequence[Trial], quality: Quality | None, limits: Any) -> dict[str, Judged]:
+def _own_losses(quality: Quality, run: Callable[..., Any]) -> Mapping[str, float]:
+    """The losses of the model as it is, whatever `limits` are: they are the limit."""
+    __tracebackhide__ = True
+    found = quality(run)
+    losses_of(found, {})  # refuses what are no losses
+    return found
+
+
+def _judged(
+    trials: Sequence[Trial], quality: Quality | None, limits: Any, own: Mapping[str, float] | None = None
+) -> dict[str, Judged]:
     """A decision for each backend."""
     __tracebackhide__ = True
     bounds, found = _require(quality, limits), comparisons(trials)
     first, *others = trials
     judged = {first.backend: Judged("baseline", "")}
-    own = None if quality is None else quality(_runs(first))
+    if quality is not None and own is None:
+        own = _own_losses(quality, _runs(first))
     for one in others:
         if one.why_not:
             judged[one.backend] = Judged("refused", one.why_not)
@@ -187,11 +213,10 @@ def _judged(trials: Sequence[Trial], quality: Quality | None, limits: Any) -> di
         losses: tuple[Loss, ...] | None = None
         if quality is not None:
             try:
-                measured = quality(_runs(one))
+                losses = losses_of({"baseline": own, "candidate": quality(_runs(one))}, bounds)
             except Exception as error:  # with eager it ran: the backend takes no other sizes, for example
                 judged[one.backend] = Judged("inconclusive", f"quality fails with it: {type(error).__name__}: {error}")
                 continue
-            losses = losses_of({"baseline": own, "candidate": measured}, bounds)
         judged[one.backend] = judge(one, found[one.backend].verdict, losses, bounds)
     return judged
 

@@ -18,7 +18,7 @@ _HEADS = ("request", "tokens", "passes", "guessed", "kept", "same answer")
 
 def decoding_line(found: DecodingComparison) -> str:
     """One line: the gain, and the guesses kept."""
-    return f"assisted decoding is {found.verdict}: {_gain(found)}"
+    return f"assisted decoding is {found.verdict}" + ("" if found.gain_interval is None else f": {_gain(found)}")
 
 
 def decoding_text(found: DecodingComparison, width: int = 100) -> str:
@@ -51,8 +51,12 @@ def _gain(found: DecodingComparison) -> str:
 
 
 def _sentences(found: DecodingComparison) -> list[str]:
-    unsure = " (inconclusive)" if found.verdict == "inconclusive" else ""
-    said = [f"Assisted decoding is {_gain(found)}{unsure}."]
+    if found.gain_interval is None:
+        pairs = fmt.counted(len(found.ab.pairs), "pair")
+        said = [f"Whether assisted decoding is faster is not known from {pairs} of answers: raise budget_s."]
+    else:
+        unsure = " (inconclusive)" if found.verdict == "inconclusive" else ""
+        said = [f"Assisted decoding is {_gain(found)}{unsure}."]
     per_pass = f"{fmt.significant(found.tokens_per_pass)} tokens for each pass of the model"
     if found.acceptance is None:
         guessed = found.requests["proposed"]

@@ -90,6 +90,16 @@ def test_a_gain_has_its_sign_and_different_answers_are_told(clock: FakeClock, tm
     assert found.to_html(tmp_path / "decoding.html").exists()
 
 
+def test_no_gain_is_told_from_too_few_pairs(clock: FakeClock) -> None:
+    found = perfnb.compare_decoding(decoding(clock, 900, "ab"), decoding(clock, 300, "ab"), ["p"], budget_s=1)
+
+    assert found.gain_interval is None
+    pairs = "1 pair" if len(found.ab.pairs) == 1 else f"{len(found.ab.pairs)} pairs"
+    assert f"Whether assisted decoding is faster is not known from {pairs} of answers: raise budget_s." in str(found)
+    assert "times as fast" not in str(found)
+    assert "times as fast" not in repr(found)
+
+
 def test_random_answers_are_not_compared(clock: FakeClock) -> None:
     numbers = itertools.count()
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import perfnb
-from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, Values
+from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.inference import backends
 from perfnb.inference.backend_figures import Trial
 from perfnb.inference.backends import Backend, Call, Made
@@ -271,3 +271,69 @@ def test_alone_the_model_is_only_timed(plant: Callable[..., None]) -> None:
 
     assert found.table["median_ms"].round().tolist() == [10.0]
     assert "No backend is faster" in str(found)
+
+
+def test_quality_that_returns_no_losses_is_refused_before_anything_is_timed(
+    plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant()
+    model, x = small_cnn()
+
+    def run_once(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it was timed")
+
+    monkeypatch.setattr("perfnb.inference.backend_trials.planned_rounds", run_once)
+
+    with pytest.raises(TypeError, match="not float"):
+        perfnb.compare_inference(model, x, backends=["eager"], quality=lambda run: 0.5, budget_s=1)
+    with pytest.raises(TypeError, match="quality must return a mapping of names to numbers"):
+        of_times(exact=0.5).decide(quality=lambda run: 0.5)
+    odd = of_times(exact=0.5).decide(quality=lambda run: {"error" if run("x") == "eager" else "other": 0.1})
+    assert odd.table.loc["exact", "decision"] == "inconclusive"
+    assert "quality returned 'error' for only one of the two" in odd.table.loc["exact", "reason"]
+
+
+def test_quality_runs_once_with_the_model_as_it_is(plant: Callable[..., None]) -> None:
+    plant()
+    model, x = small_cnn()
+    losses = []
+
+    def quality(run: Callable[..., Any]) -> dict[str, float]:
+        losses.append(float(run(x).abs().mean()))
+        return {"loss": losses[-1]}
+
+    perfnb.compare_inference(model, x, backends=["eager"], quality=quality, budget_s=1)
+
+    assert len(losses) == 1
+
+
+def test_an_error_while_backends_are_timed_names_the_backend(plant: Callable[..., None], clock: FakeClock) -> None:
+    calls = []
+
+    def fails_later(y: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) > 8:
+            raise RuntimeError("no more memory")
+        return y
+
+    plant(planted("bf16", fails_later, clock, 5))
+    model, x = small_cnn()
+
+    with pytest.raises(RuntimeError, match="no more memory") as raised:
+        perfnb.compare_inference(model, x, backends=["bf16"], budget_s=2)
+
+    assert raised.value.__notes__ == ["It was raised while perfnb timed the backend bf16."]
+
+
+def test_a_busy_machine_and_unchecked_outputs_are_told() -> None:
+    found = of_times(exact=0.5)
+    assert "busy" not in str(found)
+    assert "With the outputs stands their distance" in str(found)
+
+    found._noise = {"load_before": 6.0, "cpus": 2}
+    found._trials[0].values = Values(UNCHECKED, None, "the model draws random numbers in evaluation mode too")
+
+    assert "The machine was already busy (load 6.0 on 2 CPUs)." in str(found)
+    assert "The machine was already busy (load 6.0 on 2 CPUs)." in str(found.decide())
+    assert "Outputs were not checked: the model draws random numbers in evaluation mode too." in str(found)
+    assert "With the outputs stands their distance" not in str(found)
