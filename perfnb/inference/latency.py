@@ -509,7 +509,7 @@ def latency(
     concurrency: int = 1,
     arrivals: Sequence[float] | None = None,
     batch: Callable[[list[Any]], Any] | None = None,
-    tokens: bool = False,
+    tokens: bool | None = None,
     price_per_hour: float | None = None,
     budget_s: float = 30.0,
 ) -> Latency:
@@ -538,7 +538,7 @@ def latency(
     batch : callable, optional
         Makes one input of `fn` from a list of requests, as a loader's ``collate_fn`` does; ``list`` if `fn` takes a
         list. Batches of 1, 2, 4 and more are measured too, for `Latency.batching`.
-    tokens : bool
+    tokens : bool, optional
         Record when each token of an answer comes. `fn` yields tokens, or takes ``streamer=`` and hands it to Hugging
         Face's ``generate``.
     price_per_hour : float, optional
@@ -577,7 +577,8 @@ def latency(
         raise TypeError("Pass rate_per_s or arrivals, not both: each says when requests arrive.")
     if batch is not None and not callable(batch):
         raise TypeError(f"batch must make one input from a list of requests, not {shown(batch)}.")
-    require_flag("tokens", tokens)
+    if tokens is not None:
+        require_flag("tokens", tokens)
     if price_per_hour is not None:
         price_per_hour = _price(price_per_hour)
     if tokens and batch is not None:

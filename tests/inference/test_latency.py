@@ -218,7 +218,7 @@ def test_a_rate_above_what_is_served_is_saturated_however_short_the_run(clock: F
 
 
 def test_two_servers_are_not_saturated_by_what_is_too_much_for_one() -> None:
-    found = perfnb.latency(lambda _: None, [1], arrivals=[0.0, 0.01, 0.02], concurrency=2, budget_s=0.2)
+    found = perfnb.latency(lambda _: None, [1], arrivals=[0.0, 0.01, 0.02], concurrency=2, tokens=None, budget_s=0.2)
     times = pd.DataFrame({"service_ms": [10.0]})
 
     assert not replace(found.open_run, rate_per_s=150.0, samples=times, lost=0).saturated
