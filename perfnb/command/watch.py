@@ -71,8 +71,9 @@ def _watched(program: _Held, options: argparse.Namespace) -> int:
     with watch:
         failed = program.let_go(run=True)
         code = program.wait()
-    # That the command has ended is no news.
-    watcher.notes[:] = [note for note in watcher.notes if f"process {program.pid} has ended" not in note]
+        watcher.stop()
+        # That the command has ended is no news; the watch keeps what it knows when it ends.
+        watcher.notes[:] = [note for note in watcher.notes if f"process {program.pid} has ended" not in note]
     if failed:
         why = "there is no such command" if failed == errno.ENOENT else f"it cannot be run: {os.strerror(failed)}"
         print(f"perfnb watch: {options.program[0]}: {why}.", file=sys.stderr)

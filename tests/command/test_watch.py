@@ -29,7 +29,7 @@ ENDED = "print('ready', flush=True); import time; time.sleep(60)"
 
 
 def test_the_command_is_unchanged_and_its_telemetry_is_saved(tmp_path: Path) -> None:
-    code = "import sys; print('out', sys.argv[1:]); print('err', file=sys.stderr); sys.exit(5)"
+    code = "import sys, time; print('out', sys.argv[1:]); print('err', file=sys.stderr); time.sleep(0.2); sys.exit(5)"
     done = perfnb("watch", "--save", "w.perfnb", "--", sys.executable, "-c", code, "--save", "-m", "a b", cwd=tmp_path)
 
     assert done.returncode == 5
