@@ -652,8 +652,10 @@ _CAVEATS = (
     "Nsight Systems records no module calls, memory totals or groups of collectives: layers need NVTX ranges that name "
     "modules, and operators torch.autograd.profiler.emit_nvtx or nsys profile --pytorch=autograd-nvtx.",
 )
-# Neither is looked for in folders: an export usually stands beside its report.
-READER = Reader("SQLite exports of Nsight Systems", (), _recognise, read, _CAVEATS, guess_steps=True)
+READER = Reader(
+    "SQLite exports of Nsight Systems", (".sqlite", ".sqlite.gz"), _recognise, read, _CAVEATS, guess_steps=True
+)
+# Not looked for in folders: an export usually stands beside its report.
 REPORT = Reader(
     "reports of Nsight Systems (.nsys-rep, where nsys is installed)",
     (),

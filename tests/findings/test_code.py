@@ -297,6 +297,25 @@ def test_advice_on_copies_follows_their_direction_and_size(kind: str, moved: int
     assert ("256 B" in advice["evidence"]) == (moved == 256)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "single"),
+    [
+        ("void gemmk1_kernel<float, 256, 5, false>(float)", True),
+        ("void gemv2T_kernel_val<int, int, float, float, float, float, 128>(float)", True),
+        ("void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128>(float)", False),
+        ("void cutlass::gemm_kernel<__nv_bfloat16, float>(float)", False),
+    ],
+)
+def test_kernels_in_float32_are_known_by_their_names(kernel: str, single: bool) -> None:
+    hand = ByHand()
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t, t + 2000)
+        hand.kernel(kernel, t + 1, t + 2, t + 1999)
+
+    assert ("none of them is in float32" in found(hand.recording()).loc["compute", "evidence"]) != single
+
+
 def test_copies_that_computation_hides_cost_nothing() -> None:
     hand = ByHand()
     for number in range(STEPS):

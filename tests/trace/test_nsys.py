@@ -186,6 +186,20 @@ def test_ids_are_of_their_own_process(tmp_path: Path) -> None:
     assert several.ranks == [0, 1, 2, 3]
 
 
+def test_a_folder_of_exports_is_one_job(tmp_path: Path) -> None:
+    for rank in (1, 0):
+        write(tmp_path / f"rank{rank}.sqlite", training(40 + rank))
+        (tmp_path / f"rank{rank}.nsys-rep").write_bytes(b"what it was exported from")
+    with sqlite3.connect(tmp_path / "notes.sqlite") as other:
+        other.execute("CREATE TABLE notes (text)")
+    other.close()
+
+    ranks = perfnb.load(tmp_path)
+
+    assert isinstance(ranks, perfnb.Ranks)
+    assert ranks.ranks == [0, 1]
+
+
 def test_a_process_without_gpu_work_is_left_out_and_named(tmp_path: Path) -> None:
     tables = joined(training(), {RANGE: [pushed(5, 9, "load", 99)], KERNEL: [], CALL: [], COPY: []})
     tables["PROCESSES"] = [{"globalPid": pid(99), "pid": 99, "name": "/opt/loader"}]

@@ -40,7 +40,10 @@ _TUNED = ' (torch.compile with mode="max-autotune")'
 _CACHES = "Caches: data that stays in them moves faster than the measured bandwidth."
 _MOVES = re.compile(r"batched_transpose|nchwToNhwc|nhwcToNchw", re.IGNORECASE)
 _SENDS, _FILLS = re.compile(r"nccl|rccl", re.IGNORECASE), re.compile(r"Memset|Memcpy")
-_FLOAT32 = re.compile(r"sgemm|s(?:cudnn|gemv)|f32f32_f32f32_f32|ffma|_S_B_|_SB_|scudnn|fprop_.*fp32", re.IGNORECASE)
+_FLOAT32 = re.compile(
+    r"sgemm|s(?:cudnn|gemv)|f32f32_f32f32_f32|ffma|_S_B_|_SB_|scudnn|fprop_.*fp32|gem[mv]\w*<(?:int, )*float\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
