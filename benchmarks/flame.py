@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -17,47 +16,30 @@ import torch
 from torch import nn
 
 import perfnb
+from benchmarks.browser import CHROMIUM, NOT_INSTALLED, frames_of, page_in_browser, spread
 from perfnb.step.stack_sampler import StackSampler
 from perfnb.step.steps import StepRunner, Turn
 
 STACKS, DEPTH = 100_000, 24
 _FRAMES, _ROUNDS, _STEPS = 120, 20, 100
 
-#: Record when each drawing starts and how long it takes, and the first one since the page was asked for.
-_WATCH = """
-window.frames_ = [];
-const ask = window.requestAnimationFrame.bind(window);
-window.unwatchedFrame = ask;
-window.requestAnimationFrame = (draw) => ask((now) => {
-  const begin = performance.now();
-  draw(now);
-  const end = performance.now();
-  if (!document.querySelector(".pf-fl-canvas[data-calls]")) return;
-  window.first_ ??= end;
-  window.frames_.push([now, end - begin]);
-});
-"""
-
-#: Zoom or pan in each of a number of frames.
-_MOVE = """([kind, frames]) => new Promise((done) => {
+#: Zoom, or scroll while pointing, in a frame.
+_ABOUT = """
   const canvas = document.querySelector(".pf-fl-canvas");
   const { left, top, width } = canvas.getBoundingClientRect();
-  window.frames_.length = 0;
-  let n = 0;
-  const move = () => {
-    if (n === frames) return setTimeout(() => done(window.frames_), 300);
-    const about = { clientX: left + width * 0.37, clientY: top + 200, bubbles: true, cancelable: true };
-    const sign = n < frames / 2 ? -1 : 1;
-    if (kind === "zoom") canvas.dispatchEvent(new WheelEvent("wheel", { ...about, deltaY: 30 * sign, ctrlKey: true }));
-    else {
-      canvas.parentElement.parentElement.scrollTop += 6 * -sign;
-      canvas.dispatchEvent(new PointerEvent("pointermove", { ...about, clientX: left + (width * n) / frames }));
-    }
-    n += 1;
-    unwatchedFrame(move);
-  };
-  move();
-})"""
+  const about = { clientX: left + width * 0.37, clientY: top + 200, bubbles: true, cancelable: true };
+"""
+_MOVES = {
+    "zoom": _ABOUT
+    + """
+  canvas.dispatchEvent(new WheelEvent("wheel", { ...about, deltaY: 30 * sign, ctrlKey: true }));
+""",
+    "scroll": _ABOUT
+    + """
+  canvas.parentElement.parentElement.scrollTop += 6 * -sign;
+  canvas.dispatchEvent(new PointerEvent("pointermove", { ...about, clientX: left + (width * n) / frames }));
+""",
+}
 
 
 def made(stacks: int = STACKS) -> str:
@@ -86,31 +68,19 @@ def run() -> Iterator[str]:
 
 
 def _in_browser(path: Path) -> Iterator[str]:
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        yield "flame graph: Chromium is not installed"
+    if CHROMIUM is None:
+        yield f"flame graph: {NOT_INSTALLED}"
         return
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1400, "height": 900})
-        page.add_init_script(_WATCH)
-        page.goto(path.as_uri())
+    with page_in_browser(path, canvas=".pf-fl-canvas[data-calls]") as page:
         page.wait_for_function("window.first_")
         first = page.evaluate("window.first_")
         yield f"flame graph: first picture {first:.0f} ms after the page was asked for (limit 500)"
-        for kind in ("zoom", "scroll"):
-            frames = np.array(page.evaluate(_MOVE, [kind, _FRAMES]))
-            middle, high = np.percentile(frames[:, 1], [50, 95])
-            yield (
-                f"flame graph: {kind}: drawing a frame: median {middle:.1f} ms, 95th percentile {high:.1f} ms "
-                f"(limit 17; {len(frames)} frames)"
-            )
+        for kind, move in _MOVES.items():
+            drawing = frames_of(page, _FRAMES, f"(n, sign) => {{{move}}}")[:, 1]
+            yield f"flame graph: {kind}: {spread('drawing a frame (limit 17)', drawing)}"
         begin = time.perf_counter()
         page.get_by_role("searchbox").fill("function_3_")
         yield f"flame graph: searched in {(time.perf_counter() - begin) * 1e3:.0f} ms"
-        browser.close()
 
 
 def _sampling() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 import perfnb
+from benchmarks.browser import CHROMIUM, NOT_INSTALLED, page_in_browser
 from perfnb.memory.tab import memory_data, memory_html, memory_text
 from perfnb.profile.profile import Profile
 
@@ -61,16 +61,10 @@ def run() -> Iterator[str]:
 
 
 def _drawn(p: Profile) -> str:
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        return "n/a (Chromium is not installed)"
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        path = p.to_html(Path(folder) / "page.html")
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1300, "height": 900})
-        page.goto(path.as_uri())
-        ms = page.evaluate(_OPEN)
-        browser.close()
-    return f"{ms:.0f} ms"
+    if CHROMIUM is None:
+        return NOT_INSTALLED
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        page_in_browser(p.to_html(Path(folder) / "page.html"), width=1300) as page,
+    ):
+        return f"{page.evaluate(_OPEN):.0f} ms"

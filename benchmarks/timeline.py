@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.browser import CHROMIUM, NOT_INSTALLED, frames_of, page_in_browser, spread
 from perfnb.profile.display import standalone_page
 from perfnb.profile.profiling import profile_step
 from perfnb.profile.summary import summarize
@@ -21,18 +21,6 @@ from perfnb.timeline.timeline import KINDS, Timeline, Track
 
 EVENTS, STEPS, LAYERS = 1_000_000, 20, 200
 _FRAMES = 120
-
-#: Record when each drawing starts and how long it takes.
-_WATCH = """
-window.frames_ = [];
-const ask = window.requestAnimationFrame.bind(window);
-window.unwatchedFrame = ask;
-window.requestAnimationFrame = (draw) => ask((now) => {
-  const begin = performance.now();
-  draw(now);
-  if (document.querySelector("canvas[data-from]")) window.frames_.push([now, performance.now() - begin]);
-});
-"""
 
 #: Open the tab and wait until it has been drawn and painted.
 _OPEN = """() => new Promise((done) => {
@@ -46,23 +34,14 @@ _OPEN = """() => new Promise((done) => {
   look();
 })"""
 
-#: Zoom or pan by a wheel event in each of a number of frames.
-_MOVE = """([kind, frames]) => new Promise((done) => {
+#: Zoom or pan by a wheel event in a frame.
+_MOVE = """(n, sign) => {
   const canvas = document.querySelector(".pf-tl-canvas");
   const { left, top, width } = canvas.getBoundingClientRect();
-  window.frames_.length = 0;
-  let n = 0;
-  const move = () => {
-    if (n === frames) return setTimeout(() => done(window.frames_), 300);
-    const about = { clientX: left + width * 0.5, clientY: top + 100, bubbles: true, cancelable: true };
-    const sign = n < frames / 2 ? -1 : 1;
-    if (kind === "zoom") canvas.dispatchEvent(new WheelEvent("wheel", { ...about, deltaY: 45 * sign, ctrlKey: true }));
-    else canvas.dispatchEvent(new WheelEvent("wheel", { ...about, deltaX: 30 * sign }));
-    n += 1;
-    unwatchedFrame(move);
-  };
-  move();
-})"""
+  const about = { clientX: left + width * 0.5, clientY: top + 100, bubbles: true, cancelable: true };
+  canvas.dispatchEvent(new WheelEvent("wheel", { ...about, ...WHEEL }));
+}"""
+_WHEELS = {"zoom": "{ deltaY: 45 * sign, ctrlKey: true }", "pan": "{ deltaX: 30 * sign }"}
 
 
 def made(events: int = EVENTS) -> Timeline:
@@ -157,32 +136,20 @@ def run() -> Iterator[str]:
 
 
 def _in_browser(timeline: Timeline) -> Iterator[str]:
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        yield "timeline: Chromium is not installed"
+    if CHROMIUM is None:
+        yield f"timeline: {NOT_INSTALLED}"
         return
     summary = summarize(profile_step(lambda: None, steps=1, warmup=1, traced=1, budget_s=2)._recording)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
         path.write_text(standalone_page(summary, timeline), encoding="utf-8")
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1400, "height": 900})
-        page.add_init_script(_WATCH)
-        page.goto(path.as_uri())
-        first = page.evaluate(_OPEN)
-        yield f"timeline: {len(timeline):,} events: first drawn after {first:.0f} ms"
-        for kind in ("zoom", "pan"):
-            frames = np.array(page.evaluate(_MOVE, [kind, _FRAMES]))
-            yield f"timeline: {kind}: {_spread('drawing', frames[:, 1])}"
-            yield f"timeline: {kind}: {_spread('frame interval', np.diff(frames[:, 0]))}"
-        began = time.perf_counter()
-        page.get_by_role("searchbox", name="Search events and layers").fill("kernel_12")
-        yield f"timeline: {len(timeline):,} events searched in {(time.perf_counter() - began) * 1e3:.0f} ms"
-        browser.close()
-
-
-def _spread(word: str, values: Any) -> str:
-    middle, high = np.percentile(values, [50, 95])
-    return f"{word}: median {middle:.1f} ms, 95th percentile {high:.1f} ms ({len(values)} frames)"
+        with page_in_browser(path, canvas="canvas[data-from]") as page:
+            first = page.evaluate(_OPEN)
+            yield f"timeline: {len(timeline):,} events: first drawn after {first:.0f} ms"
+            for kind, wheel in _WHEELS.items():
+                frames = frames_of(page, _FRAMES, _MOVE.replace("WHEEL", wheel))
+                yield f"timeline: {kind}: {spread('drawing', frames[:, 1])}"
+                yield f"timeline: {kind}: {spread('frame interval', np.diff(frames[:, 0]))}"
+            began = time.perf_counter()
+            page.get_by_role("searchbox", name="Search events and layers").fill("kernel_12")
+            yield f"timeline: {len(timeline):,} events searched in {(time.perf_counter() - began) * 1e3:.0f} ms"

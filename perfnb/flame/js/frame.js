@@ -26,7 +26,7 @@ export function flameFrame(state, canvas) {
     const codes = new Uint16Array(store.size);
     const { data, by } = state;
     const marks = marksOf();
-    const most = by === "change" ? Math.max(1e-12, ...Array.from(store.rows[0] ?? [], () => 0), largestChange(store)) : 1;
+    const most = by === "change" ? Math.max(1e-12, largestChange(store)) : 1;
     for (let i = 0; i < store.size; i += 1) {
       const f = store.name[i];
       if (by === "change") {

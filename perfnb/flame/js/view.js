@@ -1,4 +1,5 @@
 // The flame graph's elements: canvas, search, colours, details, and the table of functions.
+import { framesOf, whenThemeChanges } from "../../draw/js/canvas.js";
 import { swatch } from "../../draw/js/chart.js";
 import { freshId, h, searchInput } from "../../draw/js/dom.js";
 import { byteSize, count, duration, grouped, share, significant } from "../../draw/js/format.js";
@@ -29,26 +30,9 @@ export function flameView(data, label) {
   const spoken = h("p", { class: "pf-fl-spoken", role: "status", "aria-live": "polite" });
   const panel = h("aside", { class: "pf-details", "aria-label": "Flame graph details" });
   const frame = flameFrame(state, canvas);
-  const still = matchMedia("(prefers-reduced-motion: reduce)");
   const element = h("div", { class: "pf-view pf-flame" });
 
-  let asked = false;
-  const redraw = () => {
-    if (asked) return;
-    asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      if (state.goal) {
-        const [a, b] = state.goal;
-        const near = Math.max(Math.abs(a - state.t0), Math.abs(b - state.t1)) < 0.002 * (b - a) || still.matches;
-        const part = near ? 1 : 0.35;
-        [state.t0, state.t1] = [state.t0 + (a - state.t0) * part, state.t1 + (b - state.t1) * part];
-        if (near) state.goal = null;
-      }
-      frame.draw();
-      if (state.goal) redraw();
-    });
-  };
+  const redraw = framesOf(state, frame.draw);
   const wholeOf = () => Math.max(...state.parts.map((part) => part.store.whole), 0) || 1;
   const goTo = (t0, t1, now) => {
     const end = wholeOf();
@@ -286,9 +270,7 @@ export function flameView(data, label) {
   };
   element.replaceChildren(...[toolbar, legend, title, note, shell, hints, panel, table, spoken].filter(Boolean));
   new ResizeObserver(fit).observe(scroller);
-  const watched = new MutationObserver(() => (element.isConnected ? recolour() : watched.disconnect()));
-  for (const node of [document.body, document.documentElement]) watched.observe(node, { attributes: true });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  whenThemeChanges(element, recolour);
   describe();
   const shown = () => {
     recolour();

@@ -1,4 +1,5 @@
 // The timeline's elements, and how they follow its state.
+import { framesOf, whenThemeChanges } from "../../draw/js/canvas.js";
 import { swatch } from "../../draw/js/chart.js";
 import { freshId, h, searchInput } from "../../draw/js/dom.js";
 import { byteSize, duration, grouped } from "../../draw/js/format.js";
@@ -26,27 +27,9 @@ export function timelineView(element, store, facts, showLayer) {
   const note = h("p", { class: "pf-quiet" });
   const frame = timelineFrame(state, canvas, top);
   const words = timelineWords(state, facts);
-  const still = matchMedia("(prefers-reduced-motion: reduce)");
 
-  let asked = false;
   let [listing, listed] = [0, ""];
-  const redraw = () => {
-    if (asked) return;
-    asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      if (state.goal) {
-        const [a, b] = state.goal;
-        const left = Math.max(Math.abs(a - state.t0), Math.abs(b - state.t1));
-        const part = left < 0.002 * (b - a) || still.matches ? 1 : 0.32;
-        [state.t0, state.t1] = [state.t0 + (a - state.t0) * part, state.t1 + (b - state.t1) * part];
-        if (part === 1) state.goal = null;
-      }
-      frame.draw();
-      if (state.goal) redraw();
-      else list();
-    });
-  };
+  const redraw = framesOf(state, frame.draw, () => list());
   // The table follows the picture once that stops moving.
   const list = () => {
     const now = `${state.t0} ${state.t1} ${state.query} ${state.selected} ${state.store.total}`;
@@ -192,9 +175,7 @@ export function timelineView(element, store, facts, showLayer) {
   steerOverview(top, state, frame, act);
   scroller.addEventListener("scroll", scrolled);
   new ResizeObserver(fit).observe(scroller);
-  const watched = new MutationObserver(() => (element.isConnected ? recolour() : watched.disconnect()));
-  for (const node of [document.body, document.documentElement]) watched.observe(node, { attributes: true });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  whenThemeChanges(element, recolour);
   [state.t0, state.t1] = act.bounds();
   // Python calls take many rows and say what ops and layers say in few.
   for (const track of store.tracks) if (track.kind === "python") state.folded.add(`python ${track.title}`);

@@ -1,0 +1,80 @@
+"""Pages in a headless browser: how long they take until they are seen, and what their frames cost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NOT_INSTALLED = "n/a (Chromium is not installed)"
+_HEIGHT = 900
+
+#: Record when each drawing of a canvas that is ready starts, how long it takes, and when the first one ended.
+_WATCH = """
+window.frames_ = [];
+const ask = window.requestAnimationFrame.bind(window);
+window.requestAnimationFrame = (draw) => ask((now) => {
+  const begin = performance.now();
+  draw(now);
+  const end = performance.now();
+  if (!document.querySelector("CANVAS")) return;
+  window.first_ ??= end;
+  window.frames_.push([now, end - begin]);
+});
+window.moved_ = (frames, move) => new Promise((done) => {
+  window.frames_.length = 0;
+  let n = 0;
+  const next = () => {
+    if (n === frames) return setTimeout(() => done(window.frames_), 300);
+    move(n, n < frames / 2 ? -1 : 1);
+    n += 1;
+    ask(next);
+  };
+  next();
+});
+"""
+
+
+@contextmanager
+def page_in_browser(path: Path, width: int = 1400, canvas: str | None = None) -> Iterator[Any]:
+    """Open a page in Chromium; with the selector of a drawn `canvas`, its frames are watched."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": width, "height": _HEIGHT})
+        if canvas is not None:
+            page.add_init_script(_WATCH.replace("CANVAS", canvas))
+        page.goto(path.as_uri())
+        yield page
+        browser.close()
+
+
+def frames_of(page: Any, frames: int, move: str) -> npt.NDArray[np.float64]:
+    """Call the function `move` of a frame's number and direction in each of a number of frames.
+
+    Returns
+    -------
+    ndarray
+        A row per frame that was drawn: its time, and how long drawing it took, in ms.
+    """
+    return np.array(page.evaluate(f"(frames) => moved_(frames, {move})", frames), dtype=np.float64)
+
+
+def spread(what: str, values: npt.NDArray[np.float64]) -> str:
+    """Median and 95th percentile of times of frames in ms, in words."""
+    middle, high = np.percentile(values, [50, 95])
+    return f"{what}: median {middle:.1f} ms, 95th percentile {high:.1f} ms ({len(values)} frames)"
+
+
+def first_paint_ms(page: Any) -> float:
+    """When the browser first painted the page, in ms after it was asked for it."""
+    entries = 'performance.getEntriesByType("paint").map((each) => each.startTime)'
+    page.wait_for_function(f"{entries}.length > 0")
+    return float(page.evaluate(f"Math.max(...{entries})"))
