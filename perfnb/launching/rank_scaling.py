@@ -16,6 +16,7 @@ from perfnb.launching.order import Order, pack_function
 from perfnb.launching.profile_ranks import order_for, run_ranks
 from perfnb.launching.scaling_figures import JobRun, RankScalingFigures, ScalingJob, rank_scaling_figures
 from perfnb.launching.scaling_view import rank_scaling_html, rank_scaling_line, rank_scaling_text
+from perfnb.ranks.buckets import bucket_sentence
 from perfnb.ranks.ranks import Ranks
 
 _MODES = ("strong", "weak")
@@ -144,7 +145,8 @@ def rank_scaling(
                 payload=payload,
             )
             note = f"job {number * len(jobs) + place} of {rounds * len(jobs)}"
-            job.run(replace(order, plain=not with_ddp), env, note)
+            counted = {**plan, "flops": with_ddp and job.ranks > 1}  # which tells the bytes of buckets
+            job.run(replace(order, plan=counted, plain=not with_ddp), env, note)
     found = [ScalingJob(job.kind, job.ranks, job.threads, job.runs, job.failed) for job in jobs]
     return RankScaling(rank_scaling_figures(found, mode, cores))
 
@@ -200,4 +202,6 @@ def _measured(found: Ranks) -> JobRun:
         waited = min(exposed, float((mean["waiting_ms"] / mean["wall_ms"]).mean())) if known else None
     communication = exposed - (waited or 0.0)
     shares = {"input": data, "communication": communication, "imbalance": waited}
-    return JobRun(steps_ms.tolist(), {**shares, "compute": 1.0 - data - exposed})
+    buckets = found._buckets
+    words = "" if buckets is None else bucket_sentence(buckets)
+    return JobRun(steps_ms.tolist(), {**shares, "compute": 1.0 - data - exposed}, words)

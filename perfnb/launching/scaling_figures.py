@@ -28,10 +28,13 @@ class JobRun:
         Parts of a traced step, on average over the ranks: ``input``, ``communication`` (exposed, without waiting for
         the last rank), ``imbalance`` (this waiting; ``None`` if unknown, and then in ``communication``) and
         ``compute``, all the rest. They add up to 1.
+    buckets : str
+        What other sizes of DDP's buckets would save, in words; empty without buckets.
     """
 
     steps_ms: Sequence[float]
     shares: Mapping[str, float | None]
+    buckets: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def rank_scaling_figures(jobs: Sequence[ScalingJob], mode: str, cores: int) -> R
     table = pd.DataFrame(rows, columns=columns).set_index("job")
     floats = dict.fromkeys(columns[3:], "Float64")
     notes = [f"{_name(job)}: n/a, because it failed: {job.failed}" for job in jobs if job.failed]
+    notes += [f"{_name(job)}: {job.runs[-1].buckets}" for job in jobs if job.runs and job.runs[-1].buckets]
     losses, more = _losses(jobs, mode)
     rounds = max(len(job.runs) for job in jobs)
     return RankScalingFigures(mode, table.astype(floats), losses, rounds, cores, notes + more)

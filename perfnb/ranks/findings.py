@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from perfnb import quantities as fmt
 from perfnb.findings.finding import Finding, Row, rows
+from perfnb.ranks.buckets import BucketSizes, bucket_sentence
 from perfnb.ranks.summary import RanksSummary
 
 #: How many times the mean number of samples a rank may have, and how many times the mean time it may wait for data.
@@ -119,10 +120,31 @@ def _unbalanced(rank: int, bound: float, step_ms: float, said: str, what: str, c
     )
 
 
-#: All rules about jobs.
+def larger_buckets(ranks: RanksSummary, found: BucketSizes | None) -> Iterator[Finding]:
+    """DDP's buckets are so many that their latencies add up."""
+    if found is None or found.fewer_ms is None:
+        return
+    step_ms = float(ranks.times["wall_ms"].mean())
+    if found.fewer_ms <= _WORTH * step_ms or (found.low_ms or 0.0) <= 0:
+        return
+    yield Finding(
+        "bucket sizes",
+        bucket_sentence(found),
+        min(found.fewer_ms, step_ms),
+        "Try larger buckets (bucket_cap_mb of DistributedDataParallel), and compare: they start later, so that less of "
+        "them is hidden.",
+        "",
+        "medium",
+        "From a line through the transfers of buckets of several sizes, without waiting for the last rank.",
+        "How much more of larger buckets backward would hide.",
+        rows("phase", ["communication"]),
+    )
+
+
+#: Rules about jobs that need their summary alone.
 JOB_RULES: tuple[Callable[[RanksSummary], Iterator[Finding]], ...] = (straggler, unbalanced_input)
 
 
-def job_findings(ranks: RanksSummary) -> list[Finding]:
+def job_findings(ranks: RanksSummary, buckets: BucketSizes | None) -> list[Finding]:
     """What the rules find, in their order."""
-    return [found for rule in JOB_RULES for found in rule(ranks)]
+    return [*(found for rule in JOB_RULES for found in rule(ranks)), *larger_buckets(ranks, buckets)]

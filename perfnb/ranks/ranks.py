@@ -19,6 +19,7 @@ from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate
 from perfnb.findings import finding_table
 from perfnb.profile.profile import Profile
+from perfnb.ranks.buckets import BucketSizes, bucket_sizes
 from perfnb.ranks.findings import job_findings
 from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
 from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
@@ -103,14 +104,24 @@ class Ranks(Page, Shown):
         for rank, profile in self._profiles.items():
             if profile._is_reduced or profile._recording.events.empty:
                 continue
-            attribution = profile._attribution()
-            calls = with_waits(collective_calls(profile._recording, attribution), self._summary, rank)
-            part = collective_table(calls, attribution.steps)
+            part = collective_table(*self._calls(rank))
             part.insert(0, "rank", rank)
             parts.append(part)
         if not parts:
             return conform(pd.DataFrame(), "collectives").assign(rank=pd.array([], dtype="int64"))
         return pd.concat(parts, ignore_index=True)
+
+    def _calls(self, rank: int) -> tuple[pd.DataFrame, int]:
+        """A rank's collectives, with their waiting, and the number of its steps."""
+        profile = self._profiles[rank]
+        attribution = profile._attribution()
+        calls = collective_calls(profile._recording, attribution)
+        return with_waits(calls, self._summary, rank), attribution.steps
+
+    @cached_property
+    def _buckets(self) -> BucketSizes | None:
+        """What other sizes of DDP's buckets could save, from the first rank that has matching collectives."""
+        return bucket_sizes(*self._calls(self._summary.matched[0])) if self._summary.matched else None
 
     @property
     def ops(self) -> pd.DataFrame:
@@ -129,9 +140,12 @@ class Ranks(Page, Shown):
 
     @property
     def findings(self) -> pd.DataFrame:
-        """The findings of each rank, and with ``rank`` missing those about all: a straggler, unbalanced input."""
+        """The findings of each rank, and with ``rank`` missing those about all ranks.
+
+        Those are a straggler, unbalanced input and bucket sizes.
+        """
         steps_ms = float(self._summary.times["wall_ms"].mean())
-        both = [(None, finding_table(job_findings(self._summary), steps_ms))]
+        both = [(None, finding_table(job_findings(self._summary, self._buckets), steps_ms))]
         both += [(rank, profile.findings) for rank, profile in self._profiles.items()]
         parts = [part.assign(rank=pd.array([rank] * len(part), dtype="Int64")) for rank, part in both if len(part)]
         if not parts:
@@ -196,7 +210,7 @@ class Ranks(Page, Shown):
         return folder.save(RANKS, {}, {"ranks": self.ranks}, path, parts, PROFILE)
 
     def _page(self) -> str:
-        return static_page(ranks_count(len(self._summary.names)), ranks_html(self._summary))
+        return static_page(ranks_count(len(self._summary.names)), ranks_html(self._summary, self._buckets))
 
     def _with_rank(self, table: str) -> pd.DataFrame:
         parts = []
@@ -211,13 +225,13 @@ class Ranks(Page, Shown):
         return summarize_ranks([profile._recording for profile in self])
 
     def _text(self, width: int = 100) -> str:
-        return ranks_text(self._summary, width)
+        return ranks_text(self._summary, width, self._buckets)
 
     def _line(self) -> str:
         return f"{', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}"
 
     def _html(self) -> str:
-        return ranks_html(self._summary)
+        return ranks_html(self._summary, self._buckets)
 
 
 def load_ranks(path: Path) -> Ranks:

@@ -12,6 +12,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
+from perfnb.ranks.buckets import BucketSizes, bucket_sentence
 from perfnb.ranks.lanes_view import heat_html, heat_text, lanes_html, lanes_text
 from perfnb.ranks.summary import RanksSummary
 
@@ -36,7 +37,7 @@ _LEGEND = (
 )
 
 
-def ranks_text(summary: RanksSummary, width: int = 100) -> str:
+def ranks_text(summary: RanksSummary, width: int = 100, buckets: BucketSizes | None = None) -> str:
     """A line per rank, mean over its steps, and notes."""
     means = _means(summary)
     heads = [*_COLUMNS.values(), "clock"]
@@ -57,11 +58,11 @@ def ranks_text(summary: RanksSummary, width: int = 100) -> str:
         lines += ["", *heat_text(waits, width)]
     if summary.lanes is not None:
         lines += ["", *lanes_text(summary.lanes, width)]
-    said = escape.bullets([_LEGEND, *_notes(summary)], width)
+    said = escape.bullets([_LEGEND, *_notes(summary, buckets)], width)
     return "\n".join([*(line.rstrip() for line in lines), "", "Notes", *said])
 
 
-def ranks_html(summary: RanksSummary) -> str:
+def ranks_html(summary: RanksSummary, buckets: BucketSizes | None = None) -> str:
     """The same as a table."""
     means = _means(summary)
     names = distinct_names(list(means["name"].head(_MOST)), 60)
@@ -72,7 +73,7 @@ def ranks_html(summary: RanksSummary) -> str:
     count = ranks_count(len(summary.names))
     left = f" ({len(means) - _MOST:,} more not listed)" if len(means) > _MOST else ""
     table = tables.table(f"{count}, mean step{left}", ["rank", "file", *_COLUMNS.values(), "clock"], rows, texts=2)
-    notes = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in [_LEGEND, *_notes(summary)])
+    notes = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in [_LEGEND, *_notes(summary, buckets)])
     size = summary.doubts.world_size
     of = f" of {size:,}" if summary.doubts.absent else ""
     head = header(f"{count}{of}", "what each did, and who waited for whom")
@@ -137,10 +138,12 @@ def ranks_count(count: int) -> str:
     return f"{count:,} rank{'s' * (count != 1)}"
 
 
-def _notes(summary: RanksSummary) -> Iterator[str]:
-    """Reasons for doubt, who held the others up, and how far the clocks are apart."""
+def _notes(summary: RanksSummary, buckets: BucketSizes | None) -> Iterator[str]:
+    """Reasons for doubt, who held the others up, what buckets cost, and how far the clocks are apart."""
     yield from _doubts(summary)
     yield _straggler(summary)
+    if buckets is not None:
+        yield bucket_sentence(buckets)
     yield from _clocks(summary)
 
 

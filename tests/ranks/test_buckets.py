@@ -1,0 +1,100 @@
+"""What other sizes of buckets could save at most: a line through their transfers, or why there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfnb.ranks.buckets import bucket_sentence, bucket_sizes
+from perfnb.recording.nesting import NONE
+from tests.ranks.test_host_ranks import job
+
+MIB = 2**20
+
+
+def calls(
+    sizes: list[int], steps: int = 4, latency_ms: float = 2.0, per_mib_ms: float = 0.5, noise_ms: float = 0.0
+) -> pd.DataFrame:
+    """Buckets that wait 1 ms for the last rank and then take a latency and a time for each MiB; half is exposed."""
+    chance = np.random.default_rng(20261123)
+    rows = []
+    for step in range(steps):
+        for bucket, size in enumerate(sizes):
+            took = latency_ms + per_mib_ms * size / MIB + noise_ms * chance.standard_normal()
+            begin = 10**9 * step + 10**7 * bucket
+            rows.append((step, bucket, size, begin, begin + round((1.0 + took) * 1e6), 10**6, round(took * 5e5)))
+    columns = ["step", "bucket", "bytes", "begin_ns", "end_ns", "waiting_ns", "exposed_ns"]
+    return pd.DataFrame(rows, columns=columns).astype({"waiting_ns": "Int64"})
+
+
+def test_the_line_gives_latency_bandwidth_and_bounds() -> None:
+    found = bucket_sizes(calls([MIB, 25 * MIB, 10 * MIB]), 4)
+
+    assert found is not None
+    assert (found.buckets, found.bytes) == (3, 36 * MIB)
+    assert (found.latency_ms, found.low_ms, found.high_ms) == pytest.approx((2.0, 2.0, 2.0), abs=1e-5)
+    assert found.bytes_per_s == pytest.approx(MIB / 0.5e-3, rel=1e-5)
+    assert found.fewer_ms == pytest.approx(2 * 2.0, abs=1e-4)
+    assert found.smaller_ms == pytest.approx((3 * 2.0 + 36 * 0.5) / 2, abs=1e-4)
+    said = bucket_sentence(found)
+    assert "36.0 MiB per step in 3 buckets, each with a latency of 2.00 ms [2.00, 2.00], and then 1.95 GiB/s" in said
+    assert "One bucket instead would save at most 4.00 ms per step; smaller ones, which start earlier, at most" in said
+
+
+def test_the_bound_takes_the_upper_end_of_the_interval() -> None:
+    found = bucket_sizes(calls([MIB, 2 * MIB, 3 * MIB, 4 * MIB], noise_ms=0.1).assign(exposed_ns=10**9), 4)
+
+    assert found is not None
+    assert found.low_ms is not None
+    assert found.high_ms is not None
+    assert found.low_ms < 2.0 < found.high_ms
+    assert found.fewer_ms == pytest.approx(3 * found.high_ms)
+
+
+def test_no_more_is_saved_than_nothing_hid() -> None:
+    hidden = calls([MIB, 2 * MIB, 3 * MIB]).assign(exposed_ns=1000)
+
+    found = bucket_sizes(hidden, 4)
+
+    assert found is not None
+    assert found.fewer_ms == pytest.approx(3 * 1e-3)
+
+
+def test_a_negative_latency_is_none() -> None:
+    found = bucket_sizes(calls([MIB, 2 * MIB, 3 * MIB], latency_ms=-0.4), 4)
+
+    assert found is not None
+    assert (found.latency_ms, found.fewer_ms) == pytest.approx((0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (calls([MIB, MIB]), "the buckets have one size"),
+        (calls([MIB, 3 * MIB]), "only two sizes"),
+        (calls([MIB, 2 * MIB, 3 * MIB], steps=1), "too few steps were traced"),
+        (calls([MIB, 2 * MIB, 3 * MIB]).assign(waiting_ns=pd.NA), "not all buckets were found on another rank"),
+        (calls([MIB, 2 * MIB, NONE]), "the bytes of the buckets are not known"),
+    ],
+)
+def test_where_there_is_no_bound_it_is_said_why(given: pd.DataFrame, why: str) -> None:
+    found = bucket_sizes(given, 4)
+
+    assert found is not None
+    assert found.fewer_ms is None
+    assert why in found.why
+    assert bucket_sentence(found).startswith("What other bucket sizes would save is n/a: ")
+
+
+def test_without_buckets_nothing_is_said(tmp_path: Path) -> None:
+    assert bucket_sizes(calls([MIB]).assign(bucket=NONE), 4) is None
+
+
+def test_ranks_say_it(tmp_path: Path) -> None:
+    ranks = job(tmp_path, (0, 2000))
+
+    assert "What other bucket sizes would save is n/a: the buckets have one size" in " ".join(str(ranks).split())
+    assert "bucket sizes" not in set(ranks.findings["bottleneck"])
