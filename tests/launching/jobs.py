@@ -48,6 +48,38 @@ def endless(folder: Path) -> Callable[[], Callable[[], None]]:
     return set_up
 
 
+class Ones(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples whose worker tells of itself in a folder."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder, self._count = folder, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        if place >= self._count:
+            raise IndexError(place)
+        worker = torch.utils.data.get_worker_info()
+        rank = torch.distributed.get_rank()
+        told = self._folder / f"worker_{rank}_{'none' if worker is None else worker.id}"
+        if not told.exists():
+            told.write_text(str(os.getpid()))
+        return torch.ones(8)
+
+
+def with_workers(folder: Path, count: int) -> Callable[[], Any]:
+    """A job whose batches come from a worker process of a loader."""
+
+    def set_up() -> Any:
+        step, _ = small()
+        loader = torch.utils.data.DataLoader(Ones(folder, count), batch_size=4, num_workers=1)
+        (folder / f"rank_{torch.distributed.get_rank()}").write_text(str(os.getpid()))
+        return step, loader
+
+    return set_up
+
+
 def processes_of_jobs() -> list[psutil.Process]:
     """The processes of any job that this process has started."""
     found = []

@@ -18,7 +18,7 @@ import torch
 
 import perfnb
 from perfnb.errors import CaptureError
-from tests.launching.jobs import FAST, endless, interrupt_soon, processes_of_jobs, small
+from tests.launching.jobs import FAST, endless, interrupt_soon, processes_of_jobs, small, with_workers
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("nothing_left")]
@@ -151,6 +151,36 @@ def test_interrupts_at_random_instants() -> None:
     assert perfnb.profile_ranks(small, **FAST).ranks == [0, 1]
 
 
+def test_batches_from_a_loaders_workers(tmp_path: Path) -> None:
+    ranks = perfnb.profile_ranks(with_workers(tmp_path, 100), threads=1, **FAST)
+
+    assert {one.name for one in tmp_path.glob("worker_*")} == {"worker_0_0", "worker_1_0"}
+    assert [profile.meta["environment"]["threads"] for profile in ranks] == [1, 1]
+    assert all(profile.phases.loc["data", "ms"] > 0 for profile in ranks)
+    assert set(ranks[1].steps["samples"].dropna()) == {4}
+    assert processes_of_jobs() == []
+
+
+def test_an_interrupt_ends_the_workers_of_loaders_too(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        wait_until(lambda: len(list(tmp_path.glob("worker_*"))) == 2, 120)
+        interrupt_soon(0.2)()
+
+    error = run_and(with_workers(tmp_path, 10**6), interrupt)
+
+    assert isinstance(error, KeyboardInterrupt), error
+    assert processes_of_jobs() == []
+    assert [one.name for one in tmp_path.glob("worker_*") if runs(int(one.read_text()))] == []
+
+
+def runs(pid: int) -> bool:
+    """Whether a process does: what has ended stays visible until the system's first process takes note of it."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def run_and(target: Any, meanwhile: Any) -> BaseException | None:
     """Run an endless job, do something meanwhile, and return what the job ended with."""
     thread = threading.Thread(target=meanwhile)
@@ -174,16 +204,16 @@ def kill(folder: Path, rank: int, delay_s: float) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="a rank looks for its parent five times a second elsewhere")
 def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     code = (
-        "import perfnb, sys\nfrom pathlib import Path\nfrom tests.launching.jobs import endless\n"
-        "perfnb.profile_ranks(endless(Path(sys.argv[1])), steps=100_000, budget_s=600.0)\n"
+        "import perfnb, sys\nfrom pathlib import Path\nfrom tests.launching.jobs import with_workers\n"
+        "perfnb.profile_ranks(with_workers(Path(sys.argv[1]), 10**6), steps=100_000, budget_s=600.0)\n"
     )
     root, env = str(Path(__file__).parents[2]), {**os.environ, "TMPDIR": str(tmp_path)}
     with psutil.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=root, env=env) as one:
-        wait_until(lambda: len(list(tmp_path.glob("rank_*"))) == 2, 120)
+        wait_until(lambda: len(list(tmp_path.glob("worker_*"))) == 2, 120)
         below = one.children(recursive=True)
         assert len(list(tmp_path.glob("perfnb-job-*"))) == 1
         one.kill()
-    assert len(below) >= 3
+    assert len(below) >= 5  # the launcher, two ranks and their loaders' workers
 
     _, alive = psutil.wait_procs(below, timeout=60)
 
