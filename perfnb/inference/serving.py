@@ -53,12 +53,27 @@ class Requests:
     ----------
     requests : iterable
         All of a sequence or a data set; the first 1,000 of anything else.
+
+    Raises
+    ------
+    TypeError
+        For what is one request itself, or would be taken apart in another way than meant.
+    ValueError
+        If there are none.
     """
 
     def __init__(self, requests: Iterable[Any]) -> None:
+        __tracebackhide__ = True
         given: Any = requests
-        indexed = hasattr(type(given), "__len__") and hasattr(type(given), "__getitem__")
-        self._held: Any = given if indexed and not isinstance(given, dict) else list(islice(given, _MOST_KEPT))
+        kind = type(given)
+        if isinstance(given, (str, bytes, Mapping)) or hasattr(kind, "iterrows"):
+            meant = "list(frame.itertuples())" if hasattr(kind, "iterrows") else "[request] if it is one of them"
+            raise TypeError(
+                f"requests must hold one request after the other, which a {kind.__name__} does not: {meant}."
+            )
+        # The key of a pandas series is its index, not a place.
+        indexed = hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not hasattr(kind, "iloc")
+        self._held: Any = given if indexed else list(islice(given, None if hasattr(kind, "__len__") else _MOST_KEPT))
         if len(self._held) == 0:
             raise ValueError("requests is empty: latency needs at least one.")
 
@@ -128,13 +143,14 @@ def require_result(result: Any) -> None:
     ------
     TypeError
     """
+    __tracebackhide__ = True
     kind = type(result).__name__
     if inspect.isawaitable(result) or isinstance(result, (concurrent.futures.Future, torch.futures.Future)):
         if inspect.iscoroutine(result):
             result.close()  # or Python warns that nobody awaited it
         raise TypeError(
             f"The function returned a {kind}, before its result was there: pass one that waits for the result, such as "
-            "lambda request: asyncio.run(serve(request))."
+            "asyncio.run_coroutine_threadsafe(serve(request), loop).result() with a loop in another thread."
         )
     if isinstance(result, (Iterator, AsyncIterator)):
         raise TypeError(

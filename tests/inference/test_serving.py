@@ -5,10 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -111,6 +113,26 @@ def test_requests_are_drawn_as_often_as_they_come() -> None:
     ]
     with pytest.raises(ValueError, match="requests is empty"):
         Requests([])
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("a prompt", r"a str does not: \[request\] if it is one of them"),
+        ({"input_ids": torch.ones(1, 3)}, r"a dict does not: \[request\]"),
+        (UserDict(input_ids=1), "a UserDict does not"),
+        (pd.DataFrame({"text": ["a", "b"]}), r"a DataFrame does not: list\(frame.itertuples\(\)\)"),
+    ],
+)
+def test_what_is_one_request_itself_is_not_taken_apart(given: Any, meant: str) -> None:
+    with pytest.raises(TypeError, match=meant):
+        latency(lambda request: request, given)
+
+
+def test_a_series_is_taken_by_place_whatever_its_index() -> None:
+    requests = Requests(pd.Series(["x", "y"], index=[7, 9]))
+
+    assert [requests[place] for place in range(len(requests))] == ["x", "y"]
 
 
 def test_a_model_is_served_in_inference_mode() -> None:

@@ -65,6 +65,13 @@ def test_waiting_counts_until_the_first_token(generated: Any) -> None:
         found.goodput_per_s(ttft=3)
 
 
+def test_goodput_is_no_higher_than_the_rate_of_requests(generated: Any) -> None:
+    found = perfnb.latency(generated, [2], tokens=True, rate_per_s=2, budget_s=10)
+
+    assert len(found.open_run.samples) == 11
+    assert found.goodput_per_s(ttft_ms=10_000) == pytest.approx(2)
+
+
 def test_a_streamer_skips_the_prompt_and_counts_tokens_guessed_ahead(clock: FakeClock) -> None:
     times = TokenTimes()
     times.put(torch.ones(1, 7))
