@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import isclose
 
+import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
@@ -199,8 +200,8 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
         if not facts.live:
             return "what the host does outside the phases marked in the trace", (
                 f"It takes {fmt.share(facts.shown_share('other'))} of the step: {fmt.duration(in_ops_ms)} in ops, and "
-                f"{fmt.duration(facts.shown_ms('other') - in_ops_ms)} between them, where the trace shows nothing. The "
-                "trace holds no GPU work."
+                f"{fmt.duration(facts.shown_ms('other') - in_ops_ms)} between them, where the trace shows nothing"
+                f"{_beside(facts)}. The trace holds no GPU work."
             )
         if 2 * in_ops_ms > facts.step_ms:
             return "torch's operators", (
@@ -229,6 +230,19 @@ def _in_ops_ms(facts: Facts) -> float:
     ops = facts.ops[(facts.ops["phase"] == "other") & facts.ops["outer"] & main[facts.ops["block"].to_numpy()]]
     in_ops = union(ops["start"].to_numpy(), ops["end"].to_numpy()).length
     return min(facts.per_step(in_ops), facts.phases_ms["other"])
+
+
+def _beside(facts: Facts) -> str:
+    """What threads other than the step's did meanwhile: programs other than torch often work there."""
+    host, blocks = facts.attribution.host, facts.attribution.host.blocks
+    own = blocks[blocks["main"]]
+    beside = host.is_op & ~np.isin(host.thread, own["thread"].unique())
+    beside &= (host.starts >= own["start"].min()) & (host.starts < own["end"].max())
+    threads = [beside & (host.thread == thread) for thread in np.unique(host.thread[beside])]
+    runs = [union(host.starts[each], host.ends[each]).length for each in threads]
+    if not runs:
+        return ""
+    return f"; {fmt.duration(facts.per_step(sum(runs)))} in ops on {fmt.counted(len(runs), 'other thread')}"
 
 
 def held_up(facts: Facts) -> bool:

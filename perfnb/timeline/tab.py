@@ -185,10 +185,10 @@ def timeline_html(timeline: Timeline) -> str:
             fmt.duration(row.busy_ms),
             escape.html(fmt.share(row.share)),
         )
-        for row in step.tracks.head(TRACKS_IN_HTML).itertuples(index=False)
+        for row in _listed(step.tracks, TRACKS_IN_HTML).itertuples(index=False)
     ]
     left = len(step.tracks) - len(rows)
-    more = f": the first {len(rows)}; {left:,} more are not listed" if left else ""
+    more = f": the busiest {len(rows)}; {left:,} more are not listed" if left else ""
     caption = f"Tracks of {step.name}{more}"
     table = tables.table(caption, ["track", "longest event", "its time", "events", "busy", "share"], rows, texts=2)
     head = f"<p><strong>Timeline</strong> · {escape.html_sentence(_headline(timeline, step))}</p>"
@@ -200,7 +200,7 @@ def timeline_text(timeline: Timeline, width: int = 100) -> list[str]:
     step = step_timeline(timeline)
     if step is None or not len(step.tracks):
         return []
-    shown = step.tracks.head(TRACKS_IN_TEXT)
+    shown = _listed(step.tracks, TRACKS_IN_TEXT)
     names = min(30, max(escape.cells(escape.plain(name, 30)) for name in shown["track"]))
     room = width - names - 36
     lines = escape.wrapped(f"Timeline · {escape.plain(_headline(timeline, step), 600)}", width)
@@ -210,7 +210,14 @@ def timeline_text(timeline: Timeline, width: int = 100) -> list[str]:
         longest = f"{fmt.duration(row.longest_ms):>8} {escape.plain(_longest(row), room)}"
         lines.append(f"{escape.fit(row.track, names)} {figures}  {longest}".rstrip())
     left = len(step.tracks) - len(shown)
-    return [*lines, f"… {left:,} more tracks"] if left else lines
+    return [*lines, f"… {left:,} more tracks, less busy"] if left else lines
+
+
+def _listed(tracks: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Phases and layers, and the busiest of the other tracks, in the order of the timeline."""
+    always = tracks["kind"].isin(("phases", "layers"))
+    busy = tracks.loc[~always, "busy_ms"].sort_values(ascending=False, kind="stable")
+    return tracks.loc[sorted([*tracks.index[always], *busy.index[: most - int(always.sum())]])]
 
 
 def _headline(timeline: Timeline, step: StepTimeline) -> str:

@@ -266,8 +266,11 @@ def test_of_many_threads_the_busiest_are_drawn_and_the_rest_is_counted() -> None
     assert step is not None
     drawn = [track.title for track in shown_tracks(step) if track.kind == "thread"]
     assert drawn == ["Thread 1 (main)", "Thread 37", "Thread 38", "Thread 39"]
-    assert "Tracks of step 0: the first 24; 16 more are not listed" in timeline_html(line)
-    assert timeline_text(line)[-1] == "… 32 more tracks"
+    assert "Tracks of step 0: the busiest 24; 16 more are not listed" in timeline_html(line)
+    text = timeline_text(line)
+    assert text[-1] == "… 32 more tracks, less busy"
+    listed = [" ".join(row.split()[:2]) for row in text[2:-1]]
+    assert listed == ["Phases 1", "Thread 1", *(f"Thread {thread}" for thread in range(34, 40))]
 
 
 def test_a_step_without_length_is_not_drawn() -> None:
