@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+from collections.abc import Iterable
+
 from perfnb.draw import escape
 from perfnb.draw.assets import static_style
 
+#: What every page forbids: requests of any kind, and whatever else is not listed.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _PAGE_STYLE = (
     ":root{color-scheme:light dark;--pf-page:#fff}"
     "@media (prefers-color-scheme:dark){:root{--pf-page:#16181d}}"
@@ -50,7 +56,13 @@ def header(name: object, kind: object, verdict: object = "", *facts: object) -> 
     return f'<p class="pf-head">{"<br>".join(lines)}</p>'
 
 
-def document(title: str, policy: str, style: str, body: str) -> str:
+def notes_html(notes: Iterable[str]) -> str:
+    """Return notes as a list under their heading; empty without any."""
+    items = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in notes)
+    return items and f"<p><strong>Notes</strong></p><ul>{items}</ul>"
+
+
+def _document(title: str, policy: str, style: str, body: str) -> str:
     """Return an HTML document.
 
     Parameters
@@ -84,5 +96,28 @@ def static_page(title: str, body: str) -> str:
     body : str
         HTML already.
     """
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    return document(title, policy, "", f"{body}\n</main>\n")
+    return _document(title, _POLICY, "", f"{body}\n</main>\n")
+
+
+def live_page(title: str, style: str, body: str, rest: str, script: str) -> str:
+    """A view drawn by a script as a document of its own.
+
+    Its content security policy allows this script and nothing else: no other script, no inline event handler, no
+    request.
+
+    Parameters
+    ----------
+    title : str
+        It may quote names.
+    style : str
+        Style sheet, after that of every page.
+    body : str
+        HTML inside ``<main>``.
+    rest : str
+        HTML after it: the script's data.
+    script : str
+        A module.
+    """
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"{_POLICY}; script-src 'sha256-{digest}'"
+    return _document(title, policy, style, f'{body}\n</main>\n{rest}<script type="module">{script}</script>\n')

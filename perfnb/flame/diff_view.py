@@ -8,7 +8,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, tables
-from perfnb.draw.frame import framed, header
+from perfnb.draw.frame import framed, header, notes_html
 from perfnb.flame.comparison import HostDiff
 
 _LISTED = 10
@@ -39,13 +39,12 @@ def diff_html(diff: HostDiff) -> str:
             [
                 tables.name(row.function),
                 tables.name(row.file if isinstance(row.file, str) else "", 50),
-                *_escaped(diff, row),
+                *map(escape.html, _figures(diff, row)),
             ]
             for row in rows.itertuples(index=False)
         ]
         parts.append(tables.table(caption, ["function", "file", "first", "second", "change"], cells, texts=2))
-    notes = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in diff.notes)
-    return framed(f"{''.join(parts)}<p><strong>Notes</strong></p><ul>{notes}</ul>", narrow=True)
+    return framed("".join(parts) + notes_html(diff.notes), narrow=True)
 
 
 def headline(diff: HostDiff) -> str:
@@ -73,10 +72,6 @@ def _points(sign: str, change: float) -> str:
     """The difference of two shares, in percentage points; a tiny one has no sign, which the caption tells."""
     points = fmt.share(abs(change)).replace("%", "points")
     return points if points.startswith("<") else f"{sign}{points}"
-
-
-def _escaped(diff: HostDiff, row: Any) -> list[str]:
-    return [escape.html(figure) for figure in _figures(diff, row)]
 
 
 def _named(row: Any) -> str:

@@ -21,7 +21,39 @@ from perfnb.flame.tables import function_table, stack_table
 from perfnb.flame.view import headline, host_html, host_text
 
 
-class HostProfile(Page, ShownLive):
+class _Graph(Page, ShownLive):
+    """What is shown with a flame graph."""
+
+    def _facts(self) -> tuple[str, str, str, tuple[str, ...]]:
+        """Title, format, headline and notes."""
+        raise NotImplementedError
+
+    def _graph(self, most: int) -> dict[str, Any] | None:
+        """What the browser draws of at most so many calls; ``None`` without stacks."""
+        raise NotImplementedError
+
+    def _data(self, view_id: str, most: int) -> dict[str, Any]:
+        name, kind, words, notes = self._facts()
+        return {
+            "id": view_id,
+            "name": name,
+            "format": kind,
+            "headline": words,
+            "notes": [escape.plain(note, 2000) for note in notes],
+            "flame": self._graph(most),
+        }
+
+    def _widget(self, view_id: str) -> Any:
+        from perfnb.flame.widget import HostWidget
+
+        return HostWidget(self._data(view_id, NOTEBOOK_CALLS), repr(self))
+
+    def _page(self) -> str:
+        data = self._data("page", PAGE_CALLS)
+        return page_of(data["name"], self._html(), data)
+
+
+class HostProfile(_Graph):
     """Where a program spent its time, function by function. Shows itself in a notebook, with a flame graph.
 
     Names in it come from the file: do not trust them. Each access to a table returns a new frame.
@@ -94,25 +126,13 @@ class HostProfile(Page, ShownLive):
         """
         return save_record(self._record, path)
 
-    def _page(self) -> str:
-        return page_of(self._record.name, self._html(), self._data("page", PAGE_CALLS))
-
-    def _data(self, view_id: str, most: int) -> dict[str, Any]:
+    def _facts(self) -> tuple[str, str, str, tuple[str, ...]]:
         record = self._record
-        tree = record.tree
-        return {
-            "id": view_id,
-            "name": escape.plain(record.name),
-            "format": record.format,
-            "headline": headline(record, self._functions),
-            "notes": [escape.plain(note, 2000) for note in record.notes],
-            "flame": None if tree is None else flame_data(tree, record.unit, most),
-        }
+        return escape.plain(record.name), record.format, headline(record, self._functions), record.notes
 
-    def _widget(self, view_id: str) -> Any:
-        from perfnb.flame.widget import HostWidget
-
-        return HostWidget(self._data(view_id, NOTEBOOK_CALLS), repr(self))
+    def _graph(self, most: int) -> dict[str, Any] | None:
+        tree = self._record.tree
+        return None if tree is None else flame_data(tree, self._record.unit, most)
 
     def _text(self, width: int = 100) -> str:
         return host_text(self._record, self._functions, width)
@@ -125,7 +145,7 @@ class HostProfile(Page, ShownLive):
         return f"{name!r}, {self._record.format}: {headline(self._record, self._functions)}"
 
 
-class HostComparison(Page, ShownLive):
+class HostComparison(_Graph):
     """Two host profiles side by side, function by function. Shows itself in a notebook, with a flame graph of both.
 
     ``a`` is the first profile, ``b`` the one compared with it.
@@ -143,25 +163,13 @@ class HostComparison(Page, ShownLive):
         """
         return self._diff.functions.copy()
 
-    def _data(self, view_id: str, most: int) -> dict[str, Any]:
+    def _facts(self) -> tuple[str, str, str, tuple[str, ...]]:
+        a, b = (escape.plain(name) for name in self._diff.names)
+        return f"{b} compared with {a}", "host profiles", diff_view.headline(self._diff), self._diff.notes
+
+    def _graph(self, most: int) -> dict[str, Any] | None:
         diff = self._diff
-        a, b = (escape.plain(name) for name in diff.names)
-        return {
-            "id": view_id,
-            "name": f"{b} compared with {a}",
-            "format": "host profiles",
-            "headline": diff_view.headline(diff),
-            "notes": [escape.plain(note, 2000) for note in diff.notes],
-            "flame": None if diff.tree is None else flame_data(diff.tree, diff.unit, most, diff.before),
-        }
-
-    def _widget(self, view_id: str) -> Any:
-        from perfnb.flame.widget import HostWidget
-
-        return HostWidget(self._data(view_id, NOTEBOOK_CALLS), repr(self))
-
-    def _page(self) -> str:
-        return page_of(self._data("page", 1)["name"], self._html(), self._data("page", PAGE_CALLS))
+        return None if diff.tree is None else flame_data(diff.tree, diff.unit, most, diff.before)
 
     def _text(self, width: int = 100) -> str:
         return diff_view.diff_text(self._diff, width)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from typing import Any
 
 from perfnb.draw import escape
 from perfnb.draw.assets import script, style
-from perfnb.draw.frame import document, static_page
+from perfnb.draw.frame import live_page, static_page
 
 _START = """
 const data = document.getElementById("perfnb-data").textContent;
@@ -17,15 +15,9 @@ flameHost.render({ model: { get: () => data }, el: document.getElementById("perf
 
 
 def page_of(title: str, twin: str, data: dict[str, Any]) -> str:
-    """Return a view and its twin as a document, whose content security policy allows its own script only."""
+    """Return a view and its twin as a document."""
     if data["flame"] is None:
         return static_page(title, twin)
-    code = script("flame/js/host.js") + _START
-    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    body = (
-        f'<div class="perfnb-static-{data["id"]}">{twin}</div>\n<div id="perfnb-view"></div>\n</main>\n'
-        f'<script type="application/json" id="perfnb-data">{escape.json_in_script(data)}</script>\n'
-        f'<script type="module">{code}</script>\n'
-    )
-    return document(title, policy, style("flame/js/flame.css"), body)
+    body = f'<div class="perfnb-static-{data["id"]}">{twin}</div>\n<div id="perfnb-view"></div>'
+    rest = f'<script type="application/json" id="perfnb-data">{escape.json_in_script(data)}</script>\n'
+    return live_page(title, style("flame/js/flame.css"), body, rest, script("flame/js/host.js") + _START)

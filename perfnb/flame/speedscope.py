@@ -10,7 +10,7 @@ import msgspec
 
 from perfnb.errors import TraceError
 from perfnb.flame.formats import Format, HostRecord, content_of
-from perfnb.flame.tree import MS, Function, TreeBuilder
+from perfnb.flame.tree import DEEPEST, MS, Function, TreeBuilder
 from perfnb.quantities import counted, duration
 from perfnb.recording.nesting import NONE
 from perfnb.trace.trace_file import Limits
@@ -129,8 +129,8 @@ def _evented(
         if event.type == "O":
             inside = stack[-1][0] if stack else top
             stack.append((builder.inside(inside, _one(path, frames, event.frame)), event.frame))
-            if len(stack) > 5_000:
-                raise _bad(path, "a stack has more than 5,000 calls")
+            if len(stack) > DEEPEST:
+                raise _bad(path, f"a stack has more than {DEEPEST:,} calls")
         elif event.type != "C" or not stack or stack.pop()[1] != event.frame:
             raise _bad(path, "a call ends that is not the innermost one")
     if stack:

@@ -33,18 +33,13 @@ def stack_table(record: HostRecord) -> pd.DataFrame:
         return conform(pd.DataFrame(), "stacks")
     ends = np.flatnonzero((tree.self > 0) | (tree.samples > 0))
     ends = ends[np.argsort(-tree.self[ends], kind="stable")]
-    table = pd.DataFrame({"stack": texts_of(tree, ends)})
+    table = pd.DataFrame({"stack": [tree.text(node) for node in ends.tolist()]})
     if record.samples is not None:
         table["samples"] = tree.samples[ends]
     if (column := _COLUMN[record.unit]) is not None:
         table[column] = tree.self[ends] if column == "ms" else np.rint(tree.self[ends]).astype(np.int64)
     table["share"] = _shares(tree.self[ends], float(tree.self.sum()))
     return conform(table, "stacks")
-
-
-def texts_of(tree: CallTree, nodes: Ints) -> list[str]:
-    """The stacks of some calls, as collapsed stacks write them."""
-    return [tree.text(node) for node in nodes.tolist()]
 
 
 def grouped(tree: CallTree) -> tuple[list[Function], Ints]:

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, palette, tables
-from perfnb.draw.frame import framed, header
+from perfnb.draw import escape, tables
+from perfnb.draw.frame import framed, header, notes_html
 from perfnb.draw.picture import GROUND, INK, picture_html
 from perfnb.flame.data import flame_data
 from perfnb.flame.formats import HostRecord
@@ -39,14 +39,14 @@ def headline(record: HostRecord, table: pd.DataFrame) -> str:
     if record.calls is not None and record.calls["calls"].notna().any():
         facts.append(fmt.counted(int(record.calls["calls"].sum()), "call"))
     if record.unit == "ms":
-        whole = record.calls["self_ms"].sum() if record.calls is not None else total_of(record)
+        whole = record.calls["self_ms"].sum() if record.calls is not None else _total_of(record)
         facts.append(fmt.duration(float(whole)))
     elif record.unit == "bytes":
-        facts.append(fmt.size(total_of(record)))
+        facts.append(fmt.size(_total_of(record)))
     return ", ".join(facts)
 
 
-def total_of(record: HostRecord) -> float:
+def _total_of(record: HostRecord) -> float:
     """The sum over all stacks."""
     return 0.0 if record.tree is None else float(record.tree.self.sum())
 
@@ -61,13 +61,13 @@ def host_text(record: HostRecord, table: pd.DataFrame, width: int = 100) -> str:
     """The profile as text."""
     title = f"perfnb · host profile · {escape.plain(record.name, width // 2)} · {record.format}"
     parts = [[escape.shorten(title, width), *escape.wrapped(fmt.capital(headline(record, table)), width)]]
-    parts.append(function_lines(record, table, width))
+    parts.append(_function_lines(record, table, width))
     if record.notes:
         parts.append(["Notes", *escape.bullets(record.notes, width)])
     return "\n\n".join("\n".join(line.rstrip() for line in part) for part in parts if part)
 
 
-def function_lines(record: HostRecord, table: pd.DataFrame, width: int) -> list[str]:
+def _function_lines(record: HostRecord, table: pd.DataFrame, width: int) -> list[str]:
     """The heaviest functions as lines of text."""
     if table.empty:
         return []
@@ -91,9 +91,8 @@ def _figure(record: HostRecord, value: Any) -> str:
 
 
 def _named(row: Any) -> str:
-    if not isinstance(row.file, str):
-        return str(row.function)
-    return f"{row.function} ({row.file}{'' if pd.isna(row.line) else f':{row.line}'})"
+    where = _where(row)
+    return f"{row.function} ({where})" if where else str(row.function)
 
 
 def _caption(table: pd.DataFrame) -> str:
@@ -105,12 +104,10 @@ def _caption(table: pd.DataFrame) -> str:
 def host_html(record: HostRecord, table: pd.DataFrame) -> str:
     """The profile as HTML without scripts."""
     words = header(record.name, f"host profile ({record.format})", "", fmt.capital(headline(record, table)))
-    notes = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in record.notes)
-    more = f"<p><strong>Notes</strong></p><ul>{notes}</ul>" if notes else ""
-    return framed(words + static_body(record, table) + more, narrow=True)
+    return framed(words + _body(record, table) + notes_html(record.notes), narrow=True)
 
 
-def static_body(record: HostRecord, table: pd.DataFrame) -> str:
+def _body(record: HostRecord, table: pd.DataFrame) -> str:
     """The flame graph as a picture, and the heaviest functions."""
     parts = [] if record.tree is None else [flame_picture(record.tree, record.unit)]
     if len(table):
@@ -186,7 +183,7 @@ def _draw(figure: Figure, data: dict[str, Any], boxes: Any, whole: float) -> Non
     axes.set_axis_off()
     axes.set_xlim(0, whole)
     axes.set_ylim(int(depth[shown].max()) + 1, 0)
-    colours = box_colours(data)
+    colours = _box_colours(data)
     axes.barh(
         depth[shown] + 0.5, wide[shown], height=1.0, left=start[shown],
         color=[colours[place] for place in shown.tolist()], edgecolor=GROUND, linewidth=0.6,
@@ -202,7 +199,7 @@ def _draw(figure: Figure, data: dict[str, Any], boxes: Any, whole: float) -> Non
         text.set_in_layout(False)
 
 
-def box_colours(data: dict[str, Any]) -> list[str]:
+def _box_colours(data: dict[str, Any]) -> list[str]:
     """The colour of each box: of its phase, if the outermost calls are phases, else of its package."""
     phase: dict[str, str] | None = None
     colours = []
@@ -216,4 +213,4 @@ def box_colours(data: dict[str, Any]) -> list[str]:
 def _ink(colour: str) -> str:
     """Black or white, whichever reads better on a colour."""
     red, green, blue = bytes.fromhex(colour[1:])
-    return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 128 else palette.Mark("", GROUND, "", "").colour
+    return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 128 else GROUND

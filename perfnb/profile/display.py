@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from perfnb.draw import escape
-from perfnb.draw.frame import document
+from perfnb.draw.frame import live_page
 from perfnb.draw.shown import Bundle, show_live
 from perfnb.profile.report import layer_rows, report_data, report_script, report_style, summary_html, summary_text
 from perfnb.shell import in_notebook, print_text
@@ -72,25 +71,17 @@ def _report(
 
 
 def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:
-    """Return the report as a self-contained HTML document, which also works offline and without scripts.
-
-    Its content security policy allows the report's own script and nothing else: no other script, no inline event
-    handler, no request.
-    """
+    """Return the report as a self-contained HTML document, which also works offline and without scripts."""
     packed, facts = b"", None
     if timeline is not None:
         packed, facts = timeline_bytes(timeline, layer_rows(summary, timeline.layers), PAGE_BYTES)
     drawn = report_data(summary, _REPORT_ID, facts)
     keys = [key for key, _ in drawn["tabs"]]
-    data, script = escape.json_in_script(drawn), report_script(keys) + _START
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    body = (
-        f'<div class="perfnb-static-{_REPORT_ID}">{summary_html(summary, timeline)}</div>\n'
-        '<div id="perfnb-report"></div>\n</main>\n'
-        f'<script type="application/json" id="perfnb-data">{data}</script>\n'
+    twin = f'<div class="perfnb-static-{_REPORT_ID}">{summary_html(summary, timeline)}</div>'
+    data = (
+        f'<script type="application/json" id="perfnb-data">{escape.json_in_script(drawn)}</script>\n'
         '<script type="application/octet-stream" id="perfnb-timeline">'
         f"{base64.b64encode(packed).decode()}</script>\n"
-        f'<script type="module">{script}</script>\n'
     )
-    return document(summary.name, policy, report_style(keys), body)
+    body, script = f'{twin}\n<div id="perfnb-report"></div>', report_script(keys) + _START
+    return live_page(summary.name, report_style(keys), body, data, script)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfnb import quantities as fmt
 from perfnb.draw import assets, bars, escape, palette, tables
-from perfnb.draw.frame import framed
+from perfnb.draw.frame import framed, notes_html
 from perfnb.draw.tree import split_layers
 from perfnb.findings.tab import verdict_html, verdict_text
 from perfnb.profile.tab import layer_ops_data
@@ -153,10 +153,7 @@ def summary_html(summary: Summary, timeline: Timeline | None = None) -> str:
         parts.append(tables.full_bar(shares, sum(share for _, share in shares) or 1.0))
         parts.append(tables.table(caption, ["phase", "time", "share"], rows))
     parts += [tab.html(part) for tab, part in Report(summary, timeline).shown_static() if tab.html]
-    if notes := notes_of(summary):
-        items = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in notes)
-        parts.append(f"<p><strong>Notes</strong></p><ul>{items}</ul>")
-    return framed("".join(parts))
+    return framed("".join(parts) + notes_html(notes_of(summary)))
 
 
 def _headline(summary: Summary) -> list[str]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
-from perfnb.draw.frame import framed, header
+from perfnb.draw.frame import framed, header, notes_html
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence
 from perfnb.ranks.lanes_view import heat_html, heat_text, lanes_html, lanes_text
 from perfnb.ranks.summary import RanksSummary
@@ -73,16 +73,14 @@ def ranks_html(summary: RanksSummary, buckets: BucketSizes | None = None) -> str
     count = ranks_count(len(summary.names))
     left = f" ({len(means) - _MOST:,} more not listed)" if len(means) > _MOST else ""
     table = tables.table(f"{count}, mean step{left}", ["rank", "file", *_COLUMNS.values(), "clock"], rows, texts=2)
-    notes = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in [_LEGEND, *_notes(summary, buckets)])
     size = summary.doubts.world_size
     of = f" of {size:,}" if summary.doubts.absent else ""
     head = header(f"{count}{of}", "what each did, and who waited for whom")
     waits = waits_by_step(summary)
     heat = "" if waits is None else f"<p><strong>Waiting</strong></p>{heat_html(waits)}"
     lanes = "" if summary.lanes is None else f"<p><strong>One step</strong></p>{lanes_html(summary.lanes)}"
-    return framed(
-        f"{head}{_bars(summary)}{table}{lanes}{heat}<p><strong>Notes</strong></p><ul>{notes}</ul>", narrow=True
-    )
+    notes = notes_html([_LEGEND, *_notes(summary, buckets)])
+    return framed(f"{head}{_bars(summary)}{table}{lanes}{heat}{notes}", narrow=True)
 
 
 def waits_by_step(summary: RanksSummary) -> pd.DataFrame | None:

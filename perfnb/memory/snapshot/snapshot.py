@@ -11,7 +11,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, tables
-from perfnb.draw.frame import framed, header
+from perfnb.draw.frame import framed, header, notes_html
 from perfnb.draw.shown import Shown
 from perfnb.memory.snapshot import reading as reader
 from perfnb.memory.snapshot.reading import SnapshotColumns
@@ -111,10 +111,8 @@ class MemorySnapshot(Shown):
                 for _, row in largest.iterrows()
             ]
             parts.append(tables.table(self._caption(), ["made at", "op", "device", "size"], rows, texts=3))
-        if items := "".join(f"<li>{escape.html_sentence(note)}</li>" for note in notes):
-            parts.append(f"<p><strong>Notes</strong></p><ul>{items}</ul>")
         words = header(escape.plain(self._name), "memory snapshot", "", fmt.capital(self._history()))
-        return framed(words + "".join(parts), narrow=True)
+        return framed(words + "".join(parts) + notes_html(notes), narrow=True)
 
     def __repr__(self) -> str:
         total = self._devices[["active_bytes", "reserved_bytes", "segments", "blocks"]].sum()
