@@ -153,6 +153,7 @@ def run_figures(steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, A
     found = list(_findings(judged, memory, facts, parts)) if enough else []
     if busy := _busy(facts):
         found = [(*one[:-1], "low") if one[0] in _BY_NOISE else one for one in found]
+        found.sort(key=lambda one: one[0] in _BY_NOISE)  # what other programs cannot cause comes first
     findings = pd.DataFrame(found, columns=["bottleneck", "evidence", "bound_ms", "share", "lever", "confidence"])
     findings = findings.astype(
         dict.fromkeys(("bottleneck", "evidence", "lever", "confidence"), TEXT)

@@ -250,6 +250,17 @@ def test_a_busy_machine_is_told_and_lowers_confidence() -> None:
     assert "busy" not in str(RunSummary(kept))
 
 
+def test_on_a_busy_machine_what_others_cannot_cause_comes_first() -> None:
+    wall = usual(N)
+    wall[150::100] += 90
+    kept = recorded(wall, memory=lambda step: steady_memory(step) + step * MIB // 4)
+    assert bottlenecks(RunSummary(kept)) == ["stalls", "memory growth"]
+    kept.facts.update(load=6.5, cpus=4)
+    busy = RunSummary(kept)
+    assert busy.verdict == "Memory grows"
+    assert bottlenecks(busy) == ["memory growth", "stalls"]
+
+
 def test_waits_that_nobody_measured_are_not_zero() -> None:
     found = run(usual(N), np.full(N, -1e-6))
     assert pd.isna(found.phases.at["data", "ms"])
