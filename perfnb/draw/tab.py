@@ -31,6 +31,9 @@ class Tab:
     compute : callable, optional
         Computes its part of the summary from a recording and its attribution, both as they are known; ``None`` for
         nothing to show.
+    is_empty : callable, optional
+        Gets the data and returns whether the tab would have nothing to show: the browser then has no such tab, but
+        other tabs have its data.
     upfront : bool
         In the static HTML and as text, the tab comes before all that are not.
     """
@@ -44,4 +47,5 @@ class Tab:
     script: str = ""
     style: str = ""
     compute: Callable[[Any, Any], Any] | None = None
+    is_empty: Callable[[Any], bool] | None = None
     upfront: bool = False

@@ -144,7 +144,7 @@ def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | 
         kernels=kernels.head(MOST_KERNELS),
         kernels_in_all=len(kernels),
         path=_path(gpu),
-        notes=tuple(_notes(gpu, rows)),
+        notes=tuple(_notes(gpu, rows, recording.is_foreign)),
     )
 
 
@@ -234,7 +234,7 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
     )
 
 
-def _notes(gpu: GpuEvents, rows: pd.DataFrame) -> Iterator[str]:
+def _notes(gpu: GpuEvents, rows: pd.DataFrame, foreign: bool) -> Iterator[str]:
     """What the trace does not show."""
     unknown = int(rows["call_ns"].isna().sum())
     if unknown:
@@ -256,7 +256,8 @@ def _notes(gpu: GpuEvents, rows: pd.DataFrame) -> Iterator[str]:
         calls = "GPU runtime calls" if is_in(gpu.events, CALLS).any() else "events"
         yield f"The trace has no host ops, only {calls}: kernels are listed by name."
     elif "shapes" not in gpu.events or not gpu.events["shapes"].notna().any():
-        yield "The trace has no input shapes (record_shapes=True records them): kernels are grouped by op only."
+        how = "" if foreign else " (record_shapes=True records them)"
+        yield f"The trace has no input shapes{how}: kernels are grouped by op only."
     outside = int(np.count_nonzero(is_in(gpu.events, DEVICE_WORK) & ~gpu.in_steps))
     if outside:
         yield f"{outside:,} kernels, copies and fills belong to no step; only the bars of the whole trace include them."

@@ -203,7 +203,7 @@ class Latency(Page, Shown):
         """How much longer than back to back requests of their size took after each pause."""
         steady = self._closed[~self._closed["first"]]
         usual = steady.groupby("size", observed=True)["service_ms"].median()
-        expected = self._paused["size"].astype(str).map(usual).fillna(float(np.median(self._service_ms)))
+        expected = self._paused["size"].astype(object).map(usual).fillna(float(np.median(self._service_ms)))
         extra = self._paused["service_ms"] - expected.astype(float)
         return {float(pause): each.to_numpy() for pause, each in extra.groupby(self._paused["pause_ms"])}
 

@@ -160,7 +160,8 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
     if modules.empty and recording.is_loaded and not recording.meta["trace"]["host_events"]:
         yield "Without host events there are no layers."
     elif modules.empty and recording.is_foreign:
-        yield "There are no layers: look at ops and kernels."  # another program's trace: torch's options are no help
+        work = " and kernels" if recording.meta["trace"]["device_events"] else ""
+        yield f"There are no layers: look at ops{work}."  # another program's trace: torch's options are no help
     elif modules.empty and recording.is_loaded:
         yield (
             "The trace names no modules, so there are no layers, and forward time is in other: look at ops. With "

@@ -238,6 +238,7 @@ def report_data(
     report = Report(summary, timeline_facts=timeline)
     shown = [(tab, tab.data(part)) for tab, part in report.shown() if tab.data]
     drawn = [(tab, data) for tab, data in shown if data is not None]
+    filled = [(tab, data) for tab, data in drawn if tab.is_empty is None or not tab.is_empty(data)]
     places = report.layer_places
     exact = functools.partial(fmt.short, digits=9)  # the browser rounds headline figures again
     own = {
@@ -269,7 +270,7 @@ def report_data(
             }
             for name, row in summary.phases.iterrows()
         ],
-        "tabs": [[tab.key, tab.title] for tab, _ in drawn],
+        "tabs": [[tab.key, tab.title] for tab, _ in filled or drawn],
         "layer_ops": layer_ops_data(summary, places, report.op_places),
         "hot_path": [places[name] for name in map(str, summary.hot_path) if name in places],
         "notes": [escape.plain(note, 2000) for note in notes_of(summary)],

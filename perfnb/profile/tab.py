@@ -276,6 +276,7 @@ LAYERS = Tab(
     text=lambda report, width: layers_text(report.summary, width),
     html=lambda report: layers_html(report.summary),
     data=lambda report: layers_data(report.summary),
+    is_empty=lambda data: not data["label"],
     script="profile/js/layers.js",
 )
 
@@ -287,5 +288,6 @@ OPS = Tab(
     text=lambda report, width: ops_text(report.summary, width),
     html=lambda report: ops_html(report.summary),
     data=lambda report: ops_data(report.summary, report.op_places),
+    is_empty=lambda data: not data["label"],
     script="profile/js/ops.js",
 )

@@ -189,6 +189,18 @@ def test_tabs_obey_the_keyboard_and_ops_lead_back_to_layers(report):
     expect(row(page, "wte")).to_have_attribute("aria-selected", "true")
 
 
+def test_without_layers_the_first_tab_with_something_is_open(report):
+    made = summaries.gpt(1)
+    page = report(replace(made, layers=made.layers.iloc[:0], layer_ops=made.layer_ops.iloc[:0], hot_path=()))
+    expect(page.get_by_role("tab", name="Layers")).to_have_count(0)
+    expect(page.get_by_role("tab", name="Ops")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("columnheader", name="Op", exact=True)).to_be_visible()
+    expect(page.get_by_role("columnheader", name="Layers")).to_have_count(0)
+    row(page, "aten::embedding").click()
+    expect(page.get_by_role("heading", name="aten::embedding")).to_be_visible()
+    expect(page.get_by_text("It runs in no layer.")).to_have_count(0)
+
+
 def test_the_unknown_says_why(report):
     page = report(summaries.unknown_figures())
     page.locator("tr[data-row]").first.click()

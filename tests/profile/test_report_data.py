@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import perfnb
 from perfnb.draw import escape
 from perfnb.profile.report import report_data
 from tests import summaries
@@ -74,3 +77,22 @@ def test_names_are_short_and_visible():
     for name in names:
         assert escape.plain(name) == name
         assert len(name) <= escape.MAX_NAME
+
+
+def loaded_report(folder: Path, *events: dict[str, Any]) -> dict[str, Any]:
+    path = folder / "trace.json"
+    path.write_text(json.dumps([{"pid": 1, "tid": 1, "ph": "X", "ts": 0, "dur": 9, **event} for event in events]))
+    found = perfnb.load(path)
+    assert isinstance(found, perfnb.Profile)
+    return report_data(found._summary, timeline={})
+
+
+def test_tabs_without_anything_to_show_are_left_out(tmp_path: Path) -> None:
+    kernel = {"name": "k", "cat": "kernel", "args": {"device": 0, "stream": 7}}
+    only_ops = loaded_report(tmp_path, {"name": "ALLREDUCE"})
+    assert [key for key, _ in only_ops["tabs"]][:1] == ["ops"]
+    assert only_ops["layers"]["label"] == []  # other tabs still ask for it
+    only_kernels = loaded_report(tmp_path, kernel)
+    assert "gpu" in {key for key, _ in only_kernels["tabs"]}
+    assert not {"layers", "ops"} & {key for key, _ in only_kernels["tabs"]}
+    assert only_kernels["ops"]["label"] == []

@@ -18,6 +18,7 @@ from perfnb.findings.rules.fusion import chains_of
 from perfnb.findings.rules.synchronisation import after_reads_ms
 from perfnb.recording.nesting import Bools, Floats
 from perfnb.recording.text import found
+from perfnb.trace_names import LAYER_SPAN
 
 #: Share of the step, and milliseconds of it, worth reporting.
 _WORTH, _WORTH_WORK, _LEAST_MS = 0.1, 0.05, 0.2
@@ -196,6 +197,8 @@ def _called(facts: Facts, chosen: Bools) -> str:
 
 
 def _short(name: str) -> str:
+    if name == LAYER_SPAN:
+        return "the code of a layer"
     return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
 
 
@@ -239,28 +242,29 @@ def _seen(gpu: GpuFacts) -> str:
 
 
 def _lever(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
-    share = gpu.doing.shares
+    share, longest = gpu.doing.shares, gpu.doing.longest
     if share["calls"] >= _MAINLY:
         return (
-            "Look at this call: the first use of a GPU, a library or a kernel loads what it needs. Run a few steps "
-            "before the traced one.",
+            f"Look at {_short(longest['calls'])}: the first use of a GPU, a library or a kernel loads what it needs. "
+            "Run a few steps before the traced one.",
             ""
             if facts.live or facts.recording.is_foreign
             else "schedule = torch.profiler.schedule(wait=1, warmup=3, active=3)",
         )
     if share["calls"] + share["ops"] >= _MAINLY:
-        return "Look at this op: it runs on the host for a long time and launches late.", ""
+        most = longest[max(("ops", "calls"), key=lambda place: share[place])]
+        return f"Look at {_short(most)}: it runs on the host for a long time and launches late.", ""
     if share["functions"] >= _MAINLY:
         return "Take this function off the critical path: call it less often, elsewhere, or before the loop.", ""
-    if facts.records_python:
-        return "Find out what the host does there: none of the recorded ops, calls and functions takes most of it.", ""
-    if facts.live:
-        return "Find out what the host does there: profile with stacks=True to record Python functions too.", ""
     if facts.recording.is_foreign:
         return (
             "Find out what the host does there: mark its parts with ranges, or sample its stacks, and record again.",
             "",
         )
+    if facts.records_python:
+        return "Find out what the host does there: none of the recorded ops, calls and functions takes most of it.", ""
+    if facts.live:
+        return "Find out what the host does there: profile with stacks=True to record Python functions too.", ""
     return "Find out what the host does there: record Python functions too.", f"profiler = {_RECORDING_MORE})"
 
 

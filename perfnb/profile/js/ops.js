@@ -5,7 +5,7 @@ import { figureColumn, nameColumn, searchGrid } from "../../draw/js/grid.js";
 import { tabMakers } from "../../draw/js/tabs.js";
 import { usesBy, usesTable } from "./layers.js";
 
-function opsTab({ ops, layer_ops: used }, facts, revealLayer) {
+function opsTab({ ops, layers, layer_ops: used }, facts, revealLayer) {
   const places = ops.label.map(() => []);
   used.layer.forEach((layer, at) => layer >= 0 && places[used.op[at]].push(at));
   const users = places.map((own) => usesBy(used, own, (at) => used.layer[at]).map((sum) => ({ ...sum, layer: used.layer[sum.at] })));
@@ -23,7 +23,7 @@ function opsTab({ ops, layer_ops: used }, facts, revealLayer) {
     number("total_cpu_ms", "Total CPU", "CPU time in a traced step, including ops that it calls", duration, { width: 84, drop: 2 }),
     number("gpu_ms", "GPU", "Time of its kernels in a traced step", duration),
     number("flops", "FLOPs", "Arithmetic per step", flopCount, { width: 92, drop: 1 }),
-    {
+    layers.label.length > 0 && {
       key: "layers", head: "Layers", title: "The layers in which it takes the most time", text: true, width: 290, drop: 4,
       value: (i) => -users[i].length,
       draw: (i) => {
@@ -40,7 +40,7 @@ function opsTab({ ops, layer_ops: used }, facts, revealLayer) {
     label: "Ops", columns, rows: { parent: ops.label.map(() => -1), words: (i) => ops.label[i] }, words: "Search ops", size: ops.label.length, noun: "ops",
     describe: (i) => [
       h("h3", {}, ops.label[i]),
-      h("p", { class: "pf-quiet" }, users[i].length ? "The layers that it runs in, forward and backward." : "It runs in no layer."),
+      layers.label.length > 0 && h("p", { class: "pf-quiet" }, users[i].length ? "The layers that it runs in, forward and backward." : "It runs in no layer."),
       users[i].length && usesTable("Layers of the op", used, users[i], ["Layer"], (sum) => [link(sum)]),
     ],
   });
