@@ -34,6 +34,8 @@ _COLLECTIVE = re.compile(
 
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _MOST_DIGITS = 18
+#: Where an object lay, at the end of the name of one of its methods; torch's export_stacks writes _ for each space.
+_ADDRESS = re.compile(r"[ _]at[ _]0x[0-9a-fA-F]{1,16}(?=>$)")
 
 #: torch's numbers of kinds of devices, by which a trace says where memory changed (``Device Type``).
 DEVICE_KINDS = {
@@ -103,3 +105,8 @@ def stepped_optimizer(name: str) -> str | None:
     """The class of the optimizer, such as ``SGD``, if a range is around its ``step()``."""
     match = _OPTIMIZER_STEP.fullmatch(name)
     return match[1] if match else None
+
+
+def without_address(name: str) -> str:
+    """The name of a method of an object without the object's address, which differs from call to call."""
+    return _ADDRESS.sub("", name)

@@ -18,7 +18,7 @@ from perfnb.recording.nesting import NONE, Ints, children_sums, nest
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT, is_one_of, of_labels
-from perfnb.trace_names import PYTHON_CALLS, SPAN_CATEGORY, own_word
+from perfnb.trace_names import PYTHON_CALLS, SPAN_CATEGORY, own_word, without_address
 
 
 def calls_of(events: pd.DataFrame) -> Ints:
@@ -47,7 +47,10 @@ def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
 
 
 def longest_calls(events: pd.DataFrame, host: Host, thread: int, time: IntervalSet) -> pd.Series:
-    """Self time in ns of each Python function of a thread within a set of time, longest first."""
+    """Self time in ns of each Python function of a thread within a set of time, longest first.
+
+    A method of many objects, such as ``append`` of lists, is one function.
+    """
     rows = calls_of(events)
     rows = rows[_threads(events, host, rows) == thread]
     begin = events["start_ns"].to_numpy()[rows]
@@ -56,6 +59,7 @@ def longest_calls(events: pd.DataFrame, host: Host, thread: int, time: IntervalS
     own = inside - children_sums(nest(np.zeros(len(rows), dtype=np.int64), begin, end).parent, inside)
     names = events["name"].array[rows]
     sums = pd.Series(np.maximum(own, 0.0)).groupby(names, observed=True).sum()
+    sums = sums.groupby([without_address(str(name)) for name in sums.index]).sum()
     return sums[sums > 0].sort_values(ascending=False, kind="stable")
 
 

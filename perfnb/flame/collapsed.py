@@ -9,10 +9,11 @@ from pathlib import Path
 
 from perfnb.errors import TraceError
 from perfnb.flame.formats import Format, HostRecord, content_of, lines_of, text_of
-from perfnb.flame.tree import Function, TreeBuilder, without_address
+from perfnb.flame.tree import Function, TreeBuilder
 from perfnb.quantities import counted
 from perfnb.recording.nesting import NONE
 from perfnb.trace.trace_file import Limits
+from perfnb.trace_names import without_address
 
 #: Frames of py-spy, ``function (file.py:12)``, and of torch's export_stacks, ``file.py(12):_function``: it writes an
 #: underscore for each space.

@@ -17,9 +17,10 @@ import pandas as pd
 
 from perfnb.errors import TraceError
 from perfnb.flame.formats import Format, HostRecord, content_of
-from perfnb.flame.tree import Function, without_address
+from perfnb.flame.tree import Function
 from perfnb.recording.nesting import NONE
 from perfnb.trace.trace_file import Limits
+from perfnb.trace_names import without_address
 
 #: Statistics are a dict of tuples with a dict of tuples.
 _DEEPEST = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def flame_data(tree: CallTree, unit: str, most: int, before: Floats | None = Non
     groups, group = _groups(packages, np.bincount(name, weights=weight[rows], minlength=len(used)).astype(np.float64))
     data = {
         "unit": unit,
-        "names": [escape.plain(_word(each), 300) for each in functions],
+        "names": [escape.plain(word, 300) for word in _words(functions)],
         "places": [_place(each) for each in functions],
         "kinds": ["" if each.kind == "own" else each.kind for each in functions],
         "phases": [_phase(each) for each in functions],
@@ -148,8 +149,17 @@ def package_of(function: Function) -> str:
     return name.partition("::")[0] if "::" in name else _OTHERS
 
 
-def _word(function: Function) -> str:
-    return palette.mark(function.name).word if function.kind == "phase" else function.name
+def _words(functions: list[Function]) -> list[str]:
+    """What calls are labelled with: of a function with several lines also the line, as its calls look alike."""
+    lines = Counter((each.name, each.file, each.kind) for each in functions)
+    return [
+        palette.mark(each.name).word
+        if each.kind == "phase"
+        else f"{each.name}:{each.line}"
+        if each.line != NONE and lines[each.name, each.file, each.kind] > 1
+        else each.name
+        for each in functions
+    ]
 
 
 def _place(function: Function) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,9 +21,6 @@ Floats = npt.NDArray[np.float64]
 MOST_NODES, DEEPEST = 10_000_000, 5_000
 #: Scale of each unit of time, and the units of which the columns are.
 MS = {"nanoseconds": 1e-6, "microseconds": 1e-3, "milliseconds": 1.0, "seconds": 1e3}
-
-#: Where an object lay, at the end of the name of one of its methods; torch's export_stacks writes _ for each space.
-_ADDRESS = re.compile(r"[ _]at[ _]0x[0-9a-fA-F]{1,16}(?=>$)")
 
 
 class Function(NamedTuple):
@@ -185,11 +181,6 @@ class TreeBuilder:
             np.array(self._self, dtype=np.float64),
             np.array(self._samples, dtype=np.int64),
         )
-
-
-def without_address(name: str) -> str:
-    """The name of a method of an object without the object's address, which differs from run to run."""
-    return _ADDRESS.sub("", name)
 
 
 def numbers_of(things: Iterable[Hashable]) -> Ints:

@@ -63,6 +63,20 @@ def test_functions_that_take_the_time_are_named_where_they_are_on_record(recorde
     assert ("Which function ran." in code["blind"]) == (recorded != "calls")
 
 
+def test_a_method_of_many_objects_is_one_function() -> None:
+    hand = with_pause("step")
+    for number in range(STEPS):
+        t = 10_000 * number
+        for place in range(3):
+            name = f"<built-in method append of list object at 0x7f{number}{place}>"
+            hand.event(name, t + 2100 + 200 * place, t + 2200 + 200 * place, "python_function")
+        hand.event("a.py(1): step", t + 3000, t + 3200, "python_function")
+
+    evidence = found(hand.recording()).loc["host code", "evidence"]
+
+    assert "0.300 ms in <built-in method append of list object>, 0.200 ms in a.py(1): step." in evidence
+
+
 def test_calls_of_python_have_the_step_and_phase_in_which_they_begin() -> None:
     hand = ByHand()
     model = hand.layer("model")

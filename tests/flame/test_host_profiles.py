@@ -16,7 +16,7 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
-from perfnb.flame.data import package_of
+from perfnb.flame.data import flame_data, package_of
 from perfnb.flame.formats import formats
 from perfnb.flame.reading import format_of, read_record
 from perfnb.flame.tree import Function
@@ -281,6 +281,12 @@ def test_programs_and_compiled_code_are_packages_of_their_own() -> None:
     files = {"/tmp/perf-339.map": "JIT", "/home/me/bin/wrk": "wrk", "/lib/libc-2.19.so": "libc-2.19.so"}
     files |= {"/home/me/train.py": "me", "[kernel.kallsyms]": "kernel.kallsyms"}
     assert {file: package_of(Function("f", file)) for file in files} == files
+
+
+def test_calls_of_several_lines_of_a_function_are_told_apart(tmp_path: Path) -> None:
+    profile = perfnb.load(written(tmp_path, "main (a.py:1);f (a.py:5) 3\nmain (a.py:1);f (a.py:7) 4\ng;f 2\n"))
+    tree = profile._record.tree
+    assert sorted(flame_data(tree, "samples", 9)["names"]) == ["f", "f:5", "f:7", "g", "main"]
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
