@@ -19,8 +19,8 @@ from perfnb.flame.tree import CallTree
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Functions listed, and levels and calls of a picture.
-LISTED, _LEVELS, _CALLS = 15, 24, 2_000
+#: Functions listed, and in HTML of a profile without stacks, which has no other view; levels and calls of a picture.
+LISTED, _LISTED_ALONE, _LEVELS, _CALLS = 15, 100, 24, 2_000
 _WIDTH, _LEVEL_INCHES, _INCHES_A_CHARACTER = 8.8, 0.17, 0.062
 _LEAST_PART = 1 / 1_000
 _UNITS = {"ms": fmt.duration, "bytes": fmt.size, "samples": fmt.count}
@@ -74,7 +74,7 @@ def _function_lines(record: HostRecord, table: pd.DataFrame, width: int) -> list
     has_calls = bool(table["calls"].notna().any())
     own, total = _columns(record)
     heads = [f"{'self':>9} {'share':>7} {'total':>9} {'share':>7}", *([f"{'calls':>9}"] if has_calls else [])]
-    lines = [_caption(table), f"{' '.join(heads)}  function"]
+    lines = [_caption(table, LISTED), f"{' '.join(heads)}  function"]
     for row in table.head(LISTED).itertuples(index=False):
         figures = [
             f"{_figure(record, getattr(row, own)):>9} {fmt.share(row.self_share):>7}",
@@ -95,10 +95,10 @@ def _named(row: Any) -> str:
     return f"{row.function} ({where})" if where else str(row.function)
 
 
-def _caption(table: pd.DataFrame) -> str:
-    if len(table) <= LISTED:
+def _caption(table: pd.DataFrame, listed: int) -> str:
+    if len(table) <= listed:
         return "Functions, most time of their own first"
-    return f"The {LISTED} of {len(table):,} functions with most time of their own"
+    return f"The {listed} of {len(table):,} functions with most time of their own"
 
 
 def host_html(record: HostRecord, table: pd.DataFrame) -> str:
@@ -113,6 +113,7 @@ def _body(record: HostRecord, table: pd.DataFrame) -> str:
     if len(table):
         has_calls = bool(table["calls"].notna().any())
         own, total = _columns(record)
+        listed = _LISTED_ALONE if record.tree is None else LISTED
         rows = [
             [
                 tables.name(row.function),
@@ -123,10 +124,10 @@ def _body(record: HostRecord, table: pd.DataFrame) -> str:
                 fmt.share(row.total_share),
                 *([fmt.count(row.calls)] if has_calls else []),
             ]
-            for row in table.head(LISTED).itertuples(index=False)
+            for row in table.head(listed).itertuples(index=False)
         ]
         heads = ["function", "file", "self", "share", "total", "share", *(["calls"] if has_calls else [])]
-        parts.append(tables.table(_caption(table), heads, rows, texts=2))
+        parts.append(tables.table(_caption(table, listed), heads, rows, texts=2))
     return "".join(parts)
 
 

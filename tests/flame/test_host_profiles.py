@@ -188,6 +188,15 @@ def test_statistics_of_a_sampling_profiler_have_no_numbers_of_calls(tmp_path: Pa
         perfnb.load(written(tmp_path, marshal.dumps(wrong), "b.prof"))
 
 
+def test_a_page_of_statistics_lists_more_than_the_text(tmp_path: Path) -> None:
+    found = {("a.py", place, f"step_{place}"): (1, 1, 1.0 / place, 1.0, {}) for place in range(1, 121)}
+    profile = perfnb.load(written(tmp_path, marshal.dumps(found), "a.prof"))
+    page = profile.to_html(tmp_path / "a.html").read_text()
+    assert "The 100 of 120 functions" in page
+    assert ("step_100" in page, "step_101" in page) == (True, False)
+    assert "The 15 of 120 functions" in str(profile)
+
+
 class _Code:
     """Marshal of a few hostile values, written by hand."""
 
