@@ -58,7 +58,7 @@ def ranks_text(summary: RanksSummary, width: int = 100, buckets: BucketSizes | N
         lines += ["", *heat_text(waits, width)]
     if summary.lanes is not None:
         lines += ["", *lanes_text(summary.lanes, width)]
-    said = escape.bullets([_LEGEND, *_notes(summary, buckets)], width)
+    said = escape.bullets([_legend(summary), *_notes(summary, buckets)], width)
     return "\n".join([*(line.rstrip() for line in lines), "", "Notes", *said])
 
 
@@ -79,8 +79,13 @@ def ranks_html(summary: RanksSummary, buckets: BucketSizes | None = None) -> str
     waits = waits_by_step(summary)
     heat = "" if waits is None else f"<p><strong>Waiting</strong></p>{heat_html(waits)}"
     lanes = "" if summary.lanes is None else f"<p><strong>One step</strong></p>{lanes_html(summary.lanes)}"
-    notes = notes_html([_LEGEND, *_notes(summary, buckets)])
+    notes = notes_html([_legend(summary), *_notes(summary, buckets)])
     return framed(f"{head}{_bars(summary)}{table}{lanes}{heat}{notes}", narrow=True)
+
+
+def _legend(summary: RanksSummary) -> str:
+    idle = "" if summary.doubts.on_host else "idle: of a GPU, between its first and last work in the step; "
+    return _LEGEND.replace(f"{fmt.UNKNOWN}:", f"{idle}{fmt.UNKNOWN}:")
 
 
 def waits_by_step(summary: RanksSummary) -> pd.DataFrame | None:

@@ -31,6 +31,7 @@ def test_the_page_stands_alone_and_draws_what_each_rank_did(tmp_path: Path) -> N
     assert "http://" not in page.replace("http-equiv", "")
     assert page.count('class="pf-bar"') == 2
     assert "waited for by the others" in page
+    assert "idle: of a GPU, between its first and last work in the step; n/a: not known" in page
     parts = ranks._summary.parts
     gpu = ranks.gpu_time.set_index("rank")
     assert (parts["computing_ms"] + parts["both_ms"]).tolist() == pytest.approx(
