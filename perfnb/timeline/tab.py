@@ -214,8 +214,9 @@ def timeline_text(timeline: Timeline, width: int = 100) -> list[str]:
 
 
 def _listed(tracks: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Phases and layers, and the busiest of the other tracks, in the order of the timeline."""
+    """Phases, layers and the first thread, and the busiest of the other tracks, in the order of the timeline."""
     always = tracks["kind"].isin(("phases", "layers"))
+    always |= (tracks["kind"] == "thread") & ~tracks["kind"].duplicated()
     busy = tracks.loc[~always, "busy_ms"].sort_values(ascending=False, kind="stable")
     return tracks.loc[sorted([*tracks.index[always], *busy.index[: most - int(always.sum())]])]
 
