@@ -21,6 +21,7 @@ from perfnb.attribution.communication import (
     pieces,
     starts_collective,
     synchronises,
+    takes_results,
     waits_of_host,
 )
 from perfnb.attribution.interval_sets import intersection, union
@@ -346,11 +347,13 @@ def _waits_for_collectives(
         computes = is_one_of(host["category"], OPS) & ~np.isin(kind, (Kind.STEP, Kind.SPAN, Kind.DATA))
         busy = in_step & ((computes & ~inside & ~around & ~_is_own(host)) | (kind == Kind.DATA))
         calls = starts & np.isin(thread, steps.threads)
+        outer = computes & in_step & (innermost(forest, computes) == NONE)
         time = waits_of_host(
             own,
             union(steps.starts, steps.ends),
             union(start[busy], end[busy]),
             union(start[calls], end[calls]),
+            takes_results(host, outer),
         )
         begin, until = pieces(time, borders)
         parts.append(pd.DataFrame({"start": begin, "end": until, "thread": steps.threads[steps.at_time(begin)]}))

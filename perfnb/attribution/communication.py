@@ -5,7 +5,8 @@ range on a thread of the backend, such as ``gloo:all_reduce``, that ends with it
 first to the end of the second.
 
 A step waits for it where no operator runs while it is in flight. Python between two operators looks the same, but a
-wait goes on until a collective ends: where none ends, the host was busy. On a GPU a step waits where the host is in a
+wait goes on until a collective ends: where none ends, the host was busy. DDP is told of an end before the backend
+records it, which on a busy machine can be milliseconds later; there, a wait ends where DDP takes the result. On a GPU a step waits where the host is in a
 synchronising call while the device runs collectives and nothing else.
 """
 
@@ -25,6 +26,8 @@ from perfnb.trace_names import CALLS, COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST
 
 _WAITS = re.compile(r"(cuda|hip|cu|ze|sycl)\w*(Synchronize|Memcpy)", re.IGNORECASE)
 _RUN = re.compile(r"(\w+):(\w+)")
+#: Outside of other operators, this is how DDP looks at a bucket that has arrived.
+_VIEW = "aten::as_strided"
 #: Backends of devices whose collectives can be seen on the host only, if the trace has no kernels of theirs.
 _OFTEN_UNSEEN = ("xccl",)
 
@@ -87,7 +90,7 @@ def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
 
 
 def waits_of_host(
-    collectives: HostCollectives, steps: IntervalSet, busy: IntervalSet, calls: IntervalSet
+    collectives: HostCollectives, steps: IntervalSet, busy: IntervalSet, calls: IntervalSet, received: Ints
 ) -> IntervalSet:
     """The time of the steps in which the host waits for a collective of its own.
 
@@ -99,15 +102,24 @@ def waits_of_host(
         When the step computes or waits for something else.
     calls : IntervalSet
         When it is inside an operator that starts a collective.
+    received : array of int
+        When it takes results, from `takes_results`.
     """
     quiet = difference(steps, busy)
     ends = np.sort(collectives.end[collectives.ran != NONE])
     last = np.searchsorted(ends, quiet.end, side="right") - 1
     until = np.where(last != NONE, np.append(ends, 0)[last], quiet.start)
+    until = np.where(np.isin(quiet.end, received), quiet.end, until)
     waiting = union(quiet.start, np.maximum(until, quiet.start))
     starting = intersection(calls, quiet)
     either = union(np.concatenate([waiting.start, starting.start]), np.concatenate([waiting.end, starting.end]))
     return intersection(union(collectives.start, collectives.end), either)
+
+
+def takes_results(events: pd.DataFrame, is_outer: Bools) -> Ints:
+    """Starts of DDP's looks at buckets that have arrived; `is_outer` marks operators that are in no other."""
+    rows = np.flatnonzero(is_outer & of_labels(events["name"], lambda name: name == _VIEW))
+    return np.asarray(column(events, "start_ns")[rows])
 
 
 def synchronises(events: pd.DataFrame) -> Bools:

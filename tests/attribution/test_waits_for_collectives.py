@@ -80,6 +80,26 @@ def test_python_between_operators_is_no_wait_if_no_collective_ends_there() -> No
     assert phases(hand) == {"communication": 10 + 100, "other": 890}
 
 
+def test_a_wait_of_ddp_lasts_until_it_takes_the_bucket_even_if_the_end_is_recorded_later() -> None:
+    hand = ByHand().step(0, 1000)
+    hand.op("c10d::allreduce_", 100, 110).event("gloo:all_reduce", 105, 1500, "user_annotation", thread=9)
+    hand.op("aten::as_strided", 400, 410).op("aten::as_strided", 412, 420)
+    hand.event("Optimizer.step#SGD.step", 600, 800, "user_annotation")
+
+    times = phases(hand)
+
+    assert times["communication"] == 10 + 290 + 2
+    assert times["other"] == 1000 - 302 - times["optimizer"]
+
+
+def test_a_view_inside_another_operator_takes_no_bucket() -> None:
+    hand = ByHand().step(0, 1000)
+    hand.op("c10d::allreduce_", 100, 110).event("gloo:all_reduce", 105, 1500, "user_annotation", thread=9)
+    hand.op("aten::transpose", 400, 420).op("aten::as_strided", 400, 410)
+
+    assert phases(hand) == {"communication": 10, "other": 990}
+
+
 def test_an_all_reduce_inside_a_layer_leaves_its_forward_alone() -> None:
     hand = ByHand().step(0, 1000)
     model = hand.layer("model")
