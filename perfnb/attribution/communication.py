@@ -6,8 +6,8 @@ first to the end of the second.
 
 A step waits for it where no operator runs while it is in flight. Python between two operators looks the same, but a
 wait goes on until a collective ends: where none ends, the host was busy. DDP is told of an end before the backend
-records it, which on a busy machine can be milliseconds later; there, a wait ends where DDP takes the result. On a GPU a step waits where the host is in a
-synchronising call while the device runs collectives and nothing else.
+records it, which on a busy machine can be milliseconds later; there, a wait ends where DDP takes the result. On a GPU a
+step waits where the host is in a synchronising call while the device runs collectives and nothing else.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ from perfnb.shell import print_text
 
 #: Folder of the profiles inside the job's.
 _PROFILES = "profiles"
+#: Ranks that a machine may always start, and those that it may start for each core.
+_MANY, _MANY_PER_CORE = 64, 4
 _BACKENDS = ("gloo", "nccl", "mpi", "xccl")
 #: With as many GPUs as ranks: tensors on either kind of device.
 _BOTH = "cpu:gloo,cuda:nccl"
@@ -146,7 +148,7 @@ def order_for(
     from perfnb.launching.rank import gpu_count
     from perfnb.step.environment import usable_cpus
 
-    require_count("ranks", ranks, 1)
+    require_ranks(ranks)
     require_flag("ddp", ddp)
     require_flag("split", split)
     if threads is None:
@@ -176,6 +178,19 @@ def order_for(
         **places(),
         **others,
     )
+
+
+def require_ranks(ranks: int) -> None:
+    """Check a number of ranks: each is a process that imports torch, and too many stop a machine."""
+    from perfnb.step.environment import usable_cpus
+
+    require_count("ranks", ranks, 1)
+    most = max(_MANY, _MANY_PER_CORE * int(usable_cpus()))
+    if ranks > most:
+        raise ValueError(
+            f"ranks must be at most {most:,} on this machine with {counted(max(1, int(usable_cpus())), 'core')}, not "
+            f"{ranks:,}."
+        )
 
 
 def run_ranks(
@@ -215,7 +230,7 @@ def run_ranks(
             job.end()
         found = _loaded(folder / _PROFILES, order, ranks)
     if show and len(found) > 1 and all(len(profile.collectives) == 0 for profile in found):
-        print_text("perfnb: the ranks did not communicate. Does the step use a model under DDP? ddp=True wraps it.")
+        print_text(_silence(order.ddp))
     return found
 
 
@@ -233,6 +248,13 @@ def _loaded(folder: Path, order: Order, ranks: int) -> Ranks:
     if not isinstance(found, Ranks):
         raise PerfnbError(f"The ranks saved {type(found).__name__}, not profiles.")
     return found
+
+
+def _silence(ddp: bool) -> str:
+    said = "perfnb: the ranks did not communicate. "
+    if ddp:
+        return said + "DDP sends gradients in backward: does the step call it?"
+    return said + "Does the step use a model under DDP? In a function ddp=True wraps it, in a cell --ddp."
 
 
 def _show(line: str) -> None:

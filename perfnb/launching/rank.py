@@ -237,6 +237,10 @@ def _wrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
     parts = {id(part) for model in models for part in list(model.modules())[1:]}
     chosen = {id(model): model for model in models if id(model) not in parts and not isinstance(model, parallel)}
     trained = {key: model for key, model in chosen.items() if any(one.requires_grad for one in model.parameters())}
+    if not trained and any(isinstance(model, parallel) for model in models):
+        raise CaptureError(
+            "ddp has nothing to wrap: the step's model is in DistributedDataParallel already. Leave out ddp."
+        )
     if not trained:
         raise CaptureError(
             "ddp finds no model to wrap: the step names none in a variable of its own. Wrap it in "

@@ -13,7 +13,7 @@ from perfnb.arguments import require_count, shown
 from perfnb.draw import escape
 from perfnb.draw.shown import Shown
 from perfnb.launching.order import Order, pack_function
-from perfnb.launching.profile_ranks import order_for, run_ranks
+from perfnb.launching.profile_ranks import order_for, require_ranks, run_ranks
 from perfnb.launching.scaling_figures import JobRun, RankScalingFigures, ScalingJob, rank_scaling_figures
 from perfnb.launching.scaling_view import rank_scaling_html, rank_scaling_line, rank_scaling_text
 from perfnb.ranks.buckets import bucket_sentence
@@ -179,7 +179,7 @@ def _numbers(ranks: Sequence[int]) -> list[int]:
         raise TypeError(f"ranks must be numbers of ranks, such as (1, 2), not {shown(ranks)}.")
     numbers = list(ranks)
     for number in numbers:
-        require_count("ranks", number, 1)
+        require_ranks(number)
     if max(numbers, default=1) == 1:
         raise ValueError("ranks must have a number above 1, such as (1, 2).")
     return sorted({1, *numbers})

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.stats.intervals import interval_of_median
 
 #: Of each job's median: two of them are compared, and both hold with 95 %.
 CONFIDENCE = 0.975
+#: How many times as long as the fastest run of a job the slowest may take before a note says so.
+_DISAGREE = 1.25
 #: The parts of a loss.
 PARTS = ("compute", "communication", "imbalance", "input")
 
@@ -101,6 +104,7 @@ def rank_scaling_figures(jobs: Sequence[ScalingJob], mode: str, cores: int) -> R
     floats = dict.fromkeys(columns[3:], "Float64")
     notes = [f"{_name(job)}: n/a, because it failed: {job.failed}" for job in jobs if job.failed]
     notes += [f"{_name(job)}: {job.runs[-1].buckets}" for job in jobs if job.runs and job.runs[-1].buckets]
+    notes += [note for job in jobs for note in _doubts(job)]
     losses, more = _losses(jobs, mode)
     rounds = max(len(job.runs) for job in jobs)
     return RankScalingFigures(mode, table.astype(floats), losses, rounds, cores, notes + more)
@@ -122,6 +126,22 @@ def _time(job: ScalingJob) -> tuple[float, float, float]:
     if len(known) < len(found):
         return float(np.mean(medians)), np.nan, np.nan
     return float(np.mean(medians)), min(one.low for one in known), max(one.high for one in known)
+
+
+def _doubts(job: ScalingJob) -> Iterator[str]:
+    """Why the step of a job may be far off, or has no interval."""
+    medians = sorted(float(np.median(run.steps_ms)) for run in job.runs)
+    if len(medians) > 1 and medians[-1] > _DISAGREE * medians[0]:
+        yield (
+            f"{_name(job)}: its runs disagree, from {fmt.duration(medians[0])} to {fmt.duration(medians[-1])} per "
+            "step. Other work on the machine may be the cause: run the study again when it is idle."
+        )
+    if job.runs and np.isnan(_time(job)[1]):
+        least = min(len(run.steps_ms) for run in job.runs)
+        yield (
+            f"{_name(job)}: no interval, because {fmt.counted(least, 'timed step')} in a run are too few. Pass a "
+            "higher budget_s, or steps."
+        )
 
 
 def _ratio(

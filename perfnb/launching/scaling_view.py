@@ -26,7 +26,7 @@ _PARTS = {
     "imbalance": Mark("waiting for the slowest rank", palette.YELLOW, "▒", "columns"),
     "input": Mark("input", palette.ORANGE, "░", "dots"),
 }
-_HEADS = ("job", "step", "speed-up", "efficiency", "vs no DDP", "vs best")
+_HEADS = ("job", "step", "speed-up", "efficiency", "vs no DDP", "vs 1 proc")
 _LOST = ("ranks", "step", "perfect", "computing", "communication", "imbalance", "input")
 
 
@@ -46,7 +46,7 @@ def rank_scaling_sentences(figures: RankScalingFigures) -> list[str]:
         f"Each job ran {runs}, with {fmt.counted(threads, 'thread')} for each rank, on "
         f"{fmt.counted(figures.cores, 'core')}. "
         "Speed-up and efficiency are against one rank of the same code and threads. Nothing is extrapolated.",
-        "vs best: against one process with all cores. Losses: shares of the traced steps, applied to the timed ones.",
+        "vs 1 proc: against one process with all cores. Losses: shares of the traced steps, applied to the timed ones.",
         *figures.notes,
     ]
 

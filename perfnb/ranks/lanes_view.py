@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -75,7 +77,7 @@ def lanes_html(lanes: StepLanes) -> str:
         drawn.append(f'<g fill="currentColor" stroke="currentColor">{title}<path d="M{line}" fill="none"/>{dot}</g>')
     said = f"Step {lanes.step:,} of all ranks on one clock, {fmt.duration(lanes.span_ms)}. {_longest(lanes)}"
     seen = dict.fromkeys(_mark(str(part)) for part in lanes.lanes["part"])
-    keys = " &nbsp; ".join(tables.keyed(mark) for mark in seen)
+    keys = " &nbsp; ".join(tables.keyed(replace(mark, pattern="solid")) for mark in seen)
     lines = escape.html_sentence(_LINES) if len(lanes.arrivals) else ""
     picture = _svg(drawn, high * len(ranks), said)
     return f'{picture}<p>{keys}</p><p class="pf-small">{escape.html_sentence(said)} {lines}</p>'

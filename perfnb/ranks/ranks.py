@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.analysis_version import analysis_version
 from perfnb.attribution.collectives import collective_calls, collective_table
 from perfnb.draw.frame import static_page
@@ -22,6 +23,7 @@ from perfnb.profile.profile import Profile
 from perfnb.ranks.buckets import BucketSizes, bucket_sizes
 from perfnb.ranks.findings import job_findings
 from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
+from perfnb.ranks.told import Told
 from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
 from perfnb.recording import folder
 from perfnb.recording.from_trace import with_module_layers
@@ -31,6 +33,9 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.storage import PROFILE, SavedProfile, content
 from perfnb.trace.trace_file import Limits
+
+#: Most ranks whose own findings the report asks for: each is analysed as a whole.
+_MOST_ASKED = 8
 
 
 class Ranks(Page, Shown):
@@ -144,8 +149,7 @@ class Ranks(Page, Shown):
 
         Those are a straggler, unbalanced input and bucket sizes.
         """
-        steps_ms = float(self._summary.times["wall_ms"].mean())
-        both = [(None, finding_table(job_findings(self._summary, self._buckets), steps_ms))]
+        both: list[tuple[int | None, pd.DataFrame]] = [(None, self._findings_of_job)]
         both += [(rank, profile.findings) for rank, profile in self._profiles.items()]
         parts = [part.assign(rank=pd.array([rank] * len(part), dtype="Int64")) for rank, part in both if len(part)]
         if not parts:
@@ -153,6 +157,11 @@ class Ranks(Page, Shown):
         whole = pd.concat(parts, ignore_index=True)
         whole.insert(0, "rank", whole.pop("rank"))
         return whole.sort_values("bound_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
+
+    @property
+    def _findings_of_job(self) -> pd.DataFrame:
+        table = finding_table(job_findings(self._summary, self._buckets), float(self._summary.times["wall_ms"].mean()))
+        return table.assign(rank=pd.array([None] * len(table), dtype="Int64"))
 
     @property
     def times(self) -> pd.DataFrame:
@@ -210,7 +219,7 @@ class Ranks(Page, Shown):
         return folder.save(RANKS, {}, {"ranks": self.ranks}, path, parts, PROFILE)
 
     def _page(self) -> str:
-        return static_page(ranks_count(len(self._summary.names)), ranks_html(self._summary, self._buckets))
+        return static_page(ranks_count(len(self._summary.names)), self._html())
 
     def _with_rank(self, table: str) -> pd.DataFrame:
         parts = []
@@ -224,14 +233,25 @@ class Ranks(Page, Shown):
     def _summary(self) -> RanksSummary:
         return summarize_ranks([profile._recording for profile in self])
 
+    @cached_property
+    def _told(self) -> Told:
+        """What the report says first. The findings of each rank are asked for only if perfnb profiled a few ranks."""
+        times = {rank: one.timing for rank, one in self._profiles.items()}
+        medians = {rank: fmt.known(timing.median_ms) for rank, timing in times.items()}
+        timed = {rank: ms for rank, ms in medians.items() if ms is not None}
+        asked = self.findings if len(timed) == len(self) <= _MOST_ASKED else self._findings_of_job
+        wall = self._summary.times["wall_ms"]
+        count = min((len(times[rank].samples_ms) for rank in timed), default=0)
+        return Told(timed, count, self._summary.times["step"].nunique(), float(wall.mean()), asked)
+
     def _text(self, width: int = 100) -> str:
-        return ranks_text(self._summary, width, self._buckets)
+        return ranks_text(self._summary, self._told, width, self._buckets)
 
     def _line(self) -> str:
         return f"{', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}"
 
     def _html(self) -> str:
-        return ranks_html(self._summary, self._buckets)
+        return ranks_html(self._summary, self._told, self._buckets)
 
 
 def load_ranks(path: Path) -> Ranks:

@@ -15,6 +15,7 @@ from perfnb.draw.frame import framed, header, notes_html
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence
 from perfnb.ranks.lanes_view import heat_html, heat_text, lanes_html, lanes_text
 from perfnb.ranks.summary import RanksSummary
+from perfnb.ranks.told import Told, found_html, found_text, told_lines
 
 #: Most ranks listed in tables, and named in a sentence.
 _MOST, _MOST_NAMED = 64, 8
@@ -37,7 +38,7 @@ _LEGEND = (
 )
 
 
-def ranks_text(summary: RanksSummary, width: int = 100, buckets: BucketSizes | None = None) -> str:
+def ranks_text(summary: RanksSummary, told: Told, width: int = 100, buckets: BucketSizes | None = None) -> str:
     """A line per rank, mean over its steps, and notes."""
     means = _means(summary)
     heads = [*_COLUMNS.values(), "clock"]
@@ -45,6 +46,7 @@ def ranks_text(summary: RanksSummary, width: int = 100, buckets: BucketSizes | N
     room = max(10, width - 6 - sum(widths) - len(widths) - 2)
     lines = [
         f"perfnb · {ranks_count(len(summary.names))} · mean step",
+        *(line for words in told_lines(told) for line in escape.wrapped(words, width)),
         f"{'rank':>5} {'':<{room}}{''.join(f' {head:>{w}}' for head, w in zip(heads, widths, strict=True))}",
         "─" * width,
     ]
@@ -58,29 +60,33 @@ def ranks_text(summary: RanksSummary, width: int = 100, buckets: BucketSizes | N
         lines += ["", *heat_text(waits, width)]
     if summary.lanes is not None:
         lines += ["", *lanes_text(summary.lanes, width)]
+    if found := found_text(told, width):
+        lines += ["", *found]
     said = escape.bullets([_legend(summary), *_notes(summary, buckets)], width)
     return "\n".join([*(line.rstrip() for line in lines), "", "Notes", *said])
 
 
-def ranks_html(summary: RanksSummary, buckets: BucketSizes | None = None) -> str:
+def ranks_html(summary: RanksSummary, told: Told, buckets: BucketSizes | None = None) -> str:
     """The same as a table."""
     means = _means(summary)
     names = distinct_names(list(means["name"].head(_MOST)), 60)
+    unlike = means["name"].nunique() > 1
     rows = [
-        (escape.html(str(rank)), _file(row["name"], name), *map(escape.html, _figures(row)))
+        (escape.html(str(rank)), *([_file(row["name"], name)] * unlike), *map(escape.html, _figures(row)))
         for name, (rank, row) in zip(names, means.head(_MOST).iterrows(), strict=True)
     ]
     count = ranks_count(len(summary.names))
     left = f" ({len(means) - _MOST:,} more not listed)" if len(means) > _MOST else ""
-    table = tables.table(f"{count}, mean step{left}", ["rank", "file", *_COLUMNS.values(), "clock"], rows, texts=2)
+    heads = ["rank", *(["file"] * unlike), *_COLUMNS.values(), "clock"]
+    table = tables.table(f"{count}, mean step{left}", heads, rows, texts=1 + unlike)
     size = summary.doubts.world_size
     of = f" of {size:,}" if summary.doubts.absent else ""
-    head = header(f"{count}{of}", "what each did, and who waited for whom")
+    head = header(f"{count}{of}", "what each did, and who waited for whom", *told_lines(told))
     waits = waits_by_step(summary)
     heat = "" if waits is None else f"<p><strong>Waiting</strong></p>{heat_html(waits)}"
     lanes = "" if summary.lanes is None else f"<p><strong>One step</strong></p>{lanes_html(summary.lanes)}"
     notes = notes_html([_legend(summary), *_notes(summary, buckets)])
-    return framed(f"{head}{_bars(summary)}{table}{lanes}{heat}{notes}", narrow=True)
+    return framed(f"{head}{found_html(told)}{_bars(summary)}{table}{lanes}{heat}{notes}", narrow=True)
 
 
 def _legend(summary: RanksSummary) -> str:

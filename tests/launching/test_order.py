@@ -14,7 +14,8 @@ from torch import nn
 import perfnb
 from perfnb.errors import CaptureError
 from perfnb.launching.order import Cell, pack_cell, pack_function
-from perfnb.launching.rank import _Split
+from perfnb.launching.profile_ranks import _silence
+from perfnb.launching.rank import _Split, _wrapped
 from perfnb.step.cells import step_of
 from perfnb.step.namespace import names_in
 
@@ -141,3 +142,29 @@ def test_a_script_makes_its_own(option: dict[str, Any]) -> None:
 def test_nccl_needs_a_gpu_for_each_rank() -> None:
     with pytest.raises(CaptureError, match="2 ranks with nccl need a GPU each, but this machine has no GPU"):
         perfnb.profile_ranks(lambda: None, backend="nccl")
+
+
+def test_more_ranks_than_a_machine_can_start_are_refused() -> None:
+    for number in (10**6, 5000):
+        with pytest.raises(ValueError, match=r"ranks must be at most [\d,]+ on this machine"):
+            perfnb.profile_ranks(lambda: None, number)
+    with pytest.raises(ValueError, match=r"ranks must be at most"):
+        perfnb.rank_scaling(lambda: None, (1, 10**6))
+
+
+def test_ddp_for_a_model_that_has_it_already_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Parallel(nn.Linear):
+        pass
+
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Parallel)
+
+    with pytest.raises(CaptureError, match=r"in DistributedDataParallel already. Leave out ddp"):
+        _wrapped({"model": Parallel(2, 2)})
+    with pytest.raises(CaptureError, match=r"ddp finds no model"):
+        _wrapped({"x": 1})
+
+
+def test_ranks_that_did_not_communicate_get_the_advice_that_fits() -> None:
+    assert "--ddp" in _silence(ddp=False)
+    assert "backward" in _silence(ddp=True)
+    assert "wraps it" not in _silence(ddp=True)

@@ -90,10 +90,23 @@ def test_a_job_that_fails_without_ddp() -> None:
 def test_too_few_steps_for_an_interval() -> None:
     runs = [JobRun([10.0, 11.0], ALONE)]
 
-    table = rank_scaling_figures([ScalingJob("ranks", n, 1, runs) for n in (1, 2)], "strong", 2).table
+    figures = rank_scaling_figures([ScalingJob("ranks", n, 1, runs) for n in (1, 2)], "strong", 2)
+    table = figures.table
 
     assert table["ci_low_ms"].isna().all()
+    assert [note.partition(". ")[0] for note in figures.notes] == [
+        f"{name}: no interval, because 2 timed steps in a run are too few" for name in ("1 rank", "2 ranks")
+    ]
     assert table.loc["2 ranks", "speedup"] == 1.0
+
+
+def test_runs_that_disagree_are_said() -> None:
+    runs = [JobRun([ms] * 20, ALONE) for ms in (34.0, 61.0)]
+
+    notes = rank_scaling_figures([*jobs()[:2], ScalingJob("best", 1, 2, runs)], "strong", 2).notes
+
+    assert len(notes) == 1
+    assert notes[0].startswith("1 process, all cores: its runs disagree, from 34.0 ms to 61.0 ms per step.")
 
 
 def test_it_shows_itself() -> None:

@@ -23,7 +23,7 @@ _SMALL_BYTES, _MANY, _USUAL_BYTES = 2**20, 6, 25 * 2**20
 _DDP = "DistributedDataParallel"
 
 
-@rule("collectives", "Communication-bound", "overlapping it with computation")
+@rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,")
 def exposed_on_host(facts: Facts) -> Iterator[Finding]:
     """Time in which the step only waits for collectives that the host runs."""
     exposed = facts.phases_ms["communication"]
@@ -41,7 +41,9 @@ def exposed_on_host(facts: Facts) -> Iterator[Finding]:
         perfect = "Perfect overlap would save all of it."
     else:
         most = f"save {fmt.duration(overlap)}" if overlap > 0 else "save nothing"
-        perfect = f"Perfect overlap would {most}: the rest of the step is shorter than that."
+        perfect = (
+            f"Perfect overlap alone would {most}: the rest of the step is shorter than that. More takes sending less."
+        )
     yield Finding(
         "collectives",
         f"For {facts.of_step(exposed)} the step only waits for collectives ({listed} per step), which are in flight "
