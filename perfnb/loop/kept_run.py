@@ -1,4 +1,4 @@
-"""A run that is saved beside its profiles, and told of in one line when the process ends."""
+"""A run that is saved beside its profiles and told of in one line when the process ends; otherwise shown then."""
 
 from __future__ import annotations
 
@@ -86,11 +86,14 @@ class KeptRun:
                 return
             if self._folder is None and (self.asked or not self._profiles):
                 return
-            text = f"{run._line()}. {self._where()}"
+            if self._folder is None:  # it is gone with the process
+                text = f"{run._text()}\n\nperfnb: {self._where()}"
+            else:
+                text = f"perfnb: {escape.plain(f'{run._line()}. {self._where()}', 500)}"
         except Exception as error:
-            text = f"the run was not saved: {type(error).__name__}: {error}"
+            text = f"perfnb: {escape.plain(f'the run was not saved: {type(error).__name__}: {error}', 500)}"
         with suppress(OSError, ValueError, AttributeError):  # the script may have closed it
-            print(f"perfnb: {escape.plain(text, 500)}", file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
 
     def _where(self) -> str:
         number = len(self._profiles)

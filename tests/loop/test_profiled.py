@@ -290,8 +290,9 @@ def test_a_loop_that_is_left_shows_its_run_in_a_notebook(
     monkeypatch.setattr(Profile, "_ipython_display_", lambda profile: shown.append(profile.meta["loop"]["step"]))
     monkeypatch.setattr("IPython.display.DisplayHandle.display", lambda _, run: shown.append(run))
     training = Training()
+    loop = perfnb.profiled(training.batches, at=3, every=1000, **SMALL)
     with nullcontext() if end is None else pytest.raises(end):
-        for place, batch in enumerate(perfnb.profiled(training.batches, at=3, every=1000, **SMALL)):
+        for place, batch in enumerate(loop):
             training(batch)
             if place == 30:
                 if end is not None:
@@ -301,6 +302,7 @@ def test_a_loop_that_is_left_shows_its_run_in_a_notebook(
     (run,) = shown[1:]
     assert isinstance(run, perfnb.RunSummary)
     assert run.steps["steps"].sum() == 30
+    assert loop.profiles.at == [3]
 
 
 @pytest.mark.deep
