@@ -53,6 +53,8 @@ _READ = (
 )
 _OLD_NODE = re.compile(r"\w+Backward[0-9]*|torch::autograd::\w+")
 _OPTIMIZER = (OPTIMIZER, "aten::_amp_")
+#: As py-spy writes it; making an optimizer, which may import half of torch, is no part of a step.
+_OPTIMIZER_MADE = "Optimizer.__init__"
 _COPY_TO_DEVICE = "HtoD"
 _TORCH_OP = "aten::"
 _LOSS = re.compile(r"aten::(_?\w+_loss|nll_loss_nd|binary_cross_entropy(_with_logits)?|kl_div)")
@@ -261,7 +263,7 @@ def _is_old_node(host: pd.DataFrame) -> Bools:
 def _kind_of(name: str) -> Kind:
     if name == DATA_SPAN or name.startswith(LOADER):
         return Kind.DATA
-    if name.startswith(_OPTIMIZER):
+    if name.startswith(_OPTIMIZER) and name != _OPTIMIZER_MADE:
         return Kind.OPTIMIZER
     if name.startswith(BACKWARD_NODE):
         return Kind.NODE

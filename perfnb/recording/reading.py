@@ -200,15 +200,13 @@ def trace_files(folder: Path) -> list[Path]:
     # JAX writes the same profile up to three times; the first form is the whole one.
     whole = {path.name.removesuffix(_XSPACE) for path in files if path.name.endswith(_XSPACE)}
     copies = {"perfetto_trace.json.gz" if whole else "", *(f"{name}.trace.json.gz" for name in whole)}
-    files = [path for path in files if path.name not in copies and _can_be_trace(path)]
+    files = [path for path in files if path.name not in copies]
+    # Other programs keep SQLite files, too, beside traces or not.
+    exports = [path for path in files if path.name.lower().endswith((".sqlite", ".sqlite.gz"))]
+    files = [path for path in files if path not in exports] or [path for path in exports if reader_of(path) is not None]
     return sorted(
         files, key=lambda path: [(len(n), n) if n.isdigit() else (0, n) for n in re.split(r"(\d+)", path.name)]
     )
-
-
-def _can_be_trace(path: Path) -> bool:
-    """Whether a file in a folder is worth reading by its ending: other programs keep SQLite files, too."""
-    return not path.name.lower().endswith((".sqlite", ".sqlite.gz")) or reader_of(path) is not None
 
 
 def rank_of_name(name: str) -> int | None:

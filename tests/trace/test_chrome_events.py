@@ -80,6 +80,12 @@ def test_of_starts_and_ends_at_the_same_times_the_first_is_outside(tmp_path: Pat
     assert dict(profile.ops["self_cpu_ms"]) == {"main": 0, "step": 0, "relu": 0.004}
 
 
+def test_making_an_optimizer_is_not_the_phase_of_optimizers(tmp_path: Path) -> None:
+    calls = [event("X", "Optimizer.__init__", 0, dur=900), event("X", "Optimizer.zero_grad", 1000, dur=50)]
+    profile = perfnb.load(written(tmp_path, json.dumps(calls).encode()))
+    assert profile.phases.loc["optimizer", "ms"] == 0.05
+
+
 @pytest.mark.parametrize("end", ["", ",", " , \n", ",]", ",{}]", "]"])
 def test_an_array_needs_no_end(tmp_path: Path, end: str) -> None:
     assert spans(trace_of(tmp_path, json.dumps(PAIRS)[:-1] + end))["outer"] == [(0, 20_000)]

@@ -198,6 +198,10 @@ def test_a_folder_of_exports_is_one_job(tmp_path: Path) -> None:
 
     assert isinstance(ranks, perfnb.Ranks)
     assert ranks.ranks == [0, 1]
+    (tmp_path / "a.json").write_text('[{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]')
+    both = perfnb.load(tmp_path)  # the traces of another program are not mixed with them
+    assert isinstance(both, perfnb.Ranks)
+    assert list(both[0].ops.index) == ["a"]
 
 
 def test_a_process_without_gpu_work_is_left_out_and_named(tmp_path: Path) -> None:
