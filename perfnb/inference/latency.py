@@ -51,6 +51,8 @@ _MOST_PAUSED, _FEWEST_PAUSED = 40, 12
 _PATIENCE = 1.5
 #: If the clock started requests later than this share of the service time, a run says so.
 LATE = 0.01
+#: Requests of each server from which on the rate of several is counted.
+_FEWEST_EACH = 10
 _SEED = 20
 
 
@@ -191,6 +193,24 @@ class Latency(Page, Shown):
     def _service_ms(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         steady = self._closed.loc[~self._closed["first"], "service_ms"]
         return steady.to_numpy(dtype=float)
+
+    @property
+    def _capacity_per_s(self) -> float:
+        """Requests per second that the servers serve if each is busy all the time."""
+        return self._concurrency * 1e3 / float(self._service_ms.mean())
+
+    @property
+    def _closed_per_s(self) -> float:
+        """Requests per second served back to back.
+
+        Several servers are threads, which also wait for Python's lock between requests: what they served is counted.
+        """
+        if self._concurrency == 1 or len(self._service_ms) < _FEWEST_EACH * self._concurrency:
+            return self._capacity_per_s
+        began = self._closed.loc[~self._closed["first"], "start_ms"].min()
+        counted = self._closed[self._closed["start_ms"] >= began]
+        seconds = float((counted["start_ms"] + counted["service_ms"]).max() - began) / 1e3
+        return min(self._capacity_per_s, len(counted) / seconds)
 
     @cached_property
     def _loads(self) -> Loads:
@@ -411,7 +431,7 @@ class Latency(Page, Shown):
     def output_tokens_per_s(self) -> float:
         """Tokens of answers per second, of requests served back to back."""
         table = self._steady_tokens
-        return float(table["tokens"].sum() / table["service_ms"].sum() * 1e3 * self._concurrency)
+        return float(table["tokens"].sum()) / len(self._service_ms) * self._closed_per_s if len(table) else math.nan
 
     @property
     def prompt_tokens_per_s(self) -> float | None:
@@ -436,7 +456,7 @@ class Latency(Page, Shown):
         the bound): ``requests_per_s``, ``joules`` (of the GPUs that torch uses) and ``price`` (of the machine's time,
         also while it waits) of 1,000 requests, each ``NA`` where it is not known, and ``why`` the energy is not.
         """
-        rates: dict[str, float | None] = {"closed": self._concurrency * 1e3 / float(self._service_ms.mean())}
+        rates: dict[str, float | None] = {"closed": self._closed_per_s}
         if self._open is not None:
             rates["open"] = None if self._open.saturated else self._open.rate_per_s
         if isinstance(self._highest, HighestRate) and self._highest.rate_per_s > 0:

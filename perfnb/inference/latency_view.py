@@ -40,6 +40,8 @@ _CURVE_ALT = (
 _MOST_TOKENS = 100
 #: The requests that count as the tail of a run, as a share, and how many make one worth a figure.
 _TAIL, _FEWEST_IN_TAIL = 0.05, 5
+#: Below this share of the rate that the service times allow, the rate of several servers is told.
+_HELD_UP = 0.9
 #: How many requests of a run show that they took longer than alone.
 _FEWEST_UNLIKE = 10
 
@@ -121,6 +123,7 @@ def _sentences(found: Latency) -> list[str]:
     if found.quantile_ms(0.99) is None:
         longer = 299 / max(1, served)
         said.append(f"p99 needs at least 299 requests: a budget_s {fmt.significant(longer, trim=True)} times as long.")
+    said += _lock_sentences(found)
     if found._in_training:
         said.append("The model was in training mode, in which it is not served: call its eval() first.")
     slow = found.slowest(1).iloc[0]
@@ -144,6 +147,17 @@ def _sentences(found: Latency) -> list[str]:
     ]
     said += [*_token_sentences(found), *_cost_sentences(found)]
     return [*said, *(f"{fmt.capital(fact)}." for fact in noise_facts(found._noise, math.inf))]
+
+
+def _lock_sentences(found: Latency) -> list[str]:
+    """Whether threads held each other up between requests, where no service time shows it."""
+    served, possible = found._closed_per_s, found._capacity_per_s
+    if served > _HELD_UP * possible:
+        return []
+    return [
+        f"{fmt.significant(served)} requests/s were served, fewer than the {fmt.significant(possible)} that these "
+        "times allow: between requests the threads wait for Python's lock. Figures under load do not count that wait."
+    ]
 
 
 def _is_size(words: str) -> bool:

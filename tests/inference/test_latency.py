@@ -330,3 +330,16 @@ def test_a_size_is_told_only_where_there_is_one(clock: FakeClock) -> None:
     found = perfnb.latency(lambda request: clock.pass_exactly(request), [1, 9], budget_s=1)
 
     assert "The slowest took 9.00 ms: request 1." in _sentences(found)
+
+
+def test_threads_that_wait_for_each_other_between_requests_are_told() -> None:
+    """Two servers whose requests take 1 ms each, one after the other: 1,000 a second, and not 2,000."""
+    found = fake(np.full(40, 1.0), concurrency=2)
+    at_once = fake(np.full(40, 1.0), concurrency=2)
+    at_once._closed["start_ms"] = np.arange(40) // 2 * 1.0
+
+    for each, per_s in ((found, 1000), (at_once, 2000)):
+        assert each.costs.loc["closed", "requests_per_s"] == pytest.approx(per_s)
+        told = "1,000 requests/s were served, fewer than the 2,000 that these times allow" in " ".join(_sentences(each))
+        assert told == (per_s == 1000)
+    assert fake(np.full(19, 1.0), concurrency=2).costs.loc["closed", "requests_per_s"] == pytest.approx(2000)
