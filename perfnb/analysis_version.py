@@ -8,7 +8,7 @@ from pathlib import Path
 
 #: The rooms that compute tables, and the vocabulary they share.
 ROOMS = (
-    *("trace_names", "trace", "recording", "stats", "attribution"),
+    *("trace_names", "trace", "recording", "stacks", "stats", "attribution"),
     *("memory", "roofline", "gpu", "timeline", "flame", "findings", "profile"),
 )
 

@@ -1,1 +1,1 @@
-"""Stacks of calls: host profiles that other tools wrote, the Python code of a step, and flame graphs of both."""
+"""Host profiles of other tools, the Python code of a step, and flame graphs of both."""

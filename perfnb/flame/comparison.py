@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.flame.formats import HostRecord
-from perfnb.flame.tables import function_table, grouped
-from perfnb.flame.tree import CallTree, Function, TreeBuilder
 from perfnb.quantities import share
 from perfnb.recording.nesting import NONE, Floats
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
+from perfnb.stacks.formats import HostRecord
+from perfnb.stacks.tables import function_table, grouped
+from perfnb.stacks.tree import CallTree, Function, TreeBuilder
 
 #: Two profiles with less than this share of functions in common are said to have little in common.
 _MUCH = 0.5

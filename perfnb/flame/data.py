@@ -10,9 +10,9 @@ import numpy as np
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
-from perfnb.flame.tree import CallTree, Function
 from perfnb.recording.nesting import NONE, Floats, Ints
 from perfnb.recording.schema import PHASES
+from perfnb.stacks.tree import CallTree, Function
 
 #: Most calls in a saved notebook, and in a page: the widest are kept.
 NOTEBOOK_CALLS, PAGE_CALLS = 30_000, 400_000

@@ -14,11 +14,11 @@ from perfnb.draw.shown import Page, ShownLive
 from perfnb.flame import diff_view
 from perfnb.flame.comparison import HostDiff, diff_records
 from perfnb.flame.data import NOTEBOOK_CALLS, PAGE_CALLS, flame_data
-from perfnb.flame.formats import HostRecord
 from perfnb.flame.page import page_of
-from perfnb.flame.saved import save_record
-from perfnb.flame.tables import function_table, stack_table
 from perfnb.flame.view import headline, host_html, host_text
+from perfnb.stacks.formats import HostRecord
+from perfnb.stacks.saved import save_record
+from perfnb.stacks.tables import function_table, stack_table
 
 
 class _Graph(Page, ShownLive):

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.flame.formats import HostRecord
-from perfnb.flame.tree import CallTree, Function, numbers_of, sums_by
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES, conform
+from perfnb.stacks.formats import HostRecord
+from perfnb.stacks.tree import CallTree, Function, numbers_of, sums_by
 
 _DELAYS = (
     "Samples are taken when the interpreter is free: code that keeps it to itself delays a sample, which then counts "

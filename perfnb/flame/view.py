@@ -13,8 +13,8 @@ from perfnb.draw import escape, tables
 from perfnb.draw.frame import framed, header, notes_html
 from perfnb.draw.picture import GROUND, INK, picture_html
 from perfnb.flame.data import flame_data
-from perfnb.flame.formats import HostRecord
-from perfnb.flame.tree import CallTree
+from perfnb.stacks.formats import HostRecord
+from perfnb.stacks.tree import CallTree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

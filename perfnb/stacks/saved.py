@@ -12,12 +12,12 @@ from msgspec import Meta
 
 from perfnb.errors import RecordingError
 from perfnb.files import usable
-from perfnb.flame.formats import HostRecord
-from perfnb.flame.tree import CallTree, Function, function_frame
 from perfnb.recording import folder
 from perfnb.recording.folder import Kind
 from perfnb.recording.nesting import NONE
 from perfnb.recording.raw_columns import Column
+from perfnb.stacks.formats import HostRecord
+from perfnb.stacks.tree import CallTree, Function, function_frame
 
 _COUNT = Column("whole", low=0, high=2**62)
 _PLACE = Column("whole", low=-1, high=2**31)

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 from perfnb.errors import TraceError
-from perfnb.flame.formats import Format, HostRecord, content_of, lines_of, text_of
-from perfnb.flame.tree import DEEPEST, Function, TreeBuilder
+from perfnb.stacks.formats import Format, HostRecord, content_of, lines_of, text_of
+from perfnb.stacks.tree import DEEPEST, Function, TreeBuilder
 from perfnb.trace.trace_file import Limits
 
 #: ``command pid[/tid] [cpu] seconds: [period] event:``; a command's name may contain spaces.

@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 
 from perfnb.errors import TraceError
-from perfnb.flame.formats import Format, HostRecord, content_of
-from perfnb.flame.tree import Function
 from perfnb.recording.nesting import NONE
+from perfnb.stacks.formats import Format, HostRecord, content_of
+from perfnb.stacks.tree import Function
 from perfnb.trace.trace_file import Limits
 from perfnb.trace_names import without_address
 

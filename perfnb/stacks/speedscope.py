@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from perfnb.errors import TraceError
-from perfnb.flame.formats import Format, HostRecord, content_of
-from perfnb.flame.tree import DEEPEST, MS, Function, TreeBuilder
 from perfnb.quantities import counted, duration
 from perfnb.recording.nesting import NONE
+from perfnb.stacks.formats import Format, HostRecord, content_of
+from perfnb.stacks.tree import DEEPEST, MS, Function, TreeBuilder
 from perfnb.trace.trace_file import Limits
 
 _MARK = b"www.speedscope.app/file-format-schema.json"

@@ -8,10 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 from perfnb.errors import TraceError
-from perfnb.flame.formats import Format, HostRecord, content_of, lines_of, text_of
-from perfnb.flame.tree import Function, TreeBuilder
 from perfnb.quantities import counted
 from perfnb.recording.nesting import NONE
+from perfnb.stacks.formats import Format, HostRecord, content_of, lines_of, text_of
+from perfnb.stacks.tree import Function, TreeBuilder
 from perfnb.trace.trace_file import Limits
 from perfnb.trace_names import without_address
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from perfnb.flame.formats import HostRecord
-from perfnb.flame.tree import CallTree, Function, function_frame, numbers_of, sums_by
 from perfnb.recording.nesting import NONE, Floats, Ints
 from perfnb.recording.schema import conform
+from perfnb.stacks.formats import HostRecord
+from perfnb.stacks.tree import CallTree, Function, function_frame, numbers_of, sums_by
 
 #: The columns of the tree's values in each unit; none for values without a unit.
 _COLUMN = {"ms": "ms", "samples": None, "bytes": "bytes", "none": None}

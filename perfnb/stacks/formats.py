@@ -12,15 +12,15 @@ from pkgutil import resolve_name
 import pandas as pd
 
 from perfnb.errors import TraceError
-from perfnb.flame.tree import CallTree, Function
-from perfnb.trace.trace_file import Limits, blocks_of_file
+from perfnb.stacks.tree import CallTree, Function
+from perfnb.trace.trace_file import LIMITS, Limits, blocks_of_file, head_of
 
 #: Asked in this order: put a specific format before a general one.
 FORMATS = (
-    "perfnb.flame.cprofile:FORMAT",
-    "perfnb.flame.speedscope:FORMAT",
-    "perfnb.flame.perf_script:FORMAT",
-    "perfnb.flame.collapsed:FORMAT",
+    "perfnb.stacks.cprofile:FORMAT",
+    "perfnb.stacks.speedscope:FORMAT",
+    "perfnb.stacks.perf_script:FORMAT",
+    "perfnb.stacks.collapsed:FORMAT",
 )
 #: Largest file, unpacked: it is read as a whole. Real ones have a few MiB.
 MOST_BYTES = 512 * 2**20
@@ -84,6 +84,25 @@ class Format:
 def formats() -> tuple[Format, ...]:
     """Every format, in the order in which they are asked."""
     return tuple(resolve_name(name) for name in FORMATS)
+
+
+def format_of(path: Path) -> Format | None:
+    """Return the first format that recognises a file, ``None`` if none does."""
+    head = head_of(path) if path.is_file() else b""
+    return next((each for each in formats() if each.recognise(head)), None) if head else None
+
+
+def read_record(path: Path, limits: Limits = LIMITS) -> HostRecord:
+    """Read a host profile that another program wrote.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read.
+    """
+    found = format_of(path)
+    assert found is not None  # asked before
+    return found.read(path, limits)
 
 
 def content_of(path: Path, limits: Limits) -> bytes:
