@@ -51,7 +51,8 @@ def headline(diff: HostDiff) -> str:
     """How many functions take more, and how many less."""
     change = diff.functions[diff.measure].astype("Float64")
     more, less = int((change > 0).sum()), int((change < 0).sum())
-    return f"{fmt.counted(more, 'function')} take{'s' if more == 1 else ''} more time of their own, {less:,} less"
+    take = "takes more time of its own" if more == 1 else "take more time of their own"
+    return f"{fmt.counted(more, 'function')} {take}, {less:,} less"
 
 
 def _halves(diff: HostDiff) -> list[tuple[str, pd.DataFrame]]:

@@ -82,19 +82,22 @@ def _notes(recording: Recording) -> tuple[str, ...]:
     facts = recording.meta["python"]
     workers, unreached = int(facts.get("workers", 0)), int(facts.get("unreached_workers", 0))
     notes = [_DELAYS, f"{_WORKERS if workers else _ONE_THREAD} {_OPS}"]
+    loader = (recording.meta.get("parts") or {}).get("loader") or {}
+    ahead = (loader.get("num_workers") or 0) * (loader.get("prefetch_factor") or 0)
+    if workers and facts["steps"] <= ahead:
+        notes.append(
+            f"The loader keeps up to {fmt.counted(ahead, 'batch')} ready: the {fmt.counted(facts['steps'], 'step')} "
+            "sampled may have used some that were made before, so workers may have waited more than usual. A larger "
+            "budget samples more steps."
+        )
     if unreached:
         notes.append(
             f"n/a: the Python code of {fmt.counted(unreached, 'loader worker')} that started before the profile "
             "(persistent_workers=True). Create the DataLoader anew to have it sampled."
         )
-    elif not workers and _has_workers(recording):
+    elif not workers and loader.get("num_workers"):
         notes.append("n/a: the Python code of the loader's workers: none of them could be sampled.")
     return tuple(notes)
-
-
-def _has_workers(recording: Recording) -> bool:
-    loader = (recording.meta.get("parts") or {}).get("loader") or {}
-    return bool(loader.get("num_workers"))
 
 
 def _lines(tree: CallTree, frame: pd.DataFrame) -> pd.DataFrame:

@@ -28,8 +28,8 @@ MOST_TRIED, TRIAL_SHARE = 10, 0.1
 TRACED_FACTOR, COUNTED_FACTOR = 1.5, 2.0
 #: Seconds of steps whose stacks are sampled, 100 samples a second, and most of these steps.
 SAMPLED_S, MOST_SAMPLED = 3.0, 2_000
-#: So many seconds are sampled whatever the budget, or there might be no sample at all.
-LEAST_SAMPLED_S = 0.1
+#: So many seconds are sampled whatever the budget, or there might be hardly a sample.
+LEAST_SAMPLED_S = 0.5
 
 
 @dataclass(frozen=True)

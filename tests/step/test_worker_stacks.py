@@ -184,6 +184,15 @@ def test_a_loader_of_another_kind_is_not_available(profile: perfnb.Profile) -> N
     assert stacks.record.notes[-1].startswith("n/a: the Python code of the loader's workers")
 
 
+def test_batches_that_were_made_before_are_told(profile: perfnb.Profile) -> None:
+    recording = profile._recording
+    for steps, told in ((4, True), (5, False)):  # two workers make two batches each ahead
+        facts = {**recording.meta["python"], "steps": steps}
+        stacks = step_stacks(replace(recording, meta={**recording.meta, "python": facts}))
+        assert stacks is not None
+        assert any(f"keeps up to 4 batches ready: the {steps} steps" in note for note in stacks.record.notes) == told
+
+
 @pytest.fixture
 def alive() -> Iterator[DataLoader[Any]]:
     made = loader(Threads(), persistent_workers=True)
