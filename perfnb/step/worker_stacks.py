@@ -28,7 +28,9 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import worker as torch_worker
 
 #: Mean time between samples, in seconds; it varies by half. And how often a worker looks whether the pass has started.
-INTERVAL_S, _LOOKS_S = 0.01, 0.02
+INTERVAL_S, _LOOKS_S = 0.01, 0.05
+#: It looks so often before it looks whether the capture has ended.
+_LOOKS_FOR_END = 10
 _DEEPEST = 500
 _LOOP = torch_worker._worker_loop.__code__
 _QUEUES = os.path.join("multiprocessing", "queues.py")
@@ -172,9 +174,11 @@ class _Sampled:
 
 def _write_samples(path: str, go: str, watched: int) -> None:
     """Write the stacks of a thread to the file at `path` while there is a file at `go`, each new stack once in full."""
+    looks = 0
     while not os.path.exists(go):
-        if not os.path.exists(path):
+        if looks % _LOOKS_FOR_END == 0 and not os.path.exists(path):
             return
+        looks += 1
         time.sleep(_LOOKS_S)
     draw = random.Random()  # of its own: the worker's random numbers must stay what they are
     numbers: dict[tuple[WorkerFrame, ...], int] = {}
