@@ -48,9 +48,10 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
     end = np.concatenate([own.end, work.end[theirs]])
     waits = attribution.host.blocks
     waits = waits[(waits["kind"] == Kind.COMMUNICATION).to_numpy()]
+    waiting = union(waits["start"].to_numpy(), waits["end"].to_numpy())
     exposed = np.concatenate(
         [
-            _shared_out(union(waits["start"].to_numpy(), waits["end"].to_numpy()), own.start, own.end),
+            _shared_out(waiting, own.start, _until_received(own.end, waiting)),
             _shared_out(alone, work.start[theirs], work.end[theirs]),
         ]
     )
@@ -149,6 +150,16 @@ def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
     inside = place < len(order)
     np.add.at(result, order[place[inside]], (until - begin)[inside])
     return result
+
+
+def _until_received(end: Ints, waiting: IntervalSet) -> Ints:
+    """Ends of collectives, the last in each wait at the end of that: the host may wake up late."""
+    place = np.searchsorted(waiting.start, end, side="right") - 1
+    inside = (place != NONE) & (end <= np.append(waiting.end, 0)[place])
+    last = np.zeros(len(waiting.start), dtype=np.int64)
+    np.maximum.at(last, place[inside], end[inside])
+    is_last = inside & (end == np.append(last, 0)[place])
+    return np.where(is_last, np.append(waiting.end, 0)[place], end)
 
 
 def _steps(attribution: Attribution, block: Ints, begin: Ints) -> Ints:

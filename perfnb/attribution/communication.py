@@ -6,8 +6,9 @@ first to the end of the second.
 
 A step waits for it where no operator runs while it is in flight. Python between two operators looks the same, but a
 wait goes on until a collective ends: where none ends, the host was busy. DDP is told of an end before the backend
-records it, which on a busy machine can be milliseconds later; there, a wait ends where DDP takes the result. On a GPU a
-step waits where the host is in a synchronising call while the device runs collectives and nothing else.
+records it, and may wake up after that, which on a busy machine can be milliseconds later: there, a wait ends where DDP
+takes the result. On a GPU a step waits where the host is in a synchronising call while the device runs collectives and
+nothing else.
 """
 
 from __future__ import annotations
@@ -109,11 +110,17 @@ def waits_of_host(
     ends = np.sort(collectives.end[collectives.ran != NONE])
     last = np.searchsorted(ends, quiet.end, side="right") - 1
     until = np.where(last != NONE, np.append(ends, 0)[last], quiet.start)
-    until = np.where(np.isin(quiet.end, received), quiet.end, until)
+    # The host may wake up late, too.
+    taken = np.isin(quiet.end, received)
+    woken = taken & (last != NONE) & (until > quiet.start)
+    flying = union(
+        np.concatenate([collectives.start, until[woken]]), np.concatenate([collectives.end, quiet.end[woken]])
+    )
+    until = np.where(taken, quiet.end, until)
     waiting = union(quiet.start, np.maximum(until, quiet.start))
     starting = intersection(calls, quiet)
     either = union(np.concatenate([waiting.start, starting.start]), np.concatenate([waiting.end, starting.end]))
-    return intersection(union(collectives.start, collectives.end), either)
+    return intersection(flying, either)
 
 
 def takes_results(events: pd.DataFrame, is_outer: Bools) -> Ints:

@@ -92,6 +92,25 @@ def test_a_wait_of_ddp_lasts_until_it_takes_the_bucket_even_if_the_end_is_record
     assert times["other"] == 1000 - 302 - times["optimizer"]
 
 
+def test_a_host_that_wakes_up_late_still_waits_for_the_bucket() -> None:
+    hand = ByHand().step(0, 1000)
+    hand.op("c10d::allreduce_", 100, 110).event("gloo:all_reduce", 105, 250, "user_annotation", thread=9)
+    hand.op("aten::as_strided", 400, 410)
+
+    assert phases(hand) == {"communication": 300, "other": 700}
+    table = Profile(hand.recording()).collectives
+    assert (table["exposed_ms"] * 1000).tolist() == [300]
+    assert (table["ms"] * 1000).tolist() == [150]
+
+
+def test_a_view_long_after_a_collective_is_no_wait() -> None:
+    hand = ByHand().step(0, 1000)
+    hand.op("c10d::allreduce_", 100, 110).event("gloo:all_reduce", 105, 250, "user_annotation", thread=9)
+    hand.op("aten::mm", 260, 300).op("aten::as_strided", 400, 410)
+
+    assert phases(hand) == {"communication": 150, "other": 850}
+
+
 def test_a_view_inside_another_operator_takes_no_bucket() -> None:
     hand = ByHand().step(0, 1000)
     hand.op("c10d::allreduce_", 100, 110).event("gloo:all_reduce", 105, 1500, "user_annotation", thread=9)
