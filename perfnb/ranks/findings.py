@@ -56,7 +56,7 @@ def _late(ranks: RanksSummary) -> str:
     late = ranks.late
     if late is None:
         return ""
-    phase = "other code" if late.phase == "other" else late.phase.replace("_", " ")
+    phase = "code outside model, loss and optimizer" if late.phase == "other" else late.phase.replace("_", " ")
     layer = f", most of all in {late.layer} ({fmt.duration(late.layer_ms)})" if late.layer else ""
     return f" It is late in {phase}, which takes it {fmt.duration(late.more_ms)} longer than the others{layer}."
 
