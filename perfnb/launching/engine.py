@@ -15,7 +15,6 @@ import socket
 import stat
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -28,8 +27,9 @@ from perfnb.launching.place import is_abandoned
 
 #: Seconds between two looks at the folder, at what another rank says, and between two interrupts.
 _LOOK_S, _MEETING_LOOK_S, _AGAIN_S = 0.1, 0.001, 1.0
-#: That the threads of a process group get for giving up what they were sending.
-_SETTLE_S = 0.5
+#: The process group of a job that failed, until the next one. A group that is freed waits for its threads, and these
+#: may wait for the interpreter, to free what they had to send.
+_KEPT: list[Any] = []
 
 
 def run_on_engine(place: str, rank: int, ranks: int, env: Mapping[str, str]) -> None:
@@ -82,7 +82,8 @@ def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
     torch.set_num_threads(order.threads)
     if order.gpus:
         torch.cuda.set_device(rank)
-    meeting = _Meeting(folder)
+    _KEPT.clear()
+    meeting = Meeting(folder, stopper.stopping)
     stopper.armed = True
     try:
         meeting.set(f"here_{rank}", "")
@@ -98,8 +99,7 @@ def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
         stopper.armed = False
         tell_failure(folder, rank, error)  # before the others lose their connections, and fail too
         stopper.hang_up()
-        # A process group that is freed waits for its threads, which need the interpreter to free what they had to send.
-        time.sleep(_SETTLE_S)
+        _KEPT.append(distributed.group.WORLD)
         raise
     finally:
         stopper.armed = False
@@ -107,11 +107,14 @@ def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
             distributed.destroy_process_group()
 
 
-class _Meeting:
-    """What ranks tell each other, as files: waiting for one can be interrupted."""
+class Meeting:
+    """What ranks tell each other, as files: waiting for one ends with the job.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    An interrupt alone would not end it, where perfnb defers interrupts.
+    """
+
+    def __init__(self, folder: Path, stopping: threading.Event) -> None:
+        self._folder, self._stopping = folder, stopping
 
     def set(self, key: str, value: str) -> None:
         tell(self._folder / f"told_{key}", value)
@@ -119,7 +122,8 @@ class _Meeting:
     def get(self, key: str) -> bytes:
         path = self._folder / f"told_{key}"
         while not path.exists():
-            time.sleep(_MEETING_LOOK_S)
+            if self._stopping.wait(_MEETING_LOOK_S):
+                raise CaptureError("The job was stopped.")
         return path.read_bytes()
 
 
@@ -130,10 +134,13 @@ class _Stopper:
     ----------
     armed : bool
         Whether an interrupt is raised: while the job runs, but not while things are put back.
+    stopping : threading.Event
+        Set when the rank is to stop.
     """
 
     def __init__(self, folder: Path) -> None:
         self.armed = False
+        self.stopping = threading.Event()
         self._folder = folder
         self._connections: dict[int, int] = {}
         self._over = threading.Event()
@@ -174,6 +181,7 @@ class _Stopper:
         while not self._over.wait(_LOOK_S):
             if is_abandoned(self._folder) or (self._folder / STOP).exists():
                 break
+        self.stopping.set()
         while not self._over.is_set():
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             self.hang_up()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,39 @@ def test_efficiency_agrees_with_a_plain_script(name: str, figure: Figures, tmp_p
     plain, found = one / two / 2, float(study.table.loc["2 ranks", "efficiency"])
     figure(f"efficiency of two ranks, {name}", found, at_least=0.0)
     figure(f"the same beside torchrun and perf_counter, {name}", abs(found / plain - 1.0), at_most=0.05)
+
+
+def of_buckets(cap_mb: float) -> Callable[[], Callable[[], None]]:
+    """A job whose layers have many sizes, with buckets of some size."""
+
+    def set_up() -> Callable[[], None]:
+        torch.manual_seed(0)
+        widths = [64, 128, 256, 64, 512, 128, 384, 64, 256, 128, 512, 64] * 2
+        layers = [nn.Linear(one, following) for one, following in pairwise(widths)]
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=cap_mb)
+        x = torch.randn(16, 64)
+
+        def step() -> None:
+            model.zero_grad()
+            model(x).sum().backward()
+
+        return step
+
+    return set_up
+
+
+def test_larger_buckets_save_no_more_than_their_bound(figure: Figures) -> None:
+    medians, bounds = {}, {}
+    for cap_mb in (0.05, 25.0):
+        ranks = perfnb.profile_ranks(of_buckets(cap_mb), threads=1, warmup=WARM, steps=TIMED, traced=20, memory=False)
+        timed = [profile.steps.loc[profile.steps["pass"] == "timed", "wall_ms"] for profile in ranks]
+        medians[cap_mb] = float(np.median(np.max([one.to_numpy(dtype=float) for one in timed], axis=0)))
+        found = ranks.findings.set_index("bottleneck")["bound_ms"]
+        bounds[cap_mb] = float(found.get("bucket sizes", np.nan))
+
+    saved = medians[0.05] - medians[25.0]
+    figure("many small buckets are found", float(np.isfinite(bounds[0.05])), at_least=1.0)
+    figure("one bucket saves, of its bound", saved / bounds[0.05], within=(0.0, 1.0))
 
 
 def _plain(script: Path, folder: Path, ranks: int, job: tuple[int, int, int]) -> float:

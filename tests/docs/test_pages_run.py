@@ -20,7 +20,7 @@ NOT_RUN = {
     "a command for a terminal": 5,
     "needs Ray": 1,
     "needs a GPU": 1,
-    "needs a cluster": 1,
+    "needs a cluster": 2,
     "needs a launcher": 1,
     "needs a recording of Nsight Systems": 1,
     "needs nsys": 1,
