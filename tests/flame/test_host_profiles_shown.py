@@ -33,8 +33,8 @@ def test_profiles_with_little_in_common_are_told(tmp_path: Path) -> None:
 
 
 def test_programs_and_compiled_code_are_packages_of_their_own() -> None:
-    files = {"/tmp/perf-339.map": "JIT", "/home/me/bin/wrk": "wrk", "/lib/libc-2.19.so": "libc-2.19.so"}
-    files |= {"/home/me/train.py": "me", "[kernel.kallsyms]": "kernel.kallsyms"}
+    files = {"/tmp/perf-339.map": "JIT", "/srv/me/bin/wrk": "wrk", "/lib/libc-2.19.so": "libc-2.19.so"}
+    files |= {"/srv/me/train.py": "me", "[kernel.kallsyms]": "kernel.kallsyms"}
     assert {file: package_of(Function("f", file)) for file in files} == files
 
 
