@@ -44,3 +44,7 @@ def test_buckets_hold_the_bytes_of_the_parameters_and_phases_add_up() -> None:
         assert "unused parameters" in profile.findings["bottleneck"].tolist()
     assert ranks.clocks["collectives"].gt(0).all()
     assert ranks.times["waiting_ms"].notna().all()
+    text = ranks._text()
+    assert "median of 6 timed steps" in text
+    assert "mean of 2 traced steps" in text
+    assert "Findings (with the most that each could save per step" in text

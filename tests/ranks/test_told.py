@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pandas as pd
 
+from perfnb.ranks.findings import _late
+from perfnb.ranks.host import LateWork
+from perfnb.ranks.summary import RanksSummary
 from perfnb.ranks.told import Told, found_html, found_text, told_lines
 
 BAD = "<b>every micro-step</b>"
@@ -66,3 +72,11 @@ def test_more_findings_than_are_shown() -> None:
     assert "kind 4" not in text
     assert found_text(told({0: 92.0}), 100) == []
     assert found_html(told({0: 92.0})) == ""
+
+
+def test_a_straggler_that_is_late_in_no_phase_of_its_own() -> None:
+    late = LateWork("other", 6.72, "", 0.0)
+
+    assert _late(cast(RanksSummary, SimpleNamespace(late=late))) == (
+        " It is late in code outside model, loss and optimizer, which takes it 6.72 ms longer than the others."
+    )
