@@ -132,7 +132,7 @@ def _few_colours(figure: Figure) -> bytes:
     colours.putpalette(_colours())
     pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3].copy())
     buffer = io.BytesIO()
-    pixels.quantize(palette=colours, dither=Image.Dither.NONE).save(buffer, format="png")
+    pixels.quantize(palette=colours, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)
     return buffer.getvalue()
 
 
