@@ -100,7 +100,7 @@ def _lever(facts: Facts, gpu: GpuFacts) -> str:
     )
 
 
-@rule("collectives", "Communication-bound", "overlapping it with computation")
+@rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,")
 def exposed_communication(facts: Facts) -> Iterator[Finding]:
     """Time in which a GPU communicates and computes nothing."""
     gpu = facts.gpu
