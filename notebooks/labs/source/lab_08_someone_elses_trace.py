@@ -297,7 +297,7 @@ labs.check("8.5", {"call": call, "per_iteration": per_iteration, "share": call_s
 #
 # ## 8.6 The straggler
 #
-# In a job of several ranks all must reach a collective before it can end. Two of 64 ranks are here, with two steps
+# In a job of several ranks all must reach a collective before it can end. Two of 64 ranks are here, with three steps
 # each. **Predict** from the next table: which of the two holds the other up?
 
 # %%
@@ -320,14 +320,14 @@ both["later"] = (both["started_1"] > both["started_0"]).map({True: "rank 1", Fal
 both.round(3)
 
 # %% [markdown]
-# These are the collectives that ended on both ranks at about the same time: ten of twelve. (The other two are with
-# ranks whose traces we do not have.) They end together, and start when each rank reaches them. Whoever arrives first
+# These are the collectives that ended on both ranks at about the same time: fifteen of eighteen. (The other three are
+# with ranks whose traces we do not have.) They end together, and start when each rank reaches them. Whoever arrives first
 # waits *inside* the kernel: a long collective can be the sign of a rank that had nothing else to do. In the first
 # exchange of each step one rank comes some milliseconds after the other; in the rest they differ by less than half a
 # millisecond.
 #
 # **Exercise 8.6.** Give the `rank` that holds the other up, and for how many ms of a step the other waits for it
-# (`waits_ms`), as the mean of the two steps. `ranks.times` has a column `waiting_ms`, which also allows for clocks that
+# (`waits_ms`), as the mean of the three steps. `ranks.times` has a column `waiting_ms`, which also allows for clocks that
 # differ between the ranks: the clock of rank 1 is 0.15 ms ahead (`ranks.clocks`).
 
 # %% answer 8.6
