@@ -1,4 +1,4 @@
-"""What a callback costs each step of a trainer before its window, and after it: pairs of runs with and without it."""
+"""What a callback costs each step of a trainer before its window, and after it: runs with and without it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import io
 import logging
 import statistics
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +25,59 @@ from perfnb.integrations import lightning as for_lightning
 from perfnb.integrations import transformers as for_transformers
 from tests.integrations.trainings import ROWS, Classifier, fitted, trained
 
-_PAIRS, _STEPS = 15, 300
+_RUNS, _PAIRS, _STEPS = 6, 15, 300
 _BATCH, _TOKENS = 128, 32
 #: Steps before a window that never comes, and before one that does.
-NEVER, WINDOW = 10**9, 100
+_NEVER, _WINDOW = 10**9, 100
 #: Steps that are not counted at the start, and after a window.
 _LEFT_OUT = 20
 
 
-class _LightningTimes(lightning.Callback):
+class _Turns:
+    """Two trainings in threads of their own, which take their steps in turn.
+
+    The speed of a machine drifts by tens of percent between runs of some seconds, and hardly between two steps.
+    """
+
     def __init__(self) -> None:
+        self._may = (threading.Semaphore(1), threading.Semaphore(0))
+
+    def passed_on(self, me: int) -> None:
+        """Let the other go on, and wait for it to do a step."""
+        self._may[not me].release()
+        self._may[me].acquire()
+
+    def begun(self, me: int) -> None:
+        self._may[me].acquire()
+
+    def ended(self, me: int) -> None:
+        self._may[not me].release(_STEPS)
+
+
+class _Times:
+    """When each step began and ended."""
+
+    def __init__(self, turns: _Turns | None = None, me: int = 0) -> None:
         super().__init__()
+        self._turns, self._me = turns, me
+        self._began: int | None = None
         self.ns: list[int] = []
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        self.ns.append(time.perf_counter_ns())
+    def next(self, *_: Any, **__: Any) -> None:
+        now = time.perf_counter_ns()
+        if self._began is not None:
+            self.ns.append(now - self._began)
+        if self._turns is not None:
+            self._turns.passed_on(self._me)
+        self._began = time.perf_counter_ns()
 
 
-class _TransformersTimes(TrainerCallback):
-    def __init__(self) -> None:
-        self.ns: list[int] = []
+class _LightningTimes(_Times, lightning.Callback):
+    on_train_batch_start = _Times.next
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.ns.append(time.perf_counter_ns())
+
+class _TransformersTimes(_Times, TrainerCallback):
+    on_step_begin = _Times.next
 
 
 class _Perceptron(Classifier):
@@ -112,45 +143,79 @@ TRAINERS: tuple[tuple[str, Any, Any, Callable[..., Any]], ...] = (
 
 def run() -> Iterator[str]:
     """Two lines per trainer."""
-    for name, callback, times, train in TRAINERS:
-        for words, at in (("before the window", NEVER), ("after it", WINDOW)):
-            pairs = medians(callback, times, train, at, _PAIRS)
+    for trainer in TRAINERS:
+        for words, pairs, runs in (
+            ("before the window", before_window(*trainer[1:]), "taken in turn, in one thread each"),
+            ("after it", after_window(*trainer[1:], _PAIRS), "one after the other"),
+        ):
             low, middle, high = statistics.quantiles([one / other for one, other in pairs], n=4)
             more_us = statistics.median((one - other) / 1e3 for one, other in pairs)
             step_ms = statistics.median(other for _, other in pairs) / 1e6
             yield (
-                f"trainers: {name}: median step {words}, with / without the callback: {middle:.4f} "
-                f"(median of {_PAIRS} pairs of runs of {_STEPS} steps; quartiles {low:.4f} to {high:.4f}), "
+                f"trainers: {trainer[0]}: step {words}, with / without the callback: {middle:.4f} "
+                f"(median of {len(pairs)} pairs, runs of {_STEPS} steps {runs}; quartiles {low:.4f} to {high:.4f}), "
                 f"{more_us:+.0f} us of {step_ms:.2f} ms"
             )
 
 
-def medians(callback: Any, times: Any, train: Callable[..., Any], at: int, pairs: int) -> list[tuple[float, float]]:
-    """Median steps, in nanoseconds, of pairs of runs: with the callback, and without it."""
-    return [_pair(callback, times, train, at, first=place % 2 == 0) for place in range(pairs)]
+def before_window(callback: Any, times: Any, train: Callable[..., Any], runs: int = _RUNS) -> list[tuple[int, int]]:
+    """Pairs of steps, in nanoseconds, with the callback and without it, of runs that take their steps in turn."""
+    found: list[tuple[int, int]] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the pools of two threads would wait for each other
+    try:
+        for place in range(runs):
+            found += _in_turn(callback, times, train, first=place % 2)
+    finally:
+        torch.set_num_threads(threads)
+    return found
 
 
-def _pair(callback: Any, times: Any, train: Callable[..., Any], at: int, first: bool) -> tuple[float, float]:
-    profiler = callback(at=at, steps=5)
-    after = WINDOW + profiler._steps.driver.length + _LEFT_OUT if at == WINDOW else _LEFT_OUT
+def _in_turn(callback: Any, times: Any, train: Callable[..., Any], first: int) -> list[tuple[int, int]]:
+    turns = _Turns()
+    clocks = [times(turns, me) for me in (0, 1)]
+
+    def run(me: int) -> None:
+        turns.begun(me)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                train(Path(folder), *([callback(at=_NEVER)] if me == first else []), clocks[me], steps=_STEPS)
+        finally:
+            turns.ended(me)
+
+    with _quiet(), ThreadPoolExecutor(2) as both:
+        for done in [both.submit(run, me) for me in (0, 1)]:
+            done.result()
+    with_it, without = clocks[first].ns[_LEFT_OUT:], clocks[not first].ns[_LEFT_OUT:]
+    return list(zip(with_it, without, strict=True))
+
+
+def after_window(callback: Any, times: Any, train: Callable[..., Any], pairs: int) -> list[tuple[float, float]]:
+    """Median steps, in nanoseconds, of pairs of runs one after the other: with the callback, and without it."""
+    return [_one_after_the_other(callback, times, train, first=place % 2 == 0) for place in range(pairs)]
+
+
+def _one_after_the_other(callback: Any, times: Any, train: Callable[..., Any], first: bool) -> tuple[float, float]:
+    profiler = callback(at=_WINDOW, steps=5)
+    after = _WINDOW + profiler._steps.driver.length + _LEFT_OUT
     found = {}
     for with_it in (first, not first):
         clock = times()
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), _quiet():
-            warnings.simplefilter("ignore")  # the callback's, that there was no profile
+        with tempfile.TemporaryDirectory() as folder, _quiet():
             train(Path(folder), *([profiler] if with_it else []), clock, steps=_STEPS)
-        found[with_it] = statistics.median(end - begin for begin, end in pairwise(clock.ns[after:]))
+        found[with_it] = statistics.median(clock.ns[after:])
     return found[True], found[False]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the trainers say of themselves."""
+    """Without what the trainers and the callback say of themselves."""
     log = logging.getLogger("lightning.pytorch")
     before = log.level
     log.setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the callback's, that there was no profile
             yield
     finally:
         log.setLevel(before)

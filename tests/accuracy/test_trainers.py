@@ -175,11 +175,11 @@ def middle(profiles: list[perfnb.Profile], table: str, column: str, row: str) ->
 
 @pytest.mark.parametrize("trainer", trainers.TRAINERS, ids=lambda trainer: trainer[0])
 def test_a_step_outside_the_window_costs_what_it_did(trainer: Any, figure: Figures) -> None:
-    name, callback, times, train = trainer
+    name, *rest = trainer
     before, after = (
-        statistics.median(one / other for one, other in trainers.medians(callback, times, train, at, _PAIRS))
-        for at in (trainers.NEVER, trainers.WINDOW)
+        statistics.median(one / other for one, other in pairs)
+        for pairs in (trainers.before_window(*rest), trainers.after_window(*rest, _PAIRS))
     )
-    figure(f"{name}: median step before the window, with / without the callback", before, at_most=1.01)
+    figure(f"{name}: step before the window, with / without the callback", before, at_most=1.01)
     # No promise: torch itself can stay slower after a profiler has run.
-    figure(f"{name}: median step after the window, with / without the callback", after, at_most=2.0)
+    figure(f"{name}: step after the window, with / without the callback", after, at_most=2.0)
