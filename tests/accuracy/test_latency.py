@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -97,34 +98,59 @@ def test_a_freeze_is_in_the_tail_of_an_open_run_and_hidden_by_a_closed_loop(figu
 # The highest rate
 
 
+#: The bound in service times: latency climbs steeply with the rate there, so 10 % of the rate can be told.
+_BOUND = 12
+#: How much the median of a bare loop may change from one part of a round to the next, and the rounds tried.
+_SAME_PACE, _ROUNDS = 1.06, 6
+#: The widest interval of a rate that can be told from 0.9 and 1.1 of it.
+_SURE = 0.3
+
+
 def mlp() -> tuple[Callable[[Any], Any], list[Any]]:
-    model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
-    return model.eval(), [torch.randn(8, 512) for _ in range(16)]
+    layers: list[nn.Module] = [nn.Linear(512, 2048)]
+    for _ in range(4):
+        layers += [nn.ReLU(), nn.Linear(2048, 2048)]
+    return nn.Sequential(*layers).eval(), [torch.randn(16, 512) for _ in range(16)]
 
 
 def cnn() -> tuple[Callable[[Any], Any], list[Any]]:
     layers: list[nn.Module] = []
     for width, wider in ((3, 16), (16, 32), (32, 64)):
         layers += [nn.Conv2d(width, wider, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 64, 10)).eval(), [torch.randn(1, 3, 64, 64)] * 4
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 256, 10)).eval(), [torch.randn(2, 3, 128, 128)] * 4
 
 
 def gpt2() -> tuple[Callable[[Any], Any], list[Any]]:
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, bos_token_id=0, eos_token_id=None)
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=64, bos_token_id=0, eos_token_id=None)
     model = transformers.GPT2LMHeadModel(config).eval()
 
     def generate(ids: torch.Tensor) -> Any:
-        return model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
+        return model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
 
     return generate, [torch.randint(1, 64, (1, 8)) for _ in range(16)]
+
+
+def mode(fn: Callable[[Any], Any]) -> contextlib.AbstractContextManager[Any]:
+    """As perfnb serves it: a model in inference mode, a function as it is."""
+    return torch.inference_mode() if isinstance(fn, nn.Module) else contextlib.nullcontext()
+
+
+def pace_ms(fn: Callable[[Any], Any], requests: Sequence[Any]) -> float:
+    """Median of calls back to back for 1.5 s."""
+    times, end = [], time.perf_counter() + 1.5
+    with mode(fn):
+        while (begin := time.perf_counter()) < end:
+            fn(requests[len(times) % len(requests)])
+            times.append(1e3 * (time.perf_counter() - begin))
+    return float(np.median(times))
 
 
 def open_p99_ms(fn: Callable[[Any], Any], requests: Sequence[Any], rate: float, seconds: float, seed: int) -> float:
     """p99 of latency at a rate, from the schedule, without perfnb."""
     schedule = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, round(rate * seconds)))
     latency, begin = [], time.perf_counter()
-    with torch.inference_mode():
+    with mode(fn):
         for place, due in enumerate(schedule.tolist()):
             while (left := begin + due - time.perf_counter()) > 0:
                 time.sleep(left - 1e-3 if left > 2e-3 else 0)
@@ -137,20 +163,31 @@ def open_p99_ms(fn: Callable[[Any], Any], requests: Sequence[Any], rate: float, 
 def test_the_highest_rate_holds_in_a_run_of_its_own(make: Any, figure: Figures) -> None:
     torch.manual_seed(0)
     fn, requests = make()
-    found = perfnb.latency(fn, requests, budget_s=20)
-    usual, tail = found.quantile_ms(0.5), found.quantile_ms(0.99)
-    assert usual is not None
-    if tail is None or tail > 3 * usual:
-        raise Unsettled(f"p99 of the service times is {tail} ms, their median {usual} ms")
-    bound = 6 * usual
-
-    highest = found.highest_rate(bound)
+    pace_ms(fn, requests)
+    # Where 10 % of the rate matter, 10 % of the machine's speed do: a round in which that changed tells nothing. Nor
+    # does one in which the machine stopped for so long that the rate found is said to be uncertain.
+    for seed in range(_ROUNDS):
+        paces = [pace_ms(fn, requests)]
+        found = perfnb.latency(fn, requests, budget_s=16)
+        paces.append(pace_ms(fn, requests))
+        usual = found.quantile_ms(0.5)
+        assert usual is not None
+        bound = _BOUND * usual
+        highest = found.highest_rate(bound)
+        if highest.high - highest.low > _SURE * highest.rate_per_s:
+            continue
+        p99 = {}
+        for share in (0.9, 1.1):
+            p99[share] = open_p99_ms(fn, requests, share * highest.rate_per_s, 25, seed)
+            paces.append(pace_ms(fn, requests))
+        if max(paces) <= _SAME_PACE * min(paces):
+            break
+    else:
+        raise Unsettled(f"the machine was restless in each of {_ROUNDS} rounds; at last, a bare loop took {paces} ms")
 
     name = f"latency: highest rate of {make.__name__} for p99 within {bound:.3g} ms, {highest.rate_per_s:.3g}/s"
-    # With 6,000 requests, p99 is known well enough to tell 10 % of the rate.
     for share, limit in ((0.9, {"at_most": 1.0}), (1.1, {"at_least": 1.0})):
-        p99 = open_p99_ms(fn, requests, share * highest.rate_per_s, 33, seed=7)
-        figure(f"{name}: p99 at {share:g} of it, in an independent run / bound", p99 / bound, **limit)  # type: ignore[arg-type]
+        figure(f"{name}: p99 at {share:g} of it, in an independent run / bound", p99[share] / bound, **limit)  # type: ignore[arg-type]
 
 
 # Batches
