@@ -25,6 +25,8 @@ PLANTED_MS = 10.0
 #: Width of the layers, their number, and the batch of all ranks: one job computes, the other exchanges gradients.
 JOBS = {"compute-heavy": (256, 4, 1024), "communication-heavy": (1024, 2, 16)}
 WARM, TIMED = 20, 60
+#: One round is as uncertain as the limit is wide.
+ROUNDS = 3
 
 SCRIPT = """
 import os, sys, time, torch, torch.distributed as dist
@@ -103,15 +105,22 @@ def test_efficiency_agrees_with_a_plain_script(name: str, figure: Figures, tmp_p
 
     script = tmp_path / "plain.py"
     script.write_text(SCRIPT.format(warm=WARM, timed=TIMED))
-    # Around perfnb's jobs, so that a machine that slows down slows both.
-    before = [_plain(script, tmp_path, ranks, JOBS[name]) for ranks in (1, 2)]
-    study = perfnb.rank_scaling(set_up, threads=1, ddp=True, warmup=WARM, steps=TIMED)
-    after = [_plain(script, tmp_path, ranks, JOBS[name]) for ranks in (2, 1)]
+    efficiency, beside = [], []
+    for _ in range(ROUNDS):
+        # Around perfnb's jobs, so that a machine that slows down slows both.
+        before = [_plain(script, tmp_path, ranks, JOBS[name]) for ranks in (1, 2)]
+        study = perfnb.rank_scaling(set_up, threads=1, ddp=True, warmup=WARM, steps=TIMED)
+        after = [_plain(script, tmp_path, ranks, JOBS[name]) for ranks in (2, 1)]
+        one, two = (before[0] + after[1]) / 2, (before[1] + after[0]) / 2
+        efficiency.append(float(study.table.loc["2 ranks", "efficiency"]))
+        beside.append(efficiency[-1] / (one / two / 2))
 
-    one, two = (before[0] + after[1]) / 2, (before[1] + after[0]) / 2
-    plain, found = one / two / 2, float(study.table.loc["2 ranks", "efficiency"])
-    figure(f"efficiency of two ranks, {name}", found, at_least=0.0)
-    figure(f"the same beside torchrun and perf_counter, {name}", abs(found / plain - 1.0), at_most=0.05)
+    figure(f"efficiency of two ranks, {name}", float(np.median(efficiency)), at_least=0.0)
+    figure(
+        f"the same beside torchrun and perf_counter, {name}, median of {ROUNDS} rounds",
+        abs(float(np.median(beside)) - 1.0),
+        at_most=0.05,
+    )
 
 
 def of_buckets(cap_mb: float) -> Callable[[], Callable[[], None]]:
@@ -151,10 +160,11 @@ def _plain(script: Path, folder: Path, ranks: int, job: tuple[int, int, int]) ->
     """The median step of a script under torchrun, in milliseconds."""
     result = folder / f"result_{ranks}"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    subprocess.run(
+    done = subprocess.run(
         [*launcher, str(script), str(result), *map(str, job)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        check=True,
         capture_output=True,
+        text=True,
     )
+    assert done.returncode == 0, done.stderr
     return float(np.float64(result.read_text()))

@@ -12,7 +12,7 @@ from perfnb.attribution.blocks import Kind
 from perfnb.attribution.interval_sets import difference, union
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
-from perfnb.recording.nesting import NONE, Ints
+from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.text import of_labels
 from perfnb.trace_names import stepped_optimizer
 
@@ -135,31 +135,28 @@ def every_micro_step(facts: Facts) -> Iterator[Finding]:
     per_step = syncs / facts.steps
     if per_step < 2 or _optimizer_steps(facts) / facts.steps > per_step / 2:
         return
-    waits = facts.attribution.host.blocks
-    waits = waits[(waits["kind"] == Kind.COMMUNICATION) & waits["main"]]
-    early = 0.0
-    for step, part in runs.groupby("step"):
-        first, last = int(part["start"].min()), int(part["start"].max())
-        inside = waits[(waits["step"] == step) & (waits["start"] >= first) & (waits["start"] < last)]
-        early += float((inside["end"] - inside["start"]).sum())
-    if facts.gpu is None:
-        bound = min(early / 1e6 / facts.steps, facts.phases_ms["communication"])
+    if facts.gpu is None:  # what is hidden is not free either: the threads that send take cores from backward
+        bound = min(_in_flight_ms(facts, sent[_before_the_last_run(runs, sent)]), facts.step_ms)
+        told = (
+            f"before the last, gradients are under way for {facts.of_step(bound)}, and computation hides only part of "
+            "that, with cores that it shares"
+        )
     else:
         bound = _exposed_ms(facts, sent) * (1 - 1 / per_step)
+        told = f"all but the last take {facts.of_step(bound)} that nothing hides"
     if facts.share(bound) < _LITTLE:
         return
     name = facts.root()
     model = (facts.variable(name) if name is not None else None) or "model"
     yield Finding(
         "every micro-step",
-        f"Gradients are sent after each of {per_step:.3g} backward passes per step of the optimizer: all but the last "
-        f"take {facts.of_step(bound)} that nothing hides.",
+        f"Gradients are sent after each of {per_step:.3g} backward passes per step of the optimizer: {told}.",
         bound,
         f"Run all micro-steps but the last, forward and backward, inside `with {model}.no_sync():`. Gradients then add "
         "up on each rank and are sent once.",
         "",
         "medium",
-        "The last backward pass still sends everything; on a CPU the others also compute faster without it.",
+        "The last backward pass still sends everything; on a CPU with cores to spare, what computation hides is free.",
         "Whether the gradients of each pass are used before the last one, as clipping each would.",
         rows("phase", ["communication"]),
     )
@@ -185,6 +182,17 @@ def _exposed_beside_others_ms(facts: Facts, calls: pd.DataFrame, others: pd.Data
 def _backward_runs(facts: Facts) -> pd.DataFrame:
     blocks = facts.attribution.host.blocks
     return blocks[(blocks["kind"] == Kind.ENGINE).to_numpy()].sort_values("start")
+
+
+def _before_the_last_run(runs: pd.DataFrame, sent: pd.DataFrame) -> Bools:
+    """Which buckets were sent before their step's last backward pass began."""
+    of_steps = runs.groupby("step")["start"]
+    first: Ints = of_steps.min().to_numpy(dtype=np.int64)
+    last: Ints = of_steps.max().to_numpy(dtype=np.int64)
+    starts: Ints = sent["start_ns"].to_numpy(dtype=np.int64)
+    of_step = np.searchsorted(first, starts, side="right") - 1
+    early: Bools = (of_step != NONE) & (starts < last[of_step])
+    return early
 
 
 def _runs_that_send(runs: pd.DataFrame, sent: pd.DataFrame) -> int:
