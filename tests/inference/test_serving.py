@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import threading
 import time
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from perfnb.inference.latency import latency
-from perfnb.inference.serving import Requests, may_hold, serve, served_by, size_of
+from perfnb.inference.serving import Requests, may_hold, serve, served_by, size_of, tokens_served_by
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -49,6 +50,24 @@ def test_latency_counts_from_the_schedule(clock: FakeClock) -> None:
     assert [round((one.end_ns - one.arrival_ns) / 1e6, 1) for one in served] == [10.0, 18.0, 10.0]
     assert [round((one.start_ns - one.arrival_ns) / 1e6, 1) for one in served] == [0.0, 8.0, 0.0]
     assert max(one.late_ns for one in served) < 1e5
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_what_is_noted_of_requests_wakes_no_garbage_collector(tokens: bool) -> None:
+    requests = Requests([3])
+
+    served = serve(
+        tokens_served_by(range_of) if tokens else served_by(abs), requests, requests.draws(0), count=50, until_s=1e9
+    )
+
+    gc.collect(0)  # which is when it forgets tuples of numbers
+    assert len(served) == 50
+    assert all(len(one.tokens_ns) == 3 * tokens for one in served)
+    assert not any(gc.is_tracked(one) or gc.is_tracked(one.tokens_ns) for one in served)
+
+
+def range_of(count: int) -> Iterator[int]:
+    yield from range(count)
 
 
 def test_servers_take_turns_in_order_of_arrival() -> None:
