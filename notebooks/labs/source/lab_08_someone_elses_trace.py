@@ -321,14 +321,14 @@ both.round(3)
 
 # %% [markdown]
 # These are the collectives that ended on both ranks at about the same time: fifteen of eighteen. (The other three are
-# with ranks whose traces we do not have.) They end together, and start when each rank reaches them. Whoever arrives first
-# waits *inside* the kernel: a long collective can be the sign of a rank that had nothing else to do. In the first
+# with ranks whose traces we do not have.) They end together, and start when each rank reaches them. Whoever arrives
+# first waits *inside* the kernel: a long collective can be the sign of a rank that had nothing else to do. In the first
 # exchange of each step one rank comes some milliseconds after the other; in the rest they differ by less than half a
 # millisecond.
 #
 # **Exercise 8.6.** Give the `rank` that holds the other up, and for how many ms of a step the other waits for it
-# (`waits_ms`), as the mean of the three steps. `ranks.times` has a column `waiting_ms`, which also allows for clocks that
-# differ between the ranks: the clock of rank 1 is 0.15 ms ahead (`ranks.clocks`).
+# (`waits_ms`), as the mean of the three steps. `ranks.times` has a column `waiting_ms`, which also allows for clocks
+# that differ between the ranks: the clock of rank 1 is 0.15 ms ahead (`ranks.clocks`).
 
 # %% answer 8.6
 straggler = ...
