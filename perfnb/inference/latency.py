@@ -417,7 +417,7 @@ class Latency(Page, Shown):
     @property
     def tpot_ms(self) -> float:
         """Median over requests of the time per token after the first; NaN if no answer had two."""
-        return float(self._steady_tokens["tpot_ms"].astype(float).median())
+        return float(self._steady_tokens["tpot_ms"].dropna().astype(float).median())
 
     @property
     def itl_ms(self) -> float:
