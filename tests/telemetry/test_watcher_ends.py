@@ -113,15 +113,24 @@ def interrupted_after(seconds: float) -> threading.Timer:
     return timer
 
 
-def test_an_interrupt_while_it_starts_leaves_nothing() -> None:
-    timer = interrupted_after(0.05)
-    with pytest.raises(KeyboardInterrupt):
-        Watcher(0.1)
-    timer.join()
-
-
 def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_while_it_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Started(sampler_process.SamplerProcess):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            started.append(self)
+            interrupt()
+
+    monkeypatch.setattr(sampler_process, "SamplerProcess", Started)
+    with pytest.raises(KeyboardInterrupt):
+        Watcher(0.1)
+    assert len(started) == 1
+    assert started[0].ended
 
 
 class Starting:
