@@ -779,7 +779,7 @@ def _joules(meter: EnergyMeter, served: Sequence[Served], warm_up: bool) -> floa
 def _frame(served: Sequence[Served], warm_up: bool) -> pd.DataFrame:
     """The samples of a run."""
     names = ["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"]
-    table = pd.DataFrame([attrgetter(*names)(one) for one in served], columns=names)
+    table = pd.DataFrame(list(map(attrgetter(*names), served)), columns=names)
     began = int(table["arrival_ns"].min()) if len(table) else 0
     first = warm_up & (table.groupby("size").cumcount() < FIRST_CALLS)
     if len(table) and first.all():  # requests are slow, or no two have the same size

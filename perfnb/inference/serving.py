@@ -34,8 +34,8 @@ Done = Callable[[int], None]
 class Served(msgspec.Struct, frozen=True, gc=False):
     """One served request; instants in nanoseconds of `time.perf_counter_ns`.
 
-    Python's garbage collector does not see it: thousands of them would make it go through all objects of the process
-    in the middle of a request, for a quarter of a second in a notebook with a few libraries.
+    Hidden from Python's garbage collector: thousands of tracked records would trigger a full collection in the middle
+    of a request, which takes a quarter of a second in a notebook that has imported a few libraries.
     """
 
     request: int  # its place among the requests

@@ -135,11 +135,11 @@ def every_micro_step(facts: Facts) -> Iterator[Finding]:
     per_step = syncs / facts.steps
     if per_step < 2 or _optimizer_steps(facts) / facts.steps > per_step / 2:
         return
-    if facts.gpu is None:  # what is hidden is not free either: the threads that send take cores from backward
+    if facts.gpu is None:  # overlap is not free: the threads that send take cores from backward
         bound = min(_in_flight_ms(facts, sent[_before_the_last_run(runs, sent)]), facts.step_ms)
         told = (
-            f"before the last, gradients are under way for {facts.of_step(bound)}, and computation hides only part of "
-            "that, with cores that it shares"
+            f"before the last one, gradients are in flight for {facts.of_step(bound)}; computation that overlaps with "
+            "this competes for the same cores"
         )
     else:
         bound = _exposed_ms(facts, sent) * (1 - 1 / per_step)
@@ -156,7 +156,7 @@ def every_micro_step(facts: Facts) -> Iterator[Finding]:
         "up on each rank and are sent once.",
         "",
         "medium",
-        "The last backward pass still sends everything; on a CPU with cores to spare, what computation hides is free.",
+        "The last backward pass still sends everything; on a CPU with spare cores, overlapped communication costs less.",
         "Whether the gradients of each pass are used before the last one, as clipping each would.",
         rows("phase", ["communication"]),
     )
