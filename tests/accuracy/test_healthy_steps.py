@@ -50,3 +50,26 @@ def test_a_healthy_step_says_what_it_is_bound_by(figure: Figures) -> None:
     figure("a large matmul: largest bound of a finding", largest, at_most=0.1, unit="%")
     bound = found.verdict.verdict == "Nothing stands out. The step is bound by the forward pass."
     figure("a large matmul: bound by the forward pass (1 = yes)", bound, at_least=1)
+
+
+def test_a_sure_bound_of_lower_precision_is_what_autocast_saves(figure: Figures) -> None:
+    model, batch = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)), torch.randn(256, 256)
+    plain = training(model)
+
+    def reduced(x: torch.Tensor) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            plain(x)
+
+    table = perfnb.profile_step(plain, [batch] * 4, warmup=3, steps=15, memory=False, model=model).findings
+    found = table[table["bottleneck"] == "low precision unused"]
+    compared = perfnb.ab_test(plain, reduced, batches=[batch] * 4, budget_s=10)
+    saved = 1 - compared.ratio_ci[0]
+    bound = float(found["bound_share"].iloc[0]) if len(found) else 0.0
+    sure = bool(len(found)) and found["confidence"].iloc[0] != "low"
+    print(f"bound {bound:.2f}, autocast saves at most {saved:.2f}, {found['confidence'].tolist()}")
+    figure(
+        "healthy MLP: sure bound of lower precision beyond 1.5 x saving + 2 %",
+        sure * max(bound - 1.5 * saved - 0.02, 0.0),
+        at_most=0,
+        unit="%",
+    )

@@ -108,6 +108,8 @@ def test_lower_precision_counts_by_the_rates_that_were_measured(half: float, sav
     found = low_precision(facts(roofline=roofline(8 * 10**8, 1000, 1.0, bfloat16=half)))
 
     assert [one.bound_ms for one in found] == ([] if saves is None else [pytest.approx(saves, rel=0.01)])
+    # Small products gain less than the large ones that the rates were measured with.
+    assert {one.confidence for one in found} <= {"low"}
 
 
 @pytest.mark.parametrize("half", [4e12, 6e13])
@@ -187,6 +189,7 @@ def test_float64_by_accident_is_told_of_with_what_float32_saves() -> None:
     (found,) = low_precision(replace(known, recording=replace(known.recording, meta=meta)))
 
     assert found.bound_ms == pytest.approx(0.4, rel=0.01)
+    assert found.confidence == "medium"
     assert unnamed.code == ""  # no variable is known to hold it
     assert found.code == "model = model.float()  # and its inputs: x = x.float()"
     assert "2 times as fast in float32" in found.evidence
