@@ -156,7 +156,7 @@ def every_micro_step(facts: Facts) -> Iterator[Finding]:
         "up on each rank and are sent once.",
         "",
         "medium",
-        "The last backward pass still sends everything; on a CPU with spare cores, overlapped communication costs less.",
+        "The last backward pass still sends everything; overlap costs less on a CPU with spare cores.",
         "Whether the gradients of each pass are used before the last one, as clipping each would.",
         rows("phase", ["communication"]),
     )
