@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perfnb.findings.facts import Facts
 
 Confidence = Literal["high", "medium", "low"]
-_TEXTS = ("bottleneck", "evidence", "lever", "code", "remedy", "confidence", "why", "blind")
+_TEXTS = ("bottleneck", "evidence", "advice", "code", "remedy", "confidence", "why", "blind")
 
 
 class Row(NamedTuple):
@@ -43,7 +43,7 @@ class Finding:
     #: steps it refers to the mean step, which is longer than the typical one.
     bound_ms: float | None
     #: The recommendation.
-    lever: str
+    advice: str
     #: A line of Python that follows it, in the user's own names; empty if these are unknown or one line cannot do it.
     code: str
     #: ``high``, ``medium`` or ``low``.

@@ -57,7 +57,7 @@ def findings_text(findings: Findings, width: int) -> list[str]:
         head = f"{place}. {escape.plain(row['bottleneck'], 60)}: {bound_words(row)}, {row['confidence']} confidence"
         lines += escape.wrapped(head, width)
         trial = " ".join(trial_line(findings.call, row["remedy"])).strip()
-        for words in filter(None, (row["evidence"], row["lever"] and f"Try: {row['lever']}", row["code"], trial)):
+        for words in filter(None, (row["evidence"], row["advice"] and f"Try: {row['advice']}", row["code"], trial)):
             lines += [f"   {line}" for line in escape.wrapped(escape.plain(words, _SENTENCE), width - 3)]
     return lines
 
@@ -107,7 +107,7 @@ def _item(row: pd.Series, trial: tuple[str, str]) -> str:
         f"<strong>{escape.html(row['bottleneck'])}</strong>: {escape.html(bound_words(row))}, "
         f"{escape.html(row['confidence'])} confidence <em>({escape.html_sentence(row['why'])})</em>",
         escape.html_sentence(row["evidence"]),
-        f"Try: {escape.html_sentence(row['lever'])}",
+        f"Try: {escape.html_sentence(row['advice'])}",
         *([f"<code>{escape.html(row['code'], _CODE)}</code>"] if row["code"] else []),
         *([f"{escape.html(trial[0])} <code>{escape.html(trial[1], _CODE)}</code>"] if trial[1] else []),
         f"<em>Caveat: {escape.html_sentence(row['blind'])}{f' About: {rows}.' if rows else ''}</em>",
@@ -135,7 +135,7 @@ def findings_data(findings: Findings, layers: Mapping[str, int], ops: Mapping[st
                 **{name: fmt.known(row[name]) for name in ("bound_ms", "bound_share", "bound_bytes")},
                 "grows": grows(row),
                 "confidence": escape.plain(row["confidence"]),
-                **{name: escape.plain(row[name], _SENTENCE) for name in ("evidence", "lever", "why", "blind")},
+                **{name: escape.plain(row[name], _SENTENCE) for name in ("evidence", "advice", "why", "blind")},
                 "code": escape.plain(row["code"], _CODE),
                 "remedy": escape.plain(row["remedy"]),
                 "trial": [escape.plain(part, _CODE) for part in trial_line(findings.call, row["remedy"])],

@@ -113,7 +113,7 @@ def _verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
     short = table.index[table["bottleneck"] == "activation memory"]
     if memory is not None and memory.incomplete and len(short):
         first = table.loc[short[0]]
-        return Verdict(f"{BY_NAME['activation memory'].headline}.", first["evidence"], first["lever"], int(short[0]))
+        return Verdict(f"{BY_NAME['activation memory'].headline}.", first["evidence"], first["advice"], int(short[0]))
     doubt, chosen = doubt_of(facts), _chosen(table)
     timed = chosen is not None and BY_NAME[table["bottleneck"][chosen]].timed_only
     if held_up(facts) and not timed:
@@ -180,7 +180,7 @@ def _of_finding(facts: Facts, table: pd.DataFrame, row: int) -> Verdict:
     if len(others):
         more = fmt.duration(others["bound_ms"].iloc[0])
         why += f" The GPU is idle for another {more}, and the trace does not show why."
-    return Verdict(said, why, str(found["lever"]), row)
+    return Verdict(said, why, str(found["advice"]), row)
 
 
 def _bound_by(facts: Facts) -> tuple[str, str]:

@@ -141,7 +141,7 @@ class RunSummary(Shown, Page):
 
     @property
     def findings(self) -> pd.DataFrame:
-        """What held the run back, most important first: evidence, bound, recommendation (`lever`), confidence."""
+        """What held the run back, most important first: evidence, bound, recommendation (`advice`), confidence."""
         return self._figures.findings.copy()
 
     @property

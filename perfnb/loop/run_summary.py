@@ -73,7 +73,7 @@ class RunFigures:
     allocated: Slope | None
     peaks: Mapping[str, int | None]  # bytes: `resident`, `allocated`
     windows: pd.DataFrame  # `step`, `steps`, `ms`, `ratio`, `typical`, `judged_by`
-    findings: pd.DataFrame  # `bottleneck`, `evidence`, `bound_ms` (per step), `share`, `lever`, `confidence`
+    findings: pd.DataFrame  # `bottleneck`, `evidence`, `bound_ms` (per step), `share`, `advice`, `confidence`
     verdict: str
     load: tuple[float, int] | None  # of the machine, and its CPUs, if there was work for more than these
     rank: int | None
@@ -154,9 +154,9 @@ def run_figures(steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, A
     if busy := _busy(facts):
         found = [(*one[:-1], "low") if one[0] in _BY_NOISE else one for one in found]
         found.sort(key=lambda one: one[0] in _BY_NOISE)  # what other programs cannot cause comes first
-    findings = pd.DataFrame(found, columns=["bottleneck", "evidence", "bound_ms", "share", "lever", "confidence"])
+    findings = pd.DataFrame(found, columns=["bottleneck", "evidence", "bound_ms", "share", "advice", "confidence"])
     findings = findings.astype(
-        dict.fromkeys(("bottleneck", "evidence", "lever", "confidence"), TEXT)
+        dict.fromkeys(("bottleneck", "evidence", "advice", "confidence"), TEXT)
         | dict.fromkeys(("bound_ms", "share"), "Float64")
     )
     return RunFigures(

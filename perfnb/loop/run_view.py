@@ -81,7 +81,7 @@ def next_step(figures: RunFigures) -> str | None:
     first = figures.findings.iloc[0]
     bound = fmt.known(first["bound_ms"])
     most = f" It can save at most {fmt.duration(bound)} per step, {fmt.share(first['share'])}." if bound else ""
-    return f"{first['lever']}{most} Confidence: {first['confidence']}."
+    return f"{first['advice']}{most} Confidence: {first['confidence']}."
 
 
 def run_text(figures: RunFigures, steps: pd.DataFrame, width: int = 100) -> str:

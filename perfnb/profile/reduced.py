@@ -66,7 +66,8 @@ def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]
     phases = table("phases")
     findings: Findings | None = None
     if facts["verdict"] is not None:
-        found = conform(pd.DataFrame(facts["findings"]), "findings")
+        rows = [{"advice": one.pop("lever", ""), **one} for one in map(dict, facts["findings"])]
+        found = conform(pd.DataFrame(rows), "findings")
         row = facts["finding"] if facts["finding"] is not None and facts["finding"] < len(found) else None
         verdict, why, then = facts["verdict"]
         findings = Findings(found, Verdict(verdict, why, then, row), facts["step_ms"])

@@ -54,7 +54,7 @@ def found_text(told: Told, width: int) -> list[str]:
     lines = [_head(told)]
     for place, (name, row) in enumerate(_worst(told.findings)[:_MOST], start=1):
         lines += escape.wrapped(f"{place}. {name}: {bound_words(row)}, {row['confidence']} confidence", width)
-        for words in filter(None, (row["evidence"], row["lever"] and f"Try: {row['lever']}")):
+        for words in filter(None, (row["evidence"], row["advice"] and f"Try: {row['advice']}")):
             lines += [f"   {line}" for line in escape.wrapped(escape.plain(words, 2000), width - 3)]
     return lines
 
@@ -63,7 +63,7 @@ def found_html(told: Told) -> str:
     """The same as a list."""
     items = [
         f"<li><strong>{escape.html(name)}</strong>: {escape.html(bound_words(row))}, {escape.html(row['confidence'])} "
-        f"confidence<br>{escape.html_sentence(row['evidence'])}<br>Try: {escape.html_sentence(row['lever'])}</li>"
+        f"confidence<br>{escape.html_sentence(row['evidence'])}<br>Try: {escape.html_sentence(row['advice'])}</li>"
         for name, row in _worst(told.findings)[:_MOST]
     ]
     return f"<p><strong>{escape.html(_head(told))}</strong></p><ol>{''.join(items)}</ol>" if items else ""

@@ -224,7 +224,8 @@ class KeptFinding(TypedDict):
     bound_ms: Number | None
     bound_share: Number | None
     bound_bytes: Count | None
-    lever: str
+    advice: NotRequired[str]
+    lever: NotRequired[str]  # the same in profiles of earlier versions
     code: str
     remedy: str
     confidence: str

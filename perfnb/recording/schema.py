@@ -143,7 +143,7 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "rows": "object",
             **_of(_FLOAT, "bound_ms", "bound_share"),
             "bound_bytes": _INT,
-            **_of(_TEXT, "lever", "code", "remedy"),
+            **_of(_TEXT, "advice", "code", "remedy"),
             "confidence": _CATEGORY,
             **_of(_TEXT, "why", "blind"),
         },

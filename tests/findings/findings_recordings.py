@@ -171,7 +171,7 @@ def obeys_the_laws(recording: Recording) -> list[Finding]:
         assert one.bound_ms is None or -1e-9 <= one.bound_ms <= whole * (1 + 1e-9), (one, whole)
         for share in re.findall(r"([\d.,]+) %", one.evidence):
             assert float(share.replace(",", "")) <= 100, one.evidence
-        said = f"{one.evidence} {one.lever} {one.why} {one.blind}"
+        said = f"{one.evidence} {one.advice} {one.why} {one.blind}"
         assert not re.search(r"\bnan\b|<NA>|NaT|\bNone\b(?! of them)", said), one
     assert not (table["bound_share"] > 1 + 1e-9).any()
     for code in table["code"]:

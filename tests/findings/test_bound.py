@@ -50,7 +50,7 @@ def test_arithmetic_is_bound_by_what_the_roof_still_leaves(gflop: float, near: b
     (found,) = compute(facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0)))
 
     assert found.bound_ms == pytest.approx(1 - gflop, rel=0.01)
-    assert ("close to what the machine can do" in found.lever) == near
+    assert ("close to what the machine can do" in found.advice) == near
     assert [row.name for row in found.rows] == ["model"]
 
 
@@ -97,7 +97,7 @@ def test_reading_weights_counts_less_the_arithmetic_that_stays() -> None:
     (found,) = memory_bandwidth(with_weights(reading, 5 * 10**8))
 
     assert found.bound_ms == pytest.approx(0.9, rel=0.01)
-    assert "larger batch" in found.lever
+    assert "larger batch" in found.advice
     assert memory_bandwidth(with_weights(reading, 10**8)) == []  # it reads its samples, and no other layer would not
     slow = facts(roofline=roofline(10**7, 10**8, 1.0))
     assert memory_bandwidth(with_weights(slow, 10**8)) == []  # far from the bandwidth
@@ -177,7 +177,7 @@ def test_memory_may_grow_where_every_watched_step_left_something(left: int | Non
     )
     if told:
         assert "left 5.00 MiB each that nothing freed, most of it allocated by encoder, aten::mm" in found[0].evidence
-        assert "perfnb.find_leaks" in found[0].lever
+        assert "perfnb.find_leaks" in found[0].advice
 
 
 def test_float64_by_accident_is_told_of_with_what_float32_saves() -> None:

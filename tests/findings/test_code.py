@@ -82,7 +82,7 @@ def test_without_names_of_the_user_s_all_advice_is_in_words() -> None:
     assert set(named.index) == set(plain.index)
     assert "net" not in " ".join(plain["code"])
     assert {"optimizer", "input pipeline"} <= set(plain.index[plain["code"] == ""])
-    assert all(word.strip() for word in plain["lever"])
+    assert all(word.strip() for word in plain["advice"])
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_an_optimizer_that_something_else_holds_is_not_bound_anew(facts: dict[st
 
     advice = found(recording).loc["optimizer"]
 
-    assert says in advice["lever"]
+    assert says in advice["advice"]
     assert (advice["code"] == "") == bool(facts)
 
 
@@ -108,7 +108,7 @@ def test_two_optimizers_of_one_class_are_called_by_it_once() -> None:
     one = PARTS["optimizers"][0]
     recording = unnamed(live_cpu(), **{**PARTS, "optimizers": [one, {**one, "name": "other"}]})
 
-    assert "construct torch.optim.AdamW with fused=True" in found(recording).loc["optimizer", "lever"]
+    assert "construct torch.optim.AdamW with fused=True" in found(recording).loc["optimizer", "advice"]
 
 
 def looping(kind: str, steps: int = 3) -> Written:
@@ -136,9 +136,9 @@ def test_the_optimizer_of_a_trace_is_called_what_the_trace_calls_it(kind: str, s
     # Its layers have no number of parameters: the report of such a trace failed for that.
     advice = found(loaded(tmp_path, looping(kind))).loc["optimizer"]
 
-    assert advice["lever"].endswith(said)
+    assert advice["advice"].endswith(said)
     assert advice["code"] == ""
-    assert "SGD" not in " ".join(advice[["evidence", "lever", "why", "blind"]])
+    assert "SGD" not in " ".join(advice[["evidence", "advice", "why", "blind"]])
 
 
 def test_an_optimizer_that_the_trace_does_not_hold_is_not_spoken_of() -> None:
@@ -156,7 +156,7 @@ def test_an_optimizer_that_the_trace_does_not_hold_is_not_spoken_of() -> None:
 def test_sparse_gradients_are_not_proposed_for_a_table_that_another_layer_has(tied: bool) -> None:
     recording = unnamed(live_cpu(), **{**PARTS, "own_tables": [] if tied else ["net.emb"]})
 
-    assert ("sparse=True" in found(recording).loc["optimizer", "lever"]) == (not tied)
+    assert ("sparse=True" in found(recording).loc["optimizer", "advice"]) == (not tied)
 
 
 def small_ops(called: bool | None, compiled: bool = False, **meta: Any) -> pd.Series:
@@ -178,11 +178,11 @@ def test_a_model_is_compiled_only_where_the_step_calls_it() -> None:
     assert small_ops(True)["code"] == "import torch; net = torch.compile(net)"
     through = small_ops(False)
     assert through["code"] == ""
-    assert "torch.compile(net) alone would compile nothing" in through["lever"]
+    assert "torch.compile(net) alone would compile nothing" in through["advice"]
     nameless = small_ops(None)
     assert nameless["code"] == ""
-    assert "net" not in nameless["lever"]
-    assert "already compiled" in small_ops(True, compiled=True)["lever"]
+    assert "net" not in nameless["advice"]
+    assert "already compiled" in small_ops(True, compiled=True)["advice"]
     assert small_ops(True, compiled=True)["code"] == ""
 
 
@@ -226,10 +226,10 @@ def test_lower_precision_is_advised_where_the_gpu_has_units_for_it(
 
     assert ("low precision unused" in table.index) == (says is not None)
     if says is not None:
-        assert says in table.loc["low precision unused", "lever"]
+        assert says in table.loc["low precision unused", "advice"]
         assert table.loc["low precision unused", "code"] == code
     if device[0].startswith("Tesla"):
-        assert "torch.bfloat16" not in " ".join(table["lever"])
+        assert "torch.bfloat16" not in " ".join(table["advice"])
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def copying(kind: str, moved: int, count: int = 1) -> pd.Series:
 def test_advice_on_copies_follows_their_direction_and_size(kind: str, moved: int, says: str, not_said: str) -> None:
     advice = copying(kind, moved, 8)
 
-    assert says in advice["lever"]
-    assert not_said not in advice["lever"]
+    assert says in advice["advice"]
+    assert not_said not in advice["advice"]
     assert advice["code"] == ""
     assert ("256 B" in advice["evidence"]) == (moved == 256)
 
@@ -339,7 +339,7 @@ def test_buckets_are_for_gradients_that_are_reduced_and_not_for_shards(kernel: s
         hand.kernel("gemm", t + 1, t + 10, t + 1000)
         hand.kernel(f"ncclDevKernel_{kernel}_RING", t + 5, t + 800, t + 1900)
 
-    assert says in found(hand.recording()).loc["collectives", "lever"]
+    assert says in found(hand.recording()).loc["collectives", "advice"]
 
 
 def test_bytes_of_copies_come_from_the_trace(tmp_path: Path) -> None:

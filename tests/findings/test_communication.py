@@ -65,7 +65,7 @@ def test_synchronising_each_micro_step_is_bounded_by_the_waits_before_the_last()
     (one,) = found(every_micro_step, ddp(passes=4, wait=1000))
 
     assert one.bound_ms == pytest.approx(3.0, abs=0.05)
-    assert "net.no_sync()" in one.lever
+    assert "net.no_sync()" in one.advice
     assert found(every_micro_step, ddp(passes=1, wait=1000)) == []
 
 

@@ -71,7 +71,7 @@ def test_of_a_chain_of_elementwise_ops_one_pass_stays(nodes: bool) -> None:
     finding = found(chain(nodes=nodes).recording()).loc["memory bandwidth"]
 
     assert finding["bound_ms"] == pytest.approx(6 - 3, rel=0.01)
-    assert "torch.compile" in finding["lever"]
+    assert "torch.compile" in finding["advice"]
     assert "3 elementwise ops per step" in finding["evidence"]
     assert finding["rows"][0] == {"kind": "layer", "name": "model"}
 
@@ -101,7 +101,7 @@ def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
     assert table.index.tolist() == ["memory bandwidth"]
     assert table["bound_ms"].iloc[0] == pytest.approx(10 + 9 * 0.5 - 1, rel=0.01)
     assert table["code"].iloc[0] == ""
-    assert "compile the function that computes it" in table["lever"].iloc[0]
+    assert "compile the function that computes it" in table["advice"].iloc[0]
 
 
 def test_an_update_by_hand_is_no_chain() -> None:

@@ -44,7 +44,7 @@ BY_NAMES_OF_OPS = ["attention unfused"]
 
 def advice(table: pd.DataFrame) -> Iterator[str]:
     for row in table.to_dict("records"):
-        yield " ".join(str(row[column]) for column in ("lever", "code", "remedy", "why", "blind"))
+        yield " ".join(str(row[column]) for column in ("advice", "code", "remedy", "why", "blind"))
 
 
 def require_nothing_of_torchs(profile: Profile) -> None:

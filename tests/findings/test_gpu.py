@@ -114,7 +114,7 @@ def test_host_work_of_which_nothing_is_on_record_is_less_sure_and_asks_for_stack
 
     assert "The trace does not show what." in work["evidence"]
     assert work["confidence"] == "medium"
-    assert "stacks=True" in work["lever"]
+    assert "stacks=True" in work["advice"]
 
 
 def test_stacks_are_not_asked_for_where_they_are_on_record() -> None:
@@ -124,8 +124,8 @@ def test_stacks_are_not_asked_for_where_they_are_on_record() -> None:
 
     work = Profile(hand.recording()).findings.set_index("bottleneck").loc["host work"]
 
-    assert "stacks=True" not in work["lever"]
-    assert "none of the recorded ops, calls and functions" in work["lever"]
+    assert "stacks=True" not in work["advice"]
+    assert "none of the recorded ops, calls and functions" in work["advice"]
 
 
 def test_what_other_threads_do_is_no_host_work() -> None:

@@ -59,7 +59,7 @@ def test_functions_that_take_the_time_are_named_where_they_are_on_record(recorde
 
     named = "in a traced step: 1.50 ms in <built-in function sleep>, 0.490 ms in a.py(1): step."
     assert (named in code["evidence"]) == (recorded == "calls")
-    assert ("stacks=True" in code["lever"]) == (recorded != "calls")
+    assert ("stacks=True" in code["advice"]) == (recorded != "calls")
     assert ("Which function ran." in code["blind"]) == (recorded != "calls")
 
 

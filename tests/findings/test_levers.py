@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+import perfnb
+from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
 from perfnb.step.namespace import named_parts
 from tests.findings.test_findings import STEPS, attention, found, one_long_op, timed
@@ -95,7 +100,7 @@ def test_samples_in_memory_are_taken_a_batch_at_a_time() -> None:
 
     assert finding["code"].startswith("import torch; train_loader = ")
     assert finding["code"].endswith("(train_loader.dataset, sampler=train_loader.batch_sampler, batch_size=None)")
-    assert "with one index" in finding["lever"]
+    assert "with one index" in finding["advice"]
 
 
 def test_more_workers_than_cores_are_not_told_to_be_more() -> None:
@@ -104,12 +109,12 @@ def test_more_workers_than_cores_are_not_told_to_be_more() -> None:
     finding = waiting_for(loader, cpus=2)
 
     assert "num_workers=2," in finding["code"]
-    assert "12 workers share 2 cores" in finding["lever"]
+    assert "12 workers share 2 cores" in finding["advice"]
 
 
 def test_a_data_set_that_iterates_must_share_its_samples() -> None:
-    assert "get_worker_info" in waiting_for(DataLoader(Stream(), batch_size=4))["lever"]
-    assert "get_worker_info" not in waiting_for(DataLoader(Rows(), batch_size=4))["lever"]
+    assert "get_worker_info" in waiting_for(DataLoader(Stream(), batch_size=4))["advice"]
+    assert "get_worker_info" not in waiting_for(DataLoader(Rows(), batch_size=4))["advice"]
 
 
 def loop(kind: str = "SGD", **meta: Any) -> Recording:
@@ -172,7 +177,7 @@ def test_an_optimizer_of_the_user_s_own_is_told_of_the_functions_for_lists() -> 
     parts = named_parts({"opt": Mine(net.parameters())}, None, [net])
     advice = found(loop("Mine", parts=parts)).loc["optimizer"]
 
-    assert "torch._foreach_add_" in advice["lever"]
+    assert "torch._foreach_add_" in advice["advice"]
     assert advice["code"] == ""
 
 
@@ -212,5 +217,21 @@ def test_a_layer_of_attention_is_told_that_nobody_wants_its_weights() -> None:
     finding = found(hand.recording()).loc["attention unfused"]
 
     assert finding["code"] == ""
-    assert "Call net.layers[0].get_submodule('a b') with need_weights=False." in finding["lever"]
-    assert "weights are not requested" in finding["lever"]
+    assert "Call net.layers[0].get_submodule('a b') with need_weights=False." in finding["advice"]
+    assert "weights are not requested" in finding["advice"]
+
+
+def test_advice_that_an_earlier_version_saved_as_lever_is_read(tmp_path: Path) -> None:
+    recording = timed(one_long_op().recording(), [31.0, 41.0] * 10, [30.0, 40.0] * 10, environment=ENVIRONMENT)
+    saved = Profile(recording)._reduced().save(tmp_path / "step")
+    file = saved / "profile.json"
+    content = json.loads(file.read_text())
+    for row in content["meta"]["reduced"]["findings"]:
+        row["lever"] = row.pop("advice")
+    file.write_text(json.dumps(content))
+
+    loaded = perfnb.load(saved)
+
+    assert isinstance(loaded, Profile)
+    pd.testing.assert_frame_equal(loaded.findings, Profile(recording).findings)
+    assert "lever" not in loaded.findings

@@ -230,7 +230,7 @@ def test_a_blocking_copy_holds_a_decoding_step_up() -> None:
     assert "before the trace began" in str(found["blind"])
     # One copy of 256 bytes to the host: nothing to pin, and no promise of a saving of which nothing is known.
     assert "1 copy to the host of 256 B" in str(found["evidence"])
-    assert "pinned memory would not shorten it" in str(found["lever"])
+    assert "pinned memory would not shorten it" in str(found["advice"])
     assert "save" not in verdict("mi300_sglang_decode")
     assert "while the host is blocked by copies between host and device" in verdict("mi300_sglang_decode")
 
@@ -340,4 +340,4 @@ def test_no_bound_exceeds_the_step_and_all_rows_are_found(name: str) -> None:
     tables = {"layer": profile.layers.index, "op": profile.ops.index, "kernel": profile.kernels.index}
     for rows in found["rows"]:
         assert all(row["name"] in tables[row["kind"]] for row in rows if row["kind"] in tables)
-    assert all(word.strip() for word in found[["evidence", "lever", "why", "blind"]].to_numpy().ravel())
+    assert all(word.strip() for word in found[["evidence", "advice", "why", "blind"]].to_numpy().ravel())

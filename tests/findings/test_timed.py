@@ -164,11 +164,11 @@ def test_never_more_workers_than_cores_and_the_line_agrees(workers: int, wait_ms
     wait = found(recording).loc["input pipeline"]
 
     if not code:
-        assert (wait["code"], "as many workers as cores" in wait["lever"]) == ("", True)
+        assert (wait["code"], "as many workers as cores" in wait["advice"]) == ("", True)
         return
     assert f"num_workers={code}," in wait["code"]
-    assert f"se {'about ' if wait_ms == 1.5 else ''}{code} workers" in wait["lever"]
-    assert ("there are 2 cores" in wait["lever"]) == (wait_ms != 1.5)
+    assert f"se {'about ' if wait_ms == 1.5 else ''}{code} workers" in wait["advice"]
+    assert ("there are 2 cores" in wait["advice"]) == (wait_ms != 1.5)
 
 
 @pytest.mark.slow

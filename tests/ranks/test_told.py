@@ -20,7 +20,7 @@ def finding(rank: int | None, name: str, ms: float) -> dict[str, object]:
         "rank": rank,
         "bottleneck": name,
         "evidence": f"evidence of rank {rank}",
-        "lever": "less of it",
+        "advice": "less of it",
         "bound_ms": ms,
         "bound_share": ms / 100,
         "bound_bytes": None,

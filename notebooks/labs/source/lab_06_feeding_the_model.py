@@ -362,7 +362,7 @@ labs.check("6.5", at_once)
 
 # %%
 for finding in q.findings.head(1).to_dict("records"):
-    print(f"{finding['bottleneck']}: at most {finding['bound_share']:.0%}\n{finding['lever']}\n\n{finding['code']}")
+    print(f"{finding['bottleneck']}: at most {finding['bound_share']:.0%}\n{finding['advice']}\n\n{finding['code']}")
 
 # %% [markdown]
 # ## 6.6 Enough workers

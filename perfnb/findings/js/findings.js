@@ -24,7 +24,7 @@ function boundWords(finding) {
 }
 
 function advice(finding) {
-  return [h("p", {}, h("b", {}, "Try "), finding.lever), finding.code && h("pre", { class: "pf-code" }, h("code", {}, finding.code))].filter(Boolean);
+  return [h("p", {}, h("b", {}, "Try "), finding.advice), finding.code && h("pre", { class: "pf-code" }, h("code", {}, finding.code))].filter(Boolean);
 }
 
 function findingCard(finding, place, show, cure) {

@@ -59,7 +59,7 @@ function answerOf(finding, answer, tries, advice, busy) {
       answer.code && h("p", {}, "Keep it with"),
       answer.code && h("pre", { class: "pf-code" }, h("code", {}, answer.code)),
       again),
-    answer.keep ? null : h("p", { class: "pf-quiet" }, h("b", {}, "Advice "), finding.lever),
+    answer.keep ? null : h("p", { class: "pf-quiet" }, h("b", {}, "Advice "), finding.advice),
   ];
 }
 

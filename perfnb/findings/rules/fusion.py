@@ -77,7 +77,7 @@ def unfused_attention(facts: Facts) -> Iterator[Finding]:
         f"for {facts.of_step(whole)}: {fmt.duration(products)} in the products and {fmt.duration(whole - products)} in "
         "between, where the full attention matrices go through memory.",
         max(whole - remains, 0.0),
-        _lever(facts, top),
+        _advice(facts, top),
         "",
         "medium",
         "Inferred from the order of operators. The products remain"
@@ -106,7 +106,7 @@ def attention_ops(facts: Facts) -> Bools:
     return inside
 
 
-def _lever(facts: Facts, layers: list[str]) -> str:
+def _advice(facts: Facts, layers: list[str]) -> str:
     """What to change: torch's own layer only has to be told that its weights are not needed."""
     own = [name for name in layers if facts.kinds.get(name) == "MultiheadAttention"]
     if own:

@@ -111,10 +111,10 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
         call, kernel = fmt.duration(gpu.call_us / 1e3), fmt.duration(gpu.kernel_us / 1e3)
         speed = f" A launch takes {call} on the host, a kernel {kernel} (medians)."
     short = "" if gpu.short_share is None else f", {fmt.share(gpu.short_share)} of them shorter than their launch"
-    lever, code = "Give the GPU more work per launch: a larger batch, or larger kernels.", ""
+    advice, code = "Give the GPU more work per launch: a larger batch, or larger kernels.", ""
     if gpu.graph_share < _GRAPHS:
         note, code = compiling(facts, facts.heaviest_layers(facts.ops), "reduce-overhead")
-        lever = (
+        advice = (
             f"Give the GPU more work per launch: a larger batch, fusion{facts.for_torch(' (torch.compile)')}, or CUDA "
             f"graphs, which launch a whole step at once.{note}"
         )
@@ -123,7 +123,7 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
         f"The GPU was idle for {facts.of_step(bound)} because the host had launched nothing yet; "
         f"a step has {gpu.kernels:,.0f} kernels{short}.{speed}",
         bound,
-        lever,
+        advice,
         code,
         "high" if mostly_idle else "medium",
         "Each gap ended with work that was launched too late"
@@ -156,15 +156,15 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     memory = facts.figures.memory
     most = max(_WHERE, key=lambda phase: float(free[chosen & (cells["phase"] == phase).to_numpy()].sum()))
     called = _called(facts, chosen)
-    lever = "Move it out of the step, or do it less often, in another thread or process, or with torch's ops."
+    advice = "Move it out of the step, or do it less often, in another thread or process, or with torch's ops."
     if not facts.records_python:
-        lever += " To see which function it is, profile with stacks=True and open the timeline."
+        advice += " To see which function it is, profile with stacks=True and open the timeline."
     yield Finding(
         "host code",
         f"For {facts.of_step(bound)} no op of torch runs: Python or another library does, mostly "
         f"{_WHERE[most]}.{called}",
         bound,
-        lever,
+        advice,
         "",
         "low" if memory is not None and memory.peak_bytes > _LARGE else "medium",
         "The time between ops is known; "
@@ -209,14 +209,14 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     if gpu is None or facts.share(bound := gpu.idle_by["host"]) < _WORTH_WORK:
         return
     known = gpu.doing.seen >= _MAINLY
-    lever, code = _lever(facts, gpu)
+    advice, code = _advice(facts, gpu)
     longest = gpu.doing.longest["ops"]
     yield Finding(
         "host work",
         f"The GPU was idle for {facts.of_step(bound)} in pieces of more than {fmt.duration(LONG_NS / 1e6)}: launching "
         f"takes less, so the host did something else. {_seen(gpu)}",
         bound,
-        lever,
+        advice,
         code,
         "high" if known and gpu.idle_share > 0.5 else "medium",
         "The host had launched nothing that the GPU could have run"
@@ -241,7 +241,7 @@ def _seen(gpu: GpuFacts) -> str:
     return f"It spent {', '.join(parts)}{left}."
 
 
-def _lever(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
+def _advice(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
     share, longest = gpu.doing.shares, gpu.doing.longest
     if share["calls"] >= _MAINLY:
         return (

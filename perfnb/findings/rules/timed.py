@@ -42,13 +42,13 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
         if facts.share(bound) < _WORTH:
             return
     source = f"mean of {len(facts.waits_ms)} timed steps" if measured else "in the traced steps"
-    lever, code = _lever(facts, waited)
+    advice, code = _advice(facts, waited)
     yield Finding(
         "input pipeline",
         f"The step waits {fmt.duration(waited)} for its batch, {fmt.share(facts.share(waited))} of {facts.step_words} "
         f"({source}){hidden}.{_setting(facts)}",
         bound,
-        lever,
+        advice,
         code,
         "low" if facts.uneven else "high" if measured and facts.gpu is None else "medium",
         f"{fmt.capital(facts.uneven)}, so the wait's share of a step is uncertain."
@@ -75,7 +75,7 @@ def _setting(facts: Facts) -> str:
     return f" {facts.loader.get('name') or 'The loader'} has {how}."
 
 
-def _lever(facts: Facts, waited: float) -> tuple[str, str]:
+def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     kind, workers, name = (facts.loader.get(key) for key in ("class", "num_workers", "name"))
     rest = max(facts.step_ms - waited, 1e-3)
     if not isinstance(workers, int):
@@ -103,26 +103,26 @@ def _lever(facts: Facts, waited: float) -> tuple[str, str]:
     if cores is not None and workers >= max(1, int(cores)) and wanted > cores:
         wanted = max(1, int(cores))
         share = f"{fmt.counted(workers, 'worker')} share {cores:g} cores, and more would not help"
-        lever = (
+        advice = (
             f"Make batches cheaper: {share if workers > cores else 'there are as many workers as cores'}. Cache what "
             "is read or decoded; vectorise. If making batches is CPU work, fewer workers may even be faster."
         )
     elif cores is not None and wanted > cores:
         wanted = max(1, int(cores))
-        lever = (
+        advice = (
             "Make batches cheaper (cache what is read or decoded; vectorise), and use "
             f"{fmt.counted(wanted, 'worker')}: {takes}, so about {fmt.counted(needed, 'worker')} would be needed, but "
             f"there are {cores:g} cores. If making a batch mostly waits for a disk or a network, have the dataset "
             "fetch its samples in threads (__getitems__)."
         )
     else:
-        lever = (
+        advice = (
             f"Use about {fmt.counted(wanted, 'worker')}: {takes}. If making them is CPU work, the workers need cores "
             "of their own; cheaper transforms and a cache help then."
         )
     if facts.loader.get("iterable"):
-        lever += " The dataset must split its samples among them: see torch.utils.data.get_worker_info()."
-    return lever, _with_workers(facts, name, wanted) if name and wanted != workers else ""
+        advice += " The dataset must split its samples among them: see torch.utils.data.get_worker_info()."
+    return advice, _with_workers(facts, name, wanted) if name and wanted != workers else ""
 
 
 def _batched(facts: Facts) -> bool:

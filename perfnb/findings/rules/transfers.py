@@ -40,7 +40,7 @@ def host_device_copies(facts: Facts) -> Iterator[Finding]:
         f"({fmt.counted(calls, 'copying call')} in the trace, {fmt.duration(in_calls)} of host time per "
         f"step{_moved(gpu)}).{behind if perhaps else ''}",
         bound,
-        _lever(facts, gpu),
+        _advice(facts, gpu),
         "",
         "low" if unsure else "medium",
         "The host was certainly blocked, but the GPU may have been idle for another reason: the copy may have waited, "
@@ -64,7 +64,7 @@ def _moved(gpu: GpuFacts) -> str:
     return said
 
 
-def _lever(facts: Facts, gpu: GpuFacts) -> str:
+def _advice(facts: Facts, gpu: GpuFacts) -> str:
     """What to change, by the direction that blocks the host for longer and by the size of its copies."""
     there, back = gpu.to_device, gpu.to_host
     if not there.count and not back.count:
