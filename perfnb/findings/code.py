@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 from perfnb.recording.recording import Recording
@@ -74,6 +75,33 @@ def _free(tree: ast.Module, bound: set[str]) -> Iterator[str]:
         targets = {node.id for one in loops for node in ast.walk(one.target) if isinstance(node, ast.Name)}
         yield from (node.id for node in names if isinstance(node.ctx, ast.Load) and node.id not in bound | targets)
         bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)} - targets
+
+
+def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
+    """The line that makes a loader of the same samples with some arguments changed.
+
+    Empty if its name or its arguments are not known.
+
+    Parameters
+    ----------
+    loader : mapping
+        Its ``name``, and what `perfnb.step.namespace.loader_facts` tells.
+    **changed : object
+        The arguments, as they are written; ``None`` leaves one out.
+    """
+    name, words = loader.get("name"), loader.get("same")
+    if not name or not isinstance(words, (list, tuple)) or not words:
+        return ""
+    same = {str(word): f"{name}.{word}" for word in words if str(word).isidentifier() and not iskeyword(str(word))}
+    arguments = {word: value for word, value in (same | changed).items() if value is not None}
+    told = ", ".join([f"{name}.dataset", *(f"{word}={value}" for word, value in arguments.items())])
+    return f"{name} = torch.utils.data.DataLoader({told})"
+
+
+def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
+    """The line that makes a loader of the same samples with so many workers; empty as for `loader_line`."""
+    pin = {"pin_memory": True} if pinned else {}
+    return loader_line(loader, num_workers=workers, persistent_workers=True, **pin)
 
 
 def trial_line(call: object, lever: str) -> tuple[str, str]:

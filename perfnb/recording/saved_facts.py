@@ -100,13 +100,12 @@ class Loader(Struct):
     class_: str = field(name="class")
     dataset: str = ""
     iterable: bool = False
-    collates: bool = False
+    indexed: bool = False
+    direct: bool = False
+    same: list[str] = field(default_factory=list)
     num_workers: Number = 0.0
     prefetch_factor: Number = 0.0
     batch_size: Number = 0.0
-    pin_memory: bool | Number = False
-    persistent_workers: bool | Number = False
-    drop_last: bool | Number = False
 
 
 class Parts(TypedDict, total=False):

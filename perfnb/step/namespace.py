@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset, default_collate, default_convert
 
 #: Locations of code that is not the user's.
 _INSTALLED = (
@@ -179,7 +179,20 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 #: Recorded settings of a loader and of an optimizer.
-_OF_LOADER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "batch_size", "drop_last")
+_OF_LOADER = ("num_workers", "prefetch_factor", "batch_size")
+#: Arguments of a loader that another one of the same samples needs, with their defaults.
+_LOADER_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
+    "num_workers": (0,),
+    "collate_fn": (default_collate, default_convert),
+    "pin_memory": (False,),
+    "timeout": (0,),
+    "worker_init_fn": (None,),
+    "multiprocessing_context": (None,),
+    "generator": (None,),
+    "prefetch_factor": (None, 2),
+    "persistent_workers": (False,),
+    "in_order": (True,),
+}
 _OF_OPTIMIZER = ("foreach", "fused", "capturable")
 #: Modules that a recommended line may use.
 _IMPORTS = ("torch", "gc", "os")
@@ -214,8 +227,8 @@ def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.
         ``groups``, ``at_once`` (arguments that would make it update all at once), ``arguments`` (those given, for
         torch's optimizers), ``untold`` (which of them are not plain values), ``scheduled`` (whether a scheduler sets
         its learning rate), ``held_by`` (other names, or classes of objects, that refer to it) and its settings.
-        ``loader``: ``name`` (``None`` if it is in no variable), ``class``, its settings, ``iterable`` (whether its
-        dataset is iterable-style) and ``collates`` (whether with the user's function); ``None`` without batches.
+        ``loader``: ``name`` (``None`` if it is in no variable), ``class``, whether it is itself what is iterated
+        (``direct``), its settings, and what `loader_facts` tells; ``None`` without batches.
         ``imports``: modules that the namespace has under their own names.
     """
     used = {id(parameter) for module in called for parameter in module.parameters(recurse=False)}
@@ -286,8 +299,8 @@ def _is_told(value: Any) -> bool:
 
 
 def _loader(namespace: Mapping[str, Any], batches: Any) -> dict[str, Any]:
-    known = named_values(namespace, type(batches))
-    name = next((name for name, value in known if value is batches), None)
+    given = batches
+    name = next((name for name, value in named_values(namespace, type(batches)) if value is batches), None)
     if not isinstance(batches, DataLoader):
         # enumerate(loader), zip(loader): use the loader, if there is only one.
         loaders = list({id(value): (name, value) for name, value in named_values(namespace, DataLoader)}.values())
@@ -296,15 +309,34 @@ def _loader(namespace: Mapping[str, Any], batches: Any) -> dict[str, Any]:
         name, batches = loaders[0]
     settings = {key: getattr(batches, key, None) for key in _OF_LOADER}
     settings = {key: value for key, value in settings.items() if _plain(value)}
-    dataset = getattr(batches, "dataset", None)
-    return {
-        "name": name,
-        "class": type(batches).__name__,
-        "dataset": type(dataset).__name__,
-        "iterable": isinstance(dataset, IterableDataset),
-        "collates": batches.batch_size is not None and batches.collate_fn is not default_collate,
-        **settings,
-    }
+    known = {"name": name, "class": type(batches).__name__, "direct": batches is given}
+    return known | settings | loader_facts(batches)
+
+
+def loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What a line that makes the same loader with other settings depends on.
+
+    Returns
+    -------
+    dict
+        ``dataset`` (its class), ``iterable`` (whether that is iterable-style), ``indexed`` (whether one index gives the
+        same batch as its samples one by one) and ``same``: the arguments to repeat, which are attributes of the loader.
+        ``same`` is empty for a subclass, which may do more than torch's own loader.
+    """
+    dataset, batched = loader.dataset, loader.batch_sampler is not None
+    facts = {"dataset": type(dataset).__name__, "iterable": isinstance(dataset, IterableDataset)}
+    if type(loader) is not DataLoader:
+        return facts | {"indexed": False, "same": []}
+    if facts["iterable"]:
+        shape = ["batch_size", *["drop_last"] * bool(loader.drop_last)]
+    else:
+        shape = ["batch_sampler"] if batched else ["batch_size", "sampler"]
+    usual = _LOADER_DEFAULTS | {"collate_fn": (default_collate if batched else default_convert,)}
+    rest = [
+        word for word, values in usual.items() if not any(getattr(loader, word, values[0]) is value for value in values)
+    ]
+    plain = type(dataset) is TensorDataset and type(loader.batch_sampler) is BatchSampler
+    return facts | {"indexed": plain and "collate_fn" not in rest, "same": [*shape, *rest]}
 
 
 def _plain(value: Any) -> bool:

@@ -45,7 +45,8 @@ PARTS: dict[str, Any] = {
         "num_workers": 0,
         "batch_size": 4,
         "iterable": False,
-        "collates": False,
+        "direct": True,
+        "same": ["batch_sampler"],
     },
 }
 

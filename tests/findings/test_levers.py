@@ -13,11 +13,13 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 import perfnb
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
+from perfnb.remedies.levers import by_name
+from perfnb.remedies.subject import Subject
 from perfnb.step.namespace import named_parts
 from tests.findings.test_findings import STEPS, attention, found, one_long_op, timed
 from tests.recordings import ByHand
@@ -64,35 +66,70 @@ def batches(loader: Any) -> list[Any]:
     return [batch[0] if isinstance(batch, (list, tuple)) else batch for batch in loader]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: DataLoader(TensorDataset(SAMPLES), batch_size=4, shuffle=True),
-        lambda: DataLoader(TensorDataset(SAMPLES), batch_size=6, drop_last=True),
-        lambda: DataLoader(TensorDataset(SAMPLES), batch_size=6, shuffle=True, collate_fn=lambda rows: [-rows[0][0]]),
-        lambda: DataLoader(Rows(), batch_size=3, shuffle=True, drop_last=True, collate_fn=stacked),
-        lambda: DataLoader(Rows(), batch_size=None, collate_fn=lambda sample: sample),
-        lambda: DataLoader(Stream(), batch_size=3, drop_last=True),
-    ],
-)
-def test_the_loader_that_is_proposed_gives_the_same_batches(make: Callable[[], Any]) -> None:
-    train_loader = make()
-    before = batches(train_loader)
-    # Workers would take their time here, and cannot be sent functions without a name.
-    code = waiting_for(train_loader)["code"]
-    line = re.sub(r", num_workers=\d+, persistent_workers=True", "", code)
+def first(rows: list[Any]) -> Any:
+    return -rows[0][0]
 
-    known = {"train_loader": train_loader}
-    exec(line, known)
-    assert known["train_loader"] is not train_loader
-    after = batches(known["train_loader"])
 
-    assert len(after) == len(before)
-    # Without a seed of its own an iterator draws one more number, so that an order may differ.
-    every = [torch.sort(torch.cat(list(map(torch.atleast_1d, side))).flatten()).values for side in (before, after)]
-    assert torch.equal(*every) or "drop_last=True" not in code
-    assert [batch.shape for batch in after] == [batch.shape for batch in before]
+def unchanged(sample: Any) -> Any:
+    return sample
+
+
+def loaders() -> dict[str, DataLoader[Any]]:
+    """Loaders that do most of what torch's own can."""
+    tensors, rows, seeded = TensorDataset(SAMPLES), Rows(), torch.Generator().manual_seed(7)
+    return {
+        "shuffled": DataLoader(tensors, batch_size=4, shuffle=True),
+        "in order": DataLoader(tensors, batch_size=6, drop_last=True),
+        "collated": DataLoader(tensors, batch_size=6, shuffle=True, collate_fn=first),
+        "one by one": DataLoader(rows, batch_size=3, shuffle=True, drop_last=True, collate_fn=stacked),
+        "single samples": DataLoader(rows, batch_size=None, shuffle=True, collate_fn=unchanged),
+        "single samples of tensors": DataLoader(tensors, batch_size=None, sampler=[3, 1, 2]),
+        "a stream": DataLoader(Stream(), batch_size=3, drop_last=True),
+        "single samples of a stream": DataLoader(Stream(), batch_size=None, collate_fn=unchanged),
+        "a batch sampler": DataLoader(rows, batch_sampler=BatchSampler(RandomSampler(rows), 3, True)),
+        "a batch sampler of tensors": DataLoader(tensors, batch_sampler=BatchSampler(RandomSampler(tensors), 3, True)),
+        "tuples of places": DataLoader(tensors, batch_sampler=[(0, 1), (2, 3)]),
+        "collated of a batch sampler": DataLoader(rows, batch_sampler=[[0, 5], [2]], collate_fn=stacked),
+        "seeded": DataLoader(rows, batch_size=4, shuffle=True, generator=seeded, worker_init_fn=unchanged),
+        "seeded tensors": DataLoader(tensors, batch_size=4, shuffle=True, generator=seeded),
+        "weighted": DataLoader(rows, batch_size=4, sampler=[1, 1, 4, 0, 9]),
+    }
+
+
+def in_this_process(line: str) -> str:
+    """The line without its workers, which would take their time, and cannot be sent functions without a name."""
+    return re.sub(r", num_workers=\d+, persistent_workers=True", "", line)
+
+
+@pytest.mark.parametrize("name", loaders())
+def test_a_line_for_a_loader_changes_nothing_that_the_program_computes(name: str) -> None:
+    """Of a finding and of the lever: the same batches in the same order, and the same random numbers afterwards."""
+    made = [loaders()[name] for _ in range(3)]
+    subject = Subject(print, made[1], {}, {}, ("train_loader", made[1]), chosen={"workers": 2})
+    told = [waiting_for(made[0])["code"], "\n".join(by_name()["loader_workers"].code(subject))]
+    expected, numbers = batches(made[2]), torch.get_rng_state()
+
+    for loader, line in zip(made, told, strict=False):
+        known: dict[str, Any] = {"train_loader": loader, "torch": torch}
+        exec(in_this_process(line), known)
+        assert known["train_loader"] is not loader
+        assert [batch.tolist() for batch in batches(known["train_loader"])] == [one.tolist() for one in expected]
+        assert torch.equal(torch.get_rng_state(), numbers)
+
+
+def test_finding_and_lever_print_the_same_line() -> None:
+    loader = DataLoader(Rows(), batch_sampler=[[0, 1], [2]], collate_fn=stacked, timeout=3, generator=torch.Generator())
+    line = waiting_for(loader)["code"].removeprefix("import torch; ")
+    workers = int(re.findall(r"num_workers=(\d+)", line)[0])
+    subject = Subject(print, loader, {}, {}, ("train_loader", loader), chosen={"workers": workers})
+    assert by_name()["loader_workers"].code(subject) == [line]
+
+
+def test_no_line_replaces_a_loader_of_another_class() -> None:
+    class Moving(DataLoader[Any]):
+        pass
+
+    assert waiting_for(Moving(Rows(), batch_size=4))["code"] == ""
 
 
 def test_samples_in_memory_are_taken_a_batch_at_a_time() -> None:

@@ -43,7 +43,7 @@ def test_a_mean_step_is_called_one_where_the_headline_has_the_median() -> None:
 
 @pytest.mark.parametrize(("workers", "wanted"), [(0, 35), (2, 64)])
 def test_workers_are_counted_from_how_long_a_batch_takes_to_make_and_to_use(workers: int, wanted: int) -> None:
-    loader = {"name": "train_loader", "class": "DataLoader", "num_workers": workers, "batch_size": 8}
+    loader = {"name": "train_loader", "class": "DataLoader", "num_workers": workers, "same": ["batch_sampler"]}
     environment = {"processor": "made up", "threads": 1, "cpus": 64, "gpus": []}
     recording = timed(
         one_long_op().recording(), [36.0] * 9, [35.0] * 9, parts={"loader": loader}, environment=environment
@@ -151,7 +151,7 @@ def test_more_threads_than_cores_are_told_of_where_there_was_no_time_to_try_fewe
     ("workers", "wait_ms", "code"), [(0, 11.0, 2), (0, 5.0, 2), (1, 30.0, 2), (0, 1.5, 2), (2, 30.0, 0)]
 )
 def test_never_more_workers_than_cores_and_the_line_agrees(workers: int, wait_ms: float, code: int) -> None:
-    loader = {"name": "loader", "class": "DataLoader", "num_workers": workers, "batch_size": 8}
+    loader = {"name": "loader", "class": "DataLoader", "num_workers": workers, "same": ["batch_sampler"]}
     environment = {"processor": "made up", "threads": 1, "cpus": 2, "gpus": []}
     recording = timed(
         one_long_op().recording(),

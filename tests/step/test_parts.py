@@ -42,11 +42,8 @@ def test_optimizer_and_loader_are_known_by_the_names_that_the_user_gave() -> Non
     assert parts["optimizers"][0] | told == parts["optimizers"][0]
     loader_facts = parts["loader"]
     assert (loader_facts["name"], loader_facts["num_workers"], loader_facts["batch_size"]) == ("loader", 0, 2)
-    assert (loader_facts["dataset"], loader_facts["iterable"], loader_facts["collates"]) == (
-        "TensorDataset",
-        False,
-        False,
-    )
+    known = {"dataset": "TensorDataset", "iterable": False, "indexed": True, "direct": True, "same": ["batch_sampler"]}
+    assert loader_facts | known == loader_facts
 
 
 def test_settings_of_an_optimizer_are_those_that_differ_from_the_defaults() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from perfnb import quantities as fmt
+from perfnb.findings.code import loader_line, workers_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.nesting import Floats, Ints
@@ -87,20 +88,25 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
             f"{facts.for_torch(_AHEAD)}, or make them cheaper: cache, vectorise.",
             "",
         )
-    if facts.loader.get("dataset") == "TensorDataset" and _batched(facts) and not facts.loader.get("collates"):
+    if facts.loader.get("indexed") is True:
         return (
             "The samples are already in memory but are fetched one at a time: fetch each batch with one index. The "
             "batches stay the same.",
-            f"{name} = torch.utils.data.DataLoader({name}.dataset, sampler={name}.batch_sampler, batch_size=None)"
-            if name
-            else "",
+            loader_line(facts.loader, batch_sampler=None, sampler=f"{name}.batch_sampler", batch_size=repr(None)),
         )
     # With n workers, making a batch takes n times as long as the time between batches.
     making = waited if workers == 0 else workers * facts.step_ms
     needed = math.ceil(making / rest)
     wanted, cores = max(workers + 1, needed), facts.cores
     takes = f"a batch takes about {fmt.duration(making)} to make and {fmt.duration(rest)} to use"
-    if cores is not None and workers >= max(1, int(cores)) and wanted > cores:
+    if facts.loader.get("iterable"):
+        wanted = max(1, workers)
+        advice = (
+            f"{'Use 1 worker' if workers == 0 else 'Make batches cheaper, or use more workers'}: {takes}. Each worker "
+            "of an iterable dataset loads every sample, unless the dataset splits them among its workers: see "
+            "torch.utils.data.get_worker_info()."
+        )
+    elif cores is not None and workers >= max(1, int(cores)) and wanted > cores:
         wanted = max(1, int(cores))
         share = f"{fmt.counted(workers, 'worker')} share {cores:g} cores, and more would not help"
         advice = (
@@ -120,27 +126,7 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
             f"Use about {fmt.counted(wanted, 'worker')}: {takes}. If making them is CPU work, the workers need cores "
             "of their own; cheaper transforms and a cache help then."
         )
-    if facts.loader.get("iterable"):
-        advice += " The dataset must split its samples among them: see torch.utils.data.get_worker_info()."
-    return advice, _with_workers(facts, name, wanted) if name and wanted != workers else ""
-
-
-def _batched(facts: Facts) -> bool:
-    """Whether the loader has a batch sampler that another loader can reuse."""
-    return facts.loader.get("batch_size") is not None and facts.loader.get("iterable") is False
-
-
-def _with_workers(facts: Facts, name: str, count: int) -> str:
-    """The same loader, of the same samples, with another number of workers."""
-    known, same = facts.loader, [f"{name}.dataset"]
-    if _batched(facts):
-        same += [f"batch_sampler={name}.batch_sampler"]
-    else:
-        same += [f"batch_size={known.get('batch_size')!r}"]
-        same += ["drop_last=True"] if known.get("drop_last") else []
-    same += [f"collate_fn={name}.collate_fn"] if known.get("collates") else []
-    same += ["pin_memory=True"] if facts.gpu is not None or known.get("pin_memory") else []
-    return f"{name} = torch.utils.data.DataLoader({', '.join(same)}, num_workers={count}, persistent_workers=True)"
+    return advice, workers_line(facts.loader, wanted, facts.gpu is not None) if wanted != workers else ""
 
 
 @rule(

@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset
 
 from perfnb import quantities as fmt
 from perfnb.bench.values import Values
+from perfnb.findings.code import workers_line
 from perfnb.remedies.lever import Lever, Switch, is_named
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.values import compare_batches
 from perfnb.step.environment import usable_cpus
+from perfnb.step.namespace import loader_facts
 
 #: Batches made to see how long one takes, and seconds for that.
 _BATCHES, _SECONDS = 5, 1.0
@@ -75,26 +77,10 @@ def _making(subject: Subject) -> tuple[float, float]:
 
 
 def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False) -> DataLoader[Any]:
-    """A copy of a loader, from its own attributes, that loads ahead in workers."""
-    shape: dict[str, Any]
-    if isinstance(loader.dataset, IterableDataset):  # takes no sampler
-        shape = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    elif loader.batch_sampler is not None:
-        shape = {"batch_sampler": loader.batch_sampler}
-    else:
-        shape = {"batch_size": None, "sampler": loader.sampler}
-    return DataLoader(
-        loader.dataset,
-        **shape,
-        num_workers=workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory or pinned,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        generator=loader.generator,
-        persistent_workers=True,
-        prefetch_factor=2,
-    )
+    """A copy of a loader that loads ahead in workers, with the arguments that the line for it has."""
+    arguments: dict[str, Any] = {word: getattr(loader, word) for word in loader_facts(loader)["same"]}
+    arguments |= {"num_workers": workers, "persistent_workers": True, "pin_memory": loader.pin_memory or pinned}
+    return DataLoader(loader.dataset, **arguments)
 
 
 @contextmanager
@@ -136,23 +122,7 @@ def _code(subject: Subject) -> list[str]:
     name, loader = subject.loader
     if name is None or not is_named(name, loader):
         return [f"# where the DataLoader is made: num_workers={workers_for(subject)}, persistent_workers=True"]
-    same = [f"{name}.dataset"]
-    if isinstance(loader.dataset, IterableDataset):
-        same += [f"batch_size={loader.batch_size}"] + ["drop_last=True"] * loader.drop_last
-    elif loader.batch_sampler is not None:
-        same += [f"batch_sampler={name}.batch_sampler"]
-    else:
-        same += ["batch_size=None", f"sampler={name}.sampler"]
-    if loader.collate_fn is not default_collate:
-        same += [f"collate_fn={name}.collate_fn"]
-    same += [
-        f"{word}={name}.{word}"
-        for word in ("timeout", "worker_init_fn", "generator")
-        if getattr(loader, word, None)  # 0 or None by default
-    ]
-    same += ["pin_memory=True"] if loader.pin_memory or "cuda" in subject.kinds else []
-    same += [f"num_workers={workers_for(subject)}", "persistent_workers=True"]
-    return [f"{name} = torch.utils.data.DataLoader({', '.join(same)})"]
+    return [workers_line({"name": name, **loader_facts(loader)}, workers_for(subject), "cuda" in subject.kinds)]
 
 
 LOADER_WORKERS = Lever(
