@@ -127,6 +127,14 @@ def _verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
             table = table.assign(confidence=table["confidence"].astype(object).where(table.index != chosen, "low"))
         verdict = _of_finding(facts, table, chosen)
         return verdict if timed else replace(verdict, why=verdict.why + doubt)
+    if not facts.live and facts.gpu is None and not facts.attribution.host.is_op.any():
+        return Verdict(
+            "No verdict: the trace holds no operators.",
+            f"All that is known of the step is how long it took: {facts.step_words} as traced.",
+            "Record the operators as well: with torch.profiler, activities must include ProfilerActivity.CPU."
+            if facts.uses_torch
+            else "Record what ran in the step as well.",
+        )
     what, why = _bound_by(facts)
     rest = "See the findings for smaller savings; to" if len(table) else "To"
     return Verdict(

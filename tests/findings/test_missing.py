@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import perfnb
 from perfnb.recording.recording import Recording
 from tests.findings.findings_recordings import live_cpu, live_gpu, loaded, obeys_the_laws
-from tests.written_traces import training
+from tests.written_traces import Written, training
 
 #: Columns that every recording has, whole: without them there is no event, step, layer or span.
 ALWAYS = {
@@ -139,3 +140,20 @@ def test_every_rule_stands_missing_values(name: str, tmp_path: Path) -> None:
     assert obeys_the_laws(recording)
 
     stands(recording)
+
+
+def test_a_trace_of_python_calls_alone_has_no_verdict(tmp_path: Path) -> None:
+    trace = Written()
+    for number in range(20):
+        trace.event(f"train.py({number}): f{number}", 10 * number, 10 * number + 9, "python_function")
+
+    found = perfnb.load(trace.write(tmp_path / "trace.json"))._summary.findings
+
+    assert found is not None
+    assert found.table.empty
+    assert found.verdict.verdict == "No verdict: the trace holds no operators."
+    assert "smaller model" not in found.verdict.next
+    assert "ProfilerActivity.CPU" in found.verdict.next
+    with_an_op = perfnb.load(trace.op("aten::add", 3, 5).write(tmp_path / "trace.json"))._summary.findings
+    assert with_an_op is not None
+    assert with_an_op.verdict.verdict.startswith("Nothing stands out.")
