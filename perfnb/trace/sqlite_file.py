@@ -74,6 +74,8 @@ class SqliteFile:
         try:
             if is_packed(path):
                 plain = self._unpack()
+            else:
+                _require_finished(path)
             self._bytes = plain.stat().st_size if plain.is_file() else -1
         except (OSError, ValueError):
             self._bytes = -1
@@ -86,7 +88,7 @@ class SqliteFile:
             )
         try:
             with self._errors():
-                # Immutable: neither locks nor a journal beside the file count.
+                # Immutable: neither locks nor the files beside this one count.
                 where = f"{plain.absolute().as_uri()}?mode=ro&immutable=1"
                 self._connection = sqlite3.connect(where, uri=True, isolation_level=None)
         except BaseException:
@@ -275,6 +277,17 @@ class SqliteFile:
 
     def _damaged(self, why: str) -> TraceError:
         return TraceError(f"{self._path} cannot be read as a trace: it is a damaged SQLite database ({why}).")
+
+
+def _require_finished(path: Path) -> None:
+    """Refuse a file of which a part is still in the log next to it, because SQLite would leave that part out."""
+    for ending in ("-wal", "-journal"):
+        log = path.with_name(path.name + ending)
+        if log.is_file() and log.stat().st_size:
+            raise TraceError(
+                f"{path} was not read: {log.name} next to it holds changes that are not in the database yet; close the "
+                f"program that writes it, or run PRAGMA wal_checkpoint(TRUNCATE) on it with sqlite3, and load it again."
+            )
 
 
 class Texts(dict[Any, int]):

@@ -382,6 +382,24 @@ def test_limits(tmp_path: Path) -> None:
     assert "it has more than 9 events" in error_of(path, Limits(max_events=9))
 
 
+def test_a_database_with_a_part_in_the_log_next_to_it_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.sqlite", training(steps=1))
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("PRAGMA journal_mode=WAL")
+    writer.execute("PRAGMA wal_autocheckpoint=0")
+    writer.execute(f"INSERT INTO {KERNEL} (start, end) VALUES (1, 2)")
+
+    assert "a.sqlite-wal next to it holds changes that are not in the database yet" in error_of(path)
+
+    writer.close()  # which moves the log into the database
+    kernels = [sum(trace.categories[code] == "kernel" for code in trace.category) for trace in read(path, LIMITS)]
+    assert sum(kernels) == len(training(steps=1)[KERNEL]) + 1
+    (tmp_path / "a.sqlite-wal").touch()  # an empty one holds nothing
+    assert read(path, LIMITS)
+    (tmp_path / "a.sqlite-journal").write_bytes(b"half a transaction")
+    assert "a.sqlite-journal next to it holds changes" in error_of(path)
+
+
 def test_work_beyond_what_the_size_of_a_file_allows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_file, "_COST", 0)
     monkeypatch.setattr(sqlite_file, "_COST_PER_BYTE", 0)
@@ -413,7 +431,7 @@ def test_another_database_is_told(tmp_path: Path) -> None:
     connection.close()
 
     assert "not an export of Nsight Systems" in error_of(path)
-    with pytest.raises(TraceError, match=r"it is an SQLite database\): perfnb\.load reads .*Nsight Systems"):
+    with pytest.raises(TraceError, match=r"it is an SQLite database\); help\(perfnb\.load\)"):
         perfnb.load(path)
     empty = write(tmp_path / "empty.sqlite", {KERNEL: []})
     assert "holds no events" in error_of(empty)
