@@ -19,7 +19,7 @@ from perfnb.profile.profile import Profile
 from perfnb.recording.from_trace import with_module_layers
 from perfnb.recording.reading import OF_RECORDINGS, SEVERAL, Loader, loaders, rank_of_name, read_file
 from perfnb.recording.storage import PROFILE, SavedProfile
-from perfnb.trace.trace_file import Limits, looks_like, reader_of, readers
+from perfnb.trace.trace_file import FORMATS_ARE, Limits, looks_like, reader_of
 
 if TYPE_CHECKING:  # what the rooms above register; the import contracts name these exceptions
     from perfnb.experiments.report import PerformanceReport
@@ -146,18 +146,16 @@ def _paths(path: object) -> list[Path]:
 
 
 def _unknown(source: Path) -> RecordingError | TraceError:
-    """Say that nothing reads a path, and what perfnb reads."""
+    """Say that nothing reads a path, and where the formats are listed."""
     if not source.exists():
         return RecordingError(f"{source} does not exist.")
-    kinds = [*(loader.what for loader in loaders() if loader is not TRACE), *(reader.what for reader in readers())]
-    reads = f"perfnb.load reads {', '.join(kinds[:-1])} and {kinds[-1]}"
     if source.is_file():
-        return TraceError(f"{source} is not a file that perfnb can read ({looks_like(source)}): {reads}.")
+        return TraceError(f"{source} is not a file that perfnb can read{looks_like(source)}; {FORMATS_ARE}.")
     if source.is_dir():
         if inside := _inside(source):
             return RecordingError(f"{source} is a folder with {', '.join(inside)}: give one of them.")
-        return RecordingError(f"{source} holds neither a saved profile (no {PROFILE.meta}) nor traces: {reads}.")
-    return RecordingError(f"{source} is a pipe or a device: {reads}.")
+        return RecordingError(f"{source} holds neither a saved profile (no {PROFILE.meta}) nor traces; {FORMATS_ARE}.")
+    return RecordingError(f"{source} is a pipe or a device, which perfnb cannot read.")
 
 
 def _inside(source: Path) -> list[str]:

@@ -26,7 +26,7 @@ from perfnb.recording.from_trace import recording_of_trace
 from perfnb.recording.recording import Recording
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.step_ranges import with_steps
-from perfnb.trace.trace_file import QUIET_S, Limits, Progress, looks_like, reader_of, readers
+from perfnb.trace.trace_file import FORMATS_ARE, QUIET_S, Limits, Progress, looks_like, reader_of, readers
 from perfnb.trace.trace_steps import refuse_odd_layers, refuse_odd_trace
 
 Thing = TypeVar("Thing")
@@ -113,8 +113,7 @@ def read_file(
     source = Path(path)
     reader = reader_of(source)
     if reader is None:
-        known = ", ".join(each.what for each in readers())
-        raise TraceError(f"{source} is not a trace that perfnb can read ({looks_like(source)}): it reads {known}.")
+        raise TraceError(f"{source} is not a trace that perfnb can read{looks_like(source)}; {FORMATS_ARE}.")
     found = reader.read(source, limits, progress)
     traces = [found] if isinstance(found, TraceColumns) else found
     recordings = []

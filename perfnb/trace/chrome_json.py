@@ -398,8 +398,8 @@ def _no_json(source: str, start: bytes, length: int) -> TraceError:
     if marked or not any(start[:8:2]) or not any(start[1:8:2]):
         return _no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
     if any(byte < 9 for byte in start):
-        return _no_trace(source, f"it is binary, not text: it starts with {ascii(start)[1:]}", "give another file")
-    return _no_trace(source, f"it starts with {ascii(start)[1:]}, not a JSON object or list", "give another file")
+        return _no_trace(source, "it is binary, not text", "give another file")
+    return _no_trace(source, "it starts with neither a JSON object nor a list", "give another file")
 
 
 def _twice(source: str, name: str) -> TraceError:

@@ -32,6 +32,8 @@ READERS = (
     "perfnb.trace.chrome_events:READER",
     "perfnb.trace.kineto:READER",
 )
+#: Where an error about an unknown file points.
+FORMATS_ARE = 'help(perfnb.load) and "Traces from elsewhere" in the documentation list the formats'
 #: Bytes of a file, unpacked, by which its format is recognised.
 HEAD = 2**16
 #: Called with the bytes of the file done so far, and its size.
@@ -130,13 +132,13 @@ def reader_of(path: Path) -> Reader | None:
 
 
 def looks_like(path: Path) -> str:
-    """Say what a file that no reader recognises seems to be, for an error."""
+    """Say in parentheses what a file that no reader recognises is, if its first bytes tell; never quote them."""
     head = head_of(path)
     for magic, what in PACKED.items():
         if head.startswith(magic):
             packed = what.startswith(("compressed", "a ZIP"))
-            return f"it is {what}: unpack it first" if packed else f"it is {what}"
-    return f"it starts with {ascii(head[:16])[1:]}"
+            return f" (it is {what}: unpack it first)" if packed else f" (it is {what})"
+    return ""
 
 
 def head_of(path: Path) -> bytes:

@@ -22,35 +22,28 @@ from perfnb.trace.trace_file import Reader
 from tests.written_traces import training
 
 
-def listed() -> str:
-    """What the error about an unknown file says that perfnb reads."""
-    kinds = [loader.what for loader in reading.loaders() if loader.what != "traces"]
-    *kinds, last = [*kinds, *(reader.what for reader in trace_file.readers())]
-    return f"perfnb.load reads {', '.join(kinds)} and {last}."
-
-
 @pytest.fixture(autouse=True)
 def forget_readers() -> Iterator[None]:
     yield
     trace_file.readers.cache_clear()
 
 
-def test_an_unknown_file_or_folder_is_one_sentence_that_lists_what_is_read(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("Dear diary")
+def test_an_unknown_file_or_folder_is_one_line_that_points_to_the_formats_and_quotes_nothing(tmp_path: Path) -> None:
+    lists = 'help(perfnb.load) and "Traces from elsewhere" in the documentation list the formats.'
+    (tmp_path / "notes.txt").write_text("password=hunter2")
     sqlite3.connect(tmp_path / "run.sqlite").execute("create table a (b)").connection.close()
     os.mkfifo(tmp_path / "pipe")
     for name, says, error in (
-        ("notes.txt", "is not a file that perfnb can read (it starts with 'Dear diary')", TraceError),
-        ("run.sqlite", "is not a file that perfnb can read (it is an SQLite database)", TraceError),
-        ("", "holds neither a saved profile (no profile.json) nor traces", RecordingError),
-        ("pipe", "is a pipe or a device", RecordingError),
+        ("notes.txt", f"is not a file that perfnb can read; {lists}", TraceError),
+        ("run.sqlite", f"is not a file that perfnb can read (it is an SQLite database); {lists}", TraceError),
+        ("", f"holds neither a saved profile (no profile.json) nor traces; {lists}", RecordingError),
+        ("pipe", "is a pipe or a device, which perfnb cannot read.", RecordingError),
     ):
         with pytest.raises(error) as caught:
             perfnb.load(tmp_path / name)
-        assert str(caught.value) == f"{tmp_path / name} {says}: {listed()}"
-    assert "saved profiles, saved watches, " in listed()
-    assert "CUDA memory snapshots (pickle)" in listed()
-    with pytest.raises(TraceError, match=r"is not a trace that perfnb can read .*: it reads .*torch\.profiler"):
+        assert str(caught.value) == f"{tmp_path / name} {says}"
+    assert (Path(__file__).parents[2] / "docs" / "traces.md").read_text("utf-8").startswith("# Traces from elsewhere\n")
+    with pytest.raises(TraceError, match=r"is not a trace that perfnb can read; help\(perfnb\.load\) and"):
         perfnb.load([tmp_path / "notes.txt"])
 
 
