@@ -100,7 +100,7 @@ class Attribution:
     #: table that is not a module, or empty), ``ns`` (its share of the step's time), ``corrected_ns`` (the same without
     #: tracing overhead), ``ops``, ``kernels``, ``gpu_ns``.
     cells: pd.DataFrame
-    #: How layer spans nest, by position in `cells`; a recomputed layer has the parent that it had in forward.
+    #: How layer spans nest, by position in `cells`; a recomputed layer has the parent whose call it repeats.
     spans: Forest
     #: Number of traced steps.
     steps: int
@@ -131,7 +131,7 @@ def attribute(recording: Recording) -> Attribution:
     cells["corrected_ns"] = np.maximum(own - cost, 0.0) * counts
     cells["kernels"], cells["gpu_ns"] = _on_device(events, host)
     steps = int((blocks["kind"] == Kind.STEP).sum())
-    return Attribution(host, cells, _span_forest(recording, host), steps)
+    return Attribution(host, cells, _span_forest(recording, host, owner), steps)
 
 
 def _direction(blocks: pd.DataFrame) -> npt.NDArray[np.object_]:
@@ -237,16 +237,48 @@ def _on_device(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
     return np.bincount(block[counted], minlength=length), time.astype(np.int64)
 
 
-def _span_forest(recording: Recording, host: Host) -> Forest:
-    """Parent of each layer span; a recomputed one gets the parent that its layer had in forward."""
-    blocks = host.blocks
+def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:
+    """Parent of each layer span; a recomputed one gets the parent whose call it repeats.
+
+    A recomputation runs inside a backward node. The layer that started the checkpointed call is the one whose forward
+    made that node, or one around it. A layer can be shared, so the right one is the layer that called the most of
+    what the node recomputes, and of several the innermost.
+    """
+    blocks, layer = host.blocks, layer_of_spans(recording, host)
     is_span = (blocks["kind"] == Kind.SPAN).to_numpy()
     above = innermost(host.forest, is_span | (blocks["kind"] == Kind.NODE).to_numpy())
     parent = np.where(is_span & (above != NONE) & is_span[above], above, NONE)
-    recomputed = np.flatnonzero(is_span & blocks["in_backward"].to_numpy() & (parent == NONE))
-    keys = pd.MultiIndex.from_arrays([blocks["step"], layer_of_spans(recording, host)])
-    forward = np.flatnonzero(is_span & ~blocks["in_backward"].to_numpy())
-    first_time = pd.Series(parent[forward], index=keys[forward])
-    first_time = first_time[~first_time.index.duplicated(keep="last")]
-    parent[recomputed] = first_time.reindex(keys[recomputed], fill_value=NONE).to_numpy()
+    in_backward = blocks["in_backward"].to_numpy()
+    waiting = np.flatnonzero(is_span & in_backward & (parent == NONE))
+    made_in = np.where(is_span, np.arange(len(is_span)), innermost(host.forest, is_span))
+    made_in = np.append(made_in, NONE)[np.append(owner, NONE)[above]]  # of the node around each recomputed span
+    while len(waiting):  # again if a recomputation ran inside another one
+        callers = _callers(waiting, above, layer, made_in, parent)
+        if len(callers) == 0:
+            break
+        parent[callers.index] = callers.to_numpy()
+        waiting = waiting[parent[waiting] == NONE]
+    # A trace without sequence numbers only tells where each layer ran in forward.
+    keys = pd.MultiIndex.from_arrays([blocks["step"], layer])
+    forward = np.flatnonzero(is_span & ~in_backward)
+    last_time = pd.Series(parent[forward], index=keys[forward])
+    last_time = last_time[~last_time.index.duplicated(keep="last")]
+    parent[waiting] = last_time.reindex(keys[waiting], fill_value=NONE).to_numpy()
     return forest_of(parent)
+
+
+def _callers(waiting: Ints, node: Ints, layer: Ints, made_in: Ints, parent: Ints) -> pd.Series:
+    """The span in which each recomputed span was called, for those of `waiting` for which it can be found."""
+    inside = np.flatnonzero(parent != NONE)
+    calls = pd.DataFrame({"caller": parent[inside], "layer": layer[inside]}).drop_duplicates()
+    spans = pd.DataFrame({"span": waiting, "node": node[waiting], "layer": layer[waiting]})
+    around, caller = [], made_in[waiting]
+    while (caller != NONE).any():
+        around.append(spans.assign(caller=caller))
+        caller = np.where(caller != NONE, parent[caller], NONE)
+    if not around:
+        return pd.Series(dtype=np.int64)
+    found = pd.concat(around).merge(calls, on=["caller", "layer"])
+    recomputed = found.groupby(["node", "caller"])["layer"].transform("nunique")
+    found = found.iloc[np.argsort(-recomputed.to_numpy(), kind="stable")].drop_duplicates("span")
+    return found.set_index("span")["caller"]

@@ -173,6 +173,76 @@ def test_a_layer_that_runs_inside_backward_is_recomputed() -> None:
     assert in_us(p.layers["total_ms"])["model"] == 700
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_of_a_shared_layer_counts_in_the_parent_that_checkpoints_it(reentrant: bool) -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    saving, plain = hand.layer("saving", model), hand.layer("plain", model)
+    between, shared = hand.layer("plain.between", plain), hand.layer("saving.shared", saving)
+    deeper = hand.layer("plain.between.deeper", between)
+    hand.step(0, 1000).call(model, 0, 400)
+    hand.call(saving, 0, 200).call(shared, 100, 200).op("aten::mm", 110, 190, sequence=1)
+    if reentrant:
+        hand.op("CheckpointFunction", 50, 200, sequence=1)
+        hand.rows[-2]["sequence"] = -1  # its first forward runs without a graph
+    # the last and the deepest call of the shared layer is the one without a checkpoint
+    hand.call(plain, 200, 400).call(between, 250, 400).call(deeper, 260, 400)
+    hand.call(shared, 300, 400).op("aten::mm", 310, 390, sequence=2)
+    hand.node("MmBackward0", 450, 500, sequence=2)
+    hand.node("CheckpointFunctionBackward" if reentrant else "MmBackward0", 500, 700, sequence=1)
+    hand.call(shared, 510, 610).op("aten::mm", 520, 600, sequence=3 if reentrant else -1)
+    if reentrant:
+        hand.node("MmBackward0", 620, 690, sequence=3)
+
+    layers = Profile(hand.recording()).layers
+
+    assert in_us(layers["recompute_ms"]) == {
+        "model": 100,
+        "saving": 100,
+        "plain": 0,
+        "plain.between": 0,
+        "plain.between.deeper": 0,
+        "saving.shared": 100,
+    }
+    assert in_us(layers["backward_ms"])["saving"] == 100
+    assert in_us(layers["backward_ms"])["plain"] == 50
+    assert in_us(layers["backward_ms"])["model"] == 150
+
+
+def test_a_layer_used_twice_in_one_checkpoint_is_recomputed_in_both_places() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    act, inner = hand.layer("model.act", model), hand.layer("model.inner", model)
+    hand.step(0, 1000).call(model, 0, 300)
+    hand.call(act, 100, 150).op("aten::tanh", 110, 140, sequence=1)
+    hand.call(inner, 150, 250).call(act, 160, 240).op("aten::tanh", 170, 230, sequence=2)
+    hand.node("TanhBackward0", 400, 900, sequence=2)
+    hand.call(act, 410, 460).op("aten::tanh", 420, 450)
+    hand.call(inner, 500, 600).call(act, 510, 590).op("aten::tanh", 520, 580)
+
+    layers = Profile(hand.recording()).layers
+
+    assert in_us(layers["recompute_ms"]) == {"model": 150, "model.act": 130, "model.inner": 100}
+
+
+def test_a_checkpoint_recomputed_inside_another_finds_its_parent() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    one, other = hand.layer("model.one", model), hand.layer("model.other", model)
+    hand.step(0, 1000).call(model, 0, 300)
+    hand.op("CheckpointFunction", 10, 200, sequence=1)
+    hand.call(one, 20, 90).op("aten::mm", 30, 80)
+    hand.call(other, 100, 190).op("aten::mm", 110, 180)
+    hand.node("CheckpointFunctionBackward", 400, 900, sequence=1)
+    hand.call(one, 410, 460).op("aten::mm", 420, 450, sequence=2)
+    hand.node("MmBackward0", 500, 800, sequence=2)
+    hand.call(other, 510, 560).op("aten::mm", 520, 550)
+
+    layers = Profile(hand.recording()).layers
+
+    assert in_us(layers["recompute_ms"]) == {"model": 100, "model.one": 50, "model.other": 50}
+
+
 def test_analysis_changes_nothing_in_the_recording() -> None:
     recording = training_step(2).recording()
     before = {name: frame.copy(deep=True) for name, frame in recording.frames().items()}

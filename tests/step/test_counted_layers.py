@@ -87,6 +87,37 @@ def test_recomputation_is_a_direction_of_its_own() -> None:
     assert counted.with_children("model", "backward_flops") == 7 * LINEAR
 
 
+class Caller(nn.Module):
+    """Calls a layer, in a checkpoint or not."""
+
+    def __init__(self, layer: nn.Module, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.layer, self.reentrant = layer, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if self.reentrant is None else checkpoint(self.layer, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointed", [1, 2])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_parent_that_checkpoints_a_shared_layer_gets_its_recomputation(reentrant: bool, checkpointed: int) -> None:
+    shared = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh())
+    callers = [Caller(Caller(Caller(shared))), Caller(shared, reentrant)]  # the plain call is the deepest
+    if checkpointed == 1:
+        callers.reverse()
+    model = nn.Sequential(nn.Linear(16, 16), *callers)
+
+    counted = count(training_step(model, torch.randn(ROWS, 16)), model=model)
+
+    both = {f"model.{checkpointed}", f"model.{3 - checkpointed}"}
+    recomputed = {name: counted.with_children(name, "recompute_flops") for name in both}
+    assert recomputed == {f"model.{checkpointed}": 2 * LINEAR, f"model.{3 - checkpointed}": 0}
+    assert {counted.with_children(name, "forward_flops") for name in both} == {2 * LINEAR}
+    assert {counted.with_children(name, "backward_flops") for name in both} == {4 * LINEAR}
+    assert counted.with_children("model", "recompute_flops") == 2 * LINEAR
+
+
 @pytest.mark.slow
 def test_layers_of_a_convolutional_network_add_up_to_the_total() -> None:
     model = SmallResNet()
