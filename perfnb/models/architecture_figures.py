@@ -28,27 +28,20 @@ COLUMNS = {
 #: The kind of work a layer or an operator does, by which models of different designs can be compared.
 KINDS = ("attention", "linear", "convolution", "normalisation", "activation", "embedding", "other")
 
-#: Class names of the layers of each kind; the first match counts.
-_CLASSES = {
-    "attention": r"attention|attn|^MHA",
-    "normalisation": r"norm",
-    "convolution": r"conv",
-    "embedding": r"embed",
-    "linear": r"linear|^dense$",
-    "activation": (
-        r"(re|ge|se|ce|si|gl|pre)lu|tanh|sigmoid|softmax|softplus|softsign|swish|mish|activation|^hard|threshold|"
-        r"dropout"  # elementwise too, and as cheap
-    ),
-}
-#: The same for operators, autograd's included, of layers whose class says nothing.
+#: The operators of each kind by name, autograd's included; the first match counts.
 _OPS = {
     "attention": r"attention",
-    "normalisation": r"norm",
+    # a layer that is written by hand takes the square root of a variance
+    "normalisation": r"norm(?!al)|rsqrt|::(var|std)",
     "convolution": r"conv",
     "embedding": r"embedding",
     "linear": r"addmm|addmv|addbmm|baddbmm|bmm|matmul|linear|::mm$|::mv$|^mm|einsum|dot$",
+    # dropout is elementwise too, and as cheap
     "activation": r"(re|ge|se|ce|si|g|pre)lu|tanh|sigmoid|softmax|softplus|swish|mish|threshold|dropout|clamp_min",
 }
+#: Operators of which attention consists, where it is not one operator: products of two activations, and the softmax.
+_BATCHED_PRODUCT, _SOFTMAX = re.compile(r"bmm", re.IGNORECASE), re.compile(r"softmax", re.IGNORECASE)
+_WITHIN_ATTENTION = re.compile(r"bmm|matmul|einsum|softmax", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -101,7 +94,8 @@ def architecture_figures(
         shares=pd.concat(shares, ignore_index=True),
         ratios=_ratios(samples_ms, equal_within),
         layers={
-            name: summary.layers.assign(kind=_kinds_of_layers(summary.layers)) for name, summary in summaries.items()
+            name: summary.layers.assign(kind=kinds_of_layers(summary.layers.index, summary.layer_ops))
+            for name, summary in summaries.items()
         },
         rounds=min((len(samples) for samples in samples_ms.values()), default=0),
         equal_within=equal_within,
@@ -136,7 +130,7 @@ def _row(summary: Summary, timing: Timing) -> dict[str, Any]:
 def _shares(name: str, summary: Summary, median_ms: float) -> pd.DataFrame:
     """Shares of the median time by kind of layer and by phase."""
     phases = summary.phases["share"].astype("Float64")
-    parts = {"kind": _time_by_kind(summary.layers, summary.layer_ops), "phase": phases}
+    parts = {"kind": time_by_kind(summary.layers, summary.layer_ops), "phase": phases}
     tables = []
     for by, values in parts.items():
         share = values / values.sum() if values.sum() > 0 else values
@@ -151,45 +145,48 @@ def _ratios(samples_ms: Mapping[str, Sequence[float]], equal_within: float) -> p
     return table[["a", "b", "ratio", "ci_low", "ci_high", "p_holm", "verdict", "smallest_detectable"]]
 
 
-def kind_of_class(name: str) -> str | None:
-    """The kind of a layer by its class name; ``None`` if unknown.
+def kind_of_op(name: str) -> str | None:
+    """The kind of an operator by its name; ``None`` if that says nothing."""
+    return next((kind for kind, words in _OPS.items() if re.search(words, name, re.IGNORECASE)), None)
 
-    ``Conv1D`` is what transformers calls a linear layer; torch's convolution is ``Conv1d``.
+
+def kinds_of_layers(layers: pd.Index, layer_ops: pd.DataFrame) -> pd.Series:
+    """The kind of each layer; missing for a container, which has no operators of a known kind of its own.
+
+    A layer that computes attention is attention. Any other layer is of the kind that takes most of its own time.
     """
-    if name == "Conv1D":
-        return "linear"
-    return next((kind for kind, words in _CLASSES.items() if re.search(words, name, re.IGNORECASE)), None)
+    ops = _kinds_of_ops(layer_ops).dropna(subset="kind")
+    attention = ops["kind"] == "attention"
+    ops = ops[attention | ~ops["layer"].isin(ops["layer"][attention])]
+    sums = ops.groupby(["layer", "kind"])["ms"].sum().reset_index().sort_values("ms", ascending=False, kind="stable")
+    kinds = sums.drop_duplicates("layer").set_index("layer")["kind"]
+    return pd.Series(kinds.reindex(layers).to_numpy(dtype=object), index=layers, dtype=TEXT)
 
 
-def kind_of_op(name: str) -> str:
-    """The kind of an operator by its name."""
-    return next((kind for kind, words in _OPS.items() if re.search(words, name, re.IGNORECASE)), "other")
+def _kinds_of_ops(layer_ops: pd.DataFrame) -> pd.DataFrame:
+    """``layer``, ``op``, ``ms`` and ``kind`` of each row of the frame ``layer_ops``; ``kind`` can be missing."""
+    time = layer_ops["gpu_ms" if layer_ops["gpu_ms"].notna().any() else "self_cpu_ms"]
+    layer, op = layer_ops["layer"].astype(object), layer_ops["op"].astype(object)
+    kind = op.map({name: kind_of_op(str(name)) for name in op.unique()})
+    attends = set(layer[kind == "attention"])
+    attends |= set(layer[_matches(op, _BATCHED_PRODUCT)]) & set(layer[_matches(op, _SOFTMAX)])
+    kind = kind.mask(layer.isin(attends) & _matches(op, _WITHIN_ATTENTION), "attention")
+    return pd.DataFrame({"layer": layer, "op": op, "kind": kind, "ms": time.astype("Float64").fillna(0.0)})
 
 
-def _kinds_of_layers(layers: pd.DataFrame) -> pd.Series:
-    """The kind of each row of the frame ``layers``; missing if only its operators tell.
+def _matches(ops: pd.Series, words: re.Pattern[str]) -> pd.Series:
+    return ops.map({name: words.search(str(name)) is not None for name in ops.unique()}).astype(bool)
 
-    Everything inside an attention layer, projections included, is attention.
+
+def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
+    """Milliseconds of a traced step's operators by kind, in GPU time if there is any; all of `KINDS`, in order.
+
+    Operators of no known kind, such as copies, count as work of their layer if it calls no other layer.
     """
-    kinds: list[str | None] = []
-    around: list[tuple[int, bool]] = []  # depth of each layer around, and whether it is or is inside attention
-    for name, kind, depth in zip(layers.index, layers["module"], layers["depth"].fillna(0), strict=True):
-        if name in SPECIAL_ROWS:
-            kinds.append(None)
-            continue
-        around = [each for each in around if each[0] < depth]
-        own = None if pd.isna(kind) else kind_of_class(str(kind))
-        inside = own == "attention" or bool(around and around[-1][1])
-        around.append((int(depth), inside))
-        kinds.append("attention" if inside else own)
-    return pd.Series(kinds, index=layers.index, dtype=TEXT)
-
-
-def _time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
-    """Milliseconds of a traced step's operators by kind, in GPU time if there is any; all of `KINDS`, in order."""
-    of_layer = _kinds_of_layers(layers)
-    of_op = layer_ops["op"].map({name: kind_of_op(str(name)) for name in layer_ops["op"].unique()})
-    kind = layer_ops["layer"].map(of_layer[~of_layer.index.duplicated()]).fillna(of_op)
-    on_gpu = layer_ops["gpu_ms"].notna().any()
-    ms = layer_ops["gpu_ms" if on_gpu else "self_cpu_ms"].astype("Float64").fillna(0.0)
-    return ms.groupby(kind.astype(TEXT)).sum().reindex(list(KINDS), fill_value=0.0)
+    ops = _kinds_of_ops(layer_ops)
+    called = layers[layers["calls"].fillna(0) > 0]
+    calls_others = called.index[called["depth"].shift(-1) > called["depth"]]
+    kinds = kinds_of_layers(layers.index, layer_ops)
+    kinds = kinds[~kinds.index.duplicated() & ~kinds.index.isin(calls_others)]
+    kind = ops["kind"].fillna(ops["layer"].map(kinds.astype(object))).fillna("other")
+    return ops["ms"].groupby(kind.astype(TEXT)).sum().reindex(list(KINDS), fill_value=0.0)

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 import perfnb
-from perfnb.models.architecture_figures import COLUMNS, KINDS, kind_of_class, kind_of_op
+from perfnb.models.architecture_figures import COLUMNS, KINDS, kind_of_op, kinds_of_layers, time_by_kind
+from perfnb.recording.schema import conform
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -113,26 +115,69 @@ def test_what_makes_no_sense_is_refused(call: Callable[[], Any], error: type[Exc
         call()
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("MultiheadAttention", "attention"),
-        ("GPT2Attention", "attention"),
-        ("Linear", "linear"),
-        ("Conv1D", "linear"),
-        ("Conv1d", "convolution"),
-        ("ConvTranspose2d", "convolution"),
-        ("LlamaRMSNorm", "normalisation"),
-        ("BatchNorm2d", "normalisation"),
-        ("NewGELUActivation", "activation"),
-        ("ReLU", "activation"),
-        ("Dropout", "activation"),
-        ("Embedding", "embedding"),
-        ("Block", None),
-    ],
-)
-def test_kinds_of_layers_by_class(name: str, kind: str | None) -> None:
-    assert kind_of_class(name) == kind
+def layer_ops(*rows: tuple[str, str, float]) -> pd.DataFrame:
+    """The frame of that name with the time of each layer's operators."""
+    table = pd.DataFrame(rows, columns=["layer", "op", "self_cpu_ms"])
+    return conform(table.assign(direction="forward", calls=1.0), "layer_ops")
+
+
+def test_kinds_come_from_the_operators_of_the_layers() -> None:
+    ops = layer_ops(
+        ("m", "aten::add", 9.0),
+        ("m.mha", "aten::addmm", 4.0),
+        ("m.mha", "aten::_scaled_dot_product_flash_attention_for_cpu", 2.0),
+        ("m.mha", "aten::copy_", 1.0),
+        ("m.own", "aten::bmm", 3.0),
+        ("m.own", "aten::_softmax", 1.0),
+        ("m.fc", "aten::addmm", 2.0),
+        ("m.fc", "aten::t", 0.5),
+        ("m.rms", "aten::mul", 0.5),
+        ("m.rms", "aten::rsqrt", 0.1),
+        ("m.act", "aten::_softmax", 1.0),
+        ("m.pool", "aten::max_pool2d_with_indices", 1.0),
+    )
+    names = ["m", *(f"m.{name}" for name in ("mha", "own", "own.q", "fc", "rms", "act", "pool"))]
+    depth = [0, 1, 1, 2, 1, 1, 1, 1]
+    layers = pd.DataFrame({"module": "Attention", "depth": depth, "calls": 1.0}, index=names)
+
+    kinds = kinds_of_layers(layers.index, ops)
+
+    assert kinds.dropna().to_dict() == {
+        "m.mha": "attention",
+        "m.own": "attention",
+        "m.fc": "linear",
+        "m.rms": "normalisation",
+        "m.act": "activation",
+    }
+    assert time_by_kind(layers, ops)[lambda ms: ms > 0].to_dict() == {
+        "attention": 2.0 + 1.0 + 3.0 + 1.0,
+        "linear": 4.0 + 2.0 + 0.5,
+        "normalisation": 0.6,
+        "activation": 1.0,
+        "other": 9.0 + 1.0,
+    }
+
+
+class TinyAttn(nn.Module):
+    """Its class, and that of its parts, say nothing about what it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.conv_norm = nn.Embedding(50, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + nn.functional.relu(self.conv_norm(self.words((x[:, 0] > 0).long().sum(-1))).sum())
+
+
+@pytest.mark.slow
+def test_a_models_name_does_not_decide_what_it_does() -> None:
+    anonymous = type("Foo", (TinyAttn,), {})
+
+    found = perfnb.compare_architectures({"named": TinyAttn(), "anonymous": anonymous()}, X, budget_s=1)
+
+    shares = found.shares[(found.shares["by"] == "kind") & (found.shares["share"] > 0)]
+    for _, parts in shares.groupby("name")["part"]:
+        assert set(parts) == {"embedding", "linear", "activation", "other"}
 
 
 @pytest.mark.parametrize(
@@ -147,9 +192,11 @@ def test_kinds_of_layers_by_class(name: str, kind: str | None) -> None:
         ("aten::gelu_backward", "activation"),
         ("aten::threshold_backward", "activation"),
         ("aten::embedding_dense_backward", "embedding"),
-        ("aten::add_", "other"),
-        ("aten::sum", "other"),
+        ("aten::rsqrt", "normalisation"),
+        ("aten::normal_", None),
+        ("aten::add_", None),
+        ("aten::sum", None),
     ],
 )
-def test_kinds_of_ops(name: str, kind: str) -> None:
+def test_kinds_of_ops(name: str, kind: str | None) -> None:
     assert kind_of_op(name) == kind
