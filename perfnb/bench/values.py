@@ -13,7 +13,7 @@ from dataclasses import dataclass
 FARTHER, TOLERANCE = 3.0, 1e-4
 #: What lower precision may cost, in units of the dtype's rounding (the gap between 1 and the next number).
 ROUNDINGS = 64
-_EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127}
+_EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127}
 
 SAME, NOISE, REDUCED, DIFFERENT, UNCHECKED = "exact", "within noise", "reduced precision", "different", "not checked"
 
@@ -62,7 +62,7 @@ def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Va
     if errors.vanished:
         return Values(DIFFERENT, worst, f"{errors.vanished[0]} is zero or missing")
     if lowers:
-        most = ROUNDINGS * _EPSILON[lowers]
+        most = max(ROUNDINGS * _EPSILON[lowers], TOLERANCE)
         far = [name for name, error in errors.other.items() if error > max(most, FARTHER * errors.own[name])]
         said = f"{far[0]} is off by {errors.other[far[0]]:.2g}, more than {lowers} explains" if far else ""
         return Values(DIFFERENT if far else REDUCED, worst, said)

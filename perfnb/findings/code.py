@@ -27,6 +27,22 @@ NEEDS: Mapping[str, Capability] = {
     "TF32": (8, 0),
     "float8": (8, 9),
 }
+#: The line that keeps a lever of `perfnb.try_levers`, for what ``{0}`` stands for: a model, or what was chosen.
+_LINES: Mapping[str, str] = {
+    "threads": "torch.set_num_threads({0})",
+    "gc_freeze": "gc.collect(); gc.freeze(); gc.disable()  # before the loop; gc.collect() if memory grows",
+    "compile": "{0} = torch.compile({0})",
+    "compile_reduce_overhead": '{0} = torch.compile({0}, mode="reduce-overhead")',
+    "compile_max_autotune": '{0} = torch.compile({0}, mode="max-autotune")',
+    "channels_last": "{0} = {0}.to(memory_format=torch.channels_last)",
+    "float32": "{0} = {0}.float()  # where it is made, and its inputs and targets: x = x.float()",
+    "float32_precision": 'torch.set_float32_matmul_precision("{0}")',
+}
+#: What an optimizer's groups are told, so that it updates all parameters at once and keeps its state.
+_UPDATES: Mapping[str, str] = {
+    "fused_optimizer": "fused=True, foreach=False",
+    "foreach_optimizer": "foreach=True",
+}
 _OTHERS = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}")
 #: By name, if the recording holds no number.
 _NAMED: tuple[tuple[re.Pattern[str], Capability], ...] = (
@@ -71,10 +87,22 @@ def _free(tree: ast.Module, bound: set[str]) -> Iterator[str]:
     """The names that a line of simple statements reads before binding them."""
     for statement in tree.body:
         names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-        loops = [node for node in ast.walk(statement) if isinstance(node, ast.comprehension)]
+        loops = [node for node in ast.walk(statement) if isinstance(node, (ast.comprehension, ast.For))]
         targets = {node.id for one in loops for node in ast.walk(one.target) if isinstance(node, ast.Name)}
         yield from (node.id for node in names if isinstance(node.ctx, ast.Load) and node.id not in bound | targets)
         bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)} - targets
+
+
+def lever_line(lever: str, what: object = "") -> str:
+    """The line that keeps a lever, for a model or for what was chosen."""
+    return _LINES[lever].format(what)
+
+
+def update_line(lever: str, optimizers: Sequence[str]) -> str:
+    """The line that makes optimizers, by their names, update all parameters at once."""
+    groups = f"(*{', *'.join(f'{name}.param_groups' for name in optimizers)})"
+    source = f"{optimizers[0]}.param_groups" if len(optimizers) == 1 else groups
+    return f"for group in {source}: group.update({_UPDATES[lever]})"
 
 
 def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
@@ -129,7 +157,7 @@ def trial_line(call: object, lever: str) -> tuple[str, str]:
     return "To try it:", f'{imports}perfnb.try_levers({", ".join(map(str, names))}, levers=["{lever}"])'
 
 
-def compiling(facts: Facts, layers: Sequence[str], mode: str = "") -> tuple[str, str]:
+def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tuple[str, str]:
     """What to know before compiling the model that the first of some layers belongs to, and the line that compiles it.
 
     The line is empty if it would not apply, because torch.compile replaces only a model's own call, or if no variable
@@ -155,8 +183,7 @@ def compiling(facts: Facts, layers: Sequence[str], mode: str = "") -> tuple[str,
             "of its methods or layers: compile the modules it does call in place (module.compile()).",
             "",
         )
-    how = f', mode="{mode}"' if mode else ""
-    return "", f"{name} = torch.compile({name}{how})"
+    return "", lever_line(lever, name)
 
 
 def has_units(recording: Recording, what: str) -> bool | None:

@@ -317,6 +317,17 @@ class Facts:
         found = _maps(self._parts.get("models"))
         return {str(one["name"]): one.get("called") is True for one in found if root_of(one.get("name"))}
 
+    def has_parameters_of(self, size: int) -> bool:
+        """Whether the parameters of some layer take so many bytes each."""
+        modules = self.recording.modules
+        held = (modules["parameters"] > 0) & (modules["parameter_bytes"] == size * modules["parameters"])
+        return bool(held.fillna(False).any())
+
+    @property
+    def switches_attention(self) -> bool:
+        """Whether a model takes another implementation of attention while it runs, as those of Hugging Face do."""
+        return any(one.get("switches") is True for one in _maps(self._parts.get("models")))
+
     def root(self, layer: str | None = None) -> str | None:
         """The model that a layer belongs to; without a layer, the one with most parameters; ``None`` if none is."""
         modules = self.recording.modules

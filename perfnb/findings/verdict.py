@@ -12,6 +12,7 @@ from perfnb import quantities as fmt
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.interval_sets import union
 from perfnb.findings.code import shown
+from perfnb.findings.cures import taken
 from perfnb.findings.facts import Facts, StepFigures, facts_of
 from perfnb.findings.finding import Finding, finding_table
 from perfnb.findings.rules import BY_NAME, found_by_rules
@@ -80,7 +81,10 @@ def find(recording: Recording, attribution: Attribution, figures: StepFigures) -
     """Ask every rule. Code is shown only if all its names are known; no finding is surer than the steps allow."""
     facts = facts_of(recording, attribution, figures)
     variables = facts.variables
-    found = [_no_surer(replace(one, code=shown(one.code, variables)), facts) for one in found_by_rules(facts)]
+    found = [
+        _no_surer(replace(one, code=shown(one.code, variables), remedy=taken(facts, one.remedy)), facts)
+        for one in found_by_rules(facts)
+    ]
     if not facts.uses_torch:  # code and levers are torch's
         found = [replace(one, code="", remedy="") for one in found]
     table = finding_table(found, facts.step_ms)

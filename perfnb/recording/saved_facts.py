@@ -87,7 +87,6 @@ class Optimizer(Struct):
     elements: Count
     groups: Count
     at_once: list[str]
-    arguments: dict[str, Any] | None = None
     foreach: Plain = None
     fused: Plain = None
     capturable: Plain = None

@@ -66,6 +66,11 @@ def widened(value: Any) -> Any:
     return value.to(_WIDER[value.dtype]) if isinstance(value, Tensor) and value.dtype in _WIDER else value
 
 
+def narrowed(value: Any) -> Any:
+    """A tensor of float64 or complex128 in float32 or complex64; anything else unmodified."""
+    return value.to(_NARROWER[value.dtype]) if isinstance(value, Tensor) and value.dtype in _NARROWER else value
+
+
 def _set_data(tensor: Tensor, data: Tensor) -> None:
     if tensor.is_leaf:
         tensor.grad = None  # of another dtype
@@ -84,11 +89,7 @@ class _SameDraws(TorchDispatchMode):
         if name in _MAKERS and options.get("dtype") is None and not any(isinstance(each, Tensor) for each in args):
             options["dtype"] = torch.float32
         run: Callable[..., Any] = func
-        found = run(*tree_map(_narrowed, args), **options)
+        found = run(*tree_map(narrowed, args), **options)
         if name.endswith("_"):
             return args[0].copy_(found)
         return widened(found) if isinstance(found, Tensor) and (kwargs or {}).get("dtype") is None else found
-
-
-def _narrowed(value: Any) -> Any:
-    return value.to(_NARROWER[value.dtype]) if isinstance(value, Tensor) and value.dtype in _NARROWER else value

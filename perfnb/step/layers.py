@@ -288,15 +288,19 @@ def known_models(
     Returns
     -------
     list of dict
-        ``name`` (of the layer and the variable) and ``called``: whether the step calls the model itself, not a method
-        such as ``generate`` or layers inside it.
+        ``name`` (of the layer and the variable); ``called``: whether the step calls the model itself, not a method
+        such as ``generate`` or layers inside it; ``switches``: whether it takes another implementation of attention,
+        as models of Hugging Face do.
     """
-    known: dict[str, bool] = {}
+    known: list[dict[str, Any]] = []
     for name, module in named_modules(namespace):
         place = places.get(id(module))
         if place is not None and layers[place].parent is None and layers[place].name == name:
-            known[name] = calls.called_whole.get(id(module), False)
-    return [{"name": name, "called": called} for name, called in known.items()]
+            implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+            switches = hasattr(module, "set_attn_implementation") and implementation != "sdpa"
+            called = calls.called_whole.get(id(module), False)
+            known.append({"name": name, "called": called, "switches": switches})
+    return known
 
 
 def parallel_models(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import os
-import re
 import sys
 import sysconfig
 from collections import deque
@@ -17,11 +15,12 @@ from pathlib import Path
 from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset, default_collate, default_convert
+
+from perfnb.step.optimizers import cannot_foreach, cannot_fuse, has_sparse_gradients, tensors_of
 
 #: Locations of code that is not the user's.
 _INSTALLED = (
@@ -196,8 +195,8 @@ _LOADER_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
 _OF_OPTIMIZER = ("foreach", "fused", "capturable")
 #: Modules that a recommended line may use.
 _IMPORTS = ("torch", "gc", "os")
-#: Arguments that let torch's optimizers update all parameters at once, fastest first.
-_AT_ONCE = ("fused", "foreach")
+#: Arguments with which torch's optimizers update all parameters at once, fastest first, and why one does not take them.
+_AT_ONCE = {"fused": cannot_fuse, "foreach": cannot_foreach}
 
 
 def name_of_batches(step: Any, batches: Any) -> dict[str, Any]:
@@ -224,78 +223,35 @@ def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.
     -------
     dict
         ``optimizers``, each once: ``name``, ``class``, ``tensors`` (number of parameters), ``elements`` in them,
-        ``groups``, ``at_once`` (arguments that would make it update all at once), ``arguments`` (those given, for
-        torch's optimizers), ``untold`` (which of them are not plain values), ``scheduled`` (whether a scheduler sets
-        its learning rate), ``held_by`` (other names, or classes of objects, that refer to it) and its settings.
+        ``groups``, ``at_once`` (arguments that make it update all at once, and that it takes) and its settings.
         ``loader``: ``name`` (``None`` if it is in no variable), ``class``, whether it is itself what is iterated
         (``direct``), its settings, and what `loader_facts` tells; ``None`` without batches.
         ``imports``: modules that the namespace has under their own names.
     """
-    used = {id(parameter) for module in called for parameter in module.parameters(recurse=False)}
-    names: dict[int, list[str]] = {}
-    found: dict[int, torch.optim.Optimizer] = {}
-    for name, value in named_values(namespace, torch.optim.Optimizer):
-        if any(id(tensor) in used for tensor in _tensors(value)):
-            names.setdefault(id(value), []).append(name)
-            found[id(value)] = value
-    held = holders(found.values())
-    optimizers = []
-    for key, (name, *others) in names.items():
-        value, tensors = found[key], _tensors(found[key])
-        # Assigning a new optimizer to that name also replaces it in the object that the name goes through.
-        root = namespace.get(re.split(r"[.\[]", name)[0])
-        around = [holder for holder in held[key] if holder is not root]
-        given = _given(value)
-        optimizers.append(
-            {
-                "name": name,
-                "class": type(value).__name__,
-                "tensors": len(tensors),
-                "elements": sum(tensor.numel() for tensor in tensors),
-                "groups": len(value.param_groups),
-                "at_once": [word for word in _AT_ONCE if word in value.defaults],
-                "arguments": None if given is None else {key: one for key, one in given.items() if _is_told(one)},
-                "untold": [key for key, one in (given or {}).items() if not _is_told(one)],
-                "scheduled": _is_scheduled(value, held[key]),
-                "held_by": [*others, *dict.fromkeys(type(holder).__name__ for holder in around)],
-                **{key: value.defaults[key] for key in _OF_OPTIMIZER if _plain(value.defaults.get(key))},
-            }
-        )
+    modules = list(called)
+    used = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
+    sparse = has_sparse_gradients([], modules)
+    found: dict[int, tuple[str, Optimizer]] = {}
+    for name, value in named_values(namespace, Optimizer):
+        if any(id(tensor) in used for tensor in tensors_of(value)):
+            found.setdefault(id(value), (name, value))
+    optimizers = [
+        {
+            "name": name,
+            "class": type(value).__name__,
+            "tensors": len(tensors_of(value)),
+            "elements": sum(tensor.numel() for tensor in tensors_of(value)),
+            "groups": len(value.param_groups),
+            "at_once": [word for word, why_not in _AT_ONCE.items() if not why_not(value, sparse)],
+            **{key: value.defaults[key] for key in _OF_OPTIMIZER if _plain(value.defaults.get(key))},
+        }
+        for name, value in found.values()
+    ]
     return {
         "optimizers": optimizers,
         "loader": None if batches is None else _loader(namespace, batches),
         "imports": [name for name in _IMPORTS if namespace.get(name) is sys.modules.get(name, _IMPORTS)],
     }
-
-
-def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
-
-
-def _is_scheduled(optimizer: torch.optim.Optimizer, held_by: Iterable[Any]) -> bool:
-    """Whether a scheduler sets its learning rate; most of torch's schedulers leave ``initial_lr`` in the optimizer."""
-    noted = any("initial_lr" in group for group in optimizer.param_groups)
-    return noted or any(issubclass(type(holder), LRScheduler) for holder in held_by)
-
-
-def _given(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-    """The non-default settings of one of torch's optimizers; ``None`` for any other class."""
-    kind = type(optimizer)
-    if getattr(torch.optim, kind.__name__, None) is not kind:
-        return None
-    usual = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
-    given = {name: optimizer.defaults[name] for name in usual if name in optimizer.defaults}
-    return {
-        name: value
-        for name, value in given.items()
-        if name not in (*_AT_ONCE, "capturable")
-        and value is not usual[name]
-        and not (_is_told(value) and value == usual[name])  # a tensor is never a default
-    }
-
-
-def _is_told(value: Any) -> bool:
-    return _plain(value) or (isinstance(value, tuple) and all(map(_plain, value)))
 
 
 def _loader(namespace: Mapping[str, Any], batches: Any) -> dict[str, Any]:
@@ -341,30 +297,3 @@ def loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str))
-
-
-def holders(values: Iterable[Any]) -> dict[int, list[Any]]:
-    """The objects that hold one of the values as an attribute, by the value's ``id``.
-
-    They would keep the old value if its variable were assigned a new one. Modules are left out, and objects frozen by
-    ``gc.freeze`` are not found.
-    """
-    wanted = {id(value): value for value in values}
-    found: dict[int, list[Any]] = {key: [] for key in wanted}
-    if not wanted:
-        return found
-    # The referrer is the object itself, or its __dict__, which the object refers to.
-    direct = gc.get_referrers(*wanted.values())
-    dicts = [one for one in direct if type(one) is dict]
-    above = gc.get_referrers(*dicts) if dicts else []
-    for owner in {id(one): one for one in (*direct, *above)}.values():
-        if issubclass(type(owner), ModuleType):
-            continue
-        try:  # a proxy's own attributes
-            parts = object.__getattribute__(owner, "__dict__")
-        except Exception:
-            continue
-        if type(parts) is dict:
-            for key in {id(part) for part in list(parts.values())} & wanted.keys():
-                found[key].append(owner)
-    return found

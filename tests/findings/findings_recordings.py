@@ -34,8 +34,6 @@ PARTS: dict[str, Any] = {
             "elements": 30,
             "groups": 1,
             "at_once": ["fused", "foreach"],
-            "arguments": {"lr": 0.1},
-            "untold": [],
         }
     ],
     "loader": {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 import perfnb
+from perfnb.findings.code import lever_line
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
 from perfnb.remedies.levers import by_name
@@ -173,40 +176,47 @@ class Mine(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 0.1})
 
 
-def optimizers() -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
+def optimizers() -> dict[str, Callable[[nn.Module], list[torch.optim.Optimizer]]]:
+    """Optimizers that loop over parameters."""
+    optim = torch.optim
     return {
-        "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9, weight_decay=5e-4),
-        "adamw": lambda net: torch.optim.AdamW(net.parameters(), betas=(0.8, 0.9), foreach=False),
-        "rmsprop": lambda net: torch.optim.RMSprop(net.parameters(), lr=0.2, foreach=False),
-        "groups": lambda net: torch.optim.Adam(
-            [{"params": [p], "lr": 0.1 + i} for i, p in enumerate(net.parameters())]
-        ),
-        "some": lambda net: torch.optim.SGD([net.weight], lr=0.5, foreach=False),
+        "sgd": lambda net: [optim.SGD(net.parameters(), lr=0.3, momentum=0.9, weight_decay=5e-4)],
+        "adamw": lambda net: [optim.AdamW(net.parameters(), betas=(0.8, 0.9), foreach=False)],
+        "rmsprop": lambda net: [optim.RMSprop(net.parameters(), lr=0.2, foreach=False)],
+        "groups": lambda net: [optim.Adam([{"params": [p], "lr": 0.1 + i} for i, p in enumerate(net.parameters())])],
+        "two": lambda net: [optim.SGD([p], lr=0.1, momentum=0.5) for p in net.parameters()],
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", optimizers())
-def test_the_optimizer_that_is_proposed_has_the_same_settings(name: str) -> None:
-    net = nn.Linear(3, 2) if name == "some" else nn.Linear(4, 2)  # 10 parameters, as the layer by hand
-    opt = optimizers()[name](net)
-    before = [{**group} for group in opt.param_groups]
-    parts = named_parts({"opt": opt}, None, [net]) | {"models": [{"name": "net", "called": True}]}
-    code = found(loop(type(opt).__name__, parts=parts)).loc["optimizer", "code"]
+def test_the_line_for_optimizers_keeps_their_state_and_results(name: str) -> None:
+    """Run in the middle of training, as findings and levers print it."""
 
-    known = {"opt": opt, "net": net}
-    exec(code, known)
-    after = known["opt"]
+    def trained(lines: Callable[[nn.Module, dict[str, Any]], str]) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        net = nn.Linear(4, 2)
+        names: dict[str, Any] = {f"opt{place}": each for place, each in enumerate(optimizers()[name](net))}
+        schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, 0.5) for each in names.values()]
+        for number in range(6):
+            if number == 3:
+                exec(lines(net, names), names | {"torch": torch, "net": net})
+            net(torch.ones(3, 4)).square().sum().backward()
+            for each in [*(value for value in names.values() if hasattr(value, "param_groups")), *schedulers]:
+                each.step()
+            net.zero_grad()
+        return [parameter.detach() for parameter in net.parameters()]
 
-    assert type(after) is type(opt)
-    assert after is not opt
-    for old, new in zip(before, after.param_groups, strict=True):
-        assert list(map(id, old.pop("params"))) == list(map(id, new["params"]))
-        assert new["fused" if name != "rmsprop" else "foreach"] is True
-        assert {key: value for key, value in old.items() if key not in ("fused", "foreach")}.items() <= new.items()
-    for parameter in net.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    after.step()
+    def told(net: nn.Module, names: dict[str, Any]) -> str:
+        kind = type(next(iter(names.values()))).__name__
+        finding = found(loop(kind, parts=named_parts(names, None, [net]))).loc["optimizer"]
+        subject = Subject(print, None, {"net": net}, dict(names), None)
+        assert by_name()[finding["remedy"]].code(subject) == [finding["code"]]
+        assert by_name()[finding["remedy"]].refuses(subject) == ""
+        line: str = finding["code"]
+        return line
+
+    for mine, other in zip(trained(told), trained(lambda *_: ""), strict=True):
+        torch.testing.assert_close(mine, other)
 
 
 def test_an_optimizer_of_the_user_s_own_is_told_of_the_functions_for_lists() -> None:
@@ -225,11 +235,31 @@ def test_lbfgs_is_no_loop_over_parameters() -> None:
     assert "optimizer" not in found(loop("LBFGS", parts=parts)).index
 
 
+@pytest.mark.parametrize("lever", ["threads", "gc_freeze", "compile", "channels_last", "float32", "float32_precision"])
+def test_a_line_for_a_model_changes_nothing_that_it_computes(lever: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    what = {"threads": "1", "gc_freeze": "", "float32_precision": "highest"}.get(lever, "net")
+    torch.manual_seed(2)
+    net: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+    net, x = net.double(), torch.randn(5, 3, 6, 6, dtype=torch.float64)
+    expected, threads = net(x), torch.get_num_threads()
+    known: dict[str, Any] = {"net": net, "torch": torch, "gc": gc}
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # inductor would take its time
+    try:
+        exec(lever_line(lever, what), known)
+        given = x.float() if lever == "float32" else x  # as the line says
+        torch.testing.assert_close(known["net"](given).double(), expected, rtol=1e-5, atol=1e-5)
+    finally:
+        torch.set_num_threads(threads)
+        gc.unfreeze()
+        gc.enable()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["x; import os", "a')#", "b\nimport os", "", "c(d)", "\u202eevil"])
 def test_names_that_are_no_python_stand_in_no_line_of_code(name: str) -> None:
-    part = {"name": name, "class": name, "tensors": 2, "num_workers": 0, "batch_size": 3}
-    recording = loop(parts={"optimizers": [part], "loader": part})
+    part = {"name": name, "class": name, "tensors": 2, "at_once": ["fused"], "num_workers": 0}
+    loader = {"name": "loader", "class": "DataLoader", "num_workers": 0, "same": [name, "batch_sampler"]}
+    recording = loop(parts={"optimizers": [part], "loader": loader})
     table = found(timed(recording, [3.5, 4.5] * 10, [1.0, 2.0] * 10))
 
     for line in (table.loc["optimizer", "code"], table.loc["input pipeline", "code"]):

@@ -38,7 +38,7 @@ def test_optimizer_and_loader_are_known_by_the_names_that_the_user_gave() -> Non
 
     assert [entry["name"] for entry in parts["optimizers"]] == ["adam"]
     assert parts["optimizers"][0] | {"class": "Adam", "tensors": 2, "fused": True} == parts["optimizers"][0]
-    told = {"elements": 15, "groups": 1, "at_once": ["fused", "foreach"], "arguments": {}}
+    told = {"elements": 15, "groups": 1, "at_once": []}  # it is fused already
     assert parts["optimizers"][0] | told == parts["optimizers"][0]
     loader_facts = parts["loader"]
     assert (loader_facts["name"], loader_facts["num_workers"], loader_facts["batch_size"]) == ("loader", 0, 2)
@@ -46,60 +46,32 @@ def test_optimizer_and_loader_are_known_by_the_names_that_the_user_gave() -> Non
     assert loader_facts | known == loader_facts
 
 
-def test_settings_of_an_optimizer_are_those_that_differ_from_the_defaults() -> None:
+def test_an_optimizer_is_told_the_arguments_that_it_takes() -> None:
     net = nn.Linear(4, 3)
 
     class Own(torch.optim.SGD):
         pass
 
     made = {
-        "adam": torch.optim.Adam(net.parameters(), lr=0.001, betas=(0.8, 0.9), amsgrad=True),
-        "tensor": torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1), nesterov=True, momentum=0.9),
-        "own": Own(net.parameters(), lr=0.5),
-    }
-    parts = named_parts(made, None, [net])["optimizers"]
-
-    assert {part["name"]: part["arguments"] for part in parts} == {
-        "adam": {"betas": (0.8, 0.9), "amsgrad": True},
-        "tensor": {"nesterov": True, "momentum": 0.9},  # a rate in a tensor is not told
-        "own": None,
+        "plain": torch.optim.Adam(net.parameters(), foreach=False),
+        "fused": torch.optim.SGD(net.parameters(), fused=True),
+        "lists": torch.optim.RMSprop(net.parameters()),
+        "own": Own(net.parameters()),
+        "differentiable": torch.optim.SGD(net.parameters(), differentiable=True),
     }
 
+    def told(modules: list[nn.Module]) -> dict[str, list[str]]:
+        parts = named_parts({**made, "again": made["plain"]}, None, modules)["optimizers"]
+        return {part["name"]: part["at_once"] for part in parts}
 
-class Holder:
-    """Anything that keeps an optimizer."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-
-@pytest.mark.parametrize("made", ["in sight", "out of sight", "on a plateau", "gone"])
-def test_an_optimizer_with_a_scheduler_is_found_once_and_known_to_follow_it(made: str) -> None:
-    net = nn.Linear(4, 3)
-    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-    schedulers = torch.optim.lr_scheduler
-    scheduler = schedulers.ReduceLROnPlateau(sgd) if made == "on a plateau" else schedulers.StepLR(sgd, step_size=3)
-    names: dict[str, Any] = {"net": net, "sgd": sgd, **({"scheduler": scheduler} if made == "in sight" else {})}
-    if made == "gone":
-        del scheduler  # what it noted in the optimizer stays
-
-    (part,) = named_parts(names, None, [net])["optimizers"]
-
-    assert (part["name"], part["scheduled"]) == ("sgd", True)
-
-
-def test_what_else_holds_an_optimizer_is_told() -> None:
-    net = nn.Linear(4, 3)
-
-    def held(names: dict[str, Any]) -> tuple[str, bool, list[str]]:
-        (part,) = named_parts({"net": net, **names}, None, [net])["optimizers"]
-        return part["name"], part["scheduled"], part["held_by"]
-
-    assert held({"sgd": torch.optim.SGD(net.parameters(), lr=0.1)}) == ("sgd", False, [])
-    holder = Holder(torch.optim.SGD(net.parameters(), lr=0.1))
-    assert held({"trainer": holder}) == ("trainer.optimizer", False, [])  # a new one takes its place there
-    assert held({"sgd": holder.optimizer}) == ("sgd", False, ["Holder"])
-    assert held({"sgd": holder.optimizer, "both": [holder.optimizer]}) == ("sgd", False, ["both[0]", "Holder"])
+    assert told([net]) == {
+        "plain": ["fused", "foreach"],
+        "fused": [],
+        "lists": ["foreach"],
+        "own": ["foreach"],  # a class of the user's own may not take the fused kernel
+        "differentiable": [],
+    }
+    assert not any(told([net, nn.Embedding(3, 2, sparse=True)]).values())
 
 
 def test_the_loader_behind_an_enumeration_is_found_where_it_is_the_only_one() -> None:
@@ -138,15 +110,6 @@ def test_pauses_of_the_garbage_collector_are_known_by_their_step() -> None:
     full = {int(step) for step, _ in p.timing.noise["gc_pauses"]}
     assert full >= {1, 3}  # of the timed steps, after one of warm-up
     assert all(ms >= 0 for _, ms in p.timing.noise["gc_pauses"])
-
-
-def test_settings_that_are_no_plain_values_are_named() -> None:
-    net = nn.Linear(4, 3)
-    made = {"tensor": torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1), momentum=0.9)}
-
-    (part,) = named_parts(made, None, [net])["optimizers"]
-
-    assert (part["arguments"], part["untold"]) == ({"momentum": 0.9}, ["lr"])
 
 
 def test_modules_are_told_that_the_step_sees() -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.device_work import SORTS
-from perfnb.findings.code import compiling, has_units
+from perfnb.findings.code import compiling, has_units, lever_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import GpuFacts
@@ -127,7 +127,7 @@ def compute(facts: Facts) -> Iterator[Finding]:
         if near
         else "Larger products use the machine better: larger batches (perfnb.scaling_study shows whether they make a "
         "sample cheaper), sizes that are multiples of 16" + (", channels last for convolutions." if layout else "."),
-        f"{model} = {model}.to(memory_format=torch.channels_last)" if model and layout and not near else "",
+        lever_line("channels_last", model) if model and layout and not near else "",
         "medium" if near and not doubt else "low",
         f"{doubt}The roof was measured with large square products; small or odd-sized ones cannot reach it.",
         "How much of a layer's time is arithmetic and how much is waiting for memory.",
@@ -162,7 +162,7 @@ def _doubt(facts: Facts) -> str:
     return f"Low confidence: other programs used {fmt.share(roofline.others)} of the CPUs while the roof was measured. "
 
 
-@rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, remedy="compile")
+@rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True)
 def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
     """Layers of low arithmetic intensity that move bytes about as fast as the machine can.
 
@@ -192,6 +192,7 @@ def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
         "Fused into their neighbours they would move almost nothing, but all of them can rarely be fused.",
         _CACHES,
         rows("layer", work.layers),
+        remedy="compile",
     )
 
 
@@ -246,9 +247,7 @@ def _precision_words(facts: Facts) -> tuple[str, str]:
     return f"Compute-bound in {now}", {"bfloat16": "bf16 autocast", "": "lower precision"}.get(lower, lower)
 
 
-@rule(
-    "low precision unused", "Compute-bound", "lower precision", words=_precision_words, ceiling=True, remedy="autocast"
-)
+@rule("low precision unused", "Compute-bound", "lower precision", words=_precision_words, ceiling=True)
 def low_precision(facts: Facts) -> Iterator[Finding]:
     """Products in float32 or float64 on hardware that multiplies lower precision faster."""
     roofline = facts.figures.roofline
@@ -272,12 +271,13 @@ def low_precision(facts: Facts) -> Iterator[Finding]:
         "made from them."
         if by_accident
         else f"Compute products in bfloat16, {_autocast(facts)}, and check that the result is still good.",
-        f"{model} = {model}.float()  # and its inputs: x = x.float()" if model and by_accident else "",
+        lever_line("float32", model) if model and by_accident and facts.has_parameters_of(8) else "",
         "medium" if by_accident and not doubt else "low",  # a measured MLP saved a third of such a bound
         f"{doubt}Both rates were measured with large products. "
         + ("Smaller ones gain less." if by_accident else "Smaller ones gain less, and conversions cost time."),
         "Whether the model keeps its quality: perfnb.report checks that.",
         rows("layer", work.layers),
+        remedy="float32" if by_accident else "autocast",
     )
 
 
@@ -302,7 +302,7 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     if facts.share(ms) < _MOST:
         return
     how = _lower_precision(facts) if single >= _WORTH * ms else ""
-    note, code = ("", "") if how else compiling(facts, facts.heaviest_layers(facts.ops), "max-autotune")
+    note, code = ("", "") if how else compiling(facts, facts.heaviest_layers(facts.ops), "compile_max_autotune")
     yield Finding(
         "compute",
         f"Matrix kernels run for {facts.of_step(ms)}; the GPU is busy for {fmt.share(1 - gpu.idle_share)} of it. "
@@ -354,6 +354,7 @@ def _moves_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         "Inferred from kernel names: most such kernels are memory-bound, but the trace does not hold their bytes.",
         "Bytes moved, and the GPU's bandwidth.",
         _heaviest(gpu, others),
+        remedy="compile",
     )
 
 
@@ -370,9 +371,10 @@ def _float32_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         f"Let products use TF32{facts.for_torch(' (torch.set_float32_matmul_precision)')}, or lower precision: {how}."
         if tf32 is not False
         else f"Compute products in lower precision: {how}. This GPU has no units for TF32 and bfloat16.",
-        'torch.set_float32_matmul_precision("high")' if tf32 else "",
+        lever_line("float32_precision", "high") if tf32 else "",
         "low",
         "Inferred from kernel names; how much faster they become depends on the GPU.",
         "Whether the model keeps its quality." if tf32 is not None else "Which units this GPU has.",
         _heaviest(gpu, single),
+        remedy="float32_precision" if tf32 else "autocast",
     )

@@ -97,9 +97,7 @@ def _calling_ms(facts: Facts, small_ns: Floats) -> float:
     return float(np.minimum(around, most).sum() + np.minimum(inside, facts.tiny_ns).sum()) / 1e6 / facts.steps
 
 
-@rule(
-    "launch overhead", "Bound by launch overhead (the GPU waits for the host)", "launching less often", remedy="compile"
-)
+@rule("launch overhead", "Bound by launch overhead (the GPU waits for the host)", "launching less often")
 def launch_overhead(facts: Facts) -> Iterator[Finding]:
     """On a GPU: the time it waited for launches."""
     gpu = facts.gpu
@@ -113,7 +111,7 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
     short = "" if gpu.short_share is None else f", {fmt.share(gpu.short_share)} of them shorter than their launch"
     advice, code = "Give the GPU more work per launch: a larger batch, or larger kernels.", ""
     if gpu.graph_share < _GRAPHS:
-        note, code = compiling(facts, facts.heaviest_layers(facts.ops), "reduce-overhead")
+        note, code = compiling(facts, facts.heaviest_layers(facts.ops), "compile_reduce_overhead")
         advice = (
             f"Give the GPU more work per launch: a larger batch, fusion{facts.for_torch(' (torch.compile)')}, or CUDA "
             f"graphs, which launch a whole step at once.{note}"
@@ -134,6 +132,7 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
         ),
         "How much the profiler itself slowed down the host; without it the gaps are shorter.",
         rows("op", gpu.late_ops[:3]),
+        remedy="compile_reduce_overhead" if gpu.graph_share < _GRAPHS else "",
     )
 
 

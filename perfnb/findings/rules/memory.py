@@ -78,7 +78,7 @@ def recomputation(facts: Facts) -> Iterator[Finding]:
     )
 
 
-@rule("allocator", "Bound by memory allocation", "avoiding it", idle_cause="allocator", remedy="expandable_segments")
+@rule("allocator", "Bound by memory allocation", "avoiding it", idle_cause="allocator")
 def allocator(facts: Facts) -> Iterator[Finding]:
     """Calls in the step that take memory from the device; retries; fragmentation."""
     gpu, memory = facts.gpu, facts.figures.memory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from keyword import iskeyword
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
+from perfnb.findings.code import update_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.nesting import Bools
@@ -37,12 +37,7 @@ _FOREACH_CALLS = ": torch._foreach_add_ and similar functions take lists of tens
 _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 
 
-@rule(
-    "optimizer",
-    "Bound by the optimizer's loop over parameters",
-    "updating all parameters at once",
-    remedy="fused_optimizer",
-)
+@rule("optimizer", "Bound by the optimizer's loop over parameters", "updating all parameters at once")
 def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     """Many small operators in the optimizer's step, or after the last backward pass if users update by hand."""
     if not facts.uses_torch:
@@ -78,21 +73,22 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     over = f" over {tensors:,} parameters" if tensors else ""
     over += f" in {updates:,.3g} updates" if updates > 1 else ""
     top = own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
-    lines = [line for one in known if (line := _line(facts, one))]
+    lever, names = lever_for(facts, known, classes, by_hand), [str(one["name"]) for one in known if one.get("name")]
     yield Finding(
         "optimizer",
         f"{_what(known, by_hand)} takes {_taken(facts, phase_ms, by_hand)}, in {fmt.counted(count, 'op')} run one by "
         f"one{over}; updating all at once would take about {fmt.duration(floor)}.{waits}",
         bound,
         f"Update all parameters in one call instead of a loop over them{_how(facts, classes, by_hand)}."
-        f"{_where(known, bool(lines))}{_sparse(facts)}",
-        "; ".join(lines),
+        f"{_sparse(facts)}",
+        update_line(lever, names) if lever and known and len(names) == len(known) else "",
         "medium",
         "The phase's time was measured. What remains is an estimate: the bytes that an update must move, and what "
         "torch does per parameter even if it updates all at once.",
         "Gradient clipping or synchronisation in between counts as the optimizer's. Keeping all parameters in one flat "
         "tensor would save what remains, too.",
         rows("phase", ["other" if by_hand else "optimizer"]) + rows("op", top),
+        remedy=lever,
     )
 
 
@@ -131,65 +127,22 @@ def _how(facts: Facts, classes: list[str], by_hand: bool) -> str:
     return ": most of torch's optimizers take fused=True or foreach=True"
 
 
-def _where(known: list[Mapping[str, Any]], by_line: bool) -> str:
-    """Where to change it: whatever holds the old optimizer keeps using that one."""
-    if any(one.get("scheduled") is True for one in known):
-        where = " Do so where you construct the optimizer, before its learning-rate scheduler: an existing one"
-    elif others := [str(name) for one in known for name in _held_by(one)]:
-        where = f" Do so where you construct the optimizer: {others[0]} holds it too and"
-    else:
-        return (
-            " This line makes a new optimizer, so its state, such as momentum, starts from scratch; try_levers gives a "
-            "line that keeps it."
-            if by_line
-            else ""
-        )
-    return f"{where} would keep using the old one."
-
-
-def _held_by(known: Mapping[str, Any]) -> list[Any]:
-    """The other holders of an optimizer."""
-    found = known.get("held_by")
-    return found if isinstance(found, list) else []
-
-
 def _argument(facts: Facts, kind: str) -> str | None:
     """The argument that makes an optimizer of torch update all at once; ``None`` for other classes."""
     fused = kind in _FUSED or (kind in _FUSED_ON_CPU and facts.gpu is None)
     return "fused" if fused else "foreach" if kind in _FOREACH else None
 
 
-def _line(facts: Facts, known: Mapping[str, Any]) -> str:
-    """The line that makes the same optimizer update all at once.
+def lever_for(facts: Facts, known: list[Mapping[str, Any]], classes: list[str], by_hand: bool) -> str:
+    """The lever that all these optimizers take; empty if there is none.
 
-    Empty if too little is known of it, or if something else would keep using the old one.
+    On a GPU, a fused update would need the optimizers' state on the device.
     """
-    if known.get("scheduled") is True or _held_by(known):
+    if by_hand:
         return ""
-    name, kind = known.get("name"), str(known.get("class"))
-    argument, given = _argument(facts, kind), known.get("arguments")
-    if not name or argument is None or argument not in (known.get("at_once") or ()) or given is None:
-        return ""
-    plain = all(isinstance(key, str) and key.isidentifier() and not iskeyword(key) for key in given)
-    if known.get(argument) is True or given.get("differentiable") or not plain:
-        return ""
-    if known.get("groups", 1) != 1 or known.get("untold"):
-        # Each group's own settings take effect; nothing else has to be repeated.
-        groups = f'[{{**group, "foreach": None, "{argument}": True}} for group in {name}.param_groups]'
-        return f"{name} = torch.optim.{kind}({groups}, {argument}=True)"
-    # JSON turned tuples into lists.
-    arguments = [f"{key}={(tuple(value) if isinstance(value, list) else value)!r}" for key, value in given.items()]
-    model = _whole_of(facts, known)
-    parameters = f"{model}.parameters()" if model else f'{name}.param_groups[0]["params"]'
-    return f"{name} = torch.optim.{kind}({', '.join([parameters, *arguments, f'{argument}=True'])})"
-
-
-def _whole_of(facts: Facts, known: Mapping[str, Any]) -> str | None:
-    """The variable that holds the only model with as many parameters as the optimizer."""
-    modules = facts.recording.modules
-    same = (modules["parameters"] == known.get("elements")).fillna(False).to_numpy(dtype=bool)
-    roots = modules.loc[same & (modules["parent"] < 0).to_numpy(), "name"]
-    return facts.variable(str(roots.iloc[0])) if len(roots) == 1 else None
+    words = ("foreach", "fused") if facts.gpu is not None else ("fused", "foreach")
+    taken = [list(one.get("at_once") or ()) for one in known] or [[_argument(facts, kind)] for kind in classes]
+    return next((f"{word}_optimizer" for word in words if taken and all(word in one for one in taken)), "")
 
 
 def _sparse(facts: Facts) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from perfnb import quantities as fmt
-from perfnb.findings.code import loader_line, workers_line
+from perfnb.findings.code import lever_line, loader_line, workers_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.nesting import Floats, Ints
@@ -148,7 +148,7 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
             f"torch uses {threads} threads on {cores:g} cores. There was no time to try steps with fewer.",
             None,
             f"{advice}more of them compete and wait for each other.",
-            f"torch.set_num_threads({max(1, int(cores))})",
+            lever_line("threads", max(1, int(cores))),
             "low",
             "More threads than cores rarely help, but it was not tried here.",
             "How long the step takes with fewer threads: with a longer budget_s perfnb tries it.",
@@ -172,7 +172,7 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
         f"{len(facts.timed_ms)} steps), {fmt.share(facts.share(bound))} less.{throttled}",
         bound,
         advice + ("more of them compete and wait for each other." if threads > cores else "the others are idle."),
-        f"torch.set_num_threads({tried['threads']})",
+        lever_line("threads", tried["threads"]),
         "high",
         "The same steps were run with the other number of threads.",
         "Threads of other libraries and of data-loading workers; cores that are hyperthreads of one another.",
@@ -206,7 +206,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
         f"{facts.of_step(bound)}. The longest pause took {fmt.duration(max(ms for _, ms in pauses))}.",
         bound,
         "Hide long-lived objects from the collector once they exist, or collect between steps.",
-        "gc.collect(); gc.freeze()  # before the loop",
+        lever_line("gc_freeze"),
         "high" if len(heavy) >= _OFTEN else "medium" if again else "low",
         "The collector's own callbacks timed each pause in the timed steps"
         + ("." if again else ", but there was only one: more steps would show how often they occur."),

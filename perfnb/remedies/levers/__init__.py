@@ -14,7 +14,7 @@ from perfnb.remedies.levers.layout import CHANNELS_LAST
 from perfnb.remedies.levers.loading import LOADER_WORKERS
 from perfnb.remedies.levers.memory import CHECKPOINTING
 from perfnb.remedies.levers.optimizers import FOREACH_OPTIMIZER, FUSED_OPTIMIZER, SET_TO_NONE
-from perfnb.remedies.levers.precision import AUTOCAST, AUTOCAST_FLOAT16, FLOAT32_PRECISION
+from perfnb.remedies.levers.precision import AUTOCAST, AUTOCAST_FLOAT16, FLOAT32, FLOAT32_PRECISION
 from perfnb.remedies.levers.process import PROCESS
 from perfnb.remedies.levers.runtime import CUDNN_BENCHMARK, GC_FREEZE
 from perfnb.remedies.levers.threads import THREADS
@@ -24,6 +24,7 @@ LEVERS: tuple[Lever, ...] = (
     COMPILE,
     REDUCE_OVERHEAD,
     MAX_AUTOTUNE,
+    FLOAT32,
     AUTOCAST,
     AUTOCAST_FLOAT16,
     FLOAT32_PRECISION,

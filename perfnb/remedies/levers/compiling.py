@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from perfnb.findings.code import lever_line
 from perfnb.remedies.lever import Lever, Switch, attribute, for_models, without_models
 from perfnb.remedies.subject import Subject
 
@@ -74,7 +75,7 @@ COMPILE = Lever(
     "torch.compile of the models that the step calls",
     _refuses,
     compiled(),
-    for_models("{0} = torch.compile({0})"),
+    for_models(lever_line("compile", "{0}")),
     answers=("dispatch overhead", "launch overhead", "memory bandwidth"),
     costly=True,
     reorders=True,
@@ -87,7 +88,7 @@ REDUCE_OVERHEAD = Lever(
     "torch.compile that replays each graph as a CUDA graph, so that the GPU does not wait for launches",
     _refuses_off_cuda,
     compiled("reduce-overhead"),
-    for_models('{0} = torch.compile({0}, mode="reduce-overhead")'),
+    for_models(lever_line("compile_reduce_overhead", "{0}")),
     answers=("launch overhead",),
     costly=True,
     reorders=True,
@@ -99,7 +100,7 @@ MAX_AUTOTUNE = Lever(
     "torch.compile that times several kernels for each product and convolution; takes minutes to compile",
     _refuses_off_cuda,
     compiled("max-autotune"),
-    for_models('{0} = torch.compile({0}, mode="max-autotune")'),
+    for_models(lever_line("compile_max_autotune", "{0}")),
     answers=("launch overhead", "compute"),
     costly=True,
     reorders=True,

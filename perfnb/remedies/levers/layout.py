@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from perfnb.findings.code import lever_line
 from perfnb.remedies.lever import Lever, Switch, for_models
 from perfnb.remedies.subject import Subject
 
@@ -56,7 +57,7 @@ CHANNELS_LAST = Lever(
     without_convolutions,
     _prepared,
     for_models(
-        "{0} = {0}.to(memory_format=torch.channels_last)",
+        lever_line("channels_last", "{0}"),
         "# and each batch of images: x = x.contiguous(memory_format=torch.channels_last)",
     ),
     answers=("compute", "memory bandwidth"),

@@ -10,60 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from perfnb.findings.code import update_line
 from perfnb.remedies.lever import Lever, always, attribute, is_named
 from perfnb.remedies.subject import Subject
+from perfnb.step.optimizers import cannot_foreach, cannot_fuse, has_sparse_gradients, tensors_of
 
-_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
-_FUSED_ON_CPU_ALONE = (torch.optim.Adagrad,)
 _NONE = "the step has no optimizer that perfnb can see"
 _FAMILY = "update"
 
 
-def _has_sparse_gradients(subject: Subject) -> bool:
-    held = [parameter for each in subject.optimizers.values() for parameter in _parameters(each)]
-    tables = subject.modules(nn.Embedding, nn.EmbeddingBag)
-    return any(module.sparse for module in tables) or any(
-        parameter.grad is not None and parameter.grad.is_sparse for parameter in held
-    )
+def _each(why_not: Callable[[Optimizer, bool], str]) -> Callable[[Subject], str]:
+    """Why not all optimizers of a step can be changed."""
 
+    def refuses(subject: Subject) -> str:
+        if not subject.optimizers:
+            return _NONE
+        sparse = has_sparse_gradients(subject.optimizers.values(), subject.modules(nn.Module))
+        return next(filter(None, (why_not(each, sparse) for each in subject.optimizers.values())), "")
 
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _cannot_fuse(subject: Subject) -> str:
-    if not subject.optimizers:
-        return _NONE
-    for optimizer in subject.optimizers.values():
-        if type(optimizer) not in _FUSED:
-            return f"{type(optimizer).__name__} has no fused implementation"
-        groups, held = optimizer.param_groups, _parameters(optimizer)
-        if any(group.get("fused") for group in groups):
-            return "the optimizer is fused already"
-        if any(group.get("differentiable") or group.get("capturable") for group in groups):
-            return "a differentiable or capturable optimizer cannot be fused"
-        kinds = {parameter.device.type for parameter in held}
-        if kinds - {"cpu", "cuda"} or not all(parameter.is_floating_point() for parameter in held):
-            return "a fused update needs real floating-point parameters on CPU or CUDA"
-        if type(optimizer) in _FUSED_ON_CPU_ALONE and kinds != {"cpu"}:
-            return f"{type(optimizer).__name__} has a fused implementation for CPUs alone"
-    return "a fused update does not take sparse gradients" if _has_sparse_gradients(subject) else ""
-
-
-def _cannot_foreach(subject: Subject) -> str:
-    if not subject.optimizers:
-        return _NONE
-    for optimizer in subject.optimizers.values():
-        groups = optimizer.param_groups
-        if not all("foreach" in group for group in groups):
-            return f"{type(optimizer).__name__} has no implementation that updates all parameters at once"
-        if any(group["foreach"] or group.get("fused") for group in groups):
-            return "the optimizer updates all parameters at once already"
-        if any(group.get("differentiable") for group in groups):
-            return "a differentiable optimizer cannot update all parameters at once"
-        if subject.kinds == {"cuda"} and all(group["foreach"] is None for group in groups):
-            return "on CUDA the optimizer updates all parameters at once already, unless told otherwise"
-    return "updating all parameters at once does not take sparse gradients" if _has_sparse_gradients(subject) else ""
+    return refuses
 
 
 @contextmanager
@@ -108,28 +73,25 @@ def _steps_on_device(optimizer: Optimizer) -> Iterator[None]:
                 state["step"] = count.cpu()
 
 
-def _fused_code(subject: Subject) -> list[str]:
-    lines = []
-    for name, optimizer in subject.optimizers.items():
-        if not is_named(name, optimizer):
-            lines.append(f"# where the {type(optimizer).__name__} is made: fused=True")
-            continue
-        lines.append(f"for group in {name}.param_groups: group.update(fused=True, foreach=False)")
-        if any(parameter.device.type != "cpu" for parameter in _parameters(optimizer)):
-            lines.append(
+def _code(lever: str, argument: str) -> Callable[[Subject], list[str]]:
+    def code(subject: Subject) -> list[str]:
+        named = {name: each for name, each in subject.optimizers.items() if is_named(name, each)}
+        lines = [update_line(lever, list(named))] if named else []
+        lines += [
+            f"# where the {type(each).__name__} is made: {argument}=True"
+            for name, each in subject.optimizers.items()
+            if name not in named
+        ]
+        if argument == "fused":  # its kernel reads the count of updates on the device
+            lines += [
                 f'for p, state in {name}.state.items(): state.update(step=state["step"].to(p.device)) '
                 'if "step" in state else None'
-            )
-    return lines
+                for name, each in named.items()
+                if any(parameter.device.type != "cpu" for parameter in tensors_of(each))
+            ]
+        return lines
 
-
-def _foreach_code(subject: Subject) -> list[str]:
-    return [
-        f"for group in {name}.param_groups: group.update(foreach=True)"
-        if is_named(name, optimizer)
-        else f"# where the {type(optimizer).__name__} is made: foreach=True"
-        for name, optimizer in subject.optimizers.items()
-    ]
+    return code
 
 
 def _zeroed(subject: Subject) -> dict[str, Any]:
@@ -192,18 +154,18 @@ def _zero_grad_code(subject: Subject) -> list[str]:
 FUSED_OPTIMIZER = Lever(
     "fused_optimizer",
     "the optimizer's update in one fused kernel",
-    _cannot_fuse,
+    _each(cannot_fuse),
     always(_fused),
-    _fused_code,
+    _code("fused_optimizer", "fused"),
     answers=("optimizer",),
     family=_FAMILY,
 )
 FOREACH_OPTIMIZER = Lever(
     "foreach_optimizer",
     "the optimizer's update of all parameters at once, instead of one after the other",
-    _cannot_foreach,
+    _each(cannot_foreach),
     always(lambda subject: _with_flags(subject, foreach=True)),
-    _foreach_code,
+    _code("foreach_optimizer", "foreach"),
     answers=("optimizer",),
     family=_FAMILY,
 )

@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from perfnb.errors import CaptureError
+from perfnb.findings.code import lever_line
 from perfnb.remedies.float32 import float32_precisions, newer_parts, older_precision, set_float32_precisions
+from perfnb.remedies.float64 import narrowed, widened
 from perfnb.remedies.lever import (
     Lever,
     Switch,
@@ -179,9 +182,56 @@ def _products_code(subject: Subject) -> list[str]:
     name, value = _newer(subject)
     if older_precision() is None:
         return [f'{name}.fp32_precision = "{value}"']
-    return [f'torch.set_float32_matmul_precision("{_older(subject)}")']
+    return [lever_line("float32_precision", _older(subject))]
 
 
+def _refuses_float32(subject: Subject) -> str:
+    if why := without_models(subject):
+        return why
+    double = {torch.float64, torch.complex128} & {parameter.dtype for parameter in subject.parameters}
+    return "" if double else "the model is not in float64"
+
+
+@contextmanager
+def _in_float32(subject: Subject) -> Iterator[None]:
+    """Parameters, buffers, gradients, optimizers' state and the models' inputs in float32, and in float64 again."""
+
+    def cast(how: Callable[[Any], Any], back: Callable[[Tensor, Tensor], Any]) -> None:
+        for tensor in tensors:
+            grad, before = tensor.grad if tensor.is_leaf else None, tensor.data
+            if tensor.is_leaf:
+                tensor.grad = None  # of another dtype
+            tensor.data = back(tensor, how(before))
+            if grad is not None:
+                tensor.grad = how(grad)
+        for optimizer in subject.optimizers.values():
+            for state in optimizer.state.values():
+                state.update({name: how(value) for name, value in state.items() if name != "step"})
+
+    buffers = [buffer for model in subject.models.values() for buffer in model.buffers()]
+    tensors = [tensor for tensor in (*subject.parameters, *buffers) if narrowed(tensor) is not tensor]
+    own = {id(tensor): tensor.data for tensor in tensors}
+    with ExitStack() as stack:
+        stack.callback(cast, widened, lambda tensor, value: own[id(tensor)].copy_(value))
+        cast(narrowed, lambda _, value: value)
+        for model in subject.models.values():
+            hook = model.register_forward_pre_hook(
+                lambda _, args, kwargs: (tree_map(narrowed, args), tree_map(narrowed, kwargs)), with_kwargs=True
+            )
+            stack.callback(hook.remove)
+        yield
+
+
+FLOAT32 = Lever(
+    "float32",
+    "float32 in place of float64 for the models, their inputs and the optimizers' state",
+    _refuses_float32,
+    always(_in_float32),
+    for_models(lever_line("float32", "{0}")),
+    lowers="float32",
+    answers=("low precision unused",),
+    family=_FAMILY,
+)
 AUTOCAST = Lever(
     "autocast",
     "bfloat16 autocast of the models' forward pass",

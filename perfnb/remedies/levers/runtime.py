@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from perfnb.findings.code import lever_line
 from perfnb.remedies.lever import Lever, always, nothing, without_cuda
 from perfnb.remedies.levers.layout import without_convolutions
 from perfnb.remedies.subject import Subject
@@ -39,7 +40,7 @@ GC_FREEZE = Lever(
     "no garbage collection inside the step",
     lambda _: nothing(_) if gc.isenabled() else "Python's garbage collector is off already",
     always(_without_collections),
-    lambda _: ["import gc; gc.collect(); gc.freeze(); gc.disable()  # before the loop; gc.collect() if memory grows"],
+    lambda _: [f"import gc; {lever_line('gc_freeze')}"],
     answers=("garbage collection",),
 )
 CUDNN_BENCHMARK = Lever(

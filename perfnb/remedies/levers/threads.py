@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from perfnb import quantities as fmt
+from perfnb.findings.code import lever_line
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.subject import Subject
 from perfnb.step.environment import usable_cpus
@@ -66,7 +67,7 @@ def _prepared(subject: Subject) -> Iterator[Switch]:
 
 def _code(subject: Subject) -> list[str]:
     wanted = subject.chosen.get("threads") or next(iter(candidates()), None)
-    return [] if wanted is None else [f"torch.set_num_threads({wanted})"]
+    return [] if wanted is None else [lever_line("threads", wanted)]
 
 
 THREADS = Lever(

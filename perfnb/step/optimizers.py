@@ -1,0 +1,57 @@
+"""Which optimizers can update all their parameters at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+_FUSED_ON_CPU_ALONE = (torch.optim.Adagrad,)
+
+
+def tensors_of(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters that it updates."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def has_sparse_gradients(optimizers: Iterable[Optimizer], modules: Iterable[nn.Module]) -> bool:
+    """Whether some parameters have sparse gradients, or belong to a module that gives them such."""
+    grads = (parameter.grad for each in optimizers for parameter in tensors_of(each))
+    return any(getattr(module, "sparse", False) is True for module in modules) or any(
+        grad is not None and grad.is_sparse for grad in grads
+    )
+
+
+def cannot_fuse(optimizer: Optimizer, sparse: bool) -> str:
+    """Why its update cannot be one fused kernel; empty if it can."""
+    if type(optimizer) not in _FUSED:
+        return f"{type(optimizer).__name__} has no fused implementation"
+    groups, held = optimizer.param_groups, tensors_of(optimizer)
+    if any(group.get("fused") for group in groups):
+        return "the optimizer is fused already"
+    if any(group.get("differentiable") or group.get("capturable") for group in groups):
+        return "a differentiable or capturable optimizer cannot be fused"
+    kinds = {parameter.device.type for parameter in held}
+    if kinds - {"cpu", "cuda"} or not all(parameter.is_floating_point() for parameter in held):
+        return "a fused update needs real floating-point parameters on CPU or CUDA"
+    if type(optimizer) in _FUSED_ON_CPU_ALONE and kinds != {"cpu"}:
+        return f"{type(optimizer).__name__} has a fused implementation for CPUs alone"
+    return "a fused update does not take sparse gradients" if sparse else ""
+
+
+def cannot_foreach(optimizer: Optimizer, sparse: bool) -> str:
+    """Why it cannot update all parameters at once by functions for lists of tensors; empty if it can."""
+    groups = optimizer.param_groups
+    if not all("foreach" in group for group in groups):
+        return f"{type(optimizer).__name__} has no implementation that updates all parameters at once"
+    if any(group["foreach"] or group.get("fused") for group in groups):
+        return "the optimizer updates all parameters at once already"
+    if any(group.get("differentiable") for group in groups):
+        return "a differentiable optimizer cannot update all parameters at once"
+    kinds = {parameter.device.type for parameter in tensors_of(optimizer)}
+    if kinds == {"cuda"} and all(group["foreach"] is None for group in groups):
+        return "on CUDA the optimizer updates all parameters at once already, unless told otherwise"
+    return "updating all parameters at once does not take sparse gradients" if sparse else ""

@@ -1,0 +1,104 @@
+"""A finding names a lever only if `perfnb.try_levers` accepts it for the step on which the finding fires."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import perfnb
+from perfnb.findings.cures import taken
+from perfnb.findings.rules.optimizer import lever_for
+from perfnb.remedies.levers import by_name
+from perfnb.remedies.subject import find_subject
+from perfnb.step.namespace import namespace_of
+from tests.findings.findings_recordings import facts as facts_of
+
+JUDGED = {"autocast", "float32", "compile", "checkpointing", "loader_workers"}
+MADE = TensorDataset(torch.randn(64, 8), torch.randint(0, 3, (64,)))
+
+
+class Own(torch.optim.SGD):
+    """Not torch's own class."""
+
+
+class Moving(DataLoader[Any]):
+    """A loader that does more than torch's."""
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([MADE[place] for place in range(64)])
+
+
+def made(
+    model: Callable[[], nn.Module] = lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)),
+    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda given: torch.optim.SGD(given, lr=0.1),
+    loader: Callable[[], Any] = lambda: DataLoader(MADE, batch_size=4),
+) -> tuple[Callable[[Any], None], Any]:
+    net = model()
+    opt, batches = optimizer(net.parameters()), loader()
+    kind = next(net.parameters()).dtype
+
+    def step(batch: tuple[Tensor, Tensor]) -> None:
+        x, y = batch
+        opt.zero_grad()
+        nn.functional.cross_entropy(net(y if isinstance(net, Table) else x.to(kind)), y).backward()
+        opt.step()
+
+    return step, batches
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 3, sparse=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.table(ids)
+        return found
+
+
+def compiled() -> nn.Module:
+    net = nn.Linear(8, 3)
+    net.compile(backend="eager")
+    return net
+
+
+STEPS: dict[str, Callable[[], tuple[Callable[[Any], None], Any]]] = {
+    "plain": made,
+    "one layer": lambda: made(lambda: nn.Linear(8, 3)),
+    "float64": lambda: made(lambda: nn.Linear(8, 3).double()),
+    "bfloat16": lambda: made(lambda: nn.Linear(8, 3).bfloat16()),
+    "sparse": lambda: made(Table),
+    "compiled": lambda: made(compiled),
+    "fused": lambda: made(optimizer=lambda given: torch.optim.SGD(given, lr=0.1, fused=True)),
+    "another optimizer": lambda: made(optimizer=lambda given: torch.optim.RMSprop(given, foreach=False)),
+    "own optimizer": lambda: made(optimizer=lambda given: Own(given, lr=0.1)),
+    "workers": lambda: made(loader=lambda: DataLoader(MADE, batch_size=4, num_workers=1)),
+    "another loader": lambda: made(loader=lambda: Moving(MADE, batch_size=4)),
+    "a stream": lambda: made(loader=lambda: DataLoader(Stream(), batch_size=4)),
+    "a list": lambda: made(loader=lambda: [MADE[:4]]),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_levers_named_by_findings_accept_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.remedies.levers.compiling._compiler", lambda: True)  # the machine need not have one
+    step, batches = STEPS[name]()
+    profile = perfnb.profile_step(step, batches, warmup=1, steps=2, traced=1, memory=False, flops=False)
+    facts = facts_of(profile._recording)
+    subject, levers = find_subject(step, batches, namespace_of(step)), by_name()
+
+    named = {lever for lever in JUDGED if taken(facts, lever)}
+    updates = lever_for(facts, facts.optimizers, [], by_hand=False)
+
+    accepted = {lever for lever in JUDGED if not levers[lever].refuses(subject)}
+    assert named <= accepted
+    assert named == accepted or name == "compiled"  # of a compiled model less is known
+    assert (updates == "") == all(levers[f"{word}_optimizer"].refuses(subject) for word in ("fused", "foreach"))
+    assert not updates or levers[updates].refuses(subject) == ""
