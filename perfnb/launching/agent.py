@@ -1,70 +1,80 @@
-"""The process that starts the ranks of a job by torch's elastic launcher: ``python -m perfnb.launching.agent``.
+"""The process that starts the ranks of a job: ``python -m perfnb.launching.agent``.
 
-A process of its own, because the launcher installs signal handlers and holds the job's port: both end with it.
+A process of its own, so that the ranks end even if the one that asked for them is killed. It loads no torch and listens
+for nothing.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+import signal
+import socket
+import subprocess
 import sys
-from contextlib import suppress
-from functools import partial
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 
-from perfnb.launching.child import FOLDER, STARTED_BY, end_with, tell
+from perfnb.launching.child import FOLDER, STARTED_BY, set_process_option, tell, variables_of
 
-_TRIES = 10
+#: Seconds between two looks at the ranks, and that a rank has for its own cleanup.
+_LOOK_S, _GRACE_S = 0.05, 1.5
 _RANK = "from perfnb.launching.child import main; main()"
+#: Linux's option to become the parent of all orphans below this process.
+_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    """Start the ranks and wait for them; leave their exit codes in the folder if one failed."""
+    """Start the ranks, tell how each of them ended, and end them all when asked to or left alone."""
     folder, ranks, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    end_with(parent, partial(_end_all, folder))
-    os.environ |= {FOLDER: str(folder), STARTED_BY: str(os.getpid())}
-
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=folder.name,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",  # the store takes a free port, so that two jobs never fight for one
-        rdzv_configs={"is_host": True},
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
-    )
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    set_process_option(_SET_CHILD_SUBREAPER, 1)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    job = {FOLDER: str(folder), STARTED_BY: str(os.getpid())}
+    running = {}
     try:
-        elastic_launch(config, sys.executable)("-c", _RANK)
-    except ChildFailedError as error:
-        tell(folder / "exits", json.dumps({str(rank): one.exitcode for rank, one in error.failures.items()}))
-        sys.exit(1)
+        for rank in range(ranks):
+            own = address | os.environ | job | variables_of(rank, ranks)
+            running[rank] = subprocess.Popen([sys.executable, "-c", _RANK], env=own)
+            tell(folder / f"pid_{rank}", str(running[rank].pid))
+        while running and not asked and os.getppid() == parent:
+            for rank, process in list(running.items()):
+                if process.poll() is not None:
+                    tell(folder / f"exit_{rank}", str(process.returncode))
+                    del running[rank]
+            time.sleep(_LOOK_S)
     finally:
-        if os.getppid() != parent:
-            _end_all(folder)
+        _end_all()
+        if os.getppid() != parent:  # nobody else is left to remove it
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end_all(folder: Path) -> None:
-    """Kill what runs below this process, and remove the job's folder: the process that would do it has been killed."""
-    for _ in range(_TRIES):  # until none has started another meanwhile
-        children = psutil.Process().children(recursive=True)
-        for child in children:
-            with suppress(psutil.Error):
-                child.kill()
-        psutil.wait_procs(children, timeout=1.0)
-        if not children:
-            break
-    shutil.rmtree(folder, ignore_errors=True)
+def _free_port() -> str:
+    """A port for a script that sets its process group up by itself; it is not held until then."""
+    with closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
+
+
+def _end_all() -> None:
+    """End everything below this process: politely first, then by force, until nothing starts anything anew."""
+    left = _signalled(lambda process: process.send_signal(signal.SIGINT))
+    psutil.wait_procs(left, timeout=_GRACE_S)
+    while left := _signalled(psutil.Process.kill):
+        psutil.wait_procs(left, timeout=1.0)
+
+
+def _signalled(send: Callable[[psutil.Process], None]) -> list[psutil.Process]:
+    processes: list[psutil.Process] = psutil.Process().children(recursive=True)
+    for process in processes:
+        with suppress(psutil.Error):
+            send(process)
+    return processes
 
 
 if __name__ == "__main__":

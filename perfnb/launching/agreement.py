@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
+from perfnb.errors import CaptureError
+from perfnb.launching.child import tell
 from perfnb.step.budget import Plan
 
+#: Seconds between two looks at what another rank says.
+_LOOK_S = 0.001
 
-class Store(Protocol):
-    """What ranks share, as `torch.distributed.Store`."""
+
+class Meeting:
+    """What ranks tell each other, as files in the folder of their job, which only its user can read.
+
+    Unlike a store of torch's it needs no port, and waiting ends with an interrupt or when `stopping` is set.
+    """
+
+    def __init__(self, folder: Path, stopping: threading.Event | None = None) -> None:
+        self._folder, self._stopping = folder, stopping or threading.Event()
 
     def set(self, key: str, value: str) -> None:
         """Give a key a value."""
+        tell(self._folder / f"told_{key}", value)
 
-    def get(self, key: str) -> bytes:
-        """Wait for a key's value."""
+    def get(self, key: str) -> str:
+        """Wait for a key's value.
+
+        Raises
+        ------
+        CaptureError
+            If the job is stopped meanwhile.
+        """
+        path = self._folder / f"told_{key}"
+        while not path.exists():
+            if self._stopping.wait(_LOOK_S):
+                raise CaptureError("The job was stopped.")
+        return path.read_text()
 
 
 class AgreedPlan(Plan):
@@ -26,18 +51,18 @@ class AgreedPlan(Plan):
     in the step itself; otherwise the wait for a slow rank would move out of the steps.
     """
 
-    def __init__(self, plan: Plan, rank: int, store: Store) -> None:
+    def __init__(self, plan: Plan, rank: int, meeting: Meeting) -> None:
         super().__init__(**{name: getattr(plan, name) for name in Plan.__dataclass_fields__})
-        vars(self).update(_plan=plan, _rank=rank, _store=store, _asked=0, _timed=None)  # a frozen class otherwise
+        vars(self).update(_plan=plan, _rank=rank, _meeting=meeting, _asked=0, _timed=None)  # a frozen class otherwise
 
     def _agreed(self, decide: Callable[[], Any]) -> Any:
         own = vars(self)
         key = str(own["_asked"])
         own["_asked"] += 1
         if own["_rank"] != 0:
-            return json.loads(own["_store"].get(key))
+            return json.loads(own["_meeting"].get(key))
         decided = decide()
-        own["_store"].set(key, json.dumps(decided))
+        own["_meeting"].set(key, json.dumps(decided))
         return decided
 
     def goes_on_warming(self, times_ns: Sequence[int], spent_s: float, gpu: bool) -> bool:

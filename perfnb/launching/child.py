@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,18 +25,17 @@ FOLDER, STARTED_BY = "PERFNB_JOB_FOLDER", "PERFNB_JOB_STARTED_BY"
 ORDER, PROGRESS, STOP = "order", "progress", "stop"
 #: Seconds between two looks at the parent.
 _LOOK_S = 0.2
-#: Options of Linux's prctl.
-_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
+#: Linux's option to get a signal when the process that started this one ends.
+_SET_PDEATHSIG = 1
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def main() -> None:
     """Do what the job's order says, as one rank."""
-    end_with(int(os.environ[STARTED_BY]))
+    _end_with(int(os.environ[STARTED_BY]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     folder, rank = Path(os.environ[FOLDER]), int(os.environ["RANK"])
     _print_to(folder / f"output_{rank}")
-    tell(folder / f"pid_{rank}", str(os.getpid()))
     try:
         from perfnb.launching.rank import run
 
@@ -52,27 +50,32 @@ def main() -> None:
     tell(folder / f"done_{rank}", str(os.fstat(1).st_size))
 
 
-def end_with(parent: int, last: Callable[[], None] | None = None) -> None:
-    """End this process when the one that started it ends: at once, or after `last` has tidied up.
+def variables_of(rank: int, ranks: int) -> dict[str, str]:
+    """The environment variables by which a rank of one machine knows its place, named as torchrun names them."""
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    return {name: str(value) for name, value in own.items()}
 
-    On Linux a process with something to tidy up becomes the parent of all orphans below it.
-    """
+
+def set_process_option(option: int, value: int) -> None:
+    """Call Linux's prctl; other systems have none."""
     if sys.platform == "linux":
         import ctypes
 
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-        prctl(*((_SET_PDEATHSIG, signal.SIGKILL) if last is None else (_SET_CHILD_SUBREAPER, 1)))
-    if sys.platform != "linux" or last is not None:
-        threading.Thread(target=_watch, args=(parent, last), daemon=True).start()
+        ctypes.CDLL(None, use_errno=True).prctl(option, value)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the one that started it ends."""
+    set_process_option(_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform != "linux":
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     elif os.getppid() != parent:  # it has ended already
         os._exit(1)
 
 
-def _watch(parent: int, last: Callable[[], None] | None) -> None:
+def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
-    if last is not None:
-        last()
     os._exit(1)
 
 

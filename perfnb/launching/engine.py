@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -22,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from perfnb.errors import CaptureError
-from perfnb.launching.child import ORDER, STOP, tell, tell_failure
+from perfnb.launching.agreement import Meeting
+from perfnb.launching.child import ORDER, STOP, tell, tell_failure, variables_of
 from perfnb.launching.place import is_abandoned
 
-#: Seconds between two looks at the folder, at what another rank says, and between two interrupts.
-_LOOK_S, _MEETING_LOOK_S, _AGAIN_S = 0.1, 0.001, 1.0
+#: Seconds between two looks at the folder, and between two interrupts.
+_LOOK_S, _AGAIN_S = 0.1, 1.0
 #: The process group of a job that failed, until the next one. A group that is freed waits for its threads, and these
 #: may wait for the interpreter, to free what they had to send.
 _KEPT: list[Any] = []
@@ -66,35 +66,23 @@ def run_on_engine(place: str, rank: int, ranks: int, env: Mapping[str, str]) -> 
 
 
 def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
-    from datetime import timedelta
-
     import torch
 
-    from perfnb.launching.rank import profile_rank
+    from perfnb.launching.rank import profile_in_group, settled
 
     distributed: Any = torch.distributed
     if distributed.is_initialized():
         raise CaptureError(
             "An engine has a process group already: call torch.distributed.destroy_process_group() on all engines."
         )
-    order = pickle.loads((folder / ORDER).read_bytes())
-    sys.path[:], sys.argv[:] = order.path, order.argv
-    torch.set_num_threads(order.threads)
+    order = settled(folder)
     if order.gpus:
         torch.cuda.set_device(rank)
     _KEPT.clear()
     meeting = Meeting(folder, stopper.stopping)
     stopper.armed = True
     try:
-        meeting.set(f"here_{rank}", "")
-        for other in range(ranks):  # before torch waits for them, which cannot be interrupted
-            meeting.get(f"here_{other}")
-        store = distributed.FileStore(str(folder / "store"), ranks)
-        with stopper.watched_connections():
-            distributed.init_process_group(
-                order.backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(days=7)
-            )
-        profile_rank(order, folder, rank, ranks, meeting, on_failure=stopper.hang_up)
+        profile_in_group(order, folder, rank, ranks, meeting, stopper.hang_up, stopper.watched_connections())
     except BaseException as error:
         stopper.armed = False
         tell_failure(folder, rank, error)  # before the others lose their connections, and fail too
@@ -105,26 +93,6 @@ def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
         stopper.armed = False
         if distributed.is_initialized():
             distributed.destroy_process_group()
-
-
-class Meeting:
-    """What ranks tell each other, as files: waiting for one ends with the job.
-
-    An interrupt alone would not end it, where perfnb defers interrupts.
-    """
-
-    def __init__(self, folder: Path, stopping: threading.Event) -> None:
-        self._folder, self._stopping = folder, stopping
-
-    def set(self, key: str, value: str) -> None:
-        tell(self._folder / f"told_{key}", value)
-
-    def get(self, key: str) -> bytes:
-        path = self._folder / f"told_{key}"
-        while not path.exists():
-            if self._stopping.wait(_MEETING_LOOK_S):
-                raise CaptureError("The job was stopped.")
-        return path.read_bytes()
 
 
 class _Stopper:
@@ -217,10 +185,9 @@ def _as_before() -> Iterator[None]:
 
 @contextmanager
 def _environment(rank: int, ranks: int, env: Mapping[str, str]) -> Iterator[None]:
-    """The variables of a rank, as torchrun sets them."""
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    """Set the variables of a rank, and put the environment back."""
     before = dict(os.environ)
-    os.environ |= {**{name: str(value) for name, value in own.items()}, **env}
+    os.environ |= {**variables_of(rank, ranks), **env}
     try:
         yield
     finally:

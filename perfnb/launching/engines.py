@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +16,8 @@ from perfnb.launching.job import FollowedRanks
 from perfnb.launching.order import Order
 from perfnb.shell import print_text
 
-#: Seconds between two looks at the engines; that they have to stop.
-_LOOK_S, _PATIENCE_S = 0.05, 10.0
+#: Seconds that engines have to stop.
+_PATIENCE_S = 10.0
 
 
 class Answer(Protocol):
@@ -90,7 +89,7 @@ class EngineJob(FollowedRanks):
         if not self._have_ended():
             with suppress(OSError):
                 tell(self._folder / STOP, "")
-            self._wait(_PATIENCE_S)
+            self._wait_for(self._have_ended, _PATIENCE_S)
         left = [
             str(number)
             for rank, (number, answer) in enumerate(zip(self._ids, self._answers, strict=False))
@@ -103,16 +102,8 @@ class EngineJob(FollowedRanks):
             )
 
     def _have_ended(self) -> bool:
-        return all(answer.ready() for answer in self._answers)
-
-    def _wait(self, most_s: float) -> None:
-        until = time.monotonic() + most_s
         gone = self._missing()
-        while time.monotonic() < until:
-            if all(answer.ready() or rank in gone for rank, answer in enumerate(self._answers)):
-                return
-            time.sleep(_LOOK_S)
-            gone = self._missing()
+        return all(answer.ready() or rank in gone for rank, answer in enumerate(self._answers))
 
     def _how_it_ended(self) -> str:
         for rank in self._missing():

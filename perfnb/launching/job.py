@@ -21,8 +21,8 @@ from perfnb.errors import CaptureError
 from perfnb.launching.child import ORDER, PROGRESS, tell
 from perfnb.launching.order import Order
 
-#: Seconds between two looks at the ranks; that a rank has for its own cleanup; that the launcher has for its end.
-_LOOK_S, _GRACE_S, _LAST_S = 0.05, 1.5, 3.0
+#: Seconds between two looks at the ranks; that ranks have for an end that is due; that the launcher has to end them.
+_LOOK_S, _LAST_S, _PATIENCE_S = 0.05, 3.0, 30.0
 #: What torch's backends print about themselves.
 _CHATTER = (b"[Gloo] Rank ",)
 #: In what a rank raises if another one is gone.
@@ -69,13 +69,12 @@ class FollowedRanks:
             if failed or ended or self._missing():
                 break
             if len(self._files("done")) == self._ranks:
-                self._wait(_LAST_S)
+                self._wait_for(self._have_ended)
                 return
             time.sleep(_LOOK_S)
         if not failed and len(self._files("done")) == self._ranks:
             return
-        # Another rank may have failed first; and the launcher tells how a rank ended.
-        self._wait(_LAST_S if not failed else 4 * _LOOK_S)
+        self._wait_for(self._have_ended, 4 * _LOOK_S)  # another rank may have failed first
         time.sleep(_LOOK_S)
         self._show_output(show)
         self._fail()
@@ -88,9 +87,11 @@ class FollowedRanks:
         """Whether nothing more can come of them."""
         raise NotImplementedError
 
-    def _wait(self, most_s: float) -> None:
-        """Wait until they have ended."""
-        raise NotImplementedError
+    def _wait_for(self, come: Callable[[], bool], most_s: float = _LAST_S) -> None:
+        """Wait until something has come, but not for ever."""
+        until = time.monotonic() + most_s
+        while not come() and time.monotonic() < until:
+            time.sleep(_LOOK_S)
 
     def _how_it_ended(self) -> str:
         """Say which rank ended without an exception."""
@@ -149,9 +150,10 @@ class FollowedRanks:
         if not told:
             raise CaptureError(self._how_it_ended())
         first = min(told, key=lambda one: float(one["at"]))
-        if self._missing() and any(word in first["said"].lower() for word in _LOST_PEER):
-            self._wait(_LAST_S)
-            raise CaptureError(self._how_it_ended())
+        if any(word in first["said"].lower() for word in _LOST_PEER):
+            self._wait_for(lambda: bool(self._missing()) or len(self._files("failed")) == self._ranks)
+            if self._missing():
+                raise CaptureError(self._how_it_ended())
         rank = first["rank"]
         error: BaseException | None = None
         with suppress(Exception):
@@ -182,67 +184,38 @@ class Job(FollowedRanks):
     def _have_ended(self) -> bool:
         return self._launcher.poll() is not None
 
-    def _wait(self, most_s: float) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(most_s)
-
     def end(self) -> None:
-        """End every process of the job: politely first, then by force."""
+        """End every process of the job, which its launcher does."""
+        self._launcher.terminate()
         try:
-            launcher = psutil.Process(self._launcher.pid)
-            children = launcher.children(recursive=True) if self._launcher.poll() is None else []
-        except psutil.NoSuchProcess:
-            children = []
-        children += self._left(children)
-        for child in children:
-            with suppress(psutil.Error):
-                child.send_signal(signal.SIGINT)
-        _, alive = psutil.wait_procs(children, timeout=_GRACE_S)
-        while alive:
-            for child in alive:
-                with suppress(psutil.Error):
-                    child.kill()
-            psutil.wait_procs(alive, timeout=1.0)
-            alive = [] if self._launcher.poll() is not None else _children(self._launcher.pid)
-        self._launcher.kill()
-        self._launcher.wait()
-
-    def _left(self, known: list[psutil.Process]) -> list[psutil.Process]:
-        """Ranks that are not below the launcher any more, with what they have started."""
-        found = []
-        for path in self._files("pid"):
-            with suppress(psutil.Error, OSError, ValueError):
-                process = psutil.Process(int(path.read_text()))
-                if process not in known and process.environ().get("PERFNB_JOB_FOLDER") == str(self._folder):
-                    found += [process, *process.children(recursive=True)]
-        return found
+            self._launcher.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._launcher.kill()
+            self._launcher.wait()
 
     def _how_it_ended(self) -> str:
-        exits: dict[str, int] = {}
-        with suppress(OSError, ValueError):
-            exits = json.loads((self._folder / "exits").read_text())
-        missing = [str(rank) for rank in self._missing()]
-        # Ranks that failed because of these have told so.
-        exits = {rank: exits.get(rank, 0) for rank in missing} or exits
-        if not exits:
+        missing = self._missing()
+        self._wait_for(lambda: any((self._folder / f"exit_{rank}").exists() for rank in missing))
+        told = [path for path in self._files("exit") if int(path.name.rpartition("_")[2]) in missing]
+        if not told:
             log = (self._folder / "launcher").read_text(errors="replace").strip().splitlines()
             said = f": {escape.plain(log[-1], 500)}" if log else ""
             return f"The ranks could not be started{said}"
-        # The launcher ends the others by SIGTERM.
-        failed, code = min(exits.items(), key=lambda one: one[1] == -signal.SIGTERM)
+        first = min(told, key=lambda path: path.stat().st_mtime_ns)  # others may have ended because of it
+        rank, code = first.name.rpartition("_")[2], int(first.read_text())
         if code >= 0:
-            return f"Rank {failed} of {self._ranks} ended before its profile was complete."
+            return f"Rank {rank} of {self._ranks} ended before its profile was complete."
         try:
             name = signal.Signals(-code).name
         except ValueError:
             name = f"signal {-code}"
         memory = ", as the system does if memory runs out" if name == "SIGKILL" else ""
-        return f"Rank {failed} of {self._ranks} was ended by {name}{memory}."
+        return f"Rank {rank} of {self._ranks} was ended by {name}{memory}."
 
 
 def of_loopback() -> dict[str, str]:
-    """The variable by which gloo connects ranks of one machine."""
-    return {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
+    """The variables by which gloo and NCCL connect ranks of one machine: only its own processes can reach them."""
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
 
 
 def _environment(threads: int, given: Mapping[str, str]) -> dict[str, str]:
@@ -255,16 +228,9 @@ def _environment(threads: int, given: Mapping[str, str]) -> dict[str, str]:
         own.pop(name, None)
     here = str(Path(__file__).parents[2])
     own["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [own.get("PYTHONPATH")])])
-    own = of_loopback() | own
+    own |= of_loopback()  # whatever the interface that a cluster's settings name
     own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return own | dict(given)
-
-
-def _children(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _runs(pid: int) -> bool:

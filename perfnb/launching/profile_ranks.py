@@ -55,8 +55,9 @@ def profile_ranks(
 ) -> Ranks:
     """Run a job of several ranks on this machine, and profile each of them.
 
-    Each rank is a fresh Python process, started by torch's elastic launcher. All ranks run the same number of steps.
-    When this function returns or raises, all of them have ended.
+    Each rank is a fresh Python process. All ranks run the same number of steps. When this function returns or raises,
+    all of them have ended. Ranks of a function connect over the loopback interface, which only processes of this
+    machine can reach. A script sets its process group up by itself.
 
     Parameters
     ----------

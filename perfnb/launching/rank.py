@@ -10,6 +10,7 @@ import pickle
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from perfnb.errors import CaptureError
-from perfnb.launching.agreement import AgreedPlan, Store
+from perfnb.launching.agreement import AgreedPlan, Meeting
 from perfnb.launching.child import ORDER, PROGRESS, tell, tell_failure
 from perfnb.launching.order import Cell, Order
 from perfnb.step.budget import Plan
@@ -35,11 +36,9 @@ _PATIENCE = timedelta(days=7)
 
 def run(folder: Path, rank: int) -> None:
     """Do what the order in a job's folder says."""
-    order: Order = pickle.loads((folder / ORDER).read_bytes())
-    sys.path[:], sys.argv[:] = order.path, order.argv
+    order = settled(folder)
     for file, lines in order.lines.items():
         linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
-    torch.set_num_threads(order.threads)
     if order.kind == "script":
         sys.argv[:] = ["perfnb", "run", "--at", str(order.at), "--save", str(folder / PROFILES), *order.program]
         _as_module(rank, folder)
@@ -52,9 +51,16 @@ def run(folder: Path, rank: int) -> None:
             os.environ["CUDA_VISIBLE_DEVICES"] = seen[rank] if rank < len(seen) and seen[0] else str(rank)
         else:
             torch.cuda.set_device(rank)
-    store = _join(order.backend, rank, ranks)
-    profile_rank(order, folder, rank, ranks, store, lambda: os._exit(1))
+    profile_in_group(order, folder, rank, ranks, Meeting(folder), lambda: os._exit(1), nullcontext())
     torch.distributed.destroy_process_group()
+
+
+def settled(folder: Path) -> Order:
+    """The order in a job's folder, when this process has its paths, arguments and threads."""
+    order: Order = pickle.loads((folder / ORDER).read_bytes())
+    sys.path[:], sys.argv[:] = order.path, order.argv
+    torch.set_num_threads(order.threads)
+    return order
 
 
 def gpu_count() -> int:
@@ -71,25 +77,40 @@ def _as_module(rank: int, folder: Path) -> None:
             raise
 
 
-def _join(backend: str, rank: int, ranks: int) -> Any:
-    """Set up the process group; return a store of perfnb's own beside it."""
-    distributed: Any = torch.distributed
-    store, _, _ = next(distributed.rendezvous("env://", timeout=_PATIENCE))
-    distributed.init_process_group(
-        backend, store=distributed.PrefixStore("job", store), rank=rank, world_size=ranks, timeout=_PATIENCE
-    )
-    own = distributed.PrefixStore("perfnb", store)
-    own.set_timeout(_PATIENCE)
-    return own
-
-
-def profile_rank(
-    order: Order, folder: Path, rank: int, ranks: int, store: Store, on_failure: Callable[[], None]
+def profile_in_group(
+    order: Order,
+    folder: Path,
+    rank: int,
+    ranks: int,
+    meeting: Meeting,
+    on_failure: Callable[[], None],
+    connecting: AbstractContextManager[None],
 ) -> None:
-    """Make the step and profile it; the profile goes to the job's folder.
+    """Set up the process group, make the step and profile it; the profile goes to the job's folder.
 
-    `on_failure` is called at once if the step fails: whatever follows may wait for ranks that wait for this one.
+    The ranks find each other through a file in the job's folder: nothing listens for them but their backend.
+
+    Parameters
+    ----------
+    on_failure : callable
+        Called at once if the step fails: whatever follows may wait for ranks that wait for this one.
+    connecting : context manager
+        Entered while the ranks connect.
     """
+    meeting.set(f"here_{rank}", "")
+    for other in range(ranks):  # before torch waits for them, which cannot be interrupted
+        meeting.get(f"here_{other}")
+    distributed: Any = torch.distributed
+    store = distributed.FileStore(str(folder / "store"), ranks)
+    store.set_timeout(_PATIENCE)
+    with connecting:
+        distributed.init_process_group(order.backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
+    _profile(order, folder, rank, ranks, meeting, on_failure)
+
+
+def _profile(
+    order: Order, folder: Path, rank: int, ranks: int, meeting: Meeting, on_failure: Callable[[], None]
+) -> None:
     from perfnb.profile.profile import Profile
     from perfnb.profile.profiling import profile_call, run_profile
     from perfnb.recording.job import rank_folder
@@ -105,7 +126,7 @@ def profile_rank(
 
         return run_step
 
-    plan = AgreedPlan(Plan(**order.plan), rank, store)
+    plan = AgreedPlan(Plan(**order.plan), rank, meeting)
     line = _FileLine(folder, silent=rank != 0)
     sent = pickle.loads(order.payload)
     if isinstance(sent, Cell):

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfnb.launching.agreement import AgreedPlan
+from perfnb.errors import CaptureError
+from perfnb.launching.agreement import AgreedPlan, Meeting
 from perfnb.step.budget import Plan
-
-
-class Store:
-    """A store in this process, whose `get` waits."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-        self._changed = threading.Condition()
-
-    def set(self, key: str, value: str) -> None:
-        with self._changed:
-            assert key not in self.values
-            self.values[key] = value
-            self._changed.notify_all()
-
-    def get(self, key: str) -> bytes:
-        with self._changed:
-            assert self._changed.wait_for(lambda: key in self.values, timeout=60)
-            return self.values[key].encode()
 
 
 def passes(plan: Plan, step_ns: int, gpu: bool) -> list[Any]:
@@ -55,28 +40,27 @@ def passes(plan: Plan, step_ns: int, gpu: bool) -> list[Any]:
     st.floats(0.1, 20.0),
 )
 def test_all_ranks_run_the_same(steps_ns: list[int], warmup: int | None, steps: int | None, budget_s: float) -> None:
-    plan, store = Plan(warmup=warmup, steps=steps, budget_s=budget_s), Store()
-    plans = [AgreedPlan(plan, rank, store) for rank in range(len(steps_ns))]
+    plan = Plan(warmup=warmup, steps=steps, budget_s=budget_s)
 
-    with ThreadPoolExecutor(len(plans)) as pool:
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(len(steps_ns)) as pool:
+        plans = [AgreedPlan(plan, rank, Meeting(Path(folder))) for rank in range(len(steps_ns))]
         found = list(pool.map(passes, plans, steps_ns, [rank % 2 == 1 for rank in range(len(plans))]))
 
     assert all(one == found[0] for one in found)
     assert found[0][1] >= 1
 
 
-def test_the_number_of_timed_steps_is_agreed_once() -> None:
-    store = Store()
-    plan = AgreedPlan(Plan(steps=5, budget_s=1e6), 0, store)
+def test_the_number_of_timed_steps_is_agreed_once(tmp_path: Path) -> None:
+    plan = AgreedPlan(Plan(steps=5, budget_s=1e6), 0, Meeting(tmp_path))
 
     asked = [plan.goes_on_timing(done, 5, 0.0, 0.001) for done in range(6)]
 
     assert asked == [True] * 5 + [False]
-    assert len(store.values) == 1
+    assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_steps_take_what_the_budget_leaves() -> None:
-    plan = AgreedPlan(Plan(budget_s=1.0), 0, Store())
+def test_steps_take_what_the_budget_leaves(tmp_path: Path) -> None:
+    plan = AgreedPlan(Plan(budget_s=1.0), 0, Meeting(tmp_path))
 
     count = 0
     while plan.goes_on_timing(count, 200, 0.0, 0.05):
@@ -92,3 +76,14 @@ def test_every_decision_of_a_plan_is_agreed() -> None:
     decisions = {name for name, value in vars(Plan).items() if callable(value) and not name.startswith("_")}
 
     assert decisions - set(vars(AgreedPlan)) == {"why_longer"}  # which only tells the user something
+
+
+def test_ranks_tell_each_other_until_the_job_stops(tmp_path: Path) -> None:
+    stopping = threading.Event()
+    one, other = Meeting(tmp_path, stopping), Meeting(tmp_path, stopping)
+    one.set("steps", "7")
+    assert other.get("steps") == "7"
+
+    threading.Timer(0.05, stopping.set).start()
+    with pytest.raises(CaptureError, match="The job was stopped"):
+        other.get("more")  # perfnb defers interrupts while it asks

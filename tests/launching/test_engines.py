@@ -16,7 +16,6 @@ import torch
 
 import perfnb
 from perfnb.errors import CaptureError
-from perfnb.launching.engine import Meeting
 from tests.launching.jobs import FAST, endless, interrupt_soon, small
 from tests.waiting import wait_until
 
@@ -48,17 +47,6 @@ def test_scripts_are_not_for_engines(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     with pytest.raises(TypeError, match="executor is for functions"):
         perfnb.profile_ranks(tmp_path / "train.py", executor=FewEngines())
-
-
-def test_ranks_tell_each_other_until_the_job_stops(tmp_path: Path) -> None:
-    stopping = threading.Event()
-    one, other = Meeting(tmp_path, stopping), Meeting(tmp_path, stopping)
-    one.set("steps", "7")
-    assert other.get("steps") == b"7"
-
-    threading.Timer(0.05, stopping.set).start()
-    with pytest.raises(CaptureError, match="The job was stopped"):
-        other.get("more")  # perfnb defers interrupts while it asks
 
 
 @pytest.fixture(scope="module")

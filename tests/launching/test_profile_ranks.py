@@ -117,7 +117,7 @@ def test_a_function_that_returns_no_step(returned: Any) -> None:
 
 def test_a_rank_that_is_killed() -> None:
     chance = random.Random(20261123)
-    for _ in range(10):
+    for _ in range(3):
         folder = Path(tempfile.mkdtemp())
         killed = chance.randrange(2)
         error = run_and(endless(folder), lambda at=folder, rank=killed: kill(at, rank, chance.uniform(0.0, 1.0)))
@@ -131,7 +131,7 @@ def test_interrupts_at_random_instants() -> None:
     chance = random.Random(20261123)
     before = set(Path(tempfile.gettempdir()).glob("perfnb-*"))
     slowest_s = 0.0
-    for number in range(20):
+    for number in range(6):
         folder = Path(tempfile.mkdtemp())
         at = [None]
         delay_s = chance.uniform(0.0, 8.0) if number % 2 else chance.uniform(0.0, 1.0)
