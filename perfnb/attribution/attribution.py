@@ -36,9 +36,19 @@ def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
 def makers(events: pd.DataFrame, host: Host) -> Ints:
     """For each backward node, the place in `host` of the forward op that created it; `NONE` for other blocks."""
     result = np.full(len(host.blocks), NONE, dtype=np.int64)
-    is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
-    result[is_node] = forward_ops(events, host, host.blocks["event"].to_numpy()[is_node])
+    nodes = np.flatnonzero((host.blocks["kind"] == Kind.NODE).to_numpy())
+    result[nodes] = forward_ops(events, host, _numbered_rows(events, host, nodes))
     return result
+
+
+def _numbered_rows(events: pd.DataFrame, host: Host, nodes: Ints) -> Ints:
+    """Rows of the events that carry the nodes' numbers: the node, or the op in it where a hook ran other ops first."""
+    sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in ("sequence", "forward_thread"))
+    places = np.flatnonzero((sequence != NONE) & (forward_thread > 0))
+    places = places[np.argsort(host.starts[places], kind="stable")]
+    rows = pd.Series(host.rows[places], index=host.block[places])
+    rows = rows[~rows.index.duplicated()].reindex(nodes, fill_value=NONE).to_numpy()
+    return np.where(rows != NONE, rows, host.blocks["event"].to_numpy()[nodes])
 
 
 def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:

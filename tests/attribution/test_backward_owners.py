@@ -141,3 +141,19 @@ def test_a_layers_hooks_and_gradients_do_not_confuse_the_count() -> None:
     p = profile_of(training_step(model, torch.randn(4, 8)))
 
     assert calls(p, "aten::mm") == {"model.0": 1, "model.2": 2}
+
+
+@pytest.mark.slow
+def test_a_hook_on_a_layers_output_leaves_its_backward_where_it_was() -> None:
+    """What a hook runs stands before the node's own op, where torch looks for the sequence number."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def step() -> None:
+        out = model(torch.ones(4, 8))
+        out.register_hook(lambda gradient: gradient * 2)
+        out.sum().backward()
+
+    p = profile_of(step)
+
+    assert calls(p, "aten::mm") == {"model.0": 1, "model.2": 2}
+    assert list(p.layers.loc[["model.0", "model.2"], "backward_flops"]) == [512, 1024]
