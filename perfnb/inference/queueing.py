@@ -3,6 +3,10 @@
 The latency at any rate follows from the service times: each request waits until a server is free. A request that
 finds its server idle takes longer than one that follows another at once, because what it needs has left the caches and
 the processor has slept; how much longer, by the pause, is measured too. So two short runs give the whole load curve.
+
+Near saturation a queue takes thousands of requests to forget that it started empty, and as many between two requests
+that tell different things. Simulations are therefore many short windows, each of which starts with the backlog of a
+queue in its steady state.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +23,15 @@ from perfnb.stats.intervals import Floats, Samples
 
 #: Utilizations at which a load curve is computed.
 UTILIZATIONS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
-#: Resampled runs behind each interval, and the requests of each; the first quarter, in which the queue fills, is left
-#: out.
-RUNS, REQUESTS = 200, 12_000
-_SETTLES = 0.25
+#: Resampled runs behind each interval, the windows of each, and the requests of each window.
+RUNS, WINDOWS, WINDOW = 200, 200, 60
+#: The share of the runs that have the measured service times themselves, from which estimates come.
+_OWN = 0.25
+#: Requests at the start of a window that are left out: the backlog is exact for one server and independent service
+#: times, and settles within a few requests otherwise.
+_SETTLES = 15
 #: How often the interval around the highest rate is halved.
 _HALVINGS = 6
-#: Simulated latencies that are held at a time, about.
-_HELD = 5_000_000
 #: Utilizations between which the highest rate is interpolated.
 _GRID = (0.02, *np.linspace(0.1, 0.9, 17), 0.925, 0.95, 0.97, 0.985)
 
@@ -54,62 +59,46 @@ class Pauses:
 
     def after(self, idle_ms: Floats) -> Floats:
         """The extra time of a request per run, by how long its server was idle; none where it was busy."""
-        return self.scale * np.interp(idle_ms, self.pause_ms, self.extra_ms)
-
-
-def waits(arrivals_ms: Floats, service_ms: Floats, servers: int = 1) -> Floats:
-    """How long each request waits for a server, in milliseconds, served in order of arrival.
-
-    One server by Lindley's recursion, ``W[k+1] = max(0, W[k] + S[k] - (T[k+1] - T[k]))``, as the distance of a random
-    walk from its minimum so far; several by handing each request to the server that is free first (Kiefer and
-    Wolfowitz, 1955).
-
-    Parameters
-    ----------
-    arrivals_ms, service_ms : array
-        Shape ``(requests,)``, or ``(runs, requests)`` for several runs at once. Arrivals ascend.
-    """
-    if servers == 1:
-        steps = np.zeros_like(arrivals_ms)
-        steps[..., 1:] = service_ms[..., :-1] - np.diff(arrivals_ms)
-        walk = np.cumsum(steps, axis=-1)
-        return walk - np.minimum.accumulate(walk, axis=-1)
-    if arrivals_ms.ndim > 1:
-        return served_in_turn(arrivals_ms, service_ms, servers)[0]
-    free = [0.0] * servers
-    found = np.empty(len(arrivals_ms))
-    for place, (arrival, service) in enumerate(zip(arrivals_ms.tolist(), service_ms.tolist(), strict=True)):
-        start = max(arrival, free[0])
-        heapq.heapreplace(free, start + service)
-        found[place] = start - arrival
-    return found
+        runs = self.scale[: len(idle_ms)]
+        return runs.reshape(-1, *[1] * (idle_ms.ndim - 1)) * np.interp(idle_ms, self.pause_ms, self.extra_ms)
 
 
 def served_in_turn(
-    arrivals_ms: Floats, service_ms: Floats, servers: int, pauses: Pauses | None = None
+    arrivals_ms: Floats,
+    service_ms: Floats,
+    servers: int = 1,
+    *,
+    pauses: Pauses | None = None,
+    between_ms: float = 0.0,
+    free_ms: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """Waits, and service times with what pauses add: one request after the other, all runs at once.
+    """How long each request waits for a server, and service times with what pauses add.
 
-    A queue whose first customer after a pause is exceptional (Welch, 1964), with a service that depends on the pause.
+    Each request is handed to the server that is free first (Kiefer and Wolfowitz, 1955), in order of arrival. One that
+    finds it idle takes longer (Welch, 1964), by the pause.
 
     Parameters
     ----------
     arrivals_ms, service_ms : array
-        Shape ``(runs, requests)``.
+        One request after the other along the first axis; other axes are independent queues. Arrivals ascend.
+    between_ms : float
+        How long a server is busy after each request before it can start the next.
+    free_ms : array, optional
+        When each queue's servers are first free, in order: one server after the other along the first axis.
     """
-    arrivals, service = np.ascontiguousarray(arrivals_ms.T), np.array(service_ms.T, order="C")
-    free = [np.zeros(arrivals.shape[1]) for _ in range(servers)]  # when each server is, the earliest first
-    found = np.empty_like(arrivals)
-    for place, arrival in enumerate(arrivals):
+    service = service_ms.copy() if pauses is not None else service_ms
+    free = [*(np.zeros((servers, *arrivals_ms.shape[1:])) if free_ms is None else free_ms)]
+    waited = np.empty_like(arrivals_ms)
+    for place, arrival in enumerate(arrivals_ms):
         start = np.maximum(arrival, free[0])
-        np.subtract(start, arrival, out=found[place])
+        np.subtract(start, arrival, out=waited[place, ...])
         if pauses is not None:
             service[place] += pauses.after(arrival - free[0])
-        ends = start + service[place]
+        ends = start + service[place] + between_ms
         for number in range(1, servers):  # into its place among the others
             free[number - 1], ends = np.minimum(ends, free[number]), np.maximum(ends, free[number])
         free[-1] = ends
-    return np.ascontiguousarray(found.T), np.ascontiguousarray(service.T)
+    return waited, service
 
 
 @dataclass(frozen=True)
@@ -117,64 +106,68 @@ class Loads:
     """Simulated runs of a service under load, from which curves and rates are read.
 
     Each run has its own service times, resampled from the measured ones, so that the runs differ as another measurement
-    would. The gaps between its arrivals are the same at every rate but for their scale: in each run, a higher rate
-    never means a shorter wait.
+    would. Random numbers are the same at every rate: in each run, a higher rate never means a shorter wait.
     """
 
     measured_ms: Floats
     servers: int
-    #: Gaps between arrivals at one request per millisecond, and service times; shape ``(runs, requests)``. The first
-    #: `own` runs have the measured service times themselves.
+    #: How long a server is busy between two requests.
+    between_ms: float
+    #: Gaps between arrivals at one request per millisecond, and service times; shape ``(requests, runs, windows)``. The
+    #: first `own` runs have the measured service times themselves.
     gaps: Floats
     service_ms: Floats
     #: Mean service time of each run's resampled measurement.
     means_ms: Floats
     own: int
+    backlog: Backlog
     #: What pauses add, in each run; ``None`` if nothing.
     pauses: Pauses | None = None
 
-    def at(self, rate_per_s: float, quantiles: Sequence[float]) -> Floats:
+    def at(self, rate_per_s: float, quantiles: Sequence[float], runs: int | None = None) -> Floats:
         """Quantiles of latency, mean wait and mean service, of each run; infinite where the rate is too high for it.
+
+        The runs with the measured service times are one: each has the figures of all of them together.
+
+        Parameters
+        ----------
+        runs : int, optional
+            How many runs; all by default.
 
         Returns
         -------
         array
             Shape ``(runs, quantiles + 2)``, in milliseconds.
         """
-        found: Floats = self._at_rates([rate_per_s], quantiles)[0]
-        return found
-
-    def _at_rates(self, rates: Sequence[float], quantiles: Sequence[float], runs: int | None = None) -> Floats:
-        """As `at`, for the first `runs` runs at each rate; shape ``(rates, runs, quantiles + 2)``."""
-        at_one, service, means = np.cumsum(self.gaps[:runs], axis=1), self.service_ms[:runs], self.means_ms[:runs]
-        together = max(1, _HELD // service.size) if self.pauses is not None else 1
-        found = []
-        for begin in range(0, len(rates), together):
-            some = rates[begin : begin + together]
-            arrivals = np.concatenate([at_one * (1e3 / rate) for rate in some])
-            if self.pauses is None:
-                taken = service
-                waited = waits(arrivals, taken, self.servers)
-            else:
-                pauses = replace(self.pauses, scale=np.tile(self.pauses.scale[:runs], len(some)))
-                waited, taken = served_in_turn(arrivals, np.tile(service, (len(some), 1)), self.servers, pauses)
-            settled = slice(int(_SETTLES * waited.shape[1]), None)
-            waited, taken = waited[:, settled], taken[:, settled]
-            latency = np.quantile(waited + taken, list(quantiles), axis=1).T
-            mean_service = taken.mean(axis=1) if self.pauses is not None else np.tile(means, len(some))
-            table = np.column_stack([latency, waited.mean(axis=1), mean_service])
-            table[np.outer(some, means).ravel() >= 1e3 * self.servers, :-1] = np.inf
-            found += np.split(table, len(some))
-        return np.array(found)
+        arrivals = np.cumsum(self.gaps[:, :runs], axis=0) * (1e3 / rate_per_s)
+        service, means = self.service_ms[:, :runs], self.means_ms[:runs]
+        waited, taken = served_in_turn(
+            arrivals,
+            service,
+            self.servers,
+            pauses=self.pauses,
+            between_ms=self.between_ms,
+            free_ms=self.backlog.free_ms(rate_per_s, arrivals[0]),
+        )
+        waited, taken = waited[_SETTLES:], taken[_SETTLES:]
+        table = np.empty((service.shape[1], len(quantiles) + 2))
+        own = slice(self.own)
+        for part in (own, *range(self.own, len(table))):
+            latency = waited[:, part] + taken[:, part]
+            table[part, :-2] = np.quantile(latency, list(quantiles))
+            table[part, -2] = waited[:, part].mean()
+            table[part, -1] = taken[:, part].mean() if self.pauses is not None else means[part].mean()
+        table[rate_per_s * (means + self.between_ms) >= 1e3 * self.servers, :-1] = np.inf
+        return table
 
     def summed_up(self, values: Floats, estimate: float | None = None) -> tuple[float, float, float]:
         """Estimate and 95 % interval from a value per run (bias-corrected percentiles: Efron, 1981).
 
-        The estimate is the mean of the runs with the measured service times, if none is given.
+        The estimate is that of the runs with the measured service times, if none is given.
         """
         from scipy.special import ndtr, ndtri
 
-        estimate = float(values[: self.own].mean()) if estimate is None else estimate
+        estimate = float(values[0]) if estimate is None else estimate
         others = np.sort(values[self.own :])
         if not np.isfinite(estimate):
             return math.inf, float(others[0]), math.inf
@@ -189,26 +182,67 @@ class Loads:
         It is 0 where not even a request alone is served in time.
         """
         rates = np.array([self.rate(each) for each in _GRID])
-        latency = self._at_rates(rates.tolist(), [quantile])[:, :, 0].T
+        latency = np.array([self.at(rate, [quantile])[:, 0] for rate in rates]).T
         crossings = np.array([_crossing(rates, run, bound_ms) for run in latency])
-        usual = latency[: self.own].mean(axis=0)
-        estimate = _crossing(rates, usual, bound_ms)
-        inside = np.flatnonzero(usual <= bound_ms)
+        estimate = crossings[0]
+        inside = np.flatnonzero(latency[0] <= bound_ms)
         if estimate > 0 and inside[-1] + 1 < len(rates):
             low, high = float(rates[inside[-1]]), float(rates[inside[-1] + 1])
             for _ in range(_HALVINGS):
                 estimate = (low + high) / 2
-                within = float(self._at_rates([estimate], [quantile], self.own)[0, :, 0].mean()) <= bound_ms
+                within = float(self.at(estimate, [quantile], self.own)[0, 0]) <= bound_ms
                 low, high = (estimate, high) if within else (low, estimate)
-        return self.summed_up(crossings, estimate)
+        return self.summed_up(crossings, float(estimate))
 
     def utilization(self, rate_per_s: float) -> float:
         """Share of their time for which the servers are busy."""
-        return rate_per_s * float(self.measured_ms.mean()) / 1e3 / self.servers
+        return rate_per_s * (float(self.measured_ms.mean()) + self.between_ms) / 1e3 / self.servers
 
     def rate(self, utilization: float) -> float:
         """Requests per second that keep the servers busy for a share of their time."""
-        return utilization * self.servers * 1e3 / float(self.measured_ms.mean())
+        return utilization * self.servers * 1e3 / (float(self.measured_ms.mean()) + self.between_ms)
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """The work that an arriving request finds in a queue in its steady state.
+
+    With one server it is the sum of a geometric number of remainders of service times, each of which is what is left of
+    a request at a random instant while it is served (Pollaczek and Khinchine). Several servers are taken for one that
+    is as many times as fast; the others are free a remainder later than the first.
+
+    Attributes
+    ----------
+    per_second : array
+        Utilization of each run at one request per second.
+    sums_ms : array
+        Sums of the first remainders of each run, from 0.
+    chances : array
+        Of each run's windows: random numbers that choose how many remainders there are.
+    later_ms : array
+        By how much each of the other servers is free later than the first; shape ``(others, runs, windows)``.
+    """
+
+    per_second: Floats
+    sums_ms: Floats
+    chances: Floats
+    later_ms: Floats
+
+    def free_ms(self, rate_per_s: float, first_ms: Floats) -> Floats:
+        """When each server is free, if the first request comes at `first_ms`; shape ``(servers, runs, windows)``.
+
+        Servers without a backlog have been idle since 0: for as long as from one arrival to the next.
+        """
+        runs, windows = first_ms.shape
+        busy = np.clip(rate_per_s * self.per_second[:runs], 1e-9, 0.999)[:, None]
+        held = self.sums_ms.shape[1] - 1
+        begin = np.arange(windows) * (held // windows)
+        end = begin + np.floor(np.log(self.chances[:runs]) / np.log(busy)).astype(np.int64)
+        row, sums = np.arange(runs)[:, None], self.sums_ms[:runs]
+        backlog = sums[row, end % held] + end // held * sums[:, -1:] - sums[row, begin]
+        later = np.concatenate([np.zeros((1, runs, windows)), self.later_ms[:, :runs]])
+        free: Floats = np.where(backlog > 0, first_ms + backlog + later, 0.0)
+        return free
 
 
 def simulate(
@@ -216,6 +250,7 @@ def simulate(
     servers: int = 1,
     *,
     extra_ms: Mapping[float, Samples] | None = None,
+    between_ms: float = 0.0,
     seed: int = 0,
     runs: int = RUNS,
 ) -> Loads:
@@ -228,6 +263,8 @@ def simulate(
     ----------
     extra_ms : mapping of float to array, optional
         How much longer requests took after a pause, by its milliseconds.
+    between_ms : float
+        How long a server is busy between two requests.
     """
     from perfnb.stats.intervals import effective_size
 
@@ -235,14 +272,49 @@ def simulate(
     measured = np.asarray(service_ms, dtype=float)
     count = len(measured)
     block = max(1, round(count ** (1 / 3))) if effective_size(measured) < count else 1
-    own = max(1, runs // 10)
+    own = max(1, round(_OWN * runs))
     samples = measured[_places(rng, (runs, count), count, block)]
     samples[:own] = measured
-    places = _places(rng, (runs, REQUESTS), count, block)
-    service = np.take_along_axis(samples, places, axis=1)
+    places = _places(rng, (runs * WINDOWS, WINDOW), count, block).reshape(runs, -1)
+    service = np.take_along_axis(samples, places, axis=1).reshape(runs, WINDOWS, WINDOW)
+    service = np.ascontiguousarray(service.transpose(2, 0, 1))
     gaps = rng.exponential(1.0, service.shape)
     pauses = None if not extra_ms else _pauses(extra_ms, runs, own, rng)
-    return Loads(measured, servers, gaps, service, samples.mean(axis=1), own, pauses)
+    backlog = _backlog(samples + between_ms, servers, _clustering(measured, block), rng)
+    return Loads(measured, servers, between_ms, gaps, service, samples.mean(axis=1), own, backlog, pauses)
+
+
+def _backlog(busy_ms: Floats, servers: int, stretch: float, rng: np.random.Generator) -> Backlog:
+    """Backlogs of runs with these times per request; remainders are `stretch` times as long in each."""
+    runs = len(busy_ms)
+    left = _remainders(busy_ms, WINDOWS * WINDOW, rng)
+    sums = np.concatenate([np.zeros((runs, 1)), np.cumsum(stretch / servers * left, axis=1)], axis=1)
+    later = [left[:, each : each + WINDOWS] for each in rng.integers(0, left.shape[1] - WINDOWS, servers - 1)]
+    return Backlog(
+        busy_ms.mean(axis=1) / 1e3 / servers,
+        sums,
+        1.0 - rng.random((runs, WINDOWS)),
+        np.sort(np.array(later).reshape(-1, runs, WINDOWS), axis=0),
+    )
+
+
+def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats:
+    """What is left of the request being served, at `count` instants spread evenly over the time of each run."""
+    runs, held = busy_ms.shape
+    ends = np.cumsum(busy_ms, axis=1)
+    instants = (np.arange(count) + 0.5) / count * ends[:, -1:]
+    places = np.array([np.searchsorted(run, each) for run, each in zip(ends, instants, strict=True)])
+    return rng.permuted(np.take_along_axis(ends, np.minimum(places, held - 1), axis=1) - instants, axis=1)
+
+
+def _clustering(measured: Floats, block: int) -> float:
+    """How many times as long backlogs are because long service times come together, in heavy traffic (Kingman, 1962)."""
+    mean = float(measured.mean())
+    if block == 1 or mean == 0:
+        return 1.0
+    around = np.concatenate([measured, measured[: block - 1]])
+    sums = np.convolve(around, np.ones(block), "valid")
+    return (float(sums.var()) / block / mean**2 + 1) / (float(measured.var()) / mean**2 + 1)
 
 
 def _pauses(extra_ms: Mapping[float, Samples], runs: int, own: int, rng: np.random.Generator) -> Pauses:

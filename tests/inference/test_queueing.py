@@ -16,48 +16,106 @@ from perfnb.inference.queueing import (
     served_in_turn,
     simulate,
     simulate_batches,
-    waits,
 )
 
 REQUESTS = 10**6
 
 
+def waits(arrivals_ms: np.ndarray, service_ms: np.ndarray) -> np.ndarray:
+    """Waits for one server that starts idle (Lindley): the distance of a random walk from its minimum so far."""
+    walk = np.cumsum(np.append(0.0, service_ms[:-1] - np.diff(arrivals_ms)))
+    return walk - np.minimum.accumulate(walk)
+
+
+def estimate(loads: queueing.Loads, busy: float, quantile: float) -> tuple[float, float]:
+    """The quantile of latency and the mean wait at a utilization."""
+    found = loads.at(loads.rate(busy), [quantile])[0]
+    return float(found[0]), float(found[1])
+
+
+#: Measured service times: their values, and how many of 1,000 have each.
+KINDS = {"constant": {1.0: 1000}, "bimodal": {1.0: 950, 20.0: 50}, "rarely slow": {1.0: 980, 50.0: 20}}
+
+
+def measured(kind: str) -> np.ndarray:
+    times = KINDS[kind]
+    return np.random.default_rng(2).permutation(np.repeat([*times], [*times.values()]))
+
+
+def _p99_in_steady_state(times: np.ndarray, busy: float) -> float:
+    """p99 of latency in M/G/1, from the transform of Pollaczek and Khinchine, by Fourier transform."""
+    values, counts = np.unique(times, return_counts=True)
+    mean_wait = busy * float(np.mean(times**2)) / float(np.mean(times)) / (2 * (1 - busy))
+    cells = 2**17
+    width = (25 * mean_wait + 30 * float(times.max())) / cells
+    edges = np.arange(cells + 1) * width
+    left = np.diff(sum(count * np.minimum(edges, value) for value, count in zip(values, counts, strict=True)))
+    remainder = np.fft.fft(left / times.sum()) * np.exp(-1j * np.pi * np.fft.fftfreq(cells))  # centres of cells
+    service = np.zeros(cells)
+    service[np.round(values / width).astype(int)] = counts / len(times)
+    density = np.fft.ifft((1 - busy) / (1 - busy * remainder) * np.fft.fft(service)).real
+    return float(edges[np.searchsorted(np.cumsum(density), 0.99)])
+
+
+@pytest.mark.parametrize("busy", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("kind", KINDS)
+def test_p99_and_the_mean_wait_are_those_of_the_steady_state(kind: str, busy: float) -> None:
+    times = measured(kind)
+
+    p99, wait = estimate(simulate(times), busy, 0.99)
+
+    assert p99 == pytest.approx(_p99_in_steady_state(times, busy), rel=0.06)
+    assert wait == pytest.approx(busy * np.mean(times**2) / times.mean() / (2 * (1 - busy)), rel=0.06)
+
+
 @pytest.mark.parametrize("busy", [0.5, 0.8, 0.9])
-@pytest.mark.parametrize("kind", ["exponential", "constant", "lognormal"])
-def test_the_mean_wait_of_one_server_is_that_of_pollaczek_and_khinchine(kind: str, busy: float) -> None:
-    rng = np.random.default_rng(4)
-    draw = {
-        "exponential": lambda: rng.exponential(1.0, REQUESTS),
-        "constant": lambda: np.ones(REQUESTS),
-        "lognormal": lambda: rng.lognormal(-0.125, 0.5, REQUESTS),  # mean 1
-    }[kind]
-    second_moment = {"exponential": 2.0, "constant": 1.0, "lognormal": math.exp(0.25)}[kind]
+@pytest.mark.parametrize("servers", [1, 2])
+def test_p99_of_exponential_times_is_that_of_erlang(servers: int, busy: float) -> None:
+    times = -np.log(1 - (np.arange(2_000) + 0.5) / 2_000)
+    loads = simulate(np.random.default_rng(5).permutation(times), servers)
 
-    runs = [waits(poisson_arrivals(REQUESTS, 1e3 * busy, rng), draw()).mean() for _ in range(12)]
+    p99, wait = estimate(loads, busy, 0.99)
 
-    assert np.mean(runs) == pytest.approx(busy * second_moment / (2 * (1 - busy)), rel=0.02)
+    if servers == 1:
+        assert p99 == pytest.approx(math.log(100) / (1 - busy), rel=0.06)
+    assert wait == pytest.approx(busy**servers / (1 - busy**servers), rel=0.06)
 
 
-@pytest.mark.parametrize("busy", [0.5, 0.8, 0.9])
-def test_the_mean_wait_of_two_servers_is_that_of_erlang(busy: float) -> None:
-    rng = np.random.default_rng(5)
+def test_the_time_between_requests_takes_room_and_is_in_no_latency() -> None:
+    times = np.full(500, 0.8)
+    loads = simulate(times, between_ms=0.2, runs=40)
 
-    runs = [
-        waits(poisson_arrivals(REQUESTS, 2e3 * busy, rng), rng.exponential(1.0, REQUESTS), servers=2).mean()
-        for _ in range(1 if busy < 0.9 else 4)
-    ]
+    p99, wait = estimate(loads, 0.8, 0.99)
 
-    assert np.mean(runs) == pytest.approx(busy**2 / (1 - busy**2), rel=0.02)
+    assert loads.rate(1.0) == pytest.approx(1000)
+    assert wait == pytest.approx(0.8 / (2 * (1 - 0.8)), rel=0.06)  # as of requests that take 1 ms
+    assert p99 == pytest.approx(_p99_in_steady_state(np.ones(500), 0.8) - 0.2, rel=0.06)
+    assert loads.highest_rate(5.0, 0.99)[0] < 0.85 * simulate(times, runs=40).highest_rate(5.0, 0.99)[0]
 
 
-def test_p99_of_two_service_times_is_that_of_a_simulation_by_events() -> None:
+def test_p99_of_service_times_that_come_together_is_that_of_one_long_run() -> None:
+    rng = np.random.default_rng(13)
+    slow = np.repeat(rng.random(400) < 0.3, 10)  # ten slow ones after each other
+    times = np.where(slow, 3.0, 1.0)
+    arrivals = poisson_arrivals(REQUESTS, 0.9 * 1e3 / float(times.mean()), rng)
+    starts = rng.integers(0, len(times), (REQUESTS // 16, 1))
+    again = times[(starts + np.arange(16)) % len(times)].ravel()
+
+    p99, _ = estimate(simulate(times), 0.9, 0.99)
+
+    assert p99 == pytest.approx(np.quantile(waits(arrivals, again) + again, 0.99), rel=0.1)
+    assert estimate(simulate(rng.permutation(times)), 0.9, 0.99)[0] < 0.7 * p99
+
+
+def test_requests_are_served_as_in_a_simulation_by_events() -> None:
     rng = np.random.default_rng(6)
-    service = np.where(rng.random(200_000) < 0.9, 1.0, 6.0)
+    service = np.where(rng.random(2_000) < 0.9, 1.0, 6.0)
     arrivals = poisson_arrivals(len(service), 500, rng)
 
-    found = np.quantile(waits(arrivals, service) + service, 0.99)
+    waited, taken = served_in_turn(arrivals, service)
 
-    assert found == pytest.approx(np.quantile(_by_events(arrivals, service), 0.99), rel=1e-9)
+    assert np.allclose(waited + taken, _by_events(arrivals, service))
+    assert np.allclose(waited, waits(arrivals, service))
 
 
 def _by_events(arrivals: np.ndarray, service: np.ndarray) -> list[float]:
@@ -78,14 +136,15 @@ def _by_events(arrivals: np.ndarray, service: np.ndarray) -> list[float]:
     return latency
 
 
-def test_several_runs_at_once_are_as_one_by_one() -> None:
+@pytest.mark.parametrize("servers", [1, 2])
+def test_several_runs_at_once_are_as_one_by_one(servers: int) -> None:
     rng = np.random.default_rng(7)
-    arrivals, service = np.cumsum(rng.exponential(1.0, (3, 500)), axis=1), rng.exponential(0.8, (3, 500))
+    arrivals, service = np.cumsum(rng.exponential(1.0, (500, 3)), axis=0), rng.exponential(0.8, (500, 3))
 
-    for servers in (1, 2):
-        assert np.allclose(
-            waits(arrivals, service, servers), [waits(*run, servers) for run in zip(arrivals, service, strict=True)]
-        )
+    waited, _ = served_in_turn(arrivals, service, servers)
+
+    for run in range(3):
+        assert np.allclose(waited[:, run], served_in_turn(arrivals[:, run], service[:, run], servers)[0])
 
 
 def test_p99_and_the_highest_rate_are_those_of_a_queue_with_exponential_times() -> None:
@@ -122,18 +181,18 @@ def test_a_higher_rate_never_means_a_shorter_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "runs", "requests"),
+    ("kind", "runs", "windows"),
     [
-        ("lognormal", 40, 3_000),
-        pytest.param("lognormal", RUNS, queueing.REQUESTS, marks=pytest.mark.simulation),
-        pytest.param("bimodal", RUNS, queueing.REQUESTS, marks=pytest.mark.simulation),
+        ("lognormal", 40, 50),
+        pytest.param("lognormal", RUNS, queueing.WINDOWS, marks=pytest.mark.simulation),
+        pytest.param("bimodal", RUNS, queueing.WINDOWS, marks=pytest.mark.simulation),
     ],
 )
 def test_intervals_of_a_load_curve_hold_the_truth(
-    kind: str, runs: int, requests: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, runs: int, windows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With shorter runs, which makes intervals wider by little, in `make test`."""
-    monkeypatch.setattr(queueing, "REQUESTS", requests)
+    """With fewer windows, which makes intervals wider by little, in `make test`."""
+    monkeypatch.setattr(queueing, "WINDOWS", windows)
     rng = np.random.default_rng(10)
 
     def draw(count: int) -> np.ndarray:
@@ -172,43 +231,43 @@ def test_without_delay_and_with_batches_of_one_a_batcher_is_a_queue() -> None:
     for servers in (1, 2):
         found = simulate_batches(arrivals, lambda size: 1.0, most=1, delay_ms=0.0, servers=servers)
 
-        assert np.allclose(found.latency_ms, waits(arrivals, np.ones(len(arrivals)), servers) + 1.0)
+        assert np.allclose(found.latency_ms, served_in_turn(arrivals, np.ones(len(arrivals)), servers)[0] + 1.0)
 
 
-def test_the_mean_wait_after_exceptional_first_services_is_that_of_welch() -> None:
-    rng, rate, extra = np.random.default_rng(10), 0.6, 0.7
-    service = rng.exponential(1.0, (40, REQUESTS // 20))
-    arrivals = np.cumsum(rng.exponential(1 / rate, service.shape), axis=1)
-    always = Pauses(np.array([0.0, 1e-9]), np.array([0.0, extra]), np.ones(len(service)))
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8])
+def test_the_mean_wait_after_exceptional_first_services_is_that_of_welch(rate: float) -> None:
+    extra = 0.7
+    times = -np.log(1 - (np.arange(2_000) + 0.5) / 2_000)
+    loads = simulate(np.random.default_rng(10).permutation(times), extra_ms={1e-9: np.full(20, extra)})
 
-    waited, taken = served_in_turn(arrivals, service, 1, always)
+    waited, taken = loads.at(1e3 * rate, [])[0]
 
     first, usual = 1 + extra, 1.0  # means of a service after a pause, and of others
     second_first, second_usual = 2 + 2 * extra + extra**2, 2.0  # moments
     waits_usually = rate * second_usual / (2 * (1 - rate * usual))
     expected = waits_usually + rate * (second_first - second_usual) / (2 * (1 - rate * usual + rate * first))
-    assert waited.mean() == pytest.approx(expected, rel=0.02)
+    assert waited == pytest.approx(expected, rel=0.06)
     idle = (1 - rate * usual) / (1 - rate * usual + rate * first)  # share of requests that find the server idle
-    assert (taken - service).mean() == pytest.approx(idle * extra, rel=0.02)
+    assert taken - usual == pytest.approx(idle * extra, rel=0.06)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_what_pauses_add_is_that_of_a_simulation_one_by_one(servers: int) -> None:
     rng = np.random.default_rng(11)
-    arrivals, service = np.cumsum(rng.exponential(2.0, (2, 400)), axis=1), rng.exponential(1.0, (2, 400))
+    arrivals, service = np.cumsum(rng.exponential(2.0, (400, 2)), axis=0), rng.exponential(1.0, (400, 2))
     pauses = Pauses(np.array([0.0, 1.0, 4.0]), np.array([0.0, 0.2, 1.0]), np.array([1.0, 0.5]))
 
-    waited, taken = served_in_turn(arrivals, service, servers, pauses)
+    waited, taken = served_in_turn(arrivals, service, servers, pauses=pauses, between_ms=0.1)
 
     for run, scale in enumerate(pauses.scale):
         free = [0.0] * servers
-        for place, (arrival, each) in enumerate(zip(arrivals[run], service[run], strict=True)):
+        for place, (arrival, each) in enumerate(zip(arrivals[:, run], service[:, run], strict=True)):
             idle = min(4.0, max(0.0, arrival - min(free)))
             extra = scale * (0.2 * idle if idle < 1 else 0.2 + 0.8 * (idle - 1) / 3)
             start = max(arrival, min(free))
-            free[free.index(min(free))] = start + each + extra
-            assert waited[run, place] == pytest.approx(start - arrival)
-            assert taken[run, place] == pytest.approx(each + extra)
+            free[free.index(min(free))] = start + each + extra + 0.1
+            assert waited[place, run] == pytest.approx(start - arrival)
+            assert taken[place, run] == pytest.approx(each + extra)
 
 
 def test_a_rate_that_is_too_low_for_a_bound_does_not_hide_the_highest() -> None:
