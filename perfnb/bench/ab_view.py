@@ -12,7 +12,7 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
 from perfnb.draw.picture import LINE, QUIET, picture_html
-from perfnb.profile.timing import noise_facts
+from perfnb.profile.timing import noise_sentences
 from perfnb.stats.intervals import FEWEST_PAIRS
 from perfnb.stats.planning import MOST_NEEDED
 
@@ -59,8 +59,7 @@ def ab_sentences(figures: ABFigures) -> list[str]:
         sentences.append("Successive pairs are autocorrelated, so the interval is wider.")
     if figures.steady is False:
         sentences.append("The steps had not reached a steady state when the warm-up ended.")
-    noise = noise_facts(figures.noise, figures.whole_ms)
-    return [*sentences, *(f"{fmt.capital(fact)}." for fact in noise)]
+    return [*sentences, *noise_sentences(figures.noise, figures.whole_ms)]
 
 
 def too_few_words(figures: ABFigures) -> str:

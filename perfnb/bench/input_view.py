@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header
-from perfnb.profile.timing import noise_facts
+from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
     from perfnb.bench.input_figures import InputBound
@@ -68,7 +68,7 @@ def input_bound_sentences(figures: InputBound) -> list[str]:
             "instead of being replaced. That time is subtracted, but the loader could prefetch during it."
         )
     whole = sum(map(sum, figures.rounds_ms.values())) * figures.steps
-    return [*sentences, *(f"{fmt.capital(fact)}." for fact in noise_facts(figures.noise, whole))]
+    return [*sentences, *noise_sentences(figures.noise, whole)]
 
 
 def input_bound_text(figures: InputBound, width: int = 100) -> str:

@@ -10,7 +10,7 @@ from perfnb import quantities as fmt
 from perfnb.bench.values import UNCHECKED
 from perfnb.draw import escape, ladder, tables
 from perfnb.draw.frame import framed, header, static_page
-from perfnb.profile.timing import noise_facts
+from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
     from perfnb.inference.compare_inference import InferenceComparison
@@ -87,7 +87,7 @@ def _sentences(found: InferenceComparison, table: pd.DataFrame) -> list[str]:
     if found._steady is False:
         said.append("Not all backends had reached steady state when the warm-up ended.")
     whole_ms = float(found.samples.to_numpy(dtype=float).sum())
-    return [*said, *(f"{fmt.capital(fact)}." for fact in noise_facts(found._noise, whole_ms))]
+    return [*said, *noise_sentences(found._noise, whole_ms)]
 
 
 def _row(name: str, row: Any) -> tuple[str, ...]:

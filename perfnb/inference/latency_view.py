@@ -15,7 +15,7 @@ from perfnb.draw import bars, escape, palette, tables
 from perfnb.draw.frame import framed, header, static_page
 from perfnb.draw.picture import picture_html
 from perfnb.inference.latency_pictures import CURVE_INCHES, TIMELINE_INCHES, draw_curve, draw_timeline
-from perfnb.profile.timing import noise_facts
+from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
     from perfnb.inference.batching import Batcher, Batching
@@ -146,7 +146,7 @@ def _sentences(found: Latency) -> list[str]:
         *_batching_sentences(found),
     ]
     said += [*_token_sentences(found), *_cost_sentences(found)]
-    return [*said, *(f"{fmt.capital(fact)}." for fact in noise_facts(found._noise, math.inf))]
+    return [*said, *noise_sentences(found._noise, math.inf)]
 
 
 def _lock_sentences(found: Latency) -> list[str]:

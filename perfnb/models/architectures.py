@@ -23,6 +23,7 @@ from perfnb.models.architectures_view import (
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import run_profile
 from perfnb.profile.summary import device_words
+from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
     from torch import nn
@@ -154,7 +155,10 @@ def compare_architectures(
         training=training,
         device=device_words(describe_environment()),
         batch=_batch_words(batch),
-        notes=() if steady is not False else ("Not all models had reached steady state when the warm-up ended.",),
+        notes=(
+            *(() if steady is not False else ("Not all models had reached steady state when the warm-up ended.",)),
+            *noise_sentences(bench.conditions.facts, float(samples.sum())),
+        ),
     )
     return ArchitectureComparison(figures, profiles)
 

@@ -18,6 +18,7 @@ from perfnb.models.scaling_view import scaling_data, scaling_html, scaling_line,
 from perfnb.models.size_laws import ScalingFigures, scaling_figures
 from perfnb.profile.profiling import run_profile
 from perfnb.profile.summary import device_words
+from perfnb.profile.timing import noise_sentences
 
 #: Share of the budget for timing; the rest is for counting memory and FLOPs.
 TIMED_SHARE = 0.7
@@ -166,7 +167,10 @@ def scaling_study(
             peaks,
             flops,
             device=device_words(describe_environment()),
-            notes=() if steady is not False else ("Not all sizes had reached steady state when the warm-up ended.",),
+            notes=(
+                *(() if steady is not False else ("Not all sizes had reached steady state when the warm-up ended.",)),
+                *noise_sentences(bench.conditions.facts, float(times.sum())),
+            ),
         )
     )
 

@@ -188,4 +188,9 @@ def noise_facts(noise: Mapping[str, Any], whole_ms: float) -> list[str]:
     return facts
 
 
+def noise_sentences(noise: Mapping[str, Any], whole_ms: float) -> list[str]:
+    """What disturbed the steps, as in `noise_facts`, in sentences for the notes of a result."""
+    return [f"{fmt.capital(fact)}." for fact in noise_facts(noise, whole_ms)]
+
+
 LOADER = Loader("saved step times", TIMING.is_at, lambda path, *_: load_timing(path))

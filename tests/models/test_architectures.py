@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,14 @@ def test_a_models_name_does_not_decide_what_it_does() -> None:
 )
 def test_kinds_of_ops(name: str, kind: str | None) -> None:
     assert kind_of_op(name) == kind
+
+
+@pytest.mark.slow
+def test_a_busy_machine_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (500.0, 500.0, 500.0))
+
+    models = perfnb.compare_architectures({"mlp": mlp()}, X, budget_s=1)
+    sizes = perfnb.scaling_study(lambda size: lambda: torch.ones(int(size)).sum(), [100, 1000], budget_s=1)
+
+    for found in (models, sizes):
+        assert "The machine was already busy (load 500.0 on" in str(found)
