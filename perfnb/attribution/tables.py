@@ -76,7 +76,7 @@ _COLUMNS = {"own": "ns", "corrected": "corrected_ns", "ops": "ops", "kernels": "
 def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     """The frame ``layers``: one row per layer in model order, then the rows in parentheses that are not modules.
 
-    Times are per traced step and include children, except ``self_ms`` and ``self_gpu_ms``. A layer's children are those
+    Times are per traced step and include children, except those that begin with ``self``. A layer's children are those
     that ran inside it, so a shared layer counts in each of its parents; a container that is never called
     (``ModuleList``) sums the layers below it. ``share`` and ``self_share`` are of the step, corrected for tracing
     overhead. The ``self_ms`` add up to the phases forward and backward. Calls as a loss count in ``calls``, but their
@@ -92,7 +92,7 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     began = forward & ~attribution.host.blocks["continued"].to_numpy()
     losses = _loss_calls(recording, attribution)
     calls = np.bincount(layer[began], minlength=len(modules)) + losses
-    own = {name: _by_layer(layer[is_span], per_span[name][is_span], len(modules)) for name in _COLUMNS}
+    own = {name: _by_layer(layer[is_span], values[is_span], len(modules)) for name, values in per_span.items()}
     # No time means no shares, and no steps no figures per step.
     steps, whole = attribution.steps or np.nan, float(cells["corrected_ns"].sum()) or np.nan
     on_gpu = bool(cells["kernels"].sum())
@@ -104,6 +104,7 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
             **{f"{name}_ms": sums[name] / 1e6 / steps for name in _DIRECTIONS},
             "total_ms": sum(sums[name] for name in _DIRECTIONS) / 1e6 / steps,
             "self_ms": own["own"] / 1e6 / steps,
+            **{f"self_{name}_ms": own[name] / 1e6 / steps for name in ("forward", "backward")},
             "share": sums["corrected"] / whole,
             "self_share": own["corrected"] / whole,
             "parameters": modules["parameters"].to_numpy(),
@@ -233,6 +234,8 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
             "recompute_ms": pd.NA,
             "total_ms": total,
             "self_ms": total,
+            "self_forward_ms": in_forward.where(anywhere),
+            "self_backward_ms": total - in_forward,
             "share": share,
             "self_share": share,
             "ops": sums["ops"] / steps,

@@ -83,7 +83,7 @@ def _path_html(summary: GpuSummary) -> str:
     path = summary.path
     if path is None or not len(path.kinds):
         return ""
-    heads = ["part", "on the path", "share", "would save up to"]
+    heads = ["part", "path", "share", "saves up to"]
     kinds = [(tables.keyed(palette.PATH[str(row.kind)]), *_figures(row)) for row in _rows(path.kinds)]
     ops = [(tables.name(row.op), *_figures(row)) for row in _rows(path.ops)]
     by_op = tables.table("By op, including the work it launched", heads, ops) if ops else ""
@@ -117,7 +117,7 @@ def _kernels_html(summary: GpuSummary) -> str:
     ]
     left = summary.kernels_in_all - len(first)
     more = f"; {left:,} more not listed" if left > 0 else ""
-    heads = ["op", "input shapes", "heaviest kernel", "layers", "calls", "time", "mean", "share"]
+    heads = ["op", "shapes", "heaviest kernel", "layers", "calls", "total", "mean", "share"]
     return tables.table(f"Kernels, copies and fills per step, by op and input shapes{more}", heads, rows, texts=4)
 
 
@@ -125,7 +125,7 @@ def _kernels_text(summary: GpuSummary, width: int) -> list[str]:
     if not len(summary.kernels):
         return []
     names = width - 35
-    lines = [f"{'kernels per step by op and input shapes':<{names}} {'calls':>7} {'time':>9} {'mean':>8} {'share':>7}"]
+    lines = [f"{'kernels per step by op and input shapes':<{names}} {'calls':>7} {'total':>9} {'mean':>8} {'share':>7}"]
     for row in _rows(summary.kernels.head(KERNELS_IN_TEXT)):
         name = f"{row.kernel}" if pd.isna(row.op) else f"{row.op} {shape_words(row.shapes) or ''}".rstrip()
         figures = f"{fmt.count(row.calls):>7} {fmt.duration(row.total_ms):>9} {fmt.duration(row.mean_us / 1e3):>8}"

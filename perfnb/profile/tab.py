@@ -35,6 +35,7 @@ _OPTIONAL = ("recompute_ms", "gpu_ms")
 #: Maximum number of lines of the HTML table.
 TABLE_LINES = 60
 
+#: A heading is the name of its column without the unit, so that what the report shows can be typed.
 _HEADS = {
     "calls": "calls",
     "forward_ms": "forward",
@@ -45,7 +46,7 @@ _HEADS = {
     "share": "share",
     "forward_flops": "forward FLOPs",
     "backward_flops": "backward FLOPs",
-    "activation_bytes": "saved",
+    "activation_bytes": "activation",
 }
 #: Format by the last word of the column; all others are times.
 _FORMATS: dict[str, Callable[[Any], str]] = {
@@ -54,7 +55,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "flops": fmt.flops,
     "bytes": fmt.size,
 }
-_OP_HEADS = {"calls": "calls", "self_cpu_ms": "host", "total_cpu_ms": "with inner", "gpu_ms": "GPU"}
+_OP_HEADS = {"calls": "calls", "self_cpu_ms": "self CPU", "total_cpu_ms": "total CPU", "gpu_ms": "GPU"}
 _COUNTED = ("forward_flops", "backward_flops", "activation_bytes")
 
 #: Numeric columns of each frame that the browser gets.
@@ -87,7 +88,7 @@ def layers_text(summary: Summary, width: int) -> list[str]:
     heaviest = max([value for value in shares if value is not None], default=0.0)
     rows = [
         *escape.wrapped(f"Layers (times of a traced step, including layers inside{legend})", width),
-        f"{'layer':<{names}} {'class':<{classes}}{right}{' ' * bar_cells}",
+        f"{'layer':<{names}} {'module':<{classes}}{right}{' ' * bar_cells}",
         "─" * width,
     ]
     for line in lines:
@@ -158,7 +159,7 @@ def layers_html(summary: Summary) -> str:
     rows = [_layer_row(tree, line, modules, columns, shares) for line in lines]
     for name, row in special.iterrows():
         rows.append(f"<tr><th {tables.ROW_HEAD}><em>{escape.html(name)}</em></th><td></td>{_cells(row, columns)}</tr>")
-    heads = tables.head_row(["layer", "class", *(_HEADS[column] for column in columns)], texts=2)
+    heads = tables.head_row(["layer", "module", *(_HEADS[column] for column in columns)], texts=2)
     caption = "Layers (times of a traced step, including layers inside)"
     if any(line.layer < 0 or line.inside for line in lines):
         caption += ": the heaviest; +9 means 9 layers inside that are not listed"

@@ -79,8 +79,8 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "layers": {
             "module": _TEXT,
             "depth": _INT,
-            **_of(_FLOAT, "calls", "forward_ms", "backward_ms", "recompute_ms", "total_ms", "self_ms", "share"),
-            "self_share": _FLOAT,
+            **_of(_FLOAT, "calls", "forward_ms", "backward_ms", "recompute_ms", "total_ms", "self_ms"),
+            **_of(_FLOAT, "self_forward_ms", "self_backward_ms", "share", "self_share"),
             **_of(_INT, "forward_flops", "backward_flops", "recompute_flops", "moved_bytes", "parameters"),
             **_of(_INT, "parameter_bytes", "activation_bytes", "peak_bytes"),
             **_of(_FLOAT, "ops", "kernels", "gpu_ms", "self_gpu_ms"),

@@ -125,7 +125,7 @@ def roofline_html(roofline: Roofline, alone: bool = False) -> str:
         )
     listed = map(_cells, _listed(roofline.points, *ROWS_IN_HTML).itertuples(index=False))
     rows = [(tables.name(name), *map(escape.html, cells)) for name, *cells in listed]
-    heads = ["name", "kind", "bound", "of the roof", "achieved", "FLOP per byte", "arithmetic", "moved", "time"]
+    heads = ["name", "kind", "bound", "efficiency", "achieved", "intensity", "FLOPs", "bytes", "time"]
     if rows:
         left = len(roofline.points) - len(rows)
         more = f"; {left:,} with less time are not listed" if left else ""
@@ -141,11 +141,11 @@ def roofline_text(roofline: Roofline, width: int = 100) -> list[str]:
     listed = _listed(roofline.points, *ROWS_IN_TEXT)
     if not len(listed):
         return lines
-    names = width - 61
-    heads = f"{'of the roof':>11} {'achieved':>13} {'FLOP/B':>7} {'time':>8}"
+    names = width - 62
+    heads = f"{'efficiency':>10} {'achieved':>13} {'intensity':>9} {'time':>8}"
     lines.append(f"{'layer or op':<{names}} {'bound':<17} {heads}")
     for name, _, bound, roof, rate, intensity, *_, time in map(_cells, listed.itertuples(index=False)):
-        lines.append(f"{escape.fit(name, names)} {bound:<17} {roof:>11} {rate:>13} {intensity:>7} {time:>8}")
+        lines.append(f"{escape.fit(name, names)} {bound:<17} {roof:>10} {rate:>13} {intensity:>9} {time:>8}")
     left = len(roofline.points) - len(listed)
     return [*lines, f"… {left:,} more with less time"] if left else lines
 

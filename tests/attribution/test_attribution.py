@@ -173,6 +173,19 @@ def test_a_layer_that_runs_inside_backward_is_recomputed() -> None:
     assert in_us(p.layers["total_ms"])["model"] == 700
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_own_times_in_forward_and_backward_add_up(steps: int) -> None:
+    p = Profile(training_step(steps).recording())
+
+    rows = ["model", "model.a", "model.b", "(loss)", "(gradient accumulation)", "(autograd engine)"]
+    forward, backward = p.layers["self_forward_ms"], p.layers["self_backward_ms"]
+    assert in_us(forward) == dict(zip(rows, [20, 90, 190, None, None, None], strict=True))
+    assert in_us(backward) == dict(zip(rows, [0, 100, 140, 50, 10, 10], strict=True))
+    assert forward.sum() == pytest.approx(p.layers.loc["model", "forward_ms"])
+    assert backward.sum() == pytest.approx(p.phases.loc["backward", "ms"])
+    assert (forward.fillna(0) + backward).tolist() == pytest.approx(p.layers["self_ms"].tolist())
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputation_of_a_shared_layer_counts_in_the_parent_that_checkpoints_it(reentrant: bool) -> None:
     hand = ByHand()

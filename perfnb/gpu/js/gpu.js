@@ -50,8 +50,8 @@ function stepBars({ steps, marks, steps_in_all: all }) {
 
 function criticalPath(path) {
   const total = path.kinds.reduce((sum, kind) => sum + kind.ms, 0);
-  const saves = h("span", { class: "pf-hint", title: path.saves_title }, "Saves at most");
-  const heads = (word) => ({ words: [word, "On the path", "Share", saves.cloneNode(true)], widths: [null, 86, 60, 118], text: 1 });
+  const saves = h("span", { class: "pf-hint", title: path.saves_title }, "Saves up to");
+  const heads = (word) => ({ words: [word, "Path", "Share", saves.cloneNode(true)], widths: [null, 86, 60, 118], text: 1 });
   const figures = (row) => [figure(duration(row.ms)), figure(share(row.share)), figure(duration(row.saves_ms))];
   const kinds = path.kinds.map((kind) => [h("span", { class: "pf-kind", title: kind.title }, swatch(kind), h("span", { class: "pf-name" }, kind.word)), ...figures(kind)]);
   const ops = path.ops.map((op) => [h("span", { class: "pf-name", title: op.word }, op.word), ...figures(op)]);
@@ -127,14 +127,14 @@ function kernelTable(data) {
   const number = (key, ...rest) => figureColumn(kernels[key], key, ...rest);
   const columns = [
     nameColumn("op", known("op") ? "Op" : "Kernel", "The op that launched it, or the kernel if the op is unknown", first),
-    named("shapes", "Input shapes", "Input shapes of the op", { width: 210, drop: 5 }),
+    named("shapes", "Shapes", "Input shapes of the op", { width: 210, drop: 5 }),
     known("op") && named("kernel", "Heaviest kernel", "The op's kernel with the most time", {
       width: 230, drop: 1, draw: (i, query) => (kernels.op[i] < 0 ? null : h("span", { class: "pf-name", title: text("kernel", i) }, marked(text("kernel", i), query))),
     }),
     number("calls", "Calls", "Kernels, copies and fills per step", count, { width: 62 }),
     { key: "bar", head: "Time", title: "Relative to the heaviest row", width: 90, drop: 4, text: true, value: (i) => -(kernels.total_ms[i] ?? 0),
       draw: (i) => stackedBar([[kernels.total_ms[i] ?? 0, "forward"]], most) },
-    number("total_ms", "GPU time", "Sum of durations per step", duration, { width: 82 }),
+    number("total_ms", "Total", "Sum of durations per step", duration, { width: 82 }),
     number("mean_us", "Mean", "Mean duration", (us) => duration(us == null ? null : us / 1e3), { width: 78, drop: 3 }),
     number("share", "Share", "Share of the total time of kernels, copies and fills", share, { width: 66 }),
     named("layers", "Layers", "Layers that launch it", { width: 220, drop: 2 }, "–"),

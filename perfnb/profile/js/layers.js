@@ -62,7 +62,7 @@ function layerColumns(data, facts) {
       draw: (i, query) => h("span", { class: "pf-name", title: facts.title(i) }, marked(layers.label[i], query)),
     }),
     {
-      key: "module", head: "Class", title: "Class of the module", text: true, width: 112, drop: 8,
+      key: "module", head: "Module", title: "Class of the module", text: true, width: 112, drop: 8,
       value: (i) => layers.module[i]?.toLowerCase(),
       draw: (i, query) => h("span", { class: "pf-class", title: layers.module[i] }, marked(layers.module[i] ?? "", query)),
     },
@@ -73,15 +73,15 @@ function layerColumns(data, facts) {
     },
     always("forward_ms", "Forward", `Forward time ${traced}`, duration),
     always("backward_ms", "Backward", `Backward time ${traced}`, duration, { width: 82 }),
-    recomputes ? number("recompute_ms", "Recomp.", `Time spent recomputing forward work in the backward pass ${traced}`, duration) : null,
+    recomputes ? number("recompute_ms", "Recompute", `Time spent recomputing forward work in the backward pass ${traced}`, duration, { width: 88 }) : null,
     always("total_ms", "Total", `Forward, backward and recompute time ${traced}`, duration),
     number("self_ms", "Self", "Time in a traced step, excluding layers inside", duration, { drop: 5 }),
     number("gpu_ms", "GPU", `GPU time ${traced}`, duration, { drop: 6 }),
     always("share", "Share", "Share of the step, corrected for tracing overhead", share, { width: 66 }),
-    number("forward_flops", "Fwd FLOPs", "Arithmetic of the forward pass, including layers inside", flopCount, { drop: 3, width: 92 }),
-    number("backward_flops", "Bwd FLOPs", "Arithmetic of the backward pass, including layers inside", flopCount, { drop: 1, width: 92 }),
-    number("activation_bytes", "Saved", "Memory saved for backward (activations), including layers inside", byteSize, { drop: 2, width: 76 }),
-    number("parameters", "Params", "Parameters, including layers inside", count, { drop: 4, width: 68 }),
+    number("forward_flops", "Forward FLOPs", "Arithmetic of the forward pass, including layers inside", flopCount, { drop: 3, width: 108 }),
+    number("backward_flops", "Backward FLOPs", "Arithmetic of the backward pass, including layers inside", flopCount, { drop: 1, width: 116 }),
+    number("activation_bytes", "Activation", "Memory saved for backward (activations), including layers inside", byteSize, { drop: 2, width: 84 }),
+    number("parameters", "Parameters", "Parameters, including layers inside", count, { drop: 4, width: 88 }),
   ].filter(Boolean);
 }
 

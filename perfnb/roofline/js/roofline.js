@@ -217,13 +217,13 @@ function rooflineGrid(data, rows, choose) {
         return bound ? h("span", { class: "pf-kind" }, h("i", { class: `pf-dot pf-dot-${bound}`, "aria-hidden": "true" }), BOUND_WORDS[bound]) : figure(UNKNOWN);
       },
     },
-    column("efficiency", "Of the roof", "Achieved over attainable FLOP/s", share, { width: 82 }),
+    column("efficiency", "Efficiency", "Achieved over attainable FLOP/s", share, { width: 82 }),
     column("intensity", "Intensity", "Arithmetic per byte moved (lower bound on bytes)", intensityWords, { width: 106, drop: 4 }),
     column("achieved", "Achieved", "Achieved FLOP/s", flopRate, { width: 110, drop: 5 }),
-    column("flops", "Arithmetic", "FLOPs per step", flopCount, { drop: 2 }),
-    column("bytes", "Moved", "Lower bound on bytes moved: inputs read once, outputs written once", byteSize, { width: 84, drop: 1 }),
+    column("flops", "FLOPs", "Arithmetic per step", flopCount, { drop: 2 }),
+    column("bytes", "Bytes", "Lower bound on bytes moved: inputs read once, outputs written once", byteSize, { width: 84, drop: 1 }),
     column("ms", "Time", "Time per step", duration, { width: 78 }),
-    column("dtype", "Type", "Data type", (value) => value ?? UNKNOWN, { width: 78, drop: 3 }),
+    column("dtype", "Dtype", "Data type", (value) => value ?? UNKNOWN, { width: 78, drop: 3 }),
   ];
   return new Grid({
     label: "Roofline", columns, rows: { parent: rows.map(() => -1), words: (at) => points.name[rows[at]] }, onSelect: (at) => choose(rows[at]),
