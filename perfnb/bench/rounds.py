@@ -29,7 +29,7 @@ from perfnb.step.device import StepClock, random_state, read_clocks, set_random_
 from perfnb.step.environment import Conditions
 from perfnb.step.namespace import reachable
 from perfnb.step.session import Progress
-from perfnb.step.steps import BatchSource, common_size
+from perfnb.step.steps import BatchSource, common_size, taking_batches
 from perfnb.step.tracer import exclusive
 
 #: Prefetched batches to assume if their number is unknown.
@@ -69,7 +69,7 @@ class Bench:
         self.conditions = Conditions()  # what may have disturbed the steps
         self.sizes: list[int | None] = []  # samples in the batch of each round
         self.results: list[Any] = []  # what each step returned in the last round that kept results
-        self._steps = list(steps)
+        self._steps = list(map(taking_batches, steps))
         self.count = len(self._steps)
         self._switches = list(switches) or [nullcontext] * self.count
         self._waits = False  # whether each step is waited for, because events do not see all of its work

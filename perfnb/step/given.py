@@ -126,7 +126,8 @@ def _require_arguments(step: Callable[..., Any], name: str, fed: bool, how: str)
         said = f"{name} takes no batch, but batches were given: add a parameter for the batch, or leave out batches"
     elif least > 1:
         said = f"{name} takes {_counted(least, most)}, but a step gets at most one, the batch"
-        said += ": unpack it in the step, as in x, y = batch"
+        is_model = isinstance(step, nn.Module)
+        said += f": {'pass lambda batch: model(*batch)' if is_model else 'unpack it in the step, as in x, y = batch'}"
     elif how:
         said = f"{name} takes a batch, but no batches were given: write {how}"
     else:

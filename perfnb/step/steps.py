@@ -110,11 +110,50 @@ class BatchSource:
             shut_down()
 
 
+def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step; if it is a model that cannot take a whole batch as its input, calling it says so.
+
+    Raises
+    ------
+    TypeError
+        In place of the error by which the model failed to use a list, tuple or mapping as a tensor.
+    """
+    if not isinstance(step, torch.nn.Module):
+        return step
+
+    def call(*batch: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return step(*batch)
+        except (TypeError, AttributeError) as error:
+            words = _not_a_tensor(step, batch, str(error))
+            if words is None:
+                raise
+        raise TypeError(words)
+
+    return call
+
+
+def _not_a_tensor(model: torch.nn.Module, given: tuple[Any, ...], said: str) -> str | None:
+    """Why a model failed on its batch, and what to pass instead; ``None`` if another error happened."""
+    batch = given[0] if given else None
+    kind, by_name = type(batch).__name__, isinstance(batch, Mapping)
+    about_batch = not said or f"not {kind}" in said or f"'{kind}' object" in said
+    if not about_batch or not (by_name or isinstance(batch, (list, tuple))):
+        return None
+    return (
+        f"A step is a function that gets the whole batch, here a {kind}, but {type(model).__name__} cannot use that as "
+        f"its input{f' ({said})' if said else ''}: instead of the model, pass lambda batch: "
+        f"model({'**batch' if by_name else 'batch[0]'}), or for training a function that also computes the loss and "
+        "calls backward()."
+    )
+
+
 class StepRunner:
     """Runs steps of the user's code, with batches if there are any."""
 
     def __init__(self, step: Callable[..., Any], source: BatchSource | None) -> None:
-        self._step = step
+        self._step = taking_batches(step)
         self._source = source
         self._last: Any = _END
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
 from perfnb.step.given import require_loss, require_steps
@@ -223,3 +223,52 @@ def test_batches_may_stand_third() -> None:
     seen: list[int] = []
     perfnb.ab_test(seen.append, lambda batch: None, [1, 2], budget_s=0.05)
     assert set(seen) == {1, 2}
+
+
+class Named(nn.Module):
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return torch.ones(2, 2)[input_ids.long()]
+
+
+PAIRS = DataLoader(TensorDataset(X, Y), batch_size=4)
+
+
+@pytest.mark.parametrize("take", [TAKERS[name] for name in ("profile_step", "time_step", "ab_test")])
+@pytest.mark.parametrize(
+    ("model", "batches", "kind", "instead"),
+    [
+        (nn.Sequential(nn.Linear(4, 4)), PAIRS, "list", "lambda batch: model(batch[0])"),
+        (nn.Linear(4, 4), [(X, Y)], "tuple", "lambda batch: model(batch[0])"),
+        (Named(), [{"input_ids": torch.tensor([0, 1])}], "dict", "lambda batch: model(**batch)"),
+    ],
+)
+def test_a_model_that_cannot_take_its_batch_is_explained(
+    take: Callable[[Any, Any], Any], model: nn.Module, batches: Any, kind: str, instead: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        take(model, batches)
+
+    said = str(caught.value)
+    assert said.startswith(f"A step is a function that gets the whole batch, here a {kind}, but {type(model).__name__}")
+    assert f"instead of the model, pass {instead}, or" in said
+    assert said.count(". ") == 0
+    assert caught.value.__cause__ is None
+    works = eval(instead, {"model": model})
+    perfnb.time_step(works, batches, steps=5)
+
+
+def test_a_models_own_error_is_not_replaced() -> None:
+    class Broken(nn.Module):
+        def forward(self, batch: Any) -> None:
+            raise TypeError("an int is not a str")
+
+    with pytest.raises(TypeError, match=r"^an int is not a str$"):
+        perfnb.time_step(Broken(), PAIRS)
+
+
+def test_a_model_of_two_inputs_is_wrapped() -> None:
+    class Both(nn.Module):
+        def forward(self, x: Any, y: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=r"takes 2 arguments, .* the batch: pass lambda batch: model\(\*batch\)\.$"):
+        perfnb.profile_step(Both(), PAIRS)
