@@ -110,22 +110,31 @@ def close(value: float, wanted: float, relative: float) -> bool:
     return math.isclose(value, wanted, rel_tol=relative, abs_tol=1e-12)
 
 
+def all_close(values: Iterable[float], wanted: Iterable[float], relative: float = 1e-9) -> bool:
+    """Whether every value is close to its counterpart.
+
+    What a hint says of a function holds for all cases that the check tried: one number can match by coincidence.
+    """
+    return all(close(value, right, relative) for value, right in zip(values, wanted, strict=True))
+
+
 def slip(value: float, wanted: float, relative: float, otherwise: str = "") -> str:
-    """A hint for common slips (factor of two, percent vs. fraction, unit, inverse), or else `otherwise`."""
+    """A hint for the common slip that comes closest (percent, inverse, factor of two, unit), or else `otherwise`."""
     if wanted and value:
-        for factor, words in _SLIPS:
-            if close(value, factor * wanted, relative):
-                return words
-        if close(value * wanted, 1.0, relative):
-            return "It looks like the inverse: which of the two is the numerator?"
+        slips = [(factor * wanted, words) for factor, words in _SLIPS]
+        slips.insert(2, (1 / wanted, "It looks like the inverse: which of the two is the numerator?"))
+        nearest, words = min(slips, key=lambda each: abs(value - each[0]))
+        if close(value, nearest, relative):
+            return words
     return otherwise or "Check it against what the question asks for."
 
 
+#: Factors of common slips. Of two that come equally close, the first is reported.
 _SLIPS = (
-    (2.0, "It is twice what it should be: is something counted twice?"),
-    (0.5, "It is half of what it should be: is something left out?"),
     (100.0, "It looks like percent; give a fraction or ratio."),
     (0.01, "It looks like a fraction; give percent."),
+    (2.0, "It is twice what it should be: is something counted twice?"),
+    (0.5, "It is half of what it should be: is something left out?"),
     (1e3, "It is a thousand times too large: check the units."),
     (1e-3, "It is a thousand times too small: check the units."),
     (1e6, "It is a million times too large: check the units."),

@@ -84,16 +84,17 @@ def measure_typical(answer: Any) -> Facts:
 
 
 def judge_typical(facts: Facts) -> None:
-    for case in all_there(facts["cases"], len(WARMED)):
+    cases = all_there(facts["cases"], len(WARMED))
+    if all(close(case["returned"], case["of_all_ms"], 2e-3) for case in cases):
+        raise Hint("Your figure is too high: it still includes the warm-up steps, which come first.")
+    for case in cases:
         returned, true = case["returned"], case["true_ms"]
         if close(returned, true, 2e-3):
             continue
-        if close(returned, case["of_all_ms"], 2e-3):
-            raise Hint("Your figure is too high: it still includes the warm-up steps, which come first.")
         if returned > 1.2 * true:
             raise Hint(
-                f"You returned {returned / true:.3g} times the typical step, pulled up by a few slow ones. Which "
-                "summary ignores how slow the slowest are, and are the warm-up steps gone?"
+                f"You returned {returned / true:.3g} times the typical step. Do a few slow steps pull your figure up? "
+                "Which summary ignores how slow the slowest are, and are the warm-up steps gone?"
             )
         if returned < true / 1.2:
             raise Hint(
@@ -121,23 +122,27 @@ def measure_interval(answer: Any) -> Facts:
 
 
 def _tried(interval: Callable[..., Any], every: Any, median: float, *, slow: bool) -> Facts:
-    held, widths, narrow, ends_of = 0, [], [], set()
     if slow:
         every[:, ::SLOW_EVERY] *= SLOWER
-    for series in every:
-        returned = outcome(interval, series.tolist())
-        if not isinstance(returned, Iterable) or len(ends := list(returned)) != 2:
-            raise Hint("Return two numbers, the low end and the high end.")
-        low, high = (as_number(end, "An end of the interval") for end in ends)
-        if low > high:
-            raise Hint("The low end comes first.")
-        held += low <= median <= high
-        widths.append(high - low)
-        ends_of.add((low, high))
-        ordered = np.sort(series)
-        narrow.append(ordered[38] - ordered[22])  # a 95 % interval of the median of 61 steps
-    width = float(np.mean(widths) / np.mean(narrow))
-    return {"held": held / len(every), "width": width, "different": len(ends_of)}
+    ends = np.array([_ends(outcome(interval, series.tolist())) for series in every])
+    low, high = ends.T
+    ordered = np.sort(every)
+    narrow = ordered[:, 38] - ordered[:, 22]  # a 95 % interval of the median of 61 steps
+    at_one_place = [bool((every == end[:, None]).all(axis=0).any()) for end in (low, high)]
+    return {
+        "held": float(((low <= median) & (median <= high)).mean()),
+        "width": float((high - low).mean() / narrow.mean()),
+        "different": len(np.unique(ends, axis=0)),
+        "reversed": float((low > high).mean()),
+        "unsorted": all(at_one_place),
+        "medians": bool(np.allclose(ends, np.median(every, axis=1)[:, None], rtol=1e-9, atol=0.0)),
+    }
+
+
+def _ends(returned: Any) -> list[float]:
+    if not isinstance(returned, Iterable) or len(ends := list(returned)) != 2:
+        raise Hint("Return two numbers, the low end and the high end.")
+    return [as_number(end, "An end of the interval") for end in ends]
 
 
 def judge_interval(facts: Facts) -> None:
@@ -146,13 +151,26 @@ def judge_interval(facts: Facts) -> None:
         where = f" where every {SLOW_EVERY}th step takes {SLOWER:g} times as long" if name != "plain" else ""
         if facts[name]["different"] < count / 2:  # random series hardly ever share an end
             raise Hint("Your interval is the same for different times: is it computed from the function's argument?")
+        if facts[name].get("unsorted"):
+            raise Hint(
+                "Whatever the times, your ends are those at the same two places of the series, in the order in which "
+                "the steps ran. Are the times sorted before you take two of them?"
+            )
+        if facts[name].get("reversed"):
+            found = share(facts[name]["reversed"])
+            raise Hint(f"The low end comes first; in {found} of the series your first end is above the second.")
+        if facts[name].get("medians"):
+            raise Hint(
+                "Both ends are always the median of the series itself. If you draw times at random, can the same one "
+                "be drawn again, so that the draws differ?"
+            )
         if held < 0.9:
             raise Hint(
                 f"In {count} series of {STEPS} skewed times{where}, your interval contained the true median in "
                 f"{share(held)}, not 95 %. Is it an interval of the median, not the mean, and wide enough?"
             )
         if held > 0.995 or width > 1.5:
-            why = "It shows the range of single steps; the question is about the median."
+            why = "Is it the range of single steps? The question is about the median."
             if where:
                 why = "Slow steps inflate the standard deviation and thus any interval of the *mean*; an interval of "
                 why += "the *median* depends only on the times around it."
@@ -200,8 +218,8 @@ def judge_compare(facts: Facts) -> None:
             if close(returned, 1 / true, 0.03):
                 raise Hint("It is the ratio the other way round: give b's time divided by a's.")
             raise Hint(
-                f"On a steady machine, where b takes {share(true)} of a's time, you returned {returned:.3g}; return "
-                "a ratio."
+                f"On a steady machine, where b takes {share(true)} of a's time, you returned {returned:.3g}. Is it "
+                "a ratio, b's time divided by a's?"
             )
         raise Hint(
             f"On a '{weather}' machine, where b takes {share(true)} of a's time, you returned {returned:.3g}. In"

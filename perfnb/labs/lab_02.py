@@ -54,9 +54,9 @@ def judge_ratio(facts: Facts) -> None:
     if ratio.right:
         return
     ratio.not_instead((backward, forward), "It is the time of one direction; give the ratio of the two.", 0.01)
-    of_layers = "This comes from layer times. The phases include more than the layers: take them from p.phases."
+    of_layers = "This is a ratio of layer times. The phases include more than the layers: take them from p.phases."
     ratio.not_instead(facts["of_layers"], of_layers, 0.002)
-    of_shares = "This comes from shares, which are corrected for tracing overhead; use the column ms."
+    of_shares = "This is the ratio of the shares, which are corrected for tracing overhead; use the column ms."
     ratio.not_instead(facts["of_shares"], of_shares, 0.005)
     ratio.required("")
 
@@ -110,8 +110,8 @@ def judge_self_times(facts: Facts) -> None:
                 )
             if over < 0:
                 raise Hint(
-                    f"In {tree}, too much was subtracted from {name}. Only *direct* children count, and one name can "
-                    "start like another without being inside it."
+                    f"In {tree}, the time of {name} is too small. Is too much subtracted? Only *direct* children "
+                    "count, and one name can start like another without being inside it."
                 )
             raise Hint(
                 f"In {tree}, the time of {name} is too large: which inner layers were not, or only partly, subtracted?"
@@ -172,12 +172,19 @@ def judge_frozen(facts: Facts) -> None:
         if after[part][0] != forward:
             raise Hint(f"The forward pass of {part} differs from before: is it the same batch and net?")
     if after[TRAINED][1] == 0:
-        raise Hint("Nothing is trained at all now: the head has no backward pass, but should still learn.")
+        what = "The weights of the head have no backward pass" if facts["learned"] else "Nothing is trained at all now"
+        raise Hint(f"{what}; the whole head should still learn.")
     for part in FROZEN:
         if after[part][1] > 0:
-            raise Hint(f"{part} still has a backward pass: a parameter in its block still requires a gradient.")
-    if not 0 < after[TRAINED][1] < before[TRAINED][1]:
-        raise Hint("The head still computes a gradient for its input, so something before it still learns.")
+            raise Hint(
+                f"{part} still has a backward pass: which parameter, in its block or before it, still requires a "
+                "gradient?"
+            )
+    if after[TRAINED][1] >= before[TRAINED][1]:
+        raise Hint(
+            "The head's backward pass computes as much as before, including a gradient for its input. Does anything "
+            "before the head still require a gradient?"
+        )
     if facts["learned"] < OF_THE_HEAD:
         raise Hint("Part of the head no longer learns: its weights and its bias both need a gradient.")
 
@@ -202,8 +209,8 @@ def judge_suspect(facts: Facts) -> None:
     if layer not in facts["names"]:
         raise Hint(f"The frame has no row {layer!r}; give the full name from the index, starting with the model.")
     if layer not in own:
-        has = "is a separate row, not a layer" if layer.startswith("(") else "has parameters"
-        raise Hint(f"{layer} {has}; look for a layer without parameters.")
+        is_not = "a layer but a separate row" if layer.startswith("(") else "a called layer without parameters"
+        raise Hint(f"{layer} is not {is_not}; look for a layer without parameters.")
     if own[layer] < max(own.values()):
         raise Hint(f"{layer} is not the one: another layer without parameters has more self time.")
     share, said = facts["shares"][layer], facts["at_most"]
@@ -212,7 +219,7 @@ def judge_suspect(facts: Facts) -> None:
         raise Hint(f"at_most is 1 / share. {vanished} of the step would be left, and what is 1 divided by that?")
     at_most = Figure(said, wanted, 0.02)
     left = [1 - own[layer] / step for step in facts["steps_ms"]]
-    traced = "at_most comes from milliseconds, which include tracing overhead. The column share is corrected for it."
+    traced = "at_most fits the milliseconds, which include tracing overhead. The column share is corrected for it."
     at_most.not_instead([1 / part for part in left if part > 0], traced, 0.002)
     at_most.not_instead(
         share, f"at_most is the layer's share. {vanished} would be left, and what is 1 divided by that?", 0.03
@@ -298,7 +305,7 @@ def judge_rewritten(facts: Facts) -> None:
         if not case["forward"]:
             raise Hint(f"The layer's output differs from Rescale's {on} of fresh numbers. {_how(case['off'])}")
         if not case["backward"]:
-            raise Hint(f"Forward is right, but the gradient of the input differs from Rescale's {on}.")
+            raise Hint(f"Forward is right, but the gradient of the input is missing or differs from Rescale's {on}.")
     if facts["ratio"] > MOST:
         raise Hint(
             f"The result is right, but forward and backward take {share(facts['ratio'])} of the original time; "

@@ -19,7 +19,17 @@ from torch import nn, ones
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfnb import Profile, Roofline, Timing
-from perfnb.labs.answers import Figure, as_function, as_numbers, close, outcome, require, result_of, slip
+from perfnb.labs.answers import (
+    Figure,
+    all_close,
+    as_function,
+    as_numbers,
+    close,
+    outcome,
+    require,
+    result_of,
+    slip,
+)
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.workloads import shortest_ms, time_ratio
 from perfnb.quantities import share
@@ -60,6 +70,7 @@ def _judge_cases(facts: Facts, every: Sequence[Any], arguments: str, *, training
         else:
             added = "It is half of what it should be: each product is also added to a sum. Is that counted?"
             flops.not_instead(wanted / 2, f"{where} {added}")
+            flops.not_instead(3 * wanted, f"{where} It is three times what it should be: how many products are there?")
         flops.required(where, "It does not match the count: does every size enter as often as it should?")
 
 
@@ -71,10 +82,14 @@ def measure_linear(answer: Any) -> Facts:
 
 
 def judge_linear(facts: Facts) -> None:
-    for case in facts["cases"]:
-        batch, _, outputs = case["sizes"]
-        if batch * outputs > 1 and close(case["said"], case["counted"] + batch * outputs, 1e-9):
-            raise Hint("It includes the bias additions, which are left out by convention.")
+    cases = all_there(facts["cases"], len(LINEAR))
+    off = [case["said"] - case["counted"] for case in cases]
+    sums = [math.prod(case["sizes"][::2]) for case in cases]  # one for each output of each row
+    biases = (sums, [2 * each for each in sums], [case["sizes"][2] for case in cases])
+    if any(all_close(off, bias) for bias in biases):
+        raise Hint("It includes the bias, which is left out by convention.")
+    if all_close(off, [-each for each in sums]):
+        raise Hint("It has one addition less for each sum. By convention, the first one counts like the others.")
     _judge_cases(facts, LINEAR, "batch, inputs, outputs")
 
 
@@ -105,13 +120,16 @@ def measure_training(answer: Any) -> Facts:
 
 
 def judge_training(facts: Facts) -> None:
-    for case in facts["cases"]:
-        batch, widths = case["sizes"]
-        products = [2 * batch * inputs * outputs for inputs, outputs in itertools.pairwise(widths)]
-        if close(case["said"], sum(products), 1e-9):
-            raise Hint("That is only the forward pass.")
-        if close(case["said"], case["counted"] + products[0], 1e-9):
-            raise Hint("One product too many: which layer's input needs no gradient?")
+    cases = all_there(facts["cases"], len(NETWORKS))
+    said = [case["said"] for case in cases]
+    products = [
+        [2 * batch * inputs * outputs for inputs, outputs in itertools.pairwise(widths)]
+        for batch, widths in (case["sizes"] for case in cases)
+    ]
+    if all_close(said, map(sum, products)):
+        raise Hint("That is only the forward pass.")
+    if all_close(said, (case["counted"] + first for case, (first, *_) in zip(cases, products, strict=True))):
+        raise Hint("One product too many: which layer's input needs no gradient?")
     _judge_cases(facts, NETWORKS, "batch, widths", training=True)
 
 
@@ -220,7 +238,9 @@ def measure_small(answer: Any, big: Any = None, small: Any = None, steps: Any = 
 def judge_small(facts: Facts) -> None:
     big_flops, small_flops = facts["flops"]
     if not 0 < small_flops < big_flops:
-        raise Hint("The first step does no more arithmetic than the second: pass steps=(big_step, small_step).")
+        raise Hint(
+            f"The first step needs {big_flops:,} FLOPs, the second {small_flops:,}: pass steps=(big_step, small_step)."
+        )
     ratio, own = facts["big_ms"] / facts["small_ms"], facts["own_ms"][0] / facts["own_ms"][1]
     if not 1 / APART < ratio / own < APART:
         raise Hint(
@@ -313,6 +333,8 @@ def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
 
 #: Rows of a, its columns, columns of b; and the size at which loops are timed against torch.
 PRODUCTS, TIMED = ((3, 4, 2), (5, 1, 6), (1, 7, 1), (1, 1, 1), (4, 3, 8)), 48
+#: Square matrices, on which an answer that is wrong elsewhere is tried.
+SQUARE = (3, 3, 3)
 ROUNDS = 5
 #: Python loops are slower than torch at that size, even if torch has to convert lists both ways.
 LOOPS = 1.0
@@ -330,15 +352,22 @@ def measure_loops(answer: Any) -> Facts:
     def by_torch(a: Any, b: Any) -> Any:
         return (torch.tensor(a) @ torch.tensor(b)).tolist()
 
-    cases = []
-    for sizes in (*PRODUCTS, PRODUCTS[-1]):
+    def tried(sizes: tuple[int, int, int]) -> Facts:
         given = matrices(*sizes)
         kept = copy.deepcopy(given)
-        wanted = by_torch(*given)
-        wrong = _wrong_with(outcome(matmul, *given), wanted)
-        cases.append({"sizes": list(sizes), "wrong": wrong, "changed": given != kept})
-    if any(case["wrong"] for case in cases):
-        return {"cases": cases}  # a wrong result is not timed
+        wanted, last = by_torch(*given), by_torch([row[-1:] for row in given[0]], given[1][-1:])
+        try:
+            returned = outcome(matmul, *given)
+        except Hint as hint:
+            return {"sizes": list(sizes), "wrong": f"raised {hint}", "changed": given != kept}
+        wrong = _wrong_with(returned, wanted)
+        if wrong == "numbers" and not _wrong_with(returned, last):
+            wrong = "last"
+        return {"sizes": list(sizes), "wrong": wrong, "changed": given != kept}
+
+    cases = [tried(sizes) for sizes in (*PRODUCTS, PRODUCTS[-1])]
+    if any(case["wrong"] for case in cases):  # a wrong result is not timed
+        return {"cases": cases, "square": not tried(SQUARE)["wrong"]}
     inputs = [matrices(TIMED, TIMED, TIMED) for _ in range(ROUNDS + 1)]
     return {"cases": cases, "uses": libraries_used(matmul), "ratio": time_ratio(matmul, by_torch, inputs)}
 
@@ -363,7 +392,9 @@ def _wrong_with(returned: Any, wanted: list[list[float]]) -> str:
 
 
 def judge_loops(facts: Facts) -> None:
-    for case in all_there(facts["cases"], len(PRODUCTS) + 1):
+    cases = all_there(facts["cases"], len(PRODUCTS) + 1)
+    square_only = facts.get("square") and all(case["wrong"] for case in cases if len(set(case["sizes"])) > 1)
+    for case in cases:
         rows, inner, columns = case["sizes"]
         what = f"The product of a {rows} x {inner} and a {inner} x {columns} matrix"
         kind, _, found = case["wrong"].partition(" ")
@@ -371,6 +402,13 @@ def judge_loops(facts: Facts) -> None:
             raise Hint("The function returns nothing yet.")
         if case["changed"]:
             raise Hint("The function changes its arguments.")
+        if square_only:
+            raise Hint(
+                f"The product of two {SQUARE[0]} x {SQUARE[1]} matrices is right, but that of a {rows} x {inner} and a "
+                f"{inner} x {columns} matrix is not. Which length does each loop need if they differ?"
+            )
+        if kind == "raised":
+            raise Hint(f"For a {rows} x {inner} and a {inner} x {columns} matrix: {found}")
         if kind == "type":
             raise Hint(f"{what} must be a list of rows, each a list of numbers; you return a {found}.")
         if kind == "shape":
@@ -382,6 +420,8 @@ def judge_loops(facts: Facts) -> None:
             )
         if kind == "values":
             raise Hint(f"{what} must hold plain numbers.")
+        if kind == "last":
+            raise Hint(f"{what}: each number is the last product of its sum alone. Are the products added up?")
         if kind:
             raise Hint(f"{what} has the right shape but wrong numbers: which row meets which column?")
     if facts["uses"]:

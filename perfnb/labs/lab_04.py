@@ -92,7 +92,8 @@ def same_training(old: Any, new: Any, x: Any) -> Facts:
     return {
         "rows": len(x),
         "returned": type(got).__name__,
-        "forward": hasattr(got, "detach") and agree(wanted, got) and agree(kept, x),
+        "input_changed": not torch.equal(kept, x.detach()),
+        "forward": hasattr(got, "detach") and agree(wanted, got),
         "backward": len(gradients) == len(wanted_gradients)
         and all(one is not None and agree(two, one) for one, two in zip(gradients, wanted_gradients, strict=True)),
     }
@@ -258,8 +259,8 @@ def judge_largest(facts: Facts) -> None:
     peak = peaks[str(batch)]
     if peak > LIMIT and peaks.get(str(batch - 1), LIMIT + 1) <= LIMIT:
         raise Hint(
-            f"A step with {batch} rows needs {peak:,} bytes, just above the {LIMIT:,} available, so"
-            " your line is right. It meets the limit between two whole numbers: which way do you round?"
+            f"A step with {batch} rows needs {peak:,} bytes, just above the {LIMIT:,} available; one row less fits. "
+            "A line meets the limit between two whole numbers: which way do you round?"
         )
     if peak > LIMIT:
         raise Hint(
@@ -291,7 +292,7 @@ def measure_checkpointed(answer: Any, plain: Any = None, rows: Any = None) -> Fa
         cases = [
             same_training(old, new, fresh(count).requires_grad_(wanted)) for count in SMALL for wanted in (False, True)
         ]
-        if not all(case["forward"] and case["backward"] for case in cases):
+        if not all(case["forward"] and case["backward"] and not case["input_changed"] for case in cases):
             return {"cases": cases}  # a wrong result is not measured
         x = fresh(len(rows))
         peaks = [measured_peak(lambda tower=tower: trained(tower, x)) for tower in (old, new)]  # type: ignore[misc]
@@ -303,6 +304,8 @@ def judge_checkpointed(facts: Facts) -> None:
     for case in facts["cases"]:
         if case["returned"] == "NoneType":
             raise Hint("The tower returns nothing yet.")
+        if case.get("input_changed"):
+            raise Hint("The tower changes its input, which other code may still need.")
         if not case["forward"]:
             raise Hint(f"The tower's output differs from before on {case['rows']} rows of fresh numbers.")
         if not case["backward"]:
@@ -339,8 +342,10 @@ def judge_price(facts: Facts) -> None:
         raise Hint("A profile has no FLOPs: do not disable them when you make it.")
     if after["flops"][2] == 0 or before["flops"][2] > 0:
         raise Hint("The second profile recomputes nothing, or the first one does: is plain=plain the first?")
-    if facts["check"] != "":
-        raise Hint("The test does not show that both return the same: pass check=1e-3 to ab_test.")
+    if facts["check"] is None:
+        raise Hint("The test did not compare what the two steps return: pass check=1e-3 to ab_test.")
+    if facts["check"]:
+        raise Hint(f"The two steps of the test return different results: {facts['check'].rstrip('.')}.")
     said = facts["said"]
     if close(said["arithmetic"], 1.0, 1e-3):
         raise Hint("arithmetic: as many FLOPs as before? Recomputation has a column of its own.")
@@ -356,6 +361,9 @@ def judge_price(facts: Facts) -> None:
             others = "memory uses the column `total`, which includes `other`: tensors that this notebook keeps and no "
             others += "step needs. peak_bytes leaves them out."
             figure.not_instead(after["with_others"] / before["with_others"], others)
+        if name == "arithmetic":
+            textbook = "arithmetic is the textbook's 4/3. Is all of the forward pass repeated? Divide what was counted."
+            figure.not_instead(4 / 3, textbook)
         figure.not_instead(1 / wanted, f"{name} is the inverse: divide the checkpointed step by the plain one.")
         change = f"{name} is only the change. Give the whole ratio: 1 means as much as before."
         figure.not_instead(abs(1 - wanted), change)
@@ -388,8 +396,10 @@ def _slope(slope: Any) -> list[float] | None:
 
 def judge_leak(facts: Facts) -> None:
     layers, growth = facts["layers"], facts["growth"]
-    if facts["verdict"] != "leak" or not layers or growth is None:
+    if facts["verdict"] != "leak":
         raise Hint(f"The report says: {facts['verdict']}. Test the step that leaks.")
+    if not layers or growth is None:
+        raise Hint("The report names no layer that allocated what leaks. Test the step that leaks.")
     if facts["layer"] not in layers:
         raise Hint(f"Nothing allocated in {facts['layer']!r} leaks; use a name from leaks.survivors.")
     if layers[facts["layer"]] < max(layers.values()):
@@ -405,8 +415,8 @@ def judge_leak(facts: Facts) -> None:
         middle, low, high = (each / 2**10 for each in facts["process"])
         if close(facts["said"], middle, 0.02) or low <= facts["said"] <= high:
             raise Hint(
-                "kib_per_step is the growth of the whole process, which also allocates outside torch. The growth of"
-                " torch's memory is in the row above."
+                "Is kib_per_step the growth of the whole process, which also allocates outside torch? The growth of "
+                "torch's memory is in the row above."
             )
     if facts["said"] < 0.01 * wanted:
         raise Hint("kib_per_step is far too small: the list's own size does not include what it keeps alive.")
@@ -441,7 +451,9 @@ def judge_mended(facts: Facts) -> None:
         raise Hint(f"After {len(wanted)} steps, strengths has {len(said)} values; keep one per step.")
     if not agree(wanted, said):
         raise Hint("strengths has different values than before.")
-    if facts["allocated"] is None or facts["allocated"] > HARMLESS:
+    if facts["allocated"] is None:
+        raise Hint("The values are right, but torch's memory could not be watched. Rerun the check.")
+    if facts["allocated"] > HARMLESS:
         raise Hint(
             "The values are right, but memory still grows by more than a number per step. Which tensor does "
             "autograd keep for a backward pass that never comes, or what else do you keep?"

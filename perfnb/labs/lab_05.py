@@ -11,7 +11,18 @@ import torch
 from torch import nn, ones
 
 from perfnb import ArchitectureComparison, ScalingStudy, Timing
-from perfnb.labs.answers import Figure, as_flag, as_function, as_number, as_numbers, close, outcome, require, slip
+from perfnb.labs.answers import (
+    Figure,
+    all_close,
+    as_flag,
+    as_function,
+    as_number,
+    as_numbers,
+    close,
+    outcome,
+    require,
+    slip,
+)
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.lab_03 import counted
 from perfnb.quantities import share
@@ -64,13 +75,14 @@ def judge_uses(facts: Facts) -> None:
         wanted = model["forward_flops"] / 2 / model["parameters"] / batch
         both = (model["forward_flops"] + model["backward_flops"]) / model["forward_flops"]
         said = Figure(number, wanted, 0.01)
-        for factor, words in (
+        slips = (
             (both, "It includes backward; count only the forward pass."),
-            (both - 1, "That is the backward pass; count the forward pass."),
-            (batch, f"That is for the whole batch of {batch:g} images; give it for one image."),
+            (both - 1, "Is it the backward pass? Count the forward pass."),
             (2.0, "A use is a product and an addition, which are two FLOPs."),
+            (batch, f"That is for the whole batch of {batch:g} images; give it for one image."),
             (2 * batch, f"That is FLOPs per parameter, for {batch:g} images. Take one image, and two FLOPs per use."),
-        ):
+        )
+        for factor, words in sorted(slips, key=lambda each: abs(number - each[0] * wanted)):  # some are nearly equal
             said.not_instead(factor * wanted, f"{name}: {words}")
         said.required(f"{name}:")
 
@@ -131,17 +143,19 @@ def measure_accuracy(answer: Any) -> Facts:
 
 
 def judge_accuracy(facts: Facts) -> None:
-    for case in all_there(facts["cases"], 2 * len(TRIED)):
+    cases = all_there(facts["cases"], 2 * len(TRIED))
+    answers, every_right, every = ([case[key] for case in cases] for key in ("said", "right", "images"))
+    fractions = np.divide(every_right, every)
+    for case, wanted in zip(cases, fractions, strict=True):
         right, images, said = case["right"], case["images"], case["said"]
-        wanted = right / images
         if not case["unchanged"]:
             raise Hint("The model was changed: its running means or gradients differ. Is it in evaluation mode?")
         if not np.isclose(said, wanted, atol=1e-6):
-            if right > 1 and close(said, right, 1e-6):
+            if all_close(answers, every_right, 1e-6):
                 raise Hint("That is how many are right; give the fraction.")
-            if np.isclose(said, 1 - wanted, atol=1e-6):
+            if all_close(answers, 1 - fractions, 1e-5):
                 raise Hint("That is the fraction of mistakes.")
-            if close(said, 100 * wanted, 1e-6):
+            if all_close(answers, 100 * fractions, 1e-5):
                 raise Hint("It looks like percent; give a fraction from 0 to 1.")
             mode = "starts in training mode" if case["training"][0] else "starts in evaluation mode"
             raise Hint(
@@ -237,6 +251,15 @@ def measure_share(answer: Any, comparison: Any = None) -> Facts:
     }
 
 
+#: Most that a share is off when it is given with two digits.
+ROUNDED = 0.00501
+
+
+def _per_flop(time: float, arithmetic: float) -> float:
+    """Time per FLOP of a part compared with the rest, from the part's shares of both."""
+    return (time / (1 - time)) / (arithmetic / (1 - arithmetic))
+
+
 def judge_share(facts: Facts) -> None:
     said, shares, arithmetic = facts["said"], facts["shares"], facts["arithmetic"]
     time = shares[facts["longest"]]
@@ -244,14 +267,18 @@ def judge_share(facts: Facts) -> None:
     for name, found in shares.items():
         of_time.not_instead(found, f"time is the share at length {name}; give it for the longest.", 0.005)
     of_time.required("time is not the share of the kind attention.")
-    of_flops = Figure(said["arithmetic"], arithmetic, 5e-3)
+    of_flops = Figure(said["arithmetic"], arithmetic, max(5e-3, ROUNDED / arithmetic))
     products = "arithmetic has only the two products, but the time includes the layers `qkv` and `out`."
     of_flops.not_instead(facts["products"], products)
     of_flops.not_instead(1 - facts["products"], "arithmetic is the share of the linear layers.")
     forward = "arithmetic counts attention's forward pass, but both passes of the block."
     of_flops.not_instead(facts["forward"], forward)
     of_flops.required("arithmetic is not the share of the attention layer.")
-    per_flop = Figure(said["per_flop"], (time / (1 - time)) / (arithmetic / (1 - arithmetic)), 0.05)
+    if max(shares_said := (said["time"], said["arithmetic"])) < 1 and close(
+        said["per_flop"], _per_flop(*shares_said), 0.02
+    ):
+        return  # computed from the shares as rounded in the answer
+    per_flop = Figure(said["per_flop"], _per_flop(time, arithmetic), 0.05)
     whole = "per_flop compares attention with the whole block, which includes it; compare it with the rest."
     per_flop.not_instead(time / arithmetic, whole, 0.03)
     per_flop.required("per_flop does not match the two shares.")

@@ -15,6 +15,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from operator import getitem
 from pathlib import Path
@@ -39,6 +40,18 @@ WIDTH = 16
 STILL_BESIDE = 0.25
 
 
+@dataclass(eq=False)
+class Pass:
+    """One pass over a simulated loader: when it began, and how many batches it gave and steps ran in it so far."""
+
+    began: float
+    batches: int = 0
+    steps: int = 0
+
+    def ms_per_batch(self) -> float:
+        return (time.perf_counter() - self.began) * 1e3 / BATCHES
+
+
 class Feed:
     """A simulated loader and its step, which sleep; with `ahead` the next batch is prepared while one is used.
 
@@ -50,29 +63,32 @@ class Feed:
         self.took: dict[str, list[float]] = {"together": [], "loader": [], "model": []}
         self._make_ms, self._use_ms, self._ahead = make_ms, use_ms, ahead
         self._used: list[float] = []
-        self._running = self._steps = 0
+        self._passes: list[Pass] = []  # those that have begun and not ended
 
     def __len__(self) -> int:
         return BATCHES
 
     def __iter__(self) -> Iterator[int]:
-        began, steps = time.perf_counter(), self._steps
-        self._running += 1
+        self._passes.append(own := Pass(time.perf_counter()))
         try:
-            yield from self._made_ahead() if self._ahead else map(self._make, range(BATCHES))
-            kind = "together" if self._steps > steps else "loader"
-            self.took[kind].append((time.perf_counter() - began) * 1e3 / BATCHES)
+            for batch in self._made_ahead() if self._ahead else map(self._make, range(BATCHES)):
+                own.batches += 1
+                yield batch
+            if not own.steps:
+                self.took["loader"].append(own.ms_per_batch())
         finally:
-            self._running -= 1
+            self._passes.remove(own)
 
     def step(self, batch: Any) -> None:
         """Use a batch."""
         ms = slept(self._use_ms)
         self._used.append(ms)
-        if self._running:
-            self._steps += 1
-        else:
+        if not self._passes:
             self.took["model"].append(ms)
+        for each in self._passes:
+            each.steps += 1
+            if each.batches == each.steps == BATCHES:  # next() may never be asked for the end of the pass
+                self.took["together"].append(each.ms_per_batch())
 
     def step_ms(self) -> float:
         """Mean time of the steps outside any pass, or of all steps if an unfinished iterator was kept."""
@@ -134,23 +150,25 @@ def every_item(dataset: Any) -> None:
 
 
 def drawn(before: Any, after: Any, places: Sequence[int], times: int) -> Facts:
-    """Whether samples match the original ones except for their shift, and how many shifts appeared per place."""
-    same, label, shifts = True, True, []
+    """Whether samples match the original ones except for their shift, and how the shifts of a place vary."""
+    same, label, shifts, never = True, True, [], []
     for place in places:
         x, y = before[place]
-        turned = [torch.roll(x, by) for by in range(len(x))]
+        turned = torch.stack([torch.roll(x, by) for by in range(len(x))])
         seen = set()
         for _ in range(times):
             sample = outcome(getitem, after, place)
             if not isinstance(sample, Sequence) or len(sample) != 2 or not isinstance(sample[0], torch.Tensor):
                 raise Hint("A sample must be a pair, as before: a tensor and its label.")
             label &= isinstance(sample[1], int) and sample[1] == y
-            alike = sample[0].dtype == x.dtype
-            found = [by for by, other in enumerate(turned) if alike and torch.equal(sample[0], other)]
+            alike = sample[0].dtype == x.dtype and sample[0].shape == x.shape
+            found = (turned == sample[0]).all(1).nonzero().flatten().tolist() if alike else []
             same &= bool(found)
             seen.update(found[:1])
         shifts.append(len(seen))
-    return {"same": same, "label": label, "shifts": min(shifts)}
+        in_order = sorted(seen) or [0]
+        never.append(max(one - other - 1 for other, one in itertools.pairwise([*in_order, in_order[0] + len(x)])))
+    return {"same": same, "label": label, "shifts": min(shifts), "never": max(never)}
 
 
 def judge_orders(epochs: list[list[int]], rows: int, batch_size: int) -> None:
@@ -160,7 +178,10 @@ def judge_orders(epochs: list[list[int]], rows: int, batch_size: int) -> None:
         if len(set(epoch)) < min(len(epoch), rows):
             raise Hint("Some samples appear twice in an epoch, and others not at all.")
         if sorted(epoch) != own:
-            raise Hint(f"An epoch has {len(epoch)} of the {rows} samples; each must appear once.")
+            raise Hint(
+                f"An epoch has {len(epoch)} samples, {len(set(epoch))} of them different; each of the {rows} samples "
+                "of the data set must appear once."
+            )
         if epoch == own:
             raise Hint("The samples are in the order of the data set; shuffle them.")
         if _still_beside(own, epoch):
@@ -172,8 +193,8 @@ def judge_orders(epochs: list[list[int]], rows: int, batch_size: int) -> None:
             raise Hint("An epoch repeats the order of an earlier one: shuffle anew each time.")
         if any(_still_beside(before, epoch) for before in epochs[:place]):
             raise Hint(
-                "One epoch's order is derived from another's: many samples have the same neighbours. Shuffle anew "
-                "each time."
+                "Many samples have the same neighbours in two epochs. Is one order derived from the other? Shuffle "
+                "anew each time."
             )
         if any(_batches(before, batch_size) & _batches(epoch, batch_size) for before in (own, *epochs[:place])):
             raise Hint("The same samples share a batch again: shuffle anew each time, not just the order of batches.")
@@ -290,7 +311,9 @@ def measure_stopwatches(answer: Any) -> Facts:
             raise Hint("The function returns nothing yet.")
         said = as_numbers(returned, ("together", "loader", "model"))
         if not feed.took["together"]:
-            raise Hint("together was not measured: the step did not run with each batch of the loader.")
+            raise Hint(
+                "together was not measured: the step did not run once for each batch during a pass of the loader."
+            )
         usual = {"together": max(make_ms, use_ms) if ahead else make_ms + use_ms, "loader": make_ms, "model": use_ms}
         took = feed.took | {"model": [feed.step_ms()]}
         cases.append({"said": said, "took": took, "usual": usual, "ahead": ahead})
@@ -301,7 +324,7 @@ def judge_stopwatches(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(FEEDS)):
         wanted = case["usual"] | {name: took[0] for name, took in case["took"].items() if took}
         for name, number in all_there(case["said"], 3).items():
-            if any(close(number, took, NEAR) for took in case["took"][name]):
+            if any(close(number, took, NEAR) for took in case["took"][name] or [case["usual"][name]]):
                 continue
             if close(1e3 * number, wanted[name], NEAR):
                 raise Hint(f"{name} looks like seconds; give milliseconds.")
@@ -310,7 +333,10 @@ def judge_stopwatches(facts: Facts) -> None:
             together = [wanted["together"], *case["took"]["together"]]
             if name != "together" and any(close(number, took, NEAR) for took in together):
                 other = "the loader" if name == "model" else "the step"
-                raise Hint(f"{name}: {other} still runs in it. What must be left out, and what could be kept?")
+                raise Hint(
+                    f"{name} takes as long as together: does {other} still run in it? What must be left out, and what "
+                    "could be kept?"
+                )
             if case["ahead"]:
                 raise Hint(
                     f"{name} is wrong for a loader that prepares the next batch during the step. The times do not add "
@@ -336,11 +362,19 @@ def judge_perfect(facts: Facts) -> None:
         swapped = f"{name} is the other one: if the {name[8:]} took no time, which of the two would be left?"
         figure.not_instead(other, swapped)
         figure.not_instead(1 / wanted, f"{name} is the fraction of the step that is left; give the speed-up.")
+        saved = times["together"] * (1 - 1 / wanted)
+        figure.not_instead(
+            saved, f"Is {name} how many ms would be saved? Give how many times as fast the step would be."
+        )
+        figure.not_instead(
+            1 - 1 / wanted, f"{name} is the fraction of the step that would be saved; give the speed-up."
+        )
         figure.required(f"{name} does not match t.times.")
 
 
-#: Lines of made-up files, numbers per line, and how often a sample is drawn.
-LINES, VALUES, DRAWS = (40, 24), 64, 12
+#: Lines of made-up files, numbers per line, how often a sample is drawn, and how many neighbouring shifts may be
+#: missing then; when all are equally likely, so many are missing in one of 10 million million trials.
+LINES, VALUES, DRAWS, MISSING = (40, 24), 64, 120, 15
 #: Largest fraction of the original time that items may take.
 MOST = 0.5
 #: Epochs that are timed.
@@ -373,11 +407,16 @@ def judge_parsed(facts: Facts) -> None:
                 f"The same sample, drawn {DRAWS} times, came with {case['shifts']} different shift(s), but the shift"
                 " must be random each time. What may be cached, and what may not?"
             )
+        if case.get("never", 0) > MISSING:
+            raise Hint(
+                f"The shift is random, but of its {VALUES} possible values, {case['never']} in a row never came in "
+                f"{DRAWS} draws. Each reading must have the same chance to come first, as in Text."
+            )
     all_there(facts["cases"], len(LINES))
     if facts["ratio"] > MOST:
         raise Hint(
             f"The samples are right, but take {100 * facts['ratio']:.0f} % of the original time; get below "
-            f"{100 * MOST:.0f} %. Something is done for every sample that always gives the same result."
+            f"{100 * MOST:.0f} %. What is done for every sample although it always gives the same result?"
         )
 
 
@@ -442,7 +481,7 @@ def measure_at_once(answer: Any) -> Facts:
 def judge_at_once(facts: Facts) -> None:
     first, *others = all_there(facts["rows"], DRAWN)
     if first and not all(others):
-        raise Hint("The second epoch is empty: return something that can be iterated more than once.")
+        raise Hint("A later epoch is empty: return something that can be iterated more than once.")
     if not facts["labels"]:
         raise Hint("Rows and labels no longer match: index both the same way.")
     judge_orders(facts["rows"], *TAKEN)
@@ -453,7 +492,7 @@ def judge_at_once(facts: Facts) -> None:
     if facts["ratio"] > MOST:
         raise Hint(
             f"The batches are right, but take {100 * facts['ratio']:.0f} % of the usual loader's time; get below"
-            f" {100 * MOST:.0f} %. The rows of a batch are still taken one by one."
+            f" {100 * MOST:.0f} %. Are the rows of a batch still taken one by one?"
         )
 
 
@@ -539,8 +578,8 @@ def judge_file(facts: Facts) -> None:
         )
     if facts["copy_bytes"] > MOST_COPY:
         raise Hint(
-            f"A copy for a worker has {facts['copy_bytes'] / mib:.0f} MiB: an open memory map is pickled with "
-            "all its data. Keep what is needed to open it, and open it later."
+            f"A copy for a worker has {facts['copy_bytes'] / mib:.0f} MiB. (An open memory map is pickled with all its "
+            "data.) Keep what is needed to open the file, and open it later."
         )
     if facts["read_only"]:
         raise Hint("The tensor is read-only memory of the file itself; a step that writes to it would crash. Copy it.")
@@ -556,7 +595,7 @@ def measure_helped(answer: Any, test: Any = None) -> Facts:
 def judge_helped(facts: Facts) -> None:
     if facts["turns"] < 2:
         raise Hint(
-            "Neither step had workers, so they ran in single turns. Does each step take its batches from its "
+            "The test found no workers, so the steps ran in single turns. Does each step take its batches from its "
             "own loader, made by feeder?"
         )
     if facts["ratio_ci"][0] > 1:

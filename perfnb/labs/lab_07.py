@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from perfnb import PerformanceReport
-from perfnb.labs.answers import Figure, as_function, as_number, as_numbers, close, outcome, result_of
+from perfnb.labs.answers import Figure, all_close, as_function, as_number, as_numbers, close, outcome, result_of
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, is_false
 from perfnb.labs.workloads import interleaved, one_thread
 
@@ -32,7 +32,7 @@ LOSS = "added wrong share"
 #: The script's method for each factor, and what is true while it is unchanged.
 METHODS = {
     "fused": ("make_optimizer", "the optimizer's setting fused is still False"),
-    "autocast": ("predict", "its layers still compute in float32"),
+    "autocast": ("predict", "its first linear layer still computes in float32"),
     "compiled": ("make_model", "it returns the plain net, not a compiled one"),
 }
 #: Relative tolerance between two losses.
@@ -223,11 +223,15 @@ def judge_change(facts: Facts, wanted: str, apart: float = APART) -> None:
     if not changed:
         anew, why = facts["written"]["anew"], _why(facts["written"], wanted)
         elsewhere = anew and METHODS[wanted][0] not in anew
-        raise Hint(why if elsewhere else f"This training does the same as the script: nothing was changed. {why}")
+        raise Hint(why if elsewhere else f"Of what the check compares with the script, nothing was changed. {why}")
     if wanted not in changed:
         raise Hint(f"You changed {', '.join(changed)}; change {wanted}.")
     if len(changed) > 1:
         raise Hint(f"More than one thing was changed ({', '.join(changed)}), so no report can tell which one helped.")
+    _judge_learning(facts, apart)
+
+
+def _judge_learning(facts: Facts, apart: float) -> None:
     if not facts["moved"]:
         raise Hint("The weights do not change: the step returns a loss but learns nothing.")
     if not same_losses(facts, apart):
@@ -306,6 +310,8 @@ def measure_quality(answer: Any) -> Facts:
                 "one_for_all": float((x.argmax() != y).float().mean()),
                 "graded": any(graded for graded, _ in seen),
                 "asked_in_training": any(mode for _, mode in seen),
+                "asked": len(seen),
+                "training": training,
                 "same_mode": model.training == training,
                 "unchanged": same_state(kept, state(model)),
                 "gradients": any(each.grad is not None for each in model.parameters()),
@@ -323,26 +329,33 @@ def _forgetful() -> Any:
 
 
 def judge_quality(facts: Facts) -> None:
-    for case in all_there(facts["cases"], len(MISTAKEN)):
-        wanted, images = case["wanted"], facts["images"]
-        said = Figure(case["said"], wanted, 1e-5)
-        said.not_instead(1 - wanted, "It is the share of right answers; a loss is smaller for a better model.")
-        said.not_instead(wanted * images, "It is the number of wrong digits; give their fraction, 0 to 1.")
-        one_for_all = "argmax() without a dimension gives one index for all images; each image needs its own."
-        said.not_instead(case["one_for_all"], one_for_all)
-        if case["asked_in_training"] and not said.right:
+    cases, images = all_there(facts["cases"], len(MISTAKEN)), facts["images"]
+    said, wanted = ([case[key] for case in cases] for key in ("said", "wanted"))
+    if not all_close(said, wanted, 1e-5):
+        if not all(case["asked"] for case in cases):
+            raise Hint("This is not the share of wrong digits, and model(x) was not called.")
+        if all_close(said, (1 - share for share in wanted), 1e-5):
+            raise Hint("It is the share of right answers; a loss is smaller for a better model.")
+        if all_close(said, (share * images for share in wanted), 1e-5):
+            raise Hint("It is the number of wrong digits; give their fraction, 0 to 1.")
+        if all_close(said, (case["one_for_all"] for case in cases), 1e-5):
+            raise Hint(
+                "It is the share for one answer given to all images, as of argmax() without a dimension; each image "
+                "needs its own."
+            )
+        if any(case["asked_in_training"] for case in cases):
             raise Hint("This is not the share of wrong digits: a model with dropout answers in training mode here.")
-        if case["said"] > 0 and wanted > 0:
-            count = round(wanted * images / case["said"])
-            if count not in (0, images):
-                divided = f"The wrong digits are counted correctly, then divided by {count}. How many images are there?"
-                said.not_instead(wanted * images / count, divided)
-        said.required(
-            "The model is in evaluation mode, but this is not the share of wrong digits.",
+        count = round(wanted[0] * images / said[0]) if said[0] > 0 else 0
+        if count and all_close(said, (share * images / count for share in wanted), 1e-5):
+            raise Hint(f"The wrong digits are counted correctly, then divided by {count}. How many images are there?")
+    for case in cases:
+        Figure(case["said"], case["wanted"], 1e-5).required(
+            "The model was in evaluation mode, but this is not the share of wrong digits.",
             "Is each answer compared with its own label, and is every image counted?",
         )
         if not case["same_mode"]:
-            raise Hint("The share is right, but the model's mode is not restored; it is still training.")
+            before, after = ("training", "evaluation") if case["training"] else ("evaluation", "training")
+            raise Hint(f"The share is right, but the model was in {before} mode and is left in {after} mode.")
         if not case["unchanged"] or case["gradients"]:
             raise Hint("The share is right, but your function leaves statistics or gradients in the model.")
         if case["graded"]:
@@ -503,8 +516,8 @@ def judge_compiled(facts: Facts) -> None:
     judge_report(facts["report"], "compile", facts["trial"])
     if facts["first_s"] < COMPILING_S:
         raise Hint(
-            f"A first step of {facts['first_s']:.2g} s compiled nothing: this kernel had already compiled it. "
-            "Restart the kernel to measure it again."
+            f"A first step of {facts['first_s']:.2g} s is too short for a compilation. Had this kernel already "
+            "compiled it? Restart the kernel to measure it again."
         )
 
 
@@ -616,8 +629,7 @@ def judge_best(facts: Facts) -> None:
         product /= reports[name]["ratio"] if accepted else 1.0
     if extra := sorted(changed - set(PARTS)):
         raise Hint(f"Best changes something that was not tested on its own: {', '.join(extra)}.")
-    if not facts["moved"] or not same_losses(facts, APART_BF16 if "autocast" in changed else APART):
-        raise Hint("Best trains differently from the script: same weights, same batches, different losses.")
+    _judge_learning(facts, APART_BF16 if "autocast" in changed else APART)
     best = judge_report(facts["reports"]["best"], "best", facts["trial"])
     for name, wanted, parts, what in (
         ("product", product, tuple(PARTS.values()), "the product of Best's speed-ups, each 1 / its report's ratio"),

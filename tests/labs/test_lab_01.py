@@ -91,7 +91,7 @@ def test_the_usual_step_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda times, warmup: statistics.mean(times[warmup:]), "pulled up"),
+        (lambda times, warmup: statistics.mean(times[warmup:]), "Do a few slow steps pull your figure up"),
         (lambda times, warmup: min(times[warmup:]), "the minimum"),
         (lambda times, warmup: statistics.median(times), "still includes"),
         (lambda times, warmup: statistics.median(times[:-warmup]), "warm-up steps gone"),
@@ -106,7 +106,7 @@ def test_the_usual_step_is_accepted() -> None:
         (lambda times, warmup: np.quantile(times[warmup:], 0.55), "too high"),
         (lambda times, warmup: statistics.median(times[warmup:]) / 2, "0.5 times"),
         (lambda times, warmup: statistics.median(times[warmup:]) / 1e3, "another unit"),
-        (lambda times, warmup: 10.0, "50 times"),
+        (lambda times, warmup: 10.0, "50 times the typical step. Do"),
     ],
 )
 def test_another_figure_is_not(answer: Number, says: str) -> None:
@@ -195,6 +195,28 @@ def test_slow_steps_alone_tell_the_mean_of_logarithms_from_the_median() -> None:
 )
 def test_another_interval_is_not(answer: Number) -> None:
     assert hint("1.3", answer)
+
+
+def without_replacement(times: list[float]) -> list[float]:
+    generator = np.random.default_rng(0)
+    draws = [np.median(generator.choice(times, len(times), replace=False)) for _ in range(100)]
+    return np.quantile(draws, [0.025, 0.975]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda times: (times[22], times[38]), "Are the times sorted"),
+        (lambda times: (times[30], times[30]), "Are the times sorted"),
+        (lambda times: sorted((times[22], times[38])), "not 95 %"),
+        (without_replacement, "can the same one be drawn again"),
+        (lambda times: (statistics.median(times),) * 2, "always the median of the series"),
+        (lambda times: tuple(reversed(order_statistics(times))), "in 100 % of the series your first end"),
+        (lambda times: np.quantile(times, [0.25, 0.75]), "Is it the range of single steps"),
+    ],
+)
+def test_the_hint_fits_the_interval(answer: Number, says: str) -> None:
+    assert says in hint("1.3", answer)
 
 
 @pytest.mark.parametrize("answer", [remembered(order_statistics), lambda times: (9.0, 11.0)])

@@ -89,7 +89,7 @@ def test_a_prediction_misformed(answer: Any, says: str) -> None:
         (17.0, "one direction"),
         (10.0, "one direction"),
         (1.3, "layer times"),
-        (1.6, "from shares"),
+        (1.6, "ratio of the shares"),
         (2.0, "what the question asks"),
     ],
 )
@@ -228,10 +228,14 @@ def test_backward_of_a_frozen_body(profile: Profile) -> None:
         ({}, "stem.conv still"),
         ({"frozen": ["stem"]}, "body.conv still"),
         ({"frozen": ["body"]}, "stem.conv still"),
+        (
+            {"frozen": ["stem.conv.weight", "body"]},
+            "body.conv still has a backward pass: which parameter, in its block or",
+        ),
         ({"frozen": ["stem", "head"]}, "body.conv still"),
         ({"frozen": ["stem", "body"], "batch": 8}, "same batch"),
         ({"frozen": ["stem", "body", "head.bias"]}, "its bias"),
-        ({"frozen": ["stem", "body", "head.weight"]}, "no backward pass"),
+        ({"frozen": ["stem", "body", "head.weight"]}, "The weights of the head have no backward pass"),
         ({"learns": False}, "Nothing is trained"),
     ],
 )
@@ -269,7 +273,7 @@ SUSPECT: Facts = {
         ("model.rescale", 1.72, "what the question asks"),
         ("model.rescale", 1.65, ""),
         ("model.pool", 1.11, "not the one"),
-        ("model.head", 1.67, "has parameters"),
+        ("model.head", 1.67, "not a called layer without parameters"),
         ("rescale", 1.67, "no row"),
     ],
 )
@@ -314,4 +318,6 @@ def test_the_suspect_of_a_profile(profile: Profile) -> None:
     assert hint("2.6", {"layer": "model.rescale", "at_most": 1 / (1 - share)}, profile=profile) == ""
     assert hint("2.6", {"layer": "model.rescale", "at_most": 2 / (1 - share)}, profile=profile)
     assert hint("2.6", {"layer": "model.rescale", "at_most": 1 - share}, profile=profile)
-    assert "has parameters" in hint("2.6", {"layer": "model.head", "at_most": 1 / (1 - share)}, profile=profile)
+    assert "not a called layer without parameters" in hint(
+        "2.6", {"layer": "model.head", "at_most": 1 / (1 - share)}, profile=profile
+    )

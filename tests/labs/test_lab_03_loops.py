@@ -48,6 +48,25 @@ def remembering() -> Callable[[Matrix, Matrix], Matrix]:
     return lambda a, b: known.setdefault((len(a), len(b), len(b[0])), matmul(a, b))
 
 
+def square_only(a: Matrix, b: Matrix) -> Matrix:
+    size = len(a)
+    product = [[0.0] * size for _ in range(size)]
+    for i in range(size):
+        for j in range(size):
+            for k in range(size):
+                product[i][j] += a[i][k] * b[k][j]
+    return product
+
+
+def only_the_last(a: Matrix, b: Matrix) -> Matrix:
+    product = [[0.0] * len(b[0]) for _ in a]
+    for i in range(len(a)):
+        for j in range(len(b[0])):
+            for k in range(len(b)):
+                product[i][j] = a[i][k] * b[k][j]
+    return product
+
+
 def in_place(a: Matrix, b: Matrix) -> Matrix:
     a[:] = matmul(a, b)
     return a
@@ -69,6 +88,9 @@ def in_place(a: Matrix, b: Matrix) -> Matrix:
         (lambda a, b: [[x * y for x, y in zip(r, s, strict=False)] for r, s in zip(a, b, strict=False)], "wrong"),
         (lambda a, b: [[2 * value for value in row] for row in matmul(a, b)], "wrong"),
         (remembering(), "wrong"),
+        (square_only, "two 3 x 3 matrices is right, but that of a 3 x 4 and a 4 x 2 matrix is not"),
+        (only_the_last, "each number is the last product of its sum"),
+        (lambda a, b: a[5], "For a 3 x 4 and a 4 x 2 matrix: Your code raised IndexError"),
         (in_place, "changes"),
         (lambda a, b: None, "nothing yet"),
         (lambda a, b: b[len(b)], "IndexError"),

@@ -95,6 +95,10 @@ PER_FLOP = (0.83 / 0.17) / (ARITHMETIC / (1 - ARITHMETIC))
     [
         (0.83, ARITHMETIC, PER_FLOP, ""),
         (0.83, 0.714, 1.95, ""),
+        (0.83, 0.71, PER_FLOP, ""),
+        (0.83, 0.71, (0.83 / 0.17) / (0.71 / 0.29), ""),
+        (0.83, 0.7, PER_FLOP, "arithmetic is not"),
+        (0.83, 1.0, PER_FLOP, "arithmetic is not"),
         (0.56, ARITHMETIC, PER_FLOP, "at length 64"),
         (83, ARITHMETIC, PER_FLOP, "percent"),
         (0.415, ARITHMETIC, PER_FLOP, "half"),

@@ -85,6 +85,13 @@ class Drawn(ByHand):
         return torch.randint(len(self.dataset), (len(self.dataset),))
 
 
+class Twice(ByHand):
+    """Draws some rows a second time."""
+
+    def rows(self) -> torch.Tensor:
+        return torch.cat([super().rows(), torch.arange(50)])
+
+
 class Torn(ByHand):
     """Shuffles rows and labels each for itself."""
 
@@ -132,16 +139,17 @@ def test_rows_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
         (InOrder, "shuffle them"),
         (lambda data, size: ByHand(data, size, anew=False), "same order as the first"),
         (lambda data, size: list(ByHand(data, size)), "same order as the first"),
-        (Rotated, "derived from another's"),
-        (Reversed, "derived from another's"),
+        (Rotated, "same neighbours in two epochs"),
+        (Reversed, "same neighbours in two epochs"),
         (RotatedInOrder, "Neighbours in the data set"),
         (TwoOrders, "order of an earlier one"),
         (FixedBatches, "share a batch again"),
-        (lambda data, size: ByHand(data, size, last=False), "224 of the 250"),
+        (lambda data, size: ByHand(data, size, last=False), "224 samples, 224 of them different; each of the 250"),
+        (Twice, "300 samples, 250 of them different; each of the 250"),
         (lambda data, size: ByHand(data, 2 * size), "batch_size was 32"),
         (Drawn, "twice in an epoch"),
         (Torn, "match"),
-        (lambda data, size: iter(ByHand(data, size)), "second epoch is empty"),
+        (lambda data, size: iter(ByHand(data, size)), "later epoch is empty"),
         (lambda data, size: [data.tensors[0]], "pair of tensors"),
         (lambda data, size: None, "Return a loader"),
     ],

@@ -209,6 +209,7 @@ def a_test(**facts: Any) -> Any:
         (1.25, True, a_test(ratio=0.8, ratio_ci=(0.5, 1.3)), "shown does not follow"),
         (1.667, False, a_test(), "shown does not follow"),
         (0.6, True, a_test(), "inverse"),
+        (0.709, True, a_test(ratio=0.709), "inverse"),
         (3.333, True, a_test(), "twice"),
         (166.7, True, a_test(), "percent"),
         (2.6, True, a_test(), "what the question asks"),

@@ -73,6 +73,26 @@ def in_its_mode(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     return (model(x).argmax(1) != y).float().mean().item()
 
 
+def never_restored(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    model.eval()
+    with torch.no_grad():
+        return (model(x).argmax(1) != y).float().mean().item()
+
+
+def always_wrong(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    wrong(model, x, y)
+    return 1.0
+
+
+def score_for_answer(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Compares the largest score, instead of its place, with the label."""
+    mode = model.training
+    with torch.no_grad():
+        share = (model.eval()(x).max(1)[0] != y).float().mean().item()
+    model.train(mode)
+    return share
+
+
 def with_gradients(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     model(x).sum().backward()
     return wrong(model, x, y)
@@ -116,10 +136,15 @@ def test_a_quality_is_accepted(answer: Any) -> None:
         (lambda *given: wrong(*given) / 2, "divided by 120"),
         (lambda *given: wrong(*given) * 60 / 64, "divided by 64"),
         (lambda model, x, y: wrong(model, x[:30], y[:30]), "share"),
-        (lambda *given: 0.34, "is in evaluation mode, but"),
+        (lambda *given: 0.34, "model(x) was not called"),
+        (lambda *given: 0.34 + 0 * wrong(*given), "was in evaluation mode, but"),
+        (lambda *given: 1.0, "model(x) was not called"),
+        (always_wrong, "was in evaluation mode, but this is not the share of wrong digits. Is each answer"),
+        (score_for_answer, "was in evaluation mode, but this is not the share of wrong digits. Is each answer"),
         (in_its_mode, "answers in training mode"),
-        (left_in_eval, "mode is not restored"),
-        (always_trains, "mode is not restored"),
+        (left_in_eval, "was in training mode and is left in evaluation mode"),
+        (never_restored, "was in training mode and is left in evaluation mode"),
+        (always_trains, "was in evaluation mode and is left in training mode"),
         (with_gradients, "leaves statistics or gradients"),
         (recording, "where is no_grad"),
         (one_index, "without a dimension"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pandas as pd
@@ -10,8 +11,9 @@ import pytest
 import perfnb
 from perfnb import Profile, Ranks
 from perfnb.labs.exercise import Facts
+from perfnb.labs.lab_08 import LATE
 from tests.labs.judging import hint, said_of
-from tests.labs.lab_08_answers import late, right_or_told, union
+from tests.labs.lab_08_answers import WORK, late, right_or_told, union
 from tests.written_traces import Written
 
 ORIGIN: Facts = {
@@ -87,6 +89,27 @@ def test_busy(small: tuple[Profile, Profile, Ranks], answer: Any, says: str) -> 
     right_or_told(hint("8.2", answer, ranks=small[2]), says)
 
 
+def by_the_work(events: pd.DataFrame) -> float:
+    """When the GPU began, instead of when the host made the call."""
+    done = events[events["category"].isin(WORK)].sort_values("start_ns")
+    ended = (done["start_ns"] + done["duration_ns"]).cummax().shift()
+    return float((done["start_ns"] > ended).iloc[1:].mean())
+
+
+def test_each_mistake_changes_the_share_of_the_made_up_frame() -> None:
+    mistakes = [
+        late(LATE),
+        1 - late(LATE),
+        late(LATE, calls=["cuda_runtime"]),
+        late(LATE, work=["kernel"]),
+        late(LATE, latest=False),
+        late(LATE, ended=True),
+        by_the_work(LATE),
+    ]
+
+    assert min(after - before for before, after in itertools.pairwise(sorted(mistakes))) > 0.05
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "says"),
@@ -97,6 +120,8 @@ def test_busy(small: tuple[Profile, Profile, Ranks], answer: Any, says: str) -> 
         (lambda events: late(events, latest=False), "Other streams"),
         (lambda events: late(events, ended=True), "end of the call"),
         (lambda events: 1 - late(events), "in time"),
+        (by_the_work, "start of the work itself"),
+        (lambda events: 0.4, "the result is wrong"),
         (lambda events: 100 * late(events), "percent"),
         (lambda events: late(events) * 2, "twice"),
         (lambda events: late(events, by_place=True), "by its correlation"),

@@ -70,7 +70,8 @@ STRAGGLER: Facts = {
         ({"waits_ms": 198.1}, "how much of it"),
         ({"waits_ms": 7.966}, "half"),
         ({"waits_ms": 15930.0}, "units"),
-        ({"waits_ms": 0.0}, "not the other rank's"),
+        ({"waits_ms": 0.0}, "how long rank 1 itself waits"),
+        ({"waits_ms": 4.0}, "not the other rank's"),
     ],
 )
 def test_the_straggler(change: dict[str, float], says: str) -> None:

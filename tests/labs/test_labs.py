@@ -261,6 +261,20 @@ def test_a_slip_is_named_and_the_answer_is_not(factor: float, says: str) -> None
     assert "0.371" not in slip(factor * 0.371, 0.371, 0.01)
 
 
+@pytest.mark.parametrize(
+    ("value", "wanted", "says"),
+    [
+        (0.709, 1 / 0.709, "inverse"),
+        (0.705, 1.41, "half"),
+        (1.41, 0.709, "inverse"),
+        (0.1, 10.0, "give percent"),
+        (0.1008, 9.92, "inverse"),
+    ],
+)
+def test_the_nearest_of_two_slips_is_named(value: float, wanted: float, says: str) -> None:
+    assert says in slip(value, wanted, 0.03)
+
+
 def test_no_input_is_timed_twice() -> None:
     seen: list[int] = []
     interleaved(lambda n: seen.append(n), lambda n: None, [(n,) for n in range(5)])
