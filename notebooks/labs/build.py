@@ -82,9 +82,13 @@ def for_students(source: str) -> str:
 
 
 def placeholders(every: list[dict[str, Any]]) -> str:
-    """Lines that bind what checks need from other cells than answers, until those cells have run."""
+    """Lines that bind what a cell needs from another one until that one has run.
+
+    Checks need what ordinary cells make; ordinary cells need what answers make.
+    """
     needed: dict[str, None] = {}
     made: dict[str, str] = {}
+    answered: dict[str, str] = {}
     there, section = set(), ""
     for cell in every:
         if cell["cell_type"] == "markdown":
@@ -92,19 +96,33 @@ def placeholders(every: list[dict[str, Any]]) -> str:
             continue
         marks = cell["metadata"].get("nbgrader", {})
         if marks.get("points"):
-            needed |= dict.fromkeys(_read(cell["source"]))
+            needed |= dict.fromkeys(name for name in _read(cell["source"]) if name not in answered)
+        elif marks.get("solution"):
+            answered |= {name: _from_cell(section, line) for name, line in _bound(for_students(cell["source"]))}
         elif IMPORTS_LABS.search(cell["source"]):
             there |= {name for name, _ in _bound(cell["source"])}
         elif not marks:
+            for name in _read(cell["source"]):
+                if name in answered:
+                    needed[name] = made[name] = answered[name]
             for name, line in _bound(cell["source"]):
-                made.setdefault(name, f"labs.from_cell({_quoted(section)}, {_quoted(line)})")
+                made.setdefault(name, _from_cell(section, line))
     lines = [f"{name} = {made[name]}" for name in needed if name in made and name not in there]
-    return "\n".join(["# Until the cells below that make these have run, a check says which one to run.", *lines])
+    return "\n".join(
+        ["# Until the cells below that make these have run, whatever needs one says which to run.", *lines]
+    )
+
+
+def _from_cell(section: str, line: str) -> str:
+    return f"labs.from_cell({_quoted(section)}, {_quoted(line)})"
 
 
 def _read(source: str) -> list[str]:
-    """Names that a cell reads and does not bind itself."""
-    names = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+    """Names that a cell of Python reads and does not bind itself."""
+    body = re.sub(r"^%%profile_step.*", "", source)
+    if body.startswith("%%"):
+        return []
+    names = [node for node in ast.walk(ast.parse(MAGIC_LINE.sub("pass", body))) if isinstance(node, ast.Name)]
     own = {name.id for name in names if isinstance(name.ctx, ast.Store)}
     return [name.id for name in names if name.id not in own]
 
@@ -117,7 +135,7 @@ def _bound(source: str) -> Iterator[tuple[str, str]]:
         return
     lines = MAGIC_LINE.sub("pass", source).splitlines()
     for node in ast.parse("\n".join(lines)).body:
-        line = re.split(r"[(:]", lines[node.lineno - 1])[0].rstrip()
+        line = re.split(r"[(:{#]", lines[node.lineno - 1])[0].rstrip()
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name, line
         elif isinstance(node, ast.ImportFrom):

@@ -6,6 +6,7 @@ The solutions run with the other notebooks, under nbval; each ends with the asse
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from notebooks.conftest import demand_silence, lacks_only_times
 from notebooks.labs import build
@@ -228,6 +230,47 @@ def test_what_checks_need_has_a_placeholder(path: Path) -> None:
             before |= {name for name, _ in build._bound(source)}
         if is_marked(cell, "points"):
             assert set(build._read(source)) <= before, source
+
+
+@pytest.mark.parametrize("path", STUDENTS, ids=lambda path: path.stem)
+def test_what_cells_need_of_answers_has_a_placeholder(path: Path) -> None:
+    """So that a reader who skips an exercise meets no `NameError` further down."""
+    answered, bound = set[str](), {"labs"}
+    for cell in code(path):
+        source = "".join(cell["source"])
+        if is_marked(cell, "solution"):
+            answered |= {name for name, _ in build._bound(source)}
+        elif not cell["metadata"].get("nbgrader"):
+            assert answered & set(build._read(source)) <= bound, source
+            bound |= {name for name, _ in build._bound(source)}
+
+
+def test_a_cell_below_a_skipped_exercise_says_what_to_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """4.4 is answered and 4.3 is not: the cell that compares the two goes on."""
+    (path,) = [path for path in STUDENTS if path.name.startswith("04")]
+    names: dict[str, Any] = {}
+    (imports,) = [cell for cell in code(path) if "from_cell(" in "".join(cell["source"])]
+    exec(build.MAGIC_LINE.sub("", "".join(imports["source"])), names)
+    (compared,) = [cell for cell in code(path) if "counted in 4.3" in "".join(cell["source"])]
+    model = torch.nn.Linear(64, 10)
+    given = {"model": model, "x": torch.randn(16, 64), "y": torch.zeros(16, dtype=torch.long), "largest": 1200}
+    exec("".join(compared["source"]), names | given | {"loss_fn": torch.nn.CrossEntropyLoss(), "WIDTHS": (64, 10),
+                                                      "peaks": {512: 2**23, 1024: 2**24}})  # fmt: skip
+
+    assert 'First run the cell with "def saved_bytes" in the section "4.3 What backward' in capsys.readouterr().out
+
+
+def test_no_report_gives_the_verdict_away() -> None:
+    """In lab 8, perfnb's own verdict comes after the reader's."""
+    (path,) = [path for path in STUDENTS if path.name.startswith("08")]
+    every = code(path)
+    (asked,) = [place for place, cell in enumerate(every) if '"8.8"' in "".join(cell["source"])]
+    shown = [ast.parse("".join(cell["source"])).body[-1] for cell in every]
+    reports = [place for place, last in enumerate(shown) if isinstance(getattr(last, "value", None), ast.Name)]
+
+    assert reports
+    assert min(reports) > asked
+    assert not [cell for cell in every[:asked] if re.search("findings|print\\(a|verdict\\(", "".join(cell["source"]))]
 
 
 class Ran:

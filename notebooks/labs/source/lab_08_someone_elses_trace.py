@@ -140,14 +140,13 @@ ranks.gpu_time[["rank", "total_ms", "busy_ms", "kernel_ms", "computation_ms", "c
 # Now `a`: inference of eight sentences on GPU A. **Predict:** for what share of the step is the GPU busy: almost all,
 # half, a sixth?
 #
-# Then look at the report. Read the verdict, and open the tab *Timeline*: drag and zoom (in a notebook that runs) until
-# you see single kernels in the GPU's row, and above them what the host did.
+# Then look:
 
 # %%
-a
+a.gpu_time[["total_ms", "busy_ms", "idle_ms", "idle_pct"]]
 
 # %% [markdown]
-# The GPU waits for the host. How do you see that in the events? A kernel is launched by a call on the host, such as
+# The GPU is idle for most of the step. Does it wait for the host? A kernel is launched by a call on the host, such as
 # `cudaLaunchKernel`, and both rows have the same number in the column `correlation`. Here is one kernel, what the GPU
 # did before it, and the call that launched it, in microseconds.
 
@@ -423,7 +422,14 @@ verdict = {
 labs.check("8.8", verdict, profile=a, training=training, ranks=ranks)
 
 # %% [markdown]
-# Now let perfnb give its own, and compare. (In `a` it counts the GPU's idle time before its first and after its last
+# Now let perfnb give its own verdict, and compare. Here is its report on `a`. Open the tab *Timeline* too: drag and
+# zoom (in a notebook that runs) until you see single kernels in the GPU's row, and above them what the host did.
+
+# %%
+a
+
+# %% [markdown]
+# And here are the findings of all three. (In `a` it counts the GPU's idle time before its first and after its last
 # work as well; in `training` only the time during calls that take or give back memory.) `confidence` says how sure it
 # is.
 
