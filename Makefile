@@ -6,7 +6,8 @@
 #   make lab LAB_FLAGS=--no-browser   print an address to open
 #   make lab LAB_FLAGS=--allow-root   run as root, as in a container
 #   make test WORKERS=4               use more processes
-#   make test-lowest VENV_LOWEST=.venv-torch-28 LOWEST=torch=2.8.0   test another version than the lowest
+#   make lowest-tests VENV_LOWEST=.venv-torch-28 LOWEST=torch=2.8.0   test another version than the lowest
+#   make lowest-tests VENV_LOWEST=.venv-pandas LOWEST=pandas          only pandas at its lowest version
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,6 +16,7 @@ PYTEST_FLAGS ?=
 WORKERS ?= 2
 LOWEST ?=
 VENV_LOWEST ?= .venv-lowest
+VENV_NUMPY ?= .venv-numpy
 
 PY := $(VENV)/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
@@ -28,7 +30,7 @@ help:
 	@echo "make lab        open the index of notebooks and labs in JupyterLab"
 	@echo "make test       lint, tests, one browser test per view, three notebooks; 7 to 9 minutes on two cores"
 	@echo "make test-fast  lint and the quick tests without browser or kernel; lists what it leaves out"
-	@echo "make test-lowest  the quick tests with the lowest versions that pyproject.toml allows"
+	@echo "make test-lowest  the quick tests with the lowest versions that pyproject.toml allows, then with the lowest NumPy alone"
 	@echo "make test-gpu   check what is promised about live GPUs, on one; GPU_PYTHON=python3 uses the machine's own torch"
 	@echo "make test-all   every deterministic test, then make test-lowest"
 	@echo "make accuracy   measure how accurate the figures are; needs an idle machine"
@@ -127,14 +129,20 @@ test-gpu: $(VENV)/.perfnb-test
 	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m gpu tests/on_gpu
 endif
 
+# First everything at its lowest version, then NumPy alone: a package compiled for a newer NumPy can refuse an old one
+# without declaring so, and pip installs the two together.
+test-lowest: lowest-tests
+	@$(MAKE) --no-print-directory lowest-tests VENV_LOWEST=$(VENV_NUMPY) LOWEST=numpy
+
 # Without lint and types, which are only checked with the versions in constraints.txt.
-test-lowest: $(VENV_LOWEST)/.perfnb-lowest
+.PHONY: lowest-tests
+lowest-tests: $(VENV_LOWEST)/.perfnb-lowest
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV_LOWEST)/bin/python -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "$(FAST)" tests
 
-# This torch includes the CUDA libraries, about 6 GB; PyPI has no CPU-only build.
+# The lowest torch includes the CUDA libraries, about 6 GB; PyPI has no CPU-only build.
 $(VENV_LOWEST)/.perfnb-lowest: pyproject.toml constraints.txt tests/lowest.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "The lowest versions need Python 3.11, but this is " + sys.version.split()[0] + "; for example: make test-lowest PYTHON=python3.11")'
-	@echo "Installing the lowest versions into $(VENV_LOWEST) (takes a few minutes)"
+	@echo "Installing the lowest versions$(if $(LOWEST), ($(LOWEST))) into $(VENV_LOWEST) (takes a few minutes)"
 	@$(PYTHON) -m venv --clear $(VENV_LOWEST)
 	@$(PYTHON) -m tests.lowest $(VENV_LOWEST) $(LOWEST)
 	@$(VENV_LOWEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --only-binary :all: --requirement $(VENV_LOWEST)/requirements.txt
@@ -160,7 +168,7 @@ $(VENV)/.perfnb-%: $(VENV)/bin/pip pyproject.toml constraints.txt
 
 clean:
 	@rm -rf build dist docs/_build demo.html .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	@find . \( -name '$(VENV)' -o -name '$(VENV_LOWEST)' \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
+	@find . \( -name '$(VENV)' -o -name '$(VENV_LOWEST)' -o -name '$(VENV_NUMPY)' \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf $(VENV) $(VENV_LOWEST)
+	@rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NUMPY)

@@ -1,8 +1,12 @@
-"""The oldest versions that pyproject.toml promises, for pip: ``python -m tests.lowest FOLDER [NAME=VERSION ...]``.
+"""The oldest versions that pyproject.toml promises, for pip: ``python -m tests.lowest FOLDER [NAME[=VERSION] ...]``.
 
 Writes ``requirements.txt`` and ``constraints.txt`` into the folder. What perfnb and its extras for labs and executors
 declare gets its lower bound. The tools of the tests, and what comes along, keep the versions of the project's own
 constraints.txt, but for what an old version pins itself. Linters and stubs belong to the tested versions and stay out.
+
+``NAME=VERSION`` takes another version than the lower bound. With a bare ``NAME``, only the packages so named get their
+lower bound, and all others their version of constraints.txt: a new package may refuse an old one that it needs without
+declaring so, which no test can see where both are old.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +43,27 @@ def bound(requirement: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
+def bounds(project: dict[str, Any]) -> dict[str, str]:
+    """The lower bound of each package that perfnb and its `EXTRAS` declare."""
+    extras = project["optional-dependencies"]
+    return dict(map(bound, [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]))
+
+
+def chosen_by(words: Collection[str], project: dict[str, Any], tested: str) -> dict[str, str]:
+    """Versions to take instead of lower bounds, by the words of the command line.
+
+    Raises
+    ------
+    ValueError
+        If a package named without a version is not declared.
+    """
+    given, names = dict(each.split("=") for each in words if "=" in each), {each for each in words if "=" not in each}
+    declared, pins = bounds(project), dict(re.findall(r"^([\w.-]+)==(.+)$", tested, re.MULTILINE))
+    if unknown := sorted(names - declared.keys()):
+        raise ValueError(f"pyproject.toml does not declare {', '.join(unknown)}")
+    return {name: pins[name] for name in declared if names and name not in names} | given
+
+
 def lowest(project: dict[str, Any], tested: str, chosen: dict[str, str]) -> tuple[list[str], list[str]]:
     """Requirements and constraints, a line each.
 
@@ -50,10 +76,8 @@ def lowest(project: dict[str, Any], tested: str, chosen: dict[str, str]) -> tupl
     chosen : dict of str to str
         Versions to take instead of the lower bound.
     """
-    extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
-    oldest = dict(map(bound, declared)) | chosen
-    names = {re.match(r"[\w.-]+", each)[0] for each in extras["test"]} - {project["name"]}  # type: ignore[index]
+    oldest, extra = bounds(project) | chosen, project["optional-dependencies"]["test"]
+    names = {re.match(r"[\w.-]+", each)[0] for each in extra} - {project["name"]}  # type: ignore[index]
     versions = {
         name: version
         for name, version in re.findall(r"^([\w.-]+)==(.+)$", tested, re.MULTILINE)
@@ -64,10 +88,10 @@ def lowest(project: dict[str, Any], tested: str, chosen: dict[str, str]) -> tupl
     return requirements, [f"{name}=={version}" for name, version in versions.items() if name not in tools]
 
 
-def main(folder: str, *chosen: str) -> None:
+def main(folder: str, *words: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     tested = (ROOT / "constraints.txt").read_text("utf-8")
-    requirements, constraints = lowest(project, tested, dict(each.split("=") for each in chosen))
+    requirements, constraints = lowest(project, tested, chosen_by(words, project, tested))
     Path(folder, "requirements.txt").write_text("\n".join(["--constraint constraints.txt", *requirements, ""]), "utf-8")
     Path(folder, "constraints.txt").write_text("\n".join([*constraints, ""]), "utf-8")
 

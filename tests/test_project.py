@@ -20,7 +20,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.lowest import EXTRAS, bound, lowest
+from tests.lowest import EXTRAS, bound, bounds, chosen_by, lowest
 from tests.test_architecture import PACKAGE, imports, sources
 
 ROOT = PACKAGE.parent
@@ -150,6 +150,22 @@ def test_the_lowest_versions_are_those_that_are_promised() -> None:
     assert {f"{name}=={version}" for name, version in wanted.items()} < set(tested.splitlines())
     assert set(constraints) < set(tested.splitlines())
     assert not {line.split("==")[0] for line in lines} & {line.split("==")[0] for line in constraints}
+
+
+def test_one_package_alone_is_tried_at_its_lowest_version() -> None:
+    """With the tested versions of all others, which may refuse it without declaring so."""
+    tested = (ROOT / "constraints.txt").read_text("utf-8")
+    chosen = chosen_by(["numpy"], PROJECT, tested)
+    lines, constraints = lowest(PROJECT, tested, chosen)
+
+    pins = set(tested.splitlines())
+    assert [line for line in lines if line not in pins] == [f"numpy=={bounds(PROJECT)['numpy']}"]
+    assert not [line for line in constraints if line.startswith("numpy==")]
+    assert "pyarrow" in chosen
+    assert chosen_by(["numpy", "torch=2.99"], PROJECT, tested) == chosen | {"torch": "2.99"}
+    assert chosen_by(["torch=2.99"], PROJECT, tested) == {"torch": "2.99"}
+    with pytest.raises(ValueError, match=r"does not declare nunpy"):
+        chosen_by(["nunpy"], PROJECT, tested)
 
 
 def test_a_requirement_without_a_lower_bound_is_named() -> None:
