@@ -327,8 +327,8 @@ for name, (before, after, make) in claims.items():
         budget_s=2,
         check=1e-4,
     )
-    low, high = tests[name].ratio_ci
-    print(f"{name:7} {tests[name].verdict:13} ratio {low:.2f} to {high:.2f}  results: {tests[name].check or 'agree'}")
+    ratio = "{:.2f} to {:.2f}".format(*tests[name].ratio_ci) if tests[name].ratio_ci else "not known"
+    print(f"{name:7} {tests[name].verdict:13} ratio {ratio}  results: {tests[name].check or 'agree'}")
 
 # %% [markdown]
 # **Exercise 1.6.** Judge each claim: `"faster"` (with the same result), `"not shown"` (no relevant difference was
