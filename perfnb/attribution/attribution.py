@@ -46,8 +46,8 @@ def _numbered_rows(events: pd.DataFrame, host: Host, nodes: Ints) -> Ints:
     sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in ("sequence", "forward_thread"))
     places = np.flatnonzero((sequence != NONE) & (forward_thread > 0))
     places = places[np.argsort(host.starts[places], kind="stable")]
-    rows = pd.Series(host.rows[places], index=host.block[places])
-    rows = rows[~rows.index.duplicated()].reindex(nodes, fill_value=NONE).to_numpy()
+    inside = pd.Series(host.rows[places], index=host.block[places])
+    rows: Ints = inside[~inside.index.duplicated()].reindex(nodes, fill_value=NONE).to_numpy(dtype=np.int64)
     return np.where(rows != NONE, rows, host.blocks["event"].to_numpy()[nodes])
 
 

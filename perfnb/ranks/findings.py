@@ -1,13 +1,22 @@
-"""Findings about all ranks of a job: each rule is a function from `RanksSummary` to findings."""
+"""Findings about all ranks of a job: each rule is a function from `RanksSummary` to findings.
+
+All bounds of a job refer to the timed step, and no cost is in two of them: waiting for a late rank belongs to the
+finding about that rank, and not to the communication of the ranks that wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
 
 from perfnb import quantities as fmt
+from perfnb.attribution.interval_sets import union
 from perfnb.findings.finding import Finding, Row, rows
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence
-from perfnb.ranks.summary import RanksSummary
+from perfnb.ranks.summary import RanksSummary, in_timed_steps
 
 #: How many times the mean number of samples a rank may have, and how many times the mean time it may wait for data.
 _MORE = 1.05
@@ -141,10 +150,72 @@ def larger_buckets(ranks: RanksSummary, found: BucketSizes | None) -> Iterator[F
     )
 
 
-#: Rules about jobs that need their summary alone.
-JOB_RULES: tuple[Callable[[RanksSummary], Iterator[Finding]], ...] = (straggler, unbalanced_input)
+def job_findings(ranks: RanksSummary, buckets: BucketSizes | None, timed_ms: float | None = None) -> list[Finding]:
+    """What the rules find.
+
+    Parameters
+    ----------
+    ranks : RanksSummary
+    buckets : BucketSizes or None
+    timed_ms : float, optional
+        A timed step, if all ranks timed theirs: the figures of traced steps are scaled to it.
+    """
+    if timed_ms is not None:
+        ranks = in_timed_steps(ranks, timed_ms)
+    late, uneven = list(straggler(ranks)), list(unbalanced_input(ranks))
+    return [*(rest for one in late for rest in _beyond(one, uneven, ranks)), *uneven, *larger_buckets(ranks, buckets)]
 
 
-def job_findings(ranks: RanksSummary, buckets: BucketSizes | None) -> list[Finding]:
-    """What the rules find, in their order."""
-    return [*(found for rule in JOB_RULES for found in rule(ranks)), *larger_buckets(ranks, buckets)]
+def _beyond(late: Finding, uneven: list[Finding], ranks: RanksSummary) -> Iterator[Finding]:
+    """The finding about a late rank without the part that its input explains, unless little is left."""
+    step_ms = float(ranks.times["wall_ms"].mean())
+    explained = sum(one.bound_ms or 0.0 for one in uneven if one.rows[:1] == late.rows[:1])
+    rest = max((late.bound_ms or 0.0) - explained, 0.0)
+    if not explained or rest > _WORTH * step_ms:
+        yield replace(late, bound_ms=rest)
+
+
+def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: Finding) -> pd.DataFrame:
+    """A rank's findings, where those about communication leave out its waiting for a rank that arrives late.
+
+    Parameters
+    ----------
+    found : DataFrame
+        The frame ``findings`` of the rank.
+    calls : DataFrame
+        Its collectives, from `collective_calls`, with ``waiting_ns``.
+    rank : int
+    late : Finding
+        The one about the late rank, which waits for none.
+    """
+    name = late.rows[0].name
+    if name == str(rank):
+        return found
+    start, end, exposed = (calls[column].to_numpy(dtype=np.int64) for column in ("start_ns", "end_ns", "exposed_ns"))
+    waiting = calls["waiting_ns"].fillna(0).to_numpy(dtype=np.int64)
+    # If a part of a collective is hidden, the rest may be transfer.
+    transfer = np.clip(np.maximum(end - start, exposed) - waiting, 0, exposed)
+    alone = _ratio(transfer.sum(), exposed.sum())
+    flying = _ratio(union(np.minimum(start + waiting, end), end).length, union(start, end).length)
+    kept = {"collectives": alone, "small buckets": alone, "every micro-step": max(alone, flying)}
+    part = found["bottleneck"].map(kept).astype("Float64").fillna(1.0)
+    result = found.assign(bound_ms=found["bound_ms"] * part, bound_share=found["bound_share"] * part)
+    explained = found["bound_ms"] - result["bound_ms"]
+    evidence, why = (list(found[column]) for column in ("evidence", "why"))
+    covered = f"rank {name}, which the finding {late.bottleneck} covers"
+    for place in np.flatnonzero(part < 1):
+        if found["bottleneck"].iloc[place] == "collectives":
+            ms, waited = (fmt.duration(one.iloc[place]) for one in (result["bound_ms"], explained))
+            evidence[place] = (
+                f"For {ms} ({fmt.share(result['bound_share'].iloc[place])} of the step) the rank only waits for the "
+                f"transfers of collectives. It waits another {waited} in them for {covered}."
+            )
+            why[place] = "Part of the transfers may not be hidden by any computation."
+        else:
+            evidence[place] += f" The bound leaves out waiting for {covered}."
+    result = result.assign(evidence=evidence, why=why).astype(found.dtypes.to_dict())
+    return result[(part == 1) | (result["bound_share"] >= _WORTH)]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 1.0

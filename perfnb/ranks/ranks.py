@@ -18,10 +18,10 @@ from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate
-from perfnb.findings import finding_table
+from perfnb.findings import Finding, finding_table
 from perfnb.profile.profile import Profile
 from perfnb.ranks.buckets import BucketSizes, bucket_sizes
-from perfnb.ranks.findings import job_findings
+from perfnb.ranks.findings import job_findings, without_waiting
 from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
 from perfnb.ranks.told import Told
 from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
@@ -150,7 +150,7 @@ class Ranks(Page, Shown):
         Those are a straggler, unbalanced input and bucket sizes.
         """
         both: list[tuple[int | None, pd.DataFrame]] = [(None, self._findings_of_job)]
-        both += [(rank, profile.findings) for rank, profile in self._profiles.items()]
+        both += [(rank, self._findings_of(rank)) for rank in self._profiles]
         parts = [part.assign(rank=pd.array([rank] * len(part), dtype="Int64")) for rank, part in both if len(part)]
         if not parts:
             return finding_table([], None).assign(rank=pd.array([], dtype="Int64"))
@@ -160,8 +160,27 @@ class Ranks(Page, Shown):
 
     @property
     def _findings_of_job(self) -> pd.DataFrame:
-        table = finding_table(job_findings(self._summary, self._buckets), float(self._summary.times["wall_ms"].mean()))
+        table = finding_table(self._found_in_job, self._timed_ms or float(self._summary.times["wall_ms"].mean()))
         return table.assign(rank=pd.array([None] * len(table), dtype="Int64"))
+
+    @cached_property
+    def _found_in_job(self) -> list[Finding]:
+        return job_findings(self._summary, self._buckets, self._timed_ms)
+
+    @cached_property
+    def _timed_ms(self) -> float | None:
+        """The mean over the ranks of their median timed steps; ``None`` unless all have timed theirs."""
+        medians = [fmt.known(one.timing.median_ms) for one in self]
+        known = [ms for ms in medians if ms is not None]
+        return sum(known) / len(known) if known and len(known) == len(medians) else None
+
+    def _findings_of(self, rank: int) -> pd.DataFrame:
+        """The findings of a rank, which leave out what those about the job cover."""
+        profile = self._profiles[rank]
+        late = next((one for one in self._found_in_job if one.rows[0].kind == "rank"), None)
+        if late is None or profile._is_reduced or profile._recording.events.empty:
+            return profile.findings
+        return without_waiting(profile.findings, self._calls(rank)[0], rank, late)
 
     @property
     def times(self) -> pd.DataFrame:

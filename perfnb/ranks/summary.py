@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -183,6 +183,25 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
         bases,
         lanes,
     )
+
+
+def in_timed_steps(summary: RanksSummary, timed_ms: float) -> RanksSummary:
+    """The same with the times of its steps scaled, so that a mean step is as long as a timed one."""
+    times = summary.times
+    factor = timed_ms / float(times["wall_ms"].mean())
+    late, lateness = summary.late, summary.lateness
+    return replace(
+        summary,
+        times=times.assign(**{str(name): times[name] * factor for name in times if str(name).endswith("_ms")}),
+        late=late and replace(late, more_ms=late.more_ms * factor, layer_ms=late.layer_ms * factor),
+        lateness=lateness and replace(lateness, **_scaled(lateness, factor)),
+        host={rank: one and replace(one, phases=one.phases * factor) for rank, one in summary.host.items()},
+    )
+
+
+def _scaled(lateness: Lateness, factor: float) -> dict[str, Any]:
+    found = {name: getattr(lateness, name) for name in ("more_ms", "low_ms", "high_ms")}
+    return {name: None if ms is None else ms * factor for name, ms in found.items()}
 
 
 def with_waits(calls: pd.DataFrame, summary: RanksSummary, rank: int) -> pd.DataFrame:

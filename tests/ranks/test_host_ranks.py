@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import perfnb
+from perfnb.ranks.findings import job_findings
 from perfnb.ranks.ranks import Ranks
 from tests.attribution.test_waits_for_collectives import JOB, ddp_step
 from tests.ranks.rank_traces import rank_trace
@@ -103,3 +104,38 @@ def test_many_ranks_of_gpus_are_drawn_in_a_page_of_moderate_size(tmp_path: Path)
     assert page.count("<svg") == 2
     assert len(page) < 400_000
     assert page.count('text-anchor="end"') == 128
+
+
+def test_waiting_for_a_straggler_is_in_one_bound_only(tmp_path: Path) -> None:
+    found = job(tmp_path, (0, 2000)).findings
+
+    late = found[found["bottleneck"] == "straggler"].iloc[0]
+    sent = found[(found["bottleneck"] == "collectives") & (found["rank"] == 0)].iloc[0]
+    assert late["bound_ms"] == pytest.approx(2.025)
+    transfers_ms = 0.255  # what rank 1, which waits for none, is seen to wait; rank 0 hides a part of them
+    assert transfers_ms <= sent["bound_ms"] <= 1.5 * transfers_ms
+    assert sent["bound_share"] == pytest.approx(sent["bound_ms"] / 3.0)
+    assert "It waits another 1.92 ms in them for rank 1, which the finding straggler covers" in sent["evidence"]
+    assert found.iloc[0]["bottleneck"] == "straggler"
+
+
+def test_waiting_that_uneven_input_explains_is_no_second_finding(tmp_path: Path) -> None:
+    ranks = job(tmp_path, (0, 2000))
+    for profile, samples in zip(ranks, (8, 16), strict=True):
+        profile._recording.steps["samples"] = samples
+
+    found = ranks.findings
+
+    assert "straggler" not in set(found["bottleneck"])
+    sent = found[(found["bottleneck"] == "collectives") & (found["rank"] == 0)].iloc[0]
+    assert "for rank 1, which the finding unbalanced input covers" in sent["evidence"]
+
+
+def test_bounds_of_a_job_refer_to_its_timed_step(tmp_path: Path) -> None:
+    ranks = job(tmp_path, (0, 2000))
+
+    (late,) = job_findings(ranks._summary, None, timed_ms=1.5)  # traced steps took 3 ms
+
+    assert late.bound_ms == pytest.approx(2.025 / 2)
+    assert "the others wait 1.01 ms per step for it (68 % of the step)" in late.evidence
+    assert "1.00 ms longer than the others" in late.evidence
