@@ -209,7 +209,7 @@ def _of_fsdp(
 
 
 def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
-    """Bytes and dtypes from the counted step, for steps of a live profile with the same collectives in this order."""
+    """Bytes and dtypes from the counted step, for the collectives of a live profile that can be found in it."""
     if recording.arithmetic is None or not len(frame):
         return frame
     calls = recording.arithmetic.calls.sort_index()
@@ -218,10 +218,36 @@ def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
     size, dtype = calls["bytes"].to_numpy(dtype=np.int64), calls["dtype"].astype(object).fillna("").to_numpy()
     parts = []
     for _, part in frame.groupby("step", sort=False):
-        if part["collective"].tolist() == order and (part["bytes"] == NONE).any():
-            part = part.assign(
-                bytes=np.where(part["bytes"] == NONE, size, part["bytes"]),
-                dtype=np.where(part["dtype"] == "", dtype, part["dtype"]),
+        place = _places(part["collective"].tolist(), order, list(zip(size.tolist(), dtype.tolist(), strict=True)))
+        found = place != NONE
+        parts.append(
+            part.assign(
+                bytes=np.where(found & (part["bytes"] == NONE), np.append(size, NONE)[place], part["bytes"]),
+                dtype=np.where(found & (part["dtype"] == ""), np.append(dtype, "")[place], part["dtype"]),
             )
-        parts.append(part)
+        )
     return pd.concat(parts)
+
+
+def _places(seen: list[str], counted: list[str | None], sent: list[tuple[int, str]]) -> Ints:
+    """Where the collectives of a step are among the counted ones; `NONE` for what is not certain.
+
+    One step may have collectives in one stretch that the other has not, such as those of logging. Where that stretch
+    can be in several places, a collective is certain if what it sent is the same for all of them.
+    """
+    most = min(len(seen), len(counted))
+    same = [a == b for a, b in zip(seen, counted, strict=False)]
+    first = same.index(False) if False in same else most
+    same = [a == b for a, b in zip(reversed(seen), reversed(counted), strict=False)]
+    last = same.index(False) if False in same else most
+    whole = min(most, first + last)
+    result = np.full(len(seen), NONE, dtype=np.int64)
+    for place in range(len(seen)):
+        others = {place} if place < first else set()
+        if place >= len(seen) - last:
+            others.add(place - len(seen) + len(counted))
+        # It may be in the stretch itself, if that can begin at or before it and end behind it.
+        is_extra = max(place - len(seen) + whole + 1, whole - last) <= min(place, first)
+        if others and not is_extra and len({sent[one] for one in others}) == 1:
+            result[place] = min(others)
+    return result

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import perfnb
+from perfnb.attribution.attribution import attribute
+from perfnb.attribution.collectives import collective_calls
 from perfnb.profile.profile import Profile
+from perfnb.recording.recording import ArithmeticRecord
 from tests.attribution.test_gaps import phases
 from tests.recordings import ByHand
 from tests.written_traces import MAIN, Written
@@ -165,3 +170,27 @@ def test_without_collectives_there_is_none() -> None:
 
     assert p.phases.loc["communication", "ms"] == 0
     assert p.collectives.empty
+
+
+@pytest.mark.parametrize(
+    ("seen", "found"),
+    [
+        ("ABCA", [8, 4, 6, 7]),
+        ("ABCAB", [8, 4, 6, 7, None]),  # with what one of several steps logs
+        ("ABCAA", [8, 4, 6, None, None]),  # either of the last two may be the one that was counted
+        ("ABA", [8, 4, 7]),
+        ("CCC", [None, None, None]),
+    ],
+)
+def test_bytes_of_steps_with_other_collectives_than_the_counted_one(seen: str, found: list[int | None]) -> None:
+    kinds = {"A": "allreduce", "B": "broadcast", "C": "allgather"}
+    hand, counted = ByHand().step(0, 1000), ByHand().step(0, 1000)
+    for number, kind in enumerate(seen):
+        hand.op(f"c10d::{kinds[kind]}_", 100 + 10 * number, 105 + 10 * number)
+    calls = pd.DataFrame({"op": [f"c10d::{kinds[kind]}_" for kind in "ABCA"], "bytes": [8, 4, 6, 7]})
+    calls = calls.assign(dtype="float32", flops=pd.array([None] * 4, dtype="Int64")).rename_axis("number")
+    recording = replace(hand.recording(), arithmetic=ArithmeticRecord(counted.recording().events, calls))
+
+    table = collective_calls(recording, attribute(recording))
+
+    assert [None if size < 0 else size for size in table["bytes"]] == found
