@@ -48,3 +48,60 @@ def test_buckets_hold_the_bytes_of_the_parameters_and_phases_add_up() -> None:
     assert "median of 6 timed steps" in text
     assert "mean of 2 traced steps" in text
     assert "Findings (with the most that each could save per step" in text
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down, self.head = nn.Linear(64, 256), nn.Linear(256, 64), nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.down(self.up(x).relu()))
+        return out
+
+
+def trained(model: nn.Module) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(32, 64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def sharded() -> Callable[[], None]:
+    from torch.distributed.fsdp import fully_shard
+
+    model = Net()
+    for part in (model.up, model.down, model):
+        fully_shard(part)
+    return trained(model)
+
+
+def split_among_ranks() -> Callable[[], None]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    return trained(parallelize_module(Net(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}))
+
+
+@pytest.mark.parametrize(("set_up", "ranks_share"), [(sharded, 1), (split_among_ranks, 2)])
+def test_layers_of_sharded_and_split_models(set_up: Callable[[], Callable[[], None]], ranks_share: int) -> None:
+    """Each layer's backward is where it belongs although hooks that gather parameters run in it."""
+    one = perfnb.profile_ranks(set_up, 2, **FAST)[0]  # type: ignore[arg-type]
+
+    product = 2 * 32 * 64 * 256 // ranks_share
+    flops = one.layers.loc[["model.up", "model.down"], ["forward_flops", "backward_flops"]]
+    assert flops.to_numpy().tolist() == [[product, product], [product, 2 * product]]
+    sent = one.collectives
+    assert sent["bytes"].notna().all()
+    kinds = {"allgather", "reducescatter"} if ranks_share == 1 else {"allreduce"}
+    assert set(sent["collective"]) == kinds
+    if ranks_share == 1:
+        gathered = sent[(sent["collective"] == "allgather") & (sent["layer"] == "model.up")]
+        assert gathered["bytes"].tolist() == [(64 * 256 + 256) * 4]
