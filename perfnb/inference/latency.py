@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from perfnb.inference.latency_view import (
 )
 from perfnb.inference.queueing import UTILIZATIONS, Loads, simulate
 from perfnb.inference.tokens import COLUMNS, Cache, by_request, gaps_ms, goodput
-from perfnb.stats.intervals import median_interval, quantile_interval
+from perfnb.stats.intervals import median_interval, quantile_interval, steps_for_quantile
 from perfnb.stats.intervals import quantile as sample_quantile
 
 if TYPE_CHECKING:
@@ -52,8 +52,12 @@ _MOST_PAUSED, _FEWEST_PAUSED = 40, 12
 _PATIENCE = 1.5
 #: If the clock started requests later than this share of the service time, a run says so.
 LATE = 0.01
-#: Requests of each server from which on the rate of several is counted.
+#: Requests of each server from which the time between them is known.
 _FEWEST_EACH = 10
+#: The runs that a highest rate may take until one confirms it, and the most that the next one is of the last.
+_CONFIRMING_RUNS, _LOWER = 3, 0.9
+#: A run with too few requests for its quantile refutes a rate if so many over the bound have a smaller chance than this.
+_SIGNIFICANT = 0.05
 _SEED = 20
 
 
@@ -94,8 +98,11 @@ class HighestRate:
 
     Attributes
     ----------
-    rate_per_s, low, high : float
-        Requests per second, with the 95 % interval; 0 where not even a request alone is served in time.
+    rate_per_s : float or None
+        Requests per second; 0 where not even a request alone is served in time, and ``None`` if it is not known,
+        because latency exceeded the bound in a run at each rate that was tried.
+    low, high : float
+        Its 95 % interval.
     bound_ms, quantile : float
         The bound, and the share of requests within it.
     confirmed_ms : float or None
@@ -105,9 +112,11 @@ class HighestRate:
         Its 95 % interval; ``None`` if there were too few requests for one.
     confirmed_requests, confirmed_within : int or None
         How many requests were due in that run, and how many were served within the bound.
+    refuted_per_s : tuple of float
+        Higher rates, computed from service times, at which a run exceeded the bound.
     """
 
-    rate_per_s: float
+    rate_per_s: float | None
     low: float
     high: float
     bound_ms: float
@@ -116,9 +125,33 @@ class HighestRate:
     confirmed_interval_ms: tuple[float, float] | None = None
     confirmed_requests: int | None = None
     confirmed_within: int | None = None
+    refuted_per_s: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         return f"<perfnb.HighestRate: {highest_line(self)}>"
+
+    def _seen_in(self, run: OpenRun) -> HighestRate:
+        """This rate, with what a run at it showed."""
+        times = run.samples["latency_ms"].to_numpy(dtype=float)
+        return replace(
+            self,
+            confirmed_ms=math.inf if run.saturated else sample_quantile(times, self.quantile),
+            confirmed_interval_ms=None if run.saturated else quantile_interval(times, self.quantile),
+            confirmed_requests=len(times) + run.lost,
+            confirmed_within=int((times <= self.bound_ms).sum()),
+        )
+
+    @property
+    def _refuted(self) -> bool:
+        """Whether the run exceeded the bound; one with too few requests for the quantile, if that is no chance."""
+        from scipy.special import bdtrc
+
+        if self.confirmed_ms is not None:
+            return self.confirmed_ms > self.bound_ms
+        if not self.confirmed_requests or self.confirmed_within is None:
+            return False
+        over = self.confirmed_requests - self.confirmed_within
+        return over > 0 and bool(bdtrc(over - 1, self.confirmed_requests, 1 - self.quantile) < _SIGNIFICANT)
 
 
 @dataclass(frozen=True)
@@ -200,24 +233,27 @@ class Latency(Page, Shown):
         """Requests per second that the servers serve if each is busy all the time."""
         return self._concurrency * 1e3 / float(self._service_ms.mean())
 
-    @property
-    def _closed_per_s(self) -> float:
-        """Requests per second served back to back.
-
-        Several servers are threads, which also wait for Python's lock between requests: what they served is counted.
-        """
-        if self._concurrency == 1 or len(self._service_ms) < _FEWEST_EACH * self._concurrency:
-            return self._capacity_per_s
+    @cached_property
+    def _between_ms(self) -> float:
+        """How long a server is busy between two requests: with perfnb's own work, and waiting for Python's lock."""
+        if len(self._service_ms) < _FEWEST_EACH * self._concurrency:
+            return 0.0
         began = self._closed.loc[~self._closed["first"], "start_ms"].min()
         counted = self._closed[self._closed["start_ms"] >= began]
-        seconds = float((counted["start_ms"] + counted["service_ms"]).max() - began) / 1e3
-        return min(self._capacity_per_s, len(counted) / seconds)
+        lasted_ms = float((counted["start_ms"] + counted["service_ms"]).max() - began)
+        return max(0.0, (self._concurrency * lasted_ms - float(counted["service_ms"].sum())) / len(counted))
+
+    @property
+    def _closed_per_s(self) -> float:
+        """Requests per second served back to back."""
+        return self._concurrency * 1e3 / (float(self._service_ms.mean()) + self._between_ms)
 
     @cached_property
     def _loads(self) -> Loads:
         # What pauses add is only counted where some do for certain: waits are computed faster without.
         longer = (self.pauses["ci_low_ms"] > 0).any()
-        return simulate(self._service_ms, self._concurrency, extra_ms=self._extra_ms if longer else None)
+        extra = self._extra_ms if longer else None
+        return simulate(self._service_ms, self._concurrency, extra_ms=extra, between_ms=self._between_ms)
 
     @cached_property
     def _extra_ms(self) -> dict[float, np.ndarray[Any, np.dtype[np.float64]]]:
@@ -276,7 +312,8 @@ class Latency(Page, Shown):
             estimate, low, high = estimates[name]
             widest = max(widest, high)
             estimates[name] = estimate, low, widest
-        estimates["utilization"] = self._loads.summed_up(runs[:, -1] * rate / 1e3 / self._concurrency)
+        busy_ms = runs[:, -1] + self._between_ms
+        estimates["utilization"] = self._loads.summed_up(busy_ms * rate / 1e3 / self._concurrency)
         known = {name: value for name, value in estimates.items() if self._carries(name)}
         values: dict[str, Any] = {name: known[name][0] if name in known else None for name in estimates}
         return LoadedLatency(rate, intervals={name: each[1:] for name, each in known.items()}, **values)
@@ -308,7 +345,8 @@ class Latency(Page, Shown):
         Parameters
         ----------
         confirm_s : float, optional
-            Serve requests at this rate for so many seconds, to see whether it holds.
+            Serve requests at this rate to see whether it holds, for at most so many seconds. If latency exceeds the
+            bound, a lower rate is tried: the highest one for the service times of that run.
 
         Raises
         ------
@@ -326,24 +364,43 @@ class Latency(Page, Shown):
         if confirm_s is None or rate <= 0:
             return found
         require_seconds("confirm_s", confirm_s)
-        run = self._serve(rate, confirm_s)
-        times = run.samples["latency_ms"].to_numpy(dtype=float)
-        found = replace(
-            found, confirmed_requests=len(times) + run.lost, confirmed_within=int((times <= bound_ms).sum())
-        )
-        if run.saturated:
-            return replace(found, confirmed_ms=math.inf)
-        return replace(
-            found,
-            confirmed_ms=sample_quantile(times, quantile),
-            confirmed_interval_ms=quantile_interval(times, quantile),
-        )
+        return self._confirmed(found, float(confirm_s))
+
+    def _confirmed(self, found: HighestRate, seconds: float) -> HighestRate:
+        """The rate that a run confirms, or the highest below it that another one does."""
+        left = seconds
+        while (rate := found.rate_per_s) and left > 0:
+            # A run has enough requests for the quantile, if need be by taking all the time.
+            lasts = min(left, max(seconds / _CONFIRMING_RUNS, steps_for_quantile(found.quantile) / rate))
+            left -= lasts
+            run = self._serve(rate, lasts)
+            found = found._seen_in(run)
+            if not found._refuted:
+                return found
+            times = run.samples["service_ms"].to_numpy(dtype=float)
+            lower, low, high = simulate(times, self._concurrency, between_ms=self._between_ms).highest_rate(
+                found.bound_ms, found.quantile
+            )
+            most = _LOWER * rate
+            found = HighestRate(
+                *(min(each, most) for each in (lower, low, high)),
+                found.bound_ms,
+                found.quantile,
+                refuted_per_s=(*found.refuted_per_s, rate),
+            )
+        return replace(found, rate_per_s=None, low=0.0, high=found.refuted_per_s[-1])
 
     def _find_highest(self, bound_ms: float, quantile: float, seconds: float) -> None:
         try:
             self._highest = self.highest_rate(bound_ms, quantile, confirm_s=seconds)
         except ValueError as error:  # too few requests in this budget
             self._highest = str(error)
+
+    def _note_training(self, served: Iterable[Any]) -> None:
+        """Note whether one of these is a model in training mode."""
+        from torch import nn
+
+        self._in_training |= any(isinstance(each, nn.Module) and each.training for each in served)
 
     @property
     def open_run(self) -> OpenRun | None:
@@ -460,10 +517,8 @@ class Latency(Page, Shown):
         rates: dict[str, float | None] = {"closed": self._closed_per_s}
         if self._open is not None:
             rates["open"] = None if self._open.saturated else self._open.rate_per_s
-        if isinstance(self._highest, HighestRate) and self._highest.rate_per_s > 0:
-            # Where a run at this rate was saturated, that many are not served.
-            saturated = self._highest.confirmed_ms is not None and math.isinf(self._highest.confirmed_ms)
-            rates["highest"] = None if saturated else self._highest.rate_per_s
+        if isinstance(self._highest, HighestRate) and self._highest.rate_per_s != 0:
+            rates["highest"] = self._highest.rate_per_s
         rows = []
         for run, rate in rates.items():
             joules = self._joules.get(run, "it is measured back to back and at the rate asked for")
@@ -638,7 +693,7 @@ def latency(
     found = Latency(closed, opened, concurrency, str(getattr(fn, "__name__", type(fn).__name__)), serve_at)
     found._paused, found._price_per_hour, found._joules = paused, price_per_hour, joules
     found._asked_rate, found._noise = rate, conditions.facts
-    found._in_training = bool(getattr(fn, "training", False))
+    found._note_training(_models_of(fn))
     if tokens:
         found._tokens = _tokens("closed", served)
     if seen is not None:
@@ -649,6 +704,16 @@ def latency(
     if bound_ms is not None:
         found._find_highest(bound_ms, quantile, share * budget_s)
     return found
+
+
+def _models_of(fn: Any) -> Iterable[Any]:
+    """What a function may serve: itself, its object, their attributes, and the variables that it uses."""
+    from perfnb.step.namespace import namespace_of
+
+    if isinstance(fn, partial):
+        return [*fn.args, *fn.keywords.values(), *_models_of(fn.func)]
+    owner, defaults = getattr(fn, "__self__", fn), getattr(fn, "__defaults__", None) or ()
+    return [owner, *getattr(owner, "__dict__", {}).values(), *defaults, *namespace_of(fn).values()]
 
 
 def _closed_run(

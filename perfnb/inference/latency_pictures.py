@@ -82,7 +82,7 @@ def _ends(rates: Floats, found: Latency) -> tuple[float, float]:
     if found.open_run is not None:
         seen.append(found.open_run.rate_per_s)
     if found._highest is not None and not isinstance(found._highest, str):
-        seen.append(found._highest.rate_per_s)
+        seen.append(found._highest.rate_per_s or 0.0)
     known = [each for each in seen if each > 0]
     return min(known), max(known)
 
@@ -115,9 +115,9 @@ def _light(colour: str) -> str:
 def _draw_highest(axes: Axes, highest: HighestRate) -> None:
     axes.axhline(highest.bound_ms, color=INK, linewidth=0.9, zorder=5)
     word = f"p{100 * highest.quantile:g} within {fmt.duration(highest.bound_ms)}"
-    if highest.rate_per_s <= 0:
-        left = 0.01, highest.bound_ms
-        halo(axes.text(*left, f"{word}: at no rate", transform=axes.get_yaxis_transform(), va="bottom", zorder=8))
+    if not highest.rate_per_s:
+        left, rate = (0.01, highest.bound_ms), "at no rate" if highest.rate_per_s == 0 else "rate not known"
+        halo(axes.text(*left, f"{word}: {rate}", transform=axes.get_yaxis_transform(), va="bottom", zorder=8))
         return
     said = axes.annotate(
         f"{word}: {fmt.significant(highest.rate_per_s)}/s",

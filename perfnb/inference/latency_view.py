@@ -40,7 +40,7 @@ _CURVE_ALT = (
 _MOST_TOKENS = 100
 #: The requests that count as the tail of a run, as a share, and how many make one worth a figure.
 _TAIL, _FEWEST_IN_TAIL = 0.05, 5
-#: Below this share of the rate that the service times allow, the rate of several servers is told.
+#: Below this share of the rate that the service times allow, the time between requests is told.
 _HELD_UP = 0.9
 #: How many requests of a run show that they took longer than alone.
 _FEWEST_UNLIKE = 10
@@ -123,7 +123,7 @@ def _sentences(found: Latency) -> list[str]:
     if found.quantile_ms(0.99) is None:
         longer = 299 / max(1, served)
         said.append(f"p99 needs at least 299 requests: a budget_s {fmt.significant(longer, trim=True)} times as long.")
-    said += _lock_sentences(found)
+    said += _between_sentences(found)
     if found._in_training:
         said.append("The model was in training mode, in which it is not served: call its eval() first.")
     slow = found.slowest(1).iloc[0]
@@ -149,14 +149,16 @@ def _sentences(found: Latency) -> list[str]:
     return [*said, *noise_sentences(found._noise, math.inf)]
 
 
-def _lock_sentences(found: Latency) -> list[str]:
-    """Whether threads held each other up between requests, where no service time shows it."""
+def _between_sentences(found: Latency) -> list[str]:
+    """What keeps a server busy between requests, where no service time shows it."""
     served, possible = found._closed_per_s, found._capacity_per_s
     if served > _HELD_UP * possible:
         return []
+    if found._concurrency == 1:
+        return [f"perfnb takes {fmt.duration(found._between_ms)} between two requests. Figures under load count that."]
     return [
         f"{fmt.significant(served)} requests/s were served, fewer than the {fmt.significant(possible)} that these "
-        "times allow: between requests the threads wait for Python's lock. Figures under load do not count that wait."
+        "times allow: between requests the threads wait for Python's lock. Figures under load count that wait."
     ]
 
 
@@ -250,6 +252,16 @@ def _highest_sentences(found: HighestRate | str | None) -> list[str]:
     if found is None or isinstance(found, str):
         return [] if found is None else [found]
     word, bound = f"p{100 * found.quantile:g}", fmt.duration(found.bound_ms)
+    tried = [f"{fmt.significant(each)}/s" for each in found.refuted_per_s]
+    runs = (
+        f"a run at {tried[0]}"
+        if len(tried) == 1
+        else f"runs at {', '.join(tried[:-1])} and {tried[-1]}"
+        if tried
+        else ""
+    )
+    if found.rate_per_s is None:
+        return [f"The highest rate for {word} within {bound} is not known: in {runs} it was longer."]
     if found.rate_per_s <= 0:
         return [f"No rate keeps {word} within {bound}: it is longer even for requests served alone."]
     rate = f"{fmt.significant(found.rate_per_s)}/s [{fmt.significant(found.low)}, {fmt.significant(found.high)}]"
@@ -258,12 +270,14 @@ def _highest_sentences(found: HighestRate | str | None) -> list[str]:
         return [f"{said}, not confirmed by a run."]
     if found.confirmed_ms is None:  # too few requests for the quantile
         share = f"{found.confirmed_within:,} of {fmt.counted(found.confirmed_requests, 'request')}"
-        return [f"{said}; in a run at this rate {share} were within it, too few to tell {word}."]
-    if math.isinf(found.confirmed_ms):
-        return [f"{said}; a run at this rate was saturated."]
-    return [
-        f"{said}; in a run at this rate {word} was {fmt.interval(found.confirmed_ms, found.confirmed_interval_ms)}."
-    ]
+        said += f"; in a run at this rate {share} were within it, too few to tell {word}."
+    else:
+        measured = fmt.interval(found.confirmed_ms, found.confirmed_interval_ms)
+        said += f"; in a run at this rate {word} was {measured}."
+    more = (
+        f"The service times measured back to back allow {tried[0]}, but in {runs} {word} was longer." if tried else ""
+    )
+    return [said, *filter(None, [more])]
 
 
 def _token_sentences(found: Latency) -> list[str]:
@@ -338,7 +352,7 @@ def _batching_bound_sentences(found: Latency, batching: Batching) -> list[str]:
         return []
     word, bound = f"p{100 * highest.quantile:g}", fmt.duration(highest.bound_ms)
     best = batching.highest_rate(highest.bound_ms, highest.quantile)
-    if best is None or best.rate_per_s <= highest.rate_per_s:
+    if best is None or (highest.rate_per_s is not None and best.rate_per_s <= highest.rate_per_s):
         return [f"No batcher serves more within {bound}."]
     quiet = [batching.at(best.rate_per_s / 50, *setting).p50_ms for setting in ((best.most, best.delay_ms), (1, 0.0))]
     cost = f"; with hardly any load its p50 is {fmt.duration(quiet[0])} instead of {fmt.duration(quiet[1])}"

@@ -11,6 +11,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from perfnb.magics.cell import compile_body, compile_clause
 from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
 from perfnb.step.cells import step_of
+from perfnb.step.namespace import names_in
 
 
 @magics_class
@@ -72,6 +73,7 @@ class LatencyMagics(Magics):
             if not str(error).startswith(("rate_per_s", "bound_ms", "quantile", "price_per_hour", "budget_s")):
                 raise
             raise UsageError(str(error)) from None
+        found._note_training(namespace.get(name) for name in names_in(body))
         if options.into is not None:
             namespace[options.into] = found
         return found

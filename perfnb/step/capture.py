@@ -205,30 +205,37 @@ def watch_steps(
     *,
     steps: int,
     warmup: int,
+    grows: Callable[[list[int]], bool],
     models: list[nn.Module] | None = None,
     namespace: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-) -> tuple[Capture, list[int], int]:
+) -> tuple[Capture, list[int], int, list[int]]:
     """Run `step` `warmup` times, `steps` times while reading process memory, and `steps` times recording allocations.
 
-    These passes are separate because a recording profiler makes the process grow. To find what a step leaks, nothing
-    here may keep objects alive: live objects are not looked at, and called modules are only referenced weakly.
+    These passes are separate because a recording profiler makes the process grow. If the process grew, its memory is
+    read again after the recording, to see whether it still does. To find what a step leaks, nothing here may keep
+    objects alive: live objects are not looked at, and called modules are only referenced weakly.
 
     Parameters and errors are those of `capture_step`, but an out-of-memory error is always raised.
 
+    Parameters
+    ----------
+    grows : callable
+        Whether the process grew, given its memory after each step.
+
     Returns
     -------
-    tuple of (Capture, list of int, int)
+    tuple of (Capture, list of int, int, list of int)
         The capture, whose only trace is that of the steps whose allocations were recorded, resident memory of the
-        process after each of the steps before them, and how many were recorded: fewer than requested if the recording
-        grew too large.
+        process after each of the steps before them, how many were recorded (fewer than requested if the recording
+        grew too large), and resident memory after each of as many steps after them; empty if it did not grow before.
     """
     __tracebackhide__ = True
     namespace = namespace or {}
     plan = Plan(warmup=warmup, steps=steps, budget_s=_NO_BUDGET_S, flops=False)
     source = None if batches is None else BatchSource(batches)
 
-    def passes() -> Passes[tuple[Capture, list[int], int]]:
+    def passes() -> Passes[tuple[Capture, list[int], int, list[int]]]:
         __tracebackhide__ = True
         with Session(plan, models, source, namespace, progress) as session:
             called = _Called(session.calls)
@@ -236,7 +243,9 @@ def watch_steps(
             process_bytes = yield from session.read_process(steps)
             recorded = yield from session.record_allocations(steps, called.let_go)
             called.restore()
-            return _named(session, models, namespace), process_bytes, recorded
+            capture = _named(session, models, namespace)
+            later = (yield from session.read_process(recorded)) if grows(process_bytes) else []
+            return capture, process_bytes, recorded, later
 
     return StepRunner(step, source).drive(passes())
 

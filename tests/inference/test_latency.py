@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import perfnb
-from perfnb.inference.latency import Latency, OpenRun, _poisson
+from perfnb.inference.latency import HighestRate, Latency, OpenRun, _poisson
 from perfnb.inference.latency_view import _sentences
 from perfnb.stats.intervals import quantile_interval
 from tests.fake_clock import FakeClock
@@ -25,8 +26,8 @@ def fake(times_ms: np.ndarray, concurrency: int = 1) -> Latency:
         {
             "request": range(count),
             "size": pd.Categorical(["(1,)"] * count),
-            "arrival_ms": np.cumsum(times_ms),
-            "start_ms": np.cumsum(times_ms),
+            "arrival_ms": np.cumsum(times_ms) - times_ms,
+            "start_ms": np.cumsum(times_ms) - times_ms,
             "wait_ms": 0.0,
             "service_ms": times_ms,
             "latency_ms": times_ms,
@@ -119,6 +120,73 @@ def test_the_highest_rate_is_confirmed_by_a_run() -> None:
     assert "; in a run at this rate 40 of 41 requests were within it, too few to tell p99>" in repr(
         few.highest_rate(60, confirm_s=1)
     )
+
+
+class Slower:
+    """Takes 2 ms, and more from each of these seconds on, so that no run is like those before."""
+
+    def __init__(self, clock: FakeClock, changes: dict[float, float]) -> None:
+        self._clock, self._changes, self._began_ns = clock, changes, clock.now_ns
+
+    def __call__(self, request: object) -> None:
+        passed_s = (self._clock.now_ns - self._began_ns) / 1e9
+        self._clock.pass_exactly(max((ms for at, ms in self._changes.items() if passed_s > at), default=2.0))
+
+
+def test_a_rate_that_its_run_refutes_is_lowered_until_a_run_confirms_it(clock: FakeClock) -> None:
+    steady = perfnb.latency(Slower(clock, {}), [1], bound_ms=20, budget_s=30)._highest
+    found = perfnb.latency(Slower(clock, {13.5: 3.0}), [1], bound_ms=20, budget_s=30)
+    lowered = found._highest
+
+    assert steady.refuted_per_s == ()
+    assert steady.confirmed_ms <= 20
+    assert lowered.refuted_per_s == pytest.approx([steady.rate_per_s], rel=0.02)
+    assert lowered.rate_per_s == pytest.approx(222, rel=0.05)  # M/D/1 whose requests take 3 ms
+    assert lowered.confirmed_ms <= 20
+    assert lowered.low <= lowered.rate_per_s <= lowered.high < steady.rate_per_s
+    said = " ".join(_sentences(found))
+    assert "Highest rate for p99 within 20.0 ms: 2" in said
+    assert "back to back allow 387/s, but in a run at 387/s p99 was longer." in said
+    assert found.costs.loc["highest", "requests_per_s"] == pytest.approx(lowered.rate_per_s)
+
+
+def test_a_rate_that_no_run_confirms_is_not_known(clock: FakeClock) -> None:
+    found = perfnb.latency(
+        Slower(clock, {13.5: 4.0, 19.0: 12.0}), [1], bound_ms=20, price_per_hour=3.6, budget_s=30
+    )
+    unknown = found._highest
+
+    assert unknown.rate_per_s is None
+    assert len(unknown.refuted_per_s) >= 2
+    assert (unknown.low, unknown.high) == (0.0, min(unknown.refuted_per_s))
+    assert "The highest rate for p99 within 20.0 ms is not known: in runs at " in " ".join(_sentences(found))
+    assert "is not known" in repr(unknown)
+    assert pd.isna(found.costs.loc["highest", "requests_per_s"])
+
+
+def test_a_run_of_too_few_requests_refutes_a_rate_only_beyond_chance() -> None:
+    found = HighestRate(50.0, 40.0, 60.0, 20.0, 0.99)
+
+    for over, refuted in ((0, False), (1, False), (4, True)):
+        run = OpenRun(50.0, fake(np.array([5.0] * (100 - over) + [30.0] * over)).samples, 0, 0.0)
+        assert found._seen_in(run)._refuted == refuted
+
+
+def test_the_time_that_perfnb_takes_between_requests_lowers_the_rate(clock: FakeClock) -> None:
+    class Requests(list[int]):
+        """Each takes perfnb 0.02 ms to fetch."""
+
+        def __getitem__(self, place: int) -> int:
+            clock.pass_exactly(0.02)
+            return super().__getitem__(place)
+
+    found = perfnb.latency(lambda _: clock.pass_exactly(0.08), Requests([1, 1]), budget_s=2)
+
+    assert found.at(5_000).service_ms == pytest.approx(0.08, rel=0.01)
+    assert found.at(5_000).utilization == pytest.approx(0.5, rel=0.05)
+    assert found.highest_rate(1.0).rate_per_s < 10_000
+    assert "perfnb takes 2" in " ".join(_sentences(found))
+    assert found.costs.loc["closed", "requests_per_s"] == pytest.approx(10_000, rel=0.05)
 
 
 def test_a_real_model_alone_and_at_a_rate(tmp_path: Path) -> None:
@@ -229,6 +297,39 @@ def test_a_model_in_training_mode_is_noticed() -> None:
     found = perfnb.latency(torch.nn.Linear(2, 2), [torch.ones(2)], budget_s=0.05)
 
     assert "The model was in training mode" in str(found)
+
+
+class Pipeline:
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, request: torch.Tensor) -> torch.Tensor:
+        return self.model(request)
+
+    def answer(self, request: torch.Tensor) -> torch.Tensor:
+        return self(request)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_in_training_mode_is_noticed_wherever_the_function_has_it(training: bool) -> None:
+    model = torch.nn.Linear(2, 2).train(training)
+
+    def serve(request: torch.Tensor) -> torch.Tensor:
+        return model(request)
+
+    def default(request: torch.Tensor, model: torch.nn.Module = model) -> torch.Tensor:
+        return model(request)
+
+    for fn in (
+        serve,
+        lambda x: serve(x),
+        partial(torch.nn.Module.__call__, model),
+        Pipeline(model),
+        Pipeline(model).answer,
+        default,
+    ):
+        found = perfnb.latency(fn, [torch.ones(2)], budget_s=0.02)
+        assert ("The model was in training mode" in " ".join(_sentences(found))) == training
 
 
 def test_views_escape_names_and_say_what_is_unknown() -> None:

@@ -73,6 +73,16 @@ def test_the_curve_marks_the_bound_the_highest_rate_and_what_was_measured() -> N
     assert [text.get_text() for text in lower.get_legend().get_texts()] == ["mean wait", "mean service"]
 
 
+def test_a_highest_rate_that_is_not_known_is_a_line_alone() -> None:
+    found = fake(lognormal(400))
+    found._highest = HighestRate(None, 0.0, 40.0, 50.0, 0.99, refuted_per_s=(80.0, 40.0))
+
+    upper, _ = drawn(found).axes
+
+    assert [text.get_text() for text in upper.texts] == ["p99 within 50.0 ms: rate not known"]
+    assert "is not known: in runs at 80.0/s and 40.0/s it was longer." in found._html()
+
+
 def test_a_bound_that_no_rate_keeps_is_a_line_alone() -> None:
     found = fake(lognormal(400))
     found._highest = found.highest_rate(1.0)

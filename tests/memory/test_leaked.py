@@ -167,6 +167,24 @@ def test_the_process_says_nothing_of_a_gpu() -> None:
 PROCESS_LEAK = [500 * MIB + place * MIB for place in EVERY]
 
 
+def test_growth_of_the_process_is_a_leak_only_if_it_continues_after_the_recording() -> None:
+    settled = leak_report(ORDINARY, PROCESS_LEAK, steps=STEPS, later_bytes=FLAT)
+    lasting = leak_report(ORDINARY, PROCESS_LEAK, steps=STEPS, later_bytes=PROCESS_LEAK)
+
+    assert (settled.verdict, settled.reason) == ("no leak seen", "settled")
+    assert (lasting.verdict, lasting.reason) == ("leak", "outside")
+    assert settled.early is not None
+    assert settled.early.grows
+
+
+def test_tensors_that_are_all_freed_after_the_recording_are_not_certainly_a_leak() -> None:
+    kept = joined(ORDINARY, made(EVERY))
+    level = 500 * MIB + np.arange(STEPS) % 25 * MIB  # cleared every 25 steps
+    for later in (FLAT, level.tolist()):
+        assert leak_report(kept, PROCESS_LEAK, steps=STEPS, later_bytes=later).reason == "unseen"
+    assert leak_report(kept, PROCESS_LEAK, steps=STEPS, later_bytes=PROCESS_LEAK).reason == "kept"
+
+
 def test_a_process_that_grows_alone_leaks_outside() -> None:
     report = leak_report(ORDINARY, PROCESS_LEAK, steps=STEPS)
     assert (report.verdict, report.reason) == ("leak", "outside")

@@ -135,7 +135,7 @@ def test_a_tensor_of_1_mib_kept_in_a_layer_is_a_leak_with_its_owner(vary: bool) 
     ]
     assert "allocated in model.2 (forward) by aten::ones" in leaks.sentence
     assert "1.00 MiB per step" in repr(leaks)
-    assert len(kept) == 10 + 40 + 40
+    assert len(kept) == 10 + 40 + 40 + 40
 
 
 def test_outputs_kept_with_their_graph() -> None:
@@ -166,6 +166,29 @@ def test_gradients_that_pile_up_are_made_in_backward() -> None:
 def test_batches_of_varying_size_are_no_leak() -> None:
     leaks = find_leaks(training(vary=True))
     assert leaks.verdict == "no leak seen", str(leaks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [45, 80])
+def test_a_cache_that_fills_and_then_stops_is_no_leak(size: int) -> None:
+    cache: list[Tensor] = []
+    leaks = find_leaks(training(lambda x: cache.append(torch.ones(MIB // 4)) if len(cache) < size else None))
+    assert leaks.verdict == "no leak seen", str(leaks)
+    assert "A cache that fills" in leaks.sentence
+
+
+@pytest.mark.slow
+def test_a_list_that_is_cleared_every_50_steps_is_no_leak() -> None:
+    kept: list[Tensor] = []
+
+    def fill(x: Tensor) -> None:
+        kept.append(torch.ones(MIB // 4))
+        if len(kept) == 50:
+            kept.clear()
+
+    leaks = find_leaks(training(fill))
+    assert leaks.verdict == "inconclusive", str(leaks)
+    assert "cleared now and then" in leaks.sentence
 
 
 @pytest.mark.slow
@@ -265,10 +288,10 @@ def test_a_recording_that_grows_too_large_ends_early(monkeypatch) -> None:
     monkeypatch.setattr("perfnb.step.session.MOST_RECORDED_BYTES", 1)
     kept = []
     leaks = find_leaks(training(lambda x: kept.append(torch.ones(MIB // 4))))
-    assert len(kept) == 10 + 40 + 15
+    assert len(kept) == 10 + 40 + 15 + 15
     assert leaks.verdict == "leak", str(leaks)
     assert leaks.steps["allocated_bytes"].notna().sum() == 15
-    assert leaks.steps["process_bytes"].notna().sum() == 40
+    assert leaks.steps["process_bytes"].notna().sum() == 15
 
 
 def test_batches_reach_the_step_and_begin_again() -> None:

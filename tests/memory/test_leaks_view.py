@@ -49,11 +49,12 @@ def report(verdict: str, reason: str, allocator: Slope | None, process: Slope | 
 
 
 EXAMPLES = {
-    "kept": report("leak", "kept", KEPT, PROCESS, survivors=TWO),
+    "kept": report("leak", "kept", KEPT, PROCESS, survivors=TWO, after=130),
     "more": report("leak", "kept", KEPT, Slope(3.0 * MIB, 2.9 * MIB, 3.1 * MIB, 40), survivors=SOME, beyond_bytes=2e6),
     "growing": report("leak", "growing", KEPT, None, survivors=GROWING),
     "outside": report("leak", "outside", FLAT, PROCESS),
     "process_only": report("leak", "outside", None, PROCESS),
+    "settled": report("no leak seen", "settled", FLAT, NOISY, early=PROCESS),
     "shapes": report("inconclusive", "shapes", FLAT, PROCESS),
     "garbage": report("no leak seen", "garbage", KEPT, NOISY, garbage_bytes=float(MIB)),
     "collected": report("no leak seen", "garbage", Slope(0.56 * MIB, -MIB, 2.0 * MIB, 40), NOISY, garbage_bytes=6e5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -13,7 +14,7 @@ from perfnb.draw.frame import framed, header
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Shown
 from perfnb.memory.allocations import allocations_by_step, watched_memory
-from perfnb.memory.leaks.judge import PROCESS_FLOOR_BYTES, LeakReport, leak_report
+from perfnb.memory.leaks.judge import PROCESS_FLOOR_BYTES, LeakReport, leak_report, process_grows
 from perfnb.stats.slope import FEWEST_STEPS, Slope
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Leaks(Shown):
 
     @property
     def process(self) -> Slope | None:
-        """Growth per step of the process's resident memory; ``None`` if unknown."""
+        """Growth per step of the process's resident memory, in the last round that read it; ``None`` if unknown."""
         return self._report.process
 
     @property
@@ -91,7 +92,8 @@ def find_leaks(
     """Run a step many times and find out whether memory grows, and what leaks it.
 
     After warm-up, the step runs `steps` times with only the process's memory read, then `steps` times with every
-    allocation recorded (fewer, but at least 15, if the process grows by more than 256 MiB in the first round).
+    allocation recorded (fewer, but at least 15, if the process grows by more than 256 MiB meanwhile). If the process
+    grew in the first round, its memory is read again in as many steps: only growth that continues is a leak.
 
     A leak is reported only if the 95 % interval of the growth excludes 0. Growth of the process alone while batches
     arrive in new shapes is not reported as one.
@@ -135,18 +137,21 @@ def find_leaks(
     models, names = chosen_models(model)
     title = name or str(getattr(step, "__name__", "step"))
     with Progress() as progress:
-        capture, process_bytes, recorded = watch_steps(
+        before = WARMUP if warmup is None else warmup
+        capture, process_bytes, recorded, later = watch_steps(
             step,
             batches,
             steps=steps,
-            warmup=WARMUP if warmup is None else warmup,
+            warmup=before,
+            grows=process_grows,
             models=models,
             namespace={**names, **namespace_of(step), **names},  # a name given with a model comes first
             progress=progress,
         )
         watched = watched_memory(recording_of(capture, title))
         allocations = None if watched is None else allocations_by_step(watched)
-        return Leaks(leak_report(allocations, process_bytes, steps=recorded), title)
+        report = leak_report(allocations, process_bytes, steps=recorded, later_bytes=later)
+        return Leaks(replace(report, after=before + steps + recorded + len(later)), title)
 
 
 def leaks_text(report: LeakReport, name: str = "step", width: int = 100) -> str:
@@ -180,12 +185,18 @@ def leak_sentence(report: LeakReport) -> str:
             how = f"Each step replaces an allocation with a larger one, {owner}: perhaps a tensor that is appended to."
         if report.beyond_bytes is not None:
             how += f" The process grows by another {fmt.size(report.beyond_bytes)} per step outside torch's tensors."
-        return f"Memory grows by {torch}: a leak. {how}"
+        ran = f" in a run of {report.after:,} steps" if report.after else ""
+        return f"Memory grows by {torch}{ran}: a leak. {how}"
     if report.reason == "outside":
         what = "but torch's allocator does not" if torch else "and torch's allocator was not watched"
         return (
             f"The process grows by {process}, {what}: a leak outside torch's tensors, such as NumPy arrays, Python "
             "objects or library caches."
+        )
+    if report.reason == "settled" and report.early is not None:
+        return (
+            f"No leak seen. The process grew by {slope_words(report.early)} in the first {len(report.per_step):,} "
+            f"steps that were watched and no longer does: {process}. A cache that fills behaves like this."
         )
     if report.reason == "shapes":
         return (
@@ -202,9 +213,9 @@ def leak_sentence(report: LeakReport) -> str:
         return f"Memory grows by {torch}, but nothing from the early steps is still alive: watch more steps."
     if report.reason == "unseen":
         return (
-            f"Each step leaves allocations behind, {torch}, but the process changes only by {process}: older "
-            "allocations may be freed at the same rate, as in a fixed-length buffer. Watch more steps, or warm up "
-            "longer."
+            f"Each step leaves allocations behind, {torch}, but the process does not certainly grow as much: {process}. A cache may "
+            "have filled, or older allocations may be freed, as in a fixed-length buffer or a list that is cleared now "
+            "and then. Watch more steps, or warm up longer."
         )
     if report.reason == "hidden":
         kept = fmt.size(report.survivors["bytes_per_step"].sum())

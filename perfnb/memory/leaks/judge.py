@@ -38,6 +38,7 @@ class LeakReport:
     reason : str
         What the verdict is based on: ``kept`` (allocations survive), ``growing`` (replaced by larger ones), ``outside``
         (the process grows, torch's allocator does not), ``shapes`` (the same, while new shapes kept arriving),
+        ``settled`` (the process grew at first and no longer does, as when a cache fills),
         ``garbage`` (the rest is reference cycles awaiting collection), ``unseen`` (the process does not grow with the
         allocator: frees of older allocations are not seen), ``unexplained`` (the allocator grows, but nothing watched
         survives), ``hidden`` (allocations survive, but memory varies too much to tell whether they add up), ``few``
@@ -53,6 +54,10 @@ class LeakReport:
         Bytes per watched step that a garbage collection after the last step freed.
     per_step : DataFrame
         `step`, `allocated_bytes` (relative to the start of the first step, so possibly negative) and `process_bytes`.
+    early : Slope or None
+        Growth of the process before allocations were recorded, if `process` is its growth after that.
+    after : int
+        How many steps had run in the end, warm-up included; 0 if unknown.
     """
 
     verdict: str
@@ -63,10 +68,22 @@ class LeakReport:
     survivors: pd.DataFrame
     garbage_bytes: float
     per_step: pd.DataFrame
+    early: Slope | None = None
+    after: int = 0
+
+
+def process_grows(process_bytes: Sequence[Any]) -> bool:
+    """Whether resident memory after each step certainly grows by more than bookkeeping."""
+    slope = memory_slope(process_bytes)
+    return slope is not None and slope.ci_low is not None and slope.ci_low > PROCESS_FLOOR_BYTES
 
 
 def leak_report(
-    allocations: pd.DataFrame | None, process_bytes: Sequence[Any] | None = None, *, steps: int
+    allocations: pd.DataFrame | None,
+    process_bytes: Sequence[Any] | None = None,
+    *,
+    steps: int,
+    later_bytes: Sequence[Any] = (),
 ) -> LeakReport:
     """Judge the steps that were watched after warm-up.
 
@@ -80,8 +97,14 @@ def leak_report(
         records.
     steps : int
         Number of steps whose allocations were watched.
+    later_bytes : sequence of number
+        Resident memory after each step of a round after that, in which growth must have continued to be a leak. Two
+        rounds alone cannot tell: a cache of tensors that fills in the first one grows in the process and not in torch.
     """
     process = None if process_bytes is None else memory_slope(process_bytes)
+    early = None
+    if len(later_bytes):
+        early, process, process_bytes = process, memory_slope(later_bytes), later_bytes
     allocator = cpu = None
     columns = {**dict.fromkeys(_OWNER, TEXT), "made_in_step": "Int64", "freed_in_step": "Int64", "bytes": "int64"}
     survivors = surviving(pd.DataFrame(columns=[*columns]).astype(columns), 0)
@@ -97,7 +120,7 @@ def leak_report(
             survivors = every if _explained(every, allocator) else survivors
         garbage = _garbage_bytes(allocations, steps)
         shapes = _new_shapes_keep_coming(allocations, steps)
-    verdict, reason = _judged(allocator, cpu, process, survivors, garbage, shapes)
+    verdict, reason = _judged(allocator, cpu, process, survivors, garbage, shapes, early)
     return LeakReport(
         verdict=verdict,
         reason=reason,
@@ -107,6 +130,7 @@ def leak_report(
         survivors=survivors,
         garbage_bytes=garbage,
         per_step=_per_step(levels, process_bytes),
+        early=early,
     )
 
 
@@ -237,6 +261,7 @@ def _judged(
     survivors: pd.DataFrame,
     garbage: float,
     shapes: bool,
+    early: Slope | None,
 ) -> tuple[str, str]:
     if allocator is None and process is None:
         return INCONCLUSIVE, "unknown"
@@ -244,13 +269,15 @@ def _judged(
         if not _explained(survivors, allocator):
             collected = garbage >= _EXPLAINED * allocator.bytes_per_step
             return (NO_LEAK, "garbage") if collected else (INCONCLUSIVE, "unexplained")
-        if _contradicted(cpu, process):
+        if _contradicted(cpu, process, settled=early is not None and process is not None and not process.grows):
             return INCONCLUSIVE, "unseen"
         return LEAK, str(survivors["kind"].iloc[0])
     if process is not None and process.ci_low is not None and process.ci_low > PROCESS_FLOOR_BYTES:
         return (INCONCLUSIVE, "shapes") if shapes else (LEAK, "outside")
     if any(slope is not None and slope.ci_low is None for slope in (allocator, process)):
         return INCONCLUSIVE, "few"
+    if early is not None and not (process is not None and process.grows):
+        return NO_LEAK, "settled"
     if allocator is not None and survivors["bytes_per_step"].sum() > PROCESS_FLOOR_BYTES:
         return INCONCLUSIVE, "hidden"
     return NO_LEAK, "garbage" if garbage > PROCESS_FLOOR_BYTES else "steady"
@@ -260,11 +287,13 @@ def _explained(survivors: pd.DataFrame, allocator: Slope) -> bool:
     return bool(survivors["bytes_per_step"].sum() >= _EXPLAINED * allocator.bytes_per_step)
 
 
-def _contradicted(cpu: Slope | None, process: Slope | None) -> bool:
-    """Whether the process certainly grows by less than half of what torch's CPU allocator seems to."""
+def _contradicted(cpu: Slope | None, process: Slope | None, settled: bool) -> bool:
+    """Whether the process certainly grows by less than half of what torch's CPU allocator seems to, or grew and no
+    longer does for certain.
+    """
     if cpu is None or process is None or process.ci_high is None or cpu.bytes_per_step < 2 * PROCESS_FLOOR_BYTES:
         return False
-    return process.ci_high < _EXPLAINED * cpu.bytes_per_step
+    return settled or process.ci_high < _EXPLAINED * cpu.bytes_per_step
 
 
 def _beyond(process: Slope | None, cpu: Slope | None) -> float | None:
