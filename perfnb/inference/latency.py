@@ -56,7 +56,7 @@ LATE = 0.01
 _FEWEST_EACH = 10
 #: The runs that a highest rate may take until one confirms it, and the most that the next one is of the last.
 _CONFIRMING_RUNS, _LOWER = 3, 0.9
-#: A run with too few requests for its quantile refutes a rate if so many over the bound have a smaller chance than this.
+#: A run with too few requests for its quantile refutes a rate if as many over the bound are less likely than this.
 _SIGNIFICANT = 0.05
 _SEED = 20
 

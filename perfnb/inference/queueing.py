@@ -300,7 +300,7 @@ def _backlog(busy_ms: Floats, servers: int, stretch: float, rng: np.random.Gener
 
 def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats:
     """What is left of the request being served, at `count` instants spread evenly over the time of each run."""
-    runs, held = busy_ms.shape
+    held = busy_ms.shape[1]
     ends = np.cumsum(busy_ms, axis=1)
     instants = (np.arange(count) + 0.5) / count * ends[:, -1:]
     places = np.array([np.searchsorted(run, each) for run, each in zip(ends, instants, strict=True)])
@@ -308,7 +308,7 @@ def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats
 
 
 def _clustering(measured: Floats, block: int) -> float:
-    """How many times as long backlogs are because long service times come together, in heavy traffic (Kingman, 1962)."""
+    """How many times as long backlogs are because long service times come together (Kingman, 1962: heavy traffic)."""
     mean = float(measured.mean())
     if block == 1 or mean == 0:
         return 1.0

@@ -151,9 +151,7 @@ def test_a_rate_that_its_run_refutes_is_lowered_until_a_run_confirms_it(clock: F
 
 
 def test_a_rate_that_no_run_confirms_is_not_known(clock: FakeClock) -> None:
-    found = perfnb.latency(
-        Slower(clock, {13.5: 4.0, 19.0: 12.0}), [1], bound_ms=20, price_per_hour=3.6, budget_s=30
-    )
+    found = perfnb.latency(Slower(clock, {13.5: 4.0, 19.0: 12.0}), [1], bound_ms=20, price_per_hour=3.6, budget_s=30)
     unknown = found._highest
 
     assert unknown.rate_per_s is None
