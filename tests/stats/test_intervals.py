@@ -60,6 +60,15 @@ def test_correlated_steps_fool_the_plain_interval_and_the_block_bootstrap() -> N
     assert covered([bootstrap(row) for row in rows], 1.0) < 0.91
 
 
+@pytest.mark.parametrize(("steps", "low", "high"), [(20, 0.7, 0.86), (400, 0.91, 1.0)])
+def test_few_strongly_correlated_steps_have_an_interval_that_is_too_narrow(steps: int, low: float, high: float) -> None:
+    """The limit that the documentation states."""
+    found = [interval_of_median(row) for row in autoregressive(np.random.default_rng(14), 400, steps, 0.9)]
+
+    assert low <= covered([(each.low, each.high) for each in found if each], 1.0) <= high
+    assert ([each.method for each in found if each].count(RANGE) > 200) == (steps == 20)
+
+
 def test_correlated_steps_are_told_from_independent_ones() -> None:
     rng = np.random.default_rng(13)
     methods = {

@@ -213,9 +213,9 @@ def leak_sentence(report: LeakReport) -> str:
         return f"Memory grows by {torch}, but nothing from the early steps is still alive: watch more steps."
     if report.reason == "unseen":
         return (
-            f"Each step leaves allocations behind, {torch}, but the process does not certainly grow as much: {process}. "
-            "A cache may have filled, or older allocations may be freed, as in a fixed-length buffer or a list that is cleared now "
-            "and then. Watch more steps, or warm up longer."
+            f"Each step leaves allocations behind, {torch}, but the process does not certainly grow as much: "
+            f"{process}. A cache may have filled, or older allocations may be freed, as in a fixed-length buffer or a "
+            "list that is cleared now and then. Watch more steps, or warm up longer."
         )
     if report.reason == "hidden":
         kept = fmt.size(report.survivors["bytes_per_step"].sum())
