@@ -46,10 +46,6 @@ def load(
     executor: Executor | None = None,
     max_bytes: int | None = None,
     max_events: int | None = None,
-    max_depth: int | None = None,
-    max_packed_bytes: int | None = None,
-    max_event_bytes: int | None = None,
-    max_ratio: int | None = None,
 ) -> Loaded:
     """Load what perfnb saved, traces of torch.profiler, a CUDA memory snapshot, or a host profile.
 
@@ -70,14 +66,14 @@ def load(
     steps : str, optional
         Name of the range that marks the steps of a trace, such as ``"iteration"``; a number may follow it.
     limits : mapping of str to int, optional
-        What a trace may ask for before it is refused, such as ``{"max_bytes": 2**34}``: ``max_bytes`` (of text,
-        unpacked), ``max_events``, ``max_depth`` (values inside values), ``max_packed_bytes`` (of a compressed file),
-        ``max_event_bytes`` (of one event, or of everything around the events), ``max_ratio`` (how many times its size a
-        compressed file may unpack to, checked above 32 MiB).
+        What a file may ask for before it is refused, such as ``{"max_bytes": 2**34}``: ``max_bytes`` (of its content,
+        unpacked) and ``max_events``. The defaults are 8 GiB and 25,000,000 events for traces of torch.profiler and
+        Nsight Systems; for all other formats 256 MiB and 4,000,000 events, names and values, so that no file takes
+        more than 2 GiB of memory.
     executor : concurrent.futures.Executor, optional
         Reads the traces of several ranks. By default, perfnb starts processes of its own if there is much to read.
-    max_bytes, max_events, max_depth, max_packed_bytes, max_event_bytes, max_ratio : int, optional
-        Older spelling of the same limits.
+    max_bytes, max_events : int, optional
+        Another spelling of the same limits.
 
     Raises
     ------
@@ -88,9 +84,8 @@ def load(
     TypeError, ValueError
         If an argument is none of the above.
     """
-    older = (max_bytes, max_events, max_depth, max_packed_bytes, max_event_bytes, max_ratio)
-    names = ("max_bytes", "max_events", "max_depth", "max_packed_bytes", "max_event_bytes", "max_ratio")
-    chosen = _limits(limits, {name: value for name, value in zip(names, older, strict=True) if value is not None})
+    older = {"max_bytes": max_bytes, "max_events": max_events}
+    chosen = _limits(limits, {name: value for name, value in older.items() if value is not None})
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise TypeError(
             f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {shown(executor)}."

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from pathlib import Path
 
 from perfnb.errors import TraceError
 from perfnb.quantities import counted
 from perfnb.recording.nesting import NONE
-from perfnb.stacks.formats import Format, HostRecord, content_of, lines_of, text_of
+from perfnb.stacks.formats import LONGEST_LINE, Format, HostRecord, text_of
 from perfnb.stacks.tree import Function, TreeBuilder
-from perfnb.trace.trace_file import Limits
+from perfnb.trace.trace_file import Limits, lines_of_file
 from perfnb.trace_names import without_address
 
 #: Frames of py-spy, ``function (file.py:12)``, and of torch's export_stacks, ``file.py(12):_function``: it writes an
@@ -39,9 +38,10 @@ def recognised(head: bytes) -> bool:
 
 def read(path: Path, limits: Limits) -> HostRecord:
     """Read collapsed stacks; bad lines are skipped and counted."""
-    builder, bad, idle, whole = TreeBuilder(str(path)), 0, 0.0, 0.0
-    stacks: Counter[tuple[str, ...]] = Counter()
-    for line in lines_of(path, text_of(content_of(path, limits))):
+    builder, bad, idle, whole = TreeBuilder(str(path), limits), 0, 0.0, 0.0
+    stacks: dict[tuple[int, ...], float] = {}
+    number: dict[str, int] = {}
+    for line in lines_of_file(path, limits, LONGEST_LINE):
         if not line.strip() or line.startswith(_COMMENTS):
             continue
         stack, _, count = line.strip().replace("\t", " ").rpartition(" ")
@@ -52,20 +52,22 @@ def read(path: Path, limits: Limits) -> HostRecord:
         if not stack.strip():
             idle += value
             continue
-        frames = tuple(frame.strip() or "(no name)" for frame in stack.strip().rstrip(";").split(";"))
-        stacks[frames] += value  # type: ignore[assignment]
+        known = len(number)
+        calls = (frame.strip() or "(no name)" for frame in stack.strip().rstrip(";").split(";"))
+        frames = tuple(number.setdefault(name, len(number)) for name in calls)
+        builder.kept.add(2 * (len(number) - known))
+        if frames not in stacks:
+            builder.kept.add(1 + len(frames) // 10)
+        stacks[frames] = stacks.get(frames, 0.0) + value
         whole += value
-        if len(stacks) > limits.max_events:
-            raise TraceError(f"{path} was not read: it has more than {limits.max_events:,} stacks; raise max_events.")
     if not stacks or not math.isfinite(whole) or whole > 2**62:
         raise TraceError(f"{path} cannot be read as collapsed stacks: it has no stack with a count above 0.")
-    names = {name for frames in stacks for name in frames}
-    of_python = [name for name in names if not name.startswith(_NATIVE)]
+    of_python = [name for name in number if not name.startswith(_NATIVE)]
     in_us = 2 * sum(_TORCH.fullmatch(name) is not None for name in of_python) > len(of_python)
-    functions = {name: builder.function(_function(name, in_us)) for name in sorted(names)}
+    functions = [builder.function(_function(name, in_us)) for name in number]
     for frames, value in stacks.items():
         samples = 0 if in_us else round(value)
-        builder.add([functions[name] for name in frames], value / 1e3 if in_us else value, samples)
+        builder.add([functions[place] for place in frames], value / 1e3 if in_us else value, samples)
     notes = [
         "The file does not say what its counts are. They are read as microseconds, because the calls are named as by "
         "torch's export_stacks."

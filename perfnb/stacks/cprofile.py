@@ -17,9 +17,9 @@ import pandas as pd
 
 from perfnb.errors import TraceError
 from perfnb.recording.nesting import NONE
-from perfnb.stacks.formats import Format, HostRecord, content_of
+from perfnb.stacks.formats import Format, HostRecord
 from perfnb.stacks.tree import Function
-from perfnb.trace.trace_file import Limits
+from perfnb.trace.trace_file import Kept, Limits, whole_file
 from perfnb.trace_names import without_address
 
 #: Statistics are a dict of tuples with a dict of tuples.
@@ -44,8 +44,8 @@ class _Bad(ValueError):
 class _Reader:
     """Reads values of marshal, versions 0 (Python 2) to 5."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+    def __init__(self, data: bytearray, kept: Kept) -> None:
+        self._data, self._at, self._kept = data, 0, kept
         self._refs: list[Any] = []
         self._interned: list[str] = []
 
@@ -58,6 +58,7 @@ class _Reader:
         """The next value."""
         if depth > _DEEPEST:
             raise _Bad("it nests deeper than statistics do")
+        self._kept.add()
         code = self._take(1)[0]
         kind, kept = chr(code & 0x7F), bool(code & 0x80)
         if kind == "r":
@@ -119,7 +120,7 @@ class _Reader:
             raise _Bad("it ends too early")
         return chr(self._data[self._at] & 0x7F)
 
-    def _take(self, count: int) -> bytes:
+    def _take(self, count: int) -> bytearray:
         if count > len(self._data) - self._at:
             raise _Bad("it ends too early")
         self._at += count
@@ -162,14 +163,12 @@ def _is_flat(values: tuple[Any, ...]) -> bool:
 
 def read(path: Path, limits: Limits) -> HostRecord:
     """Read cProfile's statistics."""
-    data = content_of(path, limits)
+    data = whole_file(path, limits)
     try:
-        reader = _Reader(data)
+        reader = _Reader(data, Kept(str(path), limits))
         found = reader.value()
         if not isinstance(found, dict) or not reader.ended:
             raise _Bad("something follows the statistics" if isinstance(found, dict) else "it holds no statistics")
-        if len(found) > limits.max_events:
-            raise _Bad(f"it has more than {limits.max_events:,} functions; raise max_events in limits=")
         rows = [_row(key, value) for key, value in found.items()]
     except (_Bad, struct.error) as error:
         raise TraceError(f"{path} cannot be read as statistics of cProfile: {error}.") from error

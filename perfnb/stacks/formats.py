@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,9 +10,8 @@ from pkgutil import resolve_name
 
 import pandas as pd
 
-from perfnb.errors import TraceError
 from perfnb.stacks.tree import CallTree, Function
-from perfnb.trace.trace_file import LIMITS, Limits, blocks_of_file, head_of
+from perfnb.trace.trace_file import LIMITS, Limits, head_of
 
 #: Asked in this order: put a specific format before a general one.
 FORMATS = (
@@ -22,9 +20,8 @@ FORMATS = (
     "perfnb.stacks.perf_script:FORMAT",
     "perfnb.stacks.collapsed:FORMAT",
 )
-#: Largest file, unpacked: it is read as a whole. Real ones have a few MiB.
-MOST_BYTES = 512 * 2**20
-_LONGEST_LINE = 2**20
+#: Letters of a line of text.
+LONGEST_LINE = 2**20
 
 
 @dataclass(frozen=True)
@@ -102,47 +99,11 @@ def read_record(path: Path, limits: Limits = LIMITS) -> HostRecord:
     """
     found = format_of(path)
     assert found is not None  # asked before
-    return found.read(path, limits)
-
-
-def content_of(path: Path, limits: Limits) -> bytes:
-    """A file's content, unpacked, of at most `MOST_BYTES`.
-
-    Raises
-    ------
-    TraceError
-        If it cannot be read or is too large.
-    """
-    parts, size = [], 0
-    with closing(blocks_of_file(path, limits)) as blocks:
-        for block in blocks:
-            size += len(block)
-            if size > MOST_BYTES:
-                raise TraceError(f"{path} was not read: it holds more than {MOST_BYTES // 2**20} MiB.")
-            parts.append(block)
-    return b"".join(parts)
+    return found.read(path, limits.whole())
 
 
 def text_of(data: bytes) -> str:
-    """A text's characters; PowerShell's redirection writes UTF-16."""
+    """The characters of the start of a text; PowerShell's redirection writes UTF-16."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", "replace")
     return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
-
-
-def lines_of(path: Path, text: str) -> Iterator[str]:
-    """The lines of a text, without their ends.
-
-    Raises
-    ------
-    TraceError
-        If one is too long.
-    """
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start)
-        end = len(text) if end < 0 else end
-        if end - start > _LONGEST_LINE:
-            raise TraceError(f"{path} was not read: it has a line of more than {_LONGEST_LINE // 2**20} MiB.")
-        yield text[start:end].rstrip("\r")
-        start = end + 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 from perfnb.errors import TraceError
-from perfnb.stacks.formats import Format, HostRecord, content_of, lines_of, text_of
+from perfnb.stacks.formats import LONGEST_LINE, Format, HostRecord, text_of
 from perfnb.stacks.tree import DEEPEST, Function, TreeBuilder
-from perfnb.trace.trace_file import Limits
+from perfnb.trace.trace_file import Limits, lines_of_file
 
 #: ``command pid[/tid] [cpu] seconds: [period] event:``; a command's name may contain spaces.
 _SAMPLE = re.compile(
@@ -32,11 +33,12 @@ def recognised(head: bytes) -> bool:
 
 def read(path: Path, limits: Limits) -> HostRecord:
     """Read samples; each has the name of its command outermost, and that of its event if there are several."""
-    samples: Counter[tuple[str, str, tuple[Function, ...]]] = Counter()
+    builder = TreeBuilder(str(path), limits)
+    samples: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
     header: tuple[str, str] | None = None
-    frames: list[Function] = []
+    frames: list[int] = []
     bad = 0
-    for line in [*lines_of(path, text_of(content_of(path, limits))), ""]:
+    for line in chain(lines_of_file(path, limits, LONGEST_LINE), [""]):
         if line.startswith("#"):
             continue
         if line[:1].isspace() and line.strip():
@@ -45,12 +47,13 @@ def read(path: Path, limits: Limits) -> HostRecord:
             elif found := _frame(line):
                 if len(frames) >= DEEPEST:
                     raise TraceError(f"{path} was not read: a stack has more than {DEEPEST:,} calls.")
-                frames.append(found)
+                frames.append(builder.function(found))
             continue
         if header is not None:
-            samples[(*header, tuple(reversed(frames)))] += 1
-            if len(samples) > limits.max_events:
-                raise TraceError(f"{path} was not read: it has more than {limits.max_events:,} stacks.")
+            sample = (*header, tuple(reversed(frames)))
+            if sample not in samples:
+                builder.kept.add(2 + len(frames) // 10)
+            samples[sample] += 1
         header, frames = None, []
         if line.strip():
             start = _SAMPLE.fullmatch(line.rstrip()[:_LONGEST])
@@ -60,11 +63,10 @@ def read(path: Path, limits: Limits) -> HostRecord:
                 header = (start["command"].strip(), start["event"])
     if not samples:
         raise TraceError(f"{path} cannot be read as text of perf script: it has no sample.")
-    builder = TreeBuilder(str(path))
     events = {event for _, event, _ in samples}
     for (command, event, stack), count in samples.items():
-        outer = [Function(event)] if len(events) > 1 else []
-        builder.add([builder.function(each) for each in (*outer, Function(command), *stack)], float(count), count)
+        outer = [Function(event), Function(command)] if len(events) > 1 else [Function(command)]
+        builder.add([*map(builder.function, outer), *stack], float(count), count)
     notes = ["Each sample counts once, whatever its period; how long one stands for is n/a."]
     if len(events) > 1:
         notes.append("Several events were sampled: their samples stand side by side under the event's name.")

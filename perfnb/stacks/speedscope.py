@@ -11,9 +11,9 @@ import msgspec
 from perfnb.errors import TraceError
 from perfnb.quantities import counted, duration
 from perfnb.recording.nesting import NONE
-from perfnb.stacks.formats import Format, HostRecord, content_of
+from perfnb.stacks.formats import Format, HostRecord
 from perfnb.stacks.tree import DEEPEST, MS, Function, TreeBuilder
-from perfnb.trace.trace_file import Limits
+from perfnb.trace.trace_file import Limits, refuse_many_values, whole_file
 
 _MARK = b"www.speedscope.app/file-format-schema.json"
 _MOST = 1e18
@@ -54,7 +54,8 @@ class _File(msgspec.Struct):
 
 def read(path: Path, limits: Limits) -> HostRecord:
     """Read a speedscope file; profiles of several threads are put side by side."""
-    data = content_of(path, limits)
+    data = whole_file(path, limits)
+    refuse_many_values(data, str(path), limits)
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -64,15 +65,13 @@ def read(path: Path, limits: Limits) -> HostRecord:
     unit = file.profiles[0].unit
     if unit not in (*MS, "bytes", "none"):
         raise _bad(path, "its unit is not one of speedscope's")
-    builder = TreeBuilder(str(path))
+    del data
+    builder = TreeBuilder(str(path), limits)
     frames = [builder.function(_function(frame)) for frame in file.shared.frames]
     chosen = [profile for profile in file.profiles if profile.unit == unit]
-    samples, count, idle, idle_value = 0, 0, 0, 0.0
+    samples, idle, idle_value = 0, 0, 0.0
     for profile in chosen:
         root = [builder.function(Function(profile.name or "(no name)"))] if len(chosen) > 1 else []
-        count += len(profile.samples) + len(profile.events)
-        if count > limits.max_events:
-            raise TraceError(f"{path} was not read: it has more than {limits.max_events:,} samples; raise max_events.")
         if profile.type == "sampled":
             samples += _sampled(path, profile, frames, root, builder, MS.get(unit, 1.0))
             empty = [weight for stack, weight in zip(profile.samples, profile.weights, strict=True) if not stack]

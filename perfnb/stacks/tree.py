@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,11 +15,14 @@ import pandas as pd
 from perfnb.errors import TraceError
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.text import TEXT
+from perfnb.trace.trace_file import LIMITS, Kept, Limits
 
 Floats = npt.NDArray[np.float64]
 
-#: Most distinct calls of a tree, and calls inside calls: Python's own limit is 1,000.
-MOST_NODES, DEEPEST = 10_000_000, 5_000
+#: Calls inside calls: Python's own limit is 1,000.
+DEEPEST = 5_000
+#: Bits of a function's number.
+_BITS = 31
 #: Scale of each unit of time, and the units of which the columns are.
 MS = {"nanoseconds": 1e-6, "microseconds": 1e-3, "milliseconds": 1.0, "seconds": 1e3}
 
@@ -134,24 +138,32 @@ class TreeBuilder:
     ----------
     source : str
         Named by errors.
+    limits : Limits
+        Of distinct functions and calls.
     """
 
     source: str
+    limits: Limits = LIMITS
     _functions: dict[Function, int] = field(default_factory=dict)
-    _nodes: dict[tuple[int, int], int] = field(default_factory=dict)
-    _self: list[float] = field(default_factory=list)
-    _samples: list[int] = field(default_factory=list)
+    #: By the number of the call around it, from 1, and that of its function: pairs would take twice the memory.
+    _nodes: dict[int, int] = field(default_factory=dict)
+    _self: array[float] = field(default_factory=lambda: array("d"))
+    _samples: array[int] = field(default_factory=lambda: array("q"))
+
+    def __post_init__(self) -> None:
+        self.kept = Kept(self.source, self.limits)
 
     def function(self, function: Function) -> int:
         """The number of a function."""
+        if function not in self._functions:
+            self.kept.add(2)
         return self._functions.setdefault(function, len(self._functions))
 
     def inside(self, parent: int, function: int) -> int:
         """The call of a function inside another call."""
-        node = self._nodes.setdefault((parent, function), len(self._nodes))
+        node = self._nodes.setdefault((parent + 1) << _BITS | function, len(self._nodes))
         if node == len(self._self):
-            if node >= MOST_NODES:
-                raise TraceError(f"{self.source} was not read: it has more than {MOST_NODES:,} distinct calls.")
+            self.kept.add()
             self._self.append(0.0)
             self._samples.append(0)
         return node
@@ -173,11 +185,11 @@ class TreeBuilder:
 
     def tree(self) -> CallTree:
         """All of it."""
-        nodes = np.array(list(self._nodes), dtype=np.int64).reshape(-1, 2)
+        nodes = np.fromiter(self._nodes, dtype=np.int64, count=len(self._nodes))
         return CallTree(
             tuple(self._functions),
-            nodes[:, 0].copy(),
-            nodes[:, 1].copy(),
+            (nodes >> _BITS) - 1,
+            nodes & (1 << _BITS) - 1,
             np.array(self._self, dtype=np.float64),
             np.array(self._samples, dtype=np.int64),
         )

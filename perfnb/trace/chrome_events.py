@@ -9,27 +9,29 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
+from msgspec import Raw
 
 from perfnb.errors import TraceError
 from perfnb.quantities import duration
-from perfnb.trace.chrome_json import INNER_KEY, ChromeJson, Loose
+from perfnb.trace.chrome_json import INNER_KEY, NO_TEXT, ChromeJson, Loose
 from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.kineto import DERIVED, INSTANT, OLD_CATEGORIES, WRITTEN, Ids, resolution, text_of
 from perfnb.trace.kineto import read as read_of_torch
 from perfnb.trace.rows import Rows
-from perfnb.trace.trace_file import Limits, Progress, Reader, blocks_of_file
-from perfnb.trace.xla import CAVEATS, STATS, XlaPlane, add_device_steps, is_plane, old_stream
+from perfnb.trace.trace_file import Kept, Limits, Progress, Reader, blocks_of_file
+from perfnb.trace.xla import CAVEATS, Stat, XlaPlane, add_device_steps, is_plane, old_stream
 from perfnb.trace_names import COPIES, KERNELS, OPS, told_direction
 
 _TORCHS = {*WRITTEN, *OLD_CATEGORIES, "Trace", INSTANT, DERIVED, "ac2g", "fwdbwd", "async_cpu_to_gpu"}
+_TORCHS_JSON = frozenset(map(msgspec.json.encode, _TORCHS))
 #: Keys beside the events that only torch.profiler writes.
 _TORCHS_KEYS = re.compile(rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|perfnb)"\s*:')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{0,80})"')
@@ -45,14 +47,26 @@ _ASYNC = set("bensTFSpNOD")
 
 
 class _Event(msgspec.Struct, gc=False):
+    # What may hold anything is decoded if it is used.
     ph: str = ""
-    cat: Any = None
-    name: Any = None
+    cat: Raw = NO_TEXT
+    name: Raw = NO_TEXT
     pid: Loose = None
     tid: Loose = None
     ts: Loose = None
     dur: Loose = None
-    args: Any = None
+    args: Raw = NO_TEXT
+
+
+class _Args(msgspec.Struct, gc=False):
+    name: Raw = NO_TEXT
+    step_num: Raw = NO_TEXT
+    correlation_id: Raw = NO_TEXT
+    hlo_op: Raw = NO_TEXT
+    hlo_module: Raw = NO_TEXT
+    tf_op: Raw = NO_TEXT
+    memcpy_details: Raw = NO_TEXT
+    memset_details: Raw = NO_TEXT
 
 
 class _Top(msgspec.Struct):
@@ -66,20 +80,25 @@ class _Interval(NamedTuple):
     name: str
     process: int
     thread: int
-    args: dict[str, Any]
+    args: dict[str, Stat]
 
 
+_NO_ARGS: dict[str, Stat] = {}
+#: A number or text, as the value of an argument.
+_SIMPLE = (b'"', b"-", *(b"%d" % digit for digit in range(10)))
+_ARGS = msgspec.json.Decoder(_Args)
 _LIST, _TOP = msgspec.json.Decoder(list[_Event]), msgspec.json.Decoder(_Top)
 
 
 def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
     """Read a file; errors as `perfnb.trace.kineto.read`, which reads it if torch.profiler wrote it after all."""
-    found = _Intervals(str(path))
+    given, limits = limits, limits.whole()
+    found = _Intervals(str(path), limits)
     with closing(blocks_of_file(path, limits, progress)) as blocks:
         for piece in ChromeJson(_closed(blocks), str(path), limits).pieces():
             events = _decoded(piece.text, str(path))
-            if any(isinstance(event.cat, str) and event.cat in _TORCHS for event in events):
-                return read_of_torch(path, limits, progress)
+            if any(bytes(event.cat) in _TORCHS_JSON for event in events):
+                return read_of_torch(path, given, progress)
             found.add(events)
     return found.trace(Rows(str(path), limits))
 
@@ -115,8 +134,10 @@ def _closed(blocks: Iterable[bytes]) -> Iterator[bytes]:
 class _Intervals:
     """The intervals of a trace, and the names of its processes and threads."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, limits: Limits) -> None:
         self._source = source
+        self._kept = Kept(source, limits)
+        self._names: dict[str, str] = {}
         self._ids = Ids()
         self._whole: list[_Interval] = []
         self._ends: defaultdict[tuple[int, int], list[tuple[int, _Interval | None]]] = defaultdict(list)
@@ -132,10 +153,15 @@ class _Intervals:
             if kind == "M":
                 self._name(event)
             elif kind in ("X", "B", "E"):
+                before = len(self._ids)
                 place = self._ids[event.pid], self._ids[event.tid]
                 start = self._time(event.ts)
-                args = event.args if isinstance(event.args, dict) else {}
-                interval = _Interval(start, 0, _text(event.name) or "(no name)", *place, args)
+                args = _args(event.args)
+                name = text_of(bytes(event.name)) or "(no name)"
+                new = len(self._ids) - before + (name not in self._names)
+                new += 2 * (kind != "X" and place not in self._ends)
+                self._kept.add(1 + len(args) + new)
+                interval = _Interval(start, 0, self._names.setdefault(name, name), *place, args)
                 if kind == "X":
                     lasts = self._time(event.dur)
                     self._negative += lasts < 0
@@ -146,10 +172,12 @@ class _Intervals:
                 self._left_out[_POINTS.get(kind, "asynchronous events")] += kind not in "stf"
 
     def _name(self, event: _Event) -> None:
-        name = event.args.get("name") if isinstance(event.args, dict) else None
-        if isinstance(name, str) and event.name == "process_name":
+        name, kind = _args(event.args).get("name"), bytes(event.name)
+        if isinstance(name, str) and kind == b'"process_name"':
+            self._kept.add()
             self._processes[self._ids[event.pid]] = name
-        elif isinstance(name, str) and event.name == "thread_name":
+        elif isinstance(name, str) and kind == b'"thread_name"':
+            self._kept.add()
             self._threads[self._ids[event.pid], self._ids[event.tid]] = name
 
     def _time(self, value: Loose) -> int:
@@ -226,8 +254,7 @@ class _Intervals:
         for one in intervals:
             if plane := planes.get(one.process):
                 line = self._threads.get((one.process, one.thread), "")
-                stats = {key: value for key in STATS if isinstance(value := one.args.get(key), int | str)}
-                plane.add(line, one.thread, one.name, one.start, one.duration, stats)
+                plane.add(line, one.thread, one.name, one.start, one.duration, one.args)
             elif stream := streams.get(one.process):
                 # "all" and "memcpy" repeat what is on the numbered streams.
                 if not numbered or stream.number != MISSING:
@@ -250,7 +277,7 @@ class _Intervals:
 
     @staticmethod
     def _of_old_host(rows: Rows, one: _Interval) -> None:
-        place, path = (*one[:2], one.process, one.thread), _text(one.args.get("name"))
+        place, path = (*one[:2], one.process, one.thread), str(one.args.get("name", ""))
         if told_direction(path):
             rows.add(path, OPS[0], *place)
         rows.add(one.name, OPS[0], *place, external_id=_id_of(rows, one))
@@ -258,12 +285,22 @@ class _Intervals:
 
 def _id_of(rows: Rows, one: _Interval) -> int:
     """A number for the node of TensorFlow's graph, by which its kernels are known."""
-    path = _text(one.args.get("name"))
+    path = str(one.args.get("name", ""))
     return rows.code("node", path) if path else MISSING
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else "" if value is None else text_of(msgspec.json.encode(value))
+def _args(given: Raw) -> dict[str, Stat]:
+    """The arguments that are used, those of them that are numbers or texts."""
+    found: dict[str, Stat] = {}
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        if (text := bytes(given)).startswith(b"{"):
+            args = _ARGS.decode(text)
+            for key, raw in zip(_Args.__struct_fields__, msgspec.structs.astuple(args), strict=True):
+                if raw is not NO_TEXT and (value := bytes(raw)).startswith(_SIMPLE):
+                    decoded = msgspec.json.decode(value)
+                    if isinstance(decoded, int | str):
+                        found[key] = decoded
+    return found or _NO_ARGS
 
 
 def _recognise(path: Path, head: bytes) -> bool:

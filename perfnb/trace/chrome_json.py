@@ -23,7 +23,7 @@ from msgspec import UNSET, Raw, UnsetType
 from perfnb.errors import TraceError
 from perfnb.quantities import size
 from perfnb.trace.columns import MISSING
-from perfnb.trace.trace_file import Limits
+from perfnb.trace.trace_file import MAX_DEPTH, Limits, too_deep, too_many
 
 Time = TypeVar("Time")
 #: The key under which a part of the events is decoded with what precedes or follows them in the file.
@@ -106,6 +106,8 @@ class Top(msgspec.Struct, Generic[Time]):
     perfnb: Any = UNSET
 
 
+#: Bytes of one event, or of everything before or after the events: this much text is held in memory.
+_MOST_HELD = 64 * 2**20
 #: Bytes of a piece: small enough that even a million empty events in it need little memory.
 _PIECE = 2**19
 _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -260,8 +262,8 @@ class ChromeJson:
 
     def _piece(self, events: list[Event[Quick]], text: bytes, place: int) -> Piece:
         self._events += len(events)
-        if self._events > self._limits.max_events:
-            raise _beyond(self._source, f"{self._limits.max_events:,} events", "max_events")
+        if self._events > self._limits.most_events:
+            raise too_many(self._source, self._limits.most_events)
         return Piece(events, text, place)
 
     def _take(self, top: Top[Quick], *, is_part: bool) -> None:
@@ -279,12 +281,11 @@ class ChromeJson:
 
     def _fill(self, least: int | None) -> None:
         """Read on until at least `least` bytes of text are available, or all of it."""
-        most = max(self._limits.max_event_bytes, 2 * _PIECE)
         while not self._ended and (least is None or len(self._text) < least):
-            if len(self._text) > most:
+            if len(self._text) > _MOST_HELD:
                 raise TraceError(
-                    f"{self._source} was not read: no event ends within {size(most)} after byte {self._place:,}, so it "
-                    "does not look like a trace; if it is one, raise max_event_bytes in limits=."
+                    f"{self._source} was not read: no event ends within {size(_MOST_HELD)} after byte {self._place:,}, "
+                    "so it does not look like a trace."
                 )
             block = next(self._blocks, None)
             if block is None:
@@ -299,10 +300,9 @@ class ChromeJson:
     def _decode(self, decoder: msgspec.json.Decoder[Decoded], text: bytes | bytearray) -> Decoded:
         # The rest of a run of backslashes escapes what follows; only a quote matters here.
         plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
-        most = self._limits.max_depth
-        inside = most - (self._around if text.startswith(_BARE) else 0)
+        inside = MAX_DEPTH - (self._around if text.startswith(_BARE) else 0)
         if _not_deeper_than(plain) > inside and _depth(plain) > inside:
-            raise _beyond(self._source, f"{most:,} values inside each other", "max_depth")
+            raise too_deep(self._source)
         try:
             return decoder.decode(text)
         except RecursionError as error:
@@ -405,11 +405,6 @@ def _no_json(source: str, start: bytes, length: int) -> TraceError:
 def _twice(source: str, name: str) -> TraceError:
     """A key occurs more than once."""
     return _no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
-
-
-def _beyond(source: str, what: str, limit: str) -> TraceError:
-    """A trace exceeds one of the limits."""
-    return TraceError(f"{source} was not read: it has more than {what}; if you trust it, raise {limit} in limits=.")
 
 
 def odd_time(source: str, what: str, time: str) -> TraceError:

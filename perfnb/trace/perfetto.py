@@ -18,10 +18,9 @@ from perfnb.errors import TraceError
 from perfnb.trace.chrome_json import Args
 from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.kineto import DERIVED, INSTANT, WRITTEN
-from perfnb.trace.protobuf import BYTES, VARINT, Damaged, double, fields, signed, spans, text, varint
-from perfnb.trace.rows import Rows, too_many
-from perfnb.trace.trace_file import Limits, Progress, Reader
-from perfnb.trace.xplane import whole_file
+from perfnb.trace.protobuf import BYTES, VARINT, Buffer, Damaged, double, fields, signed, spans, text, varint
+from perfnb.trace.rows import Rows
+from perfnb.trace.trace_file import MAX_DEPTH, Limits, Progress, Reader, too_deep, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, OPS
 
 #: Numbers of fields: of a packet,
@@ -32,7 +31,6 @@ _KNOWN = {_TIME, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _CLEARED, _CLOCK, _DEFAUL
 _BEGIN, _END = 1, 2
 #: Clocks from this number on are a sequence's own and count in steps.
 _OWN_CLOCKS = 64
-_MOST_TRACKS = 100_000
 _MOST_PARENTS = 100
 _UNSIGNED_MINUS_ONE = 2**32 - 1
 #: Categories of rocprofv3 in perfnb's words.
@@ -50,10 +48,13 @@ _NUMBERS = {
     **{"old_external_id": "external_id", "moved_bytes": "bytes"},
 }
 _TEXTS = {"shapes": "shapes", "old_shapes": "shapes", "collective": "collective"}
+_GROUPS = ("group", "ranks")
+_USED = {*_NUMBERS, *_TEXTS, *_GROUPS}
 
 
 def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
     """Read a file; errors as `perfnb.trace.kineto.read`."""
+    limits = limits.whole()
     data = whole_file(path, limits, progress)
     trace = _Trace(str(path), limits)
     try:
@@ -81,7 +82,7 @@ class _Sequence:
             texts.clear()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Track:
     """Where the slices of a track are."""
 
@@ -106,17 +107,14 @@ class _Trace:
     def __init__(self, source: str, limits: Limits) -> None:
         self._rows = Rows(source, limits)
         self._source = source
-        self._depth = limits.max_depth
-        self._most = limits.max_events
-        self._most_bytes = limits.max_event_bytes
+        self._kept = self._rows.kept
         self._sequences: defaultdict[int, _Sequence] = defaultdict(_Sequence)
         self._tracks: dict[int, _Track] = {}
         self._begins: defaultdict[int, list[_Slice]] = defaultdict(list)
         self._ends: defaultdict[int, list[int]] = defaultdict(list)
-        self._count = 0
         self._other = 0
 
-    def add(self, data: bytes, start: int, end: int) -> None:
+    def add(self, data: Buffer, start: int, end: int) -> None:
         """Add a packet."""
         time = number = flags = clock = 0
         parts: dict[int, tuple[int, int]] = {}
@@ -139,17 +137,17 @@ class _Trace:
                 f"{self._source} cannot be read as a trace: its packets are compressed; unpack them first with "
                 "traceconv decompress_packets."
             )
+        if number not in self._sequences:
+            self._kept.add(4)
         sequence = self._sequences[number]
-        if len(self._sequences) > _MOST_TRACKS:
-            raise too_many(self._source, f"{_MOST_TRACKS:,} sequences", "no limit for it")
         if flags & 1:
             sequence.clear()
         if place := parts.get(_INTERNED):
-            self._intern(data[slice(*place)], sequence)
+            self._intern(memoryview(data)[slice(*place)], sequence)
         if place := parts.get(_DEFAULTS):
-            self._set_defaults(data[slice(*place)], sequence)
+            self._set_defaults(memoryview(data)[slice(*place)], sequence)
         if place := parts.get(_TRACK):
-            self._describe(data[slice(*place)])
+            self._describe(memoryview(data)[slice(*place)])
         if place := parts.get(_EVENT):
             if (clock or sequence.clock) >= _OWN_CLOCKS:
                 raise TraceError(
@@ -158,40 +156,38 @@ class _Trace:
                 )
             self._take(data, *place, time, sequence)
 
-    def _intern(self, data: bytes, sequence: _Sequence) -> None:
+    def _intern(self, data: memoryview, sequence: _Sequence) -> None:
         known = {1: sequence.categories, 2: sequence.names, 3: sequence.arguments, 29: sequence.strings}
         for field_, value in fields(data):
-            if field_ in known and isinstance(value, bytes):
+            if field_ in known and isinstance(value, memoryview):
+                self._kept.add()
                 entry = dict(fields(value))
                 known[field_][signed(entry.get(1, 0))] = text(entry.get(2, b""))
 
     @staticmethod
-    def _set_defaults(data: bytes, sequence: _Sequence) -> None:
+    def _set_defaults(data: memoryview, sequence: _Sequence) -> None:
         for field_, value in fields(data):
             if field_ == _CLOCK and isinstance(value, int):
                 sequence.clock = value
-            elif field_ == _EVENT and isinstance(value, bytes):
+            elif field_ == _EVENT and isinstance(value, memoryview):
                 sequence.track = signed(dict(fields(value)).get(11, 0))
 
-    def _describe(self, data: bytes) -> None:
+    def _describe(self, data: memoryview) -> None:
+        self._kept.add(2)
         facts = dict(fields(data))
         track = _Track(next((text(facts[key]) for key in (2, 10, 13) if key in facts), ""), signed(facts.get(5, 0)))
-        if isinstance(process := facts.get(3), bytes):
+        if isinstance(process := facts.get(3), memoryview):
             told = dict(fields(process))  # never the command line in it
             track.process = signed(told.get(1, 0))
             self._rows.process_names[track.process] = text(told.get(6, b"")) or track.name
-        if isinstance(thread := facts.get(4), bytes):
+        if isinstance(thread := facts.get(4), memoryview):
             told = dict(fields(thread))
             track.process, track.thread = signed(told.get(1, 0)), signed(told.get(2, 0))
             self._rows.thread_names[track.process, track.thread] = text(told.get(5, b"")) or track.name
         self._tracks[signed(facts.get(1, 0))] = track
-        if len(self._tracks) > _MOST_TRACKS:
-            raise too_many(self._source, f"{_MOST_TRACKS:,} tracks", "no limit for it")
 
-    def _take(self, data: bytes, start: int, end: int, time: int, sequence: _Sequence) -> None:
+    def _take(self, data: Buffer, start: int, end: int, time: int, sequence: _Sequence) -> None:
         """Keep the start or end of a slice."""
-        if end - start > self._most_bytes:
-            raise too_many(self._source, f"{self._most_bytes:,} bytes in an event", "max_event_bytes")
         kind, track, one = 0, sequence.track, _Slice(signed(time))
         arguments: list[tuple[int, int]] = []
         for field_, wire, a, b in spans(data, start, end):
@@ -209,47 +205,55 @@ class _Trace:
                 one.category = one.category or text(data[a:b])
             elif field_ == 4 and wire == BYTES:
                 arguments.append((a, b))
-        self._count += 1
-        if self._count > 2 * self._most:
-            raise too_many(self._source, f"{self._most:,} events", "max_events")
         if kind == _BEGIN:
             if arguments:
                 one.arguments = self._arguments(data, arguments, sequence) or _NO_ARGUMENTS
+            self._kept.add(1 + len(one.arguments) + (track not in self._begins))
             self._begins[track].append(one)
         elif kind == _END:
+            self._kept.add(1 + (track not in self._ends))
             self._ends[track].append(one.time)
         else:
             self._other += 1
 
-    def _arguments(self, data: bytes, places: list[tuple[int, int]], sequence: _Sequence) -> dict[str, int]:
+    def _arguments(self, data: Buffer, places: list[tuple[int, int]], sequence: _Sequence) -> dict[str, int]:
         """Columns of an event, from its annotations."""
         found: dict[str, int] = {}
         group: dict[str, str] = {}
         for a, b in places:
-            name, value = self._annotation(data[a:b], sequence, 1)
-            key = _ARGUMENTS.get(name, "")
+            key = _ARGUMENTS.get(self._name(data, a, b, sequence), "")
+            value = self._value(data, a, b, sequence, 1) if key in _USED else None
             if key in _NUMBERS and isinstance(value, int):
                 if value != _UNSIGNED_MINUS_ONE:
                     found.setdefault(_NUMBERS[key], value)
             elif key in _TEXTS and (words := _spelt(value)):
                 found.setdefault(_TEXTS[key], self._rows.code(_TEXTS[key], words))
-            elif key in ("group", "ranks"):
+            elif key in _GROUPS:
                 group[key] = _spelt(value)
         if whole := f"{group.get('group', '')} {group.get('ranks', '')}".strip():
             found["group"] = self._rows.code("group", whole)
         return found
 
-    def _annotation(self, data: bytes, sequence: _Sequence, depth: int) -> tuple[str, Any]:
-        """Name and value of an annotation; dictionaries have none."""
-        if depth > self._depth:
-            raise too_many(self._source, f"{self._depth:,} values inside each other", "max_depth")
-        name, array = "", list[Any]()
+    @staticmethod
+    def _name(data: Buffer, start: int, end: int, sequence: _Sequence) -> str:
+        """Name of an annotation."""
+        name = ""
+        for field_, kind, a, b in spans(data, start, end):
+            if field_ == 1 and kind == VARINT:
+                name = sequence.arguments.get(signed(a), "")
+            elif field_ == 10 and kind == BYTES:
+                name = text(data[a:b])
+        return name
+
+    def _value(self, data: Buffer, start: int, end: int, sequence: _Sequence, depth: int) -> Any:
+        """Value of an annotation; dictionaries have none."""
+        if depth > MAX_DEPTH:
+            raise too_deep(self._source)
+        array = list[Any]()
         value: Any = None
-        for field_, kind, a, b in spans(data, 0, len(data)):
+        for field_, kind, a, b in spans(data, start, end):
             if kind == VARINT:
-                if field_ == 1:
-                    name = sequence.arguments.get(signed(a), "")
-                elif field_ == 2:
+                if field_ == 2:
                     value = bool(a)
                 elif field_ in (3, 7):
                     value = a
@@ -258,15 +262,14 @@ class _Trace:
                 elif field_ == 17:
                     value = sequence.strings.get(signed(a), "")
             elif kind == BYTES:
-                if field_ == 10:
-                    name = text(data[a:b])
-                elif field_ in (6, 9):
+                if field_ in (6, 9):
                     value = text(data[a:b])
                 elif field_ == 12:
-                    array.append(self._annotation(data[a:b], sequence, depth + 1)[1])
+                    self._kept.add()
+                    array.append(self._value(data, a, b, sequence, depth + 1))
             elif field_ == 5:
                 value = double(int.from_bytes(data[a:b], "little"))
-        return name, array or value
+        return array or value
 
     def columns(self) -> TraceColumns:
         """Return the columns of all slices."""

@@ -10,7 +10,9 @@ import struct
 from collections.abc import Iterator
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-Field = tuple[int, int | bytes]
+#: Bytes, or a part of them that was not copied.
+Buffer = bytes | bytearray | memoryview
+Field = tuple[int, int | memoryview]
 
 _MOST_BYTES = 10
 _SIXTY_FOUR = 2**64 - 1
@@ -20,7 +22,7 @@ class Damaged(ValueError):
     """The bytes are not a message."""
 
 
-def varint(data: bytes, place: int, end: int) -> tuple[int, int]:
+def varint(data: Buffer, place: int, end: int) -> tuple[int, int]:
     """Read a number of up to 64 bits: the number, and where the next byte is."""
     number = shift = 0
     last = min(end, place + _MOST_BYTES)
@@ -34,7 +36,7 @@ def varint(data: bytes, place: int, end: int) -> tuple[int, int]:
     raise Damaged("a number in it is cut off" if last == end else "a number in it is too long")
 
 
-def spans(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def spans(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Walk the fields of the message between two places, without copying it.
 
     Yields
@@ -69,15 +71,19 @@ def spans(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, in
         place += length
 
 
-def fields(data: bytes) -> Iterator[Field]:
-    """Walk the fields of a small message: number, and value (fixed ones as the number that their bytes spell)."""
-    for field, kind, start, end in spans(data, 0, len(data)):
+def fields(data: Buffer) -> Iterator[Field]:
+    """Walk the fields of a message: number, and value (fixed ones as the number that their bytes spell).
+
+    Messages and texts are parts of `data`, not copies: those of nested messages would add up.
+    """
+    view = memoryview(data)
+    for field, kind, start, end in spans(view, 0, len(view)):
         if kind == VARINT:
             yield field, start
         elif kind == BYTES:
-            yield field, data[start:end]
+            yield field, view[start:end]
         else:
-            yield field, int.from_bytes(data[start:end], "little")
+            yield field, int.from_bytes(view[start:end], "little")
 
 
 def double(bits: int) -> float:
@@ -86,12 +92,12 @@ def double(bits: int) -> float:
     return number
 
 
-def text(value: int | bytes) -> str:
+def text(value: int | Buffer) -> str:
     """Text of a field; what is not UTF-8 is escaped."""
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else ""
+    return "" if isinstance(value, int) else str(value, "utf-8", "backslashreplace")
 
 
-def signed(value: int | bytes) -> int:
+def signed(value: int | Buffer) -> int:
     """A number of 64 bits that may be negative; 0 if the field is no number."""
     if not isinstance(value, int):
         return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,12 @@ import msgspec
 from msgspec import field
 
 from perfnb.errors import TraceError
-from perfnb.quantities import size
 from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.rows import FAR_NS, Rows
-from perfnb.trace.trace_file import Limits, Progress, Reader, blocks_of_file
+from perfnb.trace.trace_file import Limits, Progress, Reader, refuse_many_values, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, RANGES
 
 _START = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
-#: The whole text is in memory: 37 MB hold 44,000 kernels.
-_MOST_BYTES = 2**31
 _GPU = 2
 _WORDS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD", "HOST_TO_HOST": "HtoH"}
 #: Records of calls, and whether they launch or wait; the rest are ranges that the program named.
@@ -28,31 +24,38 @@ _CALLS = ("hip_api", "hsa_api", "rccl_api")
 Whole = int
 
 
-class _Handle(msgspec.Struct):
+class _Handle(msgspec.Struct, frozen=True, gc=False):
     handle: Whole = MISSING
 
 
-class _Correlation(msgspec.Struct):
+class _Correlation(msgspec.Struct, frozen=True, gc=False):
     internal: Whole = MISSING
 
 
-class _Dispatch(msgspec.Struct):
-    agent_id: _Handle = field(default_factory=_Handle)
-    queue_id: _Handle = field(default_factory=_Handle)
+#: What most records lack is one object for all of them.
+_NOTHING, _ALONE = _Handle(), _Correlation()
+
+
+class _Dispatch(msgspec.Struct, frozen=True, gc=False):
+    agent_id: _Handle = _NOTHING
+    queue_id: _Handle = _NOTHING
     kernel_id: Whole = MISSING
 
 
-class _Record(msgspec.Struct):
+_NO_DISPATCH = _Dispatch()
+
+
+class _Record(msgspec.Struct, gc=False):
     start_timestamp: Whole = MISSING
     end_timestamp: Whole = MISSING
     thread_id: Whole = MISSING
     kind: Whole = MISSING
     operation: Whole = MISSING
-    correlation_id: _Correlation = field(default_factory=_Correlation)
+    correlation_id: _Correlation = _ALONE
     stream_id: _Handle | None = None
-    dispatch_info: _Dispatch = field(default_factory=_Dispatch)
-    src_agent_id: _Handle = field(default_factory=_Handle)
-    dst_agent_id: _Handle = field(default_factory=_Handle)
+    dispatch_info: _Dispatch = _NO_DISPATCH
+    src_agent_id: _Handle = _NOTHING
+    dst_agent_id: _Handle = _NOTHING
     bytes: Whole = MISSING
 
 
@@ -66,7 +69,7 @@ class _Records(msgspec.Struct):
 
 
 class _Agent(msgspec.Struct):
-    id: _Handle = field(default_factory=_Handle)
+    id: _Handle = _NOTHING
     type: Whole = 0
     logical_node_type_id: Whole = MISSING
     product_name: str = ""
@@ -118,12 +121,9 @@ _TOP = msgspec.json.Decoder(_Top)
 
 def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
     """Read a file; errors as `perfnb.trace.kineto.read`."""
-    text, most = bytearray(), min(limits.max_bytes, _MOST_BYTES)
-    with closing(blocks_of_file(path, limits, progress)) as blocks:
-        for block in blocks:
-            text += block
-            if len(text) > most:
-                raise TraceError(f"{path} was not read: it is above {size(most)}; record fewer steps, or as pftrace.")
+    limits = limits.whole()  # 37 MB hold 44,000 kernels
+    text = whole_file(path, limits, progress)
+    refuse_many_values(text, str(path), limits)
     rows = Rows(str(path), limits)
     try:
         processes = _TOP.decode(text).processes

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfnb.errors import TraceError
 from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
-from perfnb.trace.trace_file import Limits
+from perfnb.trace.trace_file import Kept, Limits
 
 #: No time in a trace is further from 0 than this, 146 years in nanoseconds: sums of two still fit in int64.
 FAR_NS = 2**62
@@ -38,6 +38,8 @@ class Rows:
     devices : dict of int to dict
         What is known about each device.
     caveats : list of str
+    kept : Kept
+        Counts events and distinct texts, and whatever else the reader adds to it.
     """
 
     def __init__(self, source: str, limits: Limits) -> None:
@@ -46,7 +48,7 @@ class Rows:
         self.thread_names: dict[tuple[int, int], str] = {}
         self.devices: dict[int, dict[str, Any]] = {}
         self.caveats: list[str] = []
-        self._most = limits.max_events
+        self.kept = Kept(source, limits)
         self._codes: dict[str, dict[str, int]] = defaultdict(dict)
         self._columns = {name: array("q") for name in _ALWAYS}
         self._rare: dict[str, tuple[array[int], array[int]]] = {}
@@ -57,6 +59,8 @@ class Rows:
     def code(self, column: str, text: str) -> int:
         """Return the number of a text in a column of texts."""
         codes = self._codes[column]
+        if text not in codes:
+            self.kept.add()
         return codes.setdefault(text, len(codes))
 
     def add(
@@ -75,8 +79,7 @@ class Rows:
                 f"({start_ns / 1e9:.3g} s, lasting {duration_ns / 1e9:.3g} s)."
             )
         row = len(self)
-        if row >= self._most:
-            raise too_many(self.source, f"{self._most:,} events", "max_events")
+        self.kept.add()
         columns = self._columns
         columns["name"].append(self.code("name", name))
         columns["category"].append(self.code("category", category))
@@ -119,11 +122,6 @@ class Rows:
             rows, values = self._rare[name]
             column[np.frombuffer(rows, dtype=np.int64)] = np.frombuffer(values, dtype=np.int64)
         return column
-
-
-def too_many(source: str, what: str, limit: str) -> TraceError:
-    """Return the error about a limit that a file exceeds."""
-    return TraceError(f"{source} was not read: it has more than {what}; if you trust it, raise {limit} in limits=.")
 
 
 def signed(number: int) -> int:

@@ -21,7 +21,7 @@ from perfnb.errors import TraceError
 from perfnb.files import open_regular
 from perfnb.quantities import size
 from perfnb.trace.columns import Ints
-from perfnb.trace.trace_file import GZIP, QUIET_S, Limits, Progress, blocks_of_file
+from perfnb.trace.trace_file import GZIP, QUIET_S, Limits, Progress, blocks_of_file, too_many
 
 MAGIC = b"SQLite format 3\0"
 #: In a column of numbers, a value that a row does not have.
@@ -81,8 +81,8 @@ class SqliteFile:
             self._bytes = -1
         if self._bytes < 0:
             raise TraceError(f"{path} cannot be read as a trace: it is not a file.")
-        if self._bytes > limits.max_bytes:
-            most = size(limits.max_bytes)
+        if self._bytes > limits.most_bytes:
+            most = size(limits.most_bytes)
             raise TraceError(
                 f"{path} was not read: it is {size(self._bytes)}, above {most}; raise max_bytes in limits=."
             )
@@ -172,11 +172,8 @@ class SqliteFile:
         with self._errors():
             count = int(self._connection.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])
             self._rows += count
-            if self._rows > self._limits.max_events:
-                raise TraceError(
-                    f"{self._path} was not read: it has more than {self._limits.max_events:,} events; if you trust it, "
-                    "raise max_events in limits=."
-                )
+            if self._rows > self._limits.most_events:
+                raise too_many(str(self._path), self._limits.most_events)
             asked = [f"ifnull({sql}, {NULL})" for sql in numbers.values()]
             asked += [f"substr({sql}, 1, {_MOST_TEXT})" for sql, _ in texts.values()]
             cursor = self._connection.execute(f"SELECT {', '.join(asked)} FROM {_quoted(table)}")

@@ -5,12 +5,13 @@ A format is one module in this folder with a `READER`, and one line in `READERS`
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,11 +41,14 @@ HEAD = 2**16
 Progress = Callable[[int, int], None]
 
 _BLOCK = 2**20
+#: Bytes and events of a format that is read piece by piece, and of one that is decoded whole.
+_PIECEWISE, _WHOLE = (8 * 2**30, 25_000_000), (256 * 2**20, 4_000_000)
+#: Values inside values. Python's own recursion limit is higher.
+MAX_DEPTH = 200
 #: Progress is reported after this long, and this often.
 QUIET_S, _EVERY_S = 2.0, 0.2
-#: Real traces unpack to 15 to 30 times their size. A file that unpacks to more than the first and would exceed the
-#: limit is refused early; one above `max_ratio` is refused after the last number of bytes, whatever the limit.
-_BOMB_RATIO, _BOMB_FROM, _RATIO_FROM = 200, 4 * 2**20, 32 * 2**20
+#: Real traces unpack to 15 to 30 times their size. What unpacks to more than the first is refused, from the second on.
+_MOST_RATIO, _RATIO_FROM = 200, 32 * 2**20
 GZIP = b"\x1f\x8b"
 #: A compressed file yields a block of text after at most this many bytes: twice what incompressible text takes.
 _MOST_FOR_A_BLOCK = 2 * _BLOCK
@@ -61,30 +65,67 @@ PACKED = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a file may ask for before a reader refuses it.
+    """What a file may ask for before a reader refuses it; what is not given has a default.
+
+    A format that is read piece by piece may be larger than one whose whole content is in memory at once. The defaults
+    of the latter keep a hostile file below 2 GiB: each thing that is kept takes up to 200 bytes, whatever it takes in
+    the file.
 
     Attributes
     ----------
-    max_bytes : int
-        Of the text, unpacked.
-    max_packed_bytes : int
-        Of a compressed file.
-    max_events : int
-        Of any kind.
-    max_event_bytes : int
-        Of one event, or of everything before or after the events: this much text is held in memory.
-    max_depth : int
-        Of values inside values. Python's own recursion limit is higher.
-    max_ratio : int
-        How many times its size a compressed file may unpack to, checked above 32 MiB.
+    max_bytes : int, optional
+        Of the content, unpacked.
+    max_events : int, optional
+        Of any kind. In a format that is decoded whole, names and values count too.
     """
 
-    max_bytes: int = 8 * 2**30
-    max_packed_bytes: int = 2 * 2**30
-    max_events: int = 25_000_000
-    max_event_bytes: int = 64 * 2**20
-    max_depth: int = 200
-    max_ratio: int = 200
+    max_bytes: int | None = None
+    max_events: int | None = None
+
+    @property
+    def most_bytes(self) -> int:
+        """The limit on bytes, or its default."""
+        return _PIECEWISE[0] if self.max_bytes is None else self.max_bytes
+
+    @property
+    def most_events(self) -> int:
+        """The limit on events, or its default."""
+        return _PIECEWISE[1] if self.max_events is None else self.max_events
+
+    def whole(self) -> Limits:
+        """The limits of a format that is decoded whole."""
+        return Limits(
+            _WHOLE[0] if self.max_bytes is None else self.max_bytes,
+            _WHOLE[1] if self.max_events is None else self.max_events,
+        )
+
+
+class Kept:
+    """Counts what a file makes its reader keep in memory.
+
+    Parameters
+    ----------
+    source : str
+        What errors call the file.
+    limits : Limits
+    """
+
+    def __init__(self, source: str, limits: Limits) -> None:
+        self._source = source
+        self._most = limits.most_events
+        self._count = 0
+
+    def add(self, count: int = 1) -> None:
+        """Count some more.
+
+        Raises
+        ------
+        TraceError
+            If that exceeds the limit.
+        """
+        self._count += count
+        if self._count > self._most:
+            raise too_many(self._source, self._most)
 
 
 LIMITS = Limits()
@@ -192,9 +233,9 @@ def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | Non
         if head.startswith(magic):
             raise TraceError(f"{path} cannot be read as a trace: it is {what}; unpack or export it as JSON first.")
     packed = head.startswith(GZIP)
-    most, limit = (limits.max_packed_bytes, "max_packed_bytes") if packed else (limits.max_bytes, "max_bytes")
+    most = limits.most_bytes
     if length > most:
-        raise TraceError(f"{path} was not read: it is {size(length)}, above {size(most)}; raise {limit} in limits=.")
+        raise TraceError(f"{path} was not read: it is {size(length)}, above {size(most)}; raise max_bytes in limits=.")
     counted = _Counted(file, path)
     text = gzip.GzipFile(fileobj=counted, mode="rb") if packed else file  # type: ignore[call-overload]
     done = 0
@@ -204,18 +245,14 @@ def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | Non
             raise TraceError(f"{path} cannot be read as a trace: it is compressed twice; unpack it once first.")
         done += len(block)
         place = file.tell()
-        if done > limits.max_bytes:
+        if done > most:
             does = "would unpack to" if packed else "is"
-            raise _too_large(path, f"{does} more than {size(limits.max_bytes)}")
-        if packed and done >= max(_BOMB_FROM, _BOMB_RATIO * place):
-            expected = done * length // place
-            if expected > limits.max_bytes:
-                much = f"about {size(expected)}, {done // place:,} times its size"
-                raise _too_large(path, f"would unpack to more than {size(limits.max_bytes)}: {much}")
-        if packed and done > max(_RATIO_FROM, limits.max_ratio * place):
+            trust = "if you trust it, raise max_bytes in limits="
+            raise TraceError(f"{path} {does} more than {size(most)}, so it was not read; {trust}.")
+        if packed and done > max(_RATIO_FROM, _MOST_RATIO * place):
             raise TraceError(
                 f"{path} was not read: it unpacks to {done // place:,} times its size, more than any trace; if you "
-                "trust it, raise max_ratio in limits=."
+                "trust it, unpack it first."
             )
         yield block
         now = time.monotonic()
@@ -242,5 +279,55 @@ class _Counted:
         return data
 
 
-def _too_large(path: Path, how: str) -> TraceError:
-    return TraceError(f"{path} {how}, so it was not read; if you trust it, raise max_bytes in limits=.")
+def whole_file(path: Path, limits: Limits, progress: Progress | None = None) -> bytearray:
+    """Return the content of a file, unpacked, within the limits; raises as `blocks_of_file`."""
+    content = bytearray()
+    with closing(blocks_of_file(path, limits, progress)) as blocks:
+        for block in blocks:
+            content += block
+    return content
+
+
+def lines_of_file(path: Path, limits: Limits, longest: int) -> Generator[str, None, None]:
+    """Read the lines of a text, without their ends; PowerShell's redirection writes UTF-16.
+
+    Raises
+    ------
+    TraceError
+        As `blocks_of_file`, and if a line has more than `longest` letters.
+    """
+    rest, decoder = "", None
+    with closing(blocks_of_file(path, limits)) as blocks:
+        for block in blocks:
+            if decoder is None:
+                utf_16 = block.startswith((b"\xff\xfe", b"\xfe\xff"))
+                decoder = codecs.getincrementaldecoder("utf-16" if utf_16 else "utf-8-sig")("replace")
+            lines = (rest + decoder.decode(block)).split("\n")
+            rest = lines.pop()
+            if max(map(len, (rest, *lines))) > longest:
+                raise TraceError(f"{path} was not read: it has a line of more than {longest:,} letters.")
+            for line in lines:
+                yield line.rstrip("\r")
+    yield rest.rstrip("\r")
+
+
+def refuse_many_values(text: bytearray, source: str, limits: Limits) -> None:
+    """Refuse JSON that is about to be decoded whole if it holds too many values; brackets in texts count as well.
+
+    Four numbers or texts take as much memory as one list or object.
+    """
+    if text.count(b"{") + text.count(b"[") + text.count(b",") // 4 > limits.most_events:
+        raise too_many(source, limits.most_events)
+
+
+def too_many(source: str, most: int) -> TraceError:
+    """Return the error about a file that holds too much."""
+    return TraceError(
+        f"{source} was not read: it holds more than {most:,} events, names and values; if you trust it, raise "
+        "max_events in limits=."
+    )
+
+
+def too_deep(source: str) -> TraceError:
+    """Return the error about values that are nested too deep."""
+    return TraceError(f"{source} was not read: it holds more than {MAX_DEPTH} values inside each other.")

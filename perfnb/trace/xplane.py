@@ -6,28 +6,25 @@ Times are picoseconds from their line's start, and lines of one file start at di
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from perfnb.errors import TraceError
-from perfnb.quantities import size
 from perfnb.trace.columns import TraceColumns
-from perfnb.trace.protobuf import BYTES, VARINT, Damaged, fields, signed, spans, text, varint
+from perfnb.trace.protobuf import BYTES, VARINT, Buffer, Damaged, fields, signed, spans, text, varint
 from perfnb.trace.rows import FAR_NS, Rows
-from perfnb.trace.trace_file import Limits, Progress, Reader, blocks_of_file
+from perfnb.trace.trace_file import Kept, Limits, Progress, Reader, whole_file
 from perfnb.trace.xla import CAVEATS, STATS, Stat, XlaPlane, add_device_steps, framework_op, number_of
 
-#: No message of protocol buffers is larger.
-_MOST_BYTES = 2**31
-#: Planes, and lines and kinds of events of a plane: far above what any machine has.
-_MOST_PLANES, _MOST_LINES, _MOST_KINDS = 10_000, 100_000, 500_000
-#: Statistics that are remembered: most are the same in many events.
-_MOST_SEEN = 50_000
+#: Statistics that are remembered, and the longest of them: most are the same in many events.
+_MOST_SEEN, _LONGEST_SEEN = 50_000, 256
 #: Names of planes start so.
 _NAMES = ("/host:", "/device:", "Task Environment", "#Chip")
 _METADATA, _ENVIRONMENT = "/host:metadata", "Task Environment"
-
+_START = "profile_start_time"
+#: Statistics of a plane that are used, and their names among a device's facts in other formats.
+_OF_DEVICE = {"totalGlobalMem": "memory_size", "numSms": "core_count"}
+_OF_PLANE = frozenset({_START, "device_vendor", *_OF_DEVICE.values()})
 
 #: Where something starts and ends.
 Place = tuple[int, int]
@@ -37,6 +34,7 @@ Paths = dict[tuple[str, str], str]
 
 def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
     """Read a file; errors as `perfnb.trace.kineto.read`."""
+    limits = limits.whole()
     data = whole_file(path, limits, progress)
     try:
         return _trace(data, Rows(str(path), limits))
@@ -44,129 +42,118 @@ def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceC
         raise TraceError(f"{path} is not an XSpace file that perfnb can read: {error}; record it again.") from error
 
 
-def whole_file(path: Path, limits: Limits, progress: Progress | None = None) -> bytes:
-    """Return the bytes of a file of protocol buffers, unpacked, within the limits."""
-    data = bytearray()
-    with closing(blocks_of_file(path, limits, progress)) as blocks:
-        for block in blocks:
-            data += block
-            if len(data) > _MOST_BYTES:
-                raise TraceError(f"{path} was not read: it is above {size(_MOST_BYTES)}, the most of its format.")
-    return bytes(data)
-
-
-def _trace(data: bytes, rows: Rows) -> TraceColumns:
+def _trace(data: Buffer, rows: Rows) -> TraceColumns:
     planes, places, base = list[XlaPlane](), list[Place](), 0
     for place in _messages(data, 0, len(data), 1):
+        rows.kept.add(4)  # with its name and its part in the rows
         places.append(place)
-        if len(places) > _MOST_PLANES:
-            raise TraceError(f"{rows.source} was not read: it has more than {_MOST_PLANES:,} planes, as none does.")
     names = [_name(data, *place) for place in places]
     paths: Paths = {}
     for name, place in zip(names, places, strict=True):
         if name == _METADATA:
-            _add_paths(data, *place, paths)
+            _add_paths(data, *place, paths, rows.kept)
     for number, (name, place) in enumerate(zip(names, places, strict=True)):
         base = _plane(data, place, name, rows, number, planes, paths) or base
     add_device_steps(rows, planes)
     return rows.columns(base)
 
 
-def _name(data: bytes, start: int, end: int) -> str:
+def _name(data: Buffer, start: int, end: int) -> str:
     """Name of a plane."""
     return next((text(data[a:b]) for a, b in _messages(data, start, end, 2)), "")
 
 
-def _add_paths(data: bytes, start: int, end: int, paths: Paths) -> None:
+def _add_paths(data: Buffer, start: int, end: int, paths: Paths, kept: Kept) -> None:
     """Add the paths of the ops of every compiled module: its HLO is beside the events."""
     for entry in _messages(data, start, end, 4):
         for kind in _messages(data, *entry, 2):
             for stat in _messages(data, *kind, 5):
                 for proto in _messages(data, *stat, 6):
                     for module in _messages(data, *proto, 1):
-                        _add_paths_of_module(data, *module, paths)
+                        _add_paths_of_module(data, *module, paths, kept)
 
 
-def _add_paths_of_module(data: bytes, start: int, end: int, paths: Paths) -> None:
+def _add_paths_of_module(data: Buffer, start: int, end: int, paths: Paths, kept: Kept) -> None:
     name = _text_at(data, start, end, 1)
     for computation in _messages(data, start, end, 3):
         for instruction in _messages(data, *computation, 2):
             path = next((_text_at(data, *about, 2) for about in _messages(data, *instruction, 7)), "")
             if "/" in path:
+                kept.add(2)
                 paths[name, _text_at(data, *instruction, 1)] = path
-                if len(paths) >= _MOST_KINDS:
-                    return
 
 
-def _text_at(data: bytes, start: int, end: int, wanted: int) -> str:
+def _text_at(data: Buffer, start: int, end: int, wanted: int) -> str:
     return next((text(data[a:b]) for a, b in _messages(data, start, end, wanted)), "")
 
 
-def _messages(data: bytes, start: int, end: int, wanted: int) -> Iterator[Place]:
+def _messages(data: Buffer, start: int, end: int, wanted: int) -> Iterator[Place]:
     """Places of the messages in a field, or of its texts."""
     return ((a, b) for field, kind, a, b in spans(data, start, end) if field == wanted and kind == BYTES)
 
 
-def _plane(data: bytes, place: Place, name: str, rows: Rows, number: int, planes: list[XlaPlane], paths: Paths) -> int:
+def _plane(data: Buffer, place: Place, name: str, rows: Rows, number: int, planes: list[XlaPlane], paths: Paths) -> int:
     """Add the events of a plane; return the time at which the profile started, if the plane says so."""
     if name == _METADATA:
         return 0
-    lines, described, named, own = list[Place](), list[Place](), list[Place](), list[Place]()
-    for field, kind, a, b in spans(data, *place):
-        if kind == BYTES and field in (3, 4, 5, 6):
-            (lines, described, named, own)[field - 3].append((a, b))
-    for found, most, what in (
-        (lines, _MOST_LINES, "lines"),
-        (described, _MOST_KINDS, "kinds of events"),
-        (named, _MOST_KINDS, "kinds of statistics"),
-    ):
-        if len(found) > most:
-            raise TraceError(f"{rows.source} was not read: a plane has more than {most:,} {what}, as none does.")
-    stat_names = {key: text(dict(fields(value)).get(2, b"")) for key, value in _entries(data, named)}
+    stat_names = dict[int, str]()
+    for key, entry in _entries(data, place, 5, rows.kept):
+        stat_names[key] = text(dict(fields(entry)).get(2, b""))
+    own = dict[str, Stat]()
+    wanted = {key: stat for key, stat in stat_names.items() if stat in _OF_PLANE}
+    for a, b in _messages(data, *place, 6):
+        _stat(data, a, b, wanted, stat_names, own)
     if name == _ENVIRONMENT:
-        facts = _stats(data, own, stat_names, None)
-        begun = number_of(facts.get("profile_start_time"))
+        begun = number_of(own.get(_START))
         return begun if 0 < begun < FAR_NS else 0
+    # Only what is used: the statistics of a kind are those of all its events.
+    wanted = {key: stat for key, stat in stat_names.items() if stat in STATS}
     names, of_kinds = dict[int, str](), dict[int, dict[str, Stat]]()
-    for key, value in _entries(data, described):
-        names[key], of_kinds[key] = _kind(value, stat_names)
-    heads = [_head_of_line(data, a, b) for a, b in lines]
+    for key, entry in _entries(data, place, 4, rows.kept):
+        names[key], stats = _kind(entry, wanted, stat_names)
+        if stats:
+            rows.kept.add(len(stats))
+            of_kinds[key] = stats
+    heads = list[tuple[int, str, int]]()
+    for a, b in _messages(data, *place, 3):
+        rows.kept.add(2)
+        heads.append(_head_of_line(data, a, b))
     plane = XlaPlane(rows, name, number, [head[1] for head in heads])
     planes.append(plane)
     rows.process_names[number] = name
     if plane.device >= 0:
-        rows.devices.setdefault(plane.device, _device(name, _stats(data, own, stat_names, None)))
+        rows.devices.setdefault(plane.device, _device(name, own))
     seen = dict[bytes, dict[str, Stat]]()
-    wanted = {key: stat for key, stat in stat_names.items() if stat in STATS}
-    for (thread, line, begin), where in zip(heads, lines, strict=True):
+    for (thread, line, begin), where in zip(heads, _messages(data, *place, 3), strict=True):
         rows.thread_names[number, thread] = line
-        for field, kind, a, b in spans(data, *where):
-            if field == 4 and kind == BYTES:
-                _event(data, a, b, plane, (line, thread, begin), names, of_kinds, wanted, stat_names, seen, paths)
+        for a, b in _messages(data, *where, 4):
+            _event(data, a, b, plane, (line, thread, begin), names, of_kinds, wanted, stat_names, seen, paths)
     return 0
 
 
-def _entries(data: bytes, places: list[Place]) -> Any:
+def _entries(data: Buffer, place: Place, field: int, kept: Kept) -> Iterator[tuple[int, Buffer]]:
     """Key and value of the entries of a map."""
-    for a, b in places:
-        entry = dict(fields(data[a:b]))
+    view = memoryview(data)
+    for a, b in _messages(data, *place, field):
+        entry = dict(fields(view[a:b]))
         value = entry.get(2, b"")
-        if isinstance(value, bytes):
+        if not isinstance(value, int):
+            kept.add()
             yield signed(entry.get(1, 0)), value
 
 
-def _kind(data: bytes, stat_names: dict[int, str]) -> tuple[str, dict[str, Stat]]:
+def _kind(data: Buffer, wanted: dict[int, str], stat_names: dict[int, str]) -> tuple[str, dict[str, Stat]]:
     """Name of a kind of events, and the statistics that all of them have."""
     name, stats = "", dict[str, Stat]()
-    for field, value in fields(data):
-        if field == 2:
-            name = text(value)
-        elif field == 5 and isinstance(value, bytes):
-            _stat(value, stat_names, stat_names, stats)
+    for field, kind, a, b in spans(data, 0, len(data)):
+        if kind == BYTES and field == 2:
+            name = text(data[a:b])
+        elif kind == BYTES and field == 5:
+            _stat(data, a, b, wanted, stat_names, stats)
     return name, stats
 
 
-def _head_of_line(data: bytes, start: int, end: int) -> tuple[int, str, int]:
+def _head_of_line(data: Buffer, start: int, end: int) -> tuple[int, str, int]:
     """Number, name and start in nanoseconds of a line."""
     number, begin, name, shown = 0, 0, "", ""
     for field, kind, a, b in spans(data, start, end):
@@ -184,7 +171,7 @@ def _head_of_line(data: bytes, start: int, end: int) -> tuple[int, str, int]:
 
 
 def _event(
-    data: bytes,
+    data: Buffer,
     start: int,
     end: int,
     plane: XlaPlane,
@@ -209,11 +196,14 @@ def _event(
             elif field == 5:
                 return  # a number of occurrences, not an event in time
         elif wire == BYTES and field == 4:
-            stat = data[a:b]
+            if b - a > _LONGEST_SEEN:
+                _stat(data, a, b, wanted, stat_names, stats)
+                continue
+            stat = bytes(data[a:b])
             known = seen.get(stat)
             if known is None:
                 known = {}
-                _stat(stat, wanted, stat_names, known)
+                _stat(stat, 0, len(stat), wanted, stat_names, known)
                 if len(seen) < _MOST_SEEN:
                     seen[stat] = known
             stats.update(known)
@@ -228,23 +218,17 @@ def _event(
     plane.add(name, thread, names.get(kind, f"event {kind}"), first, max(last - first, 0), stats)
 
 
-def _stats(data: bytes, places: list[Place], names: dict[int, str], wanted: dict[int, str] | None) -> dict[str, Stat]:
-    stats: dict[str, Stat] = {}
-    for a, b in places:
-        _stat(data[a:b], names if wanted is None else wanted, names, stats)
-    return stats
-
-
-def _stat(data: bytes, wanted: dict[int, str], names: dict[int, str], stats: dict[str, Stat]) -> None:
+def _stat(
+    data: Buffer, start: int, end: int, wanted: dict[int, str], names: dict[int, str], stats: dict[str, Stat]
+) -> None:
     """Add a statistic if it is wanted; text may be the name of another statistic."""
-    length = len(data)
-    if length < 2 or data[0] != 8:  # its kind comes first in every known writer's files
+    if end - start < 2 or data[start] != 8:  # its kind comes first in every known writer's files
         return
-    kind, place = varint(data, 1, length)
+    kind, place = varint(data, start + 1, end)
     name = wanted.get(signed(kind))
     if name is None:
         return
-    for field, wire, a, b in spans(data, place, length):
+    for field, wire, a, b in spans(data, place, end):
         if wire == VARINT:
             if field == 7:
                 stats[name] = names.get(signed(a), "")
@@ -260,7 +244,7 @@ def _device(plane: str, facts: dict[str, Stat]) -> dict[str, Any]:
     vendor = str(facts.get("device_vendor", ""))
     name = f"{vendor} {plane.rpartition('/')[2].removeprefix('device:').partition(':')[0]}".strip()
     known: dict[str, Any] = {"name": name}
-    for key, stat in (("totalGlobalMem", "memory_size"), ("numSms", "core_count")):
+    for key, stat in _OF_DEVICE.items():
         number = number_of(facts.get(stat))
         if number > 0:
             known[key] = number

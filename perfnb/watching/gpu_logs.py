@@ -6,10 +6,9 @@ has no time at all unless it was asked for, and repeats its header now and then.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,7 +22,7 @@ from perfnb.errors import TraceError
 from perfnb.recording.reading import Loader
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.samples import watch_record
-from perfnb.trace.trace_file import Limits, blocks_of_file, head_of
+from perfnb.trace.trace_file import Limits, head_of, lines_of_file
 
 _MOST_LINE, _MOST_DEVICES, _MOST_NAMED = 2**16, 256, 8
 #: Bytes and the like in a unit; decimal megabytes only per second, as the driver counts PCIe.
@@ -94,9 +93,9 @@ class _Log:
             own = self.values[device] = defaultdict(list)
             self.facts.setdefault(device, {})
         self.rows += 1
-        if self.rows > limits.max_events:
+        if self.rows > limits.most_events:
             raise TraceError(
-                f"{source} was not read: it has more than {limits.max_events:,} readings; if you trust it, raise "
+                f"{source} was not read: it has more than {limits.most_events:,} readings; if you trust it, raise "
                 "max_events in limits=."
             )
         count = len(own["t_s"])
@@ -117,7 +116,8 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
         If it cannot be read, has no readings or no header, or exceeds a limit.
     """
     log, source = _Log(), str(path)
-    lines = _lines(path, limits)
+    limits = limits.whole()
+    lines = lines_of_file(path, limits, _MOST_LINE)
     with closing(lines):
         kind = _kind(_text_of_head(head_of(path)))
         if kind is None:
@@ -169,22 +169,6 @@ def _record(log: _Log) -> tuple[WatchRecord, dict[str, Any]]:
 
 def _text_of_head(head: bytes) -> str:
     return head.decode("utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig", "replace")
-
-
-def _lines(path: Path, limits: Limits) -> Generator[str, None, None]:
-    """The lines of a text, which PowerShell writes as UTF-16."""
-    rest, decoder = "", None
-    with closing(blocks_of_file(path, limits)) as blocks:
-        for block in blocks:
-            if decoder is None:
-                utf_16 = block.startswith((b"\xff\xfe", b"\xfe\xff"))
-                decoder = codecs.getincrementaldecoder("utf-16" if utf_16 else "utf-8-sig")("replace")
-            lines = (rest + decoder.decode(block)).split("\n")
-            rest = lines.pop()
-            if max(map(len, (rest, *lines))) > _MOST_LINE:
-                raise TraceError(f"{path} was not read: a line has more than {_MOST_LINE:,} letters, as no log has.")
-            yield from lines
-    yield rest
 
 
 _Kind = Callable[[Iterator[str], _Log, str, Limits], None]

@@ -77,14 +77,14 @@ def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
 def test_limits_can_be_raised_and_lowered(tmp_path: Path) -> None:
     path = training().write(tmp_path / "trace.json")
 
-    for limit in ({"max_events": 3}, {"max_bytes": 100}, {"max_depth": 1}):
+    for limit in ({"max_events": 3}, {"max_bytes": 100}):
         with pytest.raises(TraceError, match=next(iter(limit))) as caught:
             perfnb.load(path, **limit)  # type: ignore[arg-type]
         assert str(path) in str(caught.value)
         with pytest.raises(TraceError, match=next(iter(limit))):
             perfnb.load(path, limits=limit)
-    assert perfnb.load(str(path), max_events=10_000, max_bytes=2**30, max_depth=50)
-    assert perfnb.load(path, limits={"max_events": 10_000, "max_bytes": 2**30}, max_depth=50)
+    assert perfnb.load(str(path), max_events=10_000, max_bytes=2**30)
+    assert perfnb.load(path, limits={"max_events": 10_000}, max_bytes=2**30)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_limits_can_be_raised_and_lowered(tmp_path: Path) -> None:
         ({"max_events": True}, TypeError, "max_events must be a whole number, not True"),
         ({"max_events": 2.5}, TypeError, "max_events must be a whole number, not 2.5"),
         ({"max_bytes": -1}, ValueError, "max_bytes must be a number above 0, not -1"),
-        ({"max_depth": 0}, ValueError, "max_depth must be a number above 0, not 0"),
+        ({"max_events": 0}, ValueError, "max_events must be a number above 0, not 0"),
         ({"limits": {"max_bytes": 2.5}}, TypeError, "max_bytes must be a whole number, not 2.5"),
-        ({"limits": {"most": 1}}, ValueError, "limits has no 'most'; its names are max_bytes, .*, max_ratio"),
+        ({"limits": {"most": 1}}, ValueError, "limits has no 'most'; its names are max_bytes, max_events"),
         ({"limits": 10**9}, TypeError, "limits must be a mapping, such as {'max_bytes': .*}, not 1000000000"),
         ({"executor": "nope"}, TypeError, "executor must be one of concurrent.futures, .* not 'nope'"),
         ({"path": None}, TypeError, "path must be a path or a list of paths, not None"),
@@ -117,7 +117,7 @@ def test_what_is_no_path_or_limit_is_said_in_a_sentence(
 def test_a_folder_without_a_trace_is_told_to_hold_none_and_one_of_a_trace_is_one_rank(tmp_path: Path) -> None:
     with pytest.raises(
         RecordingError,
-        match=r"holds neither a saved profile \(no profile\.json\) nor traces: ",
+        match=r"holds neither a saved profile \(no profile\.json\) nor traces; ",
     ):
         perfnb.load(tmp_path)
     trace = training(1).write(tmp_path / "trace.json")

@@ -188,8 +188,11 @@ def test_limits_hold(tmp_path: Path) -> None:
     path = written(tmp_path, json.dumps(PAIRS).encode())
     with pytest.raises(TraceError, match="raise max_events in limits="):
         read(path, Limits(max_events=2))
-    with pytest.raises(TraceError, match="raise max_depth in limits="):
-        read(path, Limits(max_depth=2))
+    deep = [{"ph": "X", "args": {"a": [[[[0]]]]}}]
+    for _ in range(200):
+        deep = [{"ph": "X", "args": {"a": deep}}]
+    with pytest.raises(TraceError, match="more than 200 values inside each other"):
+        read(written(tmp_path, json.dumps(deep).encode()), LIMITS)
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.deep)])

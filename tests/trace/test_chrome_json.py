@@ -150,17 +150,22 @@ def test_the_readers_own_key_in_a_file_makes_no_half_result() -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("inside", [False, True])
-def test_depth_is_counted_outside_of_texts_and_capped_alike_in_every_piece(inside: bool) -> None:
+def test_depth_is_counted_outside_of_texts_and_capped_alike_in_every_piece(
+    inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     event = {**EVENT, "args": {"a": [[[{"b": [1]}]]]}}  # with the list around it 8 values inside each other
     for place in (0, 5, 9):
         events = [EVENT] * 10
         events[place] = event
         deep = json.dumps({"traceEvents": events} if inside else events).encode()
-        assert sum(pieces_of(deep, max_depth=8 + inside)[0]) == 10
-        with pytest.raises(TraceError, match=r"values inside each other; .* raise max_depth in limits=\."):
-            pieces_of(deep, max_depth=7 + inside)
+        monkeypatch.setattr(chrome_json, "MAX_DEPTH", 8 + inside)
+        assert sum(pieces_of(deep)[0]) == 10
+        monkeypatch.setattr(chrome_json, "MAX_DEPTH", 7 + inside)
+        with pytest.raises(TraceError, match=r"values inside each other\."):
+            pieces_of(deep)
     text = json.dumps([{**EVENT, "name": '[[[["\\' * 100}]).encode()
-    assert sum(pieces_of(text, max_depth=2)[0]) == 1
+    monkeypatch.setattr(chrome_json, "MAX_DEPTH", 2)
+    assert sum(pieces_of(text)[0]) == 1
 
 
 @given(
@@ -181,7 +186,8 @@ def test_the_quick_look_at_the_depth_ignores_texts_and_comes_close() -> None:
     assert chrome_json._not_deeper_than(text) < 5 + 2 * chrome_json._WORD or int(np.__version__.split(".")[0]) < 2
 
 
-def test_pythons_own_limit_of_depth_is_the_one_error_too() -> None:
+def test_pythons_own_limit_of_depth_is_the_one_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome_json, "MAX_DEPTH", 10**7)
     deep = b"[" * 10**6
     for data in (
         b'[{"a":' + deep,
@@ -190,7 +196,7 @@ def test_pythons_own_limit_of_depth_is_the_one_error_too() -> None:
         b'[{"args":{"Input Dims":' + deep,
     ):
         with pytest.raises(TraceError, match=r"deeper than Python's recursion limit"):
-            pieces_of(data, max_depth=10**7)
+            pieces_of(data)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -198,7 +204,9 @@ def test_events_of_any_kind_are_capped() -> None:
     data = json.dumps([EVENT, {}] * 50).encode()
 
     assert sum(pieces_of(data, max_events=100)[0]) == 100
-    with pytest.raises(TraceError, match=r"more than 99 events; if you trust it, raise max_events in limits=\."):
+    with pytest.raises(
+        TraceError, match=r"more than 99 events, names and values; if you trust it, raise max_events in limits=\."
+    ):
         pieces_of(data, max_events=99)
 
 
@@ -214,12 +222,14 @@ def test_events_of_any_kind_are_capped() -> None:
     ],
     ids=["name", "blanks", "blanks before", "before the events", "after the events"],
 )
-def test_text_held_in_memory_is_capped(text: bytes) -> None:
+def test_text_held_in_memory_is_capped(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome_json, "_MOST_HELD", 500_000 + 2 * chrome_json._PIECE)
     blocks = (text[begin : begin + 1000] for begin in range(0, len(text), 1000))
-    with pytest.raises(TraceError, match=r"no event ends within .* raise max_event_bytes in limits=\."):
-        list(ChromeJson(blocks, "the trace", Limits(max_event_bytes=500_000)).pieces())
+    with pytest.raises(TraceError, match=r"no event ends within .* after byte .*, so it does not look like a trace\."):
+        list(ChromeJson(blocks, "the trace", Limits()).pieces())
     assert next(blocks, None) is not None  # most of it was not even read
-    assert pieces_of(text, max_event_bytes=5 * 10**6)
+    monkeypatch.setattr(chrome_json, "_MOST_HELD", 5 * 10**6)
+    assert pieces_of(text)
 
 
 def test_columns_can_be_changed_by_their_owner() -> None:

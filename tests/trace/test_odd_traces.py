@@ -14,7 +14,7 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
-from perfnb.trace import trace_file, trace_steps
+from perfnb.trace import chrome_json, trace_file, trace_steps
 from perfnb.trace.chrome_json import ChromeJson
 from perfnb.trace.kineto import decode
 from perfnb.trace.trace_file import Limits
@@ -202,12 +202,12 @@ def test_escaped_text_takes_no_more_memory_than_other_text() -> None:
 
 
 @pytest.mark.parametrize("text", [b'\\\\"', b'\\\\\\" [[[', b"\\n", b'\\" [', b"\\\\\\\\"])
-def test_brackets_in_strings_are_none_however_quotes_are_escaped(text: bytes) -> None:
+def test_brackets_in_strings_are_none_however_quotes_are_escaped(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values inside each other are counted as the parser would."""
     data = b'[{"ph": "X", "name": "' + text + (b"" if text.endswith(b'\\\\"') else b'"') + b', "dur": 1}]'
     events = json.loads(data)
-    limits = Limits(max_depth=2)
+    monkeypatch.setattr(chrome_json, "MAX_DEPTH", 2)
 
-    (piece,) = ChromeJson([data], "the trace", limits).pieces()
+    (piece,) = ChromeJson([data], "the trace", Limits()).pieces()
 
     assert [one.name for one in piece.events] == [one["name"] for one in events]
