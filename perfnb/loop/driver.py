@@ -22,7 +22,7 @@ from perfnb.step.device import accelerator_in_use
 from perfnb.step.given import require_name
 from perfnb.step.namespace import chosen_models
 from perfnb.step.session import Capture
-from perfnb.step.steps import ExecutedStep, Passes, SkippedStep, Turn, common_size
+from perfnb.step.steps import ExecutedStep, Passes, SkippedStep, Turn, common_size, token_count
 from perfnb.step.to_recording import recording_of
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ class LoopProfiler:
         #: Of the open step: when its wait and it itself began (0 for not), how long it has waited, its batches' sizes.
         self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
         self._sizes: list[int | None] = []
+        self._tokens: list[int | None] = []
         #: Batches of the open window's step that had most.
         self._most_batches = 0
         self._made: Profile | None = None
@@ -288,6 +289,7 @@ class LoopProfiler:
             self._turn.seen(batch)
         begin = time.perf_counter_ns()
         self._sizes.append(common_size(batch))
+        self._tokens.append(token_count(batch))
         self._begin_ns += time.perf_counter_ns() - begin  # not the step's
 
     def _step_ends(self, now: int) -> None:
@@ -295,15 +297,14 @@ class LoopProfiler:
         if self._around is None or self._waiting is not None or turn is None:
             return
         begin, data = self._begin_ns, self._data_ns
-        known = [size for size in self._sizes if size is not None]
-        samples = sum(known) if known and len(known) == len(self._sizes) else None
+        samples, tokens = _sum_if_known(self._sizes), _sum_if_known(self._tokens)
         self._most_batches = max(self._most_batches, len(self._sizes))
         self._leave(None)
         self._begin_ns, self._data_ns = 0, _UNKNOWN
         if self.recorder is not None:
             self.recorder.enter(turn.pass_name)
             self.recorder.step(now - begin, data, begin)
-        self._advance(ExecutedStep(turn.pass_name, begin, now - begin, max(0, data), samples))
+        self._advance(ExecutedStep(turn.pass_name, begin, now - begin, max(0, data), samples, tokens))
 
     def _step_is_skipped(self) -> None:
         self._leave(SkippedStep())
@@ -342,6 +343,7 @@ class LoopProfiler:
         """Open what surrounds the next step."""
         assert self._turn is not None
         self._sizes.clear()
+        self._tokens.clear()
         self._around = ExitStack()
         self._around.enter_context(self._turn.around())
         self._data_ns, self._begin_ns = _UNKNOWN, time.perf_counter_ns()
@@ -384,3 +386,9 @@ class LoopProfiler:
         profile, self._made = self._made, None
         if self._on_done is not None and profile is not None:
             self._on_done(profile)
+
+
+def _sum_if_known(counts: list[int | None]) -> int | None:
+    """The sum over all batches of a step; ``None`` if it had none, or one is unknown."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None

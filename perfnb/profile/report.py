@@ -179,8 +179,10 @@ def _headline(summary: Summary) -> list[str]:
             facts.append(f"{fmt.rate(timing.throughput_per_s, 'samples')}{size}")
         if is_inference(summary):
             facts.insert(1, "inference")
-            if summary.tokens_per_s is not None:
-                facts.append(fmt.rate(summary.tokens_per_s, "tokens"))
+        if summary.tokens_per_s is not None:
+            facts.append(fmt.rate(summary.tokens_per_s, "tokens"))
+        if summary.mfu is not None:
+            facts.append(f"MFU {fmt.share(summary.mfu)} {mfu_words(summary)}")
     facts.append(fmt.executions(summary.executed))
     if summary.traced_ms is None:
         return [*facts, "no trace"]
@@ -212,6 +214,12 @@ def notes_of(summary: Summary) -> list[str]:
 def _note_of_inference(summary: Summary) -> Iterator[str]:
     if is_inference(summary):
         yield _INFERENCE + ("" if summary.timing.throughput_per_s is not None else _NO_RATE)
+
+
+def mfu_words(summary: Summary) -> str:
+    """Name the peak that the MFU is a share of; a data sheet's would be higher."""
+    dtype = None if summary.roofline is None else summary.roofline.dtype
+    return f"of the measured {dtype} peak" if dtype else "of the measured peak"
 
 
 def is_inference(summary: Summary) -> bool:
@@ -254,8 +262,10 @@ def report_data(
             "basis": timing.basis,
             "throughput_per_s": exact(timing.throughput_per_s),
             "batch_size": timing.batch_size,
-            "inference": (inference := is_inference(summary)),
-            "tokens_per_s": exact(summary.tokens_per_s) if inference else None,
+            "inference": is_inference(summary),
+            "tokens_per_s": exact(summary.tokens_per_s),
+            "mfu": fmt.short(summary.mfu),
+            "mfu_of": escape.plain(mfu_words(summary)),
             "traced_ms": exact(summary.traced_ms),
             "until_gpu_ms": exact(summary.until_gpu_ms),
             "slowdown": exact(summary.slowdown),

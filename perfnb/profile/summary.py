@@ -78,7 +78,9 @@ class Summary:
     parts : mapping of str to object
         What tabs computed for themselves, by key.
     tokens_per_s : float or None
-        Token ids in the timed steps' batches, at the same step time as samples; if they are known.
+        Token ids in the timed steps' batches, at the same step time as samples; if the model has an embedding for them.
+    mfu : float or None
+        Model FLOPs utilisation of the timed step, 0 to 1; see `model_flops_utilisation`.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Summary:
     findings: Findings | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
     tokens_per_s: float | None = None
+    mfu: float | None = None
 
     @property
     def until_gpu_ms(self) -> float | None:
@@ -172,13 +175,28 @@ def summarize(recording: Recording, attribution: Attribution | None = None, watc
         gpu=None if attribution is None else gpu_summary(recording, attribution),
         parts={tab.key: tab.compute(recording, attribution) for tab in tabs() if tab.compute},
         findings=None if attribution is None else find(recording, attribution, figures),
-        tokens_per_s=_tokens_per_s(recording.meta.get("tokens"), timing),
+        tokens_per_s=_tokens_per_s(recording, timing),
+        mfu=None if roofline is None else model_flops_utilisation(recording, roofline),
     )
 
 
-def _tokens_per_s(tokens: int | None, timing: Timing) -> float | None:
-    rate = timing.throughput_per_s
-    return None if tokens is None or rate is None or not timing.samples else rate * tokens / timing.samples
+def _tokens_per_s(recording: Recording, timing: Timing) -> float | None:
+    tokens, rate = recording.meta.get("tokens"), timing.throughput_per_s
+    if tokens is None or rate is None or not timing.samples:
+        return None
+    # Without an embedding, whole numbers may mean anything.
+    embeds = any("embedding" in str(kind).lower() for kind in recording.modules["module"])
+    return float(rate * tokens / timing.samples) if embeds else None
+
+
+def model_flops_utilisation(recording: Recording, roofline: Roofline) -> float | None:
+    """The step's arithmetic as a share of what the measured peak would allow in its time.
+
+    ``None`` if the peak is not known or was refuted by the step, or if some of the arithmetic was not seen, because it
+    is in a compiled region or nothing was counted.
+    """
+    unseen = bool(recording.modules["compiled"].any()) or not roofline.flops or roofline.dtype in roofline.refuted
+    return None if unseen else roofline.utilisation
 
 
 def ops_alone(recording: Recording) -> pd.DataFrame:

@@ -172,6 +172,8 @@ def roofline_of(
     utilisation, peak = None, peaks.get(main_dtype or "")
     if peak and step_ms and flops is not None:
         utilisation = (flops - recompute_flops) / (step_ms / 1e3 * peak)
+        if utilisation > 1:  # the peak is not that of this step's arithmetic
+            utilisation = None
     return Roofline(
         device=str(ceilings.get("device", "")),
         peaks=MappingProxyType(peaks),

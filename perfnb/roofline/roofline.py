@@ -43,7 +43,7 @@ class Roofline(Shown):
 
     @property
     def utilisation(self) -> float | None:
-        """Model FLOPs utilisation of the timed step, 0 to 1; ``None`` if unknown.
+        """Model FLOPs utilisation of the timed step, 0 to 1; ``None`` if unknown, or if the peak is exceeded.
 
         The arithmetic of forward and backward, without recomputation, over what the ceiling of the step's main dtype
         allows in the same time (A. Chowdhery et al., "PaLM", appendix B, 2022; there with the vendor's peak).

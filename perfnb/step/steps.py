@@ -24,7 +24,7 @@ class ExecutedStep(NamedTuple):
     data_ns: int
     #: In its batch, if known.
     samples: int | None
-    #: Token ids in its batch, if it names them.
+    #: Token ids in its batch, if it seems to have some; see `token_count`.
     tokens: int | None = None
 
 
@@ -213,10 +213,21 @@ def common_size(batch: Any) -> int | None:
 
 
 def token_count(batch: Any) -> int | None:
-    """How many token ids a batch has under ``input_ids``, as Hugging Face's tokenizers name them."""
+    """How many token ids a batch has.
+
+    They are under ``input_ids``, as Hugging Face's tokenizers name them. Otherwise they are the first tensor of a batch
+    of whole numbers, of shape [batch, sequence].
+    """
     try:
-        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-        return ids.numel() if isinstance(ids, torch.Tensor) and not ids.is_floating_point() else None
+        if isinstance(batch, Mapping) and "input_ids" in batch:
+            ids = batch["input_ids"]
+            return ids.numel() if isinstance(ids, torch.Tensor) and not ids.is_floating_point() else None
+        tensors = list(tensors_in(batch))
+        if not tensors or any(tensor.is_floating_point() for tensor in tensors):
+            return None
+        first = tensors[0]
+        is_text = first.dtype in (torch.int64, torch.int32) and first.dim() == 2 and first.shape[1] > 1
+        return first.numel() if is_text else None
     except Exception:  # as above
         return None
 

@@ -56,8 +56,8 @@ def test_inference_shows_its_tokens(report):
     made = summaries.small_cnn()
     phases = made.phases.copy()
     phases.loc[phases.index.isin(["backward", "optimizer"]), "ms"] = 0.0
-    page = report(replace(made, phases=phases, tokens_per_s=83_200.0))
-    for text in ("Inference step", "2,600 samples/s", "83,200 tokens/s"):
+    page = report(replace(made, phases=phases, tokens_per_s=83_200.0, mfu=0.34))
+    for text in ("Inference step", "2,600 samples/s", "83,200 tokens/s", "34 %", "of the measured peak"):
         expect(page.locator("header")).to_contain_text(text)
 
 

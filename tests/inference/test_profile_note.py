@@ -58,9 +58,37 @@ def test_token_ids_of_the_input_are_counted_where_a_batch_names_them() -> None:
         assert " tokens/s" in text
         assert "inference" in text
     other = report_data(trained._summary)["step"]
-    assert (other["inference"], other["tokens_per_s"]) == (False, None)
-    assert token_count((torch.zeros(2, 6, dtype=torch.long),)) is None  # numbers, which may mean anything
-    assert token_count({"input_ids": torch.zeros(2, 6)}) is None
+    assert not other["inference"]
+    assert other["tokens_per_s"] == pytest.approx(12e3 / (trained.timing.median_ms or 0))
+    assert " tokens/s" in str(trained)
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (torch.zeros(2, 6, dtype=torch.long), 12),
+        ((torch.zeros(2, 6, dtype=torch.int32), torch.zeros(2, dtype=torch.long)), 12),
+        ({"input_ids": torch.zeros(2, 6, dtype=torch.long), "pixels": torch.zeros(2, 3)}, 12),
+        ({"input_ids": torch.zeros(2, 6)}, None),
+        ((torch.zeros(2, 6, dtype=torch.long), torch.zeros(2, 3)), None),  # categories beside other features
+        ((torch.zeros(2, 6), torch.zeros(2, 6, dtype=torch.long)), None),
+        (torch.zeros(2, 6, dtype=torch.uint8), None),
+        (torch.zeros(2, 1, dtype=torch.long), None),
+        (torch.zeros(6, dtype=torch.long), None),
+        ([], None),
+    ],
+)
+def test_token_ids_are_whole_numbers_of_shape_batch_by_sequence(batch: Any, count: int | None) -> None:
+    assert token_count(batch) == count
+
+
+def test_whole_numbers_of_a_model_without_an_embedding_are_no_tokens() -> None:
+    model, batch = nn.Linear(6, 1), torch.zeros(2, 6, dtype=torch.long)
+
+    found = perfnb.profile_step(lambda ids: model(ids.float()).sum().backward(), [batch] * 3, model=model, **BRIEF)
+
+    assert found._summary.tokens_per_s is None
+    assert "tokens/s" not in str(found)
 
 
 def test_a_saved_profile_keeps_its_tokens(tmp_path: Path) -> None:

@@ -105,6 +105,12 @@ def test_utilisation_leaves_out_what_was_computed_twice() -> None:
         assert made(**unknown).utilisation is None
 
 
+def test_no_utilisation_above_the_peak() -> None:
+    assert made(step_ms=3_000.0).utilisation == pytest.approx(1.0)
+    beyond = made(step_ms=2_900.0)
+    assert (beyond.utilisation, beyond.dtype) == (None, None)
+
+
 def test_columns_and_types() -> None:
     for roofline in (made(), made(ceilings=None), roofline_of(LAYERS[:0], OPS[:0], NOTHING, ceilings=None, flops=None)):
         assert {name: str(dtype) for name, dtype in roofline.points.dtypes.items()} == {

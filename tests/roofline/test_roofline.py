@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,10 @@ from torch import nn
 
 import perfnb
 from perfnb.profile.profile import Profile
+from perfnb.profile.report import report_data, summary_html, summary_text
+from perfnb.profile.summary import model_flops_utilisation
 from perfnb.step import kept_rates as kept
+from tests.written_traces import training
 
 
 def profile(step: Callable[[], object], **options: object) -> Profile:
@@ -67,6 +71,34 @@ def test_layers_lie_under_the_roof_and_what_has_no_formula_is_listed(tmp_path: P
     assert loaded.roofline is not None
     pd.testing.assert_frame_equal(loaded.roofline.points, roofline.points)
     assert str(loaded.roofline) == str(roofline)
+
+
+@pytest.mark.slow
+def test_the_headline_has_the_utilisation_of_a_step_of_which_all_arithmetic_was_seen(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)), torch.randn(64, 256)
+
+    p = profile(lambda: model(x).sum().backward(), model={"model": model}, memory=False)
+
+    roofline, recording = p._summary.roofline, p._recording
+    assert roofline is not None
+    # On a disturbed machine the step may outdo the peak, which then is none.
+    known = replace(roofline, utilisation=0.34, dtype="float32", refuted={})
+    assert model_flops_utilisation(recording, known) == 0.34
+    refuted = replace(known, refuted={"float32": 1e9})
+    compiled = replace(recording, modules=recording.modules.assign(compiled=True))
+    assert model_flops_utilisation(recording, refuted) is None
+    assert model_flops_utilisation(compiled, known) is None
+    assert model_flops_utilisation(recording, replace(known, flops=0)) is None
+    assert p._summary.mfu == model_flops_utilisation(recording, roofline)
+    shown = replace(p._summary, roofline=known, mfu=0.34)
+    for text in (summary_text(shown), summary_html(shown)):
+        assert "MFU 34 % of the measured float32 peak" in text
+    told = report_data(shown)["step"]
+    assert (told["mfu"], told["mfu_of"]) == (0.34, "of the measured float32 peak")
+    without = replace(p._summary, mfu=None)
+    assert "MFU" not in summary_text(without) + summary_html(without)
+    trace = training(1).write(tmp_path / "trace.json")
+    assert "MFU" not in str(perfnb.load(trace))
 
 
 @pytest.mark.slow

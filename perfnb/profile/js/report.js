@@ -1,7 +1,7 @@
 // The report: headline, phases, tabs, notes.
 import { litBar } from "../../draw/js/chart.js";
 import { drawn, fact, figure, h, notesSection, titled } from "../../draw/js/dom.js";
-import { duration, grouped, intervalBounds, rate, significant } from "../../draw/js/format.js";
+import { duration, grouped, intervalBounds, rate, share, significant } from "../../draw/js/format.js";
 import { widgetOf } from "../../draw/js/notebook.js";
 import { tabMakers, tabs } from "../../draw/js/tabs.js";
 import { layerFacts } from "./layers.js";
@@ -22,6 +22,7 @@ function headline(data, verdict) {
       step.throughput_per_s == null ? null
         : fact("Throughput", figure(rate(step.throughput_per_s, "samples")), step.batch_size == null ? "batch size varies" : `batch of ${grouped(step.batch_size)}`),
       step.tokens_per_s == null ? null : fact("Tokens", figure(rate(step.tokens_per_s, "tokens")), "token ids of the input"),
+      step.mfu == null ? null : fact("MFU", figure(share(step.mfu)), step.mfu_of),
       fact("Traced step", figure(duration(step.traced_ms)),
         step.traced_ms == null ? "none"
           : step.until_gpu_ms != null ? `GPU work continues after it: findings use ${duration(step.until_gpu_ms)}, until the GPU is done`
