@@ -97,7 +97,10 @@ def time_fresh(
             "budget_s, or try it yourself."
         )
     count = max(fewest, min(_MOST_ROUNDS, int(budget_s / max(round_s, 1e-9))))
+    late = begin + (1 + _SLACK) * budget_s
     for done, turns in enumerate(random_orders(count - 1, len(settings), seed), start=2):
+        if time.perf_counter() > late:
+            break
         progress(what, done, count)
         found = {turn: _milliseconds(settings[turn], order, subject) for turn in turns}
         columns.append([found[place] for place in range(len(settings))])

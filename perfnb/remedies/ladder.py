@@ -73,6 +73,23 @@ class Plan:
         """How many steps one turn of a lever takes; 1 if it shares rounds with others."""
         return _BLOCK if in_blocks else self.block + 1 if settles and self.block > 1 else 1
 
+    @property
+    def own(self) -> int:
+        """How many steps it takes to see what the step as it is computes, and how much memory it needs."""
+        return self.weighed + self.checked * (2 if self.brief else 4)
+
+    @property
+    def each(self) -> int:
+        """How many steps it takes to prepare and check a lever."""
+        return self.set_up + self.checked + self.weighed
+
+    def rounds_of(self, turns: Sequence[int]) -> int:
+        """How many steps it takes at least to time levers whose turns take so many steps, see `turn`."""
+        rounds, alone = fewest_rounds(len(turns)), [turn for turn in turns if turn > 1]
+        together = len(turns) - len(alone)
+        steps = 2 * sum(alone) * (rounds + self.warm)
+        return (steps + ((together + 1) * (self.warm + rounds) if together else 0)) if self.timed else 0
+
     def confirming(self, turn: int = 1) -> int:
         """How many steps it takes at least to confirm a lever."""
         return 2 * (self.warm + fewest_rounds(2)) * turn if self.timed else 0
@@ -100,18 +117,12 @@ def affordable(plan: Plan, turns: Sequence[int], step_s: float, budget_s: float,
     turns : sequence of int
         For each lever, how many steps one of its turns takes; see `Plan.turn`.
     each_s : float
-        What each takes beyond steps, such as judging quality.
+        What each takes beyond steps, such as judging quality and switching instruments on and off.
     """
     chosen: list[int] = []
     for place in range(len(turns)):
         tried = [*chosen, place]
-        rounds = fewest_rounds(len(tried))
-        alone = [turns[one] for one in tried if turns[one] > 1]
-        together = len(tried) - len(alone)
-        steps = (plan.set_up + plan.checked + plan.weighed) * len(tried)
-        if plan.timed:
-            steps += 2 * sum(alone) * (rounds + plan.warm)
-            steps += (together + 1) * (plan.warm + rounds) if together else 0
+        steps = plan.each * len(tried) + plan.rounds_of([turns[one] for one in tried])
         if steps * step_s + len(tried) * each_s <= budget_s:
             chosen = tried
     return chosen

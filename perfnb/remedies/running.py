@@ -48,6 +48,8 @@ from perfnb.stats.intervals import Floats
 
 #: Steps more before levers are tried if there is time for everything.
 _MORE = 10
+#: How much longer than planned the levers before one may have taken, for it still to be tried.
+_LATE = 1.1
 _NO_TIME = "no time within the budget: raise budget_s{}, or name fewer levers"
 _HOPELESS = f"too slow to keep timing: more than {HOPELESS:.0f} times the step's time in its first rounds"
 _UNCONFIRMED = "no time was left to confirm it: raise budget_s"
@@ -72,6 +74,10 @@ class Run:
     plan: Plan = field(default_factory=Plan)
     rounds: int = 0
     budget_s: float = 0.0
+    #: Seconds that preparing and checking a lever takes beyond its steps, and those of the first compilation, which
+    #: alone is not counted.
+    each_s: float = 0.0
+    compiling_s: float = 0.0
     #: Milliseconds of the step as it is, and with its batch, in the rounds that levers are compared in.
     own_ms: float | None = None
     fed_ms: float | None = None
@@ -80,6 +86,12 @@ class Run:
     def left_s(self) -> float:
         """Seconds of the budget that are left."""
         return max(0.0, self.until - time.perf_counter())
+
+    def compiled(self, seconds: float) -> None:
+        """Note how long a compilation took; the first is not taken from the levers' budget."""
+        if not self.compiling_s:
+            self.compiling_s = seconds
+            self.until += seconds
 
     def telling(self, words: str) -> Callable[..., None]:
         """A progress callback that says what is being tried and what is left of the budget."""
@@ -111,26 +123,37 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
         bound = max((bounds[each] for each in lever.answers if each in bounds), default=None)
         trials[lever.name] = Trial(lever.name, "not tried", why_not=lever.refuses(run.subject), bound_ms=bound)
     possible = [lever for lever in levers if not trials[lever.name].why_not]
-    judged_s = _measure_own(run) if possible else 0.0
-    kept_s = max(CONFIRM_SHARE * run.left_s, run.plan.confirming() * run.step_s) if confirm else 0.0
     turns = [run.plan.turn(lever.in_blocks, lever.settles) for lever in possible]
-    within = affordable(run.plan, turns, run.step_s, run.left_s - kept_s, judged_s)
-    if not within:  # one that cannot be confirmed says more than none
-        within, kept_s = affordable(run.plan, turns, run.step_s, run.left_s, judged_s)[:1], 0.0
+    spare_s = run.left_s - run.plan.own * run.step_s
+    within, kept_s = affordable(run.plan, turns, run.step_s, spare_s), 0.0
+    if within:
+        _measure_own(run)
+        kept_s = max(CONFIRM_SHARE * run.left_s, run.plan.confirming() * run.step_s) if confirm else 0.0
+        within = affordable(run.plan, turns, run.step_s, run.left_s - kept_s, run.each_s)
+        if not within:  # one that cannot be confirmed says more than none
+            within, kept_s = affordable(run.plan, turns, run.step_s, run.left_s, run.each_s)[:1], 0.0
+        spare_s = run.left_s
+    said = ""
     if len(within) < len(possible):
-        spent_s = max(0.0, run.budget_s - run.left_s)
-        need = budget_for(run.plan, turns, run.step_s, spent_s, judged_s, confirm)
+        spent_s = max(0.0, run.budget_s - spare_s)
+        need = budget_for(run.plan, turns, run.step_s, spent_s, run.each_s, confirm)
         if (fuller := plan_for(run.goal, run.step_s, need - spent_s)) != run.plan:  # which takes more steps
             turns = [fuller.turn(lever.in_blocks, lever.settles) for lever in possible]
-            need = budget_for(fuller, turns, run.step_s, spent_s + _MORE * run.step_s, judged_s, confirm)
+            need = budget_for(fuller, turns, run.step_s, spent_s + _MORE * run.step_s, run.each_s, confirm)
         said = f" (about {need:,} s would do for all)" if need > run.budget_s else ""
     for place, lever in enumerate(possible):
         if place not in within:
             trials[lever.name].why_not = _NO_TIME.format(said)
     with ExitStack() as stack:
-        ready = []
-        for lever in (possible[place] for place in within):
-            if (one := _ready(run, stack, lever, trials[lever.name])) is not None:
+        ready: list[Prepared] = []
+        for lever, turn in ((possible[place], turns[place]) for place in within):
+            timed = [run.plan.turn(one.lever.in_blocks, one.lever.settles) for one in ready]
+            needed_s = run.each_s + run.step_s * (run.plan.each + run.plan.rounds_of([*timed, turn]))
+            switching = [one.switching_s for one in ready]
+            needed_s += (sum(switching) + max(switching, default=0.0)) * (run.plan.warm + fewest_rounds(len(ready) + 1))
+            if _LATE * (run.left_s - kept_s) < needed_s + run.compiling_s * lever.settles:
+                trials[lever.name].why_not = _NO_TIME.format(said)
+            elif (one := _ready(run, stack, lever, trials[lever.name])) is not None:
                 ready.append(one)
         if run.plan.timed:
             _time(run, ready, trials, kept_s)
@@ -148,20 +171,22 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
     return Outcome(list(trials.values()), confirmed, run.rounds, run.own_peak, run.yardstick)
 
 
-def _measure_own(run: Run) -> float:
-    """The step as it is: its memory, how far it is from the truth, and quality; seconds that quality takes."""
+def _measure_own(run: Run) -> None:
+    """The step as it is: its memory, how far it is from the truth, quality, and what these take beyond steps."""
     __tracebackhide__ = True
     run.telling("the step as it is")()
+    begin = time.perf_counter()
     run.own_peak = peak_bytes(run.subject) if run.plan.weighed else None
     run.yardstick = measure_yardstick(run.subject, run.own_peak, run.plan.brief, run.plan.checked)
-    begin = time.perf_counter()
+    run.each_s = max(0.0, time.perf_counter() - begin - run.plan.own * run.step_s) / 2
     if run.quality is None:
-        return 0.0
+        return
+    begin = time.perf_counter()
     own = losses(run.subject, run.quality, run.limits)
     if unknown := [name for name in run.limits if name not in RESOURCES and name not in {one.name for one in own}]:
         raise ValueError(f"limits names {unknown[0]!r}, which quality() does not return.")
     run.own_losses = {one.name: one.candidate for one in own}
-    return time.perf_counter() - begin
+    run.each_s += time.perf_counter() - begin
 
 
 def _ready(run: Run, stack: ExitStack, lever: Lever, trial: Trial) -> Prepared | None:
@@ -173,18 +198,20 @@ def _ready(run: Run, stack: ExitStack, lever: Lever, trial: Trial) -> Prepared |
     stack.push(lambda kind, *_: run.prove(f"undoing {lever.name}") if kind is None else None)
     try:
         one = stack.enter_context(prepared(lever, run.subject, run.step_s, run.plan.set_up))
-        trial.values = check(one, run.subject, run.yardstick)
+        run.compiled(one.setup_s if one.at_first.graphs else 0.0)
+        trial.values = check(one, run.subject, run.yardstick, again=run.left_s > run.compiling_s)
         if run.plan.weighed and not lever.in_blocks and lever.timed is None:
             trial.peak_bytes = peak_bytes(run.subject, one.switch)
     except Exception as error:  # with this lever the step fails; without it, it runs
+        run.compiled(time.perf_counter() - begin if lever.settles else 0.0)
         trial.why_not = _failed("the step fails with it", error)
         run.prove(f"trying {lever.name}")
         return None
+    took_s = time.perf_counter() - begin - run.step_s * run.plan.each
+    run.each_s = max(run.each_s, took_s - one.setup_s * lever.settles)
     trial.verdict = "not timed"
     trial.memory = memory_verdict(trial.peak_bytes, run.own_peak)
     trial.setup_s, trial.code = one.setup_s, lines_of(lever, run.subject)
-    if one.at_first.graphs:  # compiling is announced, and not taken from the others
-        run.until += time.perf_counter() - begin
     passes, said = _judged(run, one.switch)
     trial.why_not = keepable(trial.values, lever.name in run.listed, passes)
     if said:
@@ -327,7 +354,7 @@ def _confirm(run: Run, good: Sequence[Prepared], trials: Mapping[str, Trial]) ->
     last: Confirmed | None = None
     for number, one in enumerate(good):
         trial, names = trials[one.lever.name], " and ".join(each.lever.name for each in kept)
-        if kept and (why := _apart(run, one, kept, trial)):
+        if kept and run.left_s > 0 and (why := _apart(run, one, kept, trial)):
             trial.notes.append(f"not together with {names}: {why}")
             continue
         variants = 3 if kept else 2

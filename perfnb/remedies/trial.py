@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ Progress = Callable[..., None]
 _QUALITY_STEPS = 3
 _MOST_ROUNDS, _MOST_BLOCKS = 200, 40
 #: Share of a budget by which rounds may outlast it, where steps take longer than the first ones did.
-_SLACK = 0.25
+_SLACK = 0.15
 
 
 class Compiled(NamedTuple):
@@ -56,6 +57,8 @@ class Prepared:
     at_first: Compiled = NOTHING_COMPILED
     until_now: Compiled = NOTHING_COMPILED
     on: bool = False  # stays so if the step raises with it on
+    #: What switching it on and off takes, which is in no time of a step.
+    switching_s: float = math.inf
 
     @property
     def notes(self) -> list[str]:
@@ -81,7 +84,9 @@ def prepared(lever: Lever, subject: Subject, step_s: float, set_up: int = 2) -> 
         @contextmanager
         def counted() -> Iterator[None]:
             before, found.on = _compiled(), True
+            begin = time.perf_counter()
             with switch():
+                found.switching_s = min(found.switching_s, 2 * (time.perf_counter() - begin))
                 yield
             found.on = False
             so_far = zip(found.until_now, _compiled(), before, strict=True)
@@ -107,8 +112,8 @@ def _compiled() -> Compiled:
     return Compiled(counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values()))
 
 
-def check(found: Prepared, subject: Subject, yardstick: Yardstick) -> Values:
-    """Whether the step computes the same with the lever on."""
+def check(found: Prepared, subject: Subject, yardstick: Yardstick, again: bool = True) -> Values:
+    """Whether the step computes the same with the lever on; prepared `again` if its random numbers forbid to say."""
     __tracebackhide__ = True
     lever = found.lever
     if lever.check is not None:
@@ -118,7 +123,7 @@ def check(found: Prepared, subject: Subject, yardstick: Yardstick) -> Values:
     if not yardstick.own:
         return Values(UNCHECKED, None, "the step calls no model and returns no tensor, so there is nothing to compare")
     values = judge_values(errors_of(subject, found.switch, yardstick), lever.lowers, lever.reorders)
-    if values.verdict != UNCHECKED or lever.in_order is None:
+    if values.verdict != UNCHECKED or lever.in_order is None or not again:
         return values
     with lever.in_order(subject) as switch:
         return judge_values(errors_of(subject, switch, yardstick), lever.lowers, lever.reorders)
@@ -179,7 +184,7 @@ def time_switches(
         subject.gate.opened(),
         Bench([step] * len(variants), subject.batches, progress, switches=variants) as bench,
     ):
-        pilot = bench.rounds([range(len(variants))] * warm, pass_name=what)
+        pilot = bench.rounds([range(len(variants))] * warm, pass_name=what, until=until)
         kept = not_hopeless(pilot)
         if len(kept) == 1:
             return np.full_like(pilot, np.nan)

@@ -188,7 +188,8 @@ def try_levers(
         ``"time"``, or ``"memory"`` for a model that is too big: levers are then judged by the peak of memory in a step.
         Both are measured in either case.
     budget_s : float
-        Seconds that all steps together may take, compiling not counted. Long steps get fewer levers.
+        Seconds that all trials together may take, to within 20 %. One compilation, which cannot be interrupted, is not
+        counted. Long steps get fewer levers; if nothing can be tried, the result says how many seconds would do.
     quality : callable, optional
         As for `report`: called without arguments, returns losses by name, where smaller is better. Called once for the
         step as it is and once with each lever on, each time after a few steps from the same start.
@@ -293,8 +294,6 @@ def run_trials(
             step_s = step_seconds(subject, 0.02 * budget_s)
             profiled = not listed and _PROFILE_STEPS * step_s < _PROFILE_SHARE * budget_s
             bounds = _bounds(subject, namespace, goal, _PROFILE_SHARE * budget_s) if profiled else {}
-            if profiled:  # only its steps count, as for compiling
-                until = max(until, time.perf_counter() + (1 - 2 * _PROFILE_SHARE) * budget_s)
             plan = plan_for(goal, step_s, until - time.perf_counter())
             run = Run(subject, step_s, until, progress, prove, goal, listed, quality, accepted, plan=plan)
             run.budget_s = budget_s

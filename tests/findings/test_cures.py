@@ -99,6 +99,7 @@ def test_levers_named_by_findings_accept_the_step(name: str, monkeypatch: pytest
 
     accepted = {lever for lever in JUDGED if not levers[lever].refuses(subject)}
     assert named <= accepted
-    assert named == accepted or name == "compiled"  # of a compiled model less is known
-    assert (updates == "") == all(levers[f"{word}_optimizer"].refuses(subject) for word in ("fused", "foreach"))
     assert not updates or levers[updates].refuses(subject) == ""
+    if name != "compiled":  # of a compiled model less is known
+        assert named == accepted
+        assert bool(updates) != all(levers[f"{word}_optimizer"].refuses(subject) for word in ("fused", "foreach"))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import perfnb
+from perfnb.remedies import trial
 from perfnb.remedies.lever import Lever
 from perfnb.remedies.subject import Subject
+from perfnb.remedies.trial import Compiled
 from tests.fake_clock import FakeClock
 from tests.remedies import hard_steps
-from tests.remedies.hard_steps import plant, switched
+from tests.remedies.hard_steps import lever, plant, switched
 
 NAMES = ["threads", "autocast", "channels_last", "fused_optimizer", "foreach_optimizer", "gc_freeze"]
 
@@ -78,3 +83,99 @@ def test_confirming_what_helps_stays_within_the_budget_too(
     print(f"{seconds:.1f} s of {budget_s}, {found.best}")
     assert found.best
     assert seconds <= 1.2 * budget_s
+
+
+def tiny() -> tuple[nn.Module, Callable[[], None]]:
+    """A step of 600 parameters, whose own time is nothing beside what perfnb does around it."""
+    net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8))
+    opt, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.ones(4, 16)
+
+    def step() -> None:
+        hard_steps.pause()
+        opt.zero_grad()
+        net(x).square().sum().backward()
+        opt.step()
+
+    return net, step
+
+
+def slow(clock: FakeClock, name: str, *, preparing_s: float = 0.0, switching_s: float = 0.0, **options: Any) -> Lever:
+    """A lever that takes its time, but not in the step."""
+
+    @contextmanager
+    def switch() -> Iterator[None]:
+        clock.sleep(switching_s)
+        yield
+
+    @contextmanager
+    def prepared(_: Subject) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+        clock.sleep(preparing_s)
+        yield switch
+
+    return lever(name, prepared, **options)
+
+
+@pytest.mark.parametrize(
+    ("preparing_s", "switching_s"), [(4.0, 0.0), (0.0, 0.5), (2.0, 0.2), (15.0, 0.0)], ids=lambda value: f"{value:g} s"
+)
+def test_the_budget_holds_where_perfnb_s_own_work_takes_longer_than_steps(
+    preparing_s: float, switching_s: float, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"slow_{letter}" for letter in "abcdefgh"]
+    made = [slow(clock, name, preparing_s=preparing_s, switching_s=switching_s) for name in names]
+    plant(monkeypatch, *made)
+    monkeypatch.setattr(hard_steps, "pause", lambda: clock.sleep(0.0003))
+    begin = clock.now_ns
+
+    found = perfnb.try_levers(tiny()[1], levers=names, budget_s=30)
+
+    seconds = (clock.now_ns - begin) / 1e9
+    table = found.table
+    print(f"{seconds:.1f} s", table["verdict"].tolist(), table["why_not"].tolist())
+    assert seconds <= 1.2 * 30 + preparing_s  # one lever's preparation cannot be foreseen
+    assert table["ratio"].notna().sum() >= 1
+    assert table.loc[table["ratio"].isna(), "why_not"].str.contains("raise budget_s").all()
+
+
+def test_only_one_compilation_is_not_counted(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = 0
+
+    def compiled() -> Compiled:
+        return Compiled(graphs, 0)
+
+    def compiling(name: str) -> Lever:
+        @contextmanager
+        def prepared(_: Subject) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+            made = False
+
+            @contextmanager
+            def switch() -> Iterator[None]:
+                nonlocal made, graphs
+                if not made:
+                    clock.sleep(45.0)
+                    made, graphs = True, graphs + 1
+                yield
+
+            yield switch
+
+        return lever(name, prepared, settles=True)
+
+    monkeypatch.setattr(trial, "_compiled", compiled)
+    plant(monkeypatch, *[compiling(f"compiling_{letter}") for letter in "abc"])
+    monkeypatch.setattr(hard_steps, "pause", lambda: clock.sleep(0.0003))
+    begin = clock.now_ns
+
+    found = perfnb.try_levers(tiny()[1], levers=[f"compiling_{letter}" for letter in "abc"], budget_s=30)
+
+    assert (clock.now_ns - begin) / 1e9 <= 1.2 * 30 + 45
+    assert found.table["verdict"].tolist().count("not tried") == 2
+    assert found.table["ratio"].notna().tolist() == [True, False, False]
+
+
+def test_a_step_too_long_for_the_budget_is_not_run_on_and_the_result_says_what_would_do(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, steps, found = taken(clock, monkeypatch, 10.0, 30.0, ["threads", "gc_freeze"])
+    assert steps <= 3
+    assert seconds <= 36
+    assert found.table["why_not"].str.contains(r"about [\d,]+ s would do for all").all()
