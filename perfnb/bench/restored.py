@@ -21,6 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from perfnb.step.device import random_state, set_random_state
 from perfnb.step.namespace import reachable
 
+#: Types of plain values.
+_PLAIN = (bool, int, float, complex, str)
 #: Puts one thing back. It holds the thing, so that no other object can take its id.
 PutBack = Callable[[], object]
 
@@ -28,9 +30,10 @@ PutBack = Callable[[], object]
 class Restored:
     """Context manager that puts back, bit by bit, what steps change.
 
-    Restored are parameters and buffers of models with their gradients and modes; states and groups of optimizers and
-    the parameters they train; learning-rate schedulers, gradient scalers and random generators; and the global random
-    state of Python, NumPy and torch. Other objects, such as counters of the user's own, are not.
+    Restored are parameters and buffers of models with their gradients, modes, and attributes that are plain values or
+    tensors; states and groups of optimizers and the parameters they train; learning-rate schedulers, gradient scalers
+    and random generators; and the global random state of Python, NumPy and torch. Other objects, such as counters
+    outside a model, are not.
 
     Parameters
     ----------
@@ -87,15 +90,51 @@ class Restored:
 
 def _module(module: nn.Module) -> PutBack:
     training, held = module.training, [dict(part.items()) for part in (module._parameters, module._buffers)]
+    attributes = plain_attributes(module)
+    tensors = [_attribute(value) for value in attributes.values() if isinstance(value, Tensor)]
 
     def put_back() -> None:
         module.training = training
+        for name in plain_attributes(module).keys() - attributes.keys():
+            del vars(module)[name]
+        vars(module).update(attributes)
+        for put_back_tensor in tensors:
+            put_back_tensor()
         for own, saved in zip((module._parameters, module._buffers), held, strict=True):
             if isinstance(own, dict):  # TorchScript has another type, whose tensors cannot be exchanged
                 own.clear()
                 own.update(saved)
 
     return put_back
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes that a module's own code sets and that are plain values or tensors, such as a counter.
+
+    Torch's own modules keep such values in step with others that are out of sight.
+    """
+    if type(module).__module__.partition(".")[0] == "torch":
+        return {}
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if value is None or type(value) in _PLAIN or isinstance(value, Tensor)
+    }
+
+
+def _attribute(tensor: Tensor) -> PutBack:
+    """Put back the numbers of a tensor that is no parameter, if anything has written to it."""
+    value, version = _copy(tensor), _version(tensor)
+
+    def put_back() -> None:
+        if version is None or _version(tensor) != version:
+            _refill(tensor, value)
+
+    return put_back
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
 
 
 def _tensor(tensor: Tensor | None) -> PutBack | None:

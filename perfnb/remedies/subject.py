@@ -22,6 +22,11 @@ from perfnb.interrupts import InterruptGate
 from perfnb.step.namespace import name_of_batches, named_values, reachable
 from perfnb.step.steps import BatchSource, tensors_in
 
+_IDLE = (
+    "the step computed gradients but called no optimizer when perfnb ran it: if it updates only every few calls, pass "
+    "a step that makes all of them, up to the update"
+)
+
 
 @dataclass
 class Subject:
@@ -38,6 +43,8 @@ class Subject:
     #: What levers found out or chose for this step, such as a number of threads, by their words.
     chosen: dict[str, Any] = field(default_factory=dict)
     gate: InterruptGate = field(default_factory=InterruptGate)  # lets interrupts through where the step runs
+    #: Why nothing is known of the optimizer of a step that trains; empty if it is known.
+    idle: str = ""
     #: Why the step cannot be put back without a model that perfnb knows; empty if it can.
     lasting: str = ""
 
@@ -148,6 +155,8 @@ def find_subject(
         subject.lasting = f"calls a {min(unknown)} that is in none of its variables"
     elif any(one._version != version for key, (one, version) in versions.items() if key not in optimized):
         subject.lasting = "changes a tensor in place that is part of no model"
+    if subject.trains and not stepped and optimizer is None:
+        subject.idle = _IDLE
     names = {id(value): name for name, value in named_values(namespace, Optimizer)}
     held = {id(parameter) for parameter in subject.parameters}
     for each in [] if optimizer is None else given:

@@ -15,6 +15,8 @@ from perfnb.draw.frame import framed, header, static_page
 if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverTrials
 
+#: Most levers that were not tried and are named.
+_NAMED = 3
 _HEADS = ("lever", "time", "values", "saves", "memory", "set-up", "pays after", "notes")
 
 
@@ -117,13 +119,13 @@ def _ladder(trials: LeverTrials) -> pd.DataFrame:
 
 
 def _not_tried(trials: LeverTrials) -> str:
-    """The levers that were not tried, by reason; empty if there are none."""
-    whys: dict[str, list[str]] = {}
-    for one in trials._trials:
-        if one.verdict == "not tried":
-            whys.setdefault(one.why_not, []).append(one.lever)
-    said = "; ".join(f"{', '.join(names)} ({escape.plain(why, 300)})" for why, names in whys.items())
-    return f"Not tried: {said}." if said else ""
+    """The levers that were not tried, in a line, with the reason if it is the same for all; empty if there are none."""
+    left = [one for one in trials._trials if one.verdict == "not tried"]
+    names = ", ".join(one.lever for one in left[:_NAMED])
+    names += f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+    whys = {escape.plain(one.why_not, 300) for one in left}
+    said = f"{names} ({whys.pop()})" if len(whys) == 1 else f"{names}; the column why_not of .table says why"
+    return f"Not tried: {said}." if left else ""
 
 
 def _rows(trials: LeverTrials) -> list[tuple[str, ...]]:

@@ -52,6 +52,40 @@ def test_an_average_of_the_weights_and_a_second_model_are_put_back() -> None:
     assert critic.training
 
 
+class Counting(nn.Module):
+    """Keeps plain values and tensors of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.n, self.name = 3, "first"
+        self.ema, self.sums, self.last = torch.zeros(4), torch.zeros(4), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x)
+        self.n += 1
+        self.name = "later"
+        self.ema = 0.9 * self.ema + 0.1 * out.detach().mean(0)
+        self.sums += out.detach().sum(0)
+        self.last, self.made = out, 1.5
+        return out
+
+
+def test_attributes_that_are_plain_values_or_tensors_are_put_back() -> None:
+    model = nn.Sequential(Counting(), nn.ReLU())
+    counting: Any = model[0]
+    ema, sums = counting.ema, counting.sums
+    with Restored([model], []):
+        for _ in range(2):
+            model(X).sum().backward()
+        assert counting.n == 5
+    assert (counting.n, counting.name, counting.last) == (3, "first", None)
+    assert not hasattr(counting, "made")
+    assert counting.ema is ema
+    assert counting.sums is sums
+    same([ema, sums], [torch.zeros(4), torch.zeros(4)])
+
+
 class Nested(torch.optim.Optimizer):
     """Keeps its state in lists and dicts, and a count of its own beside the parameters' states."""
 

@@ -398,6 +398,38 @@ def test_a_step_without_a_model_takes_the_levers_that_need_none() -> None:
         perfnb.try_levers(lambda: plain.add_(1), budget_s=30)
 
 
+def test_a_step_that_updates_every_fourth_time_is_left_as_it_was_and_no_reason_is_false() -> None:
+    net = nn.Linear(4, 4)
+    opt, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.ones(2, 4)
+
+    class Owner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.n, self.ema = net, 2, torch.ones(4)
+
+        def forward(self, x: torch.Tensor) -> Tensor:
+            out: torch.Tensor = self.net(x)
+            self.n += 1
+            self.ema = self.ema * 0.5 + out.detach().mean(0)
+            return out
+
+    model = Owner()
+    ema = model.ema
+
+    def step() -> None:
+        model(x).sum().backward()
+        if model.n % 4 == 0:
+            opt.step()
+            opt.zero_grad()
+
+    found = perfnb.try_levers(step, levers=["gc_freeze", "fused_optimizer", "set_to_none"], budget_s=3, confirm=False)
+
+    assert (model.n, model.ema is ema) == (2, True)
+    assert found.table.loc["gc_freeze", "values"] == SAME
+    for lever in ("fused_optimizer", "set_to_none"):
+        assert "if it updates only every few calls" in found.table.loc[lever, "why_not"]
+
+
 def test_levers_can_be_on_together() -> None:
     subject, _ = training()
     levers = by_name()

@@ -15,7 +15,6 @@ from perfnb.remedies.lever import Lever, always, attribute, is_named
 from perfnb.remedies.subject import Subject
 from perfnb.step.optimizers import cannot_foreach, cannot_fuse, has_sparse_gradients, tensors_of
 
-_NONE = "the step has no optimizer that perfnb can see"
 _FAMILY = "update"
 
 
@@ -24,7 +23,7 @@ def _each(why_not: Callable[[Optimizer, bool], str]) -> Callable[[Subject], str]
 
     def refuses(subject: Subject) -> str:
         if not subject.optimizers:
-            return _NONE
+            return subject.idle or "the step calls no optimizer"
         sparse = has_sparse_gradients(subject.optimizers.values(), subject.modules(nn.Module))
         return next(filter(None, (why_not(each, sparse) for each in subject.optimizers.values())), "")
 
@@ -130,6 +129,8 @@ def _keeps_gradients(subject: Subject) -> str:
     __tracebackhide__ = True
     if not subject.trains:
         return "the step computes no gradients"
+    if subject.idle:
+        return subject.idle
     return "" if _zeroed(subject) else "no zero_grad of the step is called with set_to_none=False"
 
 
