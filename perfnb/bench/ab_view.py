@@ -59,7 +59,7 @@ def ab_sentences(figures: ABFigures) -> list[str]:
         sentences.append("Successive pairs are autocorrelated, so the interval is wider.")
     if figures.steady is False:
         sentences.append("The steps had not reached a steady state when the warm-up ended.")
-    return [*sentences, *noise_sentences(figures.noise, figures.whole_ms)]
+    return [*sentences, *noise_sentences(figures.noise)]
 
 
 def too_few_words(figures: ABFigures) -> str:

@@ -156,11 +156,11 @@ class InputTrial(Bench):
                 begin = time.perf_counter_ns()
                 self._several(kind, steps)
                 synchronize()
-                taken = time.perf_counter_ns() - begin
-                self.conditions.running = False
+                end = time.perf_counter_ns()
+                self.conditions.ended(begin, end)
             unforeseen = self._stand_in.real_ns - unforeseen
         self.unforeseen_ms += unforeseen / 1e6
-        return (taken - unforeseen) / 1e6 / steps
+        return (end - begin - unforeseen) / 1e6 / steps
 
     def _several(self, kind: str, count: int) -> None:
         __tracebackhide__ = True

@@ -67,8 +67,7 @@ def input_bound_sentences(figures: InputBound) -> list[str]:
             f"Batches kept arriving in new shapes, so the real model ran for {fmt.duration(figures.unforeseen_ms)} "
             "instead of being replaced. That time is subtracted, but the loader could prefetch during it."
         )
-    whole = sum(map(sum, figures.rounds_ms.values())) * figures.steps
-    return [*sentences, *noise_sentences(figures.noise, whole)]
+    return [*sentences, *noise_sentences(figures.noise)]
 
 
 def input_bound_text(figures: InputBound, width: int = 100) -> str:

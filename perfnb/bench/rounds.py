@@ -191,8 +191,9 @@ class Bench:
         clock.begin()
         begin = time.perf_counter_ns()
         self._repeat(number, arguments, turns)
-        clock.end(time.perf_counter_ns() - begin)
-        self.conditions.running = False
+        end = time.perf_counter_ns()
+        clock.end(end - begin)
+        self.conditions.ended(begin, end)
         after = prepared(self._steps[number])
         drawn = 0 if before is None or after is None else before - after
         # Never subtract more than half: the lead was then too short to use up what was prefetched.
@@ -214,8 +215,9 @@ class Bench:
             begin = time.perf_counter_ns()
             for _ in turns:
                 step()
-            clock.end(time.perf_counter_ns() - begin)
-            self.conditions.running = False
+            end = time.perf_counter_ns()
+            clock.end(end - begin)
+            self.conditions.ended(begin, end)
         self.conditions.step += 1
         self.sizes.append(None)
 
@@ -236,8 +238,9 @@ class Bench:
                 if alone and self._source is not None:
                     arguments = (self._source.next(),)  # waiting for it is part of a single step; several share it
                 result = step(*arguments)
-                clock.end(time.perf_counter_ns() - begin)
-                self.conditions.running = False
+                end = time.perf_counter_ns()
+                clock.end(end - begin)
+                self.conditions.ended(begin, end)
             self.conditions.step += 1
             if keep:
                 # The next step may write its result to the same memory.

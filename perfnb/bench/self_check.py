@@ -99,7 +99,7 @@ def _sentences(check: SelfCheck) -> list[str]:
     ]
     if check.outliers.count:
         sentences.append(f"{check.outliers}.")
-    noise = noise_facts(timing.noise, 2 * test.turns * sum(timing.samples_ms))
+    noise = noise_facts(timing.noise)
     switches = timing.noise.get("involuntary_switches")
     if switches:
         noise.append(f"the system preempted the process {switches:,} times in {2 * test.turns * count:,} steps")

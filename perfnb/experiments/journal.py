@@ -272,7 +272,7 @@ def _measured(kind: str, timing: analysis.Timing) -> dict[str, Any]:
         "at": datetime.now(UTC).isoformat(timespec="microseconds"),
         "steps": timing.steps,
         "batch_size": timing.batch_size,
-        "disturbed": "; ".join(noise_facts(timing.noise, sum(timing.samples_ms))),
+        "disturbed": "; ".join(noise_facts(timing.noise)),
         "median_ms": timing.median_ms if known else None,
         "ci_ms": timing.ci_ms if known else None,
         "throughput_per_s": timing.throughput_per_s if known else None,

@@ -86,8 +86,7 @@ def _sentences(found: InferenceComparison, table: pd.DataFrame) -> list[str]:
         said.append(f"Faster, but not accepted yet: {names}.")
     if found._steady is False:
         said.append("Not all backends had reached steady state when the warm-up ended.")
-    whole_ms = float(found.samples.to_numpy(dtype=float).sum())
-    return [*said, *noise_sentences(found._noise, whole_ms)]
+    return [*said, *noise_sentences(found._noise)]
 
 
 def _row(name: str, row: Any) -> tuple[str, ...]:

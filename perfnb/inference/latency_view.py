@@ -146,7 +146,7 @@ def _sentences(found: Latency) -> list[str]:
         *_batching_sentences(found),
     ]
     said += [*_token_sentences(found), *_cost_sentences(found)]
-    return [*said, *noise_sentences(found._noise, math.inf)]
+    return [*said, *noise_sentences(found._noise)]
 
 
 def _between_sentences(found: Latency) -> list[str]:

@@ -157,7 +157,7 @@ def compare_architectures(
         batch=_batch_words(batch),
         notes=(
             *(() if steady is not False else ("Not all models had reached steady state when the warm-up ended.",)),
-            *noise_sentences(bench.conditions.facts, float(samples.sum())),
+            *noise_sentences(bench.conditions.facts),
         ),
     )
     return ArchitectureComparison(figures, profiles)

@@ -169,7 +169,7 @@ def scaling_study(
             device=device_words(describe_environment()),
             notes=(
                 *(() if steady is not False else ("Not all sizes had reached steady state when the warm-up ended.",)),
-                *noise_sentences(bench.conditions.facts, float(times.sum())),
+                *noise_sentences(bench.conditions.facts),
             ),
         )
     )

@@ -206,7 +206,7 @@ def _phases(summary: Summary) -> tuple[str, _Marked, _Figures]:
 
 def notes_of(summary: Summary) -> list[str]:
     """Return the notes of a report, including disturbances of the timed steps."""
-    facts = noise_facts(summary.timing.noise, sum(summary.timing.samples_ms))
+    facts = noise_facts(summary.timing.noise)
     disturbed = [f"During the timed steps: {'; '.join(facts)}."] if facts else []
     return [*summary.notes, *disturbed, *_note_of_inference(summary)]
 

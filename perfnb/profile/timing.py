@@ -122,7 +122,7 @@ def timing_facts(timing: analysis.Timing) -> list[str]:
     if timing.outliers.count:
         outliers = str(timing.outliers)
         facts.append(outliers if timing.block == 1 else outliers.replace(" steps:", " blocks:"))
-    return facts + noise_facts(timing.noise, sum(timing.samples_ms) * timing.block)
+    return facts + noise_facts(timing.noise)
 
 
 def timing_html(timing: analysis.Timing) -> str:
@@ -169,12 +169,11 @@ def _draw(figure: Figure, timing: analysis.Timing) -> None:
     spread.set_xlabel("steps" if timing.block == 1 else "blocks")
 
 
-def noise_facts(noise: Mapping[str, Any], whole_ms: float) -> list[str]:
+def noise_facts(noise: Mapping[str, Any]) -> list[str]:
     """Describe what disturbed the steps; empty if nothing is known to have."""
     facts = []
-    paused = sum(ms for _, ms in noise.get("gc_pauses", ()))
-    if paused > _TELL_GC * whole_ms > 0:
-        facts.append(f"garbage collection took {fmt.share(paused / whole_ms)}")
+    if noise.get("gc_share", 0.0) > _TELL_GC:
+        facts.append(f"garbage collection took {fmt.share(noise['gc_share'])}")
     load, cpus = noise.get("load_before"), noise.get("cpus")
     if load is not None and cpus and load > 0.5 * cpus:
         facts.append(f"the machine was already busy (load {load:.1f} on {cpus} CPUs)")
@@ -188,9 +187,9 @@ def noise_facts(noise: Mapping[str, Any], whole_ms: float) -> list[str]:
     return facts
 
 
-def noise_sentences(noise: Mapping[str, Any], whole_ms: float) -> list[str]:
+def noise_sentences(noise: Mapping[str, Any]) -> list[str]:
     """What disturbed the steps, as in `noise_facts`, in sentences for the notes of a result."""
-    return [f"{fmt.capital(fact)}." for fact in noise_facts(noise, whole_ms)]
+    return [f"{fmt.capital(fact)}." for fact in noise_facts(noise)]
 
 
 LOADER = Loader("saved step times", TIMING.is_at, lambda path, *_: load_timing(path))

@@ -13,6 +13,7 @@ Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Number = Annotated[float, Meta(ge=-1e18, le=1e18)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Above0 = Annotated[float, Meta(gt=0, le=1e18)]
 Rank = Annotated[int, Meta(ge=0, lt=2**31)]
 Plain = bool | Whole | Number | str | None
@@ -27,6 +28,7 @@ class Noise(TypedDict, total=False):
     cpu_mhz_before: Amount
     cpu_mhz_after: Amount
     gc_pauses: list[tuple[Count, Amount]]
+    gc_share: Share
     involuntary_switches: Whole
     throttled_periods: Whole
     throttled_ms: Number

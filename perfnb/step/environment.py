@@ -141,11 +141,13 @@ class Conditions:
     step : int
         Number of the current or next step; set by the caller.
     running : bool
-        Whether a step is running; set by the caller. Collections between steps are ignored.
+        Whether a step is running; set by the caller, which calls `ended` afterwards. Only the part of a collection
+        inside the time of a step counts.
     facts : dict
         JSON-able, complete on exit; unknown facts are absent. ``load_before`` and ``load_after`` (the machine's mean
         number of runnable threads in the last minute), ``cpus``, ``cpu_mhz_before`` and ``cpu_mhz_after``,
-        ``gc_pauses`` (pairs of step and milliseconds), ``involuntary_switches`` (of the process's context),
+        ``gc_pauses`` (pairs of step and milliseconds), ``gc_share`` (their share of the time of all steps),
+        ``involuntary_switches`` (of the process's context),
         ``throttled_periods`` and ``throttled_ms`` (by its cgroup's limit), ``gpu_throttle_reasons`` (at the end).
     """
 
@@ -153,18 +155,22 @@ class Conditions:
         self.step, self.running = 0, False
         self.facts: dict[str, Any] = {}
         self._pauses: list[list[float]] = []
-        self._began = 0.0
+        self._collected: list[tuple[int, int]] = []  # begin and end (ns) of the collections of the running step
+        self._began_ns = self._ran_ns = 0
         self._before: tuple[tuple[int, float] | None, int | None] = None, None
 
     def __enter__(self) -> Conditions:
         self.facts = {"cpus": available_cpus(), **_now("before")}
         self._before = throttled(), _involuntary_switches()
+        self._ran_ns = 0
         gc.callbacks.append(self._collects)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         gc.callbacks.remove(self._collects)
         self.facts |= _now("after") | {"gc_pauses": self._pauses}
+        if self._ran_ns:
+            self.facts["gc_share"] = sum(ms for _, ms in self._pauses) * 1e6 / self._ran_ns
         (stopped, switches), (stopped_before, switches_before) = (throttled(), _involuntary_switches()), self._before
         if switches is not None and switches_before is not None:
             self.facts["involuntary_switches"] = switches - switches_before
@@ -174,12 +180,22 @@ class Conditions:
         if cuda_in_use() and (reasons := _gpu_throttle_reasons()) is not None:
             self.facts["gpu_throttle_reasons"] = reasons
 
+    def ended(self, begin_ns: int, end_ns: int) -> None:
+        """The running step ended; it took from `begin_ns` to `end_ns` (`time.perf_counter_ns`)."""
+        self.running = False
+        self._ran_ns += end_ns - begin_ns
+        for began, stopped in self._collected:
+            inside_ns = min(stopped, end_ns) - max(began, begin_ns)
+            if inside_ns > 0:
+                self._pauses.append([self.step, inside_ns / 1e6])
+        self._collected.clear()
+
     @loses_exceptions
     def _collects(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
-            self._began = time.perf_counter()
+            self._began_ns = time.perf_counter_ns()
         elif self.running:
-            self._pauses.append([self.step, round((time.perf_counter() - self._began) * 1e3, 4)])
+            self._collected.append((self._began_ns, time.perf_counter_ns()))
 
 
 def _now(word: str) -> dict[str, Any]:

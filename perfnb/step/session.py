@@ -416,7 +416,7 @@ class Session:
             steps.append(executed)
             hosts.append(steps[-1].wall_ns)
             clock.end(hosts[-1])
-            conditions.running = False
+            conditions.ended(executed.begin_ns, executed.begin_ns + executed.wall_ns)
             if after is not None:
                 after()
             if self._first is not None:

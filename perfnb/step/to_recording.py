@@ -71,6 +71,11 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
     if trace is not None:
         meta |= {"base_ns": trace.base_ns, "devices": trace.devices}
     events = _no_events() if trace is None else _steps_of_trace(trace)[0]
+    if trace is not None:
+        # A traced step lasts as long as its mark, to which its phases add up, or longer if it waits for a device.
+        marks = _last_of_each(trace, STEP_SPAN)
+        marked_ms = steps["step"].map({number: trace.duration_ns[row] / 1e6 for number, row in marks.items()})
+        steps["wall_ms"] = np.fmax(steps["wall_ms"], marked_ms.astype("float64"))
     watch: WatchRecord | None = None
     if watcher is not None:
         # Both clocks start with the first step.

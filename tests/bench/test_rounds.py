@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -127,13 +128,20 @@ def test_garbage_collections_are_recorded_with_their_step() -> None:
             conditions.step = 7
             gc.collect()
             conditions.running = True
+            gc.collect()  # before the step's time begins
+            begin = time.perf_counter_ns()
             gc.collect()
+            end = time.perf_counter_ns()
+            gc.collect()  # after it has ended
+            conditions.ended(begin, end)
     finally:
         gc.enable()
 
     ((step, pause),) = conditions.facts["gc_pauses"]
     assert step == 7
-    assert pause > 0
+    assert 0 < pause <= (end - begin) / 1e6
+    assert conditions.facts["gc_share"] == pytest.approx(pause * 1e6 / (end - begin))
+    assert conditions.facts["gc_share"] <= 1
     assert conditions.facts["cpus"] >= 1
     assert conditions.facts["involuntary_switches"] >= 0
     assert conditions._collects not in gc.callbacks

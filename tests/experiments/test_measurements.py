@@ -23,7 +23,14 @@ from tests.pages import spaced
 from tests.summaries import HOSTILE
 
 RNG = np.random.default_rng(3)
-NOISE = {"cpus": 2, "load_before": 1.9, "gc_pauses": [[3, 40.0]], "cpu_mhz_before": 3000, "cpu_mhz_after": 2000}
+NOISE = {
+    "cpus": 2,
+    "load_before": 1.9,
+    "gc_pauses": [[3, 40.0]],
+    "gc_share": 0.04,
+    "cpu_mhz_before": 3000,
+    "cpu_mhz_after": 2000,
+}
 
 
 def experiment(ratio: float, pairs: int = 60, a: str = "old", b: str = "new", noise: float = 0.01) -> ABFigures:
@@ -91,7 +98,7 @@ def test_a_timing_tells_what_disturbed_it() -> None:
 
 
 def test_nothing_is_told_where_nothing_is_known() -> None:
-    assert noise_facts({}, 100.0) == []
+    assert noise_facts({}) == []
     assert str(shown(Timing(()))) == "no step was timed"
     assert "<img" not in timing_html(Timing((1.0,)))
 
