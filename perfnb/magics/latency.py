@@ -8,6 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from perfnb.failures import keeps_nothing
 from perfnb.magics.cell import compile_body, compile_clause
 from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
 from perfnb.step.cells import step_of
@@ -23,6 +24,7 @@ class LatencyMagics(Magics):
     @can_be_silenced
     @no_var_expand
     @cell_magic
+    @keeps_nothing
     @magic_arguments("%%latency")
     @argument("--into", metavar="NAME", help="Assign the result to this variable.")
     @argument("--rate", metavar="PER_SECOND", type=float, help="Serve requests that arrive at this rate.")

@@ -9,6 +9,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from perfnb.failures import keeps_nothing
 from perfnb.magics.cell import clause_of, compile_body, compile_clause
 from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
 from perfnb.step.cells import step_of
@@ -23,6 +24,7 @@ class ProfileStepMagics(Magics):
     @can_be_silenced
     @no_var_expand
     @line_cell_magic
+    @keeps_nothing
     @magic_arguments("%profile_step")
     @argument("--into", metavar="NAME", help="Assign the profile to this variable.")
     @argument("--name", metavar="TITLE", help="Title of the profile, in quotes if it has spaces.")

@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from perfnb.failures import keeps_nothing
 from perfnb.magics.cell import compile_body, compile_clause
 from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
 from perfnb.step.cells import step_of
@@ -24,6 +25,7 @@ class TryLeversMagics(Magics):
     @can_be_silenced
     @no_var_expand
     @line_cell_magic
+    @keeps_nothing
     @magic_arguments("%try_levers")
     @argument("--into", metavar="NAME", help="Assign the result to this variable.")
     @argument("--levers", metavar="NAMES", help="Try only these, separated by commas; perfnb.levers() lists all.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfnb.draw.progress import Line, Progress
 from perfnb.draw.step_output import StepOutput
+from perfnb.failures import keeps_nothing
 from perfnb.profile.kept import KeptStep, kept_call
 from perfnb.profile.profile import Profile
 from perfnb.shell import in_notebook
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 WATCH_INTERVAL_S = 0.1
 
 
+@keeps_nothing
 def profile_step(
     step: Callable[..., Any],
     batches: Iterable[Any] | None = None,

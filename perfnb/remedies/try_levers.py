@@ -15,6 +15,7 @@ from perfnb.bench.quality import DIFFERENCE, limits_of, require_quality
 from perfnb.draw.progress import Line, Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
+from perfnb.failures import keeps_nothing
 from perfnb.interrupts import InterruptGate
 from perfnb.profile.timing import Timing
 from perfnb.remedies.ladder import Confirmed, Trial, in_order, pays_after, plan_for
@@ -153,6 +154,7 @@ def levers() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["lever", "what it does", "answers"]).set_index("lever")
 
 
+@keeps_nothing
 def try_levers(
     step: Callable[..., Any],
     batches: Iterable[Any] | None = None,

@@ -71,19 +71,28 @@ def capture_step(
         not raised but returned in the capture.
     """
     __tracebackhide__ = True
-    namespace = namespace or {}
     source = None if batches is None else BatchSource(batches)
+    passes = _passes(plan, models, source, namespace or {}, labels, stacks, progress)
+    return StepRunner(step, source).drive(passes)
 
-    def passes() -> Passes[Capture]:
-        __tracebackhide__ = True
-        with Session(plan, models, source, namespace, progress) as session:
-            with WorkerStacks() if stacks else nullcontext() as workers:
-                yield from _measure(session, plan, workers)
-            capture = _named(session, models, namespace)
-            _name_parts(session, namespace, None if source is None else source.made, labels)
-            return capture
 
-    return StepRunner(step, source).drive(passes())
+def _passes(
+    plan: Plan,
+    models: list[nn.Module] | None,
+    source: BatchSource | None,
+    namespace: Mapping[str, Any],
+    labels: Collection[str],
+    stacks: bool,
+    progress: Progress | None,
+) -> Passes[Capture]:
+    # No closure: a traceback keeps those of its frames alive.
+    __tracebackhide__ = True
+    with Session(plan, models, source, namespace, progress) as session:
+        with WorkerStacks() if stacks else nullcontext() as workers:
+            yield from _measure(session, plan, workers)
+        capture = _named(session, models, namespace)
+        _name_parts(session, namespace, None if source is None else source.made, labels)
+        return capture
 
 
 def _measure(session: Session, plan: Plan, workers: WorkerStacks | None) -> Passes[None]:

@@ -52,3 +52,19 @@ def test_a_failed_step_keeps_no_batches(kernel: Kernel) -> None:
     kernel.ok("gc.collect();")
 
     assert kernel.value("[made_one() is None for made_one in made]") == [True] * 4
+
+
+@pytest.mark.parametrize("magic", ["profile_step --steps 2 --warmup 1 --quiet --into p", "try_levers --quiet"])
+@pytest.mark.parametrize("error", ["RuntimeError('failed')", "MemoryError()"])
+@pytest.mark.parametrize("at", [1, 6])
+def test_a_failed_step_keeps_no_variables(kernel: Kernel, magic: str, error: str, at: int) -> None:
+    kernel.ok(
+        "import gc, weakref\nlarge = nn.Linear(8, 8)\nseen = weakref.ref(large)\nruns = 0\n"
+        "def once():\n    global runs\n    runs += 1\n    large(torch.ones(2, 8)).sum().backward()\n"
+        f"    if runs >= {at}:\n        raise {error}"
+    )
+
+    assert kernel.run(f"%%{magic}\nonce()").status == "error"
+
+    kernel.ok("del large\ngc.collect();")
+    assert kernel.value("seen() is None")

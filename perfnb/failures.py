@@ -1,0 +1,69 @@
+"""A failure that keeps nothing alive but what the user's own code refers to."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_OWN = str(Path(__file__).parent) + os.sep
+
+
+def keeps_nothing(function: _Function) -> _Function:
+    """Decorate a function whose exceptions reach the user: what perfnb's frames in their tracebacks refer to is freed.
+
+    Python, and IPython too, keeps the last exception with its traceback. Its frames would keep the user's variables
+    alive until the next exception, so that after an out-of-memory error ``del model`` would free nothing.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            del args, kwargs
+            _free(error, set())
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _free(error: BaseException | None, seen: set[int]) -> None:
+    """Clear perfnb's frames in the tracebacks of an exception and of those that led to it."""
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = _freed(error.__traceback__)
+        _free(error.__cause__, seen)
+        error = error.__context__
+
+
+def _freed(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without perfnb's hidden frames, since a cleared frame no longer says that it is hidden."""
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    for entry in reversed(entries):
+        frame: FrameType | None = entry.tb_frame
+        if not (_is_own(entry.tb_frame) and "__tracebackhide__" in entry.tb_frame.f_code.co_varnames):
+            trace = TracebackType(trace, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        # A caller that handled the exception is not in the traceback, but its frame is kept too.
+        while frame is not None:
+            # A generator that only handled the exception may continue.
+            if _is_own(frame) and (frame is entry.tb_frame or not frame.f_code.co_flags & inspect.CO_GENERATOR):
+                with suppress(RuntimeError):  # it still runs
+                    frame.clear()
+            frame = frame.f_back
+    return trace
+
+
+def _is_own(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_OWN)
