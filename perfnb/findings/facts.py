@@ -24,11 +24,12 @@ from perfnb.attribution.collectives import collective_calls
 from perfnb.attribution.events import calls_of
 from perfnb.findings.code import MODULES, root_of
 from perfnb.findings.gpu_facts import GpuFacts, gpu_facts
+from perfnb.flame.step_stacks import step_stacks
 from perfnb.memory.table import MemorySummary
 from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints, children_sums, innermost, nest, subtree_sums
 from perfnb.recording.recording import Recording
-from perfnb.recording.schema import PHASES
+from perfnb.recording.schema import PHASES, conform
 from perfnb.recording.text import of_labels
 from perfnb.roofline.levels import Roofline
 from perfnb.stats.step_times import Timing
@@ -112,6 +113,12 @@ class Facts:
         events = self.recording.events
         names = events["name"].iloc[calls_of(events)]
         return bool(of_labels(names, lambda name: not name.startswith("nn.Module: ")).any())
+
+    @cached_property
+    def lines_of_code(self) -> pd.DataFrame:
+        """Time by phase and line of the user's code, as sampled; empty if stacks were not."""
+        found = step_stacks(self.recording)
+        return conform(pd.DataFrame(), "lines") if found is None else found.lines
 
     @property
     def step_words(self) -> str:

@@ -17,6 +17,7 @@ from perfnb.findings.facts import Facts, StepFigures, facts_of
 from perfnb.findings.finding import Finding, finding_table
 from perfnb.findings.rules import BY_NAME, found_by_rules
 from perfnb.findings.rules.bound import BINDS, work_under
+from perfnb.findings.rules.host import unnamed_share
 from perfnb.recording.recording import Recording
 from perfnb.roofline.levels import COMPUTE, MEMORY
 
@@ -75,6 +76,8 @@ class Findings:
     step_ms: float | None
     #: How the profile was asked for; see `perfnb.findings.code.trial_line`.
     call: object = None
+    #: The share of the step that is the host's own work; see `perfnb.findings.rules.host.unnamed_share`.
+    host_share: float = 0.0
 
 
 def find(recording: Recording, attribution: Attribution, figures: StepFigures) -> Findings:
@@ -88,7 +91,8 @@ def find(recording: Recording, attribution: Attribution, figures: StepFigures) -
     if not facts.uses_torch:  # code and levers are torch's
         found = [replace(one, code="", remedy="") for one in found]
     table = finding_table(found, facts.step_ms)
-    return Findings(table, verdict_of(facts, table), facts.step_ms, recording.meta.get("call"))
+    verdict = verdict_of(facts, table)
+    return Findings(table, verdict, facts.step_ms, recording.meta.get("call"), unnamed_share(facts))
 
 
 def _no_surer(found: Finding, facts: Facts) -> Finding:

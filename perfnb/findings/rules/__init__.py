@@ -6,10 +6,12 @@ from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, Rule
 from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
 from perfnb.findings.rules.communication import every_micro_step, exposed_on_host, small_buckets, unused_parameters
+from perfnb.findings.rules.double import float64
 from perfnb.findings.rules.fusion import elementwise_chains, unfused_attention
 from perfnb.findings.rules.host import dispatch_overhead, host_code, host_work, launch_overhead, unexplained_idle
 from perfnb.findings.rules.memory import activation_memory, allocator, growth, recomputation
-from perfnb.findings.rules.optimizer import optimizer_loop
+from perfnb.findings.rules.optimizer import gradient_clipping, optimizer_loop
+from perfnb.findings.rules.repeated import repeated_forward
 from perfnb.findings.rules.synchronisation import synchronisation
 from perfnb.findings.rules.timed import garbage_collection, input_pipeline, threads_and_cores, uneven_steps
 from perfnb.findings.rules.transfers import exposed_communication, host_device_copies
@@ -26,11 +28,14 @@ RULES: tuple[Rule, ...] = (
     elementwise_chains,
     compute,
     low_precision,
+    float64,
     activation_memory,
     allocator,
     growth,
     unfused_attention,
     optimizer_loop,
+    gradient_clipping,
+    repeated_forward,
     recomputation,
     host_code,
     threads_and_cores,

@@ -28,8 +28,8 @@ _MOST, _MUCH = 0.4, 0.15
 _FAR, BINDS, _NEAR = 0.3, 0.5, 0.7
 #: Share of a layer's traffic above which it waits for its weights.
 _WEIGHTS = 0.5
-#: The dtype that products could be computed in instead.
-_LOWER = {"float32": ("float32", "bfloat16"), "float64": ("float64", "float32")}
+#: The dtype that products could be computed in instead; float64 has a rule of its own.
+_LOWER = {"float32": ("float32", "bfloat16")}
 #: Least speedup of lower precision worth reporting.
 _FASTER = 1.2
 #: Kernels that multiply matrices, and those that do so in float32 without the units for lower precision.
@@ -249,7 +249,7 @@ def _precision_words(facts: Facts) -> tuple[str, str]:
 
 @rule("low precision unused", "Compute-bound", "lower precision", words=_precision_words, ceiling=True)
 def low_precision(facts: Facts) -> Iterator[Finding]:
-    """Products in float32 or float64 on hardware that multiplies lower precision faster."""
+    """Products in float32 on hardware that multiplies lower precision faster."""
     roofline = facts.figures.roofline
     if roofline is None:
         yield from _float32_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
@@ -260,24 +260,19 @@ def low_precision(facts: Facts) -> Iterator[Finding]:
     bound = work.least_ms * (1 - roofline.peaks[now] / roofline.peaks[lower])
     if facts.share(bound) < _WORTH:
         return
-    by_accident, doubt = now == "float64", _doubt(facts)
-    model = facts.variable(work.layers[0])
     yield Finding(
         "low precision unused",
         f"Products in {now} take {facts.of_step(work.ms)}. Large ones run "
         f"{roofline.peaks[lower] / roofline.peaks[now]:.2g} times as fast in {lower} here, as measured.",
         bound,
-        "Compute in float32 unless the problem needs more: NumPy arrays are float64 by default, and so are tensors "
-        "made from them."
-        if by_accident
-        else f"Compute products in bfloat16, {_autocast(facts)}, and check that the result is still good.",
-        lever_line("float32", model) if model and by_accident and facts.has_parameters_of(8) else "",
-        "medium" if by_accident and not doubt else "low",  # a measured MLP saved a third of such a bound
-        f"{doubt}Both rates were measured with large products. "
-        + ("Smaller ones gain less." if by_accident else "Smaller ones gain less, and conversions cost time."),
+        f"Compute products in bfloat16, {_autocast(facts)}, and check that the result is still good.",
+        "",
+        "low",  # a measured MLP saved a third of such a bound
+        f"{_doubt(facts)}Both rates were measured with large products. Smaller ones gain less, and conversions cost "
+        "time.",
         "Whether the model keeps its quality: perfnb.report checks that.",
         rows("layer", work.layers),
-        remedy="float32" if by_accident else "autocast",
+        remedy="autocast",
     )
 
 

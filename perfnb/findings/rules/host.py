@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.events import longest_calls
@@ -14,9 +16,13 @@ from perfnb.findings.code import compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import LONG_NS, GpuFacts
+from perfnb.findings.lines import lines_in_words, short
 from perfnb.findings.rules.fusion import chains_of
-from perfnb.findings.rules.synchronisation import after_reads_ms
+from perfnb.findings.rules.optimizer import gaps_after_backward, updates_gradients_or_parameters
+from perfnb.findings.rules.repeated import model_calls
+from perfnb.findings.rules.synchronisation import reads_of
 from perfnb.recording.nesting import Bools, Floats
+from perfnb.recording.schema import PHASES
 from perfnb.recording.text import found
 from perfnb.trace_names import LAYER_SPAN
 
@@ -26,17 +32,25 @@ _WORTH, _WORTH_WORK, _LEAST_MS = 0.1, 0.05, 0.2
 _FEWEST = 30
 #: What Python may take around a call, in lengths of a tiny op; a third of one is usual on a quiet machine.
 _AROUND = 2.0
+#: Calls of a model per step that are a loop around it.
+_FEWEST_ROUNDS = 8
 _PHASES = ("forward", "loss", "backward")
 #: Share of the work above which CUDA graphs launch it already.
 _GRAPHS = 0.5
 #: Nanoseconds of Python that calling an op or a layer costs anyway, and above which a stretch without ops is more.
 _USUAL_NS, _STRETCH_NS = 30_000, 200_000
-#: In forward and backward, freeing large memory between ops looks the same.
-_WHERE = {"loss": "around the loss", "other": "outside model, loss and optimizer"}
+#: Where the host's own code runs. In the model, freeing large memory between ops looks the same.
+_WHERE = {
+    "loss": "around the loss",
+    "other": "outside model, loss and optimizer",
+    "forward": "in the model, between its ops",
+    "backward": "in the backward pass, between its ops",
+}
+_OUTSIDE = ("loss", "other")
 #: Peak bytes above which freeing memory may take long.
 _LARGE = 256 * 2**20
-#: Functions that are named: at most this many, each with this share of the time; letters of a name.
-_MOST_NAMED, _NAMED, _LONGEST = 3, 0.1, 60
+#: Functions that are named: at most this many, each with this share of the time.
+_MOST_NAMED, _NAMED = 3, 0.1
 _COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|TorchDynamo|## Call CompiledFxGraph")
 _PLACES = {"calls": "calls of the GPU's runtime", "ops": "ops", "functions": "Python functions"}
 #: Share of the time above which one place where the host was seen takes most of it.
@@ -53,12 +67,14 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
     if facts.gpu is not None:
         return
     ops = facts.ops
-    outer = ops[ops["phase"].isin(_PHASES) & ops["outer"]]
+    looped = reads_of(facts).looped  # findings of their own
+    outer = ops[ops["phase"].isin(_PHASES) & ops["outer"] & ~looped[facts.lines[ops["block"].to_numpy()]]]
     small = outer[outer["whole_ns"] < facts.tiny_ns]
     count = len(small) / facts.steps
     if count < _FEWEST:
         return
-    bound = _calling_ms(facts, small["whole_ns"].to_numpy())
+    calling, rounds = _calling_ms(facts, small["whole_ns"].to_numpy(), ~looped), _rounds(facts)
+    bound = max(calling, _together_ms(facts, rounds)) if rounds > _FEWEST_ROUNDS else calling
     if facts.share(bound) < _WORTH:
         return
     layers = facts.heaviest_layers(small)
@@ -69,11 +85,19 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "dispatch overhead",
         f"{count:,.0f} of {len(outer) / facts.steps:,.0f} ops in forward and backward{among} are shorter than "
-        f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes {facts.of_step(bound)}.",
+        f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes "
+        + (
+            f"at least {fmt.duration(calling)}. The model is called {rounds:,.0f} times per step, and one call could "
+            f"save up to {facts.of_step(bound)}."
+            if rounds > _FEWEST_ROUNDS
+            else f"{facts.of_step(bound)}."
+        ),
         bound,
-        "Make each op do more: a larger batch, fewer and wider layers, or fusion"
+        "Call the model once, with all samples in one batch, if a call does not need the result of the one before it."
+        if rounds > _FEWEST_ROUNDS
+        else "Make each op do more: a larger batch, fewer and wider layers, or fusion"
         f"{facts.for_torch(' with torch.compile')}.{note}",
-        code,
+        "" if rounds > _FEWEST_ROUNDS else code,
         "low" if facts.busy else "medium",
         "All time of these phases outside longer ops counts as overhead, up to what calls can cost; a little of it is "
         "work." + (" The CPU was busy with other work." if facts.busy else ""),
@@ -82,7 +106,25 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _calling_ms(facts: Facts, small_ns: Floats) -> float:
+def _rounds(facts: Facts) -> float:
+    """How often a step calls the model that it calls most often."""
+    calls = model_calls(facts)
+    return float(calls.groupby("layer").size().max()) / facts.steps if len(calls) else 0.0
+
+
+def _together_ms(facts: Facts, rounds: float) -> float:
+    """The most that one call of the model in place of so many could save: all but one round, less the arithmetic."""
+    blocks, cells, calls = facts.attribution.host.blocks, facts.attribution.cells, model_calls(facts)
+    last = cells["step"].map(calls.groupby("step")["end"].max())
+    before = (cells["phase"] == "other") & (blocks["start"] < last).fillna(False)
+    whole = facts.per_step(float(facts.cells_ns[(cells["phase"].isin(_PHASES) | before).to_numpy()].sum()))
+    roofline, arithmetic_ms = facts.figures.roofline, 0.0
+    if roofline is not None and roofline.flops and roofline.peaks:
+        arithmetic_ms = roofline.flops / max(roofline.peaks.values()) * 1e3
+    return max(whole * (1 - 1 / rounds) - arithmetic_ms, 0.0)
+
+
+def _calling_ms(facts: Facts, small_ns: Floats, chosen: Bools) -> float:
     """Milliseconds per step in small ops and around all ops; no call counts for more than a call can cost.
 
     Anything longer is not overhead: freeing memory, or other programs that had the core.
@@ -90,7 +132,7 @@ def _calling_ms(facts: Facts, small_ns: Floats) -> float:
     cells, outer = facts.attribution.cells, facts.ops[facts.ops["outer"]]
     line = facts.lines[outer["block"].to_numpy()]
     calls = np.bincount(line, minlength=len(cells)) + facts.blocks_inside + 1
-    here = cells["phase"].isin(_PHASES).to_numpy()
+    here = cells["phase"].isin(_PHASES).to_numpy() & chosen
     most = (1.0 if facts.busy else _AROUND) * facts.tiny_ns * calls[here]
     # In time of a timed step: if other programs made threads wait, that is many times a traced one.
     around, inside = facts.left_ns[here] * facts.scale, small_ns * facts.scale
@@ -136,41 +178,89 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
     )
 
 
-@rule("host code", "Bound by code between torch's ops", "moving it out of the step")
+@rule("host code", "Bound by code outside the model", "moving it out of the step")
 def host_code(facts: Facts) -> Iterator[Finding]:
-    """Time of a step in which no op of torch runs, if it is more than calling ops costs."""
-    events, modules = facts.recording.events, facts.recording.modules
-    compiled = modules["compiled"].any() or found(events["name"], _COMPILED.search).any()
-    if not facts.live or facts.gpu is not None or compiled:
-        return  # compiled code does not show up as ops
-    cells = facts.attribution.cells
-    outer = facts.ops[facts.ops["outer"]]
-    calls = np.bincount(outer["block"].to_numpy(), minlength=len(cells)) + facts.blocks_inside
-    free = facts.left_ns - chains_of(facts).gaps_ns - _USUAL_NS * (calls + 1)
-    chosen = (free > _STRETCH_NS) & cells["phase"].isin(_WHERE).to_numpy()
-    ms = facts.between_ops_ms(float(free[chosen].sum()))
-    bound = ms - after_reads_ms(facts) - float(np.median(facts.pauses_ms))
+    """The host's own work: time in which no op runs, and ops outside model, loss, backward pass and optimizer."""
+    work = host_time(facts, _WHERE if len(facts.lines_of_code) else _OUTSIDE)
+    if not work.chosen.any():
+        return
+    reads = reads_of(facts)  # a finding of its own
+    python = np.maximum(work.python_ns - np.where(reads.looped, reads.loop_python_ns, reads.after_ns), 0.0)
+    ops = np.maximum(work.ops_ns - reads.loop_ops_ns, 0.0)
+    ops_ms = facts.per_step(float(ops[work.chosen].sum()))
+    bound = facts.between_ops_ms(float(python[work.chosen].sum())) + ops_ms - float(np.median(facts.pauses_ms))
     if bound < _LEAST_MS or facts.share(bound) < _WORTH:
         return
-    memory = facts.figures.memory
-    most = max(_WHERE, key=lambda phase: float(free[chosen & (cells["phase"] == phase).to_numpy()].sum()))
-    called = _called(facts, chosen)
-    advice = "Move it out of the step, or do it less often, in another thread or process, or with torch's ops."
-    if not facts.records_python:
-        advice += " To see which function it is, profile with stacks=True and open the timeline."
+    cells, memory = facts.attribution.cells, facts.figures.memory
+    by_phase = pd.Series(python + ops).where(work.chosen, 0.0).groupby(cells["phase"].astype(str).to_numpy()).sum()
+    most = str(by_phase.idxmax())
+    called = _called(facts, work.chosen)
+    named = lines_in_words(facts, by_phase.index[by_phase > _NAMED * by_phase.sum()])
+    advice = "Move it out of the step, or do it less often, in another thread or process, or with fewer calls."
+    if not facts.records_python and not named:
+        advice += " To see which function it is, profile with stacks=True."
+    among = f", {fmt.duration(ops_ms)} of it in ops" if ops_ms > _NAMED * bound else ""
     yield Finding(
         "host code",
-        f"For {facts.of_step(bound)} no op of torch runs: Python or another library does, mostly "
-        f"{_WHERE[most]}.{called}",
+        f"For {facts.of_step(bound)} the host runs code {_WHERE[most]}: Python, or another library{among}."
+        f"{named}{called}",
         bound,
         advice,
         "",
-        "low" if memory is not None and memory.peak_bytes > _LARGE else "medium",
-        "The time between ops is known; "
-        + ("recording slows functions down, short ones most." if called else "what it was spent on is not."),
-        ("" if called else "Which function ran. ") + "Ops of other libraries and freeing large memory look the same.",
+        "low" if memory is not None and memory.peak_bytes > _LARGE and not named else "medium",
+        "The time is known; "
+        + (
+            "which lines took it was sampled, a hundred times per second."
+            if named
+            else "recording slows functions down, short ones most."
+            if called
+            else "what it was spent on is not."
+        ),
+        ("" if called or named else "Which function ran. ") + "Freeing large memory looks the same.",
         rows("phase", [most]),
     )
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """The host's own work, by block, in nanoseconds."""
+
+    python_ns: Floats
+    ops_ns: Floats
+    #: The blocks with enough of it.
+    chosen: Bools
+
+
+def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
+    """Python code between the ops of some phases, and the ops outside model, loss, backward pass and optimizer.
+
+    Long ops before the last backward pass may be the step's purpose, and do not count. Inside the other phases only
+    long stretches of Python count, and in the model only those for which stacks can name a line.
+    """
+    cells, modules = facts.attribution.cells, facts.recording.modules
+    nothing = np.zeros(len(cells))
+    compiled = modules["compiled"].any() or found(facts.recording.events["name"], _COMPILED.search).any()
+    if not facts.live or facts.gpu is not None or compiled:  # compiled code does not show up as ops
+        return HostTime(nothing, nothing, nothing.astype(bool))
+    outer = facts.ops[facts.ops["outer"]]
+    line, whole = facts.lines[outer["block"].to_numpy()], outer["whole_ns"].to_numpy()
+    calls = np.bincount(line, minlength=len(cells)) + facts.blocks_inside
+    other = (cells["phase"] == "other").to_numpy() & bool(len(modules))
+    counts = other[line] & ((whole < facts.tiny_ns) | gaps_after_backward(facts)[line])
+    ops = np.bincount(line[counts], weights=whole[counts], minlength=len(cells)).astype(float)
+    python = np.maximum(facts.left_ns - chains_of(facts).gaps_ns - np.where(other, 0.0, _USUAL_NS * (calls + 1)), 0.0)
+    chosen = (python + ops > _STRETCH_NS) & cells["phase"].isin(list(phases)).to_numpy()
+    return HostTime(python, ops, chosen & ~updates_gradients_or_parameters(facts))
+
+
+def unnamed_share(facts: Facts) -> float:
+    """The share of the step that is the host's own work, of which sampled stacks could name the lines."""
+    if facts.gpu is not None:
+        return facts.share(facts.gpu.idle_by["host"]) if facts.live else 0.0
+    work = host_time(facts, _WHERE)
+    python, ops = (float(ns[work.chosen].sum()) for ns in (work.python_ns, work.ops_ns))
+    ms = facts.between_ops_ms(python) + facts.per_step(ops) - (np.median(facts.pauses_ms) if facts.live else 0.0)
+    return facts.share(float(ms))
 
 
 def _called(facts: Facts, chosen: Bools) -> str:
@@ -198,7 +288,7 @@ def _called(facts: Facts, chosen: Bools) -> str:
 def _short(name: str) -> str:
     if name == LAYER_SPAN:
         return "the code of a layer"
-    return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
+    return short(name)
 
 
 @rule("host work", "Host-bound (the GPU waits for other work on the host)", "removing that work")
@@ -213,7 +303,7 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "host work",
         f"The GPU was idle for {facts.of_step(bound)} in pieces of more than {fmt.duration(LONG_NS / 1e6)}: launching "
-        f"takes less, so the host did something else. {_seen(gpu)}",
+        f"takes less, so the host did something else. {_seen(gpu)}{lines_in_words(facts, PHASES)}",
         bound,
         advice,
         code,

@@ -23,6 +23,10 @@ _OFTEN_LESS = 1.2
 #: Fewest operators in an update that count as a loop.
 _FEWEST = 40
 _READ = re.compile("aten::_local_scalar")
+#: Fewest gradients changed in place, one by one, that count as clipping in a loop; the ops that do so.
+_FEWEST_CLIPPED = 20
+_CLIPS = re.compile(r"aten::(?:mul|div|clamp|clamp_min|clamp_max|clip|copy)_$")
+_IN_PLACE = re.compile(r"_$")
 _AT_ONCE = re.compile(r"aten::_(?:foreach|fused)_")
 #: Bytes moved per byte of a parameter: read it and its gradient, write it; more with two moments.
 _MOVED, _MOVED_WITH_STATE = 3, 7
@@ -49,6 +53,8 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     if by_hand:
         own, phase_ms = _after_backward(facts)
         phase_ms = min(phase_ms, facts.shown_ms("other"))
+        if found(own["op"], _IN_PLACE.search).sum() < _FEWEST * facts.steps:
+            return
     own = own[~found(own["op"], _READ.match)]
     count = len(own) / facts.steps
     updates = 1.0 if by_hand else facts.updates
@@ -90,6 +96,57 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
         rows("phase", ["other" if by_hand else "optimizer"]) + rows("op", top),
         remedy=lever,
     )
+
+
+@rule("gradient clipping", "Bound by clipping gradients one by one", "clipping all gradients at once")
+def gradient_clipping(facts: Facts) -> Iterator[Finding]:
+    """Many small operators between the last backward pass and the optimizer, most of them in place."""
+    if not facts.uses_torch or facts.gpu is not None:
+        return
+    own, count = _clipping(facts)
+    if count < _FEWEST_CLIPPED:
+        return
+    blocks = np.unique(own["block"].to_numpy())
+    bare = float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)) or _BARE_NS
+    floor = 2 * count * _PER_TENSOR * bare / 1e6  # a norm and a product
+    taken = min(facts.per_step(float(facts.cells_ns[blocks].sum())), facts.shown_ms("other"))
+    bound = max(taken - floor, 0.0)
+    if facts.share(bound) < _WORTH:
+        return
+    yield Finding(
+        "gradient clipping",
+        f"Between the backward pass and the optimizer, {fmt.counted(len(own) / facts.steps, 'op')} run one by one for "
+        f"{facts.of_step(taken)}: {fmt.counted(count, 'gradient')} are changed in place, each on its own.",
+        bound,
+        "Clip all gradients in one call: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True), "
+        "or clip_grad_value_.",
+        "",
+        "medium",
+        "The time was measured. That these ops clip gradients is inferred from where they run and that they work in "
+        "place.",
+        "What else runs between the backward pass and the optimizer.",
+        rows("phase", ["other"]) + rows("op", own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index),
+    )
+
+
+def _clipping(facts: Facts) -> tuple[pd.DataFrame, float]:
+    """Operators between the last backward pass and the optimizer of each step; how many work in place, per step."""
+    blocks, ops = facts.attribution.host.blocks, facts.ops
+    optimizers = blocks[(blocks["kind"] == Kind.OPTIMIZER) & blocks["main"]].groupby("step")["start"].max()
+    before = (blocks["start"] < blocks["step"].map(optimizers).fillna(-np.inf)).to_numpy()
+    between = gaps_after_backward(facts) & before
+    own = ops[ops["outer"] & between[ops["block"].to_numpy()]]
+    return own, float(found(own["op"], _CLIPS.match).sum()) / facts.steps
+
+
+def updates_gradients_or_parameters(facts: Facts) -> Bools:
+    """The blocks that `gradient_clipping` or an update by hand explains."""
+    result = np.zeros(len(facts.cells_ns), dtype=bool)
+    if next(iter(gradient_clipping.search(facts)), None) is not None:
+        result[np.unique(_clipping(facts)[0]["block"].to_numpy())] = True
+    if any(row.name == "other" for one in optimizer_loop.search(facts) for row in one.rows if row.kind == "phase"):
+        result |= gaps_after_backward(facts)
+    return result
 
 
 def _taken(facts: Facts, phase_ms: float, by_hand: bool) -> str:
@@ -166,11 +223,11 @@ def _sparse(facts: Facts) -> str:
 
 def _after_backward(facts: Facts) -> tuple[pd.DataFrame, float]:
     """Operators in the gap after each step's last backward pass, and the gap's time."""
-    ops, after = facts.ops, _gaps_after_backward(facts)
+    ops, after = facts.ops, gaps_after_backward(facts)
     return ops[ops["outer"] & after[ops["block"].to_numpy()]], facts.per_step(float(facts.cells_ns[after].sum()))
 
 
-def _gaps_after_backward(facts: Facts) -> Bools:
+def gaps_after_backward(facts: Facts) -> Bools:
     """Which blocks come after their step's last backward pass."""
     blocks = facts.attribution.host.blocks
     engines = blocks[blocks["kind"] == Kind.ENGINE].groupby("step")["end"].max()
@@ -182,7 +239,7 @@ def _blocks(facts: Facts, by_hand: bool) -> pd.DataFrame:
     """The outermost blocks of the update."""
     blocks = facts.attribution.host.blocks
     if by_hand:
-        return blocks[_gaps_after_backward(facts)]
+        return blocks[gaps_after_backward(facts)]
     chosen = blocks[(blocks["phase"] == "optimizer") & blocks["main"]].sort_values(["start", "end"])
     reach = chosen["end"].cummax().shift(fill_value=np.iinfo(np.int64).min)
     return chosen[chosen["end"] > reach]

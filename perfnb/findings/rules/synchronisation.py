@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,12 +14,17 @@ from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts, typical
 from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import READS, GpuFacts
+from perfnb.findings.lines import lines_in_words
+from perfnb.findings.rules.optimizer import gaps_after_backward, updates_gradients_or_parameters
+from perfnb.recording.nesting import Bools, Floats
 from perfnb.recording.text import TEXT, of_labels
 
 _WORTH, _LEAST_MS = 0.04, 0.05
 #: Nanoseconds of Python usual between a read and the next operator, and for each operator of the step if nothing
 #: follows: then the results of forward and backward are freed.
 _USUAL_NS, _LET_GO_NS = 20_000, 1_000
+#: Fewest reads in one block that are a loop.
+_FEWEST_ROUNDS = 10
 _PYTHON_NAME = {"aten::item": ".item()", "aten::_local_scalar_dense": ".item()", "aten::is_nonzero": "if tensor:"}
 
 
@@ -62,44 +69,111 @@ def _on_gpu(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     )
 
 
-def after_reads_ms(facts: Facts) -> float:
-    """What Python does between a read on the CPU and the next operator, beyond the usual."""
-    reads = _of_the_step(facts)
+@dataclass(frozen=True)
+class Reads:
+    """Reads of results on the CPU."""
+
+    #: The outermost operators that bring results to the host.
+    ops: pd.DataFrame
+    #: By block, in nanoseconds: Python after reads beyond the usual; and in loops of reads, all of the Python code and
+    #: the operators from the first read of a block to its last one.
+    after_ns: Floats
+    loop_python_ns: Floats
+    loop_ops_ns: Floats
+
+    @property
+    def looped(self) -> Bools:
+        """The blocks with a loop of reads."""
+        return self.loop_python_ns + self.loop_ops_ns > 0
+
+
+def reads_of(facts: Facts) -> Reads:
+    """The reads of a step on the CPU, except those of the optimizer, the loader and the clipping of gradients."""
+    reads, nothing = _reads(facts), np.zeros(len(facts.cells_ns))
+    claimed = updates_gradients_or_parameters(facts)[facts.lines[reads["block"].to_numpy()]]
+    reads = reads[~reads["phase"].isin(("optimizer", "data")) & ~claimed]
     if reads.empty:
-        return 0.0
+        return Reads(reads, nothing, nothing, nothing)
     after, last = _until_next(facts, reads)
     usual = np.where(last, _USUAL_NS + _LET_GO_NS * len(facts.ops) / facts.steps, _USUAL_NS)
     follows = np.maximum(typical(after, reads["step"].to_numpy(), reads["op"].cat.codes.to_numpy()) - usual, 0)
     line = facts.lines[reads["block"].to_numpy()]
     by_block = np.bincount(line, weights=follows, minlength=len(facts.left_ns))
-    return facts.between_ops_ms(float(np.minimum(by_block, facts.left_ns).sum()))
+    return Reads(reads, np.minimum(by_block, facts.left_ns), *_loops(facts, reads))
 
 
-def _of_the_step(facts: Facts) -> pd.DataFrame:
-    reads = _reads(facts)
-    return reads[~reads["phase"].isin(("optimizer", "data"))]  # theirs, not the step's
+def _loops(facts: Facts, reads: pd.DataFrame) -> tuple[Floats, Floats]:
+    """By block, the Python code and the operators of loops that read a result in each round.
+
+    A round begins before its read, so that the first one counts as long as the others. Longer operators only count if
+    the next operator reads their result, or after the backward pass, where nothing is the model's work.
+    """
+    blocks, size = facts.attribution.host.blocks, len(facts.cells_ns)
+    block = facts.lines[reads["block"].to_numpy()]
+    count = np.bincount(block, minlength=size)
+    first, last = np.full(size, np.iinfo(np.int64).max), np.zeros(size, dtype=np.int64)
+    np.minimum.at(first, block, reads["start"].to_numpy())
+    np.maximum.at(last, block, reads["end"].to_numpy())
+    is_loop = (count >= _FEWEST_ROUNDS) & (facts.blocks_inside == 0)
+    rounds = np.where(is_loop, last - first, 0) / np.maximum(count - 1, 1)
+    begin = np.maximum(np.where(is_loop, first - rounds, last), blocks["start"].to_numpy())
+    ops = facts.ops[facts.ops["outer"]]
+    line = facts.lines[ops["block"].to_numpy()]
+    start, whole = ops["start"].to_numpy(), ops["whole_ns"].to_numpy()
+    inside = is_loop[line] & (start >= begin[line]) & (start <= last[line])
+    is_read = np.isin(ops["place"].to_numpy(), reads["place"].to_numpy())
+    before_read = np.append(is_read[1:] & (line[1:] == line[:-1]), False)
+    counts = (whole < facts.tiny_ns) | is_read | before_read | gaps_after_backward(facts)[line]
+    size_of = partial(np.bincount, minlength=size)
+    lasted = (ops["end"].to_numpy() - start).astype(float)
+    # Python code in proportion, because single stretches of it may have been interrupted.
+    around = (blocks["end"] - blocks["start"]).to_numpy() - size_of(line, weights=lasted)
+    within = np.where(is_loop, last - begin, 0) - size_of(line[inside], weights=lasted[inside])
+    share = np.clip(within / np.maximum(around, 1.0), 0.0, 1.0)
+    chosen = inside & counts
+    return share * facts.left_ns, size_of(line[chosen], weights=whole[chosen]).astype(float)
 
 
 def _on_cpu(facts: Facts) -> Iterator[Finding]:
-    reads = _of_the_step(facts)
-    read_ms, after_ms = facts.per_step(float(reads["whole_ns"].sum())), after_reads_ms(facts)
+    reads = reads_of(facts)
+    least_ns = float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)) * len(reads.ops)
+    read_ms = max(facts.per_step(float(reads.ops["whole_ns"].sum())), least_ns / 1e6 / facts.steps)
+    after_ms = facts.between_ops_ms(float(reads.after_ns.sum()))
     taken = read_ms + after_ms
-    if taken < _LEAST_MS or facts.share(taken) < _WORTH:
+    once = ~reads.looped
+    bound = (
+        facts.per_step(float(reads.ops["whole_ns"].to_numpy()[once[facts.lines[reads.ops["block"].to_numpy()]]].sum()))
+        + facts.between_ops_ms(float(reads.after_ns[once].sum() + reads.loop_python_ns.sum()))
+        + facts.per_step(float(reads.loop_ops_ns.sum()))
+    )
+    bound = max(bound, taken)
+    if bound < _LEAST_MS or facts.share(bound) < _WORTH:
         return
-    share = fmt.share(facts.share(taken))
+    looped = reads.looped.any() and bound > taken
     then = f", then {fmt.duration(after_ms)} of Python before the next op starts" if after_ms > 0 else ""
+    phases = reads.ops["phase"].astype(str).unique()
+    named = lines_in_words(facts, phases)
     yield Finding(
         "synchronisation",
-        f"{_what(facts, reads)}: {fmt.duration(read_ms)} in the reads{then}; {share} of the step.",
-        taken,
-        "The time goes into using the results (printing, logging, plotting): do it every hundred steps."
+        f"{_what(facts, reads.ops)}: at least {fmt.duration(taken)} in the reads and the code after them, and up to "
+        f"{facts.of_step(bound)} with the rest of the loops that they are in.{named}"
+        if looped
+        else f"{_what(facts, reads.ops)}: {fmt.duration(read_ms)} in the reads{then}; {fmt.share(facts.share(bound))} "
+        f"of the step.{named}",
+        bound,
+        "Compute it for the whole batch with tensors, and read one result: a mask instead of indices, a sum instead of "
+        "numbers. Or do it every hundred steps."
+        if looped
+        else "The time goes into using the results (printing, logging, plotting): do it every hundred steps."
         if taken - read_ms > read_ms
         else "Read results less often, or stay with tensors: a mask instead of indices, a sum instead of numbers.",
         "",
         "medium",
-        "The read was seen; that the Python code after it belongs to it is an assumption.",
-        "What Python did after the read.",
-        rows("layer", facts.heaviest_layers(reads)) + _op_rows(reads),
+        "The loop was seen; that all of it is there for what it reads is an assumption."
+        if looped
+        else "The read was seen; that the Python code after it belongs to it is an assumption.",
+        "" if named else "What Python did after the read.",
+        rows("layer", facts.heaviest_layers(reads.ops)) + _op_rows(reads.ops),
     )
 
 

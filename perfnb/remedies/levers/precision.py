@@ -229,7 +229,7 @@ FLOAT32 = Lever(
     always(_in_float32),
     for_models(lever_line("float32", "{0}")),
     lowers="float32",
-    answers=("low precision unused",),
+    answers=("float64",),
     family=_FAMILY,
 )
 AUTOCAST = Lever(

@@ -1,0 +1,55 @@
+"""The lines of the user's code that take the time of a phase, if stacks were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.findings.facts import Facts
+
+#: Functions that are named: at most this many, each with this share of the time.
+_MOST_NAMED, _NAMED = 3, 0.1
+#: Most letters of a name and of a line of code.
+LONGEST, _LONGEST_CODE = 60, 80
+
+
+def lines_in_words(facts: Facts, phases: Collection[str]) -> str:
+    """The functions of the user that take most of the sampled time of some phases, each with its heaviest line.
+
+    Empty if stacks were not sampled, or if no sample of these phases met a function of the user.
+    """
+    table = facts.lines_of_code
+    chosen = table[(table["process"] == "step") & table["phase"].isin(list(phases))]
+    whole = float(chosen["self_ms"].sum())
+    if whole <= 0:
+        return ""
+    file, function = (chosen[name].fillna("").astype(str) for name in ("file", "function"))
+    number = pd.Series(list(zip(file, function, strict=True)), index=chosen.index).astype(object)
+    parts = []
+    functions = chosen["self_ms"].groupby(number, sort=False).sum().sort_values(ascending=False, kind="stable")
+    for key, ms in functions[functions >= _NAMED * whole].head(_MOST_NAMED).items():
+        mine = chosen[[each == key for each in number]]
+        line = mine.iloc[int(mine["self_ms"].to_numpy().argmax())]
+        code = line["code"] if isinstance(line["code"], str) else ""
+        where = f"{_place(str(line['file']))}line {int(line['line'])}"
+        said = f"{fmt.duration(float(ms))} in {short(str(line['function']))} ({where}"
+        parts.append(f"{said}: {_cut(code, _LONGEST_CODE)})" if code else f"{said})")
+    return f" Sampled: {', '.join(parts)}."
+
+
+def short(name: str) -> str:
+    """The name of a function, its beginning cut off if it is long."""
+    return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _place(file: str) -> str:
+    """A file without its folder; empty for a cell, whose file is made up."""
+    if not file or "ipykernel_" in file or file.startswith("<"):
+        return ""
+    return f"{short(file.replace(chr(92), '/').rpartition('/')[2])}, "

@@ -1,0 +1,86 @@
+"""Computing in float64, which takes twice the bytes and half the speed or less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from perfnb.findings.code import lever_line
+from perfnb.findings.facts import Facts
+from perfnb.findings.finding import Finding, rows, rule
+
+_WORTH = 0.05
+#: How many times as fast float32 is at least: it moves half the bytes, and a vector register holds twice the numbers.
+_FASTER = 2.0
+
+
+@rule("float64", "Computes in float64", "computing in float32")
+def float64(facts: Facts) -> Iterator[Finding]:
+    """The time of ops in float64, inside the model and outside, less what the same ops take in float32."""
+    roofline = facts.figures.roofline
+    ops = _in_float64(facts)
+    if roofline is None or ops.empty:
+        return
+    rates = (float(roofline.peaks.get(dtype) or 0.0) for dtype in ("float64", "float32"))
+    double, single = rates
+    faster = max(single / double, _FASTER) if double and single else _FASTER
+    saved = ops["ms"] * (1 - 1 / ops["multiplies"].map({True: faster, False: _FASTER}))
+    whole, bound = float(ops["ms"].sum()), float(saved.sum())
+    if facts.share(bound) < _WORTH:
+        return
+    points = roofline.points
+    layers = points[(points["kind"] == "layer") & (points["dtype"] == "float64").fillna(False)]
+    names = [str(name) for name in layers.sort_values("ms", ascending=False, kind="stable")["name"].head(3)]
+    model = facts.variable(names[0]) if names else None
+    where = "" if names else " None of it is in the model."
+    yield Finding(
+        "float64",
+        f"Ops in float64 take {facts.of_step(whole)}. Large products run {faster:.2g} times as fast in float32 here, "
+        f"and other ops move half the bytes.{where}",
+        bound,
+        "Compute in float32 unless the problem needs more: NumPy arrays are float64 by default, and so are tensors "
+        "made from them.",
+        lever_line("float32", model) if model and facts.has_parameters_of(8) else "",
+        "medium",
+        "The time in float64 was measured. What float32 takes is an estimate: short ops gain less.",
+        "Whether the result is still good enough in float32.",
+        rows("layer", names) + rows("op", ops["ms"].nlargest(2).index),
+        remedy="float32",
+    )
+
+
+def _in_float64(facts: Facts) -> pd.DataFrame:
+    """By operator: ``ms`` per timed step of its calls in float64, and whether it ``multiplies``."""
+    record, roofline = facts.recording.arithmetic, facts.figures.roofline
+    nothing = pd.DataFrame({"ms": pd.Series(dtype=float), "multiplies": pd.Series(dtype=bool)})
+    if record is None or roofline is None:
+        return nothing
+    calls = record.calls
+    double = (calls["dtype"].astype(object) == "float64").to_numpy()
+    if not double.any():
+        return nothing
+    # Within an operator, a call's share of the time is that of its arithmetic, or else of its bytes.
+    peak = calls["dtype"].astype(object).map(dict(roofline.peaks)).astype("Float64")
+    table = pd.DataFrame(
+        {
+            "op": calls["op"].astype(str).to_numpy(),
+            "double": double,
+            "work": (calls["flops"].astype("Float64") / peak).fillna(0.0).to_numpy(dtype=float),
+            "bytes": calls["bytes"].astype("Float64").fillna(0.0).to_numpy(dtype=float),
+        }
+    )
+    sums = table.groupby("op")[["work", "bytes"]].sum()
+    of_double = table[double].groupby("op")[["work", "bytes"]].sum().reindex(sums.index).fillna(0.0)
+    by = (sums["work"] > 0).to_numpy()
+    whole = sums["work"].where(by, sums["bytes"])
+    share = of_double["work"].where(by, of_double["bytes"]) / whole.where(whole > 0)
+    points = roofline.points[roofline.points["kind"] == "op"].set_index("name")
+    traced_ms = float(facts.attribution.cells["corrected_ns"].sum()) / 1e6 / facts.steps
+    # Of a step on the host the parts add up to a timed step.
+    scale = 1.0 if facts.gpu is not None or traced_ms <= 0 else facts.per_step(facts.cells_ns.sum()) / traced_ms
+    ms = points["ms"].astype("Float64").fillna(0.0).astype(float) * scale
+    ms = (ms * share.reindex(ms.index)).fillna(0.0)
+    multiplies = ms.index.isin(sums.index[by])
+    found = pd.DataFrame({"ms": ms, "multiplies": multiplies})
+    return found[found["ms"] > 0]

@@ -1,0 +1,81 @@
+"""Calls of a model whose results no backward pass uses, next to one that is trained: the same forward pass again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.attribution.attribution import layer_of_spans, makers
+from perfnb.attribution.blocks import Kind
+from perfnb.findings.facts import Facts
+from perfnb.findings.finding import Finding, rows, rule
+from perfnb.recording.nesting import NONE, innermost, subtree_sums
+
+_WORTH = 0.05
+#: Calls of one model are alike if each has at least this share of the ops of the largest.
+_ALIKE = 0.5
+
+
+@rule("repeated forward", "Bound by a forward pass that is computed again", "keeping the outputs of the first one")
+def repeated_forward(facts: Facts) -> Iterator[Finding]:
+    """A model that the step trains is called again, with as many ops, and nothing runs backward through that call."""
+    if facts.gpu is not None:
+        return
+    calls = model_calls(facts)
+    most = calls.groupby("layer")["ops"].transform("max")
+    again = calls[(calls["ops"] >= _ALIKE * most) & ~calls["trained"]]
+    trained = calls.loc[calls["trained"], ["step", "layer"]].drop_duplicates()
+    again = again.merge(trained, on=["step", "layer"])
+    bound = facts.per_step(float(again["ns"].sum()))
+    if again.empty or facts.share(bound) < _WORTH:
+        return
+    layer = int(again["layer"].to_numpy()[again.groupby("layer")["ns"].transform("sum").to_numpy().argmax()])
+    name = str(facts.recording.modules["name"].iloc[layer])
+    number, every = len(again) / facts.steps, (calls["layer"] == layer).sum() / facts.steps
+    yield Finding(
+        "repeated forward",
+        f"{name} is called {fmt.counted(every, 'time')} per step, but no backward pass follows "
+        f"{fmt.counted(number, 'call')} of them: {facts.of_step(bound)}.",
+        bound,
+        "If the inputs are the same, keep the outputs of the call that is trained, and compute metrics from them. "
+        "Otherwise evaluate less often, under torch.no_grad().",
+        "",
+        "medium",
+        "Calls and backward passes were counted. Whether both calls get the same inputs is not known.",
+        "The inputs of the calls.",
+        rows("layer", [name]),
+    )
+
+
+def model_calls(facts: Facts) -> pd.DataFrame:
+    """One row per call of a model that the step calls itself.
+
+    ``step``, ``layer`` (its row among the modules), ``end``, ``ops`` inside, ``ns`` (children included), and
+    ``trained``: whether a backward pass runs through it.
+    """
+    host, cells = facts.attribution.host, facts.attribution.cells
+    layer, blocks = layer_of_spans(facts.recording, host), host.blocks
+    is_span = ((blocks["kind"] == Kind.SPAN) & ~blocks["in_backward"]).to_numpy() & (layer != NONE)
+    parent = host.forest.parent
+    outermost = is_span & (np.append(innermost(host.forest, is_span), NONE)[parent] == NONE)
+    outermost &= blocks["main"].to_numpy()
+    above = innermost(host.forest, outermost)
+    made_by = makers(facts.recording.events, host)
+    inside = np.append(np.append(above, NONE)[host.block], NONE)[made_by[made_by != NONE]]
+    trained = np.zeros(len(blocks) + 1, dtype=bool)
+    trained[inside] = True
+    trained[NONE] = False
+    place = np.flatnonzero(outermost)
+    return pd.DataFrame(
+        {
+            "step": cells["step"].to_numpy()[place],
+            "layer": layer[place],
+            "end": blocks["end"].to_numpy()[place],
+            "ops": subtree_sums(host.forest, cells["ops"].to_numpy(dtype=float))[place],
+            "ns": subtree_sums(host.forest, facts.cells_ns)[place],
+            "trained": trained[place],
+        }
+    )
