@@ -33,6 +33,17 @@ def require_flag(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, not {shown(value)}.")
 
 
+def require_stacks(value: object) -> None:
+    """Refuse anything but true, false and ``"auto"``.
+
+    Raises
+    ------
+    TypeError
+    """
+    if value != "auto" and (not isinstance(value, (bool, int)) or value not in (0, 1)):
+        raise TypeError(f'stacks must be True, False or "auto", not {shown(value)}.')
+
+
 def require_count(name: str, value: object, least: int) -> None:
     """Refuse anything but a whole number from `least` to `MOST`.
 

@@ -37,6 +37,7 @@ class ProfileStepMagics(Magics):
     @argument("--no-memory", action="store_true", help="Skip the steps that record every allocation.")
     @argument("--no-flops", action="store_true", help="Skip the step that counts every operator's FLOPs.")
     @argument("--stacks", action="store_true", help="Record what Python does: a flame graph, and time by line of code.")
+    @argument("--no-stacks", action="store_true", help="Never sample what Python does, however long it takes.")
     @argument("--watch", action="store_true", help="Record hardware telemetry during the run: GPUs, CPU, memory, disk.")
     @argument("--ranks", metavar="N", type=int, help="Run the cell in N new processes, the ranks of a job.")
     @argument("--ddp", action="store_true", help="With --ranks: wrap the cell's models in DistributedDataParallel.")
@@ -82,6 +83,8 @@ class ProfileStepMagics(Magics):
         except ValueError as error:
             raise UsageError("--" + str(error).replace("budget_s", "budget")) from None
         require_name(options.into)
+        if options.stacks and options.no_stacks:
+            raise UsageError("--stacks and --no-stacks exclude each other.")
         if options.ranks is None and (options.ddp or options.split):
             raise UsageError(f"--{'ddp' if options.ddp else 'split'} needs --ranks N.")
         if options.quiet and cell is not None and options.into is None:
@@ -114,7 +117,7 @@ class ProfileStepMagics(Magics):
             plan=plan,
             models=chosen,
             namespace={**models, **variables, **models},  # the names in --model come first
-            stacks=options.stacks,
+            stacks=True if options.stacks else False if options.no_stacks else "auto",
             watch=options.watch,
             name=options.name or "step",
             quiet=options.quiet,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from perfnb.draw.progress import Line, Progress
 from perfnb.draw.step_output import StepOutput
@@ -17,11 +17,17 @@ from perfnb.shell import in_notebook
 if TYPE_CHECKING:
     from torch import nn
 
+    from perfnb.recording.recording import Recording
+    from perfnb.step.session import Capture
+
     Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+    Stacks = bool | Literal["auto"]
 
 
 #: Seconds between telemetry samples during a profile.
 WATCH_INTERVAL_S = 0.1
+#: Share of the step that is the host's own code above which its lines are sampled.
+_WORTH_SAMPLING = 0.15
 
 
 @keeps_nothing
@@ -36,7 +42,7 @@ def profile_step(
     budget_s: float = 30.0,
     memory: bool = True,
     flops: bool = True,
-    stacks: bool = False,
+    stacks: Stacks = "auto",
     watch: bool = False,
     name: str | None = None,
 ) -> Profile:
@@ -65,9 +71,11 @@ def profile_step(
     memory, flops : bool
         Whether to run the counted pass: two steps (one to lead in) with every allocation recorded, and one with every
         op counted.
-    stacks : bool
-        Sample what Python does, in a pass of its own that barely slows the step (``python``, ``lines``, a flame graph),
-        and record Python calls in the trace (in ``events``), at a high cost.
+    stacks : bool or "auto"
+        ``True`` samples what Python does, in a pass of its own that barely slows the step (``python``, ``lines``, a
+        flame graph), and records Python calls in the trace (in ``events``), at a high cost. ``"auto"`` records no
+        calls, and samples for 1.5 s at most, within the budget, if more than 15 % of the step is the host's own code,
+        so that the findings can name its lines. ``False`` never samples. Ranks of a job are only sampled on request.
     watch : bool
         Record hardware telemetry ten times per second during the run (``samples``), as `perfnb.watch` does.
     name : str, optional
@@ -86,11 +94,11 @@ def profile_step(
     Exception
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
-    from perfnb.arguments import require_flag
+    from perfnb.arguments import require_flag, require_stacks
     from perfnb.step.budget import Plan
 
     __tracebackhide__ = True
-    require_flag("stacks", stacks)
+    require_stacks(stacks)
     require_flag("watch", watch)
     plan = Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s, memory=memory, flops=flops)
     return profile_call(step, batches, plan=plan, model=model, stacks=stacks, watch=watch, name=name)
@@ -102,7 +110,7 @@ def profile_call(
     *,
     plan: Any,
     model: Models | None = None,
-    stacks: bool = False,
+    stacks: Stacks = False,
     watch: bool = False,
     name: str | None = None,
     guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
@@ -143,7 +151,7 @@ def run_profile(
     namespace: Mapping[str, Any],
     labels: Collection[str] = (),
     used: Mapping[str, Any] | None = None,
-    stacks: bool = False,
+    stacks: Stacks = False,
     watch: bool = False,
     name: str = "step",
     quiet: bool = False,
@@ -157,11 +165,21 @@ def run_profile(
     """
     from perfnb.interrupts import InterruptGate
     from perfnb.step.capture import capture_step
+    from perfnb.step.environment import place_in_job
     from perfnb.step.given import note_on_meta
-    from perfnb.step.to_recording import recording_of
+    from perfnb.step.to_recording import recording_of, with_later
     from perfnb.telemetry.watcher import Watcher
 
     __tracebackhide__ = True
+    made: list[Recording] = []
+
+    def worth_sampling(capture: Capture) -> bool:
+        made.append(recording_of(capture, name))
+        found = Profile(made[0])._summary.findings
+        return found is not None and found.host_share > _WORTH_SAMPLING
+
+    # The other ranks of a job would wait for steps that only this one runs.
+    asks = stacks == "auto" and (place_in_job() or {}).get("world_size", 1) == 1
     # Always open: it is there for interrupts that Python drops.
     with InterruptGate() as gate, gate.opened(), Progress(enabled=not quiet, line=line) as progress:
         with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher, StepOutput():
@@ -173,16 +191,18 @@ def run_profile(
                     models=models,
                     namespace=namespace,
                     labels=labels,
-                    stacks=stacks,
+                    stacks=stacks is not False and stacks != "auto",
+                    worth_sampling=worth_sampling if asks else None,
                     progress=progress,
                 )
             except (RuntimeError, NotImplementedError) as error:
                 if note := note_on_meta(used or {}):
                     error.add_note(note)
                 raise
+        recording = with_later(made[0], capture, watcher) if made else recording_of(capture, name, watcher)
         if kept is not None and kept.call:
-            capture.meta["call"] = dict(kept.call)
-        failure, profile = capture.failure, Profile(recording_of(capture, name, watcher), kept)
+            recording = replace(recording, meta={**recording.meta, "call": dict(kept.call)})
+        failure, profile = capture.failure, Profile(recording, kept)
         if failure is None:
             return _under_right_ceilings(profile)
     if in_notebook() and not quiet:

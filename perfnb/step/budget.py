@@ -30,6 +30,8 @@ TRACED_FACTOR, COUNTED_FACTOR = 1.5, 2.0
 SAMPLED_S, MOST_SAMPLED = 3.0, 2_000
 #: So many seconds are sampled whatever the budget, or there might be hardly a sample.
 LEAST_SAMPLED_S = 0.5
+#: Most seconds sampled without having been asked for.
+BRIEFLY_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,13 @@ class Plan:
         left_s = (self.budget_s - spent_s - 2 * (self.memory + self.flops) * COUNTED_FACTOR * step_s) / 2
         wanted_s = max(LEAST_SAMPLED_S, min(SAMPLED_S, left_s))
         return max(1, min(MOST_SAMPLED, math.ceil(wanted_s / step_s))) if step_s > 0 else FEWEST_TIMED
+
+    def briefly_sampled_steps(self, spent_s: float, step_s: float) -> int:
+        """How many steps to sample unasked after all other passes; 0 if the budget has no time for enough samples."""
+        left_s = min(BRIEFLY_S, self.budget_s - spent_s)
+        if left_s < LEAST_SAMPLED_S or step_s <= 0 or self.budget_s - spent_s < step_s:
+            return 0
+        return max(1, min(MOST_SAMPLED, int(left_s / step_s)))
 
     def affords_lead_in(self, spent_s: float, step_s: float) -> bool:
         """Whether there is time for a lead-in step before the one whose memory is counted."""

@@ -43,6 +43,7 @@ def capture_step(
     namespace: Mapping[str, Any] | None = None,
     labels: Collection[str] = (),
     stacks: bool = False,
+    worth_sampling: Callable[[Capture], bool] | None = None,
     progress: Progress | None = None,
 ) -> Capture:
     """Run all passes over `step`.
@@ -59,6 +60,10 @@ def capture_step(
         Variables by which models are named.
     labels : collection of str
         Names in `namespace` that the user gave to models and that are not variables.
+    stacks : bool
+        Record Python calls and sample Python's stacks.
+    worth_sampling : callable, optional
+        Says after all other passes whether to sample Python's stacks briefly.
 
     Raises
     ------
@@ -72,7 +77,7 @@ def capture_step(
     """
     __tracebackhide__ = True
     source = None if batches is None else BatchSource(batches)
-    passes = _passes(plan, models, source, namespace or {}, labels, stacks, progress)
+    passes = _passes(plan, models, source, namespace or {}, labels, stacks, worth_sampling, progress)
     return StepRunner(step, source).drive(passes)
 
 
@@ -83,6 +88,7 @@ def _passes(
     namespace: Mapping[str, Any],
     labels: Collection[str],
     stacks: bool,
+    worth_sampling: Callable[[Capture], bool] | None,
     progress: Progress | None,
 ) -> Passes[Capture]:
     # No closure: a traceback keeps those of its frames alive.
@@ -92,6 +98,8 @@ def _passes(
             yield from _measure(session, plan, workers)
         capture = _named(session, models, namespace)
         _name_parts(session, namespace, None if source is None else source.made, labels)
+        if worth_sampling is not None and not stacks and capture.failure is None:
+            yield from session.sample_if(worth_sampling)
         return capture
 
 

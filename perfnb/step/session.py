@@ -236,16 +236,37 @@ class Session:
     def sample_stacks(self, timed_ns: list[int], workers: WorkerStacks) -> Passes[None]:
         """Run with a thread that samples what Python does, and one in each loader worker, without profiler."""
         __tracebackhide__ = True
+        count = self._plan.sampled_steps(self._spent_s(), sorted(timed_ns)[len(timed_ns) // 2] / 1e9)
+        with workers.sampling():
+            yield from self._sample(count)
+        self.capture.workers, self.capture.unreached_workers = workers.read(), workers.unreached
+
+    def sample_if(self, worth: Callable[[Capture], bool]) -> Passes[None]:
+        """Sample briefly what Python does, if there is time for it, and if `worth` says so of all other passes.
+
+        `worth` may close the capture.
+        """
+        __tracebackhide__ = True
+        timed_ns = sorted(step.wall_ns for step in self.capture.steps if step.pass_name == "timed")
+        step_s = timed_ns[len(timed_ns) // 2] / 1e9 if timed_ns else 0.0
+        if self._plan.briefly_sampled_steps(self._spent_s(), step_s) == 0:
+            return
+        with self._gate.opened():
+            wanted = worth(self.capture)
+        if wanted and (count := self._plan.briefly_sampled_steps(self._spent_s(), step_s)):
+            yield from self._sample(count)
+
+    def _sample(self, count: int) -> Passes[None]:
+        """Run with a thread that samples what Python does."""
+        __tracebackhide__ = True
         outermost = {
             id(module): (module, number in self.calls.loss)
             for number, module, around in self.calls.records
             if around is None
         }
-        count = self._plan.sampled_steps(self._spent_s(), sorted(timed_ns)[len(timed_ns) // 2] / 1e9)
-        with workers.sampling(), StackSampler(outermost.values()) as sampler:
+        with StackSampler(outermost.values()) as sampler:
             yield from self._run("sampled", count, sampler.step)
         self.capture.sampler = sampler
-        self.capture.workers, self.capture.unreached_workers = workers.read(), workers.unreached
 
     def watch_memory(self, *, lead_in: bool | None = None) -> Passes[None]:
         """Run one step with every allocation recorded, even if it runs out of memory.

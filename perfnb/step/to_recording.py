@@ -12,7 +12,7 @@ import pandas as pd
 from perfnb.arguments import storable
 from perfnb.errors import CaptureError
 from perfnb.recording.from_trace import NUMBERS, TEXTS, event_frame, span_names
-from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, PythonRecord, Recording, WatchRecord
+from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, PythonRecord, Recording
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
 from perfnb.step.arithmetic import OpCall
@@ -45,17 +45,6 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         arithmetic = None if capture.arithmetic is None else _arithmetic(*capture.arithmetic)
     finally:
         capture.close()
-    zero = capture.steps[0].begin_ns if capture.steps else 0
-    steps = _frame(
-        [
-            ((step.begin_ns - zero) / 1e9, step.wall_ns / 1e6, step.data_ns / 1e6, step.samples)
-            for step in capture.steps
-        ],
-        {"start_s": "float64", "wall_ms": "float64", "data_ms": "float64", "samples": "Int64"},
-    )
-    passes = np.array([step.pass_name for step in capture.steps], dtype=object)
-    steps.insert(0, "pass", pd.Series(pd.Categorical(passes)))
-    steps["step"] = pd.Series(np.cumsum(passes == "traced") - 1, dtype="Int64").where(passes == "traced")
     spans = _frame(
         [(number, MISSING if layer is None else layer, loss) for number, layer, loss in capture.spans],
         {"span": "int64", "layer": "int64", "loss": "bool"},
@@ -71,25 +60,49 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
     if trace is not None:
         meta |= {"base_ns": trace.base_ns, "devices": trace.devices}
     events = _no_events() if trace is None else _steps_of_trace(trace)[0]
+    steps = _steps(capture)
     if trace is not None:
         # A traced step lasts as long as its mark, to which its phases add up, or longer if it waits for a device.
         marks = _last_of_each(trace, STEP_SPAN)
         marked_ms = steps["step"].map({number: trace.duration_ns[row] / 1e6 for number, row in marks.items()})
         steps["wall_ms"] = np.fmax(steps["wall_ms"], marked_ms.astype("float64"))
-    watch: WatchRecord | None = None
+    recording = Recording(events, steps, _modules(capture.layers), spans, meta, memory, arithmetic)
+    return with_later(recording, capture, watcher)
+
+
+def with_later(recording: Recording, capture: Capture, watcher: Watcher | None = None) -> Recording:
+    """The recording with what came after it was made: sampled steps, and the telemetry of a watcher that ended."""
+    meta, steps, watch, python = dict(recording.meta), _steps(capture), recording.watch, recording.python
+    steps["wall_ms"] = recording.steps["wall_ms"].reindex(steps.index).fillna(steps["wall_ms"])
     if watcher is not None:
         # Both clocks start with the first step.
+        zero = capture.steps[0].begin_ns if capture.steps else 0
         watch = watch_record(watcher.columns(), [], (watcher.zero_ns - zero) / 1e9)
         meta["watch"] = watcher.meta
-    python = None if capture.sampler is None else _python(capture, capture.sampler)
-    if python is not None:
+    if capture.sampler is not None:
+        python = _python(capture, capture.sampler)
         meta["python"] = {
-            "steps": int((passes == "sampled").sum()),
+            "steps": int((steps["pass"] == "sampled").sum()),
             "samples": int(python.tree["samples"].sum()),
             "workers": len({stack.worker for stack in capture.workers}),
             "unreached_workers": capture.unreached_workers,
         }
-    return Recording(events, steps, _modules(capture.layers), spans, meta, memory, arithmetic, watch, python=python)
+    return replace(recording, steps=steps, meta=meta, watch=watch, python=python)
+
+
+def _steps(capture: Capture) -> pd.DataFrame:
+    zero = capture.steps[0].begin_ns if capture.steps else 0
+    steps = _frame(
+        [
+            ((step.begin_ns - zero) / 1e9, step.wall_ns / 1e6, step.data_ns / 1e6, step.samples)
+            for step in capture.steps
+        ],
+        {"start_s": "float64", "wall_ms": "float64", "data_ms": "float64", "samples": "Int64"},
+    )
+    passes = np.array([step.pass_name for step in capture.steps], dtype=object)
+    steps.insert(0, "pass", pd.Series(pd.Categorical(passes)))
+    steps["step"] = pd.Series(np.cumsum(passes == "traced") - 1, dtype="Int64").where(passes == "traced")
+    return steps
 
 
 def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
