@@ -303,15 +303,15 @@ class Profile(Page, Shown):
     def python(self) -> HostProfile | None:
         """The Python code of the step, function by function, under its phases and layers, in milliseconds per step.
 
-        Loader workers stand beside the phases, with the time of each. Sampled with ``stacks=True``, in a pass of its
-        own without the tracer's cost; ``None`` otherwise.
+        Loader workers stand beside the phases, with the time of each. Sampled in a pass of its own without the
+        tracer's cost, with ``stacks=True`` or if the host's own code takes much of the step; ``None`` otherwise.
         """
         found = step_stacks(self._recording)
         return None if found is None else HostProfile(found.record)
 
     @property
     def lines(self) -> pd.DataFrame:
-        """Time per phase and line of your own code, most of its own first; empty unless sampled (``stacks=True``).
+        """Time per phase and line of your own code, most of its own first; empty unless sampled, see `python`.
 
         ``self_ms`` is what a line takes with the library code that it calls, but without other lines of yours;
         ``total_ms`` includes these. ``process`` says whether it ran in the ``step`` or in ``loader workers``, and

@@ -178,18 +178,3 @@ def test_memory_may_grow_where_every_watched_step_left_something(left: int | Non
     if told:
         assert "left 5.00 MiB each that nothing freed, most of it allocated by encoder, aten::mm" in found[0].evidence
         assert "perfnb.find_leaks" in found[0].advice
-
-
-def test_float64_by_accident_is_told_of_with_what_float32_saves() -> None:
-    made = roofline(8 * 10**8, 1000, 1.0, float64=1e12, bfloat16=9e12)
-    points = made.points.assign(dtype="float64")
-    known = facts(roofline=replace(made, points=points, peaks={"float64": 1e12, "float32": 2e12}))
-    (unnamed,) = low_precision(known)
-    meta = {**known.meta, "parts": {"models": [{"name": "model", "called": True}]}}
-    (found,) = low_precision(replace(known, recording=replace(known.recording, meta=meta)))
-
-    assert found.bound_ms == pytest.approx(0.4, rel=0.01)
-    assert found.confidence == "medium"
-    assert unnamed.code == ""  # no variable is known to hold it
-    assert found.code == "model = model.float()  # and its inputs: x = x.float()"
-    assert "2 times as fast in float32" in found.evidence

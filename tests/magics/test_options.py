@@ -18,7 +18,7 @@ LINES = [
     (
         "--zzz train()",
         "there is no option --zzz: the options are --budget, --ddp, --into, --model, --name, --no-flops, "
-        "--no-memory, --quiet, --ranks, --split, --stacks, --steps, --warmup, --watch.",
+        "--no-memory, --no-stacks, --quiet, --ranks, --split, --stacks, --steps, --warmup, --watch.",
     ),
     ("--help", "there is no option --help: %profile_step? shows the help."),
     ("-h", "there is no option -h: %profile_step? shows the help."),

@@ -38,7 +38,7 @@ def test_the_signature_is_the_contract() -> None:
         "budget_s": 30.0,
         "memory": True,
         "flops": True,
-        "stacks": False,
+        "stacks": "auto",
         "watch": False,
         "name": None,
     }

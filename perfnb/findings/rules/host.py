@@ -28,6 +28,8 @@ from perfnb.trace_names import LAYER_SPAN
 
 #: Share of the step, and milliseconds of it, worth reporting.
 _WORTH, _WORTH_WORK, _LEAST_MS = 0.1, 0.05, 0.2
+#: Fewest traced steps that are sure to show what a step does every time.
+_SURE = 2
 #: Fewest small operators per step worth reporting.
 _FEWEST = 30
 #: What Python may take around a call, in lengths of a tiny op; a third of one is usual on a quiet machine.
@@ -254,13 +256,24 @@ def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
 
 
 def unnamed_share(facts: Facts) -> float:
-    """The share of the step that is the host's own work, of which sampled stacks could name the lines."""
+    """The share of the step that is the host's own work, of which sampled stacks could name the lines.
+
+    At least in each of several traced steps, because an interruption of one looks the same; 0 if it is not worth it.
+    """
+    if not facts.live or facts.steps < _SURE:
+        return 0.0
     if facts.gpu is not None:
-        return facts.share(facts.gpu.idle_by["host"]) if facts.live else 0.0
+        return facts.share(facts.gpu.idle_by["host"])
     work = host_time(facts, _WHERE)
-    python, ops = (float(ns[work.chosen].sum()) for ns in (work.python_ns, work.ops_ns))
-    ms = facts.between_ops_ms(python) + facts.per_step(ops) - (np.median(facts.pauses_ms) if facts.live else 0.0)
-    return facts.share(float(ms))
+    step = facts.attribution.cells["step"].to_numpy()[work.chosen]
+    ms = [
+        facts.between_ops_ms(float(python)) + facts.per_step(float(ops))
+        for python, ops in zip(
+            *(np.bincount(step, ns[work.chosen], facts.steps) for ns in (work.python_ns, work.ops_ns)), strict=True
+        )
+    ]
+    least = min(ms) * facts.steps - float(np.median(facts.pauses_ms))
+    return facts.share(least) if least >= _LEAST_MS else 0.0
 
 
 def _called(facts: Facts, chosen: Bools) -> str:

@@ -59,10 +59,8 @@ def model_calls(facts: Facts) -> pd.DataFrame:
     host, cells = facts.attribution.host, facts.attribution.cells
     layer, blocks = layer_of_spans(facts.recording, host), host.blocks
     is_span = ((blocks["kind"] == Kind.SPAN) & ~blocks["in_backward"]).to_numpy() & (layer != NONE)
-    parent = host.forest.parent
-    outermost = is_span & (np.append(innermost(host.forest, is_span), NONE)[parent] == NONE)
-    outermost &= blocks["main"].to_numpy()
-    above = innermost(host.forest, outermost)
+    outermost = is_span & blocks["main"].to_numpy() & (innermost(host.forest, is_span) == NONE)
+    above = np.where(outermost, np.arange(len(blocks)), innermost(host.forest, outermost))
     made_by = makers(facts.recording.events, host)
     inside = np.append(np.append(above, NONE)[host.block], NONE)[made_by[made_by != NONE]]
     trained = np.zeros(len(blocks) + 1, dtype=bool)

@@ -1,0 +1,260 @@
+"""Twelve causes of slow steps, and what is promised of each: the bound is not below what removing it saves.
+
+Each is a step as people write it, next to the same step without the cause. The two take turns, in pairs, so that the
+saving has an interval, in the process's own time, which other work on the machine hardly changes.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import perfnb
+from perfnb.stats.intervals import median_interval
+from tests.accuracy.judging import Figures
+
+#: How far above the high end of the saving a bound may be: a factor, and a share of the step.
+FACTOR, SHARE = 1.5, 0.02
+
+
+@dataclass
+class Cause:
+    """A step with one cause of slowness, and without it."""
+
+    step: Callable[[], Any]
+    without: Callable[[], Any]
+    #: The findings that explain it; the largest bound of them counts.
+    explained_by: tuple[str, ...]
+    #: A word of the advice or evidence that a person needs.
+    says: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def mlp(width: int = 256, depth: int = 6, classes: int = 10) -> nn.Sequential:
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(width, classes))
+
+
+def batch(samples: int = 256, width: int = 256, classes: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(samples, width), torch.randint(classes, (samples,))
+
+
+class Training:
+    """A plain training step; what comes after it is given the loss and the outputs."""
+
+    def __init__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, **optimizer: Any) -> None:
+        self.model, self.x, self.y = model, x, y
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, **({"fused": True} | optimizer))
+        self.last: Any = None
+
+    def step(self, then: Callable[[torch.Tensor, torch.Tensor], Any] | None = None) -> None:
+        self.optimizer.zero_grad()
+        out = self.model(self.x)
+        loss = nn.functional.cross_entropy(out, self.y)
+        loss.backward()
+        self.optimizer.step()
+        if then is not None:
+            self.last = then(loss, out)
+
+
+def accuracy_by_sample(out: torch.Tensor, y: torch.Tensor) -> float:
+    """Each sample on its own, with tensors of one element."""
+    correct = 0
+    for row, label in zip(out, y, strict=True):
+        best = row.softmax(0).argmax()
+        if best == label:
+            correct += 1
+    return correct / len(y)
+
+
+def per_sample_metric() -> Cause:
+    training = Training(mlp(), *batch())
+    return Cause(
+        lambda: training.step(lambda _, out: accuracy_by_sample(out.detach(), training.y)),
+        lambda: training.step(),
+        ("synchronisation", "host code"),
+        "accuracy_by_sample",
+    )
+
+
+def float64_by_mistake() -> Cause:
+    x, y = batch()
+    double, single = Training(mlp().double(), x.double(), y), Training(mlp(), x, y)
+    return Cause(lambda: double.step(), lambda: single.step(), ("float64", "low precision unused"), "float32")
+
+
+def loop_optimizer() -> Cause:
+    loop = Training(mlp(64, 60), *batch(32, 64), fused=False, foreach=False)
+    fused = Training(mlp(64, 60), *batch(32, 64))
+    return Cause(lambda: loop.step(), lambda: fused.step(), ("optimizer",), "fused=True")
+
+
+def loss_item() -> Cause:
+    training = Training(mlp(), *batch())
+    return Cause(
+        lambda: training.step(lambda loss, _: loss.item()), lambda: training.step(), ("synchronisation", "host code")
+    )
+
+
+def many_items() -> Cause:
+    training = Training(mlp(), *batch())
+
+    def read(_: torch.Tensor, out: torch.Tensor) -> float:
+        return sum(value.item() for row in out[:180] for value in row)
+
+    return Cause(lambda: training.step(read), lambda: training.step(), ("synchronisation", "host code"), "1,800 reads")
+
+
+def float64_outside() -> Cause:
+    x, y = batch(512, 512)
+    training = Training(mlp(512, 3), x, y)
+    mean, spread = torch.zeros(512, dtype=torch.float64), torch.eye(512, dtype=torch.float64)
+    single = (mean.float(), spread.float())
+
+    def step(double: bool) -> None:
+        offset, whitening = (mean, spread) if double else single
+        training.x = ((x.to(offset.dtype) - offset) @ whitening).float()
+        training.step()
+
+    return Cause(lambda: step(True), lambda: step(False), ("float64", "low precision unused"), "float64")
+
+
+def clipping_loop() -> Cause:
+    training = Training(mlp(64, 60), *batch(32, 64))
+    parameters = list(training.model.parameters())
+
+    def clip() -> None:
+        total = sum(parameter.grad.norm() ** 2 for parameter in parameters) ** 0.5
+        for parameter in parameters:
+            parameter.grad.mul_(torch.clamp(1.0 / (total + 1e-6), max=1.0))
+
+    def step(by_hand: bool) -> None:
+        training.optimizer.zero_grad()
+        nn.functional.cross_entropy(training.model(training.x), training.y).backward()
+        if by_hand:
+            clip()
+        else:
+            nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        training.optimizer.step()
+
+    return Cause(lambda: step(True), lambda: step(False), ("gradient clipping",), "clip_grad_norm_")
+
+
+def forward_twice() -> Cause:
+    training = Training(mlp(), *batch())
+
+    def accuracy(*_: torch.Tensor) -> torch.Tensor:
+        return (training.model(training.x).argmax(1) == training.y).float().mean()
+
+    return Cause(lambda: training.step(accuracy), lambda: training.step(), ("repeated forward",), "twice")
+
+
+def per_sample_model() -> Cause:
+    model, (x, y) = mlp(64, 4), batch(64, 64)
+
+    def step(one_by_one: bool) -> None:
+        out = torch.cat([model(row[None]) for row in x]) if one_by_one else model(x)
+        nn.functional.cross_entropy(out, y).backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    return Cause(lambda: step(True), lambda: step(False), ("dispatch overhead",), "batch")
+
+
+def parameters_logged() -> Cause:
+    training, log = Training(mlp(), *batch()), {}
+
+    def note(*_: torch.Tensor) -> None:
+        for name, parameter in training.model.named_parameters():
+            for values in (parameter.detach(), parameter.grad):
+                log[name] = (values.mean().item(), values.std().item(), values.abs().max().item())
+                log[name, "histogram"] = values.histc(64).tolist()
+
+    return Cause(lambda: training.step(note), lambda: training.step(), ("synchronisation", "host code"), "note")
+
+
+def deep_copy() -> Cause:
+    training = Training(mlp(512, 6), *batch(64, 512))
+    return Cause(
+        lambda: training.step(lambda *_: copy.deepcopy(training.model.state_dict())),
+        lambda: training.step(),
+        ("host code",),
+        "deepcopy",
+    )
+
+
+def plotting() -> Cause:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    training, losses = Training(mlp(), *batch()), [1.0] * 50
+
+    def plot(*_: torch.Tensor) -> None:
+        figure, axes = plt.subplots(figsize=(3, 2))
+        axes.plot(losses)
+        figure.savefig(io.BytesIO())
+        plt.close(figure)
+
+    return Cause(lambda: training.step(plot), lambda: training.step(), ("host code",), "plot")
+
+
+CAUSES: dict[str, Callable[[], Cause]] = {
+    "per-sample Python metric": per_sample_metric,
+    "float64 by mistake": float64_by_mistake,
+    "foreach=False": loop_optimizer,
+    "loss.item()": loss_item,
+    "1,800 .item() calls": many_items,
+    "float64 outside the model": float64_outside,
+    "clipping in a loop": clipping_loop,
+    "forward computed twice": forward_twice,
+    "per-sample loop around the model": per_sample_model,
+    "parameters logged every step": parameters_logged,
+    "a deep copy per step": deep_copy,
+    "plotting in the step": plotting,
+}
+
+
+def saving(cause: Cause, pairs: int = 25, seconds: float = 6.0) -> tuple[float, float]:
+    """The 95 % interval of the share of the step that removing the cause saves, from pairs in random order."""
+    sides, draw = (cause.step, cause.without), random.Random(0)
+    for side in sides:
+        for _ in range(3):
+            side()
+    begin, shares = time.perf_counter(), []
+    while len(shares) < pairs and (len(shares) < 9 or time.perf_counter() - begin < seconds):
+        took = {}
+        for place in draw.sample((0, 1), 2):
+            start = time.process_time()
+            for _ in range(3):
+                sides[place]()
+            took[place] = time.process_time() - start
+        shares.append(1 - took[1] / took[0])
+    return median_interval(shares)
+
+
+def explained_share(table: Any, cause: Cause) -> float:
+    """The largest bound of the findings that explain a cause, as a share of the step; 0 without one."""
+    own = table[table["bottleneck"].isin(cause.explained_by)]
+    return 0.0 if own.empty else float(own["bound_share"].max())
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_bound_is_not_below_what_removing_the_cause_saves(name: str, figure: Figures) -> None:
+    cause = CAUSES[name]()
+    p = perfnb.profile_step(cause.step, warmup=5, steps=30, memory=False, budget_s=10, **cause.options)
+    low, high = saving(cause)
+
+    bound = explained_share(p.findings, cause)
+    print(p.findings[["bottleneck", "bound_share", "evidence", "advice"]].to_string())
+    figure(f"bounds hold: {name}: bound", bound, within=(max(low, 0.0), FACTOR * high + SHARE), unit="%")

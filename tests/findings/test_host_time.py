@@ -1,0 +1,270 @@
+"""The host's own time on recordings made by hand: what a bound covers, which lines are named, and nothing twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from perfnb.attribution.attribution import attribute
+from perfnb.findings.facts import facts_of
+from perfnb.findings.rules.host import unnamed_share
+from perfnb.profile.summary import summarize
+from perfnb.recording.recording import ArithmeticRecord, PythonRecord, Recording
+from perfnb.recording.text import TEXT
+from tests.findings.test_findings import STEPS, found, one_long_op
+from tests.findings.test_host import with_pause
+from tests.recordings import ByHand
+
+
+def trained(hand: ByHand, model: int, t: float) -> None:
+    """A forward and a backward pass of 500 µs each."""
+    hand.call(model, t, t + 500).op("aten::mm", t + 1, t + 499, 1)
+    hand.node("MmBackward0", t + 500, t + 1000, 1)
+
+
+def optimized(hand: ByHand, t: float) -> None:
+    """An optimizer that updates all parameters at once, in 100 µs."""
+    hand.event("Optimizer.step#SGD.step", t, t + 100, "user_annotation").op("aten::_fused_sgd_", t + 1, t + 99)
+
+
+def metric(rounds: int, reads: bool) -> Recording:
+    """After each step, a loop over samples: a round takes 60 µs, 45 of them in Python."""
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 100_000 * number
+        hand.step(t, t + 1100 + 60 * rounds)
+        trained(hand, model, t)
+        optimized(hand, t + 1000)
+        for place in range(rounds):
+            begin = t + 1100 + 60 * place
+            hand.op("aten::argmax", begin + 5, begin + 12)
+            hand.op("aten::item" if reads else "aten::eq", begin + 40, begin + 48)
+    return hand.recording()
+
+
+def sampled(recording: Recording, *calls: tuple[int, str, str, str, int, str, int]) -> Recording:
+    """The recording with sampled calls: parent, kind, name, file, line, code, milliseconds of its own."""
+    rows = [(*call[:6], call[6] * 10**6, call[6]) for call in calls]
+    names = ["parent", "kind", "name", "file", "line", "code", "self_ns", "samples"]
+    tree = pd.DataFrame(rows, columns=names)
+    tree = tree.astype({"kind": "category", **dict.fromkeys(("name", "file", "code"), TEXT)})
+    meta = {**recording.meta, "python": {"steps": 1, "samples": int(tree["samples"].sum())}}
+    return replace(recording, python=PythonRecord(tree), meta=meta)
+
+
+METRIC = (
+    (-1, "phase", "other", "", -1, "", 0),
+    (0, "own", "train", "/home/me/train.py", 12, "score = accuracy(out, y)", 0),
+    (1, "own", "accuracy", "/home/me/metric.py", 3, "if row.argmax() == label:", 4),
+    (1, "own", "accuracy", "/home/me/metric.py", 2, "for row, label in zip(out, y):", 2),
+    (-1, "phase", "backward", "", -1, "", 0),
+    (4, "own", "train", "/home/me/train.py", 9, "loss.backward()", 9),
+)
+NAMED = " Sampled: 6.00 ms in accuracy (metric.py, line 3: if row.argmax() == label:)."
+
+
+def test_a_loop_of_reads_counts_as_a_whole_and_once() -> None:
+    table = found(metric(100, reads=True))
+
+    read = table.loc["synchronisation"]
+    assert read["bound_ms"] == pytest.approx(6.0, rel=0.02)
+    assert (
+        "100 reads of results per step (.item()): at least 0.800 ms in the reads" in read["evidence"]
+    )
+    assert "up to 5.99 ms (84 % of the step)" in read["evidence"]
+    assert "host code" not in table.index
+    assert "dispatch overhead" not in table.index
+
+
+def test_a_few_reads_are_no_loop() -> None:
+    assert found(metric(9, reads=True)).loc["synchronisation", "bound_ms"] < 9 * 0.03
+
+
+def test_a_loop_of_small_ops_outside_the_model_is_host_code_with_its_ops() -> None:
+    code = found(metric(100, reads=False)).loc["host code"]
+
+    assert code["bound_ms"] == pytest.approx(6.0, rel=0.02)
+    assert "1.50 ms of it in ops" in code["evidence"]
+    assert "stacks=True" in code["advice"]
+    assert code["rows"] == [{"kind": "phase", "name": "other"}]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_sampled_stacks_name_the_function_and_its_line(reads: bool) -> None:
+    table = found(sampled(metric(100, reads), *METRIC))
+
+    code = table.loc["synchronisation" if reads else "host code"]
+    assert NAMED in code["evidence"]
+    assert "stacks=True" not in code["advice"]
+
+
+def test_a_cell_is_named_without_its_made_up_file() -> None:
+    calls = [METRIC[0], (0, "own", "<module>", "/tmp/ipykernel_7/1.py", 4, "plot(x)", 5)]
+
+    assert " Sampled: 5.00 ms in <module> (line 4: plot(x))." in found(sampled(metric(100, False), *calls)).loc[
+        "host code", "evidence"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_python_in_the_model_is_host_code_only_where_samples_name_it(named: bool) -> None:
+    recording = with_pause("op").recording()
+    calls = [(-1, "phase", "forward", "", -1, "", 0), (0, "own", "Net.forward", "net.py", 7, "sort(x)", 3)]
+
+    table = found(sampled(recording, *calls) if named else recording)
+
+    assert ("host code" in table.index) == named
+    if named:
+        assert table.loc["host code", "bound_ms"] == pytest.approx(2.0, rel=0.06)
+        assert "in Net.forward (net.py, line 7: sort(x))" in table.loc["host code", "evidence"]
+
+
+@pytest.mark.parametrize(
+    ("recording", "share"),
+    [
+        (lambda: one_long_op().recording(), 0.0),
+        (lambda: metric(9, reads=True), 0.33),
+        (lambda: metric(100, reads=True), 0.85),
+        (lambda: metric(100, reads=False), 0.85),
+        (lambda: with_pause("op").recording(), 0.5),
+    ],
+)
+def test_what_samples_could_name_is_known_from_the_trace(recording: object, share: float) -> None:
+    made = recording()
+    attribution = attribute(made)
+
+    assert unnamed_share(facts_of(made, attribution, summarize(made, attribution))) == pytest.approx(share, abs=0.03)
+
+
+def test_an_interruption_of_one_step_is_nothing_to_sample() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for number, late in enumerate((0, 9000)):
+        t = 100_000 * number
+        hand.step(t, t + 1000 + late).call(model, t, t + 999).op("aten::mm", t + 1, t + 998)
+    made = hand.recording()
+    attribution = attribute(made)
+
+    assert unnamed_share(facts_of(made, attribution, summarize(made, attribution))) == 0.0
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_long_op_outside_the_model_counts_after_the_backward_pass(where: str) -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 100_000 * number
+        hand.step(t, t + 2100)
+        if where == "before":
+            hand.op("aten::mm", t, t + 1000)
+        trained(hand, model, t + 1000 * (where == "before"))
+        if where == "after":
+            hand.op("aten::clone", t + 1000, t + 2000)
+        optimized(hand, t + 2000)
+
+    table = found(hand.recording())
+
+    assert ("host code" in table.index) == (where == "after")
+    if where == "after":
+        assert table.loc["host code", "bound_ms"] == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize("gradients", [40, 10])
+def test_gradients_that_are_clipped_one_by_one_are_no_host_code(gradients: int) -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 100_000 * number
+        hand.step(t, t + 1100 + 40 * gradients)
+        trained(hand, model, t)
+        for place in range(gradients):
+            begin = t + 1000 + 20 * place
+            hand.op("aten::linalg_vector_norm", begin, begin + 5)
+            hand.op("aten::mul_", begin + 20 * gradients, begin + 20 * gradients + 5)
+        optimized(hand, t + 1000 + 40 * gradients)
+
+    table = found(hand.recording(bare_cost={"op_ns": 500.0}))
+
+    assert ("gradient clipping" in table.index) == (gradients == 40)
+    assert ("host code" in table.index) == (gradients == 10)
+    if gradients == 40:
+        clipping = table.loc["gradient clipping"]
+        assert clipping["bound_ms"] == pytest.approx(1.6 - 2 * 40 * 1.2 * 0.5e-3, rel=0.02)
+        assert "clip_grad_norm_" in clipping["advice"]
+        assert "dispatch overhead" not in table.index
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_forward_pass_that_nothing_trains_next_to_one_that_is_trained_is_repeated(again: bool) -> None:
+    hand = ByHand()
+    model, teacher = hand.layer("model"), hand.layer("teacher")
+    for number in range(STEPS):
+        t = 100_000 * number
+        hand.step(t, t + 1500)
+        hand.call(model if again else teacher, t, t + 500).op("aten::mm", t + 1, t + 499, 7)
+        trained(hand, model, t + 500)
+
+    table = found(hand.recording())
+
+    assert ("repeated forward" in table.index) == again
+    if again:
+        assert table.loc["repeated forward", "bound_ms"] == pytest.approx(0.5)
+        assert table.loc["repeated forward", "rows"] == [{"kind": "layer", "name": "model"}]
+
+
+def test_a_loop_around_the_model_could_save_all_but_one_call() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 100_000 * number
+        hand.step(t, t + 4000)
+        for place in range(20):
+            begin = t + 200 * place
+            hand.op("aten::select", begin, begin + 4)
+            hand.call(model, begin + 20, begin + 200)
+            for op in range(4):
+                hand.op("aten::add", begin + 30 + 40 * op, begin + 34 + 40 * op)
+
+    overhead = found(hand.recording()).loc["dispatch overhead"]
+
+    assert overhead["bound_ms"] == pytest.approx(4 * 19 / 20, rel=0.01)
+    assert "The model is called 20 times per step" in overhead["evidence"]
+    assert "in one batch" in overhead["advice"]
+    assert overhead["code"] == ""
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_ops_in_float64_take_at_least_twice_as_long_inside_the_model_and_outside(where: str) -> None:
+    hand, counted = ByHand(), ByHand()
+    for each in (hand, counted):
+        each.layer("model")
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t, t + 2000)
+        hand.call(0, t + 1000, t + 2000).op("aten::addmm", t + 1001, t + 1999)
+        hand.op("aten::mm", t, t + 800).op("aten::sub", t + 800, t + 1000)
+    counted.step(0, 100).op("pf_op#0", 2, 40).op("pf_op#1", 40, 45).call(0, 50, 90).op("pf_op#2", 55, 80)
+    dtypes = ["float64", "float64", "float32"] if where == "outside" else ["float32", "float32", "float64"]
+    calls = pd.DataFrame(
+        {
+            "op": pd.Categorical(["aten::mm", "aten::sub", "aten::addmm"]),
+            "flops": pd.array([2_000_000, None, 2_000_000], dtype="Int64"),
+            "bytes": [4000, 8000, 4000],
+            "dtype": pd.Categorical(dtypes),
+        },
+        index=pd.Index([0, 1, 2], name="number"),
+    )
+    ceilings = {"on": "cpu", "device": "made up", "bytes_per_s": 1e9, "others": 0.0}
+    ceilings |= {"flops_per_s": {"float32": 4e10, "float64": 1e10}}
+    recording = replace(
+        hand.recording(ceilings=ceilings), arithmetic=ArithmeticRecord(counted.recording().events, calls)
+    )
+
+    double = found(recording).loc["float64"]
+
+    saved = 0.8 * 3 / 4 + 0.2 / 2 if where == "outside" else 1.0 * 3 / 4
+    assert double["bound_ms"] == pytest.approx(saved, rel=0.02)
+    assert ("None of it is in the model." in double["evidence"]) == (where == "outside")

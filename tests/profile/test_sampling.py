@@ -1,0 +1,115 @@
+"""When a profile samples Python's stacks without having been asked to, and what it then says."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import perfnb
+from perfnb.findings import verdict
+from perfnb.profile import profiling
+from perfnb.step import environment
+from perfnb.step.budget import BRIEFLY_S, Plan
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def slow_metric() -> None:
+    time.sleep(0.02)
+
+
+def profile_of(sleeps: bool = True, **options: Any) -> perfnb.Profile:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+
+    def step() -> None:
+        model(x).sum().backward()
+        if sleeps:
+            slow_metric()
+
+    return perfnb.profile_step(step, **{"warmup": 0, "steps": 6, "memory": False, "flops": False, **options})
+
+
+def sampled(p: perfnb.Profile) -> int:
+    return int((p.steps["pass"] == "sampled").sum())
+
+
+@pytest.mark.slow
+def test_python_that_takes_most_of_a_step_is_found_with_its_function_and_line() -> None:
+    p = profile_of()
+
+    code = p.findings.iloc[0]
+    assert code["bottleneck"] == "host code"
+    assert "in slow_metric (test_sampling.py, line 22: time.sleep(0.02))" in code["evidence"]
+    assert sampled(p) > 0
+    assert f"{sampled(p)} sampled" in str(p)
+    assert "python_function" not in set(p.events["category"])
+    assert p.meta["stacks"] is False
+
+
+@pytest.mark.parametrize(
+    ("share", "options", "expected"),
+    [
+        (0.16, {}, True),
+        (0.14, {}, False),
+        (0.9, {"stacks": False}, False),
+        (0.0, {"stacks": True}, True),
+        (0.9, {"budget_s": 0.2}, False),
+    ],
+)
+def test_stacks_are_sampled_if_the_host_takes_over_15_percent_of_the_step_and_the_budget_has_time(
+    share: float, options: dict[str, Any], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict, "unnamed_share", lambda _: share)
+    monkeypatch.setattr("perfnb.step.budget.BRIEFLY_S", 0.5)
+
+    p = profile_of(sleeps=False, **options)
+
+    assert (sampled(p) > 0) == expected
+    assert p.meta["stacks"] is (options.get("stacks") is True)
+    assert p.lines.empty or expected
+
+
+def test_a_rank_of_a_job_is_not_sampled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "unnamed_share", lambda _: 0.9)
+    monkeypatch.setattr(environment, "place_in_job", lambda: {"rank": 0, "world_size": 2})
+
+    assert sampled(profile_of(sleeps=False)) == 0
+
+
+def test_an_error_while_sampling_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "unnamed_share", lambda _: 0.9)
+    asked = []
+    decide = profiling.Profile
+
+    def told(*given: Any) -> Any:
+        asked.append(True)
+        return decide(*given)
+
+    monkeypatch.setattr(profiling, "Profile", told)
+
+    def step() -> None:
+        torch.ones(3).sum()
+        if asked:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        perfnb.profile_step(step, warmup=0, steps=6, memory=False, flops=False)
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "step_s", "steps"),
+    [(0.0, 0.1, 15), (29.0, 0.1, 10), (29.6, 0.1, 0), (0.0, 2.0, 1), (29.0, 2.0, 0), (0.0, 0.0, 0), (0.0, 1e-6, 2000)],
+)
+def test_brief_sampling_keeps_to_the_budget(spent_s: float, step_s: float, steps: int) -> None:
+    assert Plan(budget_s=30.0).briefly_sampled_steps(spent_s, step_s) == steps
+    assert steps * step_s <= max(BRIEFLY_S, step_s)
+
+
+@pytest.mark.parametrize("value", ["yes", "Auto", 2, None, [1]])
+def test_stacks_takes_three_values(value: Any) -> None:
+    with pytest.raises(TypeError, match=r'^stacks must be True, False or "auto", not '):
+        perfnb.profile_step(lambda: None, stacks=value)
