@@ -71,9 +71,7 @@ def test_a_loop_of_reads_counts_as_a_whole_and_once() -> None:
 
     read = table.loc["synchronisation"]
     assert read["bound_ms"] == pytest.approx(6.0, rel=0.02)
-    assert (
-        "100 reads of results per step (.item()): at least 0.800 ms in the reads" in read["evidence"]
-    )
+    assert "100 reads of results per step (.item()): at least 0.800 ms in the reads" in read["evidence"]
     assert "up to 5.99 ms (84 % of the step)" in read["evidence"]
     assert "host code" not in table.index
     assert "dispatch overhead" not in table.index

@@ -11,7 +11,18 @@ from tests.magics.kernel import Kernel, started
 pytestmark = pytest.mark.slow
 
 HEAVY = ("torch", "pandas", "matplotlib", "ipywidgets", "anywidget", "pyarrow", "scipy")
-OPTIONS = ["--budget", "--ddp", "--into", "--model", "--name", "--no-flops", "--no-memory", "--no-stacks", "--quiet", "--ranks"]
+OPTIONS = [
+    "--budget",
+    "--ddp",
+    "--into",
+    "--model",
+    "--name",
+    "--no-flops",
+    "--no-memory",
+    "--no-stacks",
+    "--quiet",
+    "--ranks",
+]
 OPTIONS += ["--split", "--stacks", "--steps", "--warmup", "--watch"]
 
 

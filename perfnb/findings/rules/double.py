@@ -13,6 +13,7 @@ from perfnb.findings.finding import Finding, rows, rule
 _WORTH = 0.05
 #: How many times as fast float32 is at least: it moves half the bytes, and a vector register holds twice the numbers.
 _FASTER = 2.0
+_CONVERTS = r"aten::(?:to|_to_copy|copy_)$"
 
 
 @rule("float64", "Computes in float64", "computing in float32")
@@ -26,6 +27,7 @@ def float64(facts: Facts) -> Iterator[Finding]:
     double, single = rates
     faster = max(single / double, _FASTER) if double and single else _FASTER
     saved = ops["ms"] * (1 - 1 / ops["multiplies"].map({True: faster, False: _FASTER}))
+    saved = saved.where(~ops.index.str.match(_CONVERTS), ops["ms"])  # nothing needs to be converted then
     whole, bound = float(ops["ms"].sum()), float(saved.sum())
     if facts.share(bound) < _WORTH:
         return
