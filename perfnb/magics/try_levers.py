@@ -34,7 +34,7 @@ class TryLeversMagics(Magics):
         metavar="SECONDS",
         type=float,
         default=120.0,
-        help="Time limit for all steps together (default 120).",
+        help="Time limit for all trials together (default 120).",
     )
     @argument("--goal", choices=("time", "memory"), default="time", help="What to make smaller (default time).")
     @argument("--quiet", action="store_true", help="Show no progress bar.")

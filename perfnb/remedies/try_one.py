@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perfnb.draw.progress import Line
     from perfnb.remedies.try_levers import LeverTrials
 
-#: Seconds for all steps together, compiling not counted: somebody is waiting.
+#: Seconds for all trials together, one compilation not counted: somebody is waiting.
 BUDGET_S = 30.0
 _VALUES = {
     "exact": "the same, bit by bit",

@@ -180,7 +180,7 @@ def _inside(value: Any) -> Iterable[Any]:
 #: Recorded settings of a loader and of an optimizer.
 _OF_LOADER = ("num_workers", "prefetch_factor", "batch_size")
 #: Arguments of a loader that another one of the same samples needs, with their defaults.
-_LOADER_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
+_LOADER_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "num_workers": (0,),
     "collate_fn": (default_collate, default_convert),
     "pin_memory": (False,),

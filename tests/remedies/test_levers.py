@@ -407,7 +407,7 @@ def test_a_step_that_updates_every_fourth_time_is_left_as_it_was_and_no_reason_i
             super().__init__()
             self.net, self.n, self.ema = net, 2, torch.ones(4)
 
-        def forward(self, x: torch.Tensor) -> Tensor:
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             out: torch.Tensor = self.net(x)
             self.n += 1
             self.ema = self.ema * 0.5 + out.detach().mean(0)
