@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -229,7 +230,7 @@ def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts)
 
 
-def _places(seen: list[str], counted: list[str | None], sent: list[tuple[int, str]]) -> Ints:
+def _places(seen: Sequence[str], counted: Sequence[str | None], sent: Sequence[tuple[int, str]]) -> Ints:
     """Where the collectives of a step are among the counted ones; `NONE` for what is not certain.
 
     One step may have collectives in one stretch that the other has not, such as those of logging. Where that stretch
