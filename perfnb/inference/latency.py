@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -378,16 +378,10 @@ class Latency(Page, Shown):
             if not found._refuted:
                 return found
             times = run.samples["service_ms"].to_numpy(dtype=float)
-            lower, low, high = simulate(times, self._concurrency, between_ms=self._between_ms).highest_rate(
-                found.bound_ms, found.quantile
-            )
-            most = _LOWER * rate
-            found = HighestRate(
-                *(min(each, most) for each in (lower, low, high)),
-                found.bound_ms,
-                found.quantile,
-                refuted_per_s=(*found.refuted_per_s, rate),
-            )
+            loads = simulate(times, self._concurrency, between_ms=self._between_ms)
+            lower, low, high = (min(each, _LOWER * rate) for each in loads.highest_rate(found.bound_ms, found.quantile))
+            tried = (*found.refuted_per_s, rate)
+            found = HighestRate(lower, low, high, found.bound_ms, found.quantile, refuted_per_s=tried)
         return replace(found, rate_per_s=None, low=0.0, high=found.refuted_per_s[-1])
 
     def _find_highest(self, bound_ms: float, quantile: float, seconds: float) -> None:
@@ -395,12 +389,6 @@ class Latency(Page, Shown):
             self._highest = self.highest_rate(bound_ms, quantile, confirm_s=seconds)
         except ValueError as error:  # too few requests in this budget
             self._highest = str(error)
-
-    def _note_training(self, served: Iterable[Any]) -> None:
-        """Note whether one of these is a model in training mode."""
-        from torch import nn
-
-        self._in_training |= any(isinstance(each, nn.Module) and each.training for each in served)
 
     @property
     def open_run(self) -> OpenRun | None:
@@ -638,7 +626,7 @@ def latency(
     """
     from perfnb.inference.energy import EnergyMeter
     from perfnb.inference.generation import watch_generation
-    from perfnb.inference.serving import Requests, served_by, tokens_served_by
+    from perfnb.inference.serving import Requests, any_in_training, served_by, tokens_served_by, used_by
     from perfnb.step.environment import Conditions
 
     __tracebackhide__ = True
@@ -693,7 +681,7 @@ def latency(
     found = Latency(closed, opened, concurrency, str(getattr(fn, "__name__", type(fn).__name__)), serve_at)
     found._paused, found._price_per_hour, found._joules = paused, price_per_hour, joules
     found._asked_rate, found._noise = rate, conditions.facts
-    found._note_training(_models_of(fn))
+    found._in_training = any_in_training(used_by(fn))
     if tokens:
         found._tokens = _tokens("closed", served)
     if seen is not None:
@@ -704,16 +692,6 @@ def latency(
     if bound_ms is not None:
         found._find_highest(bound_ms, quantile, share * budget_s)
     return found
-
-
-def _models_of(fn: Any) -> Iterable[Any]:
-    """What a function may serve: itself, its object, their attributes, and the variables that it uses."""
-    from perfnb.step.namespace import namespace_of
-
-    if isinstance(fn, partial):
-        return [*fn.args, *fn.keywords.values(), *_models_of(fn.func)]
-    owner, defaults = getattr(fn, "__self__", fn), getattr(fn, "__defaults__", None) or ()
-    return [owner, *getattr(owner, "__dict__", {}).values(), *defaults, *namespace_of(fn).values()]
 
 
 def _closed_run(

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 
 from perfnb.interrupts import InterruptGate
 from perfnb.step.device import synchronize
+from perfnb.step.namespace import namespace_of
 from perfnb.step.steps import tensors_in
 
 #: Requests kept of an iterable that has no length.
@@ -139,6 +141,19 @@ def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return result
 
     return serve
+
+
+def used_by(fn: Any) -> list[Any]:
+    """What a function may serve: itself, its object, their attributes, and the variables that it uses."""
+    if isinstance(fn, partial):
+        return [*fn.args, *fn.keywords.values(), *used_by(fn.func)]
+    owner, defaults = getattr(fn, "__self__", fn), getattr(fn, "__defaults__", None) or ()
+    return [owner, *getattr(owner, "__dict__", {}).values(), *defaults, *namespace_of(fn).values()]
+
+
+def any_in_training(values: Iterable[Any]) -> bool:
+    """Whether one of these is a model in training mode."""
+    return any(isinstance(each, nn.Module) and each.training for each in values)
 
 
 def require_result(result: Any) -> None:

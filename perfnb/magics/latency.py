@@ -12,7 +12,6 @@ from perfnb.failures import keeps_nothing
 from perfnb.magics.cell import compile_body, compile_clause
 from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
 from perfnb.step.cells import step_of
-from perfnb.step.namespace import names_in
 
 
 @magics_class
@@ -50,6 +49,8 @@ class LatencyMagics(Magics):
         """
         __tracebackhide__ = True
         from perfnb.inference.latency import latency
+        from perfnb.inference.serving import any_in_training
+        from perfnb.step.namespace import names_in
 
         parser = LatencyMagics.latency.parser
         options, rest = split_line(line, parser)
@@ -75,7 +76,7 @@ class LatencyMagics(Magics):
             if not str(error).startswith(("rate_per_s", "bound_ms", "quantile", "price_per_hour", "budget_s")):
                 raise
             raise UsageError(str(error)) from None
-        found._note_training(namespace.get(name) for name in names_in(body))
+        found._in_training |= any_in_training(namespace.get(name) for name in names_in(body))
         if options.into is not None:
             namespace[options.into] = found
         return found

@@ -33,10 +33,10 @@ def test_a_thousand_requests_cost_the_time_of_the_machine() -> None:
     assert f"Energy n/a: {NO_GPU}." in said
 
 
-def test_a_rate_at_which_a_run_was_saturated_has_no_price() -> None:
+def test_a_highest_rate_that_no_run_confirmed_has_no_price() -> None:
     found = fake(np.full(400, 10.0))
     found._price_per_hour = 7.2
-    found._highest = HighestRate(80.0, 70.0, 90.0, 50.0, 0.99, confirmed_ms=float("inf"))
+    found._highest = HighestRate(None, 0.0, 80.0, 50.0, 0.99, refuted_per_s=(80.0,))
 
     assert pd.isna(found.costs.loc["highest", "requests_per_s"])
     assert pd.isna(found.costs.loc["highest", "price"])

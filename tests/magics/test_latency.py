@@ -21,6 +21,15 @@ def test_a_cell_serves_requests(kernel: Kernel) -> None:
     assert reply.text("stderr") == ""
 
 
+def test_a_model_in_training_mode_is_noticed_in_a_cell(kernel: Kernel) -> None:
+    kernel.ok("import torch\nserved, idle = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)")
+    cell = "%%latency --budget 0.2 for x in [torch.ones(2)]\nserved(x)"
+
+    assert "The model was in training mode" in kernel.ok(cell).shown()[0]
+    kernel.ok("served.eval()")
+    assert "training mode" not in kernel.ok(cell).shown()[0]
+
+
 def test_an_error_in_the_cell_comes_through(kernel: Kernel) -> None:
     reply = kernel.run("%%latency --budget 0.3 for size in [1, 2]\n1 / 0")
 
