@@ -6,6 +6,7 @@
 #   make lab LAB_FLAGS=--no-browser   print an address to open
 #   make lab LAB_FLAGS=--allow-root   run as root, as in a container
 #   make test WORKERS=4               use more processes
+#   make accuracy SECTION=latency     run one section of tests/accuracy
 #   make lowest-tests VENV_LOWEST=.venv-torch-28 LOWEST=torch=2.8.0   test another version than the lowest
 #   make lowest-tests VENV_LOWEST=.venv-pandas LOWEST=pandas          only pandas at its lowest version
 
@@ -14,6 +15,7 @@ VENV ?= .venv
 LAB_FLAGS ?=
 PYTEST_FLAGS ?=
 WORKERS ?= 2
+SECTION ?=
 LOWEST ?=
 VENV_LOWEST ?= .venv-lowest
 VENV_NUMPY ?= .venv-numpy
@@ -33,7 +35,7 @@ help:
 	@echo "make test-lowest  the quick tests with the lowest versions that pyproject.toml allows, then with the lowest NumPy alone"
 	@echo "make test-gpu   check what is promised about live GPUs, on one; GPU_PYTHON=python3 uses the machine's own torch"
 	@echo "make test-all   every deterministic test, then make test-lowest"
-	@echo "make accuracy   measure how accurate the figures are; needs an idle machine"
+	@echo "make accuracy   measure how accurate the figures are; needs an idle machine; SECTION=latency runs one section"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
 	@echo "make lint       ruff, mypy and the import contracts"
 	@echo "make lint-js    lint the JavaScript with biome; the only target that needs node"
@@ -114,10 +116,13 @@ test-all: style
 test-fast: style contracts fast-tests
 
 # In one process, because anything running alongside would be measured too. PYTEST_FLAGS=--write-table writes the
-# figures into docs/numbers.md. This also judges the labs' exercises about times.
+# figures into docs/numbers.md. This also judges the labs' exercises about times, unless SECTION names one file of
+# tests/accuracy: SECTION=latency runs test_latency.py alone.
 accuracy: $(VENV)/.perfnb-test
-	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m accuracy tests/accuracy
+	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m accuracy $(if $(SECTION),tests/accuracy/test_$(SECTION).py,tests/accuracy)
+ifeq ($(SECTION),)
 	@PERFNB_JUDGE_TIMES=1 $(PY) -m pytest -p no:xdist $(NBVAL) $(wildcard notebooks/labs/solutions/*.ipynb)
+endif
 
 # The promises about live GPUs, on a CUDA machine; at most ten minutes. This suite judges times. With GPU_PYTHON, an
 # interpreter that has torch and pytest with pytest-timeout, nothing is installed: see CONTRIBUTING.md.

@@ -175,7 +175,8 @@ def _kinds_of_ops(layer_ops: pd.DataFrame) -> pd.DataFrame:
 
 
 def _matches(ops: pd.Series, words: re.Pattern[str]) -> pd.Series:
-    return ops.map({name: words.search(str(name)) is not None for name in ops.unique()}).astype(bool)
+    found: pd.Series = ops.map({name: words.search(str(name)) is not None for name in ops.unique()}).astype(bool)
+    return found
 
 
 def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
