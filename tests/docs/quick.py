@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import pickle
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def shorten() -> None:
         importlib.import_module(module)
 
     for name, seconds in BUDGETS.items():
-        getattr(perfnb, name).__kwdefaults__["budget_s"] = seconds
+        inspect.unwrap(getattr(perfnb, name)).__kwdefaults__["budget_s"] = seconds
     perfnb.find_leaks.__kwdefaults__.update(steps=15, warmup=3)
     ProfileStepMagics.profile_step.parser.set_defaults(budget=BUDGETS["profile_step"])  # type: ignore[attr-defined]
     TryLeversMagics.try_levers.parser.set_defaults(budget=BUDGETS["try_levers"])  # type: ignore[attr-defined]
