@@ -160,7 +160,8 @@ def kinds_of_layers(layers: pd.Index, layer_ops: pd.DataFrame) -> pd.Series:
     ops = ops[attention | ~ops["layer"].isin(ops["layer"][attention])]
     sums = ops.groupby(["layer", "kind"])["ms"].sum().reset_index().sort_values("ms", ascending=False, kind="stable")
     kinds = sums.drop_duplicates("layer").set_index("layer")["kind"]
-    return pd.Series(kinds.reindex(layers).to_numpy(dtype=object), index=layers, dtype=TEXT)
+    found: pd.Series = pd.Series(kinds.reindex(layers).to_numpy(dtype=object), index=layers, dtype=TEXT)
+    return found
 
 
 def _kinds_of_ops(layer_ops: pd.DataFrame) -> pd.DataFrame:

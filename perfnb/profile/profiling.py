@@ -171,11 +171,15 @@ def run_profile(
     from perfnb.telemetry.watcher import Watcher
 
     __tracebackhide__ = True
-    made: list[Recording] = []
+    made: list[Profile] = []
+
+    def as_profile(recording: Recording) -> Profile:
+        call = {"call": dict(kept.call)} if kept is not None and kept.call else {}
+        return Profile(replace(recording, meta={**recording.meta, **call}), kept)
 
     def worth_sampling(capture: Capture) -> bool:
-        made.append(recording_of(capture, name))
-        found = Profile(made[0])._summary.findings
+        made.append(as_profile(recording_of(capture, name)))
+        found = made[0]._summary.findings
         return found is not None and found.host_share > _WORTH_SAMPLING
 
     # The other ranks of a job would wait for steps that only this one runs.
@@ -199,10 +203,13 @@ def run_profile(
                 if note := note_on_meta(used or {}):
                     error.add_note(note)
                 raise
-        recording = with_later(made[0], capture, watcher) if made else recording_of(capture, name, watcher)
-        if kept is not None and kept.call:
-            recording = replace(recording, meta={**recording.meta, "call": dict(kept.call)})
-        failure, profile = capture.failure, Profile(recording, kept)
+        if not made:
+            profile = as_profile(recording_of(capture, name, watcher))
+        elif capture.sampler is None and watcher is None:
+            profile = made[0]  # what its summary computed is used again
+        else:
+            profile = as_profile(with_later(made[0]._recording, capture, watcher))
+        failure = capture.failure
         if failure is None:
             return _under_right_ceilings(profile)
     if in_notebook() and not quiet:
