@@ -257,8 +257,8 @@ def test_a_bound_is_not_below_what_removing_the_cause_saves(name: str, figure: F
 
 def four_at_once(**without: bool) -> Callable[[], None]:
     """A step with four causes, the metric above all; `without` names those that are left out."""
-    x, y = batch(256, 192)
-    model = mlp(192, 24) if "double" in without else mlp(192, 24).double()
+    x, y = batch(512, 64)
+    model = mlp(64, 24) if "double" in without else mlp(64, 24).double()
     data = x if "double" in without else x.double()
     training = Training(model, data, y, **({} if "loop" in without else {"fused": False, "foreach": False}))
 
