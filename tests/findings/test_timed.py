@@ -52,9 +52,7 @@ def test_workers_are_counted_from_how_long_a_batch_takes_to_make_and_to_use(work
     wait = found(recording).loc["input pipeline"]
 
     assert f"num_workers={wanted}," in wait["code"]
-    assert wait["code"].startswith(
-        "import torch; train_loader = torch.utils.data.DataLoader(train_loader.dataset, batch_size=8,"
-    )
+    assert "(train_loader.dataset, batch_sampler=train_loader.batch_sampler, " in wait["code"]
 
 
 def test_a_short_wait_is_no_finding() -> None:
