@@ -39,6 +39,22 @@ def lines_in_words(facts: Facts, phases: Collection[str]) -> str:
     return f" Sampled: {', '.join(parts)}."
 
 
+def not_below_samples(facts: Facts, phases: Collection[str], ms: float) -> float:
+    """The time of work in some phases, or what samples give for it if that is more; `ms` is what the trace gives.
+
+    Traced steps are corrected for the cost of tracing, which for thousands of short ops is about as long as they are.
+    Samples need no correction: the work has the same part of the sampled phases as of the traced ones.
+    """
+    table = facts.lines_of_code
+    table = table[table["process"] == "step"]
+    whole = float(table["self_ms"].sum())
+    traced_ms = sum(facts.typical_ms(phase) for phase in phases)
+    if whole <= 0 or traced_ms <= 0:
+        return ms
+    sampled_ms = float(table.loc[table["phase"].isin(list(phases)), "self_ms"].sum()) / whole * facts.step_ms
+    return max(ms, sampled_ms * min(ms / traced_ms, 1.0))
+
+
 def short(name: str) -> str:
     """The name of a function, its beginning cut off if it is long."""
     return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"

@@ -16,7 +16,7 @@ from perfnb.findings.code import compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import LONG_NS, GpuFacts
-from perfnb.findings.lines import lines_in_words, short
+from perfnb.findings.lines import lines_in_words, not_below_samples, short
 from perfnb.findings.rules.fusion import chains_of
 from perfnb.findings.rules.optimizer import gaps_after_backward, updates_gradients_or_parameters
 from perfnb.findings.rules.repeated import model_calls
@@ -183,7 +183,7 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
 @rule("host code", "Bound by code outside the model", "moving it out of the step")
 def host_code(facts: Facts) -> Iterator[Finding]:
     """The host's own work: time in which no op runs, and ops outside model, loss, backward pass and optimizer."""
-    work = host_time(facts, _WHERE if len(facts.lines_of_code) else _OUTSIDE)
+    cells, work = facts.attribution.cells, host_time(facts, _WHERE if len(facts.lines_of_code) else _OUTSIDE)
     if not work.chosen.any():
         return
     reads = reads_of(facts)  # a finding of its own
@@ -191,9 +191,11 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     ops = np.maximum(work.ops_ns - reads.loop_ops_ns, 0.0)
     ops_ms = facts.per_step(float(ops[work.chosen].sum()))
     bound = facts.between_ops_ms(float(python[work.chosen].sum())) + ops_ms - float(np.median(facts.pauses_ms))
+    phases = [phase for phase in _WHERE if (cells["phase"] == phase).to_numpy()[work.chosen].any()]
+    bound = not_below_samples(facts, phases, bound)
     if bound < _LEAST_MS or facts.share(bound) < _WORTH:
         return
-    cells, memory = facts.attribution.cells, facts.figures.memory
+    memory = facts.figures.memory
     by_phase = pd.Series(python + ops).where(work.chosen, 0.0).groupby(cells["phase"].astype(str).to_numpy()).sum()
     most = str(by_phase.idxmax())
     called = _called(facts, work.chosen)

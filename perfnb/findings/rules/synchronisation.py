@@ -14,7 +14,7 @@ from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts, typical
 from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import READS, GpuFacts
-from perfnb.findings.lines import lines_in_words
+from perfnb.findings.lines import lines_in_words, not_below_samples
 from perfnb.findings.rules.optimizer import gaps_after_backward, updates_gradients_or_parameters
 from perfnb.recording.nesting import Bools, Floats
 from perfnb.recording.text import TEXT, of_labels
@@ -131,6 +131,7 @@ def _loops(facts: Facts, reads: pd.DataFrame) -> tuple[Floats, Floats]:
     within = np.where(is_loop, last - begin, 0) - size_of(line[inside], weights=lasted[inside])
     share = np.clip(within / np.maximum(around, 1.0), 0.0, 1.0)
     chosen = inside & counts
+    whole = np.maximum(whole, float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)))
     return share * facts.left_ns, size_of(line[chosen], weights=whole[chosen]).astype(float)
 
 
@@ -146,12 +147,12 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
         + facts.between_ops_ms(float(reads.after_ns[once].sum() + reads.loop_python_ns.sum()))
         + facts.per_step(float(reads.loop_ops_ns.sum()))
     )
-    bound = max(bound, taken)
+    phases = [str(phase) for phase in reads.ops["phase"].astype(str).unique()]
+    bound = max(not_below_samples(facts, phases, bound), taken)
     if bound < _LEAST_MS or facts.share(bound) < _WORTH:
         return
     looped = reads.looped.any() and bound > taken
     then = f", then {fmt.duration(after_ms)} of Python before the next op starts" if after_ms > 0 else ""
-    phases = reads.ops["phase"].astype(str).unique()
     named = lines_in_words(facts, phases)
     yield Finding(
         "synchronisation",
