@@ -85,7 +85,7 @@ def per_sample_metric() -> Cause:
 def float64_by_mistake() -> Cause:
     x, y = batch()
     double, single = Training(mlp().double(), x.double(), y), Training(mlp(), x, y)
-    return Cause(lambda: double.step(), lambda: single.step(), ("float64", "low precision unused"))
+    return Cause(lambda: double.step(), lambda: single.step(), ("float64",))
 
 
 def loop_optimizer() -> Cause:
@@ -121,7 +121,7 @@ def float64_outside() -> Cause:
         training.x = ((x.to(offset.dtype) - offset) @ whitening).float()
         training.step()
 
-    return Cause(lambda: step(True), lambda: step(False), ("float64", "low precision unused"))
+    return Cause(lambda: step(True), lambda: step(False), ("float64",))
 
 
 def clipping_loop() -> Cause:
