@@ -109,7 +109,7 @@ def test_a_bound_is_not_below_what_samples_give(reads: bool) -> None:
     ))  # fmt: skip
 
     assert bounds[0] == pytest.approx(without)
-    assert without < bounds[1] <= 6 / 7
+    assert without < bounds[1] <= 1
 
 
 def test_a_cell_is_named_without_its_made_up_file() -> None:
@@ -276,6 +276,6 @@ def test_ops_in_float64_take_at_least_twice_as_long_inside_the_model_and_outside
 
     double = found(recording).loc["float64"]
 
-    saved = 0.8 * 3 / 4 + 0.2 / 2 if where == "outside" else 1.0 * 3 / 4
+    saved = 0.8 * 5 / 6 + 0.2 * 2 / 3 if where == "outside" else 1.0 * 5 / 6
     assert double["bound_ms"] == pytest.approx(saved, rel=0.02)
     assert ("None of it is in the model." in double["evidence"]) == (where == "outside")

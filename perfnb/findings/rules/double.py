@@ -13,6 +13,8 @@ from perfnb.findings.finding import Finding, rows, rule
 _WORTH = 0.05
 #: How many times as fast float32 is at least: it moves half the bytes, and a vector register holds twice the numbers.
 _FASTER = 2.0
+#: How many times as fast as that, at most: half the bytes may fit into a faster cache.
+_IN_CACHE = 1.5
 _CONVERTS = r"aten::(?:to|_to_copy|copy_)$"
 
 
@@ -26,7 +28,7 @@ def float64(facts: Facts) -> Iterator[Finding]:
     rates = (float(roofline.peaks.get(dtype) or 0.0) for dtype in ("float64", "float32"))
     double, single = rates
     faster = max(single / double, _FASTER) if double and single else _FASTER
-    saved = ops["ms"] * (1 - 1 / ops["multiplies"].map({True: faster, False: _FASTER}))
+    saved = ops["ms"] * (1 - 1 / (_IN_CACHE * ops["multiplies"].map({True: faster, False: _FASTER})))
     saved = saved.where(~ops.index.str.match(_CONVERTS), ops["ms"])  # nothing needs to be converted then
     whole, bound = float(ops["ms"].sum()), float(saved.sum())
     if facts.share(bound) < _WORTH:
@@ -39,7 +41,7 @@ def float64(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "float64",
         f"Ops in float64 take {facts.of_step(whole)}. Large products run {faster:.2g} times as fast in float32 here, "
-        f"and other ops move half the bytes.{where}",
+        f"and other ops move half the bytes, which may fit into a faster cache.{where}",
         bound,
         "Compute in float32 unless the problem needs more: NumPy arrays are float64 by default, and so are tensors "
         "made from them.",
