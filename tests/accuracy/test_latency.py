@@ -190,6 +190,26 @@ def test_the_highest_rate_holds_in_a_run_of_its_own(make: Any, figure: Figures) 
         figure(f"{name}: p99 at {share:g} of it, in an independent run / bound", p99[share] / bound, **limit)  # type: ignore[arg-type]
 
 
+def spin(us: float) -> None:
+    end = time.perf_counter_ns() + 1e3 * us
+    while time.perf_counter_ns() < end:
+        pass
+
+
+@pytest.mark.parametrize("us", [80.0, 2_000.0])
+def test_the_rate_in_the_headline_is_the_one_computed_and_is_confirmed(us: float, figure: Figures) -> None:
+    bound = 12e-3 * us
+
+    found = perfnb.latency(spin, [us], budget_s=6).highest_rate(bound, confirm_s=9)
+
+    if found.rate_per_s is None or found.confirmed_ms is None:
+        raise Unsettled(f"no run confirmed a rate: {found}")
+    name = f"latency: requests of {us:g} µs, p99 within {bound:.3g} ms"
+    computed = max(found.refuted_per_s, default=found.rate_per_s)
+    figure(f"{name}: p99 at the rate in the headline / bound", found.confirmed_ms / bound, at_most=1.0)
+    figure(f"{name}: rate computed back to back / rate in the headline", computed / found.rate_per_s, at_most=1.2)
+
+
 # Batches
 
 
