@@ -111,9 +111,10 @@ def _module(module: nn.Module) -> PutBack:
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
     """The attributes that a module's own code sets and that are plain values or tensors, such as a counter.
 
-    Torch's own modules keep such values in step with others that are out of sight.
+    Torch's wrappers, such as DistributedDataParallel, keep such values in step with others that are out of sight.
     """
-    if type(module).__module__.partition(".")[0] == "torch":
+    made_in = f"{type(module).__module__}."
+    if made_in.startswith("torch.") and not made_in.startswith("torch.nn.modules."):
         return {}
     return {
         name: value

@@ -124,7 +124,7 @@ def _not_tried(trials: LeverTrials) -> str:
     names = ", ".join(one.lever for one in left[:_NAMED])
     names += f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
     whys = {escape.plain(one.why_not, 300) for one in left}
-    said = f"{names} ({whys.pop()})" if len(whys) == 1 else f"{names}; the column why_not of .table says why"
+    said = f"{names} ({whys.pop()})" if len(whys) == 1 else f"{names}; .table says why"
     return f"Not tried: {said}." if left else ""
 
 

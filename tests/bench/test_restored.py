@@ -72,14 +72,17 @@ class Counting(nn.Module):
 
 
 def test_attributes_that_are_plain_values_or_tensors_are_put_back() -> None:
-    model = nn.Sequential(Counting(), nn.ReLU())
+    model: Any = nn.Sequential(Counting(), nn.ReLU())
     counting: Any = model[0]
+    model.n = 1  # of a class of torch
     ema, sums = counting.ema, counting.sums
     with Restored([model], []):
         for _ in range(2):
             model(X).sum().backward()
+            model.n += 1
         assert counting.n == 5
     assert (counting.n, counting.name, counting.last) == (3, "first", None)
+    assert model.n == 1
     assert not hasattr(counting, "made")
     assert counting.ema is ema
     assert counting.sums is sums
