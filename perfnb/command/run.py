@@ -148,6 +148,7 @@ class _Report:
             loader=loader,
             recorder=self._recorder,
         )
+        self._driver.by_batch = options.steps_by == "batch"
         return self._driver
 
     def finish(self, steps: ScriptSteps, options: argparse.Namespace) -> None:

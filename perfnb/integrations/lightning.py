@@ -39,8 +39,9 @@ def _callbacks() -> tuple[type, ...]:
 class ProfileCallback(*_callbacks()):  # type: ignore[misc]
     """Profile a few steps in the middle of ``Trainer.fit``, each executed once.
 
-    A step is one optimizer step with all batches whose gradients it accumulates (with manual optimization, a batch),
-    from the request for its first batch to that for the next step's. Validation and checkpoints are no steps.
+    A step is one optimizer step with all batches whose gradients it accumulates, from the request for its first batch
+    to that for the next step's. With manual optimization it ends with a batch after which an optimizer has stepped; if
+    none of Lightning's optimizers ever steps, each batch is a step. Validation and checkpoints are no steps.
 
     Parameters
     ----------
@@ -119,9 +120,11 @@ class ProfileCallback(*_callbacks()):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         optimizer_steps = trainer.global_step  # not cheap
-        if optimizer_steps != self._optimizer_steps or not pl_module.automatic_optimization:
+        if optimizer_steps != self._optimizer_steps:
             self._optimizer_steps = optimizer_steps
             self._steps.stepped()
+        elif not pl_module.automatic_optimization:
+            self._steps.used_a_batch()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._steps.validates()

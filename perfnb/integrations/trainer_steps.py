@@ -47,6 +47,8 @@ class TrainerSteps:
         self._first = at if isinstance(at, int) else min(at)
         #: Of the open step: whether it has begun, has trained on a batch, and its optimizer has stepped.
         self._begun = self._batches = self._stepped = False
+        #: Whether it is known that optimizers end steps.
+        self._accumulates = False
         #: Whether a step was given up of which more batches are to come.
         self._given_up = False
 
@@ -61,26 +63,29 @@ class TrainerSteps:
             self._kept_run.begin()
         if self._stepped:
             self._end()
-        if self._given_up:
-            return
-        (self.driver.wait_again if self._begun else self.driver.wait)()
+        if not self._given_up:
+            self.driver.wait()
 
     def fetched(self) -> None:
         """The trainer has its batch, or there is none left."""
-        if self._given_up:
-            return
-        (self.driver.begin_again if self._begun else self.driver.begin)()
-        self._begun = True
+        if not self._given_up:
+            self.driver.begin()
+            self._begun = True
 
     def takes(self, batch: Any) -> None:
         """The open step trains on a batch."""
         self._batches = True
         if not self._given_up:
-            self.driver.begin_again(batch)
+            self.driver.begin(batch)
 
     def stepped(self) -> None:
         """The optimizer has stepped: the next batch is that of the next step."""
-        self._stepped = True
+        self._stepped, self._accumulates, self.driver.by_batch = True, True, False
+
+    def used_a_batch(self) -> None:
+        """Nobody knows whether an optimizer has stepped: a step has ended, unless optimizers are known to end steps."""
+        if not self._accumulates:
+            self._stepped, self.driver.by_batch = True, True
 
     def pauses(self) -> None:
         """Something that is no step comes before the next batch: a checkpoint, or the end of an epoch."""

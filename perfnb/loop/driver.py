@@ -22,7 +22,7 @@ from perfnb.step.device import accelerator_in_use
 from perfnb.step.given import require_name
 from perfnb.step.namespace import chosen_models
 from perfnb.step.session import Capture
-from perfnb.step.steps import ExecutedStep, Passes, SkippedStep, Turn, common_size, token_count
+from perfnb.step.steps import ExecutedStep, Passes, SkippedStep, Turn, common_size, token_count, total
 from perfnb.step.to_recording import recording_of
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ _UNKNOWN = -1
 class StepRecorder(Protocol):
     """What is told of every step."""
 
+    #: Whether each batch counts as a step.
+    by_batch: bool
+
     def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
         """Note a step: its duration, its wait for data (-1 if unknown), `time.perf_counter_ns` at its start."""
 
@@ -50,10 +53,11 @@ class StepRecorder(Protocol):
 class LoopProfiler:
     """Profiles a few steps in the middle of a loop, each executed once, and then removes everything.
 
-    The loop's owner calls `wait` where a step starts to wait for its batch (if that is known), `begin` where its work
-    starts, `end` where it ends, and `close` when the loop is over, however it ended. A step of several batches calls
-    `wait_again` and `begin_again` for each further one. What runs between `end` and the next `wait` belongs to no step.
-    Outside its windows a step costs a counter, and nothing is installed.
+    The loop's owner calls `wait` where the loop asks for a batch (if that is known) and `begin` where it has the batch.
+    The first of these calls after `end` begins a step, and all that follow until `end` belong to it, so that a step of
+    several batches, as for accumulated gradients, has all their waits. `close` is called when the loop is over, however
+    it ended. Work between `end` and the next step belongs to no step. Outside its windows a step costs a counter, and
+    nothing is installed.
 
     A failure of perfnb itself, such as another profiler that is running, ends the window with a warning; the loop goes
     on.
@@ -95,6 +99,8 @@ class LoopProfiler:
         Those made so far; saved ones are loaded when they are asked for.
     done : int
         Number of steps that have ended.
+    loader : object
+        The loader, which its owner may name later than at the start, but before a window opens.
     """
 
     def __init__(
@@ -126,11 +132,13 @@ class LoopProfiler:
         if on_done is not None and not callable(on_done):
             raise TypeError(f"on_done must be a function of the profile, not {shown(on_done)}.")
         self._models, self._names = chosen_models(model)
-        self._namespace, self._loader, self._left = namespace, loader, left
+        self._namespace, self._left = namespace, left
+        self.loader = loader
         self._stacks, self._name, self._on_done = stacks, name, on_done
         self.recorder = recorder
         self.profiles = KeptProfiles(save, keep_trace=self._windows.single if keep_trace is None else bool(keep_trace))
         self.done = 0
+        self._by_batch = False
         self._next = self._due(0)
         #: The open window, if there is one: its passes, their next turn, and what surrounds the open step.
         self._passes: Passes[Capture] | None = None
@@ -142,14 +150,23 @@ class LoopProfiler:
         self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
         self._sizes: list[int | None] = []
         self._tokens: list[int | None] = []
-        #: Batches of the open window's step that had most.
-        self._most_batches = 0
         self._made: Profile | None = None
 
     @property
     def next_at(self) -> int | None:
         """Number of steps before the next window; ``None`` if there is none to come."""
         return None if self._next == _NEVER else self._next
+
+    @property
+    def by_batch(self) -> bool:
+        """Whether each batch counts as a step because no optimizer's step shows where a step ends."""
+        return self._by_batch
+
+    @by_batch.setter
+    def by_batch(self, by_batch: bool) -> None:
+        self._by_batch = by_batch
+        if self.recorder is not None:
+            self.recorder.by_batch = by_batch
 
     @property
     def is_open(self) -> bool:
@@ -163,40 +180,29 @@ class LoopProfiler:
         return (plan.steps or 0) + 1 + plan.traced + 2 * plan.memory + plan.flops
 
     def wait(self) -> None:
-        """The next step starts to wait for its batch."""
-        if self._passes is not None or self.done >= self._next:
-            self._guarded(self._step_begins)
-        elif self.recorder is not None:
-            self._wait_ns = self._begin_ns = time.perf_counter_ns()
+        """The loop asks for a batch: the next step begins, or the open one waits once more."""
+        if self._passes is not None or (not self._begin_ns and self.done >= self._next):
+            self._guarded(self._starts_to_wait)
+        elif not self._wait_ns:
+            self._wait_ns = time.perf_counter_ns()
+            self._begin_ns = self._begin_ns or self._wait_ns
 
     def begin(self, batch: Any = None) -> None:
-        """The step has its batch, and its work starts."""
-        if self._passes is not None or self.done >= self._next:
-            self._guarded(self._work_begins, batch)
-        elif self.recorder is not None:
-            self._note_wait()
-
-    def wait_again(self) -> None:
-        """The step, which has begun, waits for one more batch, as for accumulated gradients."""
-        self._wait_ns = time.perf_counter_ns()
-        if self._around is not None:
-            self._guarded(self._work_waits)
-
-    def begin_again(self, batch: Any = None) -> None:
-        """The step has one more batch, and its work goes on."""
-        if self._around is not None:
-            self._guarded(self._work_goes_on, batch)
-        elif self._wait_ns or not self._begin_ns:
+        """The loop has the batch that it asked for, if there was one, and works on it."""
+        if self._passes is not None or (not self._begin_ns and self.done >= self._next):
+            self._guarded(self._works_on, batch)
+        else:
             self._note_wait()
 
     def end(self) -> None:
         """The step has ended."""
         if self._passes is not None:
             self._guarded(self._step_ends, time.perf_counter_ns())
-        elif self.recorder is not None and self._begin_ns:
+        elif self._begin_ns:
             begin, data = self._begin_ns, self._data_ns
-            self._begin_ns, self._data_ns = 0, _UNKNOWN
-            self.recorder.step(time.perf_counter_ns() - begin, data, begin)
+            self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
+            if self.recorder is not None:
+                self.recorder.step(time.perf_counter_ns() - begin, data, begin)
         self.done += 1
         if self._made is not None:
             self._tell()
@@ -213,11 +219,11 @@ class LoopProfiler:
         Can be called at any time, as before a validation, and again.
         """
         passes, self._passes, self._turn = self._passes, None, None
+        self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
         if passes is None:
             return
         atexit.unregister(self.close)
         self._next = self.done
-        self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
         try:
             self._leave(GeneratorExit())
         finally:
@@ -252,36 +258,24 @@ class LoopProfiler:
             self._wait_ns = 0
         self._begin_ns = self._begin_ns or now
 
-    def _step_begins(self) -> None:
+    def _starts_to_wait(self) -> None:
         if self._waiting is not None:
-            return  # it waits already
-        if self._around is not None:
-            self._step_is_skipped()  # nobody said that it ended
-        if self._open():
-            self._enter()
-            self._wait_ns = self._begin_ns
-            self._enter_wait()
-        else:
+            return
+        begins = self._around is None
+        if begins and not self._enter():
             self._wait_ns = self._begin_ns = time.perf_counter_ns()
+            return
+        assert self._turn is not None
+        self._wait_ns = self._begin_ns if begins else time.perf_counter_ns()
+        self._waiting = ExitStack()
+        self._waiting.enter_context(self._turn.data())
 
-    def _work_begins(self, batch: Any) -> None:
-        if self._waiting is None:
-            if self._around is not None:
-                self._step_is_skipped()
-            if not self._open():
-                self._note_wait()
-                return
-            self._enter()
-        self._work_goes_on(batch)
-
-    def _work_waits(self) -> None:
-        if self._waiting is None:
-            self._enter_wait()
-
-    def _work_goes_on(self, batch: Any) -> None:
+    def _works_on(self, batch: Any) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.close()
+        elif self._around is None:
+            self._enter()
         self._note_wait()
         if batch is None or self._turn is None:
             return
@@ -297,14 +291,13 @@ class LoopProfiler:
         if self._around is None or self._waiting is not None or turn is None:
             return
         begin, data = self._begin_ns, self._data_ns
-        samples, tokens = _sum_if_known(self._sizes), _sum_if_known(self._tokens)
-        self._most_batches = max(self._most_batches, len(self._sizes))
+        taken = total(self._sizes), total(self._tokens), max(1, len(self._sizes))
         self._leave(None)
         self._begin_ns, self._data_ns = 0, _UNKNOWN
         if self.recorder is not None:
             self.recorder.enter(turn.pass_name)
             self.recorder.step(now - begin, data, begin)
-        self._advance(ExecutedStep(turn.pass_name, begin, now - begin, max(0, data), samples, tokens))
+        self._advance(ExecutedStep(turn.pass_name, begin, now - begin, max(0, data), *taken))
 
     def _step_is_skipped(self) -> None:
         self._leave(SkippedStep())
@@ -323,12 +316,12 @@ class LoopProfiler:
                 self._next = self.done + max(1, left)
                 return False
             steps -= max(0, missing)
-        self._first, self._most_batches = self.done, 0
+        self._first = self.done
         self._passes = loop_passes(
             plan=replace(self._plan, warmup=warmup, steps=steps),
             models=self._models,
             namespace=self._variables,
-            batches=self._loader,
+            batches=self.loader,
             stacks=self._stacks,
         )
         # torch's profiler must not outlive the interpreter.
@@ -339,19 +332,17 @@ class LoopProfiler:
     def _variables(self) -> Mapping[str, Any]:
         return {**({} if self._namespace is None else self._namespace()), **self._names}
 
-    def _enter(self) -> None:
-        """Open what surrounds the next step."""
+    def _enter(self) -> bool:
+        """Open what surrounds the next step, in a window that is open or opens now; whether there is one."""
+        if not self._open():
+            return False
         assert self._turn is not None
         self._sizes.clear()
         self._tokens.clear()
         self._around = ExitStack()
         self._around.enter_context(self._turn.around())
-        self._data_ns, self._begin_ns = _UNKNOWN, time.perf_counter_ns()
-
-    def _enter_wait(self) -> None:
-        assert self._turn is not None
-        self._waiting = ExitStack()
-        self._waiting.enter_context(self._turn.data())
+        self._wait_ns, self._data_ns, self._begin_ns = 0, _UNKNOWN, time.perf_counter_ns()
+        return True
 
     def _leave(self, error: BaseException | None) -> None:
         """Close what surrounds the open step."""
@@ -376,8 +367,10 @@ class LoopProfiler:
 
     def _finish(self, capture: Capture) -> None:
         recording = recording_of(capture, self._name)
-        meta = {**recording.meta, "loop": {"step": self._first, "batches": self._most_batches}}
-        profile = Profile(replace(recording, meta=meta))
+        loop = {"step": self._first, "batches": recording.meta.get("batches", 1)}
+        if self.by_batch:
+            loop["by_batch"] = True
+        profile = Profile(replace(recording, meta={**recording.meta, "loop": loop}))
         self.profiles.add(profile, self._first)
         self._made = profile
 
@@ -386,9 +379,3 @@ class LoopProfiler:
         profile, self._made = self._made, None
         if self._on_done is not None and profile is not None:
             self._on_done(profile)
-
-
-def _sum_if_known(counts: list[int | None]) -> int | None:
-    """The sum over all batches of a step; ``None`` if it had none, or one is unknown."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None

@@ -8,6 +8,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from perfnb.arguments import shown
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept import KeptProfiles
@@ -43,7 +45,8 @@ def profiled(
 ) -> ProfiledLoop[_Batch]:
     """Profile some steps of a loop that goes on: ``for batch in perfnb.profiled(loader):``.
 
-    The loop's body is the step, and waiting for the next batch is its phase ``data``. From step `at` on, the passes of
+    A step is an optimizer step with all batches whose gradients it accumulates, and waiting for them is its phase
+    ``data``. In a loop without an optimizer of torch each batch is a step. From step `at` on, the passes of
     `profile_step` are laid over the loop's own steps, each executed once; then everything is removed. Before and after,
     only the time of each step is noted, for `ProfiledLoop.run`. Used for several epochs, the same object goes on.
 
@@ -61,8 +64,9 @@ def profiled(
         Called with each `Profile` when its window has ended.
     model : Module, list of Module, or dict of name to Module, optional
         As in `profile_step`.
-    steps_by : Optimizer, optional
-        A step ends where this optimizer has stepped, not with each batch: for accumulated gradients.
+    steps_by : Optimizer or "batch", optional
+        A step ends with the batch after which this optimizer has stepped, by default any optimizer of torch. With
+        ``"batch"`` every batch is a step.
     steps, traced : int
         Steps to time and to trace in each window.
     memory, flops, stacks : bool
@@ -114,12 +118,15 @@ class ProfiledLoop(Generic[_Batch]):
     def __init__(self, loader: Iterable[_Batch], steps_by: Any = None, **options: Any) -> None:
         if not isinstance(loader, Iterable):
             raise TypeError(f"loader must be an iterable of batches, not {shown(loader)}.")
-        if steps_by is not None and not hasattr(steps_by, "register_step_post_hook"):
-            raise TypeError(f"steps_by must be an optimizer, not {shown(steps_by)}.")
+        if steps_by not in (None, "batch") and not hasattr(steps_by, "register_step_post_hook"):
+            raise TypeError(f'steps_by must be an optimizer or "batch", not {shown(steps_by)}.')
         self._loader, self._steps_by = loader, steps_by
-        #: Batches in an epoch, if known, and those given in this one.
+        #: Whether an optimizer has stepped since the step began, and whether it is known that optimizers end steps.
+        self._stepped, self._accumulates = False, steps_by not in (None, "batch")
+        #: Batches in an epoch, if known, those given in this one, those of the open step, and those of the last one.
         self._batches: int | None = None
-        self._given = 0
+        self._given = self._taken = 0
+        self._per_step = 1
         self._shown = 0
         self._said = False
         self._recorder = RunRecorder(str(options.get("name", "loop")))
@@ -154,32 +161,22 @@ class ProfiledLoop(Generic[_Batch]):
             stack.push(self._show_at_once)
             stack.callback(self._kept_run.end)
             stack.callback(profiler.close)
-            try:
-                self._batches = len(self._loader)  # type: ignore[arg-type]
-            except (TypeError, NotImplementedError):
-                self._batches = None
-            self._given, first = 0, profiler.done
-            stepped: list[bool] = []
-            if self._steps_by is not None:
-                stack.callback(self._steps_by.register_step_post_hook(lambda *_: stepped.append(True)).remove)
+            self._batches = self._length()
+            self._given = self._taken = 0
+            first, self._stepped = profiler.done, False
+            self._watch_optimizers(stack)
             source = iter(self._loader)
-            again = False
             while True:
-                (profiler.wait_again if again else profiler.wait)()
+                profiler.wait()
                 try:
                     # In a list, because a variable here would keep the batch alive while the loop's body runs.
                     box = [next(source)]
                 except StopIteration:
                     break
-                (profiler.begin_again if again else profiler.begin)(box[0])
+                profiler.begin(box[0])
                 self._given += 1
                 yield box.pop()
-                again = self._steps_by is not None and not stepped
-                if not again:
-                    stepped.clear()
-                    profiler.end()
-                    if profiler.next_at is None:
-                        self._show()
+                self._end_batch()
             # Between epochs comes what belongs to no step, such as a validation: a window that fits starts over.
             if profiler.done - first >= profiler.length:
                 profiler.close()
@@ -194,6 +191,45 @@ class ProfiledLoop(Generic[_Batch]):
                 f"{profiler.length} is due after {profiler.next_at:,}."
             )
 
+    def _length(self) -> int | None:
+        """Batches in an epoch, if the loader knows."""
+        try:
+            return len(self._loader)  # type: ignore[arg-type]
+        except Exception:  # the loop does not need it, so the loader may fail as it likes
+            return None
+
+    def _watch_optimizers(self, stack: ExitStack) -> None:
+        """Note in the block that optimizers step: the user's, or any."""
+        if self._steps_by == "batch":
+            return
+        register = (
+            register_optimizer_step_post_hook if self._steps_by is None else self._steps_by.register_step_post_hook
+        )
+        stack.callback(register(self._note_step).remove)
+
+    def _note_step(self, *_: object) -> None:
+        self._stepped = True
+
+    def _end_batch(self) -> None:
+        """The loop's body has used a batch: the step ends, unless it takes more.
+
+        Until an optimizer steps for the first time, it cannot be told whether the loop has one: each batch is a step.
+        """
+        __tracebackhide__ = True
+        profiler, (stepped, self._stepped) = self._profiler, (self._stepped, False)
+        self._taken += 1
+        if self._accumulates and not stepped:
+            return
+        too_short = stepped and profiler.by_batch
+        self._accumulates |= stepped
+        profiler.by_batch = not self._accumulates
+        self._per_step, self._taken = self._taken, 0
+        profiler.end()
+        if too_short:
+            profiler.close()  # what were steps so far are batches of one
+        if profiler.next_at is None:
+            self._show()
+
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
 
@@ -207,7 +243,8 @@ class ProfiledLoop(Generic[_Batch]):
 
     def _left(self) -> int | None:
         """Steps of this epoch that are still to come."""
-        return None if self._batches is None or self._steps_by is not None else self._batches - self._given
+        left = None if self._batches is None else self._batches - self._given
+        return None if left is None else left // self._per_step
 
     def _show(self) -> None:
         """Show the last profile in a notebook, once."""

@@ -64,6 +64,8 @@ class RunRecorder:
 
     def __init__(self, name: str = "run") -> None:
         self._name = name
+        #: Whether each batch counts as a step, because no optimizer's step shows where a step ends.
+        self.by_batch = False
         self._count = 0
         self._first_ns = self._end_ns = 0
         # Numbers side by side: objects kept alive would set off Python's garbage collector.
@@ -150,6 +152,7 @@ class RunRecorder:
             np.array(readings, dtype=np.int64).reshape(-1, len(READING_COLUMNS)),
             {
                 "name": self._name,
+                **({"by_batch": True} if self.by_batch else {}),
                 "steps": self._count,
                 "stride": stride,
                 "duration_ns": self._end_ns - self._first_ns,

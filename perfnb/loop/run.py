@@ -54,6 +54,7 @@ class RunFacts(TypedDict):
 
     name: str
     steps: Count
+    by_batch: NotRequired[bool]
     stride: Annotated[int, Meta(ge=1, le=2**40)]
     duration_ns: Count
     dropped_windows: dict[str, Count]
@@ -70,9 +71,9 @@ class RunFacts(TypedDict):
 
 #: The folder of a loop's run, beside those of its profiles.
 RUN_FOLDER = "run"
-RUN = Kind(
-    "run", frozenset({"rows", "windows", "readings"}), frozenset(RunFacts.__annotations__) - {"load", "cpus"}, RunFacts
-)
+_OPTIONAL = {"by_batch", "load", "cpus"}
+_TABLES = frozenset({"rows", "windows", "readings"})
+RUN = Kind("run", _TABLES, frozenset(RunFacts.__annotations__) - _OPTIONAL, RunFacts)
 
 
 class RunSummary(Shown, Page):

@@ -57,6 +57,7 @@ class RunFigures:
 
     name: str
     steps: int  # all of them
+    by_batch: bool  # whether each is a batch, because no optimizer's step shows where a step ends
     profiled: int  # those in profiled windows, left out of every figure but the phases
     warmup: int  # slow ones at the start, left out of the verdict
     stride: int  # how many steps a row stands for
@@ -162,6 +163,7 @@ def run_figures(steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, A
     return RunFigures(
         name=str(facts["name"]),
         steps=int(facts["steps"]),
+        by_batch=bool(facts.get("by_batch", False)),
         profiled=int(steps.loc[steps["profiled"], "steps"].sum()) + int(facts["dropped_windows"]["steps"]),
         warmup=warmup,
         stride=int(facts["stride"]),
@@ -374,9 +376,9 @@ def _input(rows: pd.DataFrame, facts: Mapping[str, Any], parts: Mapping[str, Any
         f"{said}{caveat}",
         wait.estimate * mean_ms,
         wait.estimate,
-        "Make batches in other processes while the step computes, or in more of them (num_workers, "
-        "persistent_workers=True of torch's DataLoader), or make them cheaper: cache, vectorise. "
-        "perfnb.confirm_input_bound(step, loader) measures what a perfect loader would save.",
+        "Make batches in more worker processes while the step computes (num_workers of your DataLoader, "
+        "dataloader_num_workers in the TrainingArguments of a Hugging Face Trainer), or make them cheaper: cache, "
+        "vectorise. Then compare the runs: perfnb compare, or run.compare(other).",
         "medium" if facts["device"] else "high",
     )
 
@@ -463,9 +465,9 @@ def _slower(changes: Changes | None, rows: pd.DataFrame, wall: float, count: int
         evidence,
         bound,
         bound / mean,
-        "Profile a fast and a slow part of the run and compare: perfnb.profiled(loader, at=[early, late]), then "
-        "Profile.compare. If their work is the same, the machine changed: perfnb.watch() records clocks, throttling "
-        "and load.",
+        "Profile a fast and a slow part of the run (at=[early, late]; --at EARLY,LATE of perfnb run) and compare them "
+        "with Profile.compare. If their work is the same, the machine changed: perfnb.watch() records clocks, "
+        "throttling and load.",
         "medium",
     )
 
@@ -498,8 +500,9 @@ def _memory(
             f"{words} grows by {ends}, by {fmt.size(grown)} over the run.{full}",
             None,
             None,
-            "perfnb.find_leaks(step, loader) names what each step leaves behind; often it is a loss that is kept with "
-            "its graph (keep loss.item()), or a list that is appended to.",
+            "Look for what each step leaves behind: often it is a loss that is kept with its graph (keep "
+            "loss.item()), or a list that is appended to. Where a step is a function of your own, "
+            "perfnb.find_leaks(step, loader) names it.",
             "medium",
         )
         return

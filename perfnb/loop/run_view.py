@@ -28,7 +28,8 @@ def run_line(figures: RunFigures) -> str:
     if figures.median_ms is None:
         return f"{steps}, {figures.verdict.lower()}"
     verdict = figures.verdict[:1].lower() + figures.verdict[1:]
-    return f"{steps} of {fmt.interval(figures.median_ms, figures.ci_ms)}, {verdict}"
+    per = " per batch" if figures.by_batch else ""
+    return f"{steps} of {fmt.interval(figures.median_ms, figures.ci_ms)}{per}, {verdict}"
 
 
 def run_sentences(figures: RunFigures) -> list[str]:
@@ -37,8 +38,11 @@ def run_sentences(figures: RunFigures) -> list[str]:
     said = f"{steps} in {fmt.duration(figures.duration_ms)}"
     if figures.median_ms is not None:
         basis = "median, 95 % interval" if figures.ci_ms else "median"
-        said += f": {fmt.interval(figures.median_ms, figures.ci_ms)} each ({basis}{device})"
+        per = "per batch" if figures.by_batch else "each"
+        said += f": {fmt.interval(figures.median_ms, figures.ci_ms)} {per} ({basis}{device})"
     sentences = [f"{said}."]
+    if figures.by_batch:
+        sentences.append("Each step is one batch, because no optimizer step shows where a step ends.")
     if figures.warmup or figures.profiled:
         left = [
             f"the first {'step' if figures.warmup == 1 else f'{figures.warmup:,} steps'} (warm-up)"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +11,8 @@ from importlib.machinery import ModuleSpec
 from inspect import CO_OPTIMIZED
 from types import FrameType, ModuleType
 from typing import Any, Protocol
+
+from perfnb.step.loaders import Nameless, only_here, see_loaders
 
 #: What ends a step: a step of the first optimizer that stepped, or of the one that came last, or the next batch.
 BY = ("first", "last", "batch")
@@ -23,11 +23,14 @@ _LIBRARIES = ("perfnb", "torch", "runpy", "contextlib")
 class Driver(Protocol):
     """What is told of the steps, as `perfnb.loop.driver.LoopProfiler` is."""
 
+    #: The loader of the steps, once that is known.
+    loader: Any
+
     def wait(self) -> None:
-        """A step starts to wait for its batch."""
+        """A step begins by waiting for a batch, or the open one waits once more."""
 
     def begin(self, batch: Any = None) -> None:
-        """Its work starts."""
+        """The wait is over, and the step works, on this batch if it is one of its own."""
 
     def end(self) -> None:
         """It has ended."""
@@ -40,8 +43,10 @@ class ScriptSteps:
     """Finds the steps of a script's training loop and tells a driver of them.
 
     A step ends when the chosen optimizer has stepped, and the next one starts where the loop asks the same loader for
-    the next batch. Batches asked for in between, as for gradient accumulation, belong to the step that has started, and
-    other loaders, as for validation, to none. Without a loader a step starts where the last one ended.
+    the next batch. Whatever is asked for until that step ends belongs to it: further batches, as for accumulated
+    gradients, and the waits for other loaders. What is asked of other loaders between steps, as for validation, belongs
+    to none. Of several loaders that every step asks, the first one's batches are the steps'. Without a loader a step
+    starts where the last one ended.
 
     Parameters
     ----------
@@ -61,40 +66,53 @@ class ScriptSteps:
         self._driver: Driver | None = None
         self._chosen: weakref.ref[Any] | None = None
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: The loader of the steps, once that is `_known`, and the one that was asked since the last step.
+        #: The loader of the steps, once that is `_known`, the one that was asked last since the last step, the first
+        #: one that was and has not run out, and that of the step before.
         self._loader: weakref.ref[Any] | None = None
         self._asked: weakref.ref[Any] | None = None
+        self._first: weakref.ref[Any] | None = None
+        self._first_before: weakref.ref[Any] | None = None
         self._known = self._open = self._ran_out = False
         self.optimizers = 0
 
     def asks(self, loader: Any) -> bool:
-        """A batch is asked for; whether a step starts to wait for it."""
-        driver = self._driver_of(None if isinstance(loader, _Nameless) else loader)
+        """A batch is asked for; whether a step waits for it."""
+        driver = self._driver_of(None if isinstance(loader, Nameless) else loader)
         before, self._asked = self._asked, weakref.ref(loader)
-        if self._known and not _is(self._loader, loader):
+        self._first = self._first or self._asked
+        own = not self._known or _is(self._loader, loader)
+        if not self._open and not own:
             return False
-        if self._open and self._by == "batch":
-            driver.end()
-        elif self._open:
-            if not self._ran_out and (self._known or _is(before, loader)):
-                return False
-            driver.skip()  # what came before was no step: no optimizer has stepped
-        if self._by == "batch":
+        if self._open and own:
+            if self._by == "batch":
+                driver.end()
+                self._open = False
+            elif self._ran_out or not (self._known or _is(before, loader)):
+                driver.skip()  # what came before was no step: no optimizer has stepped
+                self._open = False
+        if self._by == "batch" and not self._known:
             self._known, self._loader = True, self._asked
-        self._open = self._ran_out = False
+        self._ran_out = self._ran_out and self._open
         driver.wait()
         return True
 
     def gets(self, batch: Any) -> None:
         """The batch that a step waited for is there."""
+        own = not self._known or _is(self._loader, self._asked and self._asked())
         self._open = True
-        self._driver_of(None).begin(batch)
+        self._driver_of(None).begin(batch if own else None)
 
     def runs_out(self, waiting: bool) -> None:
         """A loader had no batch, or none could be made; `waiting` is what `asks` said."""
-        if waiting:
+        asked = self._asked and self._asked()
+        if _is(self._first, asked):
+            self._first = None
+        if waiting and self._open:
+            self._driver_of(None).begin()
+        elif waiting:
             self._driver_of(None).skip()
-        elif _is(self._loader, self._asked and self._asked()) or not self._known:
+            return
+        if not self._known or _is(self._loader, asked):
             self._ran_out = True
 
     def stepped(self, optimizer: Any) -> None:
@@ -116,6 +134,11 @@ class ScriptSteps:
             driver.skip()  # a loader ran out before the first step: what it was for is not known
         if not (whole and self._known):
             self._loader = None if self._ran_out else self._asked
+        elif self._first is not None and _is(self._first_before, self._first()):
+            self._loader = self._first
+        found = self._loader and self._loader()
+        driver.loader = None if isinstance(found, Nameless) else found
+        self._first_before, self._first = self._first, None
         self._known, self._asked = True, None
         self._open = self._ran_out = False
         if self._loader is None:
@@ -133,7 +156,7 @@ class ScriptSteps:
         with ExitStack() as undo:
             hooks: dict[str, Callable[[ModuleType], Any]] = {
                 "torch.optim.optimizer": lambda module: undo.callback(self._see_optimizers(module)),
-                "torch.utils.data.dataloader": lambda module: undo.callback(self._see_loaders(module)),
+                "torch.utils.data.dataloader": lambda module: undo.callback(see_loaders(module, self)),
             }
             later = {}
             for name, hook in hooks.items():
@@ -154,7 +177,7 @@ class ScriptSteps:
         Torch's own hooks after a step run inside a range that the profiler records, where it can be neither started nor
         stopped, and no hook can be added there.
         """
-        optimizer_class, here = module.Optimizer, _only_here()
+        optimizer_class, here = module.Optimizer, only_here()
         original = optimizer_class.__dict__["profile_hook_step"]
         running = False
         seeing = True
@@ -185,52 +208,6 @@ class ScriptSteps:
 
         optimizer_class.profile_hook_step = staticmethod(hooked)
         return undo
-
-    def _see_loaders(self, module: ModuleType) -> Callable[[], None]:
-        """Wrap what all iterators of loaders have in common; returns what unwraps it."""
-        iterators = module._BaseDataLoaderIter
-        make, following = iterators.__init__, iterators.__next__
-        loaders: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-        nameless: dict[int, _Nameless] = {}
-        here, inside = _only_here(), threading.Lock()
-
-        @functools.wraps(make)
-        def __init__(self_: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            make(self_, loader, *args, **kwargs)
-            loaders[self_] = weakref.ref(loader)
-
-        @functools.wraps(following)
-        def __next__(self_: Any) -> Any:
-            __tracebackhide__ = True
-            # A loader that is asked by another one's data set is part of that one's work.
-            if not here() or not inside.acquire(blocking=False):
-                return following(self_)
-            known = loaders.get(self_)
-            loader = None if known is None else known()
-            if loader is None:  # as in `for batch in DataLoader(data)`
-                loader = nameless.setdefault(id(self_._dataset), _Nameless())
-            try:
-                waiting = self.asks(loader)
-                try:
-                    batch = following(self_)
-                except BaseException:
-                    self.runs_out(waiting)
-                    raise
-                if waiting:
-                    self.gets(batch)
-                return batch
-            finally:
-                inside.release()
-
-        def undo() -> None:
-            iterators.__init__, iterators.__next__ = make, following
-
-        iterators.__init__, iterators.__next__ = __init__, __next__
-        return undo
-
-
-class _Nameless:
-    """Stands for a loader that nobody holds, while one of its iterators is used."""
 
 
 def script_variables() -> dict[str, Any]:
@@ -284,12 +261,3 @@ class _AfterImport:
 
 def _is(reference: weakref.ref[Any] | None, thing: Any) -> bool:
     return thing is not None and reference is not None and reference() is thing
-
-
-def _only_here() -> Callable[[], bool]:
-    """Whether this is the process and the thread that this function was called in.
-
-    A thread that fetches batches ahead is not what the loop waits for, and a forked process has a loop of its own.
-    """
-    process, thread = os.getpid(), threading.get_ident()
-    return lambda: threading.get_ident() == thread and os.getpid() == process

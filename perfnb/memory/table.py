@@ -162,7 +162,7 @@ def fitting_options(
     by_category : mapping
         Bytes at the peak.
     samples : int or None
-        Samples in a batch.
+        Samples in a step.
 
     Returns
     -------
@@ -170,7 +170,12 @@ def fitting_options(
         ``option``, ``frees_bytes``, ``basis``, ``detail``; options that free nothing are left out.
     """
     moving = sum(by_category[name] for name in ("activations", "inputs", "temporaries"))
-    size = "" if samples is None else f", {samples // 2:,} samples instead of {samples:,}"
+    batches = recording.meta.get("batches", 1)
+    each = None if samples is None else samples // batches
+    size, over = "" if each is None else f", {each // 2:,} samples instead of {each:,}", "two"
+    if batches > 1:
+        over = f"{2 * batches:,}"
+        size = f": {over} of {each // 2:,} samples instead of {batches:,} of {each:,}" if each else ""
     kept, layers = _checkpointing(alive, recording.modules)
     roots = recording.modules[recording.modules["parent"] == NONE]
     whole = roots["parameter_bytes"].sum() >= _WHOLE * roots["parameters"].sum()
@@ -180,9 +185,10 @@ def fitting_options(
     options = [
         (
             "half the batch",
-            moving // 2 if samples is None or samples > 1 else 0,
+            moving // 2 if each is None or each > 1 else 0,
             "estimated",
-            f"Activations, inputs and temporaries shrink with the batch{size}; accumulate gradients over two batches.",
+            f"Activations, inputs and temporaries shrink with the batch{size}; accumulate gradients over {over} "
+            "batches.",
         ),
         (
             "checkpointing",

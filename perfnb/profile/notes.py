@@ -60,8 +60,17 @@ def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
         yield f"Step time was not steady after {_steps(warm)} of warm-up and may have drifted during timing."
     elif meta.get("steady") is None and meta["options"]["warmup"] is None:
         yield f"A warm-up of {_steps(warm)} is too short to tell whether the step time was steady."
-    if (batches := meta.get("loop", {}).get("batches", 1)) > 1:
-        yield f"Gradients were accumulated: a step is one optimizer step on {batches:,} batches."
+    if (batches := meta.get("batches", meta.get("loop", {}).get("batches", 1))) > 1:
+        yield (
+            f"Gradients were accumulated: a step is one optimizer step on {batches:,} batches."
+            if "loop" in meta
+            else f"The step takes {batches:,} batches from its loader: waits, samples and rates are of all of them."
+        )
+    if meta.get("loop", {}).get("by_batch"):
+        yield (
+            "Each step is one batch, because no optimizer step shows where a step ends. If gradients are accumulated, "
+            "the work of one optimizer step is spread over several of them."
+        )
     if "loop" in meta:
         yield f"Profiled in a running loop, where each step runs once: {'; '.join(_left_out(recording))}."
     if meta.get("timed_cut_short"):

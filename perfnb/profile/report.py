@@ -173,7 +173,8 @@ def _headline(summary: Summary) -> list[str]:
     if not timing.steps:
         facts = [f"step {fmt.UNKNOWN} (no timed step)"]
     else:
-        facts = [f"step {fmt.interval(timing.median_ms, timing.ci_ms)} ({timing.basis})"]
+        per = " per batch" if summary.by_batch else ""
+        facts = [f"step {fmt.interval(timing.median_ms, timing.ci_ms)}{per} ({timing.basis})"]
         if timing.throughput_per_s is not None:
             size = "" if timing.batch_size is None else f", batch of {timing.batch_size:,}"
             facts.append(f"{fmt.rate(timing.throughput_per_s, 'samples')}{size}")
@@ -262,6 +263,7 @@ def report_data(
             "basis": timing.basis,
             "throughput_per_s": exact(timing.throughput_per_s),
             "batch_size": timing.batch_size,
+            "by_batch": summary.by_batch,
             "inference": is_inference(summary),
             "tokens_per_s": exact(summary.tokens_per_s),
             "mfu": fmt.short(summary.mfu),

@@ -81,6 +81,8 @@ class Summary:
         Token ids in the timed steps' batches, at the same step time as samples; if the model has an embedding for them.
     mfu : float or None
         Model FLOPs utilisation of the timed step, 0 to 1; see `model_flops_utilisation`.
+    by_batch : bool
+        Whether each step is one batch of a loop, because no optimizer's step shows where a step ends.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Summary:
     parts: Mapping[str, Any] = field(default_factory=dict)
     tokens_per_s: float | None = None
     mfu: float | None = None
+    by_batch: bool = False
 
     @property
     def until_gpu_ms(self) -> float | None:
@@ -177,6 +180,7 @@ def summarize(recording: Recording, attribution: Attribution | None = None, watc
         findings=None if attribution is None else find(recording, attribution, figures),
         tokens_per_s=_tokens_per_s(recording, timing),
         mfu=None if roofline is None else model_flops_utilisation(recording, roofline),
+        by_batch=bool(recording.meta.get("loop", {}).get("by_batch", False)),
     )
 
 

@@ -204,6 +204,8 @@ class Loop(TypedDict, total=False):
 
     step: Count
     batches: Count
+    #: Whether each batch counts as a step, because no optimizer's step shows where a step ends.
+    by_batch: bool
 
 
 class PythonFacts(TypedDict, total=False):
@@ -255,6 +257,8 @@ class ProfileFacts(TypedDict, total=False):
     models_chosen: bool
     steady: bool | None
     tokens: Count
+    #: Batches of a step that takes several.
+    batches: Count
     noise: Noise
     timed_cut_short: bool
     traced_cut_short: bool

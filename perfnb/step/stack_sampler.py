@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from perfnb.step.layers import Layer, is_compiled
+from perfnb.step.loaders import see_loaders
 from perfnb.step.steps import BatchSource, StepRunner
 from perfnb.step.worker_stacks import WorkerStack
 
@@ -211,7 +212,7 @@ def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
         code = frame.f_code
         if code is _RUN:
             return tuple(reversed(found)), waits
-        if code is _NEXT_BATCH:
+        if code is _NEXT_BATCH or code.co_filename == _LOADERS:
             waits = True
         elif len(found) < _DEEPEST:
             module = None
@@ -226,6 +227,8 @@ def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
 
 _RUN = StepRunner._run.__code__
 _NEXT_BATCH = BatchSource.next.__code__
+#: Whatever is below its functions waits for a batch that the step itself asks for.
+_LOADERS = see_loaders.__code__.co_filename
 
 
 def phases_of(samples: list[Sample], marks: list[tuple[int, str, bool]]) -> list[str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
+from torch.utils.data import dataloader
 
 from perfnb.errors import BatchesExhaustedError
+from perfnb.step.loaders import see_loaders
 
 _END = object()
 
@@ -20,12 +23,14 @@ class ExecutedStep(NamedTuple):
     pass_name: str
     begin_ns: int
     wall_ns: int
-    #: How long it waited for its batch.
+    #: How long it waited for its batches.
     data_ns: int
-    #: In its batch, if known.
+    #: In all its batches, if known.
     samples: int | None
-    #: Token ids in its batch, if it seems to have some; see `token_count`.
+    #: Token ids in its batches, if they seem to have some; see `token_count`.
     tokens: int | None = None
+    #: More than one where gradients are accumulated.
+    batches: int = 1
 
 
 class SkippedStep(Exception):
@@ -150,12 +155,17 @@ def _not_a_tensor(model: torch.nn.Module, given: tuple[Any, ...], said: str) -> 
 
 
 class StepRunner:
-    """Runs steps of the user's code, with batches if there are any."""
+    """Runs steps of the user's code, with batches if there are any.
+
+    What a step itself asks of torch's data loaders is its wait too, as in a cell that accumulates gradients over the
+    batches of an iterator. Without other batches they are the step's.
+    """
 
     def __init__(self, step: Callable[..., Any], source: BatchSource | None) -> None:
         self._step = taking_batches(step)
         self._source = source
         self._last: Any = _END
+        self._taken = _Taken()
 
     def drive(self, passes: Passes[_Result]) -> _Result:
         """Run a step for each turn of the passes; return their result.
@@ -165,6 +175,7 @@ class StepRunner:
         __tracebackhide__ = True
         failure: BaseException | None = None
         executed: ExecutedStep | None = None
+        undo = see_loaders(dataloader, self._taken)
         try:
             while True:
                 turn = passes.send(executed) if failure is None else passes.throw(failure)
@@ -182,25 +193,99 @@ class StepRunner:
             raise
         finally:
             del failure
+            undo()
             passes.close()
 
     def _run(self, turn: Turn) -> ExecutedStep:
         __tracebackhide__ = True
-        begin = time.perf_counter_ns()
+        taken = self._taken
         if self._source is None:
-            self._step()
-            return ExecutedStep(turn.pass_name, begin, time.perf_counter_ns() - begin, 0, None)
-        with turn.data():
-            again = turn.again and self._last is not _END
-            batch = self._last if again else self._source.next()
-            self._last = batch  # released when the step has ended
-        data = time.perf_counter_ns() - begin
-        if turn.seen is not None:
-            turn.seen(batch)
-        self._step(batch)
-        wall = time.perf_counter_ns() - begin
-        self._last = _END
-        return ExecutedStep(turn.pass_name, begin, wall, data, common_size(batch), token_count(batch))
+            taken.start(turn.seen)
+        begin = time.perf_counter_ns()
+        try:
+            if self._source is None:
+                self._step()
+                wall = time.perf_counter_ns() - begin - taken.own_ns
+                sizes = taken.samples, taken.tokens, max(1, taken.batches)
+                return ExecutedStep(turn.pass_name, begin, wall, taken.wait_ns, *sizes)
+            with turn.data():
+                again = turn.again and self._last is not _END
+                batch = self._last if again else self._source.next()
+                self._last = batch  # released when the step has ended
+            data = time.perf_counter_ns() - begin
+            if turn.seen is not None:
+                turn.seen(batch)
+            taken.start(None)
+            self._step(batch)
+            wall = time.perf_counter_ns() - begin - taken.own_ns
+            self._last = _END
+            data += taken.wait_ns
+            return ExecutedStep(turn.pass_name, begin, wall, data, common_size(batch), token_count(batch))
+        finally:
+            taken.stop()
+
+
+class _Taken:
+    """What a step takes from torch's data loaders by itself: how long it waits, and for what."""
+
+    def __init__(self) -> None:
+        self._running = False
+        self._seen: Callable[[Any], None] | None = None
+        self._loader: weakref.ref[Any] | None = None
+        self._asked: Any = None
+        self._begin_ns = self.wait_ns = self.own_ns = 0
+        self._sizes: list[int | None] = []
+        self._tokens: list[int | None] = []
+
+    def start(self, seen: Callable[[Any], None] | None) -> None:
+        """A step begins; `seen` is called with its batches."""
+        self._seen, self._loader, self._running = seen, None, True
+        self.wait_ns = self.own_ns = 0
+        self._sizes.clear()
+        self._tokens.clear()
+
+    def stop(self) -> None:
+        """It has ended."""
+        self._running = False
+        self._seen = self._asked = None
+
+    @property
+    def samples(self) -> int | None:
+        """In its batches; ``None`` if that is not known."""
+        return total(self._sizes)
+
+    @property
+    def tokens(self) -> int | None:
+        """Token ids in its batches, if these name them."""
+        return total(self._tokens)
+
+    @property
+    def batches(self) -> int:
+        """Batches of the loader that was asked first; those of others come with them."""
+        return len(self._sizes)
+
+    def asks(self, loader: Any) -> bool:
+        """A batch is asked for."""
+        if self._running:
+            self._loader, self._asked = self._loader or weakref.ref(loader), loader
+            self._begin_ns = time.perf_counter_ns()
+        return self._running
+
+    def gets(self, batch: Any) -> None:
+        """It is there."""
+        now = time.perf_counter_ns()
+        self.wait_ns += now - self._begin_ns
+        if self._loader is not None and self._loader() is self._asked:
+            if self._seen is not None:
+                self._seen(batch)
+            self._sizes.append(common_size(batch))
+            self._tokens.append(token_count(batch))
+        self.own_ns += time.perf_counter_ns() - now
+
+    def runs_out(self, waiting: bool) -> None:
+        """There is none."""
+        if waiting:
+            self.wait_ns += time.perf_counter_ns() - self._begin_ns
 
 
 def common_size(batch: Any) -> int | None:
@@ -230,6 +315,12 @@ def token_count(batch: Any) -> int | None:
         return first.numel() if is_text else None
     except Exception:  # as above
         return None
+
+
+def total(counts: Sequence[int | None]) -> int | None:
+    """The sum over a step's batches; ``None`` if one is unknown, or there is none."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -55,6 +56,9 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
     tokens = [step.tokens for step in capture.steps if step.pass_name == "timed"]
     if tokens and None not in tokens:
         meta["tokens"] = sum(filter(None, tokens))
+    batches = [step.batches for step in capture.steps if step.pass_name == "timed"]
+    if batches and (usual := statistics.mode(batches)) > 1:
+        meta["batches"] = usual
     if capture.memory is not None:
         meta["allocator"] = capture.memory[0].allocator
     if trace is not None:

@@ -21,6 +21,7 @@ class Told:
 
     def __init__(self) -> None:
         self.words = ""
+        self.loader: Any = None
 
     def wait(self) -> None:
         self.words += "w"
@@ -60,17 +61,20 @@ def told(script: str, by: str = "first") -> str:
     ("script", "words"),
     [
         ("A 1 A 1 A 1", "wbe wbe wbe"),
-        ("A A A 1 A A A 1", "wbe wbe"),  # gradient accumulation
+        ("A A A 1 A A A 1", "wbwbwbe wbwbwbe"),  # gradient accumulation
         ("A 1 A 1 A! V V V! A 1", "wbe wbe ws wbe"),  # validation after an epoch
-        ("V V V! A 1 A 1", "wbs wbe wbe"),  # and before the first
-        ("A 1 A A! V V! A 1", "wbe wbs wbe"),  # an epoch that ends in the middle of accumulating
-        ("A 1 A A! 1 A 1", "wbe wbe wbe"),  # or with a step of fewer batches
+        ("V V V! A 1 A 1", "wbwbwbs wbe wbe"),  # and before the first
+        ("A 1 A A! V V! A 1", "wbe wbwbwbwbs wbe"),  # an epoch that ends in the middle of accumulating
+        ("A 1 A A! 1 A 1", "wbe wbwbe wbe"),  # or with a step of fewer batches
         ("1 1 1", "be be b"),  # no loader
-        ("V V! 1 1", "wbs be b"),
-        ("1 V V! 1 1", "be be b"),
+        ("V V! 1 1", "wbwbs be b"),
+        ("1 V V! 1 1", "bwbwbe be b"),
         ("A 1 A 1 A! B 1 B 1 B 1", "wbe wbe ws wbe wbe"),  # another loader from then on
         ("A 1 2 A 1 2", "wbe wbe"),  # two optimizers: a step ends with the first
         ("1 2 1 2", "be b"),
+        ("A B 1 A B 1 A B 1 A B 1", "wbs wbe wbe wbwbe wbwbe"),  # two loaders: the first one's batches are the steps'
+        ("A 1 V A 1 V A 1", "wbe wbe wbe"),  # between steps, only what every step asks for is theirs
+        ("1 A 1 A 1 A 1", "bwbe bwbe wbe"),
     ],
 )
 def test_steps_end_with_the_first_optimizer(script: str, words: str) -> None:
@@ -81,7 +85,7 @@ def test_steps_end_with_the_first_optimizer(script: str, words: str) -> None:
     ("script", "words"),
     [
         ("A 1 2 A 1 2 A 1 2", "wbe wbe wbe"),
-        ("A 1 A 1 A 1 2 A 1 A 1 A 1 2", "wbe wbe wbe wbe"),  # the second steps once for three steps of the first
+        ("A 1 A 1 A 1 2 A 1 A 1 A 1 2", "wbe wbe wbe wbwbwbe"),  # the second steps once for three steps of the first
         ("A 1 A 1", "wbe wbe"),
         ("1 2 1 2 1 2", "be be be b"),
     ],
@@ -91,7 +95,7 @@ def test_steps_end_with_the_optimizer_that_came_last(script: str, words: str) ->
 
 
 @pytest.mark.parametrize(
-    ("script", "words"), [("A A A!", "wbe wbe ws"), ("A 1 V V! A 1 A! A A", "wbe wbe ws wbe wb"), ("1 1", "")]
+    ("script", "words"), [("A A A!", "wbe wbe ws"), ("A 1 V V! A 1 A! A A", "wbwbwbe wbe ws wbe wb"), ("1 1", "")]
 )
 def test_steps_end_with_the_next_batch(script: str, words: str) -> None:
     assert told(script, "batch") == words

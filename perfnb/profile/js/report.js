@@ -16,7 +16,7 @@ function headline(data, verdict) {
   return h("header", {},
     titled(data.name, data.device), verdict,
     h("dl", { class: "pf-facts" },
-      h("div", { class: "pf-main" }, h("dt", {}, step.inference ? "Inference step" : "Step"),
+      h("div", { class: "pf-main" }, h("dt", {}, (step.inference ? "Inference step" : "Step") + (step.by_batch ? " (per batch)" : "")),
         h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(duration(step.median_ms))), bounds, stepDots(step)),
           h("small", {}, basis))),
       step.throughput_per_s == null ? null

@@ -1,0 +1,89 @@
+"""What a loop asks of torch's data loaders, told to whoever counts the waits and batches of its steps."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol
+
+
+class Told(Protocol):
+    """What is told of every batch that this thread asks for."""
+
+    def asks(self, loader: Any) -> bool:
+        """A batch is asked for; whether that is a wait to be told the end of."""
+
+    def gets(self, batch: Any) -> None:
+        """The batch of such a wait is there."""
+
+    def runs_out(self, waiting: bool) -> None:
+        """There was no batch, or it could not be made; `waiting` is what `asks` said."""
+
+
+class Nameless:
+    """Stands for a loader that nobody holds, while one of its iterators is used."""
+
+
+def see_loaders(module: ModuleType, told: Told) -> Callable[[], None]:
+    """Wrap what all iterators of loaders have in common; returns what unwraps it.
+
+    `module` is ``torch.utils.data.dataloader``, which need not be loaded yet when this one is.
+    """
+    iterators = module._BaseDataLoaderIter
+    make, following = iterators.__init__, iterators.__next__
+    loaders: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+    nameless: dict[int, Nameless] = {}
+    here, inside = only_here(), threading.Lock()
+
+    @functools.wraps(make)
+    def __init__(self_: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        make(self_, loader, *args, **kwargs)
+        loaders[self_] = weakref.ref(loader)
+
+    @functools.wraps(following)
+    def __next__(self_: Any) -> Any:
+        __tracebackhide__ = True
+        # A loader that is asked by another one's data set is part of that one's work.
+        if not here() or not inside.acquire(blocking=False):
+            return following(self_)
+        known = loaders.get(self_)
+        loader = None if known is None else known()
+        if loader is None:  # as in `for batch in DataLoader(data)`
+            loader = nameless.setdefault(id(self_._dataset), Nameless())
+        try:
+            return fetched(told, loader, functools.partial(following, self_))
+        finally:
+            inside.release()
+
+    def undo() -> None:
+        iterators.__init__, iterators.__next__ = make, following
+
+    iterators.__init__, iterators.__next__ = __init__, __next__
+    return undo
+
+
+def fetched(told: Told, loader: Any, fetch: Callable[[], Any]) -> Any:
+    """A batch of a loader, whose wait is told."""
+    __tracebackhide__ = True
+    waiting = told.asks(loader)
+    try:
+        batch = fetch()
+    except BaseException:
+        told.runs_out(waiting)
+        raise
+    if waiting:
+        told.gets(batch)
+    return batch
+
+
+def only_here() -> Callable[[], bool]:
+    """Whether this is the process and the thread that this function was called in.
+
+    A thread that fetches batches ahead is not what the loop waits for, and a forked process has a loop of its own.
+    """
+    process, thread = os.getpid(), threading.get_ident()
+    return lambda: threading.get_ident() == thread and os.getpid() == process
