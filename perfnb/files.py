@@ -42,7 +42,10 @@ def require_writable(folder: Path) -> None:
     ------
     RecordingError
     """
-    there = usable(folder).absolute()
+    try:
+        there = usable(folder).absolute()
+    except FileNotFoundError:
+        raise RecordingError(f"Nothing can be saved in {_short(folder)}: the working folder is gone.") from None
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
     if not there.is_dir():

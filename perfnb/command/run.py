@@ -123,7 +123,9 @@ class _Report:
     """What is said when the script has ended."""
 
     def __init__(self, folder: Path, name: str, made: list[Path]) -> None:
-        self._start = Path.cwd()  # the script may go elsewhere
+        self._start: Path | None = None
+        with suppress(OSError):  # it can be gone
+            self._start = Path.cwd()  # the script may go elsewhere
         self._folder, self._name, self._made = folder.absolute(), name, made
         self._driver: LoopProfiler | None = None
         self._recorder: RunRecorder | None = None
@@ -167,14 +169,16 @@ class _Report:
 
     def _parts(self, steps: ScriptSteps, options: argparse.Namespace) -> list[str]:
         from perfnb.draw import escape
-        from perfnb.loop.kept_run import keep_run
-        from perfnb.loop.run import summarise
 
         driver, width = self._driver, columns()
         if driver is None or self._recorder is None:
             said = "perfnb run: no step was seen: the main thread used no optimizer and no DataLoader of torch."
             return ["\n".join(escape.wrapped(said, width))]
         driver.close()
+        # Only now: they load torch, which a script without it should not pay for, and which can end the process.
+        from perfnb.loop.kept_run import keep_run
+        from perfnb.loop.run import summarise
+
         parts, notes = [], []
         if (run := summarise(self._recorder)) is not None:
             parts.append(run._text(width))
@@ -207,7 +211,8 @@ class _Report:
         return parts
 
     def _short(self, path: Path) -> Path:
-        return path.relative_to(self._start) if path.is_relative_to(self._start) else path
+        inside = self._start is not None and path.is_relative_to(self._start)
+        return path.relative_to(self._start) if inside and self._start else path
 
     def tell(self) -> None:
         """Print the report: of several ranks the first one's, and none in a process that the script has forked."""

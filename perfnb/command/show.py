@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from perfnb.command.output import add_page_options, columns, require_one_form, say, say_json, say_profiles, write_page
-from perfnb.command.sub_command import SubCommand
+from perfnb.command.listing import Entry, lines_of
+from perfnb.command.sub_command import SubCommand, WrongUse
+from perfnb.draw import escape
 
 _MORE = """\
 FILE is a trace of torch.profiler, something that perfnb saved (a profile, ranks, a watch, a
 performance report, step times), a folder with the traces of one job, a CUDA memory snapshot, or
-anything else that perfnb.load reads. Nothing in it is executed.
+anything else that perfnb.load reads. Nothing in it is executed. A folder with several saved runs or
+profiles, or with traces that are not of one job, is listed with their verdicts, newest first.
 
 examples:
   perfnb show trace.json.gz
+  perfnb show runs/
   perfnb show step.perfnb --html step.html
   perfnb show trace.json.gz --open
   perfnb show report.sqlite --steps iteration
@@ -40,10 +45,17 @@ def _name(word: str) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     from perfnb.command.as_json import facts_of
-    from perfnb.profile.loading import load
+    from perfnb.command.listing import saved_entries, unrelated_traces
+    from perfnb.profile.loading import load, several_in
+    from perfnb.ranks.ranks import Ranks
 
     require_one_form(options)
+    folder = Path(options.file)
+    if inside := several_in(folder):
+        return _list(*saved_entries(inside), options)
     found = load(options.file, steps=options.steps)
+    if isinstance(found, Ranks) and folder.is_dir() and (traces := unrelated_traces(found, folder)):
+        return _list(traces, 0, options)
     if options.html is not None or options.open:
         page = write_page(found, options.html, Path(options.file).name)
         if options.open:
@@ -58,6 +70,21 @@ def _run(options: argparse.Namespace) -> int:
     else:
         say(found._text(columns()))
         say_profiles(options.file, "show")
+    return 0
+
+
+def _list(entries: list[Entry], rest: int, options: argparse.Namespace) -> int:
+    """Show several things, a line each."""
+    folder = options.file
+    if options.html is not None or options.open:
+        raise WrongUse(f"{folder} holds several things, such as {entries[0].path}: give one of them.")
+    if options.json:
+        listed = [entry._asdict() | {"path": str(entry.path)} for entry in entries]
+        say_json({"kind": "Folder", "entries": listed, "more": rest})
+        return 0
+    first = escape.plain(shlex.quote(str(entries[0].path)), 300)
+    head = f"What is in {escape.plain(folder, 200)}, newest first. To see the first: perfnb show {first}"
+    say("\n".join([head, *lines_of(entries, rest, columns())]))
     return 0
 
 

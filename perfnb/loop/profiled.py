@@ -227,6 +227,7 @@ class ProfiledLoop(Generic[_Batch]):
         profiler.end()
         if too_short:
             profiler.close()  # what were steps so far are batches of one
+            self._recorder.join_first()
         if profiler.next_at is None:
             self._show()
 

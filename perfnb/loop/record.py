@@ -24,6 +24,8 @@ from perfnb.step.device import accelerator_in_use, accelerators, capacity_bytes
 
 #: Rows beyond which neighbours are joined; steps between two looks at that, a power of two.
 MOST_ROWS, _CHUNK = 100_000, 4096
+#: Most batches of which gradients are taken to be accumulated.
+_MOST_JOINED = 512
 #: Numbers kept of each step until then.
 _KEPT = 5
 #: Nanoseconds between readings of memory at first, the multiple of its cost that a reading must be apart from the next,
@@ -112,6 +114,19 @@ class RunRecorder:
             self._read(end_ns)
         if not self._count & (_CHUNK - 1):
             self._fold()
+
+    def join_first(self) -> None:
+        """Make one step of all so far, which were its batches; not if they are too many, or some were profiled."""
+        if self._windows or self._pass is not None or not 1 < self._count <= _MOST_JOINED:
+            return
+        _, begin, _, data, other = self._chunk[:_KEPT]
+        waits = [wait for wait in self._chunk[3::_KEPT] if wait >= 0]
+        data = sum(waits) if waits else data
+        del self._chunk[:]
+        self._add((0, begin, self._end_ns - begin, data, other))
+        self._count = 1
+        if self._device is not None:
+            self._device.cut(1)
 
     def enter(self, pass_name: str) -> None:
         """Mark the steps that end from now on as part of a profiled window, in this pass of it."""

@@ -46,7 +46,9 @@ _WINDOWS = (
     *("timed_steps", "timed_median_ns"),
 )
 _READINGS = ("at_ns", "step", "resident_bytes", "allocated_bytes")
-_NUMBER = Column("whole", low=-1, high=2**62)
+#: What may be unknown, which is -1, and what may not.
+_UNKNOWN = ("one_device_ns", "timed_median_ns", "resident_bytes", "allocated_bytes")
+_NUMBER, _KNOWN = (Column("whole", low=low, high=2**62) for low in (-1, 0))
 
 
 class RunFacts(TypedDict):
@@ -292,10 +294,14 @@ def load_run(path: str | Path) -> RunSummary:
 
     source = place_of_run(path)
     facts: dict[str, Any] = folder.load_meta(RUN, source)
-    tables = {
-        name: folder.load_frame(name, dict.fromkeys(columns, _NUMBER), source)[list(columns)].to_numpy("int64")
-        for name, columns in (("rows", COLUMNS), ("windows", _WINDOWS), ("readings", _READINGS))
-    }
+    tables = {}
+    for name, columns in (("rows", COLUMNS), ("windows", _WINDOWS), ("readings", _READINGS)):
+        kinds = {column: _NUMBER if column in _UNKNOWN else _KNOWN for column in columns}
+        frame = folder.load_frame(name, kinds, source)
+        tables[name] = frame[list(columns)].to_numpy("int64")
+    steps = pd.DataFrame(tables["rows"], columns=list(COLUMNS))
+    if any((steps[f"{which}_data_ns"] > steps[f"{which}_wall_ns"]).any() for which in ("sum", "one")):
+        raise RecordingError(f"{source} is damaged: a step waits for its data for longer than it takes.")
     try:
         return RunSummary(Recorded(**tables, facts=facts))
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
         Profile | HostProfile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing | RunSummary | RankRuns
     )
 
+#: Entries of a folder that are looked at.
+_MOST_INSIDE = 1000
 _NAMES = tuple(field.name for field in fields(Limits))
 
 
@@ -155,11 +157,24 @@ def _unknown(source: Path) -> RecordingError | TraceError:
 
 def _inside(source: Path) -> list[str]:
     """Names of what `load` reads among the folders in a folder, a few of them."""
+    names = [escape.plain(one.name, 60) for one in _folders_in(source)]
+    return [*names[:5], "others"] if len(names) > 5 else names
+
+
+def _folders_in(source: Path) -> list[Path]:
+    """What `load` reads among the folders in a folder."""
     with suppress(OSError):
-        folders = [one for one in sorted(source.iterdir())[:100] if one.is_dir()]
-        names = [escape.plain(one.name, 60) for one in folders if any(each.recognise(one) for each in loaders())]
-        return [*names[:5], "others"] if len(names) > 5 else names
+        folders = [one for one in sorted(source.iterdir())[:_MOST_INSIDE] if one.is_dir()]
+        return [one for one in folders if any(each.recognise(one) for each in loaders())]
     return []
+
+
+def several_in(path: str | Path) -> list[Path]:
+    """What `load` reads inside a folder that it does not read itself; nothing for anything else."""
+    source = usable(path)
+    if not source.is_dir() or any(loader.recognise(source) for loader in loaders()):
+        return []
+    return _folders_in(source)
 
 
 def _trace(path: Path, limits: Limits, _: Executor | None, steps: str | None = None) -> Profile | Ranks:

@@ -1,0 +1,150 @@
+"""A step is the same however it is driven: its waits, batches and samples, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+import perfnb
+from perfnb.loop.driver import LoopProfiler
+from perfnb.loop.record import RunRecorder
+from perfnb.loop.run import RunSummary, summarise
+from perfnb.loop.script_steps import ScriptSteps
+from perfnb.profile.profile import Profile
+from tests.fake_clock import FakeClock
+from tests.loop.accumulating import BATCHES, MAKING_MS, ROWS, WORK_MS, Accumulating
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+SHORT: dict[str, Any] = {"steps": 8, "traced": 2}
+
+
+def as_script(made: type[Accumulating] = Accumulating, by: str = "first") -> tuple[Profile, RunSummary]:
+    """As `perfnb run` drives a script."""
+    recorder, drivers = RunRecorder(), list[LoopProfiler]()
+
+    def start(loader: Any) -> LoopProfiler:
+        found = LoopProfiler(at=4, namespace=lambda: training.namespace, loader=loader, recorder=recorder, **SHORT)
+        found.by_batch = by == "batch"
+        drivers.append(found)
+        return found
+
+    with ScriptSteps(start, by).installed():
+        training = made()
+        training.loop(training.loader)
+    [driver] = drivers
+    driver.close()
+    run = summarise(recorder)
+    assert run is not None
+    return driver.profiles[0], run
+
+
+def as_profiled(**options: Any) -> tuple[Profile, RunSummary]:
+    return _profiled(Accumulating(), **options)
+
+
+def _profiled(training: Accumulating, **options: Any) -> tuple[Profile, RunSummary]:
+    loop = perfnb.profiled(training.loader, at=8, **SHORT, **options)
+    training.loop(loop)
+    assert loop.run is not None
+    return loop.profiles[0], loop.run
+
+
+def by_its_optimizer() -> tuple[Profile, RunSummary]:
+    training = Accumulating()
+    return _profiled(training, steps_by=training.optimizer)
+
+
+def by_hand() -> tuple[Profile, None]:
+    """As a cell that takes its batches from an iterator."""
+    training = Accumulating()
+    batches = training.fresh()
+
+    def step() -> None:
+        for _ in range(BATCHES):
+            training.work(next(batches))
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+    return perfnb.profile_step(step, model=training.model, warmup=3, **SHORT), None
+
+
+Way = Callable[[], tuple[Profile, RunSummary | None]]
+
+
+@pytest.mark.parametrize("way", [as_script, as_profiled, by_its_optimizer, by_hand])
+def test_a_step_has_all_its_waits_and_batches(way: Way, clock: FakeClock) -> None:
+    profile, run = way()
+
+    steps = profile.steps[profile.steps["pass"] == "timed"]
+    assert steps["data_ms"].tolist() == pytest.approx([BATCHES * MAKING_MS] * len(steps), rel=0.02)
+    assert steps["wall_ms"].tolist() == pytest.approx([BATCHES * (MAKING_MS + WORK_MS)] * len(steps), rel=0.02)
+    assert set(profile.steps["samples"]) == {BATCHES * ROWS}
+    throughput = profile.timing.throughput_per_s
+    assert throughput == pytest.approx(ROWS / (MAKING_MS + WORK_MS) * 1000, rel=0.02)
+    text = " ".join(str(profile).split())
+    assert f"batch of {BATCHES * ROWS}" in text
+    assert "per batch" not in text
+    assert ("one optimizer step on 4 batches" if run else "takes 4 batches from its loader") in text
+    assert "8 of 2 samples instead of 4 of 5" in text  # what would make it fit
+    first = profile.findings.iloc[0]
+    assert first["bottleneck"] == "input pipeline"
+    assert first["bound_ms"] == pytest.approx(BATCHES * MAKING_MS, rel=0.02)
+    if run is not None:
+        assert run.verdict == "Input-bound: the run waits for its data"
+        assert run.findings.iloc[0]["bound_ms"] == pytest.approx(BATCHES * MAKING_MS, rel=0.05)
+        assert run.median_ms == pytest.approx(BATCHES * (MAKING_MS + WORK_MS), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "way", [lambda: as_script(by="batch"), lambda: as_profiled(steps_by="batch")]
+)
+def test_where_each_batch_is_a_step_the_headline_says_per_batch(way: Way, clock: FakeClock) -> None:
+    profile, run = way()
+
+    assert profile.timing.median_ms == pytest.approx(MAKING_MS + WORK_MS, rel=0.02)
+    headline = next(line for line in str(profile).splitlines() if line.startswith("step "))
+    assert "per batch (95 % interval" in headline
+    assert run is not None
+    assert "] per batch (median" in str(run).splitlines()[2]
+    assert "Each step is one batch, because no optimizer step shows where a step ends." in " ".join(str(run).split())
+    assert "per batch, input-bound" in repr(run)
+
+
+def test_a_loop_without_an_optimizer_is_measured_per_batch(clock: FakeClock) -> None:
+    training = Accumulating()
+    loop = perfnb.profiled(training.loader, at=8, **SHORT)
+    for batch in loop:
+        training.model(batch)
+    assert "per batch" in str(loop.profiles[0])
+    assert loop.run is not None
+    assert loop.run.steps["steps"].sum() == len(training.loader)
+
+
+def test_a_window_of_batches_starts_over_when_an_optimizer_shows_the_steps(clock: FakeClock) -> None:
+    training = Accumulating()
+    loop = perfnb.profiled(training.loader, at=1, **SHORT)
+    training.loop(loop)
+    [profile] = loop.profiles
+    assert set(profile.steps["samples"]) == {BATCHES * ROWS}
+    assert "per batch" not in str(profile)
+
+
+def test_whether_a_run_was_counted_in_batches_is_saved(clock: FakeClock, tmp_path: Any) -> None:
+    _, run = as_script(by="batch")
+    loaded = perfnb.load(run.save(tmp_path / "run"))
+    assert str(loaded) == str(run)
+
+
+def test_the_waits_for_a_second_loader_count_and_its_rows_do_not(clock: FakeClock) -> None:
+    class Two(Accumulating):
+        def loop(self, batches: Iterable[Any]) -> None:
+            for batch, _ in zip(batches, Accumulating().loader, strict=True):
+                self.work(batch)
+                self.optimizer.step()
+
+    profile, _ = as_script(Two)
+    steps = profile.steps[profile.steps["pass"] == "timed"]
+    assert steps["data_ms"].tolist() == pytest.approx([2 * MAKING_MS] * len(steps), rel=0.02)
+    assert set(profile.steps["samples"]) == {ROWS}
