@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator
-from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,10 +59,9 @@ def unrelated_traces(found: Ranks, folder: Path) -> list[Entry]:
 
 def _numbered(names: list[str]) -> bool:
     """Whether names differ only in a number, which counts from 0."""
-    start = len(commonprefix(names))
-    end = len(commonprefix([name[start:][::-1] for name in names]))
-    apart = [name[start : len(name) - end] for name in names]
-    return sorted(apart) == sorted(map(str, range(len(names))))
+    numbers = sorted({int(number) for name in names for number in re.findall(r"\d{1,9}", name)})
+    made = {re.sub(r"\d+", "0", name) for name in names}
+    return len(made) == 1 and set(range(len(names))) <= set(numbers)
 
 
 def verdict_of(found: Any) -> str:

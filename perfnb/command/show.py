@@ -6,8 +6,8 @@ import argparse
 import shlex
 from pathlib import Path
 
-from perfnb.command.output import add_page_options, columns, require_one_form, say, say_json, say_profiles, write_page
 from perfnb.command.listing import Entry, lines_of
+from perfnb.command.output import add_page_options, columns, require_one_form, say, say_json, say_profiles, write_page
 from perfnb.command.sub_command import SubCommand, WrongUse
 from perfnb.draw import escape
 

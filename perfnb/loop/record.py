@@ -125,8 +125,7 @@ class RunRecorder:
         del self._chunk[:]
         self._add((0, begin, self._end_ns - begin, data, other))
         self._count = 1
-        if self._device is not None:
-            self._device.cut(1)
+        self._device = None  # it has numbered the batches; another one is made when memory is next read
 
     def enter(self, pass_name: str) -> None:
         """Mark the steps that end from now on as part of a profiled window, in this pass of it."""

@@ -270,3 +270,33 @@ def test_wrong_use_is_told(words: tuple[str, ...], said: str, tmp_path: Path) ->
     done = perfnb("run", *words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_a_script_without_torch_does_not_pay_for_it(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text("import atexit, sys\natexit.register(lambda: print({'torch', 'pandas'} & set(sys.modules)))\n")
+    done = perfnb("run", script, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "set()\n")
+    assert "no step was seen" in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a working folder cannot be removed there")
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_a_script_whose_working_folder_is_gone_ends_as_it_would(trains: bool, tmp_path: Path) -> None:
+    script = tmp_path / "gone.py"
+    training = f"import runpy\nrunpy.run_path({str(SCRIPTS / 'mnist.py')!r}, run_name='mnist')\n" if trains else ""
+    script.write_text(f"{training}import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir(os.getcwd())\n")
+    done = perfnb("run", script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a working folder cannot be removed there")
+def test_a_working_folder_that_was_gone_before_is_told(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('ran')")
+    words = ["-m", "perfnb", "run", str(tmp_path / "script.py")]
+    start = f"import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, [sys.executable, *{words!r}])"
+    (tmp_path / "inner").mkdir()
+    done = python("-c", start, cwd=tmp_path / "inner")
+    assert done.returncode == 2
+    assert "the working folder is gone" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -380,6 +380,32 @@ def test_manual_optimization_has_a_step_per_batch(tmp_path: Path) -> None:
     assert [one["name"] for one in profile.meta["parts"]["optimizers"]] == ["optimizers[0]", "optimizers[1]"]
 
 
+@pytest.mark.parametrize("steps_every", [1, 4, None])
+def test_manual_optimization_may_accumulate_or_use_optimizers_that_lightning_does_not_know(
+    steps_every: int | None, tmp_path: Path
+) -> None:
+    class Manual(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.count = 0
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            self.manual_backward(super().training_step(batch, batch_idx))
+            self.count += 1
+            optimizer: Any = self.optimizers(use_pl_optimizer=steps_every is not None)
+            if self.count % (steps_every or 4) == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    profiler = ForLightning(at=5, **SHORT)
+    fitted(tmp_path, profiler, module=Manual, steps=80)
+
+    [profile] = profiler.profiles
+    assert set(profile.steps["samples"]) == {(steps_every or 1) * ROWS}
+    assert ("per batch" in str(profile)) == (steps_every is None)
+
+
 @pytest.mark.parametrize(("module", "trainer"), [("lightning", "Lightning"), ("transformers", "transformers")])
 def test_without_the_trainer_one_sentence_says_what_is_missing(module: str, trainer: str) -> None:
     script = f"""

@@ -97,9 +97,7 @@ def test_a_step_has_all_its_waits_and_batches(way: Way, clock: FakeClock) -> Non
         assert run.median_ms == pytest.approx(BATCHES * (MAKING_MS + WORK_MS), rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "way", [lambda: as_script(by="batch"), lambda: as_profiled(steps_by="batch")]
-)
+@pytest.mark.parametrize("way", [lambda: as_script(by="batch"), lambda: as_profiled(steps_by="batch")])
 def test_where_each_batch_is_a_step_the_headline_says_per_batch(way: Way, clock: FakeClock) -> None:
     profile, run = way()
 

@@ -348,3 +348,20 @@ def test_a_process_may_end_inside_a_window(given: int) -> None:
     command = [sys.executable, "-W", "error", "-c", _ENDS_INSIDE.format(given=given)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
+
+
+def test_a_loader_whose_length_fails_trains_as_without() -> None:
+    class Unknown(iter_again):
+        def __len__(self) -> int:
+            raise RuntimeError("no length")
+
+    training, plain = Training(), Training()
+    torch.manual_seed(11)
+    for batch in plain.batches:
+        plain(batch)
+    torch.manual_seed(11)
+    loop = perfnb.profiled(Unknown(training.batches), at=5, **SMALL)
+    for batch in loop:
+        training(batch)
+    assert len(loop.profiles) == 1
+    assert all(torch.equal(a, b) for a, b in zip(plain.weights(), training.weights(), strict=True))

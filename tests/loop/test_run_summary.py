@@ -288,6 +288,32 @@ def test_a_damaged_run_is_refused(tmp_path: Path) -> None:
         perfnb.load(path)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("sum_wall_ns", -1, "sum_wall_ns"),
+        ("one_wall_ns", -1, "one_wall_ns"),
+        ("sum_other_ns", -1, "sum_other_ns"),
+        ("sum_data_ns", 2**61, "waits for its data for longer"),
+    ],
+)
+def test_durations_that_cannot_be_are_refused(column: str, value: int, words: str, tmp_path: Path) -> None:
+    path = run(usual(100), usual(100, 2.0)).save(tmp_path / "run.perfnb")
+    rows = pd.read_parquet(path / "rows.parquet")
+    rows.loc[0, column] = value
+    rows.to_parquet(path / "rows.parquet")
+    with pytest.raises(RecordingError, match=words):
+        perfnb.load(path)
+
+
+def test_what_to_do_next_is_something_that_a_trainers_user_can_do() -> None:
+    found = run(usual(200), usual(200, 6.0)).next
+    assert found is not None
+    assert "dataloader_num_workers in the TrainingArguments" in found
+    assert "num_workers of your DataLoader" in found
+    assert "confirm_input_bound" not in found
+
+
 def test_a_page_without_scripts(tmp_path: Path) -> None:
     wall = usual(N)
     wall[700] = 200

@@ -1,0 +1,1 @@
+"""Whole training scripts whose loaders sleep, so that it is known what they wait for."""
