@@ -131,7 +131,7 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
         kept_s = max(CONFIRM_SHARE * run.left_s, run.plan.confirming() * run.step_s) if confirm else 0.0
         within = affordable(run.plan, turns, run.step_s, run.left_s - kept_s, run.each_s)
         if not within:  # one that cannot be confirmed says more than none
-            within, kept_s = affordable(run.plan, turns, run.step_s, run.left_s, run.each_s)[:1], 0.0
+            within, kept_s = affordable(run.plan, turns, run.step_s, run.left_s)[:1], 0.0
         spare_s = run.left_s
     said = ""
     if len(within) < len(possible):
@@ -146,12 +146,14 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
             trials[lever.name].why_not = _NO_TIME.format(said)
     with ExitStack() as stack:
         ready: list[Prepared] = []
-        for lever, turn in ((possible[place], turns[place]) for place in within):
+        for place in within:
+            lever, turn = possible[place], turns[place]
             timed = [run.plan.turn(one.lever.in_blocks, one.lever.settles) for one in ready]
             needed_s = run.each_s + run.step_s * (run.plan.each + run.plan.rounds_of([*timed, turn]))
             switching = [one.switching_s for one in ready]
             needed_s += (sum(switching) + max(switching, default=0.0)) * (run.plan.warm + fewest_rounds(len(ready) + 1))
-            if _LATE * (run.left_s - kept_s) < needed_s + run.compiling_s * lever.settles:
+            late = _LATE * (run.left_s - kept_s) < needed_s + run.compiling_s * lever.settles
+            if late and place != within[0]:  # what the first one takes is not known yet
                 trials[lever.name].why_not = _NO_TIME.format(said)
             elif (one := _ready(run, stack, lever, trials[lever.name])) is not None:
                 ready.append(one)

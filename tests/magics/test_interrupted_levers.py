@@ -99,7 +99,7 @@ def passed_through(kernel: Kernel) -> str:
 def training(bench: Bench) -> Bench:
     bench.kernel.ok(TRAINING)
     bench.kernel.ok(AGAIN)
-    bench.kernel.ok(f"%%try_levers --quiet --budget 2 --levers gc_freeze for images, labels in feed{BODY}")
+    bench.kernel.ok(f"%%try_levers --quiet --budget 30 --levers gc_freeze for images, labels in feed{BODY}")
     bench.kernel.ok("after = train(net, adam, feed, 50)")
     assert bench.kernel.value("after == alone"), "it goes on differently without an interrupt"
     bench.kernel.inside("look()")

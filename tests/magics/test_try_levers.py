@@ -15,7 +15,7 @@ SAME = "all(map(torch.equal, before[0], after[0])) and torch.equal(before[1], af
 
 def test_a_cell_with_batches_leaves_the_model_as_it_was(kernel: Kernel) -> None:
     kernel.ok(f"before = {STATE}")
-    reply = kernel.ok(f"%%try_levers --levers threads,fused_optimizer --budget 2 --into t for x, y in loader\n{TRAIN}")
+    reply = kernel.ok(f"%%try_levers --levers threads,fused_optimizer --budget 30 --into t for x, y in loader\n{TRAIN}")
     kernel.ok(f"after = {STATE}")
 
     assert kernel.value("list(t.table.index)") == ["threads", "fused_optimizer"]

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import perfnb
 from perfnb.bench.values import NOISE, REDUCED, SAME
 from perfnb.errors import CaptureError
 from perfnb.remedies.float32 import float32_precisions
@@ -430,6 +431,37 @@ def test_the_lines_for_float16_name_the_users_optimizer() -> None:
     code = by_name()["autocast_float16"].code(subject_of(world()))
     assert "# scaler.step(opt)  instead of opt.step()" in code
     compile("\n".join(code), "code", "exec")
+
+
+def test_float32_is_checked_for_values_and_leaves_float64_as_it_was() -> None:
+    torch.manual_seed(0)
+    net: Any = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+    net = net.double()
+    opt = torch.optim.AdamW(net.parameters())
+    x, y = torch.randn(16, 8, dtype=torch.float64), torch.randint(0, 3, (16,))
+    seen = set()
+
+    def step() -> None:
+        opt.zero_grad()
+        out = net(x)
+        seen.add(out.dtype)
+        torch.nn.functional.cross_entropy(out, y).backward()
+        opt.step()
+
+    for _ in range(2):
+        step()
+    before = [(value.data_ptr(), value.dtype, value.clone()) for value in net.state_dict().values()]
+    found = perfnb.try_levers(step, levers=["float32"], budget_s=60, confirm=False)
+
+    assert found.table.loc["float32", "values"] == "reduced precision"
+    assert found.table.loc["float32", "error"] < 1e-4
+    assert seen == {torch.float32, torch.float64}
+    for value, (place, dtype, numbers) in zip(net.state_dict().values(), before, strict=True):
+        assert (value.data_ptr(), value.dtype) == (place, dtype)
+        assert torch.equal(value, numbers)
+    assert {moment.dtype for state in opt.state.values() for moment in (state["exp_avg"], state["exp_avg_sq"])} == {
+        torch.float64
+    }
 
 
 class Stream(IterableDataset[int]):

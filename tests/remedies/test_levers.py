@@ -250,11 +250,11 @@ def fed_step(dataset: Any, **options: Any) -> tuple[Subject, DataLoader[Any]]:
 
 def test_a_loader_is_tried_in_blocks_and_its_failure_is_told() -> None:
     subject, loader = fed_step(TensorDataset(torch.randn(400, 16)))
-    table = perfnb.try_levers(subject.step, loader, levers=["loader_workers", "gc_freeze"], budget_s=2).table
+    table = perfnb.try_levers(subject.step, loader, levers=["loader_workers", "gc_freeze"], budget_s=60).table
     assert table.loc["loader_workers", "values"] == "exact"
     assert set(table["verdict"]) != {"not tried"}
     subject, loader = fed_step(Unsendable())
-    table = perfnb.try_levers(subject.step, loader, levers=["loader_workers"], budget_s=2).table
+    table = perfnb.try_levers(subject.step, loader, levers=["loader_workers"], budget_s=60).table
     assert "ValueError in DataLoader worker" in table.loc["loader_workers", "why_not"]
 
 
@@ -277,7 +277,7 @@ def test_after_all_levers_training_goes_on_as_if_nothing_had_been_tried() -> Non
     random = torch.get_rng_state()
     before = fingerprint(subject)
     names = ["threads", "fused_optimizer", "foreach_optimizer", "autocast", "gc_freeze"]
-    trials = perfnb.try_levers(step, levers=names, budget_s=3)
+    trials = perfnb.try_levers(step, levers=names, budget_s=15)
     assert fingerprint(subject) == before
     assert set(trials.table.index) == set(names)
 
@@ -308,7 +308,7 @@ def test_the_users_own_error_comes_through_and_nothing_is_left(clock: FakeClock)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        perfnb.try_levers(failing, model=subject.models["model"], levers=["threads", "autocast"], budget_s=3)
+        perfnb.try_levers(failing, model=subject.models["model"], levers=["threads", "autocast"], budget_s=60)
     assert fingerprint(subject) == before
 
 
@@ -422,7 +422,7 @@ def test_a_step_that_updates_every_fourth_time_is_left_as_it_was_and_no_reason_i
             opt.step()
             opt.zero_grad()
 
-    found = perfnb.try_levers(step, levers=["gc_freeze", "fused_optimizer", "set_to_none"], budget_s=3, confirm=False)
+    found = perfnb.try_levers(step, levers=["gc_freeze", "fused_optimizer", "set_to_none"], budget_s=60, confirm=False)
 
     assert (model.n, model.ema is ema) == (2, True)
     assert found.table.loc["gc_freeze", "values"] == SAME
