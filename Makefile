@@ -116,11 +116,13 @@ test-all: style
 test-fast: style contracts fast-tests
 
 # In one process, because anything running alongside would be measured too. PYTEST_FLAGS=--write-table writes the
-# figures into docs/numbers.md. This also judges the labs' exercises about times, unless SECTION names one file of
-# tests/accuracy: SECTION=latency runs test_latency.py alone.
+# figures into docs/numbers.md. SECTION=latency runs tests/accuracy/test_latency.py alone, and SECTION=labs only the labs'
+# solutions, whose exercises about times are judged here.
 accuracy: $(VENV)/.perfnb-test
+ifneq ($(SECTION),labs)
 	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m accuracy $(if $(SECTION),tests/accuracy/test_$(SECTION).py,tests/accuracy)
-ifeq ($(SECTION),)
+endif
+ifneq ($(filter labs,$(or $(SECTION),labs)),)
 	@PERFNB_JUDGE_TIMES=1 $(PY) -m pytest -p no:xdist $(NBVAL) $(wildcard notebooks/labs/solutions/*.ipynb)
 endif
 

@@ -33,7 +33,7 @@ def with_threads(curable: Curable) -> Iterator[None]:
 def test_the_cure_is_found_and_saves_no_more_than_the_bound(cause: str, figure: Figures) -> None:
     curable = PLANTED[cause]()
     with with_threads(curable):
-        found = perfnb.try_levers(curable.step, curable.batches, budget_s=60)
+        found = perfnb.try_levers(curable.step, curable.batches, budget_s=40)
     print(found)
     kept = [name for name in found.best if name in curable.cures]
     figure(f"levers: {cause}: {' or '.join(curable.cures)} kept (1 = yes)", bool(kept), at_least=1)
