@@ -37,7 +37,7 @@ def _each_step_takes_20_ms(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(hard_steps, "pause", lambda: clock.pass_exactly(20))
 
 
-def tried(hard: Hard, *names: str, budget_s: float = 60.0, **options: Any) -> Any:
+def tried(hard: Hard, *names: str, budget_s: float = 5.0, **options: Any) -> Any:
     """The table of some levers tried on a step."""
     return perfnb.try_levers(hard.step, hard.loader, levers=names, budget_s=budget_s, **options).table
 
@@ -93,7 +93,7 @@ def test_a_view_that_fails_on_channels_last_says_so_and_the_others_are_tried() -
 
 
 def test_a_loss_that_overflows_under_autocast_is_different() -> None:
-    found = perfnb.try_levers(*_of(hard_steps.overflow()), levers=["autocast"], budget_s=60)
+    found = perfnb.try_levers(*_of(hard_steps.overflow()), levers=["autocast"], budget_s=1)
     row = found.table.loc["autocast"]
     assert row["values"] == DIFFERENT
     assert "infinite or NaN" in row["why_not"]
@@ -119,7 +119,7 @@ def test_an_optimizer_that_forgets_its_state_is_different(monkeypatch: pytest.Mo
         opt.step()
 
     plant(monkeypatch, switched("forgets", forgets))
-    row = perfnb.try_levers(step, levers=["forgets"], budget_s=60).table.loc["forgets"]
+    row = perfnb.try_levers(step, levers=["forgets"], budget_s=1).table.loc["forgets"]
     assert row["values"] == DIFFERENT
     assert "after 3 steps is off by" in row["why_not"]
 
@@ -211,7 +211,7 @@ def test_a_lever_with_wrong_values_is_called_different_and_never_kept(
 ) -> None:
     change, words = WRONG[kind]
     plant(monkeypatch, forward("wrong", change))
-    found = perfnb.try_levers(*_of(branches()), levers=["wrong"], budget_s=60)
+    found = perfnb.try_levers(*_of(branches()), levers=["wrong"], budget_s=1)
     row = found.table.loc["wrong"]
     assert row["values"] == DIFFERENT
     assert re.search(words, row["why_not"]), row["why_not"]
@@ -224,7 +224,7 @@ def test_a_wrong_lever_that_is_much_faster_is_not_kept(clock: FakeClock, monkeyp
     [model] = hard.models
     monkeypatch.setattr(hard_steps, "pause", lambda: clock.pass_exactly(1.0 if "forward" in vars(model) else 10.0))
     plant(monkeypatch, forward("wrong", detached))
-    found = perfnb.try_levers(*_of(hard), levers=["wrong"], budget_s=60)
+    found = perfnb.try_levers(*_of(hard), levers=["wrong"], budget_s=2)
     assert found.table.loc["wrong", "verdict"] in ("faster", "not tried")
     assert found.best == ()
 
@@ -380,7 +380,7 @@ def test_a_lever_that_leaves_something_changed_is_an_error_that_says_what(
     before = fingerprint(subject)
     said = ""
     try:
-        tried(hard, "leaks", "gc_freeze", budget_s=60)
+        tried(hard, "leaks", "gc_freeze", budget_s=2)
     except CaptureError as error:
         said = str(error)
 
