@@ -127,9 +127,13 @@ def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
 
 
 def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
-    """The line that makes a loader of the same samples with so many workers; empty as for `loader_line`."""
+    """The line that makes a loader of the same samples with so many workers; empty as for `loader_line`.
+
+    Persistent workers are left to the user: a loader that keeps them draws fewer random numbers, which changes the
+    order of later epochs.
+    """
     pin = {"pin_memory": True} if pinned else {}
-    return loader_line(loader, num_workers=workers, persistent_workers=True, **pin)
+    return loader_line(loader, num_workers=workers, **pin)
 
 
 def trial_line(call: object, lever: str) -> tuple[str, str]:

@@ -148,7 +148,8 @@ class Facts:
         return ms / self.step_ms if self.step_ms > 0 else 0.0
 
     def of_step(self, ms: float) -> str:
-        """A time in words: ``2.00 ms (16 % of the step)``."""
+        """A time in words, at most the whole step: ``2.00 ms (16 % of the step)``."""
+        ms = min(ms, self.step_ms)
         return f"{fmt.duration(ms)} ({fmt.share(self.share(ms))} of the step)"
 
     def per_step(self, ns: float) -> float:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts
+from perfnb.recording.text import TEXT
 
 #: Functions that are named: at most this many, each with this share of the time.
 _MOST_NAMED, _NAMED = 3, 0.1
@@ -26,7 +27,7 @@ def lines_in_words(facts: Facts, phases: Collection[str]) -> str:
     whole = float(chosen["self_ms"].sum())
     if whole <= 0:
         return ""
-    file, function = (chosen[name].fillna("").astype(str) for name in ("file", "function"))
+    file, function = (chosen[name].fillna("").astype(TEXT) for name in ("file", "function"))
     number = pd.Series(list(zip(file, function, strict=True)), index=chosen.index).astype(object)
     parts = []
     functions = chosen["self_ms"].groupby(number, sort=False).sum().sort_values(ascending=False, kind="stable")

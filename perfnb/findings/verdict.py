@@ -104,6 +104,8 @@ def _no_surer(found: Finding, facts: Facts) -> Finding:
         return found
     if few := too_few_steps(facts):
         return replace(found, confidence="low", why=f"{few} {found.why}")
+    if not BY_NAME[found.bottleneck].timed_only and (doubt := doubt_of(facts).strip()):
+        return replace(found, confidence="low", why=f"{doubt} {found.why}")
     if not facts.live and facts.attribution.steps == 1 and found.confidence == "high":
         why = f"{found.why} The trace holds only one step, so others may differ."
         return replace(found, confidence="medium", why=why)
@@ -131,8 +133,6 @@ def _verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
             "Profile again when nothing else is running; perfnb.time_step shows whether the step time holds.",
         )
     if chosen is not None:
-        if doubt and not timed:
-            table = table.assign(confidence=table["confidence"].astype(object).where(table.index != chosen, "low"))
         verdict = _of_finding(facts, table, chosen)
         return verdict if timed else replace(verdict, why=verdict.why + doubt)
     if not facts.live and facts.gpu is None and not facts.attribution.host.is_op.any():

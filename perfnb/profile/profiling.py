@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 #: Seconds between telemetry samples during a profile.
 WATCH_INTERVAL_S = 0.1
-#: Share of the step that is the host's own code above which its lines are sampled.
-_WORTH_SAMPLING = 0.15
 
 
 @keeps_nothing
@@ -163,6 +161,7 @@ def run_profile(
     Models are named by `namespace`; `used` are the variables that the step uses; `kept` finds the step again; `line`
     shows the progress.
     """
+    from perfnb.findings.rules.host import WORTH_SAMPLING
     from perfnb.interrupts import InterruptGate
     from perfnb.step.capture import capture_step
     from perfnb.step.environment import place_in_job
@@ -180,7 +179,7 @@ def run_profile(
     def worth_sampling(capture: Capture) -> bool:
         made.append(as_profile(recording_of(capture, name)))
         found = made[0]._summary.findings
-        return found is not None and found.host_share > _WORTH_SAMPLING
+        return found is not None and found.host_share > WORTH_SAMPLING
 
     # The other ranks of a job would wait for steps that only this one runs.
     asks = stacks == "auto" and (place_in_job() or {}).get("world_size", 1) == 1

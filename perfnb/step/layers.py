@@ -297,7 +297,7 @@ def known_models(
         place = places.get(id(module))
         if place is not None and layers[place].parent is None and layers[place].name == name:
             implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
-            switches = hasattr(module, "set_attn_implementation") and implementation != "sdpa"
+            switches = hasattr(type(module), "set_attn_implementation") and implementation != "sdpa"
             called = calls.called_whole.get(id(module), False)
             known.append({"name": name, "called": called, "switches": switches})
     return known

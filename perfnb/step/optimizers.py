@@ -20,7 +20,7 @@ def tensors_of(optimizer: Optimizer) -> list[Tensor]:
 def has_sparse_gradients(optimizers: Iterable[Optimizer], modules: Iterable[nn.Module]) -> bool:
     """Whether some parameters have sparse gradients, or belong to a module that gives them such."""
     grads = (parameter.grad for each in optimizers for parameter in tensors_of(each))
-    return any(getattr(module, "sparse", False) is True for module in modules) or any(
+    return any(module.__dict__.get("sparse") is True for module in modules) or any(
         grad is not None and grad.is_sparse for grad in grads
     )
 

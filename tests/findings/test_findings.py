@@ -317,9 +317,11 @@ def test_what_lasts_longer_than_a_call_can_is_no_overhead_of_calls() -> None:
 
     # At most two tiny ops of 10 µs around each of 101 calls, whatever made the timed steps slower than the traced ones.
     assert overhead["bound_ms"] == pytest.approx(2.02 + 0.4 / 3, rel=0.01)
-    assert overhead["confidence"] == "medium"
+    assert "was busy" not in overhead["why"]
     assert busy["bound_ms"] == pytest.approx(1.01 + 0.4 / 3, rel=0.01)
-    assert busy["confidence"] == "low"
+    assert "was busy" in busy["why"]
+    # Traced steps that are three times as long as timed ones, or a busy CPU, make each bound doubtful.
+    assert (overhead["confidence"], busy["confidence"]) == ("low", "low")
     assert "dispatch overhead" not in found(slow).index
 
 

@@ -65,8 +65,9 @@ def waiting_for(loader: Any, name: str = "train_loader", **environment: Any) -> 
 
 
 def batches(loader: Any) -> list[Any]:
+    """Of three epochs, because a loader may begin the later ones with other random numbers."""
     torch.manual_seed(3)
-    return [batch[0] if isinstance(batch, (list, tuple)) else batch for batch in loader]
+    return [batch[0] if isinstance(batch, (list, tuple)) else batch for _ in range(3) for batch in loader]
 
 
 def first(rows: list[Any]) -> Any:
@@ -101,7 +102,7 @@ def loaders() -> dict[str, DataLoader[Any]]:
 
 def in_this_process(line: str) -> str:
     """The line without its workers, which would take their time, and cannot be sent functions without a name."""
-    return re.sub(r", num_workers=\d+, persistent_workers=True", "", line)
+    return re.sub(r", num_workers=\d+", "", line)
 
 
 @pytest.mark.parametrize("name", loaders())
@@ -148,7 +149,7 @@ def test_more_workers_than_cores_are_not_told_to_be_more() -> None:
     loader.num_workers = 12  # torch itself warns of so many
     finding = waiting_for(loader, cpus=2)
 
-    assert "num_workers=2," in finding["code"]
+    assert "num_workers=2)" in finding["code"]
     assert "12 workers share 2 cores" in finding["advice"]
 
 

@@ -51,7 +51,7 @@ def test_workers_are_counted_from_how_long_a_batch_takes_to_make_and_to_use(work
 
     wait = found(recording).loc["input pipeline"]
 
-    assert f"num_workers={wanted}," in wait["code"]
+    assert f"num_workers={wanted})" in wait["code"]
     assert "(train_loader.dataset, batch_sampler=train_loader.batch_sampler, " in wait["code"]
 
 
@@ -164,7 +164,7 @@ def test_never_more_workers_than_cores_and_the_line_agrees(workers: int, wait_ms
     if not code:
         assert (wait["code"], "as many workers as cores" in wait["advice"]) == ("", True)
         return
-    assert f"num_workers={code}," in wait["code"]
+    assert f"num_workers={code})" in wait["code"]
     assert f"se {'about ' if wait_ms == 1.5 else ''}{code} workers" in wait["advice"]
     assert ("there are 2 cores" in wait["advice"]) == (wait_ms != 1.5)
 

@@ -75,7 +75,8 @@ def test_steps_take_what_the_budget_leaves(tmp_path: Path) -> None:
 def test_every_decision_of_a_plan_is_agreed() -> None:
     decisions = {name for name, value in vars(Plan).items() if callable(value) and not name.startswith("_")}
 
-    assert decisions - set(vars(AgreedPlan)) == {"why_longer"}  # which only tells the user something
+    assert decisions - set(vars(AgreedPlan)) == {"why_longer", "briefly_sampled_steps"}
+    # The first only tells the user something, and a rank of a job samples no stacks unless it is asked to.
 
 
 def test_ranks_tell_each_other_until_the_job_stops(tmp_path: Path) -> None:

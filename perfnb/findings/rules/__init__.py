@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, Rule
 from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
@@ -52,5 +54,11 @@ BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def found_by_rules(facts: Facts) -> list[Finding]:
-    """What the rules find, in their order."""
-    return [found for rule in RULES for found in rule(facts)]
+    """What the rules find, in their order. No bound is longer than the step that it is a part of."""
+    return [_within_the_step(found, facts) for rule in RULES for found in rule(facts)]
+
+
+def _within_the_step(found: Finding, facts: Facts) -> Finding:
+    if found.bound_ms is None:
+        return found
+    return replace(found, bound_ms=min(found.bound_ms, found.of_ms or facts.step_ms))

@@ -9,6 +9,7 @@ import pandas as pd
 from perfnb.findings.code import lever_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
+from perfnb.recording.text import TEXT
 
 _WORTH = 0.05
 #: How many times as fast float32 is at least: it moves half the bytes, and a vector register holds twice the numbers.
@@ -40,18 +41,27 @@ def float64(facts: Facts) -> Iterator[Finding]:
     where = "" if names else " None of it is in the model."
     yield Finding(
         "float64",
-        f"Ops in float64 take {facts.of_step(whole)}. Large products run {faster:.2g} times as fast in float32 here, "
-        f"and other ops move half the bytes, which may fit into a faster cache.{where}",
+        f"Ops in float64 take {facts.of_step(whole)}. {_rates(double, single)} Other ops move half the bytes, which "
+        f"may fit into a faster cache.{where}",
         bound,
         "Compute in float32 unless the problem needs more: NumPy arrays are float64 by default, and so are tensors "
-        "made from them.",
-        lever_line("float32", model) if model and facts.has_parameters_of(8) else "",
+        "made from them. Convert the model before you make its optimizer.",
+        # The state of an optimizer would stay in float64.
+        lever_line("float32", model)
+        if model and facts.has_parameters_of(8) and not facts.optimizers and not facts.optimizer_classes
+        else "",
         "medium",
         "The time in float64 was measured. What float32 takes is an estimate: short ops gain less.",
         "Whether the result is still good enough in float32.",
         rows("layer", names) + rows("op", ops["ms"].nlargest(2).index),
         remedy="float32",
     )
+
+
+def _rates(double: float, single: float) -> str:
+    if not double or not single:
+        return "How much faster products are in float32 here was not measured."
+    return f"Large products run {single / double:.2g} times as fast in float32 here."
 
 
 def _in_float64(facts: Facts) -> pd.DataFrame:
@@ -68,7 +78,7 @@ def _in_float64(facts: Facts) -> pd.DataFrame:
     peak = calls["dtype"].astype(object).map(dict(roofline.peaks)).astype("Float64")
     table = pd.DataFrame(
         {
-            "op": calls["op"].astype(str).to_numpy(),
+            "op": calls["op"].astype(TEXT).to_numpy(),
             "double": double,
             "work": (calls["flops"].astype("Float64") / peak).fillna(0.0).to_numpy(dtype=float),
             "bytes": calls["bytes"].astype("Float64").fillna(0.0).to_numpy(dtype=float),

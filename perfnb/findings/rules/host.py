@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
+from perfnb.attribution.blocks import Kind
 from perfnb.attribution.events import longest_calls
 from perfnb.attribution.interval_sets import difference, union
 from perfnb.findings.code import compiling
@@ -23,11 +24,13 @@ from perfnb.findings.rules.repeated import model_calls
 from perfnb.findings.rules.synchronisation import reads_of
 from perfnb.recording.nesting import Bools, Floats
 from perfnb.recording.schema import PHASES
-from perfnb.recording.text import found
+from perfnb.recording.text import TEXT, found
 from perfnb.trace_names import LAYER_SPAN
 
 #: Share of the step, and milliseconds of it, worth reporting.
 _WORTH, _WORTH_WORK, _LEAST_MS = 0.1, 0.05, 0.2
+#: Share of the step above which the host's own code is always accounted for, by sampled stacks if they can be taken.
+WORTH_SAMPLING = 0.15
 #: Fewest traced steps that are sure to show what a step does every time.
 _SURE = 2
 #: Fewest small operators per step worth reporting.
@@ -76,9 +79,9 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
     if count < _FEWEST:
         return
     calling, rounds = _calling_ms(facts, small["whole_ns"].to_numpy(), ~looped), _rounds(facts)
-    bound = max(calling, _together_ms(facts, rounds)) if rounds > _FEWEST_ROUNDS else calling
-    if facts.share(bound) < _WORTH:
+    if facts.share(calling) < _WORTH:
         return
+    bound = min(max(calling, _together_ms(facts, rounds)), facts.step_ms) if rounds > _FEWEST_ROUNDS else calling
     layers = facts.heaviest_layers(small)
     modules = facts.recording.modules
     note, code = compiling(facts, layers)
@@ -109,9 +112,14 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
 
 
 def _rounds(facts: Facts) -> float:
-    """How often a step calls the model that it calls most often."""
-    calls = model_calls(facts)
-    return float(calls.groupby("layer").size().max()) / facts.steps if len(calls) else 0.0
+    """How often a step calls the model that it calls most often; 0 if calls have a backward pass of their own.
+
+    Those are micro-batches, whose gradients are accumulated because one large batch does not fit.
+    """
+    calls, blocks = model_calls(facts), facts.attribution.host.blocks
+    often = float(calls.groupby("layer").size().max()) / facts.steps if len(calls) else 0.0
+    backward_passes = float((blocks["kind"] == Kind.ENGINE).sum()) / facts.steps
+    return 0.0 if backward_passes > 0.5 * often else often
 
 
 def _together_ms(facts: Facts, rounds: float) -> float:
@@ -196,7 +204,7 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     if bound < _LEAST_MS or facts.share(bound) < _WORTH:
         return
     memory = facts.figures.memory
-    by_phase = pd.Series(python + ops).where(work.chosen, 0.0).groupby(cells["phase"].astype(str).to_numpy()).sum()
+    by_phase = pd.Series(python + ops).where(work.chosen, 0.0).groupby(cells["phase"].astype(TEXT).to_numpy()).sum()
     most = str(by_phase.idxmax())
     called = _called(facts, work.chosen)
     named = lines_in_words(facts, by_phase.index[by_phase > _NAMED * by_phase.sum()])

@@ -119,12 +119,13 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
         f"{facts.of_step(taken)}: {fmt.counted(count, 'gradient')} are changed in place, each on its own.",
         bound,
         "Clip all gradients in one call: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True), "
-        "or clip_grad_value_.",
+        "or clip_grad_value_. The first clips by the norm of all gradients together: keep the loop if it clips each "
+        "gradient by its own norm.",
         "",
         "medium",
         "The time was measured. That these ops clip gradients is inferred from where they run and that they work in "
         "place.",
-        "What else runs between the backward pass and the optimizer.",
+        "By which norm the loop clips, and what else runs between the backward pass and the optimizer.",
         rows("phase", ["other"]) + rows("op", own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index),
     )
 

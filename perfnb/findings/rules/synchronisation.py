@@ -147,7 +147,7 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
         + facts.between_ops_ms(float(reads.after_ns[once].sum() + reads.loop_python_ns.sum()))
         + facts.per_step(float(reads.loop_ops_ns.sum()))
     )
-    phases = [str(phase) for phase in reads.ops["phase"].astype(str).unique()]
+    phases = [str(phase) for phase in reads.ops["phase"].unique()]
     bound = max(not_below_samples(facts, phases, bound), taken)
     if bound < _LEAST_MS or facts.share(bound) < _WORTH:
         return

@@ -82,7 +82,7 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     if not isinstance(workers, int):
         return (
             "Make batches in other processes while the step computes: use a torch.utils.data.DataLoader with workers "
-            "(num_workers=2, persistent_workers=True)."
+            "(num_workers=2)."
             if facts.live and kind not in (None, "list", "tuple")
             else "Make batches ahead of time in other processes"
             f"{facts.for_torch(_AHEAD)}, or make them cheaper: cache, vectorise.",
@@ -205,7 +205,8 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
         f"Python collected garbage {often}, for {fmt.duration(float(per_step[heavy].mean()))} each time: on average "
         f"{facts.of_step(bound)}. The longest pause took {fmt.duration(max(ms for _, ms in pauses))}.",
         bound,
-        "Hide long-lived objects from the collector once they exist, or collect between steps.",
+        "Hide long-lived objects from the collector once they exist, and switch it off. Collect between steps if "
+        "memory grows, because cycles are not freed then.",
         lever_line("gc_freeze"),
         "high" if len(heavy) >= _OFTEN else "medium" if again else "low",
         "The collector's own callbacks timed each pause in the timed steps"

@@ -121,7 +121,7 @@ def _code(subject: Subject) -> list[str]:
         return []
     name, loader = subject.loader
     if name is None or not is_named(name, loader):
-        return [f"# where the DataLoader is made: num_workers={workers_for(subject)}, persistent_workers=True"]
+        return [f"# where the DataLoader is made: num_workers={workers_for(subject)}"]
     return [workers_line({"name": name, **loader_facts(loader)}, workers_for(subject), "cuda" in subject.kinds)]
 
 

@@ -222,12 +222,21 @@ def _in_float32(subject: Subject) -> Iterator[None]:
         yield
 
 
+def _float32_lines(subject: Subject) -> list[str]:
+    lines = for_models(lever_line("float32", "{0}"))(subject)
+    return (
+        lines
+        if not subject.optimizers
+        else ["# before the optimizer is made, whose state would stay in float64:", *(f"# {line}" for line in lines)]
+    )
+
+
 FLOAT32 = Lever(
     "float32",
     "float32 in place of float64 for the models, their inputs and the optimizers' state",
     _refuses_float32,
     always(_in_float32),
-    for_models(lever_line("float32", "{0}")),
+    _float32_lines,
     lowers="float32",
     answers=("float64",),
     family=_FAMILY,
