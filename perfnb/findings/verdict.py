@@ -135,7 +135,13 @@ def _verdict_of(facts: Facts, table: pd.DataFrame) -> Verdict:
     if chosen is not None:
         verdict = _of_finding(facts, table, chosen)
         return verdict if timed else replace(verdict, why=verdict.why + doubt)
-    if not facts.live and facts.gpu is None and not facts.attribution.host.is_op.any():
+    if facts.gpu is None and not facts.attribution.host.is_op.any():
+        if facts.live:
+            return Verdict(
+                "No verdict: the step ran no operator of torch.",
+                f"It takes {facts.step_words}, all of it outside torch." + doubt,
+                "Check that the step calls what you meant to profile.",
+            )
         return Verdict(
             "No verdict: the trace holds no operators.",
             f"All that is known of the step is how long it took: {facts.step_words} as traced.",
@@ -285,7 +291,7 @@ def doubt_of(facts: Facts) -> str:
     reasons = [*filter(None, [facts.uneven]), *_disturbed(facts)]
     if not reasons:
         return ""
-    said = f" Low confidence: {' and '.join(reasons)}, so bounds can be off by half or more."
+    said = f" Low confidence: {'; '.join(reasons)}. Bounds can be off by half or more."
     if (facts.busy or facts.scale > _APART) and (facts.environment.get("threads") or 1) > 1:
         said += " Threads wait for the one that got no core: try torch.set_num_threads(1)."
     return said

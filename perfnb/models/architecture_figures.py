@@ -190,5 +190,6 @@ def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
     calls_others = called.index[called["depth"].shift(-1) > called["depth"]]
     kinds = kinds_of_layers(layers.index, layer_ops)
     kinds = kinds[~kinds.index.duplicated() & ~kinds.index.isin(calls_others)]
-    kind = ops["kind"].fillna(ops["layer"].map(kinds.astype(object))).fillna("other")
+    kind = ops["kind"].mask(ops["layer"].isin(SPECIAL_ROWS))  # a loss outside all layers is no activation
+    kind = kind.fillna(ops["layer"].map(kinds.astype(object))).fillna("other")
     return ops["ms"].groupby(kind.astype(TEXT)).sum().reindex(list(KINDS), fill_value=0.0)

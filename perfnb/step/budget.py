@@ -32,6 +32,8 @@ SAMPLED_S, MOST_SAMPLED = 3.0, 2_000
 LEAST_SAMPLED_S = 0.5
 #: Most seconds sampled without having been asked for.
 BRIEFLY_S = 1.5
+#: And the most steps: so many times as many as were timed, or so many.
+_UNASKED, _UNASKED_STEPS = 3, 30
 
 
 @dataclass(frozen=True)
@@ -140,12 +142,16 @@ class Plan:
         wanted_s = max(LEAST_SAMPLED_S, min(SAMPLED_S, left_s))
         return max(1, min(MOST_SAMPLED, math.ceil(wanted_s / step_s))) if step_s > 0 else FEWEST_TIMED
 
-    def briefly_sampled_steps(self, spent_s: float, step_s: float) -> int:
-        """How many steps to sample unasked after all other passes; 0 if the budget has no time for enough samples."""
+    def briefly_sampled_steps(self, spent_s: float, step_s: float, timed: int) -> int:
+        """How many steps to sample unasked after all other passes.
+
+        Not many more than were timed, because each one trains the user's model; 0 if the budget has no time for enough
+        samples.
+        """
         left_s = min(BRIEFLY_S, self.budget_s - spent_s)
         if left_s < LEAST_SAMPLED_S or step_s <= 0 or self.budget_s - spent_s < step_s:
             return 0
-        return max(1, min(MOST_SAMPLED, int(left_s / step_s)))
+        return max(1, min(MOST_SAMPLED, max(_UNASKED * timed, _UNASKED_STEPS), int(left_s / step_s)))
 
     def affords_lead_in(self, spent_s: float, step_s: float) -> bool:
         """Whether there is time for a lead-in step before the one whose memory is counted."""

@@ -98,7 +98,8 @@ def _passes(
             yield from _measure(session, plan, workers)
         capture = _named(session, models, namespace)
         _name_parts(session, namespace, None if source is None else source.made, labels)
-        if worth_sampling is not None and not stacks and capture.failure is None:
+        lasts = source is None or source.starts_again  # an optional pass must not run out of batches
+        if worth_sampling is not None and not stacks and lasts and capture.failure is None:
             yield from session.sample_if(worth_sampling)
         return capture
 

@@ -296,7 +296,7 @@ def known_models(
     for name, module in named_modules(namespace):
         place = places.get(id(module))
         if place is not None and layers[place].parent is None and layers[place].name == name:
-            implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+            implementation = getattr(module.__dict__.get("config"), "_attn_implementation", None)
             switches = hasattr(type(module), "set_attn_implementation") and implementation != "sdpa"
             called = calls.called_whole.get(id(module), False)
             known.append({"name": name, "called": called, "switches": switches})

@@ -249,11 +249,11 @@ class Session:
         __tracebackhide__ = True
         timed_ns = sorted(step.wall_ns for step in self.capture.steps if step.pass_name == "timed")
         step_s = timed_ns[len(timed_ns) // 2] / 1e9 if timed_ns else 0.0
-        if self._plan.briefly_sampled_steps(self._spent_s(), step_s) == 0:
+        if self._plan.briefly_sampled_steps(self._spent_s(), step_s, len(timed_ns)) == 0:
             return
         with self._gate.opened():
             wanted = worth(self.capture)
-        if wanted and (count := self._plan.briefly_sampled_steps(self._spent_s(), step_s)):
+        if wanted and (count := self._plan.briefly_sampled_steps(self._spent_s(), step_s, len(timed_ns))):
             yield from self._sample(count)
 
     def _sample(self, count: int) -> Passes[None]:

@@ -107,6 +107,11 @@ class BatchSource:
         self.taken += 1
         return batch
 
+    @property
+    def starts_again(self) -> bool:
+        """Whether batches can be taken without end; unknown, and so not, before the first one."""
+        return self._own or callable(self._batches)
+
     def close(self) -> None:
         """Release the iterator and end a loader's workers, which the traceback of an error would keep alive."""
         iterator, self._iterator, self.made = self._iterator, None, None

@@ -186,7 +186,7 @@ def unbound(code: str) -> set[str]:
     targets = {
         node.id
         for part in ast.walk(tree)
-        if isinstance(part, ast.comprehension)
+        if isinstance(part, (ast.comprehension, ast.For))
         for node in ast.walk(part.target)
         if isinstance(node, ast.Name)
     }

@@ -101,11 +101,16 @@ def test_an_error_while_sampling_reaches_the_user(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("spent_s", "step_s", "steps"),
-    [(0.0, 0.1, 15), (29.0, 0.1, 10), (29.6, 0.1, 0), (0.0, 2.0, 1), (29.0, 2.0, 0), (0.0, 0.0, 0), (0.0, 1e-6, 2000)],
+    ("spent_s", "step_s", "timed", "steps"),
+    [
+        *[(0.0, 0.1, 6, 15), (29.0, 0.1, 6, 10), (29.6, 0.1, 6, 0), (0.0, 2.0, 6, 1), (29.0, 2.0, 6, 0)],
+        *[(0.0, 0.0, 6, 0), (0.0, 1e-6, 5000, 2000), (0.0, 1e-6, 200, 600), (0.0, 1e-6, 1, 30)],
+    ],
 )
-def test_brief_sampling_keeps_to_the_budget(spent_s: float, step_s: float, steps: int) -> None:
-    assert Plan(budget_s=30.0).briefly_sampled_steps(spent_s, step_s) == steps
+def test_brief_sampling_keeps_to_the_budget_and_the_timed_steps(
+    spent_s: float, step_s: float, timed: int, steps: int
+) -> None:
+    assert Plan(budget_s=30.0).briefly_sampled_steps(spent_s, step_s, timed) == steps
     assert steps * step_s <= max(BRIEFLY_S, step_s)
 
 
@@ -113,3 +118,16 @@ def test_brief_sampling_keeps_to_the_budget(spent_s: float, step_s: float, steps
 def test_stacks_takes_three_values(value: Any) -> None:
     with pytest.raises(TypeError, match=r'^stacks must be True, False or "auto", not '):
         perfnb.profile_step(lambda: None, stacks=value)
+
+
+def test_batches_that_cannot_start_again_are_not_used_up_by_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "briefly_sampled_steps", lambda *_: 1_000)
+
+    def step(_: torch.Tensor) -> None:
+        sum(range(200_000))
+
+    p = perfnb.profile_step(
+        step, (torch.ones(2) for _ in range(12)), warmup=1, steps=6, traced=2, memory=False, flops=False
+    )
+
+    assert "sampled" not in set(p.steps["pass"])
