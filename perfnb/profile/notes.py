@@ -33,6 +33,7 @@ def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, 
         *(_of_the_trace(recording) if recording.is_loaded else _of_the_passes(recording, timing)),
         *_of_the_tracing(recording, attribution, timing),
         *_of_the_memory(recording),
+        *_of_engines(recording),
         *_of_the_layers(recording, attribution, layers),
     )
 
@@ -146,6 +147,14 @@ def _stepped(events: pd.DataFrame) -> list[str]:
     """Classes of the optimizers that stepped."""
     found = map(stepped_optimizer, map(str, events["name"].drop_duplicates()))
     return [kind for kind in dict.fromkeys(found) if kind is not None]
+
+
+def _of_engines(recording: Recording) -> Iterator[str]:
+    if (recording.modules["module"] == "DeepSpeedEngine").any():
+        yield (
+            "DeepSpeed is not supported, and its engine was profiled as an ordinary module: rely only on the timed step, "
+            "the operators and the collectives."
+        )
 
 
 def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.DataFrame) -> Iterator[str]:

@@ -205,3 +205,13 @@ def test_a_step_of_nothing_has_one_traced_time_and_no_share_above_the_whole() ->
     shares = [float(share.replace(",", "")) for share in re.findall(r"([\d.,]+) %", str(p))]
     assert shares
     assert max(shares) <= 100
+
+
+def test_an_engine_of_deepspeed_is_refused_in_a_sentence_that_says_what_holds() -> None:
+    class DeepSpeedEngine(nn.Sequential):
+        pass
+
+    engine, plain, x = DeepSpeedEngine(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4)
+
+    assert "DeepSpeed is not supported" in str(perfnb.profile_step(lambda: engine(x), warmup=1, steps=6))
+    assert "DeepSpeed" not in str(perfnb.profile_step(lambda: plain(x), warmup=1, steps=6))
