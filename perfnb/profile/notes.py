@@ -152,8 +152,8 @@ def _stepped(events: pd.DataFrame) -> list[str]:
 def _of_engines(recording: Recording) -> Iterator[str]:
     if (recording.modules["module"] == "DeepSpeedEngine").any():
         yield (
-            "DeepSpeed is not supported, and its engine was profiled as an ordinary module: rely only on the timed step, "
-            "the operators and the collectives."
+            "DeepSpeed is not supported, and its engine was profiled as an ordinary module: rely only on the timed "
+            "step, the operators and the collectives."
         )
 
 
