@@ -342,10 +342,13 @@ class Latency(Page, Shown):
     def highest_rate(self, bound_ms: float, quantile: float = 0.99, *, confirm_s: float | None = None) -> HighestRate:
         """The highest rate at which a quantile of latency stays within a bound.
 
+        For the bound and quantile that `perfnb.latency` was given, this is the result that the report shows, with the
+        runs that confirmed or refuted it. Any other rate is computed from the service times.
+
         Parameters
         ----------
         confirm_s : float, optional
-            Serve requests at this rate to see whether it holds, for at most so many seconds. If latency exceeds the
+            Serve requests at this rate to see whether it holds, for at most this many seconds. If latency exceeds the
             bound, a lower rate is tried: the highest one for the service times of that run.
 
         Raises
@@ -359,8 +362,12 @@ class Latency(Page, Shown):
                 f"{fmt.counted(len(self._service_ms), 'request')} are too few for the {quantile:g} quantile: raise "
                 "budget_s, or ask for a smaller quantile."
             )
+        known = self._highest
+        asked = (float(bound_ms), float(quantile))
+        if confirm_s is None and isinstance(known, HighestRate) and (known.bound_ms, known.quantile) == asked:
+            return known
         rate, low, high = self._loads.highest_rate(bound_ms, quantile)
-        found = HighestRate(rate, low, high, float(bound_ms), float(quantile))
+        found = HighestRate(rate, low, high, *asked)
         if confirm_s is None or rate <= 0:
             return found
         require_seconds("confirm_s", confirm_s)

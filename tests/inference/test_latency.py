@@ -148,6 +148,9 @@ def test_a_rate_that_its_run_refutes_is_lowered_until_a_run_confirms_it(clock: F
     assert "Highest rate for p99 within 20.0 ms: 2" in said
     assert "back to back allow 387/s, but in a run at 387/s p99 was longer." in said
     assert found.costs.loc["highest", "requests_per_s"] == pytest.approx(lowered.rate_per_s)
+    assert found.highest_rate(bound_ms=20) == lowered, "the same question has the answer that the report shows"
+    assert found.highest_rate(bound_ms=20, quantile=0.95).confirmed_requests is None
+    assert found.highest_rate(bound_ms=25).confirmed_requests is None
 
 
 def test_a_rate_that_no_run_confirms_is_not_known(clock: FakeClock) -> None:
@@ -159,6 +162,7 @@ def test_a_rate_that_no_run_confirms_is_not_known(clock: FakeClock) -> None:
     assert (unknown.low, unknown.high) == (0.0, min(unknown.refuted_per_s))
     assert "The highest rate for p99 within 20.0 ms is not known: in runs at " in " ".join(_sentences(found))
     assert "is not known" in repr(unknown)
+    assert found.highest_rate(bound_ms=20) == unknown
     assert pd.isna(found.costs.loc["highest", "requests_per_s"])
 
 
