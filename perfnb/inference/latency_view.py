@@ -155,10 +155,10 @@ def _between_sentences(found: Latency) -> list[str]:
     if served > _HELD_UP * possible:
         return []
     if found._concurrency == 1:
-        return [f"perfnb takes {fmt.duration(found._between_ms)} between two requests. Figures under load count that."]
+        return [f"perfnb takes {fmt.duration(found._between_ms)} between two requests. Figures under load include this."]
     return [
         f"{fmt.significant(served)} requests/s were served, fewer than the {fmt.significant(possible)} that these "
-        "times allow: between requests the threads wait for Python's lock. Figures under load count that wait."
+        "times allow: between requests the threads wait for Python's lock. Figures under load include this wait."
     ]
 
 
@@ -177,7 +177,7 @@ def _pause_sentences(found: Latency) -> list[str]:
     extra = fmt.interval(float(row["extra_ms"]), (float(row["ci_low_ms"]), float(row["ci_high_ms"])))
     return [
         f"A request that finds the server idle takes longer: {extra} more after a pause of {fmt.duration(pause)}. "
-        "Figures at a rate count that."
+        "Figures at a rate include this."
     ]
 
 
