@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -51,6 +52,9 @@ _MORE = 10
 #: How much longer than planned the levers before one may have taken, for it still to be tried.
 _LATE = 1.1
 _NO_TIME = "no time within the budget: raise budget_s{}, or name fewer levers"
+_WOULD_DO = " (about {:,} s would do for all)"
+#: A budget that was too short is at least so many times shorter than what would do.
+_MORE_THAN_TOO_LITTLE = 1.2
 _HOPELESS = f"too slow to keep timing: more than {HOPELESS:.0f} times the step's time in its first rounds"
 _UNCONFIRMED = "no time was left to confirm it: raise budget_s"
 
@@ -81,6 +85,8 @@ class Run:
     #: Milliseconds of the step as it is, and with its batch, in the rounds that levers are compared in.
     own_ms: float | None = None
     fed_ms: float | None = None
+    #: About how many seconds would do for all levers, if the time was too short to time some that were ready.
+    need_s: int | None = None
 
     @property
     def left_s(self) -> float:
@@ -133,14 +139,10 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
         if not within:  # one that cannot be confirmed says more than none
             within, kept_s = affordable(run.plan, turns, run.step_s, run.left_s)[:1], 0.0
         spare_s = run.left_s
-    said = ""
+    spent_s, said = max(0.0, run.budget_s - spare_s), ""
     if len(within) < len(possible):
-        spent_s = max(0.0, run.budget_s - spare_s)
-        need = budget_for(run.plan, turns, run.step_s, spent_s, run.each_s, confirm)
-        if (fuller := plan_for(run.goal, run.step_s, need - spent_s)) != run.plan:  # which takes more steps
-            turns = [fuller.turn(lever.in_blocks, lever.settles) for lever in possible]
-            need = budget_for(fuller, turns, run.step_s, spent_s + _MORE * run.step_s, run.each_s, confirm)
-        said = f" (about {need:,} s would do for all)" if need > run.budget_s else ""
+        need = _budget_for_all(run, possible, run.step_s, spent_s, confirm)
+        said = _WOULD_DO.format(need) if need > run.budget_s else ""
     for place, lever in enumerate(possible):
         if place not in within:
             trials[lever.name].why_not = _NO_TIME.format(said)
@@ -157,8 +159,13 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
                 trials[lever.name].why_not = _NO_TIME.format(said)
             elif (one := _ready(run, stack, lever, trials[lever.name])) is not None:
                 ready.append(one)
-        if run.plan.timed:
-            _time(run, ready, trials, kept_s)
+        if run.plan.timed and (step_s := _time(run, ready, trials, kept_s)) is not None:
+            need = _budget_for_all(run, possible, step_s, spent_s, confirm)
+            run.need_s = max(need, math.ceil(_MORE_THAN_TOO_LITTLE * run.budget_s))
+            for one in ready:
+                trial = trials[one.lever.name]
+                if trial.verdict == "not timed":
+                    trial.why_not = trial.why_not or _NO_TIME.format(_WOULD_DO.format(run.need_s))
         for one in ready:
             trial = trials[one.lever.name]
             trial.notes = [*one.lever.says(run.subject), *one.notes, *trial.notes]
@@ -171,6 +178,16 @@ def try_each(run: Run, levers: Sequence[Lever], bounds: Mapping[str, float], con
                 trials[one.lever.name].unconfirmed = one.lever.family not in families
                 families |= {one.lever.family} - {""}
     return Outcome(list(trials.values()), confirmed, run.rounds, run.own_peak, run.yardstick)
+
+
+def _budget_for_all(run: Run, levers: Sequence[Lever], step_s: float, spent_s: float, confirm: bool) -> int:
+    """About how many seconds would do for all these levers, for steps that take so long."""
+    turns = [run.plan.turn(lever.in_blocks, lever.settles) for lever in levers]
+    need = budget_for(run.plan, turns, step_s, spent_s, run.each_s, confirm)
+    if (fuller := plan_for(run.goal, step_s, need - spent_s)) != run.plan:  # which takes more steps
+        turns = [fuller.turn(lever.in_blocks, lever.settles) for lever in levers]
+        need = budget_for(fuller, turns, step_s, spent_s + _MORE * step_s, run.each_s, confirm)
+    return need
 
 
 def _measure_own(run: Run) -> None:
@@ -234,10 +251,11 @@ def _judged(run: Run, switch: Switch) -> tuple[bool | None, str]:
     return not any(one.exceeded for one in judged), "; ".join([f"quality: {said}", *over])
 
 
-def _time(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial], kept_s: float) -> None:
+def _time(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial], kept_s: float) -> float | None:
     """Time levers side by side, those that work ahead each by itself, and note what the times say.
 
-    Some seconds of the budget are kept for confirming.
+    Some seconds of the budget are kept for confirming. If they leave too few rounds for some levers, the result is how
+    many seconds a step of these took, with switching.
     """
     __tracebackhide__ = True
     together = [one for one in ready if not one.lever.timed_alone]
@@ -247,14 +265,18 @@ def _time(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial], kept
     times: list[Floats] = []
     firsts: list[Lever] = []
     timed: list[Prepared] = []
+    too_short_s: list[float] = []
     for place, group in enumerate(groups):
         words = f"try {group[0].lever.name}" if len(group) == 1 else f"try {len(group)} levers"
         budget_s = max(0.0, run.left_s - kept_s) / (len(groups) - place)
+        begin = time.perf_counter()
         left, rows = _rows_of(run, group, trials, budget_s, words)
+        took_s = time.perf_counter() - begin
         run.prove(f"timing {', '.join(one.lever.name for one in group)}")
         if left and rows.shape[1] < fewest_rounds(1):
-            for one in left:
-                trials[one.lever.name].why_not = trials[one.lever.name].why_not or _NO_TIME.format("")
+            turns = [run.plan.turn(one.lever.in_blocks, one.lever.settles) for one in group]
+            each_round = len(group) + 1 if max(turns) == 1 else 2 * sum(turns)
+            too_short_s.append(took_s / (each_round * (run.plan.warm + rows.shape[1])))
         elif left:
             times.append(rows)
             firsts.append(left[0].lever)
@@ -272,6 +294,7 @@ def _time(run: Run, ready: Sequence[Prepared], trials: Mapping[str, Trial], kept
         trial.ratio, trial.ratio_ci = found.ratio, found.ratio_ci
         trial.saves_ms, trial.times_ms = own_ms * (1 - found.ratio), tuple(row.tolist())
         trial.smallest = found.smallest_detectable
+    return max(too_short_s, default=None)
 
 
 def _rows_of(

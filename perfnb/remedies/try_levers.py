@@ -50,6 +50,7 @@ class LeverTrials(Page, Shown):
         confirms: bool = True,
         fed_ms: float | None = None,
         load: tuple[float, float] | None = None,
+        need_s: int | None = None,
     ) -> None:
         self._trials, self._confirmed, self._name = list(trials), confirmed, name
         self._step_ms, self._rounds = step_ms, rounds
@@ -57,6 +58,7 @@ class LeverTrials(Page, Shown):
         self._confirms = confirms
         self._fed_ms = fed_ms  # the step with its batch, where a lever on the loader was timed
         self._load = load  # of the machine, before, and its CPUs
+        self._need_s = need_s  # the budget that would do, where time was too short for some that were ready
         self._said = said  # how values were checked, if not against float64
 
     @property
@@ -322,6 +324,7 @@ def run_trials(
         confirms=confirm,
         fed_ms=run.fed_ms,
         load=load,
+        need_s=run.need_s,
         said=said,
     )
 

@@ -98,6 +98,8 @@ def _summary(trials: LeverTrials) -> str:
             return f"{' and '.join(open_)} could not be confirmed {why}: seen once that it {less}"
         if all(one.verdict == "not tried" for one in trials._trials):
             return "nothing was tried"
+        if trials._need_s is not None and not trials._rounds:
+            return f"nothing could be timed within the budget: about {trials._need_s:,} s would do"
         return f"nothing that was tried {less} and keeps its results"
     together = " and ".join(found.levers)
     said = "not measured" if found.ratio is None else drawn.ratio_words(found.ratio, found.ratio_ci)

@@ -235,6 +235,37 @@ def test_what_was_not_confirmed_is_not_called_no_help(clock: FakeClock, monkeypa
     assert once.best == ("half",)
 
 
+def test_levers_that_could_not_be_timed_are_told_which_budget_would_do(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Waiting(clock, 0.1)
+
+    @contextmanager
+    def switching_slowly(subject: Subject) -> Iterator[None]:
+        with wait.shorter(0.5)(subject):
+            clock.sleep(4.0 if timing else 0.0)
+            yield
+
+    timing = False
+
+    def told(_: object, words: str, *rest: object) -> None:
+        nonlocal timing
+        timing = words.startswith(("try ", "confirm "))
+
+    monkeypatch.setattr("perfnb.draw.progress.Progress.__call__", told)
+    plant(monkeypatch, lever("half", switching_slowly))
+    step, _ = training(pause=wait)
+    short = perfnb.try_levers(step, levers=["half"], budget_s=10)
+    assert short.table.loc["half", "verdict"] == "not timed"
+    said = re.search(r"Nothing could be timed within the budget: about ([\d,]+) s would do\.", str(short))
+    assert said is not None, str(short)
+    need_s = float(said[1].replace(",", ""))
+    assert need_s > 10
+    assert f"raise budget_s (about {said[1]} s would do for all)" in short.table.loc["half", "why_not"]
+    timing = False
+    assert perfnb.try_levers(step, levers=["half"], budget_s=need_s).table.loc["half", "verdict"] == "faster"
+
+
 @pytest.mark.deep
 def test_a_step_that_does_not_repeat_itself_blames_no_lever() -> None:
     model = nn.Linear(4, 4)
