@@ -155,7 +155,9 @@ def _between_sentences(found: Latency) -> list[str]:
     if served > _HELD_UP * possible:
         return []
     if found._concurrency == 1:
-        return [f"perfnb takes {fmt.duration(found._between_ms)} between two requests. Figures under load include this."]
+        return [
+            f"perfnb takes {fmt.duration(found._between_ms)} between two requests. Figures under load include this."
+        ]
     return [
         f"{fmt.significant(served)} requests/s were served, fewer than the {fmt.significant(possible)} that these "
         "times allow: between requests the threads wait for Python's lock. Figures under load include this wait."

@@ -77,6 +77,8 @@ def test_without_names_of_the_user_s_all_advice_is_in_words() -> None:
     named, plain = found(live_cpu()), found(unnamed(live_cpu()))
 
     assert named.loc["optimizer", "code"] == "for group in opt.param_groups: group.update(fused=True, foreach=False)"
+    assert "this line switches the existing optimizer to fused=True." in named.loc["optimizer", "advice"]
+    assert "construct torch.optim.AdamW with fused=True" in plain.loc["optimizer", "advice"]
     assert "train" not in named.loc["input pipeline", "code"]
     assert named.loc["input pipeline", "code"].startswith("loader = torch.utils.data.DataLoader(loader.dataset, ")
     assert set(named.index) == set(plain.index)
@@ -86,13 +88,14 @@ def test_without_names_of_the_user_s_all_advice_is_in_words() -> None:
 
 
 @pytest.mark.slow
-def test_two_optimizers_of_one_class_are_called_by_it_once() -> None:
+def test_one_line_switches_two_existing_optimizers() -> None:
     one = PARTS["optimizers"][0]
     recording = unnamed(live_cpu(), **{**PARTS, "optimizers": [one, {**one, "name": "other"}]})
 
     advice = found(recording).loc["optimizer"]
 
-    assert "construct torch.optim.AdamW with fused=True" in advice["advice"]
+    assert "this line switches the existing optimizers to fused=True." in advice["advice"]
+    assert "construct torch.optim" not in advice["advice"], "they exist"
     assert advice["code"].startswith("for group in (*opt.param_groups, *other.param_groups): group.update(")
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
-from perfnb.findings.code import update_line
+from perfnb.findings.code import shown, update_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.nesting import Bools
@@ -80,14 +80,15 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     over += f" in {updates:,.3g} updates" if updates > 1 else ""
     top = own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
     lever, names = lever_for(facts, known, classes, by_hand), [str(one["name"]) for one in known if one.get("name")]
+    line = shown(update_line(lever, names), facts.variables) if lever and known and len(names) == len(known) else ""
+    how = _switched(lever, names) if line else _how(facts, classes, by_hand)
     yield Finding(
         "optimizer",
         f"{_what(known, by_hand)} takes {_taken(facts, phase_ms, by_hand)}, in {fmt.counted(count, 'op')} run one by "
         f"one{over}; updating all at once would take about {fmt.duration(floor)}.{waits}",
         bound,
-        f"Update all parameters in one call instead of a loop over them{_how(facts, classes, by_hand)}."
-        f"{_sparse(facts)}",
-        update_line(lever, names) if lever and known and len(names) == len(known) else "",
+        f"Update all parameters in one call instead of a loop over them{how}.{_sparse(facts)}",
+        line,
         "medium",
         "The phase's time was measured. What remains is an estimate: the bytes that an update must move, and what "
         "torch does per parameter even if it updates all at once.",
@@ -173,8 +174,14 @@ def _what(known: list[Mapping[str, Any]], by_hand: bool) -> str:
     return f"{names[0]}.step()" if len(names) == 1 and names[0] else "The optimizer"
 
 
+def _switched(lever: str, names: list[str]) -> str:
+    """What the line for existing optimizers does, in words."""
+    existing = "optimizer" if len(names) == 1 else "optimizers"
+    return f": this line switches the existing {existing} to {lever.removesuffix('_optimizer')}=True"
+
+
 def _how(facts: Facts, classes: list[str], by_hand: bool) -> str:
-    """How to make it update all at once, in words."""
+    """How to make it update all at once, in words, where no line does."""
     if by_hand:
         return _FOREACH_CALLS
     said = {_argument(facts, kind) for kind in classes}
