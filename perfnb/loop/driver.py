@@ -37,11 +37,15 @@ _UNKNOWN = -1
 class StepRecorder(Protocol):
     """What is told of every step."""
 
-    #: Whether each batch counts as a step.
+    #: Whether each batch counts as a step, and how many batches a step takes.
     by_batch: bool
+    batches: int
 
     def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
         """Note a step: its duration, its wait for data (-1 if unknown), `time.perf_counter_ns` at its start."""
+
+    def join_first(self) -> bool:
+        """Make one step of all so far, which were its batches; whether that was possible."""
 
     def enter(self, pass_name: str) -> None:
         """The steps noted from now on belong to a window, in this pass of it."""
@@ -139,7 +143,8 @@ class LoopProfiler:
         self.profiles = KeptProfiles(save, keep_trace=self._windows.single if keep_trace is None else bool(keep_trace))
         self.done = 0
         self._by_batch = False
-        self._next = self._due(0)
+        #: Steps before the next window as the user planned it, and before the one that opens: later if it did not fit.
+        self._planned = self._next = self._due(0)
         #: The open window, if there is one: its passes, their next turn, and what surrounds the open step.
         self._passes: Passes[Capture] | None = None
         self._turn: Turn | None = None
@@ -156,6 +161,11 @@ class LoopProfiler:
     def next_at(self) -> int | None:
         """Number of steps before the next window; ``None`` if there is none to come."""
         return None if self._next == _NEVER else self._next
+
+    @property
+    def planned_at(self) -> int | None:
+        """Number of steps after which the user planned the next window, also if it did not fit there."""
+        return None if self._planned == _NEVER else self._planned
 
     @property
     def by_batch(self) -> bool:
@@ -231,6 +241,19 @@ class LoopProfiler:
             if self.recorder is not None:
                 self.recorder.leave()
 
+    def join_first(self) -> int:
+        """Count all steps so far as one, because they were its batches: its batches, or 1 if that was not possible.
+
+        A window that is open starts over. Steps of a finished profile keep their numbers.
+        """
+        self.close()
+        batches = self.done
+        if self.profiles or self.recorder is None or not self.recorder.join_first():
+            return 1
+        self.recorder.batches = batches
+        self.done, self._next = 1, max(1, self._planned)
+        return batches
+
     def _guarded(self, part: Callable[..., None], *args: Any) -> None:
         """Run a part of a window; if it fails, the window is given up and the loop goes on."""
         first = self.done if self._passes is None else self._first
@@ -248,7 +271,8 @@ class LoopProfiler:
 
     def _due(self, done: int) -> int:
         due = self._windows.next(done)
-        return _NEVER if due is None else due
+        self._planned = _NEVER if due is None else due
+        return self._planned
 
     def _note_wait(self) -> None:
         """Add the wait that ends now, if there was one, to the step's."""
@@ -370,6 +394,8 @@ class LoopProfiler:
         loop = {"step": self._first, "batches": recording.meta.get("batches", 1)}
         if self.by_batch:
             loop["by_batch"] = True
+        if self.recorder is not None:
+            self.recorder.batches = loop["batches"]
         profile = Profile(replace(recording, meta={**recording.meta, "loop": loop}))
         self.profiles.add(profile, self._first)
         self._made = profile

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from perfnb import quantities as fmt
 from perfnb.arguments import shown
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept import KeptProfiles
@@ -186,10 +187,7 @@ class ProfiledLoop(Generic[_Batch]):
         self._show_run()
         if not profiler.profiles and not self._said and profiler.next_at is not None:
             self._said = True
-            print_text(
-                f"perfnb: no step was profiled yet: the loop has run {profiler.done:,} steps, and the window of "
-                f"{profiler.length} is due after {profiler.next_at:,}."
-            )
+            print_text(_too_early(profiler.done, profiler.planned_at or 0, profiler.length))
 
     def _length(self) -> int | None:
         """Batches in an epoch, if the loader knows."""
@@ -226,8 +224,7 @@ class ProfiledLoop(Generic[_Batch]):
         self._per_step, self._taken = self._taken, 0
         profiler.end()
         if too_short:
-            profiler.close()  # what were steps so far are batches of one
-            self._recorder.join_first()
+            self._per_step = profiler.join_first()
         if profiler.next_at is None:
             self._show()
 
@@ -274,6 +271,17 @@ class ProfiledLoop(Generic[_Batch]):
             self._run_shown.display(run)
         else:
             self._run_shown.update(run)
+
+
+def _too_early(done: int, at: int, length: int) -> str:
+    """Why an epoch has ended without a profile, and what to do."""
+    ran = f"perfnb: no step was profiled yet: the loop has run {fmt.counted(done, 'step')}, and the window of {length} "
+    one = "make one profiled object before the epochs and iterate over it in each of them."
+    if done <= at:
+        return f"{ran}opens only after {at:,} (at={at}). Choose a smaller at=, or {one}"
+    return (
+        f"{ran}did not fit between step {at:,} (at={at}) and the epoch's end. Choose a smaller at= or steps=, or {one}"
+    )
 
 
 def _users_variables() -> dict[str, Any]:

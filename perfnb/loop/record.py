@@ -68,6 +68,8 @@ class RunRecorder:
         self._name = name
         #: Whether each batch counts as a step, because no optimizer's step shows where a step ends.
         self.by_batch = False
+        #: Batches of a step, as far as that is known.
+        self.batches = 1
         self._count = 0
         self._first_ns = self._end_ns = 0
         # Numbers side by side: objects kept alive would set off Python's garbage collector.
@@ -115,17 +117,27 @@ class RunRecorder:
         if not self._count & (_CHUNK - 1):
             self._fold()
 
-    def join_first(self) -> None:
-        """Make one step of all so far, which were its batches; not if they are too many, or some were profiled."""
-        if self._windows or self._pass is not None or not 1 < self._count <= _MOST_JOINED:
-            return
-        _, begin, _, data, other = self._chunk[:_KEPT]
+    def join_first(self) -> bool:
+        """Make one step of all so far, which were its batches; whether that was possible: not if they are too many.
+
+        If some were in a window, which must be closed, the whole step is.
+        """
+        if self._pass is not None or not 1 < self._count <= _MOST_JOINED:
+            return False
         waits = [wait for wait in self._chunk[3::_KEPT] if wait >= 0]
-        data = sum(waits) if waits else data
-        del self._chunk[:]
-        self._add((0, begin, self._end_ns - begin, data, other))
+        wall, begin = self._end_ns - self._first_ns, self._first_ns
+        if self._windows:
+            self._waits_known |= bool(waits)
+            data = sum(waits) + sum(window[4] for window in self._windows)
+            self._windows = [(0, 1, 0, wall, data, 0, 0, -1)]
+            del self._chunk[:]
+        else:
+            del self._chunk[:]
+            self._add((0, begin, wall, sum(waits) if waits else -1, 0))
         self._count = 1
+        self._readings = [(at_ns, 0, resident, allocated) for at_ns, _, resident, allocated in self._readings]
         self._device = None  # it has numbered the batches; another one is made when memory is next read
+        return True
 
     def enter(self, pass_name: str) -> None:
         """Mark the steps that end from now on as part of a profiled window, in this pass of it."""
@@ -167,6 +179,7 @@ class RunRecorder:
             {
                 "name": self._name,
                 **({"by_batch": True} if self.by_batch else {}),
+                **({"batches": self.batches} if self.batches > 1 and not self.by_batch else {}),
                 "steps": self._count,
                 "stride": stride,
                 "duration_ns": self._end_ns - self._first_ns,

@@ -57,6 +57,7 @@ class RunFacts(TypedDict):
     name: str
     steps: Count
     by_batch: NotRequired[bool]
+    batches: NotRequired[Annotated[int, Meta(ge=1, le=2**40)]]
     stride: Annotated[int, Meta(ge=1, le=2**40)]
     duration_ns: Count
     dropped_windows: dict[str, Count]
@@ -73,7 +74,7 @@ class RunFacts(TypedDict):
 
 #: The folder of a loop's run, beside those of its profiles.
 RUN_FOLDER = "run"
-_OPTIONAL = {"by_batch", "load", "cpus"}
+_OPTIONAL = {"by_batch", "batches", "load", "cpus"}
 _TABLES = frozenset({"rows", "windows", "readings"})
 RUN = Kind("run", _TABLES, frozenset(RunFacts.__annotations__) - _OPTIONAL, RunFacts)
 

@@ -58,6 +58,7 @@ class RunFigures:
     name: str
     steps: int  # all of them
     by_batch: bool  # whether each is a batch, because no optimizer's step shows where a step ends
+    batches: int  # of a step, as far as that is known
     profiled: int  # those in profiled windows, left out of every figure but the phases
     warmup: int  # slow ones at the start, left out of the verdict
     stride: int  # how many steps a row stands for
@@ -164,6 +165,7 @@ def run_figures(steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, A
         name=str(facts["name"]),
         steps=int(facts["steps"]),
         by_batch=bool(facts.get("by_batch", False)),
+        batches=int(facts.get("batches", 1)),
         profiled=int(steps.loc[steps["profiled"], "steps"].sum()) + int(facts["dropped_windows"]["steps"]),
         warmup=warmup,
         stride=int(facts["stride"]),
@@ -366,13 +368,14 @@ def _input(rows: pd.DataFrame, facts: Mapping[str, Any], parts: Mapping[str, Any
     wait: Centre = parts["wait"]
     if wait.estimate < _WORTH or not wait.low > 0:
         return
-    share = _shares(wait)
+    share, batches = _shares(wait), int(facts.get("batches", 1))
+    whose = "their batch" if batches == 1 else f"their {batches:,} batches"
     bursts = int((parts["slow"]["data_ms"] > parts["slow"]["wall_ms"] / 2).sum())
     said = " The waits come in bursts: the slowest steps were mostly waits." if bursts > len(parts["slow"]) / 2 else ""
     caveat = " The GPU may have worked during the wait." if facts["device"] else ""
     yield (
         "input pipeline",
-        f"Steps wait {fmt.duration(wait.estimate * mean_ms)} for their batch on average, {share} of their time."
+        f"Steps wait {fmt.duration(wait.estimate * mean_ms)} for {whose} on average, {share} of their time."
         f"{said}{caveat}",
         wait.estimate * mean_ms,
         wait.estimate,

@@ -43,6 +43,8 @@ def run_sentences(figures: RunFigures) -> list[str]:
     sentences = [f"{said}."]
     if figures.by_batch:
         sentences.append("Each step is one batch, because no optimizer step shows where a step ends.")
+    if figures.batches > 1:
+        sentences.append(f"Each step is one optimizer step on {figures.batches:,} batches.")
     if figures.warmup or figures.profiled:
         left = [
             f"the first {'step' if figures.warmup == 1 else f'{figures.warmup:,} steps'} (warm-up)"

@@ -146,3 +146,51 @@ def test_the_waits_for_a_second_loader_count_and_its_rows_do_not(clock: FakeCloc
     steps = profile.steps[profile.steps["pass"] == "timed"]
     assert steps["data_ms"].tolist() == pytest.approx([2 * MAKING_MS] * len(steps), rel=0.02)
     assert set(profile.steps["samples"]) == {ROWS}
+
+
+@pytest.mark.parametrize("at", [1, 3, 20])
+def test_accumulated_batches_before_the_first_optimizer_step_count_as_one_step(at: int, clock: FakeClock) -> None:
+    """The profile, the whole run and the loop number the steps alike, also if a window opened among these batches."""
+    training = Accumulating()
+    loop = perfnb.profiled(training.loader, at=at, **SHORT)
+    training.loop(loop)
+
+    assert loop.run is not None
+    assert loop.profiles.at == [at]
+    assert loop.run.windows["step"].tolist()[-1:] == [at]
+    assert loop.run.steps["steps"].sum() == len(training.loader) // BATCHES
+    assert "after 60 steps" in repr(loop)
+
+
+def test_the_message_about_a_loop_too_short_has_its_true_steps(
+    clock: FakeClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = Accumulating(steps=10)
+    training.loop(perfnb.profiled(training.loader, at=10, **SHORT))
+    training.loop(perfnb.profiled(training.loader, at=9, **SHORT))
+    length = SHORT["steps"] + SHORT["traced"] + 4
+    assert capsys.readouterr().out.splitlines() == [
+        f"perfnb: no step was profiled yet: the loop has run 10 steps, and the window of {length} opens only after 10 "
+        "(at=10). Choose a smaller at=, or make one profiled object before the epochs and iterate over it in each of "
+        "them.",
+        f"perfnb: no step was profiled yet: the loop has run 10 steps, and the window of {length} did not fit between "
+        "step 9 (at=9) and the epoch's end. Choose a smaller at= or steps=, or make one profiled object before the "
+        "epochs and iterate over it in each of them.",
+    ]
+
+
+@pytest.mark.parametrize("way", [as_script, as_profiled])
+def test_findings_name_all_batches_of_a_step(way: Way, clock: FakeClock) -> None:
+    profile, run = way()
+
+    finding = profile.findings.iloc[0]
+    assert "ms for its 4 batches" in finding["evidence"]
+    assert "the step's 4 batches take about 40" in finding["advice"]
+    assert run is not None
+    assert "Each step is one optimizer step on 4 batches." in run.sentences
+    assert "for their 4 batches on average" in run.findings.iloc[0]["evidence"]
+
+
+def test_the_batches_of_a_step_are_saved_with_the_run(clock: FakeClock, tmp_path: Any) -> None:
+    _, run = as_profiled()
+    assert str(perfnb.load(run.save(tmp_path / "run"))) == str(run)

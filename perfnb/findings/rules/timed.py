@@ -43,11 +43,13 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
         if facts.share(bound) < _WORTH:
             return
     source = f"mean of {len(facts.waits_ms)} timed steps" if measured else "in the traced steps"
+    batches = _batches(facts)
+    whose = "its batch" if batches == 1 else f"its {batches:,} batches"
     advice, code = _advice(facts, waited)
     yield Finding(
         "input pipeline",
-        f"The step waits {fmt.duration(waited)} for its batch, {fmt.share(facts.share(waited))} of {facts.step_words} "
-        f"({source}){hidden}.{_setting(facts)}",
+        f"The step waits {fmt.duration(waited)} for {whose}, {fmt.share(facts.share(waited))} of "
+        f"{facts.step_words} ({source}){hidden}.{_setting(facts)}",
         bound,
         advice,
         code,
@@ -66,6 +68,11 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
 def _without_longest(ms: Floats) -> float:
     """The mean over all steps, leaving out the longest 2 %, so that a single hiccup does not count."""
     return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
+
+
+def _batches(facts: Facts) -> int:
+    """Batches of a step: several if it accumulates their gradients."""
+    return int(facts.meta.get("batches", 1))
 
 
 def _setting(facts: Facts) -> str:
@@ -98,7 +105,9 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     making = waited if workers == 0 else workers * facts.step_ms
     needed = math.ceil(making / rest)
     wanted, cores = max(workers + 1, needed), facts.cores
-    takes = f"a batch takes about {fmt.duration(making)} to make and {fmt.duration(rest)} to use"
+    batches = _batches(facts)
+    what = "a batch takes" if batches == 1 else f"the step's {batches:,} batches take"
+    takes = f"{what} about {fmt.duration(making)} to make and {fmt.duration(rest)} to use"
     if facts.loader.get("iterable"):
         wanted = max(1, workers)
         advice = (
