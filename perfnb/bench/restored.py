@@ -89,21 +89,23 @@ class Restored:
 
 
 def _module(module: nn.Module) -> PutBack:
-    training, held = module.training, [dict(part.items()) for part in (module._parameters, module._buffers)]
+    parts = (module._parameters, module._buffers, module._modules)
+    training, held = module.training, [dict(part.items()) for part in parts]
     attributes = plain_attributes(module)
-    tensors = [_attribute(value) for value in attributes.values() if isinstance(value, Tensor)]
+    tensors = [_attribute(value) for value in attributes.values() if isinstance(value, Tensor) and has_numbers(value)]
 
     def put_back() -> None:
         module.training = training
+        # Registering a name takes it out of the plain attributes, so the registered ones are put back first.
+        for own, saved in zip((module._parameters, module._buffers, module._modules), held, strict=True):
+            if isinstance(own, dict):  # TorchScript has another type, whose tensors cannot be exchanged
+                own.clear()
+                own.update(saved)
         for name in plain_attributes(module).keys() - attributes.keys():
             del vars(module)[name]
         vars(module).update(attributes)
         for put_back_tensor in tensors:
             put_back_tensor()
-        for own, saved in zip((module._parameters, module._buffers), held, strict=True):
-            if isinstance(own, dict):  # TorchScript has another type, whose tensors cannot be exchanged
-                own.clear()
-                own.update(saved)
 
     return put_back
 
@@ -123,19 +125,43 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether an attribute's numbers can be copied and written back.
+
+    Meta and nested tensors, other subclasses with a storage of their own, and tensors whose elements share memory, such
+    as expanded ones, have none.
+    """
+    if tensor.is_meta or tensor.is_nested or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return False
+    return tensor.layout is not torch.strided or tensor.numel() * tensor.itemsize <= tensor.untyped_storage().nbytes()
+
+
 def _attribute(tensor: Tensor) -> PutBack:
-    """Put back the numbers of a tensor that is no parameter, if anything has written to it."""
-    value, version = _copy(tensor), _version(tensor)
+    """Put back the numbers of a tensor that is no parameter, if they have changed.
+
+    Tensors that have not changed are not written to: a graph may hold them, or their memory may be read-only.
+    """
+    value = _copy(tensor)
 
     def put_back() -> None:
-        if version is None or _version(tensor) != version:
+        if not _same_bits(tensor, value):
             _refill(tensor, value)
 
     return put_back
 
 
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Compare bits, because NaN differs from itself, and writes through ``.data`` or NumPy do not raise the version."""
+    kinds = [(each.shape, each.dtype, each.device, each.layout) for each in (one, other)]
+    if kinds[0] != kinds[1] or one.layout is not torch.strided:
+        return False
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()  # torch crashes when it compares quantized bits through a view
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
 
 
 def _tensor(tensor: Tensor | None) -> PutBack | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfnb.bench.restored import plain_attributes
+from perfnb.bench.restored import has_numbers, plain_attributes
 from perfnb.errors import CaptureError
 from perfnb.remedies.float32 import float32_precisions, set_float32_precisions
 from perfnb.remedies.subject import Subject
@@ -131,7 +131,9 @@ def fingerprint(subject: Subject) -> dict[str, Any]:
             hooks = [tuple(held) for kind, held in vars(module).items() if kind.endswith("_hooks")]
             found[f"the mode, attributes and hooks of {root}.{name}"] = (module.training, sorted(vars(module)), hooks)
             for word, value in plain_attributes(module).items():
-                found[f"the attribute {word} of {'.'.join(filter(None, [root, name]))}"] = digest(value)
+                unreadable = isinstance(value, Tensor) and not has_numbers(value)
+                said = f"the attribute {word} of {'.'.join(filter(None, [root, name]))}"
+                found[said] = id(value) if unreadable else digest(value)
     for name, optimizer in subject.optimizers.items():
         found[f"the state of {name}"] = digest([list(state.items()) for state in optimizer.state.values()])
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]

@@ -16,6 +16,8 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from perfnb.bench.restored import Restored
+from perfnb.remedies.state import fingerprint
+from perfnb.remedies.subject import Subject
 from perfnb.step.namespace import reachable
 
 X = torch.randn(8, 4)
@@ -87,6 +89,102 @@ def test_attributes_that_are_plain_values_or_tensors_are_put_back() -> None:
     assert counting.ema is ema
     assert counting.sums is sums
     same([ema, sums], [torch.zeros(4), torch.zeros(4)])
+
+
+class Registering(nn.Module):
+    """Registers a submodule, a parameter and a buffer under names that were plain attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head: Any = None
+        self.scale: Any = 1.0
+        self.kept = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.head is None:
+            self.head, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+            self.extra = nn.Linear(4, 4)
+            self.register_buffer("seen", torch.zeros(4))
+            self.kept = nn.Linear(4, 4)
+        out: Tensor = self.head(x) * self.scale
+        return out
+
+
+def test_plain_attributes_that_become_modules_parameters_or_buffers_are_put_back() -> None:
+    model = Registering()
+    kept, names = model.kept, (list(vars(model)), list(model.state_dict()))
+    with Restored([model], []):
+        model(X).sum().backward()
+        assert "head.weight" in model.state_dict()
+    assert (sorted(vars(model)), list(model.state_dict())) == (sorted(names[0]), names[1])
+    assert (model.head, model.scale) == (None, 1.0)
+    assert model.kept is kept
+    model(X)
+
+
+def add_to_data(x: Tensor) -> None:
+    x.data += 1
+
+
+def add_to_array(x: Tensor) -> None:
+    x.numpy()[:] += 1
+
+
+@pytest.mark.parametrize("write", [add_to_data, add_to_array])
+def test_attributes_written_to_behind_autograd_are_put_back(write: Callable[[Tensor], None]) -> None:
+    model: Any = nn.Linear(4, 4)
+    model.sums, model.other = torch.zeros(3), torch.tensor([float("nan"), 1.0])
+    sums, version = model.sums, model.other._version
+    with Restored([model], []):
+        write(model.sums)
+    assert model.sums is sums
+    same(sums, torch.zeros(3))
+    assert model.other._version == version  # what has not changed is not written to
+
+
+def test_attributes_of_every_layout_are_compared() -> None:
+    values = [
+        torch.eye(4).to_sparse(),
+        torch.eye(4).to_sparse_csr(),
+        torch.ones(3, dtype=torch.cfloat).conj(),
+        torch.ones(3, 4).t(),
+        torch.ones(()),
+        torch.empty(0),
+        torch._empty_affine_quantized([3], scale=1.0, zero_point=0, dtype=torch.qint8),
+    ]
+    model: Any = nn.Linear(4, 4)
+    for place, value in enumerate(values):
+        setattr(model, f"x{place}", value)
+    with Restored([model], []):
+        model.x0._values().add_(1)
+        model.x1.values().add_(1)
+        model.x3.data.add_(1)
+    same([model.x0.to_dense(), model.x1.to_dense(), model.x3], [torch.eye(4), torch.eye(4), torch.ones(4, 3)])
+
+
+def jagged() -> Tensor:
+    return torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
+#: Tensors whose numbers cannot be copied, or fill far more memory in a copy.
+UNREADABLE = {
+    "meta": lambda: torch.empty(3, device="meta"),
+    "jagged": jagged,
+    "expanded": lambda: torch.zeros(1).expand(300_000, 300_000),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_attributes_whose_numbers_cannot_be_copied_are_only_bound_again(kind: str) -> None:
+    model: Any = nn.Linear(4, 4)
+    model.x = x = UNREADABLE[kind]()
+    subject = Subject(model, None, {"model": model}, {}, None)
+    before = fingerprint(subject)
+    with Restored([model], []):
+        model.x = None
+        assert fingerprint(subject) != before
+    assert model.x is x
+    assert fingerprint(subject) == before
 
 
 class Nested(torch.optim.Optimizer):
