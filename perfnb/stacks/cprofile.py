@@ -19,7 +19,7 @@ from perfnb.errors import TraceError
 from perfnb.recording.nesting import NONE
 from perfnb.stacks.formats import Format, HostRecord
 from perfnb.stacks.tree import Function
-from perfnb.trace.trace_file import Kept, Limits, whole_file
+from perfnb.trace.trace_file import MOST_TEXT_BYTES, Kept, Limits, cut, whole_file
 from perfnb.trace_names import without_address
 
 #: Statistics are a dict of tuples with a dict of tuples.
@@ -146,7 +146,7 @@ class _Reader:
             raise _Bad("a number cannot be read") from None
 
     def _text(self, count: int, encoding: str) -> str:
-        return self._take(count).decode(encoding, "replace")
+        return cut(self._take(count)[:MOST_TEXT_BYTES].decode(encoding, "replace"))
 
     def _known(self, values: list[Any], place: int) -> Any:
         if place >= len(values) or values[place] is _Bad:

@@ -15,7 +15,7 @@ import pandas as pd
 from perfnb.errors import TraceError
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.text import TEXT
-from perfnb.trace.trace_file import LIMITS, Kept, Limits
+from perfnb.trace.trace_file import LIMITS, Kept, Limits, cut
 
 Floats = npt.NDArray[np.float64]
 
@@ -154,9 +154,10 @@ class TreeBuilder:
         self.kept = Kept(self.source, self.limits)
 
     def function(self, function: Function) -> int:
-        """The number of a function."""
+        """The number of a function; a name that is too long is cut."""
         if function not in self._functions:
             self.kept.add(2)
+            function = function._replace(name=cut(function.name), file=cut(function.file))
         return self._functions.setdefault(function, len(self._functions))
 
     def inside(self, parent: int, function: int) -> int:

@@ -26,7 +26,7 @@ from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.kineto import DERIVED, INSTANT, OLD_CATEGORIES, WRITTEN, Ids, resolution, text_of
 from perfnb.trace.kineto import read as read_of_torch
 from perfnb.trace.rows import Rows
-from perfnb.trace.trace_file import Kept, Limits, Progress, Reader, blocks_of_file
+from perfnb.trace.trace_file import Kept, Limits, Progress, Reader, blocks_of_file, cut
 from perfnb.trace.xla import CAVEATS, Stat, XlaPlane, add_device_steps, is_plane, old_stream
 from perfnb.trace_names import COPIES, KERNELS, OPS, told_direction
 
@@ -173,10 +173,11 @@ class _Intervals:
 
     def _name(self, event: _Event) -> None:
         name, kind = _args(event.args).get("name"), bytes(event.name)
-        if isinstance(name, str) and kind == b'"process_name"':
+        name = cut(name) if isinstance(name, str) else None
+        if name is not None and kind == b'"process_name"':
             self._kept.add()
             self._processes[self._ids[event.pid]] = name
-        elif isinstance(name, str) and kind == b'"thread_name"':
+        elif name is not None and kind == b'"thread_name"':
             self._kept.add()
             self._threads[self._ids[event.pid], self._ids[event.tid]] = name
 

@@ -26,7 +26,7 @@ from perfnb.errors import TraceError
 from perfnb.trace.chrome_json import NO_ARGS, NO_TEXT, AnyEvent, Args, ChromeJson, Event, Loose, Piece, Time, odd_time
 from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
 from perfnb.trace.messages import may_send, message_of, runs_on_host
-from perfnb.trace.trace_file import GZIP, LIMITS, Limits, Progress, Reader, blocks_of_bytes, blocks_of_file
+from perfnb.trace.trace_file import GZIP, LIMITS, Limits, Progress, Reader, blocks_of_bytes, blocks_of_file, cut
 from perfnb.trace_names import DEVICE_EVENTS, HOST_EVENTS
 
 Kind = TypeVar("Kind", bound=np.generic)
@@ -407,8 +407,8 @@ def text_of(json: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = json.decode("utf-8", "backslashreplace")
     if text.startswith("["):
-        text = _BLANKS.sub("", text).replace(",", ", ")
-    return "" if text == "null" else text
+        return _BLANKS.sub("", text).replace(",", ", ")  # uncut: shapes of thousands of tensors are as long
+    return "" if text == "null" else cut(text)
 
 
 def _timed(events: Iterable[Event[Time]]) -> list[Event[Time]]:

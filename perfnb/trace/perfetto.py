@@ -20,7 +20,7 @@ from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.kineto import DERIVED, INSTANT, WRITTEN
 from perfnb.trace.protobuf import BYTES, VARINT, Buffer, Damaged, double, fields, signed, spans, text, varint
 from perfnb.trace.rows import Rows
-from perfnb.trace.trace_file import MAX_DEPTH, Limits, Progress, Reader, too_deep, whole_file
+from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT, Limits, Progress, Reader, cut, too_deep, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, OPS
 
 #: Numbers of fields: of a packet,
@@ -336,9 +336,15 @@ def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, in
 
 
 def _spelt(value: Any) -> str:
-    """The text of an annotation, as it stands in a Chrome trace."""
+    """The text of an annotation, as it stands in a Chrome trace, cut if it is too long."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_spelt, value))}]"
+        parts, left = list[str](), MOST_TEXT
+        for one in value:
+            if left < 0:
+                break  # what follows would be cut anyway, and may refer to the same long text again and again
+            parts.append(_spelt(one))
+            left -= len(parts[-1]) + len(", ")
+        return cut(f"[{', '.join(parts)}]")
     return "" if value is None else str(value)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from perfnb.trace.trace_file import MOST_TEXT_BYTES, cut
+
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 #: Bytes, or a part of them that was not copied.
 Buffer = bytes | bytearray | memoryview
@@ -93,8 +95,8 @@ def double(bits: int) -> float:
 
 
 def text(value: int | Buffer) -> str:
-    """Text of a field; what is not UTF-8 is escaped."""
-    return "" if isinstance(value, int) else str(value, "utf-8", "backslashreplace")
+    """Text of a field, cut if it is too long; what is not UTF-8 is escaped."""
+    return "" if isinstance(value, int) else cut(str(value[:MOST_TEXT_BYTES], "utf-8", "backslashreplace"))
 
 
 def signed(value: int | Buffer) -> int:

@@ -13,7 +13,7 @@ from msgspec import field
 from perfnb.errors import TraceError
 from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.rows import FAR_NS, Rows
-from perfnb.trace.trace_file import Limits, Progress, Reader, refuse_many_values, whole_file
+from perfnb.trace.trace_file import Limits, Progress, Reader, cut, refuse_many_values, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, RANGES
 
 _START = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
@@ -143,7 +143,7 @@ def _add(rows: Rows, process: _Process) -> None:
     records, pid = process.buffer_records, process.metadata.pid
     numbers = _number_gpus(rows, process.agents)
     names = {
-        one.kernel_id: one.formatted_kernel_name or one.demangled_kernel_name or one.kernel_name
+        one.kernel_id: cut(one.formatted_kernel_name or one.demangled_kernel_name or one.kernel_name)
         for one in process.kernel_symbols
     }
     for record in records.kernel_dispatch:
@@ -152,7 +152,7 @@ def _add(rows: Rows, process: _Process) -> None:
         place = {"device": numbers.get(info.agent_id.handle, MISSING), "stream": stream}
         name = names.get(info.kernel_id) or f"kernel {info.kernel_id}"
         _record(rows, record, name, KERNELS[0], pid, **place)
-    operations = process.strings.buffer_records
+    operations = [[cut(word) for word in kind.operations] for kind in process.strings.buffer_records]
     for record in records.memory_copy:
         agents = [numbers[one] for one in (record.dst_agent_id.handle, record.src_agent_id.handle) if one in numbers]
         direction = _operation(operations, record).removeprefix("MEMORY_COPY_")
@@ -162,7 +162,7 @@ def _add(rows: Rows, process: _Process) -> None:
     for kind in _CALLS:
         for record in getattr(records, kind):
             _record(rows, record, _operation(operations, record), CALLS[0], pid)
-    said = {one.key: one.value for one in process.strings.marker_api}
+    said = {one.key: cut(one.value) for one in process.strings.marker_api}
     for record in records.marker_api:
         name = said.get(record.correlation_id.internal) or _operation(operations, record)
         _record(rows, record, name, RANGES[0], pid, correlation=MISSING)
@@ -175,17 +175,17 @@ def _number_gpus(rows: Rows, agents: list[_Agent]) -> Mapping[int, int]:
         if agent.type == _GPU:
             number = agent.logical_node_type_id if agent.logical_node_type_id >= 0 else len(numbers)
             numbers[agent.id.handle] = number
-            facts: dict[str, Any] = {"name": agent.product_name or agent.name}
+            facts: dict[str, Any] = {"name": cut(agent.product_name or agent.name)}
             if agent.cu_count > 0:
                 facts["numSms"] = agent.cu_count
             rows.devices.setdefault(number, facts)
     return numbers
 
 
-def _operation(operations: list[_Operations], record: _Record) -> str:
+def _operation(operations: list[list[str]], record: _Record) -> str:
     """What a record says was done."""
     if 0 <= record.kind < len(operations):
-        words = operations[record.kind].operations
+        words = operations[record.kind]
         if 0 <= record.operation < len(words):
             return words[record.operation]
     return f"operation {record.operation}"

@@ -61,6 +61,7 @@ class Rows:
         codes = self._codes[column]
         if text not in codes:
             self.kept.add()
+            self.kept.add_text(text)
         return codes.setdefault(text, len(codes))
 
     def add(

@@ -21,14 +21,24 @@ from perfnb.errors import TraceError
 from perfnb.files import open_regular
 from perfnb.quantities import size
 from perfnb.trace.columns import Ints
-from perfnb.trace.trace_file import GZIP, QUIET_S, Limits, Progress, blocks_of_file, too_many
+from perfnb.trace.trace_file import (
+    GZIP,
+    MOST_LETTERS,
+    MOST_TEXT,
+    QUIET_S,
+    Limits,
+    Progress,
+    blocks_of_file,
+    too_many,
+    too_many_letters,
+)
 
 MAGIC = b"SQLite format 3\0"
 #: In a column of numbers, a value that a row does not have.
 NULL = -(2**63)
 _ROWS, _ROWS_OF_TEXT = 20_000, 2_000
-#: Bytes of one value, letters of one text that are kept, and letters of all distinct texts of a file.
-_MOST_VALUE, _MOST_TEXT, _MOST_LETTERS = 16 * 2**20, 16_384, 2**28
+#: Bytes of one value.
+_MOST_VALUE = 16 * 2**20
 #: Instructions of SQLite's machine between two looks at what the file has cost, and those it may cost: a row takes
 #: about four for each column that is read, and at least one byte for each.
 _LOOK = 100_000
@@ -175,7 +185,7 @@ class SqliteFile:
             if self._rows > self._limits.most_events:
                 raise too_many(str(self._path), self._limits.most_events)
             asked = [f"ifnull({sql}, {NULL})" for sql in numbers.values()]
-            asked += [f"substr({sql}, 1, {_MOST_TEXT})" for sql, _ in texts.values()]
+            asked += [f"substr({sql}, 1, {MOST_TEXT})" for sql, _ in texts.values()]
             cursor = self._connection.execute(f"SELECT {', '.join(asked)} FROM {_quoted(table)}")
             found = {name: np.empty(count, dtype=np.int64) for name in (*numbers, *texts)}
             done = 0
@@ -200,7 +210,7 @@ class SqliteFile:
             return {}
         found: dict[int, str] = {}
         with self._errors():
-            asked = f"ifnull({_quoted(key)}, {NULL}), substr({_quoted(text)}, 1, {_MOST_TEXT})"
+            asked = f"ifnull({_quoted(key)}, {NULL}), substr({_quoted(text)}, 1, {MOST_TEXT})"
             cursor = self._connection.execute(f"SELECT {asked} FROM {_quoted(table)}")
             while rows := cursor.fetchmany(_ROWS_OF_TEXT):
                 keys, values = zip(*rows, strict=True)
@@ -230,8 +240,8 @@ class SqliteFile:
 
     def _count(self, text: str) -> None:
         self._letters += len(text)
-        if self._letters > _MOST_LETTERS:
-            raise TraceError(f"{self._path} was not read: its names have more than {_MOST_LETTERS:,} letters in all.")
+        if self._letters > MOST_LETTERS:
+            raise too_many_letters(str(self._path))
 
     def _schema(self) -> dict[str, tuple[str, str]]:
         """Kind and SQL of each table and view by name."""

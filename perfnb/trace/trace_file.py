@@ -45,6 +45,11 @@ _BLOCK = 2**20
 _PIECEWISE, _WHOLE = (8 * 2**30, 25_000_000), (256 * 2**20, 4_000_000)
 #: Values inside values. Python's own recursion limit is higher.
 MAX_DEPTH = 200
+#: Letters of one text that are kept, and letters of all the distinct texts of a file: many events may refer to the
+#: same text, and each would copy it.
+MOST_TEXT, MOST_LETTERS = 16_384, 2**28
+#: Bytes of UTF-8 that spell more letters than are kept, whichever they are.
+MOST_TEXT_BYTES = 4 * MOST_TEXT + 4
 #: Progress is reported after this long, and this often.
 QUIET_S, _EVERY_S = 2.0, 0.2
 #: Real traces unpack to 15 to 30 times their size. What unpacks to more than the first is refused, from the second on.
@@ -100,6 +105,11 @@ class Limits:
         )
 
 
+def cut(text: str) -> str:
+    """Return a text from a file; one that is far longer than any name ends in "…"."""
+    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+
+
 class Kept:
     """Counts what a file makes its reader keep in memory.
 
@@ -113,7 +123,7 @@ class Kept:
     def __init__(self, source: str, limits: Limits) -> None:
         self._source = source
         self._most = limits.most_events
-        self._count = 0
+        self._count = self._letters = 0
 
     def add(self, count: int = 1) -> None:
         """Count some more.
@@ -126,6 +136,18 @@ class Kept:
         self._count += count
         if self._count > self._most:
             raise too_many(self._source, self._most)
+
+    def add_text(self, text: str) -> None:
+        """Count the letters of a distinct text.
+
+        Raises
+        ------
+        TraceError
+            If there are more than `MOST_LETTERS` in all.
+        """
+        self._letters += len(text)
+        if self._letters > MOST_LETTERS:
+            raise too_many_letters(self._source)
 
 
 LIMITS = Limits()
@@ -326,6 +348,11 @@ def too_many(source: str, most: int) -> TraceError:
         f"{source} was not read: it holds more than {most:,} events, names and values; if you trust it, raise "
         "max_events in limits=."
     )
+
+
+def too_many_letters(source: str) -> TraceError:
+    """Return the error about texts that are too long together."""
+    return TraceError(f"{source} was not read: its names have more than {MOST_LETTERS:,} letters in all.")
 
 
 def too_deep(source: str) -> TraceError:

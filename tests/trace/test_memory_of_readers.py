@@ -5,15 +5,20 @@ from __future__ import annotations
 import gzip
 import marshal
 import os
+import struct
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from perfnb.errors import TraceError
+from perfnb.stacks.formats import format_of, read_record
+from perfnb.trace import trace_file
 from perfnb.trace.chrome_events import read as read_chrome
-from perfnb.trace.trace_file import Limits
+from perfnb.trace.trace_file import MOST_TEXT, Limits, reader_of
 from perfnb.trace.xla import STATS, XlaPlane
 from perfnb.trace.xplane import read as read_xspace
 from tests.wire import message
@@ -89,6 +94,109 @@ def test_a_small_file_takes_no_gigabytes(tmp_path: Path, what: str) -> None:
     peak, _, said = done.stdout.partition(" ")
     assert int(peak) < MOST_MIB, said
     assert said.startswith("loaded") or "raise max_events in limits=." in said, said
+
+
+LONG = "a" * 2**20
+
+
+def interned_shapes() -> bytes:
+    """A Perfetto trace with one event whose shapes refer 6,000 times to one long text."""
+    shapes = message((10, "Input Dims"), *[(12, message((17, 1)))] * 6_000)
+    first = message((10, 1), (13, 1), (12, message((29, message((1, 1), (2, LONG))))))
+    start = message((8, 1_000), (10, 1), (11, message((9, 1), (11, 5), (22, "cpu_op"), (23, "a"), (4, shapes))))
+    return message((1, first), (1, start), (1, message((8, 2_000), (10, 1), (11, message((9, 2), (11, 5))))))
+
+
+def named_kind(name: bytes, events: int) -> bytes:
+    """An XSpace of events of one kind."""
+    line = message((1, 1), (2, "python"), *[(4, message((1, 1), (2, 1_000), (3, 1_000)))] * events)
+    return message((1, message((2, "/host:CPU"), (4, message((1, 1), (2, message((1, 1), (2, name))))), (3, line))))
+
+
+def operation() -> bytes:
+    """A result of rocprofv3 with many copies of one kind."""
+    record = b'{"start_timestamp":1,"end_timestamp":2,"thread_id":1,"kind":0,"operation":0}'
+    head = b'{"rocprofiler-sdk-tool":[{"strings":{"buffer_records":[{"operations":["%b"]}]},' % LONG.encode()
+    return head + b'"buffer_records":{"memory_copy":[%b]}}]}' % b",".join([record] * 1_000)
+
+
+def functions() -> bytes:
+    """Statistics of cProfile whose 500 functions all refer to one name with an address."""
+    name = b"<function f at 0x7f1234567890> " + LONG.encode()
+    first = b"\xe1" + struct.pack("<I", len(name)) + name
+    figures = b")\x05" + b"i\x01\0\0\0" * 2 + (b"g" + struct.pack("<d", 0.1)) * 2 + b"{0"
+    keys = (b")\x03z\x01fi" + struct.pack("<i", n + 1) + (b"r\0\0\0\0" if n else first) for n in range(500))
+    return b"{" + b"".join(key + figures for key in keys) + b"0"
+
+
+def deep_sample() -> bytes:
+    """A speedscope file with one frame and one stack of it."""
+    profile = '{"type":"sampled","unit":"seconds","samples":[%s],"weights":[1]}' % ([0] * 5_000)
+    schema = "https://www.speedscope.app/file-format-schema.json"
+    return f'{{"$schema":"{schema}","shared":{{"frames":[{{"name":"{LONG}"}}]}},"profiles":[{profile}]}}'.encode()
+
+
+#: One long text, to which a file refers again and again, or which takes more memory decoded.
+ODD = b"\xff" * 2**20 + "\N{GRINNING FACE}".encode()
+LONG_TEXTS: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "interned shapes": ("a.pftrace", interned_shapes),
+    "text that is not UTF-8": ("a.xplane.pb", lambda: named_kind(ODD, 1)),
+    "kind of events": ("a.xplane.pb", lambda: named_kind(b"$" + LONG.encode(), 1_000)),
+    "operation": ("a_results.json", operation),
+    "function": ("a.prof", functions),
+    "frame": ("a.speedscope.json", deep_sample),
+    "collapsed": ("a.txt", lambda: f"a;b 1\n{LONG[:-10]};b 1\n".encode()),
+    "thread": (
+        "a.json",
+        lambda: f'[{{"ph":"M","name":"thread_name","args":{{"name":"{LONG}"}}}},{{"ph":"X","name":"a"}}]'.encode(),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LONG_TEXTS)
+def test_a_long_text_is_cut_where_it_is_read(tmp_path: Path, what: str) -> None:
+    name, content = LONG_TEXTS[what]
+    path = tmp_path / name
+    path.write_bytes(content())
+
+    tracemalloc.start()
+    try:
+        texts = texts_of(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    longest = max(texts, key=len)
+    assert MOST_TEXT - 100 < len(longest) <= MOST_TEXT + 100  # with what a reader puts around it
+    assert longest.endswith("…")
+    assert peak < 32 * 2**20
+
+
+def texts_of(path: Path) -> list[str]:
+    """Every text that a reader keeps of a file."""
+    if format_of(path):
+        record = read_record(path)
+        return [one.name for one in (record.tree.functions if record.tree else record.functions)]
+    reader = reader_of(path)
+    assert reader is not None
+    columns = reader.read(path, Limits())
+    return [*columns.names, *columns.shape_texts, *columns.thread_names.values()]
+
+
+def test_distinct_long_texts_may_not_add_up_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shapes of each event may refer to the same long text, and still be texts of their own."""
+    monkeypatch.setattr(trace_file, "MOST_LETTERS", 2**20)
+    shapes = [
+        message((10, "Input Dims"), (12, message((4, n))), (12, message((17, 1))))
+        for n in range(2**20 // MOST_TEXT + 2)
+    ]
+    packets = [message((10, 1), (13, 1), (12, message((29, message((1, 1), (2, LONG))))))]
+    for n, each in enumerate(shapes):
+        packets.append(message((8, n), (10, 1), (11, message((9, 1), (11, 5), (23, "a"), (4, each)))))
+    (tmp_path / "a.pftrace").write_bytes(message(*((1, packet) for packet in packets)))
+
+    with pytest.raises(TraceError, match="its names have more than 1,048,576 letters in all"):
+        texts_of(tmp_path / "a.pftrace")
 
 
 def test_statistics_of_a_kind_that_nothing_uses_are_not_copied_to_its_events(
