@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -30,19 +30,31 @@ def keeps_nothing(function: _Function) -> _Function:
             return function(*args, **kwargs)
         except BaseException as error:
             del args, kwargs
-            _free(error, set())
+            with suppress(Exception):  # nothing may take the place of the user's error
+                _free(error)
             raise
 
     return call  # type: ignore[return-value]
 
 
-def _free(error: BaseException | None, seen: set[int]) -> None:
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception, those that led to it, and the members of groups among them, each once."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        waiting += [*members, one.__context__, one.__cause__]
+
+
+def _free(error: BaseException) -> None:
     """Clear perfnb's frames in the tracebacks of an exception and of those that led to it."""
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        error.__traceback__ = _freed(error.__traceback__)
-        _free(error.__cause__, seen)
-        error = error.__context__
+    for one in with_causes(error):
+        one.__traceback__ = _freed(one.__traceback__)
 
 
 def _freed(trace: TracebackType | None) -> TracebackType | None:

@@ -14,6 +14,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from perfnb.command.sub_command import WrongUse
+from perfnb.failures import with_causes
 
 #: Frames in these files are not the user's.
 _OWN = (str(Path(__file__).resolve().parents[1]) + os.sep, str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>")
@@ -96,20 +97,11 @@ def _leave_out_own_frames() -> None:
     hook = sys.excepthook
 
     def without_own_frames(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _strip(error, set())
+        for one in with_causes(error):
+            one.__traceback__ = _stripped(one.__traceback__)
         hook(kind, error, error.__traceback__)
 
     sys.excepthook = without_own_frames
-
-
-def _strip(error: BaseException | None, done: set[int]) -> None:
-    """Remove perfnb's frames from an exception and those it came from."""
-    if error is None or id(error) in done:
-        return
-    done.add(id(error))
-    error.__traceback__ = _stripped(error.__traceback__)
-    for other in (error.__cause__, error.__context__, *getattr(error, "exceptions", ())):
-        _strip(other, done)
 
 
 def _stripped(trace: TracebackType | None) -> TracebackType | None:

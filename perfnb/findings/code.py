@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 from perfnb.recording.recording import Recording
@@ -56,28 +55,65 @@ _NAMED: tuple[tuple[re.Pattern[str], Capability], ...] = (
     (re.compile(r"\bH100|\bH200|\bGH200"), (9, 0)),
     (re.compile(r"\bB200|\bGB200"), (10, 0)),
 )
-_PARTS = (ast.Expression, ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.UnaryOp, ast.USub, ast.Load)
+#: Sets an environment variable of PyTorch's allocator.
+EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported'
+#: The arguments of a DataLoader that a line may repeat.
+LOADER_WORDS = (
+    "batch_size",
+    "drop_last",
+    "batch_sampler",
+    "sampler",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "in_order",
+)
 
 
 def root_of(name: object) -> str | None:
     """The variable that a user's name for something starts with: ``nets`` of ``nets['a'].body``.
 
-    ``None`` if the name may not stand in a line of Python: it may hold nothing but attributes and constant keys.
+    ``None`` if the name may not stand in a line of Python: it may hold nothing but attributes and constant keys, and it
+    must be spelled as Python itself spells it, without comments and compatibility characters.
     """
     if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return None
     try:
-        tree = ast.parse(name, mode="eval")
+        tree = ast.parse(name, mode="eval").body
+        if ast.unparse(tree) != name:
+            return None
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
-    found = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    plain = all(isinstance(node, _PARTS) for node in ast.walk(tree)) and not isinstance(tree.body, ast.Constant)
-    return found[0] if plain and len(found) == 1 else None
+    while isinstance(tree, (ast.Attribute, ast.Subscript)):
+        if _is_dunder(tree.attr) if isinstance(tree, ast.Attribute) else not _is_key(tree.slice):
+            return None
+        tree = tree.value
+    return tree.id if isinstance(tree, ast.Name) and tree.id not in MODULES and not _is_dunder(tree.id) else None
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _is_key(node: ast.expr) -> bool:
+    """Whether a subscript is a constant, such as ``'a'`` or ``-1``."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = node.operand
+    return isinstance(node, ast.Constant) and node.value is not ...
 
 
 def shown(line: str, known: Collection[str]) -> str:
-    """A line with the imports that it needs; empty if it uses a name that is neither known nor bound in it."""
-    missing = dict.fromkeys(_free(ast.parse(line), set(known)))
+    """A line with the imports that it needs; empty if it is not Python or uses a name neither known nor bound in it."""
+    try:
+        missing = dict.fromkeys(_free(ast.parse(line), set(known)))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return ""
     if not missing.keys() <= set(MODULES):
         return ""
     return f"import {', '.join(missing)}; {line}" if missing else line
@@ -120,7 +156,7 @@ def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
     name, words = loader.get("name"), loader.get("same")
     if not name or not isinstance(words, (list, tuple)) or not words:
         return ""
-    same = {str(word): f"{name}.{word}" for word in words if str(word).isidentifier() and not iskeyword(str(word))}
+    same = {word: f"{name}.{word}" for word in words if word in LOADER_WORDS}
     arguments = {word: value for word, value in (same | changed).items() if value is not None}
     told = ", ".join([f"{name}.dataset", *(f"{word}={value}" for word, value in arguments.items())])
     return f"{name} = torch.utils.data.DataLoader({told})"
@@ -134,6 +170,57 @@ def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
     """
     pin = {"pin_memory": True} if pinned else {}
     return loader_line(loader, num_workers=workers, **pin)
+
+
+def is_own_line(line: object) -> bool:
+    """Whether a line, which may come from an edited file, is one that a finding proposes, for plain names."""
+    if not isinstance(line, str) or len(line) > _LONGEST or not line.isprintable():
+        return False
+    line = _IMPORTS.sub("", line, count=1)
+    found = next(filter(None, (shape.fullmatch(line) for shape in _SHAPES)), None)
+    if found is None:
+        return False
+    names = [name for group, text in found.groupdict().items() if text for name in _names_in(group, text)]
+    return all(root_of(name) is not None for name in names)
+
+
+def _names_in(group: str, text: str) -> list[str]:
+    """The user's names in a part of a line: one, or those of the optimizers of `update_line`."""
+    return [text] if group == "name" else [one.removesuffix(".param_groups") for one in text.split(", *")]
+
+
+def _shape_of(lever: str, line: str) -> str:
+    what = {"threads": r"\d{1,6}", "float32_precision": "high"}.get(lever, "(?P<name>.+)")
+    first, *rest = re.escape(line).split(r"\{0\}")
+    return first + "".join((what if place == 0 else "(?P=name)") + part for place, part in enumerate(rest))
+
+
+_IMPORTS = re.compile(rf"import (?:{'|'.join(MODULES)})(?:, (?:{'|'.join(MODULES)}))*; ")
+_ARGUMENT = "|".join(
+    (
+        *(rf"{word}=(?P=name)\.{word}" for word in LOADER_WORDS),
+        r"num_workers=\d{1,6}",
+        "pin_memory=True",
+        r"sampler=(?P=name)\.batch_sampler",
+        "batch_size=None",
+    )
+)
+#: Most characters of a line, and all lines that a finding proposes.
+_LONGEST = 5000
+_SHAPES = tuple(
+    re.compile(shape)
+    for shape in (
+        "",
+        re.escape(EXPANDABLE),
+        *(_shape_of(lever, line) for lever, line in _LINES.items()),
+        *(
+            rf"for group in {source}: group\.update\({re.escape(how)}\)"
+            for how in _UPDATES.values()
+            for source in (r"(?P<name>.+)\.param_groups", r"\(\*(?P<names>.+\.param_groups)\)")
+        ),
+        rf"(?P<name>.+) = torch\.utils\.data\.DataLoader\((?P=name)\.dataset(?:, (?:{_ARGUMENT}))*\)",
+    )
+)
 
 
 def trial_line(call: object, lever: str) -> tuple[str, str]:
@@ -155,7 +242,7 @@ def trial_line(call: object, lever: str) -> tuple[str, str]:
         return words, f"{mark}try_levers --levers {lever}"
     step, batches = call.get("step"), call.get("batches")
     names = [step] if batches is None else [step, batches]
-    if not all(isinstance(name, str) and name.isidentifier() for name in names):
+    if not all(isinstance(name, str) and name.isidentifier() and root_of(name) for name in names):
         return "", ""
     imports = "" if call.get("imported") is True else "import perfnb; "
     return "To try it:", f'{imports}perfnb.try_levers({", ".join(map(str, names))}, levers=["{lever}"])'

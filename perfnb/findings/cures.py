@@ -36,6 +36,19 @@ _TAKES: Mapping[str, Callable[[Facts], bool]] = {
     "loader_workers": _loads_alone,
 }
 
+#: The levers that findings propose.
+REMEDIES = frozenset(
+    {
+        *_TAKES,
+        "channels_last",
+        "float32_precision",
+        "foreach_optimizer",
+        "fused_optimizer",
+        "gc_freeze",
+        "threads",
+    }
+)
+
 
 def taken(facts: Facts, lever: str) -> str:
     """The lever, or an empty text if the step would refuse it; of a trace, whose step is not known, any."""

@@ -80,9 +80,10 @@ def _watch(parent: int) -> None:
 
 
 def tell(path: Path, text: str | bytes) -> None:
-    """Write a file of the job's folder, all at once."""
+    """Write a file of the job's folder, all at once, for this user alone: pickles in it are run by who reads them."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
-    fresh.write_bytes(text.encode() if isinstance(text, str) else text)
+    with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(text.encode() if isinstance(text, str) else text)
     os.replace(fresh, path)
 
 

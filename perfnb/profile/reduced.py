@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 
 from perfnb.findings import Findings
+from perfnb.findings.code import is_own_line
+from perfnb.findings.cures import REMEDIES
 from perfnb.findings.verdict import Verdict
 from perfnb.profile.summary import Summary, summarize
 from perfnb.recording.recording import Recording
@@ -66,7 +68,7 @@ def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]
     phases = table("phases")
     findings: Findings | None = None
     if facts["verdict"] is not None:
-        rows = [{"advice": one.pop("lever", ""), **one} for one in map(dict, facts["findings"])]
+        rows = [_checked({"advice": one.pop("lever", ""), **one}) for one in map(dict, facts["findings"])]
         found = conform(pd.DataFrame(rows), "findings")
         row = facts["finding"] if facts["finding"] is not None and facts["finding"] < len(found) else None
         verdict, why, then = facts["verdict"]
@@ -81,6 +83,15 @@ def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]
         notes=(*facts["notes"], _NOTE),
         findings=findings,
     )
+
+
+def _checked(finding: dict[str, Any]) -> dict[str, Any]:
+    """A finding without code or a lever that perfnb does not propose: a file may have been edited."""
+    code, lever = finding.get("code"), finding.get("remedy")
+    return finding | {
+        "code": code if is_own_line(code) else "",
+        "remedy": lever if isinstance(lever, str) and lever in REMEDIES else "",
+    }
 
 
 def _emptied(frame: pd.DataFrame) -> pd.DataFrame:

@@ -13,6 +13,8 @@ import pandas as pd
 
 import perfnb
 from perfnb.attribution.attribution import attribute
+from perfnb.findings.code import is_own_line
+from perfnb.findings.cures import REMEDIES
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding
 from perfnb.findings.rules import RULES, found_by_rules
@@ -175,6 +177,8 @@ def obeys_the_laws(recording: Recording) -> list[Finding]:
     assert not (table["bound_share"] > 1 + 1e-9).any()
     for code in table["code"]:
         assert unbound(code) <= known.variables, code
+        assert is_own_line(code), code
+    assert {*table["remedy"]} - {""} <= REMEDIES
     return found
 
 

@@ -9,8 +9,24 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from perfnb.findings.code import NEEDS, has_units, root_of, shown
+from perfnb.findings.code import (
+    _LINES,
+    _UPDATES,
+    EXPANDABLE,
+    LOADER_WORDS,
+    NEEDS,
+    has_units,
+    is_own_line,
+    lever_line,
+    loader_line,
+    root_of,
+    shown,
+    update_line,
+    workers_line,
+)
+from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
+from perfnb.step.namespace import _LOADER_DEFAULTS
 from tests.findings.findings_recordings import PARTS, live_cpu, live_gpu, loaded, obeys_the_laws, unbound
 from tests.findings.test_findings import STEPS, found
 from tests.recordings import ByHand
@@ -34,6 +50,22 @@ from tests.written_traces import Written, training
         (r"a['\d']", None),
         (None, None),
         ("a" + ".b" * 5000, None),
+        ("modèle['ü'].body", "modèle"),
+        ("nets[-1]", "nets"),
+        ("o #", None),
+        ("data # import os; os.system('x')", None),
+        ("-data", None),
+        ("-o", None),
+        ("(-o).body", None),
+        ("__debug__", None),
+        ("torch", None),
+        ("torch.os.data", None),
+        ("os.environ", None),
+        ("data.__class__", None),
+        ("\uff44\uff41\uff54\uff41", None),  # full-width letters
+        ("net.\uff42", None),
+        ("5[net]", None),
+        (" net", None),
     ],
 )
 def test_only_a_variable_and_what_it_holds_may_stand_in_a_line(name: str | None, variable: str | None) -> None:
@@ -65,6 +97,73 @@ def test_each_line_of_every_sample_is_python_in_names_that_are_known(name: str, 
         "loaded_cpu": lambda: loaded(tmp_path, looping("AdamW")),
     }
     assert obeys_the_laws(made[name]())
+
+
+def test_a_line_that_is_not_python_is_not_shown() -> None:
+    assert shown("-data = torch.compile(-data)", {"data", "torch"}) == ""
+    assert shown("o # = torch.compile(o #)\n  x", {"o", "torch"}) == ""
+
+
+def test_a_loader_s_line_repeats_only_arguments_of_a_loader() -> None:
+    loader = {"name": "data", "same": ["batch_size", "__class__", "dataset", 5, ["sampler"]]}
+    assert loader_line(loader) == "data = torch.utils.data.DataLoader(data.dataset, batch_size=data.batch_size)"
+    every = {"batch_size", "drop_last", "batch_sampler", "sampler", *_LOADER_DEFAULTS}
+    assert set(LOADER_WORDS) == every
+
+
+@pytest.mark.parametrize(
+    "name", ["o #", "-data", "data # import os; os.system('x')", "torch", "__debug__", "data.__class__"]
+)
+def test_an_edited_name_ends_up_in_no_line(name: str) -> None:
+    parts = {**PARTS, "models": [{"name": name, "called": True}], "loader": {**PARTS["loader"], "name": name}}
+    recording = live_cpu()
+    recording = replace(recording, meta={**recording.meta, "parts": parts})
+    assert not any(f"{name} = " in code for code in Profile(recording).findings["code"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        *(
+            lever_line(lever, 4 if lever == "threads" else "high" if "precision" in lever else "nets['a'].body")
+            for lever in _LINES
+        ),
+        *(f"import torch; {lever_line('compile', name)}" for name in ("net", "self.parts[-1]")),
+        f"import os; {EXPANDABLE}",
+        f"import gc; {lever_line('gc_freeze')}",
+        *(update_line(lever, names) for lever in _UPDATES for names in (["o"], ["o", "self.other"])),
+        workers_line({"name": "data", "same": LOADER_WORDS}, 4, True),
+        loader_line({"name": "d", "same": ["timeout"]}, batch_sampler=None, sampler="d.batch_sampler"),
+    ],
+)
+def test_every_line_that_findings_propose_is_known_when_a_profile_is_read(line: str) -> None:
+    assert is_own_line(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import os; os.system('echo PWNED')",
+        "import os; import os; torch.set_num_threads(2)",
+        "net = torch.compile(other)",
+        "net = torch.compile(net); os.system('x')",
+        "os.system('x').y = torch.compile(os.system('x').y)",
+        "torch = torch.compile(torch)",
+        "n.__class__ = torch.compile(n.__class__)",
+        "torch.set_num_threads(__import__('os').system('x'))",
+        "for group in (*f().param_groups, *o.param_groups): group.update(foreach=True)",
+        "for group in o.param_groups: group.update(f())",
+        "d = torch.utils.data.DataLoader(d.dataset, num_workers=f())",
+        "d = torch.utils.data.DataLoader(d.dataset, collate_fn=os.system)",
+        "torch.set_num_threads(2)\nimport os",
+        f"{EXPANDABLE}\r",
+        None,
+        5,
+    ],
+)
+def test_no_other_line_is(line: object) -> None:
+    assert not is_own_line(line)
 
 
 def unnamed(recording: Recording, **parts: Any) -> Recording:

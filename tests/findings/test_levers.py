@@ -19,9 +19,11 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 import perfnb
 from perfnb.findings.code import lever_line
+from perfnb.findings.cures import REMEDIES
+from perfnb.findings.rules import RULES
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
-from perfnb.remedies.levers import by_name
+from perfnb.remedies.levers import LEVERS, by_name
 from perfnb.remedies.subject import Subject
 from perfnb.step.namespace import named_parts
 from tests.findings.test_findings import STEPS, attention, found, one_long_op, timed
@@ -303,3 +305,27 @@ def test_advice_that_an_earlier_version_saved_as_lever_is_read(tmp_path: Path) -
     assert isinstance(loaded, Profile)
     pd.testing.assert_frame_equal(loaded.findings, Profile(recording).findings)
     assert "lever" not in loaded.findings
+
+
+def test_code_and_levers_of_an_edited_file_are_not_shown(tmp_path: Path) -> None:
+    recording = timed(one_long_op().recording(), [31.0, 41.0] * 10, [30.0, 40.0] * 10, environment=ENVIRONMENT)
+    saved = Profile(recording)._reduced().save(tmp_path / "step")
+    file = saved / "profile.json"
+    content = json.loads(file.read_text())
+    assert content["meta"]["reduced"]["findings"]
+    for row in content["meta"]["reduced"]["findings"]:
+        row["code"] = "import os; os.system('echo PWNED')"
+        row["remedy"] = "compile --fix; os.system('echo PWNED')"
+    file.write_text(json.dumps(content))
+
+    loaded = perfnb.load(saved)
+
+    assert isinstance(loaded, Profile)
+    assert set(loaded.findings["code"]) == set(loaded.findings["remedy"]) == {""}
+    assert "PWNED" not in str(loaded)
+
+
+def test_findings_propose_only_levers_that_exist() -> None:
+    levers = {lever.name for lever in LEVERS}
+    assert levers >= REMEDIES
+    assert {rule.remedy for rule in RULES} - {""} <= REMEDIES

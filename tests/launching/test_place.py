@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from perfnb.launching.child import ORDER, tell, tell_failure
+from perfnb.launching.job import FollowedRanks
+from perfnb.launching.order import Order
 from perfnb.launching.place import is_abandoned, job_folder, remove_abandoned
 
 OWNER = (
@@ -64,3 +67,17 @@ def test_nothing_else_is_removed(base: Path, tmp_path_factory: pytest.TempPathFa
 
     assert {one.name for one in base.iterdir()} == {"perfnb-job-link", "perfnb-job-new", "mine"}
     assert (elsewhere / "owner").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_what_is_told_is_for_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        tell(tmp_path / "text", "done")
+        tell_failure(tmp_path, 0, ValueError("the step's own"))
+        FollowedRanks(tmp_path, Order("script"), 1)
+    finally:
+        os.umask(before)
+
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("text", "raised_0", "failed_0", ORDER), 0o600)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfnb import quantities as fmt
-from perfnb.findings.code import is_amd
+from perfnb.findings.code import EXPANDABLE, is_amd
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 
@@ -18,7 +18,6 @@ _WORTH = 0.05
 #: Least share of the peak that every step must leave behind, and bytes.
 _GROWS, _LEAST_GROWTH = 0.002, _MIB // 4
 _WAYS = ("checkpointing", "half the batch", "half precision for activations")
-_EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported'
 
 
 @rule("activation memory", "Out of memory: activations take most of it", remedy="checkpointing")
@@ -115,7 +114,7 @@ def allocator(facts: Facts) -> Iterator[Finding]:
             f"{tried}{fmt.size(idle)} of {fmt.size(reserved)} reserved memory were unused between blocks at the peak.",
             None,
             "Let segments grow instead of adding new ones, and keep shapes the same from step to step.",
-            "" if is_amd(facts.recording) else _EXPANDABLE,
+            "" if is_amd(facts.recording) else EXPANDABLE,
             "high" if retries else "medium",
             "These are the allocator's own counts.",
             "How much time the retries cost.",
