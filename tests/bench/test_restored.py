@@ -142,6 +142,7 @@ def test_attributes_written_to_behind_autograd_are_put_back(write: Callable[[Ten
     assert model.other._version == version  # what has not changed is not written to
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls sparse CSR beta and quantized tensors deprecated
 def test_attributes_of_every_layout_are_compared() -> None:
     values = [
         torch.eye(4).to_sparse(),
