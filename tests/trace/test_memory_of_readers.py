@@ -18,6 +18,7 @@ from perfnb.errors import TraceError
 from perfnb.stacks.formats import format_of, read_record
 from perfnb.trace import trace_file
 from perfnb.trace.chrome_events import read as read_chrome
+from perfnb.trace.columns import TraceColumns
 from perfnb.trace.trace_file import MOST_TEXT, Limits, reader_of
 from perfnb.trace.xla import STATS, XlaPlane
 from perfnb.trace.xplane import read as read_xspace
@@ -179,7 +180,8 @@ def texts_of(path: Path) -> list[str]:
         return [one.name for one in (record.tree.functions if record.tree else record.functions)]
     reader = reader_of(path)
     assert reader is not None
-    columns = reader.read(path, Limits())
+    columns = reader.read(path, Limits(), None)
+    assert isinstance(columns, TraceColumns)
     return [*columns.names, *columns.shape_texts, *columns.thread_names.values()]
 
 
