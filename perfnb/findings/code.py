@@ -37,7 +37,7 @@ _LINES: Mapping[str, str] = {
     "float32": "{0} = {0}.float()  # where it is made, and its inputs and targets: x = x.float()",
     "float32_precision": 'torch.set_float32_matmul_precision("{0}")',
 }
-#: What an optimizer's groups are told, so that it updates all parameters at once and keeps its state.
+#: The settings that make an optimizer update all parameters at once and keep its state.
 _UPDATES: Mapping[str, str] = {
     "fused_optimizer": "fused=True, foreach=False",
     "foreach_optimizer": "foreach=True",

@@ -116,7 +116,7 @@ class Facts:
 
     @cached_property
     def lines_of_code(self) -> pd.DataFrame:
-        """Time by phase and line of the user's code, as sampled; empty if stacks were not."""
+        """Sampled time by phase and line of user code; empty if stacks were not sampled."""
         found = step_stacks(self.recording)
         return conform(pd.DataFrame(), "lines") if found is None else found.lines
 

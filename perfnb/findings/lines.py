@@ -1,4 +1,4 @@
-"""The lines of the user's code that take the time of a phase, if stacks were sampled."""
+"""The lines of user code that take the time of a phase, if stacks were sampled."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class ProfiledLoop(Generic[_Batch]):
         """Batches in an epoch, if the loader knows."""
         try:
             return len(self._loader)  # type: ignore[arg-type]
-        except Exception:  # the loop does not need it, so the loader may fail as it likes
+        except Exception:  # the loop does not need the length, so any failure of the loader is fine
             return None
 
     def _watch_optimizers(self, stack: ExitStack) -> None:

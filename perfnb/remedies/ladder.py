@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def own(self) -> int:
-        """How many steps it takes to see what the step as it is computes, and how much memory it needs."""
+        """How many steps it takes to see what the unmodified step computes, and how much memory it needs."""
         return self.weighed + self.checked * (2 if self.brief else 4)
 
     @property

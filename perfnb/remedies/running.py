@@ -191,7 +191,7 @@ def _budget_for_all(run: Run, levers: Sequence[Lever], step_s: float, spent_s: f
 
 
 def _measure_own(run: Run) -> None:
-    """The step as it is: its memory, how far it is from the truth, quality, and what these take beyond steps."""
+    """The unmodified step: its memory, how far it is from the truth, quality, and what these take beyond steps."""
     __tracebackhide__ = True
     run.telling("the step as it is")()
     begin = time.perf_counter()

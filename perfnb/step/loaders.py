@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class Told(Protocol):
-    """What is told of every batch that this thread asks for."""
+    """Receives every batch that this thread asks for."""
 
     def asks(self, loader: Any) -> bool:
         """A batch is asked for; whether that is a wait to be told the end of."""
@@ -67,7 +67,7 @@ def see_loaders(module: ModuleType, told: Told) -> Callable[[], None]:
 
 
 def fetched(told: Told, loader: Any, fetch: Callable[[], Any]) -> Any:
-    """A batch of a loader, whose wait is told."""
+    """Take a batch from a loader and report the wait for it."""
     __tracebackhide__ = True
     waiting = told.asks(loader)
     try:

@@ -242,7 +242,7 @@ class Session:
         self.capture.workers, self.capture.unreached_workers = workers.read(), workers.unreached
 
     def sample_if(self, worth: Callable[[Capture], bool]) -> Passes[None]:
-        """Sample briefly what Python does, if there is time for it, and if `worth` says so of all other passes.
+        """Sample briefly what Python does, if there is time and `worth` accepts what all other passes show.
 
         `worth` may close the capture.
         """

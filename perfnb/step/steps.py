@@ -121,7 +121,7 @@ class BatchSource:
 
 
 def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step; if it is a model that cannot take a whole batch as its input, calling it says so.
+    """The step, with a clear error if it is a model that cannot take a whole batch as its input.
 
     Raises
     ------

@@ -246,7 +246,7 @@ def test_what_cells_need_of_answers_has_a_placeholder(path: Path) -> None:
 
 
 def test_a_cell_below_a_skipped_exercise_says_what_to_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """4.4 is answered and 4.3 is not: the cell that compares the two goes on."""
+    """4.4 is answered and 4.3 is not: the cell that compares the two still runs."""
     (path,) = [path for path in STUDENTS if path.name.startswith("04")]
     names: dict[str, Any] = {}
     (imports,) = [cell for cell in code(path) if "from_cell(" in "".join(cell["source"])]

@@ -68,7 +68,7 @@ def test_an_optimizer_is_told_the_arguments_that_it_takes() -> None:
         "plain": ["fused", "foreach"],
         "fused": [],
         "lists": ["foreach"],
-        "own": ["foreach"],  # a class of the user's own may not take the fused kernel
+        "own": ["foreach"],  # a class that the user wrote may not take the fused kernel
         "differentiable": [],
     }
     assert not any(told([net, nn.Embedding(3, 2, sparse=True)]).values())
