@@ -18,13 +18,15 @@ LONGEST, _LONGEST_CODE = 60, 80
 
 
 def lines_in_words(facts: Facts, phases: Collection[str]) -> str:
-    """The functions of the user that take most of the sampled time of some phases, each with its heaviest line.
+    """The user's functions with most of the sampled time of some phases, each with its heaviest line.
 
-    Empty if stacks were not sampled, or if no sample of these phases met a function of the user.
+    In shares, because a sampled step does not last as long as a timed one. Empty if stacks were not sampled, or if no
+    sample of these phases met a function of the user.
     """
     table = facts.lines_of_code
-    chosen = table[(table["process"] == "step") & table["phase"].isin(list(phases))]
-    whole = float(chosen["self_ms"].sum())
+    table = table[table["process"] == "step"]
+    chosen = table[table["phase"].isin(list(phases))]
+    whole, step_ms = float(chosen["self_ms"].sum()), float(table["self_ms"].sum())
     if whole <= 0:
         return ""
     file, function = (chosen[name].fillna("").astype(TEXT) for name in ("file", "function"))
@@ -36,7 +38,7 @@ def lines_in_words(facts: Facts, phases: Collection[str]) -> str:
         line = mine.iloc[int(mine["self_ms"].to_numpy().argmax())]
         code = line["code"] if isinstance(line["code"], str) else ""
         where = f"{_place(str(line['file']))}line {int(line['line'])}"
-        said = f"{fmt.duration(float(ms))} in {short(str(line['function']))} ({where}"
+        said = f"{fmt.share(float(ms) / step_ms)} of the step in {short(str(line['function']))} ({where}"
         parts.append(f"{said}: {_cut(code, _LONGEST_CODE)})" if code else f"{said})")
     return f" Sampled: {', '.join(parts)}."
 

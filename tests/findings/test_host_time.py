@@ -63,7 +63,7 @@ METRIC = (
     (-1, "phase", "backward", "", -1, "", 0),
     (4, "own", "train", "/home/me/train.py", 9, "loss.backward()", 9),
 )
-NAMED = " Sampled: 6.00 ms in accuracy (metric.py, line 3: if row.argmax() == label:)."
+NAMED = " Sampled: 40 % of the step in accuracy (metric.py, line 3: if row.argmax() == label:)."
 
 
 def test_a_loop_of_reads_counts_as_a_whole_and_once() -> None:
@@ -115,7 +115,7 @@ def test_a_bound_is_not_below_what_samples_give(reads: bool) -> None:
 def test_a_cell_is_named_without_its_made_up_file() -> None:
     calls = [METRIC[0], (0, "own", "<module>", "/tmp/ipykernel_7/1.py", 4, "plot(x)", 5)]
 
-    assert " Sampled: 5.00 ms in <module> (line 4: plot(x))." in found(sampled(metric(100, False), *calls)).loc[
+    assert " Sampled: 100 % of the step in <module> (line 4: plot(x))." in found(sampled(metric(100, False), *calls)).loc[
         "host code", "evidence"
     ]  # fmt: skip
 
