@@ -8,8 +8,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 from perfnb import quantities as fmt
 from perfnb.arguments import shown
 from perfnb.loop.driver import LoopProfiler
@@ -20,6 +18,7 @@ from perfnb.loop.run import RunSummary, summarise
 from perfnb.profile.profile import Profile
 from perfnb.shell import in_notebook, print_text
 from perfnb.step.namespace import is_installed, variables_of
+from perfnb.step.steps import after_optimizer_steps
 
 if TYPE_CHECKING:
     from perfnb.profile.profiling import Models
@@ -200,10 +199,7 @@ class ProfiledLoop(Generic[_Batch]):
         """Note in the block that optimizers step: the user's, or any."""
         if self._steps_by == "batch":
             return
-        register = (
-            register_optimizer_step_post_hook if self._steps_by is None else self._steps_by.register_step_post_hook
-        )
-        stack.callback(register(self._note_step).remove)
+        stack.callback(after_optimizer_steps(self._note_step, self._steps_by))
 
     def _note_step(self, *_: object) -> None:
         self._stepped = True

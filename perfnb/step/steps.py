@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
 from perfnb.errors import BatchesExhaustedError
@@ -118,6 +119,13 @@ class BatchSource:
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is not None and self._own and not getattr(iterator, "_persistent_workers", True):
             shut_down()
+
+
+def after_optimizer_steps(note: Callable[..., None], optimizer: Any = None) -> Callable[[], None]:
+    """Have a function called after each step of an optimizer, or of any optimizer of torch; the result ends that."""
+    register = register_optimizer_step_post_hook if optimizer is None else optimizer.register_step_post_hook
+    remove: Callable[[], None] = register(note).remove
+    return remove
 
 
 def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
