@@ -41,7 +41,8 @@ def test_one_that_is_damaged_does_not_hide_the_others(runs: Path) -> None:
     (runs / "steady" / "run" / "rows.parquet").write_bytes(b"PAR1")
     done = called("show", runs)
     assert done.returncode == 0
-    assert "rows.parquet cannot be read" in " ".join(done.stdout.split())
+    # Lines may break anywhere in a long path.
+    assert "rows.parquetcannotberead" in "".join(done.stdout.split())
     assert "input-bound" in done.stdout
 
 

@@ -9,7 +9,7 @@ from tests.tracebacks import frames_of_perfnb
 
 pytestmark = pytest.mark.slow
 
-SHORT = "--steps 2 --warmup 1 --quiet --into p"
+SHORT = "--steps 2 --warmup 1 --no-stacks --quiet --into p"
 STEPS = 10  # with two lead-ins, three traced and two counted ones
 
 
