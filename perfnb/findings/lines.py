@@ -12,7 +12,7 @@ from perfnb.findings.facts import Facts
 from perfnb.recording.text import TEXT
 
 #: Functions that are named: at most this many, each with this share of the time.
-_MOST_NAMED, _NAMED = 3, 0.1
+MOST_NAMED, NAMED = 3, 0.1
 #: Most letters of a name and of a line of code.
 LONGEST, _LONGEST_CODE = 60, 80
 
@@ -33,7 +33,7 @@ def lines_in_words(facts: Facts, phases: Collection[str]) -> str:
     number = pd.Series(list(zip(file, function, strict=True)), index=chosen.index).astype(object)
     parts = []
     functions = chosen["self_ms"].groupby(number, sort=False).sum().sort_values(ascending=False, kind="stable")
-    for key, ms in functions[functions >= _NAMED * whole].head(_MOST_NAMED).items():
+    for key, ms in functions[functions >= NAMED * whole].head(MOST_NAMED).items():
         mine = chosen[[each == key for each in number]]
         line = mine.iloc[int(mine["self_ms"].to_numpy().argmax())]
         code = line["code"] if isinstance(line["code"], str) else ""

@@ -17,7 +17,7 @@ from perfnb.findings.code import compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import LONG_NS, GpuFacts
-from perfnb.findings.lines import lines_in_words, not_below_samples, short
+from perfnb.findings.lines import MOST_NAMED, NAMED, lines_in_words, not_below_samples, short
 from perfnb.findings.rules.fusion import chains_of
 from perfnb.findings.rules.optimizer import gaps_after_backward, updates_gradients_or_parameters
 from perfnb.findings.rules.repeated import model_calls
@@ -54,8 +54,6 @@ _WHERE = {
 _OUTSIDE = ("loss", "other")
 #: Peak bytes above which freeing memory may take long.
 _LARGE = 256 * 2**20
-#: Functions that are named: at most this many, each with this share of the time.
-_MOST_NAMED, _NAMED = 3, 0.1
 _COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|TorchDynamo|## Call CompiledFxGraph")
 _PLACES = {"calls": "calls of the GPU's runtime", "ops": "ops", "functions": "Python functions"}
 #: Share of the time above which one place where the host was seen takes most of it.
@@ -207,11 +205,11 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     by_phase = pd.Series(python + ops).where(work.chosen, 0.0).groupby(cells["phase"].astype(TEXT).to_numpy()).sum()
     most = str(by_phase.idxmax())
     called = _called(facts, work.chosen)
-    named = lines_in_words(facts, by_phase.index[by_phase > _NAMED * by_phase.sum()])
+    named = lines_in_words(facts, by_phase.index[by_phase > NAMED * by_phase.sum()])
     advice = "Move it out of the step, or do it less often, in another thread or process, or with fewer calls."
     if not facts.records_python and not named:
         advice += " To see which function it is, profile with stacks=True."
-    among = f", {fmt.duration(ops_ms)} of it in ops" if ops_ms > _NAMED * bound else ""
+    among = f", {fmt.duration(ops_ms)} of it in ops" if ops_ms > NAMED * bound else ""
     yield Finding(
         "host code",
         f"For {facts.of_step(bound)} the host runs code {_WHERE[most]}: Python, or another library{among}."
@@ -303,7 +301,7 @@ def _called(facts: Facts, chosen: Bools) -> str:
     inside = union(*(host.blocks[name].to_numpy()[inner] for name in ("start", "end")))
     free = difference(difference(union(start, end), ops), inside)
     ns = longest_calls(facts.recording.events, host, thread, free)
-    most = ns[ns >= _NAMED * ns.sum()].head(_MOST_NAMED)
+    most = ns[ns >= NAMED * ns.sum()].head(MOST_NAMED)
     parts = [f"{fmt.duration(value / 1e6 / facts.steps)} in {_short(str(name))}" for name, value in most.items()]
     return f" Longest functions in a traced step: {', '.join(parts)}." if parts else ""
 
