@@ -281,8 +281,13 @@ class Facts:
     @property
     def tiny_ns(self) -> float:
         """Nanoseconds below which an operator is mostly dispatch overhead."""
-        bare = float(self.meta.get("bare_cost", {}).get("op_ns", 0.0))
+        bare = self.bare_op_ns
         return float(np.clip(_TINY * bare, _LEAST_TINY_NS, _MOST_TINY_NS)) if bare > 0 else _TINY_NS
+
+    @property
+    def bare_op_ns(self) -> float:
+        """Nanoseconds of an operator that does nothing, without the profiler; 0 if that was not measured."""
+        return float(self.meta.get("bare_cost", {}).get("op_ns", 0.0))
 
     @property
     def cores(self) -> float | None:

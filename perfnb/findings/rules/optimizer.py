@@ -108,7 +108,7 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
     if count < _FEWEST_CLIPPED:
         return
     blocks = np.unique(own["block"].to_numpy())
-    bare = float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)) or _BARE_NS
+    bare = facts.bare_op_ns or _BARE_NS
     floor = 2 * count * _PER_TENSOR * bare / 1e6  # a norm and a product
     taken = min(facts.per_step(float(facts.cells_ns[blocks].sum())), facts.shown_ms("other"))
     bound = max(taken - floor, 0.0)
@@ -258,7 +258,7 @@ def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
     moments = bool(found(own["op"], _ADAM.match).any())
     known = sum(int(one.get("tensors") or 0) for one in facts.optimizers)
     tensors = known * updates or float(own["op"].value_counts().max()) / facts.steps
-    bare = float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)) or _BARE_NS
+    bare = facts.bare_op_ns or _BARE_NS
     # The bare cost is the minimum of many; steps are slower than their own minimum because of other work.
     rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms
     busy = float(np.median(rest) / rest.min()) if len(rest) and rest.min() > 0 else 1.0

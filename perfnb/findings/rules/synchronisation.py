@@ -131,13 +131,13 @@ def _loops(facts: Facts, reads: pd.DataFrame) -> tuple[Floats, Floats]:
     within = np.where(is_loop, last - begin, 0) - size_of(line[inside], weights=lasted[inside])
     share = np.clip(within / np.maximum(around, 1.0), 0.0, 1.0)
     chosen = inside & counts
-    whole = np.maximum(whole, float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)))
+    whole = np.maximum(whole, facts.bare_op_ns)
     return share * facts.left_ns, size_of(line[chosen], weights=whole[chosen]).astype(float)
 
 
 def _on_cpu(facts: Facts) -> Iterator[Finding]:
     reads = reads_of(facts)
-    least_ns = float(facts.meta.get("bare_cost", {}).get("op_ns", 0.0)) * len(reads.ops)
+    least_ns = facts.bare_op_ns * len(reads.ops)
     read_ms = max(facts.per_step(float(reads.ops["whole_ns"].sum())), least_ns / 1e6 / facts.steps)
     after_ms = facts.between_ops_ms(float(reads.after_ns.sum()))
     taken = read_ms + after_ms
