@@ -13,7 +13,7 @@ from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.events import longest_calls
 from perfnb.attribution.interval_sets import difference, union
-from perfnb.findings.code import compiling
+from perfnb.findings.code import RECORD_PYTHON, RECORD_WAITS, compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import LONG_NS, GpuFacts
@@ -21,7 +21,7 @@ from perfnb.findings.lines import MOST_NAMED, NAMED, lines_in_words, not_below_s
 from perfnb.findings.rules.fusion import chains_of
 from perfnb.findings.rules.optimizer import gaps_after_backward, updates_gradients_or_parameters
 from perfnb.findings.rules.repeated import model_calls
-from perfnb.findings.rules.synchronisation import reads_of
+from perfnb.findings.rules.synchronisation import FREEING_NS, reads_of
 from perfnb.recording.nesting import Bools, Floats
 from perfnb.recording.schema import PHASES
 from perfnb.recording.text import TEXT, found
@@ -58,10 +58,6 @@ _COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|TorchDynamo|## C
 _PLACES = {"calls": "calls of the GPU's runtime", "ops": "ops", "functions": "Python functions"}
 #: Share of the time above which one place where the host was seen takes most of it.
 _MAINLY = 0.5
-_RECORDING_MORE = (
-    "torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA], "
-    "with_stack=True"
-)
 
 
 @rule("dispatch overhead", "Bound by dispatch overhead", "fewer and larger ops", remedy="compile")
@@ -121,11 +117,16 @@ def _rounds(facts: Facts) -> float:
 
 
 def _together_ms(facts: Facts, rounds: float) -> float:
-    """The most that one call of the model in place of so many could save: all but one round, less the arithmetic."""
+    """The most that one call of the model in place of so many could save: all but one round, less the arithmetic.
+
+    Python code after the last call counts as freeing the results of the calls, as far as that may take so long.
+    """
     blocks, cells, calls = facts.attribution.host.blocks, facts.attribution.cells, model_calls(facts)
     last = cells["step"].map(calls.groupby("step")["end"].max())
-    before = (cells["phase"] == "other") & (blocks["start"] < last).fillna(False)
-    whole = facts.per_step(float(facts.cells_ns[(cells["phase"].isin(_PHASES) | before).to_numpy()].sum()))
+    other = (cells["phase"] == "other").to_numpy()
+    before = other & (blocks["start"] < last).fillna(False).to_numpy()
+    freeing_ns = min(float(facts.left_ns[other & ~before].sum()), FREEING_NS * float(facts.ops["outer"].sum()))
+    whole = facts.per_step(float(facts.cells_ns[cells["phase"].isin(_PHASES).to_numpy() | before].sum()) + freeing_ns)
     roofline, arithmetic_ms = facts.figures.roofline, 0.0
     if roofline is not None and roofline.flops and roofline.peaks:
         arithmetic_ms = roofline.flops / max(roofline.peaks.values()) * 1e3
@@ -375,7 +376,7 @@ def _advice(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
         return "Find out what the host does there: none of the recorded ops, calls and functions takes most of it.", ""
     if facts.live:
         return "Find out what the host does there: profile with stacks=True to record Python functions too.", ""
-    return "Find out what the host does there: record Python functions too.", f"profiler = {_RECORDING_MORE})"
+    return "Find out what the host does there: record Python functions too.", RECORD_PYTHON
 
 
 @rule("unexplained idle time", "", explained=False)
@@ -401,10 +402,7 @@ def unexplained_idle(facts: Facts) -> Iterator[Finding]:
         "Record more: the host's ops and calls together with the GPU's work, "
         + ("" if facts.records_python or facts.recording.is_foreign else "Python stacks, ")
         + "synchronisation events, and only whole steps.",
-        ""
-        if facts.live or facts.recording.is_foreign
-        else f"profiler = {_RECORDING_MORE}, "
-        "experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))",
+        "" if facts.live or facts.recording.is_foreign else RECORD_WAITS,
         "low",
         "If the trace is complete, the GPU certainly ran nothing; the cause is unknown.",
         "Work missing from the trace, work of other processes, other streams, and ranks that were late.",

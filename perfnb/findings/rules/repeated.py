@@ -17,8 +17,8 @@ from perfnb.recording.nesting import NONE, innermost, subtree_sums
 _WORTH = 0.05
 #: Calls of one model are alike if each has at least this share of the ops of the largest.
 _ALIKE = 0.5
-#: What freeing the results of a call may take after it, at most, as a share of the call.
-_FREEING = 0.1
+#: What using and freeing the results of a call may take after it, at most, as a share of the call.
+_USING = 0.1
 
 
 @rule("repeated forward", "Bound by a forward pass that is computed again", "keeping the outputs of the first one")
@@ -31,7 +31,7 @@ def repeated_forward(facts: Facts) -> Iterator[Finding]:
     again = calls[(calls["ops"] >= _ALIKE * most) & ~calls["trained"]]
     trained = calls.loc[calls["trained"], ["step", "layer"]].drop_duplicates()
     again = again.merge(trained, on=["step", "layer"])
-    bound = facts.per_step(float((again["ns"] + np.minimum(again["after_ns"], _FREEING * again["ns"])).sum()))
+    bound = facts.per_step(float((again["ns"] + np.minimum(again["after_ns"], _USING * again["ns"])).sum()))
     if again.empty or facts.share(bound) < _WORTH:
         return
     layer = int(again["layer"].to_numpy()[again.groupby("layer")["ns"].transform("sum").to_numpy().argmax()])
@@ -56,7 +56,7 @@ def model_calls(facts: Facts) -> pd.DataFrame:
     """One row per call of a model that the step calls itself.
 
     ``step``, ``layer`` (its row among the modules), ``end``, ``ops`` inside, ``ns`` (children included),
-    ``after_ns`` (Python code right after it), and ``trained``: whether a backward pass runs through it.
+    ``after_ns`` (what comes right after it), and ``trained``: whether a backward pass runs through it.
     """
     host, cells = facts.attribution.host, facts.attribution.cells
     layer, blocks = layer_of_spans(facts.recording, host), host.blocks
@@ -70,7 +70,7 @@ def model_calls(facts: Facts) -> pd.DataFrame:
     trained[NONE] = False
     place, end = np.flatnonzero(outermost), blocks["end"].to_numpy()
     gaps = ((blocks["kind"] == Kind.GAP) & blocks["main"]).to_numpy()
-    after = pd.Series(facts.left_ns[gaps], index=blocks["start"].to_numpy()[gaps])
+    after = pd.Series(facts.cells_ns[gaps], index=blocks["start"].to_numpy()[gaps])
     after = after[~after.index.duplicated()]
     return pd.DataFrame(
         {

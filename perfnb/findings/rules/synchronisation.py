@@ -22,7 +22,7 @@ from perfnb.recording.text import TEXT, of_labels
 _WORTH, _LEAST_MS = 0.04, 0.05
 #: Nanoseconds of Python usual between a read and the next operator, and for each operator of the step if nothing
 #: follows: then the results of forward and backward are freed.
-_USUAL_NS, _LET_GO_NS = 20_000, 1_000
+_USUAL_NS, FREEING_NS = 20_000, 1_000
 #: Fewest reads in one block that are a loop.
 _FEWEST_ROUNDS = 10
 _PYTHON_NAME = {"aten::item": ".item()", "aten::_local_scalar_dense": ".item()", "aten::is_nonzero": "if tensor:"}
@@ -95,7 +95,7 @@ def reads_of(facts: Facts) -> Reads:
     if reads.empty:
         return Reads(reads, nothing, nothing, nothing)
     after, last = _until_next(facts, reads)
-    usual = np.where(last, _USUAL_NS + _LET_GO_NS * len(facts.ops) / facts.steps, _USUAL_NS)
+    usual = np.where(last, _USUAL_NS + FREEING_NS * len(facts.ops) / facts.steps, _USUAL_NS)
     follows = np.maximum(typical(after, reads["step"].to_numpy(), reads["op"].cat.codes.to_numpy()) - usual, 0)
     line = facts.lines[reads["block"].to_numpy()]
     by_block = np.bincount(line, weights=follows, minlength=len(facts.left_ns))
