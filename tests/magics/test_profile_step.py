@@ -8,7 +8,7 @@ from tests.magics.kernel import WIDGET_VIEW, Kernel
 
 pytestmark = pytest.mark.slow
 
-SHORT = "--steps 5 --warmup 2"
+SHORT = "--steps 5 --warmup 2 --no-stacks"
 TRAIN = "optimizer.zero_grad()\nloss = loss_fn(model(x), y)\nloss.backward()\noptimizer.step()"
 
 
@@ -114,7 +114,7 @@ def test_quiet(kernel: Kernel) -> None:
 
 
 def test_name_warmup_and_budget(kernel: Kernel) -> None:
-    kernel.ok('%%profile_step --name "two words" --warmup=4 --steps 2 --into p --quiet\ntrain()')
+    kernel.ok('%%profile_step --name "two words" --warmup=4 --steps 2 --no-stacks --into p --quiet\ntrain()')
     assert kernel.value("p.meta['name']") == "two words"
     assert passes(kernel) == {"warmup": 4, "timed": 2, "lead_in": 2, "traced": 3, "counted": 2}
 
