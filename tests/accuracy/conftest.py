@@ -1,7 +1,8 @@
 """Runs the checks of what must be measured: `make accuracy`, one after the other, nothing beside them.
 
 A check that misses a limit while the machine was disturbed runs again, up to three times, unless it takes long. A miss
-on an undisturbed machine is real, and fails. A check that missed in disturbed runs only is undecided, which is no failure.
+on an undisturbed machine is real, and fails. A check that missed in disturbed runs only is undecided, which does not
+count as a failure.
 """
 
 from __future__ import annotations

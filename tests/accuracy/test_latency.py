@@ -101,7 +101,7 @@ def test_a_freeze_is_in_the_tail_of_an_open_run_and_hidden_by_a_closed_loop(figu
 #: The bound in service times: latency climbs steeply with the rate there, so 10 % of the rate can be told.
 _BOUND = 12
 #: How much the median of a bare loop may change from one part of a round to the next, and the rounds tried.
-_SAME_PACE, _ROUNDS = 1.06, 3
+_SAME_PACE, _ROUNDS = 1.06, 2
 #: The widest interval of a rate that can be told from 0.9 and 1.1 of it.
 _SURE = 0.3
 
