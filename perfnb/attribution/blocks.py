@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.communication import (
+from perfnb.attribution.collective_waits import (
     device_collectives_alone,
     host_collectives,
     pieces,

@@ -11,14 +11,14 @@ import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, accumulates, blocks_of_events, owner_names
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.communication import device_collectives_alone, host_collectives, pieces
+from perfnb.attribution.collective_waits import device_collectives_alone, host_collectives, pieces
 from perfnb.attribution.device_work import column, named, work_alone
 from perfnb.attribution.interval_sets import IntervalSet, union
 from perfnb.recording.nesting import NONE, Ints, innermost, nest
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT, is_one_of, of_labels
-from perfnb.trace.messages import ITEM_BYTES
+from perfnb.trace.collective_messages import ITEM_BYTES
 from perfnb.trace_names import COLLECTIVE_OP, RANGES, collective_kind
 
 #: The range in which FSDP gathers or reduces a module.

@@ -149,7 +149,7 @@ def ab_test(
     """
     from perfnb.arguments import finite, require_seconds, shown
     from perfnb.bench.rounds import Bench
-    from perfnb.step.given import require_steps
+    from perfnb.step.checks import require_steps
 
     __tracebackhide__ = True
     require_seconds("budget_s", budget_s)

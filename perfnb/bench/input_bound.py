@@ -130,7 +130,7 @@ def confirm_input_bound(
         Whatever `step` or `batches` raise, after everything has been removed and restored.
     """
     from perfnb.bench.input_trial import InputTrial
-    from perfnb.step.given import require_steps
+    from perfnb.step.checks import require_steps
     from perfnb.step.namespace import chosen_models, namespace_of
 
     __tracebackhide__ = True

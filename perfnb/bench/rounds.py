@@ -185,7 +185,7 @@ class Bench:
     def _counted(self, number: int, arguments: tuple[Any, ...], turns: int, clock: StepClock) -> float:
         """Time turns back to back; return how many batches were made for them in that time."""
         __tracebackhide__ = True
-        before = prepared(self._steps[number])
+        before = batches_ready(self._steps[number])
         synchronize()
         self.conditions.running = True
         clock.begin()
@@ -194,7 +194,7 @@ class Bench:
         end = time.perf_counter_ns()
         clock.end(end - begin)
         self.conditions.ended(begin, end)
-        after = prepared(self._steps[number])
+        after = batches_ready(self._steps[number])
         drawn = 0 if before is None or after is None else before - after
         # Never subtract more than half: the lead was then too short to use up what was prefetched.
         return max(turns - drawn, turns / 2)
@@ -328,7 +328,7 @@ def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Pref
     return Prefetching("processes", UNKNOWN_AHEAD) if children - everyones else None
 
 
-def prepared(step: Callable[..., Any]) -> int | None:
+def batches_ready(step: Callable[..., Any]) -> int | None:
     """Number of prefetched batches in the queue of a step's loader; ``None`` if unknown.
 
     With several loaders, the smallest number counts: each turn takes one batch from each.

@@ -79,7 +79,7 @@ def selfcheck(step: Callable[[], Any] | None = None, *, budget_s: float = 10.0) 
     budget_s : float
         Seconds that the check may take.
     """
-    from perfnb.step.given import require_steps
+    from perfnb.step.checks import require_steps
 
     __tracebackhide__ = True
     chosen = _small_step() if step is None else step

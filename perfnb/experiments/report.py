@@ -198,7 +198,7 @@ def report(
     """
     from perfnb.step.device import random_state, set_random_state
     from perfnb.step.environment import provenance
-    from perfnb.step.given import require_steps
+    from perfnb.step.checks import require_steps
 
     __tracebackhide__ = True
     require_seconds("budget_s", budget_s)

@@ -106,7 +106,7 @@ def profile_ranks(
         What the first failing rank raised, with its traceback, after all ranks have ended.
     """
     from perfnb.step.budget import Plan
-    from perfnb.step.given import require_name
+    from perfnb.step.checks import require_name
 
     __tracebackhide__ = True
     require_name(name)

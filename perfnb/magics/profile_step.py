@@ -96,7 +96,7 @@ class ProfileStepMagics(Magics):
 
     def _profile(self, rest: str, cell: str | None, options: Any, plan: Any) -> Any:
         __tracebackhide__ = True
-        from perfnb.profile.kept import kept_cell
+        from perfnb.profile.kept_step import kept_cell
         from perfnb.profile.profiling import run_profile
         from perfnb.step.namespace import namespace_of
 

@@ -14,7 +14,7 @@ from perfnb.shell import in_notebook, print_text
 from perfnb.timeline.data import PAGE_BYTES, bytes_of_report, timeline_bytes
 
 if TYPE_CHECKING:
-    from perfnb.profile.kept import KeptStep
+    from perfnb.profile.kept_step import KeptStep
     from perfnb.profile.summary import Summary
     from perfnb.timeline.timeline import Timeline
 

@@ -32,7 +32,7 @@ from perfnb.memory.allocations import Watched, allocation_table, watched_memory
 from perfnb.memory.from_trace import trace_memory_table
 from perfnb.memory.table import memory_table
 from perfnb.profile.display import show, standalone_page, static_bundle
-from perfnb.profile.kept import KeptStep
+from perfnb.profile.kept_step import KeptStep
 from perfnb.profile.reduced import ReducedProfile, reduced, summary_of_tables
 from perfnb.profile.report import summary_text
 from perfnb.profile.summary import Summary, ops_alone, summarize, timing_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from perfnb.draw.progress import Line, Progress
 from perfnb.draw.step_output import StepOutput
 from perfnb.failures import keeps_nothing
-from perfnb.profile.kept import KeptStep, kept_call
+from perfnb.profile.kept_step import KeptStep, kept_call
 from perfnb.profile.profile import Profile
 from perfnb.shell import in_notebook
 
@@ -115,7 +115,7 @@ def profile_call(
     line: Line | None = None,
 ) -> Profile:
     """`profile_step` by a plan; `guard` replaces the step that is run, `line` shows the progress."""
-    from perfnb.step.given import require_name, require_steps
+    from perfnb.step.checks import require_name, require_steps
     from perfnb.step.namespace import chosen_models, name_of_batches, namespace_of
 
     __tracebackhide__ = True
@@ -165,7 +165,7 @@ def run_profile(
     from perfnb.interrupts import InterruptGate
     from perfnb.step.capture import capture_step
     from perfnb.step.environment import place_in_job
-    from perfnb.step.given import note_on_meta
+    from perfnb.step.checks import note_on_meta
     from perfnb.step.to_recording import recording_of, with_later
     from perfnb.telemetry.watcher import Watcher
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from perfnb.draw.progress import words
 from perfnb.draw.widget import json_of
-from perfnb.profile.kept import KeptStep
+from perfnb.profile.kept_step import KeptStep
 
 #: What tries a lever, by name: the rooms below register it here.
 TRIER = "perfnb.remedies.try_one:try_one"

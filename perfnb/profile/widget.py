@@ -12,7 +12,7 @@ from typing import Any
 import traitlets
 
 from perfnb.draw.widget import DrawnWidget
-from perfnb.profile.kept import KeptStep
+from perfnb.profile.kept_step import KeptStep
 from perfnb.profile.report import report_script, report_style
 from perfnb.profile.trying import Trying
 

@@ -21,7 +21,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.communication import host_collectives
+from perfnb.attribution.collective_waits import host_collectives
 from perfnb.attribution.device_work import SORTS, device_work, is_in, steps_of, text
 from perfnb.attribution.interval_sets import IntervalSet
 from perfnb.recording.nesting import NONE

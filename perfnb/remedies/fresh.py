@@ -17,7 +17,7 @@ import numpy as np
 
 from perfnb.bench.design import SEED, random_orders
 from perfnb.errors import CaptureError
-from perfnb.remedies.ladder import fewest_rounds
+from perfnb.remedies.verdicts import fewest_rounds
 from perfnb.remedies.subject import Subject
 from perfnb.stats.intervals import Floats
 from perfnb.step.namespace import name_of_batches

@@ -15,7 +15,7 @@ import numpy as np
 from perfnb.bench.design import SEED
 from perfnb.bench.quality import RESOURCES, Loss
 from perfnb.bench.values import DIFFERENT, UNCHECKED
-from perfnb.remedies.ladder import (
+from perfnb.remedies.verdicts import (
     CONFIRM_SHARE,
     HOPELESS,
     MEMORY_MATTERS,

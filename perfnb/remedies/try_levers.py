@@ -18,7 +18,7 @@ from perfnb.draw.step_output import StepOutput
 from perfnb.failures import keeps_nothing
 from perfnb.interrupts import InterruptGate
 from perfnb.profile.timing import Timing
-from perfnb.remedies.ladder import Confirmed, Trial, in_order, pays_after, plan_for
+from perfnb.remedies.verdicts import Confirmed, Trial, in_order, pays_after, plan_for
 from perfnb.remedies.view import trials_html, trials_line, trials_page, trials_text
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def try_levers(
     Exception
         Whatever the step or `quality` raises without any lever, after everything has been put back.
     """
-    from perfnb.step.given import require_steps
+    from perfnb.step.checks import require_steps
     from perfnb.step.namespace import chosen_models, namespace_of
 
     __tracebackhide__ = True

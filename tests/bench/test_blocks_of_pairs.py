@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import perfnb
 from perfnb.bench.ab_view import ab_sentences
 from perfnb.bench.design import Blocks, Prefetching, ab_figures
-from perfnb.bench.rounds import prefetching, prepared
+from perfnb.bench.rounds import batches_ready, prefetching
 from tests.fake_clock import FakeClock
 from tests.waiting import wait_until
 
@@ -186,7 +186,7 @@ def test_what_works_for_a_step_is_found_where_it_lies() -> None:
         assert prefetching([lambda: step()]) == Prefetching("worker processes", 4)
         assert prefetching([lambda: 1], step._batches) is None
         assert prefetching([lambda: 1]) == Prefetching("processes", 16)  # somebody's
-        wait_until(lambda: prepared(step) in (None, 4))
+        wait_until(lambda: batches_ready(step) in (None, 4))
 
 
 def test_blocks_say_how_they_were_made() -> None:

@@ -18,7 +18,7 @@ import pytest
 from torch import nn
 
 from perfnb.profile import trying
-from perfnb.profile.kept import KeptStep, kept_call, kept_cell
+from perfnb.profile.kept_step import KeptStep, kept_call, kept_cell
 from perfnb.profile.report import report_data
 from perfnb.profile.trying import Trying
 from tests.findings import findings_samples as samples

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from perfnb.bench.values import Values
-from perfnb.profile.kept import kept_call
+from perfnb.profile.kept_step import kept_call
 from perfnb.remedies.try_levers import LeverTrials, Trial
 from perfnb.remedies.try_one import answer_of, try_one
 

@@ -250,7 +250,7 @@ def estimate_memory(
     from perfnb.memory.estimate.batches import one_batch, resized, samples_in
     from perfnb.memory.estimate.model_simulation import ModelStep
     from perfnb.memory.estimate.step_simulation import simulate_step
-    from perfnb.step.given import require_loss, require_steps
+    from perfnb.step.checks import require_loss, require_steps
 
     __tracebackhide__ = True
     modelled: Any = model

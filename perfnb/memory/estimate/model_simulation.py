@@ -16,7 +16,7 @@ from perfnb.arguments import shown
 from perfnb.errors import CaptureError
 from perfnb.memory.estimate.allocator import Change, SimulatedAllocator, Simulation, kind_of
 from perfnb.memory.estimate.fake_tensors import StandIns, explained, pretending, replaced, stepping
-from perfnb.step.given import require_loss
+from perfnb.step.checks import require_loss
 
 
 @contextmanager

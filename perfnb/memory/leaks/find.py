@@ -127,7 +127,7 @@ def find_leaks(
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
     from perfnb.step.capture import watch_steps
-    from perfnb.step.given import require_name, require_steps
+    from perfnb.step.checks import require_name, require_steps
     from perfnb.step.namespace import chosen_models, namespace_of
     from perfnb.step.to_recording import recording_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Errors, Values, judge_values
-from perfnb.remedies.ladder import (
+from perfnb.remedies.verdicts import (
     Plan,
     affordable,
     as_its_interval,

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
-from perfnb.step.given import require_loss, require_steps
+from perfnb.step.checks import require_loss, require_steps
 
 X, Y = torch.ones(8, 4), torch.zeros(8)
 
