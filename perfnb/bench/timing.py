@@ -60,8 +60,8 @@ def time_step(
     """
     from perfnb.bench.rounds import Bench
     from perfnb.step.budget import FLOOR, FLOOR_GPU, WINDOW, Plan, require_passing_time, steady_from
-    from perfnb.step.device import accelerator_in_use
     from perfnb.step.checks import require_steps
+    from perfnb.step.device import accelerator_in_use
 
     __tracebackhide__ = True
     Plan(steps=steps, budget_s=budget_s)  # validates the arguments

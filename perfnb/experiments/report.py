@@ -196,9 +196,9 @@ def report(
     Exception
         Whatever the steps or `quality` raise, after perfnb has removed everything it installed.
     """
+    from perfnb.step.checks import require_steps
     from perfnb.step.device import random_state, set_random_state
     from perfnb.step.environment import provenance
-    from perfnb.step.checks import require_steps
 
     __tracebackhide__ = True
     require_seconds("budget_s", budget_s)

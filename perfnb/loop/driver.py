@@ -18,8 +18,8 @@ from perfnb.loop.windows import Windows
 from perfnb.profile.profile import Profile
 from perfnb.step.budget import FLOOR, FLOOR_GPU, Plan
 from perfnb.step.capture import loop_passes
-from perfnb.step.device import accelerator_in_use
 from perfnb.step.checks import require_name
+from perfnb.step.device import accelerator_in_use
 from perfnb.step.namespace import chosen_models
 from perfnb.step.session import Capture
 from perfnb.step.steps import ExecutedStep, Passes, SkippedStep, Turn, common_size, token_count, total

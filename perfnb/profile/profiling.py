@@ -164,8 +164,8 @@ def run_profile(
     from perfnb.findings.rules.host import WORTH_SAMPLING
     from perfnb.interrupts import InterruptGate
     from perfnb.step.capture import capture_step
-    from perfnb.step.environment import place_in_job
     from perfnb.step.checks import note_on_meta
+    from perfnb.step.environment import place_in_job
     from perfnb.step.to_recording import recording_of, with_later
     from perfnb.telemetry.watcher import Watcher
 

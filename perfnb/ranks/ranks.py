@@ -22,8 +22,8 @@ from perfnb.findings import Finding, finding_table
 from perfnb.profile.profile import Profile
 from perfnb.ranks.buckets import BucketSizes, bucket_sizes
 from perfnb.ranks.findings import job_findings, without_waiting
-from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
 from perfnb.ranks.report_head import Told
+from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
 from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
 from perfnb.recording import folder
 from perfnb.recording.from_trace import with_module_layers

@@ -14,8 +14,8 @@ from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header, notes_html
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence
 from perfnb.ranks.lanes_view import heat_html, heat_text, lanes_html, lanes_text
-from perfnb.ranks.summary import RanksSummary
 from perfnb.ranks.report_head import Told, found_html, found_text, told_lines
+from perfnb.ranks.summary import RanksSummary
 
 #: Most ranks listed in tables, and named in a sentence.
 _MOST, _MOST_NAMED = 64, 8

@@ -17,8 +17,8 @@ import numpy as np
 
 from perfnb.bench.design import SEED, random_orders
 from perfnb.errors import CaptureError
-from perfnb.remedies.verdicts import fewest_rounds
 from perfnb.remedies.subject import Subject
+from perfnb.remedies.verdicts import fewest_rounds
 from perfnb.stats.intervals import Floats
 from perfnb.step.namespace import name_of_batches
 

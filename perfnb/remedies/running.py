@@ -15,6 +15,20 @@ import numpy as np
 from perfnb.bench.design import SEED
 from perfnb.bench.quality import RESOURCES, Loss
 from perfnb.bench.values import DIFFERENT, UNCHECKED
+from perfnb.remedies.lever import Lever, Switch, lines_of
+from perfnb.remedies.subject import Subject
+from perfnb.remedies.trial import (
+    Prepared,
+    all_on,
+    check,
+    check_together,
+    losses,
+    peak_bytes,
+    prepared,
+    time_blocks,
+    time_switches,
+)
+from perfnb.remedies.values import Yardstick, measure_yardstick
 from perfnb.remedies.verdicts import (
     CONFIRM_SHARE,
     HOPELESS,
@@ -30,20 +44,6 @@ from perfnb.remedies.verdicts import (
     memory_verdict,
     plan_for,
 )
-from perfnb.remedies.lever import Lever, Switch, lines_of
-from perfnb.remedies.subject import Subject
-from perfnb.remedies.trial import (
-    Prepared,
-    all_on,
-    check,
-    check_together,
-    losses,
-    peak_bytes,
-    prepared,
-    time_blocks,
-    time_switches,
-)
-from perfnb.remedies.values import Yardstick, measure_yardstick
 from perfnb.stats.comparisons import compare_with_first
 from perfnb.stats.intervals import Floats
 

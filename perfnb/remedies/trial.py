@@ -18,10 +18,10 @@ from perfnb.bench.quality import Loss, losses_of
 from perfnb.bench.rounds import Bench
 from perfnb.bench.values import UNCHECKED, Values, judge_values
 from perfnb.errors import CaptureError
-from perfnb.remedies.verdicts import fewest_rounds, not_hopeless
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.values import Yardstick, errors_of
+from perfnb.remedies.verdicts import fewest_rounds, not_hopeless
 from perfnb.stats.intervals import Floats
 from perfnb.step.memory import LiveObjects, inputs
 from perfnb.step.steps import BatchSource

@@ -26,9 +26,9 @@ from perfnb.interrupts import InterruptGate
 from perfnb.step.arithmetic import OpCall, OpCounter
 from perfnb.step.budget import FEWEST, Plan, is_steady, require_passing_time
 from perfnb.step.ceilings import MEASURABLE, measure_ceilings
+from perfnb.step.checks import refuse_meta
 from perfnb.step.device import StepClock, accelerator_in_use, is_out_of_memory, read_clocks, synchronize
 from perfnb.step.environment import Conditions, lower_precision, usable_cpus
-from perfnb.step.checks import refuse_meta
 from perfnb.step.layers import Calls, Layer, LayerSpans, function_span
 from perfnb.step.memory import MemoryWatch, WatchedMemory, footprint
 from perfnb.step.namespace import named_values

@@ -24,8 +24,8 @@ from msgspec import Raw
 
 from perfnb.errors import TraceError
 from perfnb.trace.chrome_json import NO_ARGS, NO_TEXT, AnyEvent, Args, ChromeJson, Event, Loose, Piece, Time, odd_time
-from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
 from perfnb.trace.collective_messages import may_send, message_of, runs_on_host
+from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
 from perfnb.trace.trace_file import GZIP, LIMITS, Limits, Progress, Reader, blocks_of_bytes, blocks_of_file, cut
 from perfnb.trace_names import DEVICE_EVENTS, HOST_EVENTS
 

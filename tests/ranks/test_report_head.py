@@ -9,8 +9,8 @@ import pandas as pd
 
 from perfnb.ranks.findings import _late
 from perfnb.ranks.host import LateWork
-from perfnb.ranks.summary import RanksSummary
 from perfnb.ranks.report_head import Told, found_html, found_text, told_lines
+from perfnb.ranks.summary import RanksSummary
 
 BAD = "<b>every micro-step</b>"
 
