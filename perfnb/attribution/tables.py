@@ -246,11 +246,14 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
     return rows.assign(kernels=sums["kernels"] / steps, gpu_ms=gpu, self_gpu_ms=gpu) if on_gpu else rows
 
 
-def op_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """`op_times` with ``layer`` (a row of the layers' table, empty outside forward and backward) and ``direction``."""
-    calls = op_times(recording, attribution.host)
-    block = calls.pop("block").to_numpy()
-    return calls.assign(
+def op_calls(recording: Recording, attribution: Attribution, times: pd.DataFrame | None = None) -> pd.DataFrame:
+    """`op_times` with ``layer`` (a row of the layers' table, empty outside forward and backward) and ``direction``.
+
+    `times` are the `op_times` of the attribution's host, if they are known.
+    """
+    times = op_times(recording, attribution.host) if times is None else times
+    block = times["block"].to_numpy()
+    return times.drop(columns="block").assign(
         layer=pd.array(np.append(owner_names(recording, attribution), "")[block], dtype=TEXT),
         direction=pd.array(np.append(attribution.cells["direction"].to_numpy(dtype=object), "")[block], dtype=TEXT),
     )

@@ -14,7 +14,7 @@ class Tab:
     Attributes
     ----------
     key : str
-        Names the tab in the browser's data and script, and what it computed in `Summary.parts`.
+        Names the tab in the browser's data and script.
     title : str
         Its title in the browser.
     shows : callable
@@ -28,9 +28,6 @@ class Tab:
         Returns what the script draws it from, ready for JSON; without data the browser has no such tab.
     script, style : str
         Paths inside the package; the script puts its maker into ``tabMakers`` of ``draw/js/tabs.js``.
-    compute : callable, optional
-        Computes its part of the summary from a recording and its attribution, both as they are known; ``None`` for
-        nothing to show.
     is_empty : callable, optional
         Gets the data and returns whether the tab would have nothing to show: the browser then has no such tab, but
         other tabs have its data.
@@ -46,6 +43,5 @@ class Tab:
     data: Callable[[Any], Any] | None = None
     script: str = ""
     style: str = ""
-    compute: Callable[[Any, Any], Any] | None = None
     is_empty: Callable[[Any], bool] | None = None
     upfront: bool = False

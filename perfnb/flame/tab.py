@@ -95,8 +95,7 @@ def _code(row: Any) -> str:
 TAB = Tab(
     key="flame",
     title="Flame graph",
-    compute=lambda recording, _: step_stacks(recording),
-    shows=lambda report: report.summary.parts.get("flame"),
+    shows=lambda report: report.part("flame", lambda analysis: step_stacks(analysis.recording)),
     text=stacks_text,
     html=stacks_html,
     data=stacks_data,

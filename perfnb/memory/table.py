@@ -96,6 +96,12 @@ def memory_table(watched: Watched) -> pd.DataFrame:
     return conform(whole, "memory")
 
 
+def most_used_device(table: pd.DataFrame) -> str | None:
+    """The device with the highest peak in the frame ``memory``; ``None`` if nothing was alive."""
+    peaks = table.groupby("device", observed=True)["total"].max()
+    return str(peaks.astype("int64").idxmax()) if len(peaks) else None
+
+
 def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = None) -> MemorySummary | None:
     """What a report shows of the frame ``memory``; ``None`` if nothing was alive.
 
@@ -104,10 +110,9 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
     samples : int, optional
         Samples in a batch, to estimate what a smaller one would free.
     """
-    if table.empty:
+    device = most_used_device(table)
+    if device is None:
         return None
-    peaks = table.groupby("device", observed=True)["total"].max()
-    device = str(peaks.astype("int64").idxmax())
     line = table[table["device"] == device].drop(columns="device").reset_index(drop=True)
     total = line["total"].to_numpy(dtype=np.int64)
     meta = watched.recording.meta

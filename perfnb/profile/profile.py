@@ -12,7 +12,7 @@ from weakref import WeakMethod
 import pandas as pd
 
 from perfnb.analysis_version import analysis_version
-from perfnb.attribution.attribution import Attribution, attribute
+from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.collectives import collective_calls, collective_table
 from perfnb.attribution.device_work import WORK_COLUMNS
 from perfnb.attribution.events import all_events, event_table
@@ -28,14 +28,14 @@ from perfnb.flame.step_stacks import step_stacks
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.device_time import gpu_time
 from perfnb.gpu.tables import GpuEvents, gpu_events
-from perfnb.memory.allocations import Watched, allocation_table, watched_memory
+from perfnb.memory.allocations import allocation_table
 from perfnb.memory.from_trace import trace_memory_table
-from perfnb.memory.table import memory_table
+from perfnb.profile.analysis import Analysis
 from perfnb.profile.display import show, standalone_page, static_bundle
 from perfnb.profile.kept_step import KeptStep
 from perfnb.profile.reduced import ReducedProfile, reduced, summary_of_tables
 from perfnb.profile.report import summary_text
-from perfnb.profile.summary import Summary, ops_alone, summarize, timing_of
+from perfnb.profile.summary import Summary, summarize
 from perfnb.profile.timing import Timing, shown
 from perfnb.quantities import durations
 from perfnb.recording import storage
@@ -47,9 +47,6 @@ from perfnb.timeline.build import timeline_of
 from perfnb.timeline.timeline import Timeline
 from perfnb.timeline.trace_export import trace_text
 from perfnb.trace.chrome_writer import gzipped
-
-#: Attributions of up to this many events are kept once computed, at some 50 bytes per event.
-_KEPT_EVENTS = 500_000
 
 
 class Profile(Page, Shown):
@@ -96,12 +93,12 @@ class Profile(Page, Shown):
     @property
     def layers(self) -> pd.DataFrame:
         """Time per layer, forward and backward, in milliseconds of a traced step, and its share of the step."""
-        return self._table("layers", lambda: self._summary.layers.copy())
+        return self._table("layers", lambda: self._analysis.layers.copy())
 
     @property
     def phases(self) -> pd.DataFrame:
         """Time per phase in milliseconds of a traced step; the rows add up to the step."""
-        return self._table("phases", lambda: self._summary.phases.copy())
+        return self._table("phases", lambda: self._analysis.phases.copy())
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -111,13 +108,12 @@ class Profile(Page, Shown):
     @property
     def ops(self) -> pd.DataFrame:
         """Calls and time per op of a traced step, most time first."""
-        known = "_summary" in vars(self)
-        return self._table("ops", lambda: self._summary.ops.copy() if known else ops_alone(self._recording))
+        return self._table("ops", lambda: self._analysis.ops.copy())
 
     @property
     def layer_ops(self) -> pd.DataFrame:
         """Calls and time per layer, op and direction of a traced step, most time first."""
-        return self._table("layer_ops", lambda: self._summary.layer_ops.copy())
+        return self._table("layer_ops", lambda: self._analysis.layer_ops.copy())
 
     @property
     def kernels(self) -> pd.DataFrame:
@@ -141,9 +137,9 @@ class Profile(Page, Shown):
         bucket in the step.
         """
         self._require_trace()
-        if self._recording.events.empty:
+        attribution = self._analysis.attribution
+        if attribution is None:
             return conform(pd.DataFrame(), "collectives")
-        attribution = self._attribution()
         return collective_table(collective_calls(self._recording, attribution), attribution.steps)
 
     @property
@@ -249,8 +245,7 @@ class Profile(Page, Shown):
         self._require_trace()
         if self._recording.trace_memory is not None:
             return trace_memory_table(self._recording)
-        watched = self._watched
-        return conform(pd.DataFrame(), "memory") if watched is None else memory_table(watched)
+        return self._analysis.memory_table.copy()
 
     @property
     def allocations(self) -> pd.DataFrame:
@@ -260,14 +255,14 @@ class Profile(Page, Shown):
         watched steps.
         """
         self._require_trace()
-        watched = self._watched
+        watched = self._analysis.watched
         return conform(pd.DataFrame(), "allocations") if watched is None else allocation_table(watched)
 
     @property
     def roofline(self) -> Roofline | None:
         """How close layers and ops come to the machine's peaks; ``None`` if arithmetic was not counted."""
         self._require_trace()
-        figures = self._summary.roofline
+        figures = self._analysis.roofline
         return None if figures is None else Roofline(figures)
 
     @property
@@ -276,8 +271,8 @@ class Profile(Page, Shown):
 
         Largest bound first; findings that cost memory but no time come last. Empty if nothing was found.
         """
-        found = self._summary.findings
-        return conform(pd.DataFrame(), "findings") if found is None else found.table.copy()
+        findings = self._summary.findings if self._is_reduced else self._analysis.findings
+        return conform(pd.DataFrame(), "findings") if findings is None else findings.table.copy()
 
     @property
     def samples(self) -> pd.DataFrame:
@@ -295,9 +290,8 @@ class Profile(Page, Shown):
 
     def _events(self) -> pd.DataFrame:
         self._require_trace()
-        if self._recording.events.empty:
-            return conform(pd.DataFrame(), "events")
-        return event_table(self._recording, self._attribution())
+        attribution = self._analysis.attribution
+        return conform(pd.DataFrame(), "events") if attribution is None else event_table(self._recording, attribution)
 
     @property
     def python(self) -> HostProfile | None:
@@ -323,7 +317,7 @@ class Profile(Page, Shown):
     @property
     def timing(self) -> Timing:
         """Step times of the timed pass, with their confidence interval."""
-        return shown(timing_of(self._recording))
+        return shown(self._analysis.timing)
 
     def compare(self, other: Profile) -> ProfileComparison:
         """Compare `other` with this profile: what grew and what shrank, by layer, by op, and by kernel.
@@ -368,33 +362,24 @@ class Profile(Page, Shown):
 
     def _tables(self) -> dict[str, pd.DataFrame]:
         wanted = REDUCED_TABLES if self._is_reduced else TABLES
-        return {name: getattr(self, name) for name in sorted(wanted, key="ops".__eq__)}  # most come from one summary
+        return {name: getattr(self, name) for name in wanted}
 
     def _page(self) -> str:
         return standalone_page(self._summary, self._timeline())
 
     def _gpu_events(self, layers: bool = False) -> GpuEvents:
         self._require_trace()
-        return gpu_events(self._recording, self._attribution() if layers and len(self._recording.events) else None)
-
-    def _attribution(self) -> Attribution:
-        known: Attribution | None = vars(self).get("_attributed")
-        if known is None:
-            known = attribute(self._recording)
-            if len(self._recording.events) <= _KEPT_EVENTS:
-                self._attributed = known
-        return known
+        return gpu_events(self._recording, self._analysis.attribution if layers else None)
 
     @cached_property
-    def _watched(self) -> Watched | None:
-        return watched_memory(self._recording)
+    def _analysis(self) -> Analysis:
+        return Analysis(self._recording)
 
     @cached_property
     def _summary(self) -> Summary:
-        recording = self._recording
         if self._is_reduced:
-            return summary_of_tables(recording, lambda name: getattr(self, name))
-        return summarize(recording, self._attribution() if len(recording.events) else None, self._watched)
+            return summary_of_tables(self._recording, lambda name: getattr(self, name))
+        return summarize(self._recording, self._analysis)
 
     def save_trace(self, path: str | Path) -> Path:
         """Write a Chrome trace that Perfetto, chrome://tracing and `perfnb.load` open.
@@ -425,9 +410,8 @@ class Profile(Page, Shown):
 
     def _timeline(self) -> Timeline | None:
         """When everything ran; large, so computed each time. ``None`` if no step was traced."""
-        if self._recording.events.empty:
-            return None
-        return timeline_of(self._recording, self._attribution(), self._watched)
+        attribution = self._analysis.attribution
+        return None if attribution is None else timeline_of(self._recording, attribution, self._analysis.watched)
 
     def _text(self, width: int = 100) -> str:
         return summary_text(self._summary, width, self._timeline())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from perfnb.profile.timing import noise_facts
 
 if TYPE_CHECKING:
     from perfnb.draw.tab import Tab
+    from perfnb.profile.analysis import Analysis
     from perfnb.profile.summary import Summary
     from perfnb.timeline.timeline import Timeline
 
@@ -67,6 +68,13 @@ class Report:
     def shown_static(self) -> list[tuple[Tab, Any]]:
         """The same in the order of the static twin."""
         return sorted(self.shown(), key=lambda pair: not pair[0].upfront)
+
+    def part(self, key: str, compute: Callable[[Analysis], Any]) -> Any:
+        """What a tab computes from the analysis for itself, once; ``None`` without an analysis."""
+        parts, analysis = self.summary.parts, self.summary.analysis
+        if key not in parts:
+            parts[key] = None if analysis is None else compute(analysis)
+        return parts[key]
 
     @functools.cached_property
     def layer_places(self) -> dict[str, int]:

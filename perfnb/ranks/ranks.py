@@ -12,6 +12,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.analysis_version import analysis_version
+from perfnb.attribution.attribution import attribute
 from perfnb.attribution.collectives import collective_calls, collective_table
 from perfnb.draw.frame import static_page
 from perfnb.draw.progress import Progress
@@ -119,7 +120,7 @@ class Ranks(Page, Shown):
     def _calls(self, rank: int) -> tuple[pd.DataFrame, int]:
         """A rank's collectives, with their waiting, and the number of its steps."""
         profile = self._profiles[rank]
-        attribution = profile._attribution()
+        attribution = profile._analysis.attribution or attribute(profile._recording)
         calls = collective_calls(profile._recording, attribution)
         return with_waits(calls, self._summary, rank), attribution.steps
 

@@ -12,22 +12,21 @@ from perfnb.watching.summary import MachineSummary, machine_summary
 from perfnb.watching.view import machine_html, machine_text
 
 if TYPE_CHECKING:
-    from perfnb.attribution.attribution import Attribution
-    from perfnb.recording.recording import Recording
+    from perfnb.profile.analysis import Analysis
 
 
-def _machine(recording: Recording, attribution: Attribution | None) -> MachineSummary | None:
+def _machine(analysis: Analysis) -> MachineSummary | None:
+    recording = analysis.recording
     if recording.watch is None:
         return None
     seen = machine_summary(recording.watch, recording.meta["watch"])
-    return replace(seen, steps=steps_watched(recording, attribution))
+    return replace(seen, steps=steps_watched(recording, analysis.attribution))
 
 
 TAB = Tab(
     key="machine",
     title="Machine",
-    compute=_machine,
-    shows=lambda report: report.summary.parts.get("machine"),
+    shows=lambda report: report.part("machine", _machine),
     text=machine_text,
     html=machine_html,
     data=machine_data,

@@ -56,7 +56,7 @@ def profile_of(trace: Written) -> Profile:
 
 def step_sums_ms(profile: Profile) -> list[float]:
     """What the phases of each step add up to."""
-    sums = profile._attribution().cells.groupby("step")["ns"].sum().div(1e6)
+    sums = profile._analysis.attribution.cells.groupby("step")["ns"].sum().div(1e6)
     return [float(sums.get(step, 0.0)) for step in range(len(profile.steps))]
 
 
@@ -66,7 +66,7 @@ def test_a_closure_in_an_optimizer_that_marks_cut_has_its_phases(modules: str, n
     profile = profile_of(lightning(4, modules=modules, nodes_on=nodes_on))
 
     assert step_sums_ms(profile) == profile.steps["wall_ms"].tolist() == [1.2, 1.2, 1.2, 1.2]
-    cells = profile._attribution().cells
+    cells = profile._analysis.attribution.cells
     for step in (1, 2):  # the first one's `Optimizer.step` began before the recording, the last one's goes on after it
         phases = cells[cells["step"] == step].groupby("phase", observed=True)["ns"].sum() // 1000
         assert phases[phases > 0].to_dict() == {
@@ -178,7 +178,7 @@ def phases_add_up(trace: Written) -> None:
 
     assert step_sums_ms(profile) == pytest.approx(profile.steps["wall_ms"].tolist(), abs=1e-9)
     assert profile.phases["ms"].sum() == pytest.approx(profile.steps["wall_ms"].mean())
-    assert (profile._attribution().cells["ns"] >= 0).all()
+    assert (profile._analysis.attribution.cells["ns"] >= 0).all()
     shares = profile.phases["share"].to_numpy(dtype=float)
     assert np.nansum(shares) == pytest.approx(1.0)
     assert profile.steps["data_ms"].le(profile.steps["wall_ms"] + 1e-9).all()

@@ -150,13 +150,13 @@ def loaded(folder: Path, trace: Written | None = None) -> Recording:
 def facts(recording: Recording) -> Facts:
     """What the rules are asked about."""
     attribution = attribute(recording)
-    return facts_of(recording, attribution, summarize(recording, attribution))
+    return facts_of(recording, attribution, summarize(recording))
 
 
 def unfolded(recording: Recording) -> tuple[Facts, pd.DataFrame]:
     """The same, and the table of findings that a user sees."""
     attribution = attribute(recording)
-    summary = summarize(recording, attribution)
+    summary = summarize(recording)
     assert summary.findings is not None
     return facts_of(recording, attribution, summary), summary.findings.table
 

@@ -117,7 +117,7 @@ def test_torchs_own_traces_and_live_steps_keep_their_advice(tmp_path: Path) -> N
     for recording in (live_cpu(), loaded(tmp_path)):
         assert recording.uses_torch
         assert not recording.is_foreign
-    table = summarize(live_cpu(), facts(live_cpu()).attribution).findings
+    table = summarize(live_cpu()).findings
     assert table is not None
     assert any(TORCHS.search(said) for said in advice(table.table))
 

@@ -146,7 +146,7 @@ def test_what_samples_could_name_is_known_from_the_trace(recording: object, shar
     made = recording()
     attribution = attribute(made)
 
-    assert unnamed_share(facts_of(made, attribution, summarize(made, attribution))) == pytest.approx(share, abs=0.03)
+    assert unnamed_share(facts_of(made, attribution, summarize(made))) == pytest.approx(share, abs=0.03)
 
 
 def test_an_interruption_of_one_step_is_nothing_to_sample() -> None:
@@ -158,7 +158,7 @@ def test_an_interruption_of_one_step_is_nothing_to_sample() -> None:
     made = hand.recording()
     attribution = attribute(made)
 
-    assert unnamed_share(facts_of(made, attribution, summarize(made, attribution))) == 0.0
+    assert unnamed_share(facts_of(made, attribution, summarize(made))) == 0.0
 
 
 @pytest.mark.parametrize("where", ["before", "after"])

@@ -9,7 +9,7 @@ import pandas as pd
 
 from perfnb.memory.allocations import Watched
 from perfnb.memory.table import activation_bytes, memory_table, most_alive
-from perfnb.profile.summary import with_memory
+from perfnb.profile.layers import with_memory
 from tests.recordings import ByHand
 from tests.watched_steps import C, random_blocks, step_with_memory, watch
 

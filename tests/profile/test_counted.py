@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from perfnb.attribution.attribution import attribute
-from perfnb.attribution.tables import layer_table, op_calls, op_table
-from perfnb.profile.summary import count_ops, ops_with_arithmetic, with_arithmetic
+from perfnb.profile.analysis import Analysis
 from perfnb.recording.recording import ArithmeticRecord, Recording
 from perfnb.recording.schema import SCHEMA
 from tests.attribution.test_arithmetic import calls_of
@@ -65,14 +63,8 @@ def tables(hand: ByHand, calls: pd.DataFrame = CALLS) -> tuple[pd.DataFrame, pd.
     """Layers and ops with the arithmetic of the counted step, which is traced apart from the others."""
     recording: Recording = step_of_two(with_ops=False).recording()
     recording = replace(recording, arithmetic=ArithmeticRecord(hand.recording().events, calls))
-    attribution = attribute(recording)
-    counted = count_ops(recording)
-    assert counted is not None
-    ops = op_table(op_calls(recording, attribution), attribution.steps, on_gpu=False)
-    return (
-        with_arithmetic(layer_table(recording, attribution), *counted),
-        ops_with_arithmetic(ops, counted[2]),
-    )
+    analysis = Analysis(recording)
+    return analysis.layers, analysis.ops
 
 
 def rows_of(table: pd.DataFrame, columns: list[str]) -> dict[str, list[int | None]]:
@@ -116,10 +108,8 @@ def test_work_in_forward_outside_of_all_layers_is_unattributed_and_forward() -> 
     hand.op("pf_op#0", 120, 130).op("pf_op#1", 420, 430)
     recording = replace(recording, arithmetic=ArithmeticRecord(hand.recording().events, CALLS.iloc[[0, 2]]))
     recording.arithmetic.calls.index = pd.RangeIndex(2, name="number")
-    counted = count_ops(recording)
-    assert counted is not None
 
-    layers = with_arithmetic(layer_table(recording, attribute(recording)), *counted)
+    layers = Analysis(recording).layers
 
     assert rows_of(layers, [*FLOPS, "moved_bytes"]) == {"model": [0, 0, 0, 0], "(unattributed)": [1, 4, None, 40]}
 
@@ -138,8 +128,8 @@ def test_ops_have_flops_where_a_formula_and_bytes_where_they_were_counted() -> N
 def test_a_step_that_was_not_counted_changes_nothing() -> None:
     recording = step_of_two().recording()
 
-    assert count_ops(recording) is None
-    layers = layer_table(recording, attribute(recording))
+    assert Analysis(recording).counted is None
+    layers = Analysis(recording).layers
     assert layers[[*FLOPS, "moved_bytes"]].isna().all(axis=None)
 
 

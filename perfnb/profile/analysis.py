@@ -1,0 +1,167 @@
+"""The tables of one recording, each computed when it is first asked for, from no more than it needs."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import pandas as pd
+
+from perfnb.attribution.arithmetic import counted_ops, work_by_op
+from perfnb.attribution.attribution import Attribution, attribute, blocks_of_events
+from perfnb.attribution.blocks import Host, Kind, host_blocks
+from perfnb.attribution.tables import layer_op_table, layer_table, op_calls, op_table, op_times, phase_table
+from perfnb.findings import Findings, StepFigures, find
+from perfnb.gpu.summary import GpuSummary, gpu_summary
+from perfnb.memory.allocations import Watched, watched_memory
+from perfnb.memory.table import MemorySummary, memory_summary, memory_table, most_used_device
+from perfnb.profile.layers import with_arithmetic, with_memory
+from perfnb.profile.notes import notes, notes_of_failure, slowdown_of
+from perfnb.recording.nesting import NONE
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import conform
+from perfnb.recording.text import is_one_of
+from perfnb.roofline.levels import Roofline, step_roofline
+from perfnb.stats.step_times import Timing, timing_of_batches
+from perfnb.trace_names import DEVICE_WORK
+
+
+class Analysis:
+    """What a recording tells. Without traced events, tables of times are empty and what rests on them is ``None``."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+
+    @cached_property
+    def timing(self) -> Timing:
+        """The step times of the timed pass."""
+        steps, meta = self.recording.steps, self.recording.meta
+        timed, warmup = steps[steps["pass"] == "timed"], steps[steps["pass"] == "warmup"]
+        return timing_of_batches(
+            [float(value) for value in timed["wall_ms"]],
+            [None if pd.isna(size) else int(size) for size in timed["samples"]],
+            warmup_ms=tuple(float(value) for value in warmup["wall_ms"]),
+            steady=meta.get("steady"),
+            noise=meta.get("noise", {}),
+        )
+
+    @cached_property
+    def attribution(self) -> Attribution | None:
+        """Who owns the time of the traced steps."""
+        return attribute(self.recording) if len(self.recording.events) else None
+
+    @cached_property
+    def counted(self) -> tuple[Recording, Attribution, pd.DataFrame] | None:
+        """The counted step, its attribution, and its ops; ``None`` if arithmetic was not counted."""
+        view, record = self.recording.of_arithmetic(), self.recording.arithmetic
+        if self.recording.events.empty or view is None or record is None:
+            return None
+        attribution = attribute(view)
+        return view, attribution, counted_ops(view, attribution, record.calls)
+
+    @cached_property
+    def watched(self) -> Watched | None:
+        """The watched step and its allocations; ``None`` if memory was not watched."""
+        return watched_memory(self.recording)
+
+    @cached_property
+    def memory_table(self) -> pd.DataFrame:
+        """The frame ``memory`` of the watched step."""
+        return conform(pd.DataFrame(), "memory") if self.watched is None else memory_table(self.watched)
+
+    @cached_property
+    def memory(self) -> MemorySummary | None:
+        """What a report shows of memory; ``None`` if nothing was alive."""
+        if self.watched is None:
+            return None
+        return memory_summary(self.watched, self.memory_table, self.timing.batch_size)
+
+    @cached_property
+    def phases(self) -> pd.DataFrame:
+        """The frame ``phases``."""
+        return conform(pd.DataFrame(), "phases") if self.attribution is None else phase_table(self.attribution)
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """The frame ``layers``; `perfnb.profile.layers` lists where each column comes from."""
+        if self.attribution is None:
+            layers = conform(pd.DataFrame(), "layers")
+        else:
+            layers = layer_table(self.recording, self.attribution)
+        if self.counted is not None:
+            layers = with_arithmetic(layers, *self.counted)
+        if self.watched is not None and (device := most_used_device(self.memory_table)) is not None:
+            layers = with_memory(layers, self.watched, self.memory_table, device)
+        return layers
+
+    @cached_property
+    def _host(self) -> Host:
+        # Ops need no attribution, which takes several times as long.
+        known: Attribution | None = vars(self).get("attribution")
+        return host_blocks(self.recording.events) if known is None else known.host
+
+    @cached_property
+    def _op_times(self) -> pd.DataFrame:
+        return op_times(self.recording, self._host)
+
+    @cached_property
+    def _on_gpu(self) -> bool:
+        """Whether the steps launched device work."""
+        on_device = is_one_of(self.recording.events["category"], DEVICE_WORK)
+        known = blocks_of_events(self.recording.events, self._host)[on_device] != NONE
+        return bool(known.any()) or bool((self._op_times["gpu_ns"] > 0).any())
+
+    @cached_property
+    def ops(self) -> pd.DataFrame:
+        """The frame ``ops``."""
+        if self.recording.events.empty:
+            return conform(pd.DataFrame(), "ops")
+        steps = int((self._host.blocks["kind"] == Kind.STEP).sum())
+        ops = op_table(self._op_times, steps, self._on_gpu)
+        if self.counted is None:
+            return ops
+        # Missing for ops without a formula, and for those of which others do the work.
+        work = work_by_op(self.counted[2]).reindex(ops.index)
+        return conform(ops.assign(flops=work["flops"].array, bytes=work["bytes"].array), "ops")
+
+    @cached_property
+    def layer_ops(self) -> pd.DataFrame:
+        """The frame ``layer_ops``."""
+        if self.attribution is None:
+            return conform(pd.DataFrame(), "layer_ops")
+        known = self._op_times if self._host is self.attribution.host else None
+        calls = op_calls(self.recording, self.attribution, known)
+        return layer_op_table(calls, self.attribution.steps, self._on_gpu)
+
+    @cached_property
+    def roofline(self) -> Roofline | None:
+        """The ceilings and what is under them; ``None`` if arithmetic was not counted."""
+        if self.counted is None or self.attribution is None:
+            return None
+        step_ms = self.timing.median_ms if self.timing.steps else None
+        return step_roofline(self.recording, self.attribution, self.counted[2], step_ms)
+
+    @cached_property
+    def gpu(self) -> GpuSummary | None:
+        """What the GPUs did; ``None`` if nothing ran on one."""
+        return None if self.attribution is None else gpu_summary(self.recording, self.attribution)
+
+    @cached_property
+    def slowdown(self) -> float | None:
+        """Traced step time divided by the timed one."""
+        return slowdown_of(self.recording, self.timing)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader must know to read the figures correctly."""
+        failed = tuple(notes_of_failure(self.recording))
+        if self.attribution is None:
+            return failed
+        return failed + tuple(notes(self.recording, self.attribution, self.layers, self.timing))
+
+    @cached_property
+    def findings(self) -> Findings | None:
+        """What holds the step back; ``None`` if no step was traced."""
+        if self.attribution is None:
+            return None
+        figures = StepFigures(self.timing, self.phases, self.slowdown, self.roofline, self.memory)
+        return find(self.recording, self.attribution, figures)

@@ -1,0 +1,106 @@
+"""The frame ``layers``: the one place where its columns come together.
+
+================================================================  =====================================================
+columns                                                           source
+================================================================  =====================================================
+``module``, ``depth``, ``parameters``, ``parameter_bytes``        the modules of the live model, or of the trace's spans
+``calls``, ``ops``, ``kernels``                                   the traced steps: counts
+``forward_ms``, ``backward_ms``, ``recompute_ms``, ``total_ms``,  the traced steps: `perfnb.attribution.tables.layer_table`
+``self_ms``, ``self_forward_ms``, ``self_backward_ms``,
+``gpu_ms``, ``self_gpu_ms``
+``share``, ``self_share``                                         the same, corrected for the cost of tracing
+``forward_flops``, ``backward_flops``, ``recompute_flops``,       the counted step's shapes: `with_arithmetic`
+``moved_bytes``
+``activation_bytes``, ``peak_bytes``                              the watched step's allocations: `with_memory`
+================================================================  =====================================================
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from perfnb.attribution.arithmetic import arithmetic_per_span, special_arithmetic
+from perfnb.attribution.attribution import Attribution, layer_of_spans
+from perfnb.attribution.blocks import Kind
+from perfnb.attribution.tables import sums_by_layer
+from perfnb.memory.allocations import Watched
+from perfnb.memory.table import activation_bytes, most_alive
+from perfnb.recording.nesting import NONE, Ints
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import conform
+
+_DIRECTIONS = ("forward", "backward", "recompute")
+
+
+def with_arithmetic(
+    layers: pd.DataFrame, view: Recording, attribution: Attribution, counted: pd.DataFrame
+) -> pd.DataFrame:
+    """The frame ``layers`` with FLOPs and bytes moved, child layers included.
+
+    FLOPs are those of ops with a formula, and missing if a layer only has ops without one. Rows that are not modules
+    have none in a direction in which they have no time.
+    """
+    sums = sums_by_layer(view, attribution, arithmetic_per_span(attribution, counted))
+    table = _whole_numbers(sums)
+    seen = np.isin(np.arange(len(view.modules)), layer_of_spans(view, attribution.host))
+    table[~_largest_inside(view, seen)] = pd.NA
+    special = layers.iloc[len(view.modules) :]
+    own = special_arithmetic(counted).reindex(special.index)
+    for way in _DIRECTIONS:
+        own[f"{way}_flops"] = own[f"{way}_flops"].mask(special[f"{way}_ms"].isna())
+    whole = pd.concat([table, own], ignore_index=True)
+    for way in _DIRECTIONS:
+        unknown = (whole[f"{way}_flops"] == 0) & (whole[f"{way}_uncounted"] > 0)
+        whole[f"{way}_flops"] = whole[f"{way}_flops"].mask(unknown.fillna(False))
+    moved = whole[[f"{way}_bytes" for way in _DIRECTIONS]].sum(axis=1, min_count=1)
+    columns = {f"{way}_flops": whole[f"{way}_flops"].array for way in _DIRECTIONS}
+    return conform(layers.assign(**columns, moved_bytes=moved.array), "layers")
+
+
+def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, device: str) -> pd.DataFrame:
+    """The frame ``layers`` with what each saves for backward, and the most alive on `device` while it ran."""
+    view, attribution = watched.recording, watched.attribution
+    cells = attribution.cells
+    span = cells["span"].to_numpy()
+    saved = activation_bytes(watched)
+    owned = span != NONE
+    per_span = np.bincount(span[owned], weights=saved[owned], minlength=len(cells)).astype(np.float64)
+    table = _whole_numbers(sums_by_layer(view, attribution, {"activation_bytes": per_span}))
+    peak = _peaks(watched, memory, device)
+    table["peak_bytes"] = pd.arrays.IntegerArray(peak, peak == NONE)
+    table.loc[peak == NONE, "activation_bytes"] = pd.NA
+    table = table.reindex(range(len(layers)))
+    return conform(layers.assign(**{name: table[name].array for name in table.columns}), "layers")
+
+
+def _peaks(watched: Watched, memory: pd.DataFrame, device: str) -> Ints:
+    """Most memory alive while each layer, or a node of its backward, ran in the counted step; -1 if none did."""
+    view, attribution = watched.recording, watched.attribution
+    blocks, span = attribution.host.blocks, attribution.cells["span"].to_numpy()
+    ran = (blocks["kind"].isin((Kind.SPAN, Kind.NODE))).to_numpy() & (span != NONE)
+    ran &= (blocks["start"] >= watched.begin).to_numpy() & (blocks["end"] <= watched.end).to_numpy()
+    starts, ends = (blocks[name].to_numpy()[ran] - watched.begin for name in ("start", "end"))
+    most = np.full(len(blocks), NONE, dtype=np.int64)
+    if ran.any():
+        np.maximum.at(most, span[ran], most_alive(memory, device, starts / 1e6, ends / 1e6))
+    for level in reversed(attribution.spans.by_depth()[1:]):
+        np.maximum.at(most, attribution.spans.parent[level], most[level])
+    layer = layer_of_spans(view, attribution.host)
+    known = (blocks["kind"] == Kind.SPAN).to_numpy() & (layer != NONE)
+    peaks = np.full(len(view.modules), NONE, dtype=np.int64)
+    np.maximum.at(peaks, layer[known], most[known])
+    return _largest_inside(view, peaks)
+
+
+def _largest_inside(view: Recording, values: np.ndarray) -> np.ndarray:
+    """The largest value of each layer and those inside it."""
+    parent, largest = view.modules["parent"].to_numpy(), values.copy()
+    for row in range(len(largest) - 1, -1, -1):  # parents come first
+        if parent[row] != NONE:
+            largest[parent[row]] = max(largest[parent[row]], largest[row])
+    return largest
+
+
+def _whole_numbers(sums: dict[str, np.ndarray]) -> pd.DataFrame:
+    return pd.DataFrame({name: np.rint(values).astype(np.int64) for name, values in sums.items()}).astype("Int64")
