@@ -26,7 +26,7 @@ PLANTED_MS = 10.0
 JOBS = {"compute-heavy": (256, 4, 1024), "communication-heavy": (1024, 2, 16)}
 WARM, TIMED = 20, 60
 #: One round is as uncertain as the limit is wide.
-ROUNDS = 2
+ROUNDS = 3
 
 SCRIPT = """
 import os, sys, time, torch, torch.distributed as dist
