@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import perfnb
+from perfnb.profile.report import Report
 from perfnb.recording.schema import SCHEMA
 from perfnb.telemetry.history import MOST_MARKS
 from tests.waiting import wait_until
@@ -134,7 +135,7 @@ def test_a_watched_profile_has_samples_on_the_time_of_its_steps() -> None:
     assert steps["start_s"].is_monotonic_increasing
     inside = samples["t_s"].between(0, float(steps["start_s"].iloc[-1]))
     assert inside.sum() > 0
-    watched = profile._summary.parts["machine"].steps
+    watched = next(part for tab, part in Report(profile._summary).shown() if tab.key == "machine").steps
     assert watched.passes["pass"].tolist()[:2] == ["warmup", "timed"]
     assert profile.meta["watch"]["interval_s"] == 0.1
 
@@ -142,7 +143,7 @@ def test_a_watched_profile_has_samples_on_the_time_of_its_steps() -> None:
 def test_a_profile_that_was_not_watched_has_no_samples() -> None:
     profile = perfnb.profile_step(sleeping_step(0.001), warmup=1, steps=2, memory=False, flops=False)
     assert profile.samples.empty
-    assert profile._summary.parts["machine"] is None
+    assert "machine" not in [tab.key for tab, _ in Report(profile._summary).shown()]
 
 
 @pytest.mark.slow
