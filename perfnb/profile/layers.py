@@ -1,18 +1,17 @@
 """The frame ``layers``: the one place where its columns come together.
 
-================================================================  =====================================================
-columns                                                           source
-================================================================  =====================================================
-``module``, ``depth``, ``parameters``, ``parameter_bytes``        the modules of the live model, or of the trace's spans
-``calls``, ``ops``, ``kernels``                                   the traced steps: counts
-``forward_ms``, ``backward_ms``, ``recompute_ms``, ``total_ms``,  the traced steps: `perfnb.attribution.tables.layer_table`
-``self_ms``, ``self_forward_ms``, ``self_backward_ms``,
-``gpu_ms``, ``self_gpu_ms``
-``share``, ``self_share``                                         the same, corrected for the cost of tracing
-``forward_flops``, ``backward_flops``, ``recompute_flops``,       the counted step's shapes: `with_arithmetic`
-``moved_bytes``
-``activation_bytes``, ``peak_bytes``                              the watched step's allocations: `with_memory`
-================================================================  =====================================================
+=====================================================  =========================================================
+columns                                                source
+=====================================================  =========================================================
+``module``, ``depth``, ``parameters``,                 the modules of the live model, or of the trace's spans
+``parameter_bytes``
+``calls``, ``ops``, ``kernels``                        the traced steps, counted
+``forward_ms``, ``backward_ms``, ``recompute_ms``,     the traced steps: `layer_table` of `perfnb.attribution`
+``total_ms``, ``gpu_ms`` and those with ``self_``
+``share``, ``self_share``                              the same, corrected for the cost of tracing
+those that end in ``_flops``, ``moved_bytes``          the counted step's shapes: `with_arithmetic`
+``activation_bytes``, ``peak_bytes``                   the watched step's allocations: `with_memory`
+=====================================================  =========================================================
 """
 
 from __future__ import annotations
