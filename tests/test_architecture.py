@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,9 @@ BINDS: tuple[str, ...] = (
     "models/architectures.py",
     "remedies/try_levers.py",
 )
+
+#: Rooms that only parse, call and display.
+TOP = ("command", "magics", "integrations", "labs")
 
 DRAWING = {"matplotlib", "IPython", "anywidget", "ipywidgets"}
 TAG = re.compile(
@@ -79,6 +82,43 @@ def kinds(package: Path) -> list[str]:
     return wrong
 
 
+def computing_that_draws(package: Path) -> list[str]:
+    """Files that compute with numbers or frames and, without drawing themselves, load what draws through an import."""
+    files = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in sources(package)}
+    modules = {
+        name.removesuffix(".__init__"): imports(ast.parse(path.read_text("utf-8"))) for name, path in files.items()
+    }
+    loaded = {name: set(_modules_of(imported, modules)) for name, imported in modules.items()}
+    draws = {name for name in modules if name.startswith("perfnb.draw")}
+    wrong = []
+    for name, imported in sorted(modules.items()):
+        computes = {one.partition(".")[0] for one in imported} & {"numpy", "pandas", "scipy"}
+        if not computes or name.split(".")[1] in TOP or loaded[name] & draws | {name} & draws:
+            continue
+        if _reaches(name, draws, loaded):
+            by = sorted(one for one in loaded[name] if _reaches(one, draws, loaded))
+            wrong.append(f"{name.removeprefix('perfnb.')}: computes, and loads what draws by way of {by[0]}")
+    return wrong
+
+
+def _modules_of(imported: Iterable[str], modules: Container[str]) -> Iterator[str]:
+    """The modules of the package, with the packages around them, that these imported names load."""
+    for name in imported:
+        parts = name.split(".")
+        for end in range(2, len(parts) + 1):
+            if (module := ".".join(parts[:end])) in modules:
+                yield module
+
+
+def _reaches(name: str, targets: set[str], loaded: dict[str, set[str]]) -> bool:
+    reached, waiting = {name}, [name]
+    while waiting:
+        more = loaded[waiting.pop()] - reached
+        reached |= more
+        waiting += more
+    return bool(reached & targets)
+
+
 def html(package: Path) -> list[str]:
     """HTML written by a file that knows nothing of `draw`, where names are escaped."""
     wrong = {}
@@ -116,7 +156,7 @@ def public_rooms(package: Path) -> list[str]:
             if path.parent.name in names]  # fmt: skip
 
 
-CHECKS: tuple[Check, ...] = (kinds, html, heaps, names_that_say_nothing, public_rooms)
+CHECKS: tuple[Check, ...] = (kinds, computing_that_draws, html, heaps, names_that_say_nothing, public_rooms)
 
 
 @pytest.mark.slow
@@ -160,6 +200,15 @@ def test_a_fault_is_found(tmp_path: Path, check: Check, where: str, text: str, c
     (found,) = check(plant(tmp_path, where, text))
 
     assert found.endswith(complaint)
+
+
+def test_a_computing_module_that_loads_what_draws_is_found(tmp_path: Path) -> None:
+    package = plant(tmp_path, "gpu/sums.py", "import numpy\nfrom perfnb.gpu import view")
+    (package / "gpu" / "view.py").write_text("def f():\n    from perfnb.draw.bars import stacked")
+    (package / "draw").mkdir()
+    (package / "draw" / "bars.py").write_text("stacked = None")
+
+    assert computing_that_draws(package) == ["gpu.sums: computes, and loads what draws by way of perfnb.gpu.view"]
 
 
 def test_a_heap_is_found(tmp_path: Path) -> None:
