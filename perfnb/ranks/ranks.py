@@ -30,8 +30,8 @@ from perfnb.recording.from_trace import with_module_layers
 from perfnb.recording.job import RANKS, rank_folder
 from perfnb.recording.reading import Loader, in_rank_order, rank_of_name, read_recordings, trace_files
 from perfnb.recording.recording import Recording
-from perfnb.recording.schema import conform
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
+from perfnb.recording.schema import conform
 from perfnb.recording.store import SavedFolder
 from perfnb.trace.trace_file import Limits
 

@@ -183,11 +183,11 @@ class SavedProfile:
         self._check_facts()
         names = [*_NEEDED, *(name for part in self._parts for name in _frames_of(part).values())]
         names += [name for name in _OF_TRACE if name in self._saved]
+        for name in filter(_LONG.__contains__, names):
+            self._saved.file(name).check()
         self._short = {name: self._saved.frame(name) for name in names if name not in _LONG}
-        for name in names:
-            if name in _LONG:
-                highest = self._short["spans"].index.max() if len(self._short["spans"]) else MISSING
-                self._saved.file(name).check(**({"span": int(highest)} if name == "events" else {}))
+        numbers = self._short["spans"].index
+        self._saved.file("events").check(span=int(numbers.max()) if len(numbers) else MISSING)
         self._check_rows()
 
     def _check_facts(self) -> None:

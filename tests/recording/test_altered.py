@@ -238,7 +238,7 @@ def test_calls_of_layers_that_are_nowhere_told_of_are_damage(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_what_a_file_tells_of_itself_is_not_believed(tmp_path: Path) -> None:
-    """A file without figures of its columns, and with a type that only pandas' notes tell."""
+    """A file without figures of its columns, and with another type in pandas' notes."""
     saved = traced(tmp_path)
     file = saved / "events.parquet"
     table = pq.read_table(file)
@@ -252,8 +252,7 @@ def test_what_a_file_tells_of_itself_is_not_believed(tmp_path: Path) -> None:
     for one in notes["columns"]:
         one["numpy_type"] = "Int64" if one["name"] == "thread" else one["numpy_type"]
     pq.write_table(table.replace_schema_metadata({b"pandas": json.dumps(notes).encode()}), file)
-    with pytest.raises(RecordingError, match=r"events\.parquet is damaged: its column 'thread' is of another type"):
-        perfnb.load(saved)
+    assert perfnb.load(saved)._recording.events["thread"].dtype == "int64"
 
 
 @pytest.mark.slow
