@@ -42,19 +42,19 @@ def with_causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+        cause = waiting.pop()
+        if cause is None or id(cause) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-        waiting += [*members, one.__context__, one.__cause__]
+        seen.add(id(cause))
+        yield cause
+        members = cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
+        waiting += [*members, cause.__context__, cause.__cause__]
 
 
 def _free(error: BaseException) -> None:
     """Clear perfnb's frames in the tracebacks of an exception and of those that led to it."""
-    for one in with_causes(error):
-        one.__traceback__ = _freed(one.__traceback__)
+    for cause in with_causes(error):
+        cause.__traceback__ = _freed(cause.__traceback__)
 
 
 def _freed(trace: TracebackType | None) -> TracebackType | None:

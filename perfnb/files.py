@@ -43,15 +43,15 @@ def require_writable(folder: Path) -> None:
     RecordingError
     """
     try:
-        there = usable(folder).absolute()
+        nearest = usable(folder).absolute()
     except FileNotFoundError:
         raise RecordingError(f"Nothing can be saved in {_short(folder)}: the working folder is gone.") from None
-    while not os.path.lexists(there) and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise RecordingError(f"Nothing can be saved in {_short(folder)}: {_short(there)} is not a folder.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise RecordingError(f"Nothing can be saved in {_short(folder)}: {_short(there)} cannot be written to.")
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise RecordingError(f"Nothing can be saved in {_short(folder)}: {_short(nearest)} is not a folder.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise RecordingError(f"Nothing can be saved in {_short(folder)}: {_short(nearest)} cannot be written to.")
 
 
 def usable(path: str | os.PathLike[str]) -> Path:
@@ -65,8 +65,8 @@ def usable(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path must be a path, not {shown(path)}.")
     try:
-        found = Path(path).expanduser()
-        os.lstat(found)
+        expanded = Path(path).expanduser()
+        os.lstat(expanded)
     except RuntimeError:
         raise RecordingError(f"{_short(path)} cannot be found: unknown home folder; give the full path.") from None
     except ValueError:  # a NUL, or half of a surrogate pair
@@ -74,7 +74,7 @@ def usable(path: str | os.PathLike[str]) -> Path:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise RecordingError(f"{_short(path)} is not a valid path: it is too long for this system.") from None
-    return found
+    return expanded
 
 
 def _short(path: str | os.PathLike[str]) -> str:
@@ -207,7 +207,9 @@ def sweep(folder: Path) -> None:
 def _workplaces(folder: Path) -> list[Path]:
     with os.scandir(folder) as entries:
         return [
-            Path(each.path) for each in entries if each.name.startswith(_PREFIX) and each.is_dir(follow_symlinks=False)
+            Path(entry.path)
+            for entry in entries
+            if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False)
         ]
 
 
@@ -233,9 +235,9 @@ def _clear(work: Path, folder: Path) -> None:
     """Put back what was moved aside and not replaced, then remove a workplace, its lock last."""
     old = work / _OLD
     if old.exists():
-        for one in old.iterdir():
-            if not os.path.lexists(folder / one.name):
-                os.replace(one, folder / one.name)
+        for moved in old.iterdir():
+            if not os.path.lexists(folder / moved.name):
+                os.replace(moved, folder / moved.name)
         os.replace(old, work / _DONE)  # so that it is not found while it is being removed
     for name in (_NEW, _DONE):
         if (work / name).exists():

@@ -90,13 +90,13 @@ class InterruptGate:
             trace = trace.tb_next
 
     @loses_exceptions
-    def _dropped(self, told: sys.UnraisableHookArgs) -> None:
+    def _dropped(self, dropped: sys.UnraisableHookArgs) -> None:
         """Defer an interrupt that Python dropped, here and in outer gates; pass anything else on."""
-        if issubclass(told.exc_type, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        if issubclass(dropped.exc_type, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             self._waiting = self._open = True
             if not isinstance(getattr(self._previous_hook, "__self__", None), InterruptGate):
                 return
-        self._previous_hook(told)
+        self._previous_hook(dropped)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if not self._open or (frame is not None and frame.f_code in _LOSES_EXCEPTIONS):

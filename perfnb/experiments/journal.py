@@ -14,7 +14,7 @@ import pandas as pd
 from perfnb import arguments as amounts
 from perfnb.draw.shown import Page, Shown
 from perfnb.experiments import journal_files as storage
-from perfnb.experiments.journal_files import Entry
+from perfnb.experiments.journal_files import JournalEntry
 from perfnb.experiments.journal_table import journal_history
 from perfnb.experiments.journal_view import journal_figure, journal_html, journal_line, journal_page, journal_text
 from perfnb.experiments.report import PerformanceReport
@@ -149,7 +149,7 @@ class Journal(Page, Shown):
         )
 
     def _write(self, thing: Thing, hypothesis: str, name: str, **said: Any) -> str:
-        entry = Entry(**_facts(thing) | said, hypothesis=hypothesis, name=name)
+        entry = JournalEntry(**_facts(thing) | said, hypothesis=hypothesis, name=name)
         return storage.write_entry(self._path, entry, thing.save)
 
     def load(self, entry: str | int) -> Thing:
@@ -174,7 +174,7 @@ class Journal(Page, Shown):
     def _page(self) -> str:
         return journal_page(*self._shown())
 
-    def _entries(self) -> dict[str, Entry]:
+    def _entries(self) -> dict[str, JournalEntry]:
         entries, damaged = storage.read_entries(self._path)
         for name in damaged.keys() - self._warned:
             self._warned.add(name)

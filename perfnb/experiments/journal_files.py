@@ -15,24 +15,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from perfnb.arguments import shown
 from perfnb.errors import RecordingError
-from perfnb.files import new_folder, open_regular, usable
-from perfnb.recording.folder import FORMAT, VERSION
+from perfnb.files import usable
+from perfnb.recording import store
 from perfnb.recording.saved_facts import Amount, Count
-
-#: What an entry may hold, in a subfolder of that name.
-KINDS = ("report", "profile", "timing")
-#: File with an entry's facts.
-FACTS = "entry.json"
+from perfnb.recording.store import UNREADABLE, SavedKind, facts_in
 
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
-#: Largest size of that file, in bytes.
+#: Bytes that the facts of an entry may have; indented in their file, they have fewer than twice as many.
 _LARGEST = 1 << 20
 
 #: Plausible milliseconds and ratios; plausible years.
@@ -42,11 +38,11 @@ _YEARS = (1970, 2200)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class JournalEntry:
     """The facts of one entry; times in milliseconds, 95 % intervals, ``None`` if unknown."""
 
     at: str  # when it was added: UTC, ISO 8601
-    kind: str  # one of `KINDS`
+    kind: Literal["report", "profile", "timing"]  # what it holds, in a subfolder of that name
     name: str = ""  # name of the step; only entries of the same name are compared
     hypothesis: str = ""  # what was expected
     change: str = ""  # the one thing that changed
@@ -74,18 +70,10 @@ class Entry:
         return datetime.fromisoformat(self.at).astimezone(UTC)
 
 
-@dataclass
-class _Head:
-    format: str
-    version: int
+ENTRY = SavedKind("entry", JournalEntry, largest=2 * _LARGEST)
 
 
-@dataclass
-class _File(_Head):
-    meta: Entry
-
-
-def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object]) -> str:
+def write_entry(journal: str | Path, entry: JournalEntry, save: Callable[[Path], object]) -> str:
     """Add an entry to a journal's folder, atomically, and return its name.
 
     `save` is called with the folder that it writes what the entry holds to.
@@ -95,21 +83,19 @@ def write_entry(journal: str | Path, entry: Entry, save: Callable[[Path], object
     RecordingError
         If it cannot be written, or could not be read back.
     """
-    target = usable(journal)
+    target, facts = usable(journal), asdict(entry)
     try:
-        content = json.dumps(asdict(_File(FORMAT, VERSION, entry)), indent=1, allow_nan=False)
-        _decoded(content.encode())
-        target.mkdir(parents=True, exist_ok=True)
-        name = f"{entry.time:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}"
-        with new_folder(target / name) as fresh:
-            save(fresh / entry.kind)
-            (fresh / FACTS).write_text(content, encoding="utf-8")
-    except (OSError, TypeError, ValueError, msgspec.MsgspecError) as error:  # the last three: not valid JSON
+        text = json.dumps(facts, allow_nan=False)
+        if len(text) > _LARGEST:
+            raise ValueError(f"its texts are larger than {_LARGEST:,} bytes")
+        name = f"{_entry(json.loads(text)).time:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}"
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise RecordingError(f"The entry cannot be written to {target}: {error}.") from error
+    store.save(ENTRY, {}, facts, target / name, parts={entry.kind: save})
     return name
 
 
-def read_entries(journal: str | Path) -> tuple[dict[str, Entry], dict[str, str]]:
+def read_entries(journal: str | Path) -> tuple[dict[str, JournalEntry], dict[str, str]]:
     """All entries by name in chronological order, and what is wrong with those that cannot be read.
 
     Raises
@@ -120,40 +106,27 @@ def read_entries(journal: str | Path) -> tuple[dict[str, Entry], dict[str, str]]
     source = usable(journal)
     try:
         # Names that start with a dot are being written, or their writer was killed.
-        names = [each.name for each in os.scandir(source) if not each.name.startswith(".")]
+        names = [name for name in os.listdir(source) if not name.startswith(".")]
     except FileNotFoundError:
         return {}, {}
     except OSError as error:
         raise RecordingError(f"{source} cannot be read as a journal: {error}.") from error
-    entries: dict[str, Entry] = {}
+    entries: dict[str, JournalEntry] = {}
     damaged: dict[str, str] = {}
     for name in sorted(names):
         try:
-            with open_regular(f"{source}/{name}/{FACTS}") as file:
-                entries[name] = _decoded(file.read(_LARGEST + 1))
+            entries[name] = _entry(facts_in(ENTRY, source / name / ENTRY.file)[0])
         except (FileNotFoundError, NotADirectoryError):
             if _NAME.fullmatch(name):  # otherwise it belongs to the user
-                damaged[name] = f"it has no {FACTS}"
-        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+                damaged[name] = f"it has no {ENTRY.file}"
+        except UNREADABLE as error:
             damaged[name] = " ".join(str(error).split())
-    return dict(sorted(entries.items(), key=lambda each: (each[1].time, each[0]))), damaged
+    return dict(sorted(entries.items(), key=lambda item: (item[1].time, item[0]))), damaged
 
 
-def _decoded(content: bytes) -> Entry:
-    if len(content) > _LARGEST:
-        raise ValueError(f"its {FACTS} is larger than {_LARGEST:,} bytes")
-    newer = "it was written by a newer perfnb (format {}): update perfnb"
-    try:
-        whole = msgspec.json.decode(content, type=_File)
-    except msgspec.ValidationError:
-        if (version := msgspec.json.decode(content, type=_Head).version) > VERSION:
-            raise ValueError(newer.format(version)) from None
-        raise
-    entry = whole.meta
-    if whole.format != FORMAT or entry.kind not in KINDS:
-        raise ValueError("it is not a perfnb entry, or of an unknown kind")
-    if whole.version > VERSION:
-        raise ValueError(newer.format(whole.version))
+def _entry(facts: Mapping[str, Any]) -> JournalEntry:
+    """An entry of these facts; the date is checked too."""
+    entry = msgspec.convert(facts, JournalEntry)
     try:
         year = entry.time.year
     except OverflowError:
@@ -163,7 +136,7 @@ def _decoded(content: bytes) -> Entry:
     return entry
 
 
-def entry_of(entries: Mapping[str, Entry], wanted: str | int) -> str:
+def entry_of(entries: Mapping[str, JournalEntry], wanted: str | int) -> str:
     """Name of the entry given by its name, the start of it, or its number from 1; -1 is the last.
 
     Raises

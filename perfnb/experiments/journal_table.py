@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from perfnb.experiments.journal_files import Entry
+from perfnb.experiments.journal_files import JournalEntry
 from perfnb.recording.text import TEXT
 from perfnb.stats.comparisons import compare_medians
 
@@ -52,9 +52,9 @@ class _Reference:
     entry: str
     ms: float | None
     ci_ms: tuple[float, float] | None
-    made: Entry
+    made: JournalEntry
 
-    def changed(self, entry: Entry) -> dict[str, tuple[str, str]]:
+    def changed(self, entry: JournalEntry) -> dict[str, tuple[str, str]]:
         """What differs in a later entry: environment, batch size, and for the same kind, options."""
         found = _changed(self.made.environment, entry.environment)
         sizes = self.made.batch_size, entry.batch_size
@@ -62,12 +62,12 @@ class _Reference:
             found["batch_size"] = (str(sizes[0]), str(sizes[1]))
         return found | (_changed(self.made.options, entry.options) if self.made.kind == entry.kind else {})
 
-    def comparable(self, entry: Entry) -> bool:
+    def comparable(self, entry: JournalEntry) -> bool:
         """Whether the two times can be compared."""
         return not self.changed(entry).keys() & set(_DECISIVE)
 
 
-def journal_history(entries: Mapping[str, Entry], equal_within: float = 0.02) -> pd.DataFrame:
+def journal_history(entries: Mapping[str, JournalEntry], equal_within: float = 0.02) -> pd.DataFrame:
     """A row per entry, in chronological order; see `Journal.history` for the columns.
 
     The step time of an entry (of a report, its baseline) is compared with the last accepted entry of the same name,
@@ -90,7 +90,7 @@ def journal_history(entries: Mapping[str, Entry], equal_within: float = 0.02) ->
     return pd.DataFrame(records, index, columns=list(COLUMNS), dtype=object).astype(types)
 
 
-def _facts(number: int, entry: Entry) -> dict[str, Any]:
+def _facts(number: int, entry: JournalEntry) -> dict[str, Any]:
     same = ("kind", "name", "hypothesis", "change", "decision", "reason", "accepted", "steps", "batch_size")
     measured = ("median_ms", "baseline_ms", "throughput_per_s", "utilisation", "peak_memory_bytes")
     told = {key: entry.environment.get(key) for key in ("host", "torch", "commit")}
@@ -111,7 +111,7 @@ def _ends(low: str, high: str, bounds: tuple[float, float] | None) -> dict[str, 
     return dict(zip((low, high), bounds or (None, None), strict=True))
 
 
-def _against(entry: Entry, reference: _Reference | None, equal_within: float) -> dict[str, Any]:
+def _against(entry: JournalEntry, reference: _Reference | None, equal_within: float) -> dict[str, Any]:
     """Compare an entry with its reference."""
     found: dict[str, Any] = dict.fromkeys(("against", "also_changed", "ratio", "verdict", "not_compared"))
     found |= _ends("ratio_ci_low", "ratio_ci_high", None)
@@ -135,7 +135,7 @@ def _against(entry: Entry, reference: _Reference | None, equal_within: float) ->
     return found
 
 
-def _in_effect(name: str, entry: Entry, first: bool) -> _Reference | None:
+def _in_effect(name: str, entry: JournalEntry, first: bool) -> _Reference | None:
     """The new reference after an entry; ``None`` if it stays."""
     if not (entry.accepted or first):
         return None

@@ -114,8 +114,7 @@ class PerformanceReport(Page, Shown):
             If `path` holds something else, or cannot be written.
         """
         meta = {**self._meta, "decision": self.decision, "reason": self.reason}
-        profiles = {side: profile._recording for side, profile in self._profiles.items()}
-        return save_report(self._ab, self._quality, self._figures.table, profiles, meta, path)
+        return save_report(self._ab, self._quality, self._figures.table, self._profiles, meta, path)
 
     @cached_property
     def _figures(self) -> PerformanceFigures:

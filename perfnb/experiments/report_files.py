@@ -15,12 +15,14 @@ from perfnb.bench.design import ABFigures, Blocks, ab_figures
 from perfnb.bench.quality import Loss
 from perfnb.errors import RecordingError
 from perfnb.experiments.decision import Quality
-from perfnb.files import usable
-from perfnb.recording import folder, raw_columns, storage
-from perfnb.recording.folder import Kind
+from perfnb.profile.profile import Profile
+from perfnb.recording import store
+from perfnb.recording.frame_files import Column
+from perfnb.recording.outcome import make_outcome
 from perfnb.recording.reading import Loader
-from perfnb.recording.recording import Recording
 from perfnb.recording.saved_facts import Above0, Amount, Count, Environment, Noise, Whole
+from perfnb.recording.saved_profile import PROFILE, SavedProfile
+from perfnb.recording.store import SavedFolder, SavedKind
 from perfnb.recording.text import TEXT
 
 #: Folders of the two profiles.
@@ -29,6 +31,13 @@ SIDES = ("baseline", "candidate")
 _EXPERIMENT = ("a_name", "b_name", "planned", "needed", "seed", "check", "noise", "steady", "batch_size")
 _QUALITY = ("judged_by", "said", "dtype")
 _LOSS = [field.name for field in fields(Loss)]
+_MS, _LIMIT = Column("float64", low=0, high=1e15), Column("float64", missing=True)
+#: The table is for other tools and is not read back.
+_FRAMES = {
+    "pairs": {"a_ms": _MS, "b_ms": _MS},
+    "losses": {name: Column(TEXT) if name == "name" else _LIMIT for name in _LOSS},
+    "table": {},
+}
 
 
 class _Blocks(TypedDict):
@@ -69,27 +78,25 @@ class ReportFacts(TypedDict):
     quality: _Quality
 
 
-REPORT = Kind(
-    "report", frozenset({"pairs", "losses", "table"}), frozenset({"change", "experiment", "quality"}), ReportFacts
-)
+REPORT = SavedKind("report", ReportFacts, _FRAMES, parts=PROFILE)
 
 
 def save_report(
     ab: ABFigures,
     quality: Quality,
     table: pd.DataFrame,
-    profiles: Mapping[str, Recording],
+    profiles: Mapping[str, Profile],
     meta: Mapping[str, Any],
     path: str | Path,
 ) -> Path:
     """Save a report to the folder `path`, atomically; an earlier report there is replaced.
 
-    The table is for other tools; it is not read back. `profiles` are by `SIDES`, or empty.
+    `profiles` are by `SIDES`, or empty.
     """
-    types = {name: TEXT if name == "name" else "float64" for name in _LOSS}
+    losses = pd.DataFrame([astuple(loss) for loss in quality.losses], columns=_LOSS)
     frames = {
         "pairs": pd.DataFrame({"a_ms": ab.a_ms, "b_ms": ab.b_ms}),
-        "losses": pd.DataFrame([astuple(loss) for loss in quality.losses], columns=_LOSS).astype(types),
+        "losses": losses.astype({name: column.dtype for name, column in _FRAMES["losses"].items()}),
         "table": table.reset_index(),
     }
     experiment = {name: getattr(ab, name) for name in _EXPERIMENT} | {
@@ -97,11 +104,22 @@ def save_report(
         "blocks": None if ab.blocks is None else asdict(ab.blocks),
     }
     facts = {**meta, "experiment": experiment, "quality": {name: getattr(quality, name) for name in _QUALITY}}
-    parts = {name: (recording.frames(), recording.meta) for name, recording in profiles.items()}
-    return folder.save(REPORT, frames, facts, path, parts, storage.PROFILE)
+    outcome = make_outcome(
+        meta["change"] or ab.b_name,
+        meta["environment"],
+        verdict=meta["decision"],
+        step_ms=ab.b.median_ms,
+        interval_ms=ab.b.ci_ms,
+        ratio=ab.comparison.ratio,
+        ratio_interval=ab.comparison.ratio_ci,
+        peak_bytes=table["candidate"].get("peak_memory_bytes"),
+        batch_size=ab.batch_size,
+    )
+    parts = {name: profile.save for name, profile in profiles.items()}
+    return store.save(REPORT, frames, facts, path, outcome=outcome, parts=parts)
 
 
-def read_report(path: str | Path) -> tuple[ABFigures, Quality, dict[str, Recording], dict[str, Any]]:
+def read_report(path: str | Path) -> tuple[ABFigures, Quality, dict[str, SavedProfile], dict[str, Any]]:
     """Read the A/B test, quality, profiles and other facts that `save_report` wrote.
 
     Raises
@@ -109,27 +127,24 @@ def read_report(path: str | Path) -> tuple[ABFigures, Quality, dict[str, Recordi
     RecordingError
         If there is no report, or it is damaged or was saved by a newer version.
     """
-    source = usable(path)
-    meta = folder.load_meta(REPORT, source)
-    columns = {"pairs": raw_columns.PAIRS, "losses": raw_columns.LOSSES}
-    frames = {name: folder.load_frame(name, its, source) for name, its in columns.items()}
-    there = [name for name in SIDES if storage.PROFILE.is_at(source / name)]
-    if len(there) == 1:
-        missing = next(name for name in SIDES if name not in there)
+    saved = SavedFolder(REPORT, path)
+    source, meta, pairs, rows = saved.source, saved.facts, saved.frame("pairs"), saved.frame("losses")
+    profiles = {name: SavedProfile(source / name) for name in SIDES if PROFILE.is_at(source / name)}
+    if len(profiles) == 1:
+        missing = next(name for name in SIDES if name not in profiles)
         raise RecordingError(f"{source} is damaged: the profile of the {missing} is missing.")
-    profiles = {name: storage.load(source / name) for name in there}
     try:
         experiment, said = meta["experiment"], meta["quality"]
         blocks = experiment.get("blocks")
         ab = ab_figures(
-            *(frames["pairs"][name].astype(float).tolist() for name in ("a_ms", "b_ms")),
+            *(pairs[name].tolist() for name in ("a_ms", "b_ms")),
             equal_within=experiment["equal_within"],
             blocks=None if blocks is None else Blocks(**blocks),
             **{name: experiment[name] for name in _EXPERIMENT},
         )
         losses = tuple(
             Loss(str(name), float(candidate), *(None if math.isnan(value) else float(value) for value in rest))
-            for name, candidate, *rest in frames["losses"][_LOSS].itertuples(index=False)
+            for name, candidate, *rest in rows[_LOSS].itertuples(index=False)
         )
         kept = {name: meta[name] for name in ("change", "limits", "options", "environment")}
         return ab, Quality(losses, *(said[name] for name in _QUALITY)), profiles, kept

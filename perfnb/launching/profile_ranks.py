@@ -20,7 +20,7 @@ from perfnb.profile.profile import Profile
 from perfnb.quantities import counted
 from perfnb.ranks.ranks import Ranks
 from perfnb.recording.job import rank_folder
-from perfnb.recording.storage import SavedProfile
+from perfnb.recording.saved_profile import SavedProfile
 from perfnb.shell import print_text
 
 #: Folder of the profiles inside the job's.

@@ -11,7 +11,7 @@ from perfnb.errors import RecordingError
 from perfnb.files import require_writable, usable
 from perfnb.profile.profile import Profile
 from perfnb.recording.job import place_of_rank, tell_of_ranks
-from perfnb.recording.storage import SavedProfile
+from perfnb.recording.saved_profile import SavedProfile
 
 
 class KeptProfiles(Sequence[Profile]):

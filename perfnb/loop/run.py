@@ -28,13 +28,15 @@ from perfnb.loop.run_view import (
     run_text,
 )
 from perfnb.loop.thinning import COLUMNS
-from perfnb.recording import folder
-from perfnb.recording.folder import Kind
+from perfnb.profile.outcome import origin
+from perfnb.recording import store
+from perfnb.recording.frame_files import Column
 from perfnb.recording.job import RANKS
-from perfnb.recording.raw_columns import Column
+from perfnb.recording.outcome import Outcome, make_outcome
 from perfnb.recording.reading import Loader
 from perfnb.recording.saved_facts import Amount, Count, Rank, Whole
-from perfnb.recording.storage import PROFILE
+from perfnb.recording.saved_profile import PROFILE
+from perfnb.recording.store import SavedFolder, SavedKind
 from perfnb.shell import in_notebook, print_text
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ _WINDOWS = (
 _READINGS = ("at_ns", "step", "resident_bytes", "allocated_bytes")
 #: What may be unknown, which is -1, and what may not.
 _UNKNOWN = ("one_device_ns", "timed_median_ns", "resident_bytes", "allocated_bytes")
-_NUMBER, _KNOWN = (Column("whole", low=low, high=2**62) for low in (-1, 0))
+_NUMBER, _KNOWN = (Column("int64", low=low, high=2**62) for low in (-1, 0))
 
 
 class RunFacts(TypedDict):
@@ -74,9 +76,11 @@ class RunFacts(TypedDict):
 
 #: The folder of a loop's run, beside those of its profiles.
 RUN_FOLDER = "run"
-_OPTIONAL = {"by_batch", "batches", "load", "cpus"}
-_TABLES = frozenset({"rows", "windows", "readings"})
-RUN = Kind("run", _TABLES, frozenset(RunFacts.__annotations__) - _OPTIONAL, RunFacts)
+_TABLES = {
+    name: {column: _NUMBER if column in _UNKNOWN else _KNOWN for column in columns}
+    for name, columns in (("rows", COLUMNS), ("windows", _WINDOWS), ("readings", _READINGS))
+}
+RUN = SavedKind("run", RunFacts, _TABLES)
 
 
 class RunSummary(Shown, Page):
@@ -85,8 +89,8 @@ class RunSummary(Shown, Page):
     Shows itself in a notebook and in a terminal; its tables are pandas frames.
     """
 
-    def __init__(self, recorded: Recorded) -> None:
-        self._recorded = recorded
+    def __init__(self, recorded: Recorded, outcome: Outcome | None = None) -> None:
+        self._recorded, self._first_outcome = recorded, outcome
         self._steps = steps_frame(recorded.rows, recorded.windows)
         self._memory = memory_frame(recorded.readings)
         self._figures = run_figures(self._steps, self._memory, recorded.facts)
@@ -179,11 +183,26 @@ class RunSummary(Shown, Page):
         """
         kept = self._recorded
         frames = {
-            "rows": pd.DataFrame(kept.rows, columns=list(COLUMNS)),
-            "windows": pd.DataFrame(kept.windows, columns=list(_WINDOWS)),
-            "readings": pd.DataFrame(kept.readings, columns=list(_READINGS)),
+            name: pd.DataFrame(getattr(kept, name), columns=list(columns), dtype="int64")
+            for name, columns in _TABLES.items()
         }
-        return folder.save(RUN, {name: frame.astype("int64") for name, frame in frames.items()}, kept.facts, path)
+        return store.save(RUN, frames, kept.facts, path, outcome=self._first_outcome or self._outcome())
+
+    def _outcome(self) -> Outcome:
+        """What held the run back, as dated facts."""
+        facts = self._recorded.facts
+        peaks = [facts[f"peak_{which}_bytes"] for which in ("allocated", "resident")]
+        return make_outcome(
+            self.name,
+            origin(),
+            verdict=self.verdict,
+            findings=self.findings,
+            row=0 if len(self.findings) else None,
+            step_ms=self.median_ms,
+            interval_ms=self.ci_ms,
+            data_share=self._figures.wait.estimate,
+            peak_bytes=next((peak for peak in peaks if peak >= 0), None),
+        )
 
     def show(self) -> None:
         """Show the run in the notebook, or print it elsewhere."""
@@ -294,17 +313,13 @@ def load_run(path: str | Path) -> RunSummary:
     from perfnb.loop.record import Recorded
 
     source = place_of_run(path)
-    facts: dict[str, Any] = folder.load_meta(RUN, source)
-    tables = {}
-    for name, columns in (("rows", COLUMNS), ("windows", _WINDOWS), ("readings", _READINGS)):
-        kinds = {column: _NUMBER if column in _UNKNOWN else _KNOWN for column in columns}
-        frame = folder.load_frame(name, kinds, source)
-        tables[name] = frame[list(columns)].to_numpy("int64")
+    saved = SavedFolder(RUN, source)
+    tables: dict[str, Any] = {name: saved.frame(name).to_numpy("int64") for name in _TABLES}
     steps = pd.DataFrame(tables["rows"], columns=list(COLUMNS))
     if any((steps[f"{which}_data_ns"] > steps[f"{which}_wall_ns"]).any() for which in ("sum", "one")):
         raise RecordingError(f"{source} is damaged: a step waits for its data for longer than it takes.")
     try:
-        return RunSummary(Recorded(**tables, facts=facts))
+        return RunSummary(Recorded(**tables, facts=saved.facts), saved.outcome)
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise RecordingError(f"{source} is damaged: its steps are not those of a run ({error}).") from error
 

@@ -1,8 +1,11 @@
-"""`load`: what perfnb saved, and what other programs wrote."""
+"""`load`: what perfnb saved, and what other programs wrote.
+
+A kind of file or folder is one `perfnb.recording.reading.Loader` in the room it belongs to, and one line in `LOADERS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import fields
@@ -17,8 +20,8 @@ from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate, usable
 from perfnb.profile.profile import Profile
 from perfnb.recording.from_trace import with_module_layers
-from perfnb.recording.reading import OF_RECORDINGS, SEVERAL, Loader, loaders, rank_of_name, read_file
-from perfnb.recording.storage import PROFILE, SavedProfile
+from perfnb.recording.reading import Loader, rank_of_name, read_file
+from perfnb.recording.saved_profile import PROFILE, SavedProfile
 from perfnb.trace.trace_file import FORMATS_ARE, Limits, looks_like, reader_of
 
 if TYPE_CHECKING:  # what the rooms above register; the import contracts name these exceptions
@@ -35,9 +38,34 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
         Profile | HostProfile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing | RunSummary | RankRuns
     )
 
+#: Asked in this order: put a specific kind before a general one.
+LOADERS = (
+    "perfnb.profile.loading:LOADER",
+    "perfnb.watching.saved:LOADER",
+    "perfnb.flame.reading:SAVED",
+    "perfnb.watching.gpu_logs:LOADER",
+    "perfnb.experiments.report_files:LOADER",
+    "perfnb.profile.timing:LOADER",
+    "perfnb.loop.run:LOADER",
+    "perfnb.loop.rank_runs:LOADER",
+    "perfnb.ranks.ranks:LOADER",
+    "perfnb.ranks.ranks:FOLDER_OF_TRACES",
+    "perfnb.memory.snapshot.snapshot:LOADER",
+    "perfnb.flame.reading:LOADER",
+    "perfnb.profile.loading:TRACE",
+)
+#: Reads a list of traces or saved profiles, given their paths, `Limits` and the executor: the ranks of one job.
+SEVERAL = "perfnb.ranks.ranks:load_several"
+#: Makes the public object of several recordings: the ranks that one file holds.
+OF_RECORDINGS = "perfnb.ranks.ranks:of_recordings"
 #: Entries of a folder that are looked at.
 _MOST_INSIDE = 1000
 _NAMES = tuple(field.name for field in fields(Limits))
+
+
+def loaders() -> Iterator[Loader]:
+    """Every loader, in the order in which they are asked; its room is imported when its turn comes."""
+    return map(resolve_name, LOADERS)
 
 
 def load(
@@ -151,7 +179,7 @@ def _unknown(source: Path) -> RecordingError | TraceError:
     if source.is_dir():
         if inside := _inside(source):
             return RecordingError(f"{source} is a folder with {', '.join(inside)}: give one of them.")
-        return RecordingError(f"{source} holds neither a saved profile (no {PROFILE.meta}) nor traces; {FORMATS_ARE}.")
+        return RecordingError(f"{source} holds neither a saved profile (no {PROFILE.file}) nor traces; {FORMATS_ARE}.")
     return RecordingError(f"{source} is a pipe or a device, which perfnb cannot read.")
 
 

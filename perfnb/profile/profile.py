@@ -32,15 +32,17 @@ from perfnb.memory.from_trace import trace_memory_table
 from perfnb.profile.analysis import Analysis
 from perfnb.profile.display import show, standalone_page, static_bundle
 from perfnb.profile.kept_step import KeptStep
+from perfnb.profile.outcome import origin, outcome_of
 from perfnb.profile.reduced import ReducedProfile, reduced, summary_of_tables
 from perfnb.profile.report import summary_text
 from perfnb.profile.summary import Summary, summarize
 from perfnb.profile.timing import Timing, shown
 from perfnb.quantities import durations
-from perfnb.recording import storage
+from perfnb.recording import saved_profile
+from perfnb.recording.outcome import Outcome
 from perfnb.recording.recording import Recording
+from perfnb.recording.saved_profile import REDUCED_TABLES, TABLES, SavedProfile
 from perfnb.recording.schema import conform
-from perfnb.recording.storage import REDUCED_TABLES, TABLES, SavedProfile
 from perfnb.roofline.roofline import Roofline
 from perfnb.timeline.build import timeline_of
 from perfnb.timeline.timeline import Timeline
@@ -350,14 +352,22 @@ class Profile(Page, Shown):
     def save(self, path: str | Path) -> Path:
         """Write the profile to the folder `path` (Parquet and JSON), completely or not at all.
 
-        Each table is a file of its own, such as ``table_layers.parquet``.
+        Each table is a file of its own, such as ``table_layers.parquet``. The JSON file holds the verdict and the
+        findings too, under ``outcome``, as they were when the profile was first saved.
 
         Raises
         ------
         RecordingError
             If `path` holds something other than a profile, or cannot be written.
         """
-        return storage.save(self._recording, path, self._tables(), analysis_version())
+        return saved_profile.save(self._recording, path, self._tables(), analysis_version(), self._outcome())
+
+    def _outcome(self) -> Outcome:
+        """What was found when the profile was first saved, or now."""
+        if isinstance(self._source, SavedProfile) and self._source.outcome is not None:
+            return self._source.outcome
+        here = {} if self._recording.is_loaded or isinstance(self._source, SavedProfile) else origin()
+        return outcome_of(self._summary, {**here, **self._source.meta["environment"]})
 
     def _tables(self) -> dict[str, pd.DataFrame]:
         wanted = REDUCED_TABLES if self._is_reduced else TABLES

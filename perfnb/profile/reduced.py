@@ -14,8 +14,8 @@ from perfnb.findings.cures import REMEDIES
 from perfnb.findings.verdict import Verdict
 from perfnb.profile.summary import Summary, summarize
 from perfnb.recording.recording import Recording
+from perfnb.recording.saved_profile import REDUCED_TABLES
 from perfnb.recording.schema import conform
-from perfnb.recording.storage import REDUCED_TABLES
 
 _NOTE = "This profile was reduced to its tables when it was made: it has no timeline, memory curve or roofline."
 

@@ -17,11 +17,11 @@ from perfnb.draw.frame import framed, header
 from perfnb.draw.picture import INK, LINE, QUIET, picture_html
 from perfnb.draw.shown import Shown
 from perfnb.errors import RecordingError
-from perfnb.files import usable
-from perfnb.recording import folder, raw_columns
-from perfnb.recording.folder import Kind
+from perfnb.recording import store
+from perfnb.recording.frame_files import Column
 from perfnb.recording.reading import Loader
 from perfnb.recording.saved_facts import Count, Noise
+from perfnb.recording.store import SavedFolder, SavedKind
 from perfnb.recording.text import TEXT
 from perfnb.stats import step_times as analysis
 
@@ -49,7 +49,8 @@ class TimingFacts(TypedDict, total=False):
     block: Annotated[int, Meta(ge=1, le=2**62)]
 
 
-TIMING = Kind("timing", frozenset({"steps"}), frozenset({"noise"}), TimingFacts)
+_STEPS = {"pass": Column(TEXT), "wall_ms": Column("float64", low=0, high=1e15)}
+TIMING = SavedKind("timing", TimingFacts, {"steps": _STEPS})
 
 
 class Timing(analysis.Timing, Shown):
@@ -65,7 +66,7 @@ class Timing(analysis.Timing, Shown):
         """
         parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
         steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
-        return folder.save(
+        return store.save(
             TIMING,
             {"steps": steps.astype({"pass": TEXT, "wall_ms": "float64"})},
             {name: getattr(self, name) for name in TimingFacts.__annotations__},
@@ -92,14 +93,13 @@ def load_timing(path: str | Path) -> Timing:
     RecordingError
         If it is missing or damaged.
     """
-    source = usable(path)
-    meta = folder.load_meta(TIMING, source)
-    steps = folder.load_frame("steps", raw_columns.TIMED, source)
+    saved = SavedFolder(TIMING, path)
+    steps = saved.frame("steps")
     try:
         warmup, timed = (
             tuple(float(ms) for ms in steps.loc[steps["pass"] == name, "wall_ms"]) for name in ("warmup", "timed")
         )
-        facts = {name: meta[name] for name in TimingFacts.__annotations__ if name in meta}
+        facts = {name: saved.facts[name] for name in TimingFacts.__annotations__ if name in saved.facts}
         return Timing(samples_ms=timed, warmup_ms=warmup, **facts)
     except (KeyError, TypeError, ValueError) as error:
         raise RecordingError(f"{path} is damaged: its steps are not those of a timing ({error}).") from error

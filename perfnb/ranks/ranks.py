@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.analysis_version import analysis_version
 from perfnb.attribution.attribution import attribute
 from perfnb.attribution.collectives import collective_calls, collective_table
 from perfnb.draw.frame import static_page
@@ -26,13 +25,14 @@ from perfnb.ranks.findings import job_findings, without_waiting
 from perfnb.ranks.report_head import Told
 from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
 from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
-from perfnb.recording import folder
+from perfnb.recording import store
 from perfnb.recording.from_trace import with_module_layers
 from perfnb.recording.job import RANKS, rank_folder
 from perfnb.recording.reading import Loader, in_rank_order, rank_of_name, read_recordings, trace_files
 from perfnb.recording.recording import Recording
+from perfnb.recording.saved_profile import PROFILE, SavedProfile
 from perfnb.recording.schema import conform
-from perfnb.recording.storage import PROFILE, SavedProfile, content
+from perfnb.recording.store import SavedFolder
 from perfnb.trace.trace_file import Limits
 
 #: Most ranks whose own findings the report asks for: each is analysed as a whole.
@@ -232,11 +232,8 @@ class Ranks(Page, Shown):
         RecordingError
             If something else stands there, or it cannot be written.
         """
-        parts = {
-            rank_folder(rank): content(profile._recording, profile._tables(), analysis_version())
-            for rank, profile in self._profiles.items()
-        }
-        return folder.save(RANKS, {}, {"ranks": self.ranks}, path, parts, PROFILE)
+        parts = {rank_folder(rank): profile.save for rank, profile in self._profiles.items()}
+        return store.save(RANKS, {}, {"ranks": self.ranks}, path, parts=parts)
 
     def _page(self) -> str:
         return static_page(ranks_count(len(self._summary.names)), self._html())
@@ -284,10 +281,10 @@ def load_ranks(path: Path) -> Ranks:
     RecordingError
         If there are no ranks, or they are damaged or were saved by a newer version.
     """
-    facts = folder.load_meta(RANKS, path)
+    facts = SavedFolder(RANKS, path).facts
     ranks = facts["ranks"]
     if len(set(ranks)) < len(ranks):
-        raise RecordingError(f"{path / RANKS.meta} is damaged: meta.ranks names a rank twice.")
+        raise RecordingError(f"{path / RANKS.file} is damaged: meta.ranks names a rank twice.")
     if facts.get("apart"):
         ranks = [rank for rank in ranks if locate(path / rank_folder(rank)).exists()]
     if not ranks:
@@ -295,7 +292,7 @@ def load_ranks(path: Path) -> Ranks:
     profiles = [SavedProfile(locate(path / rank_folder(rank))) for rank in ranks]
     for rank, profile in zip(ranks, profiles, strict=True):
         if (own := profile.meta.get("rank", 0)) != rank:
-            file = path / rank_folder(rank) / PROFILE.meta
+            file = path / rank_folder(rank) / PROFILE.file
             raise RecordingError(f"{file} is damaged: its meta.rank is {own}, not {rank}.")
     return Ranks([Profile(one) for one in profiles])
 

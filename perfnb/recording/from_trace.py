@@ -2,8 +2,8 @@
 
 With ``with_stack=True`` torch records a module call as ``nn.Module: Linear_3``: the fourth `Linear` that the program
 called. Lightning's profiler marks calls with the module's own name, as
-``[pl][module]torch.nn.modules.linear.Linear: encoder.head``. perfnb's own spans have only numbers; perfnb writes the
-names of its layers beside the events.
+``[pl][module]torch.nn.modules.linear.Linear: encoder.head``. perfnb's own spans have only numbers; their layers are
+those that perfnb writes next to the events.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
 
-from perfnb.recording.nesting import NONE, Bools, Forest, nest_cutting
+from perfnb.recording.nesting import NONE, Bools, nest_cutting
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT, found, is_one_of
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
@@ -60,17 +60,21 @@ _MODULES: dict[str, Any] = {
 }
 
 
-def event_frame(trace: TraceColumns, rows: Ints, span: Ints | None = None) -> pd.DataFrame:
+def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.DataFrame:
     """Make the frame of some of a trace's events; see `Recording.events`.
 
     Parameters
     ----------
     trace : TraceColumns
     rows : ndarray
-    span : ndarray, optional
-        Number of the layer span that each row is, -1 for other events.
+    spans : sequence of str
+        Categories in which perfnb's layer spans are. Their names lose their numbers, which ``span`` holds.
     """
-    names, _ = span_names(trace)
+    numbers = np.array([number_behind(LAYER_SPAN, name) for name in trace.names], dtype=np.int64)
+    names = [LAYER_SPAN if number != MISSING else name for number, name in zip(numbers, trace.names, strict=True)]
+    span = _no_numbers(len(rows))
+    if (numbers != MISSING).any():
+        span = np.where(is_in(trace, tuple(spans)), numbers[trace.name], MISSING)[rows]
     texts = {"shapes": trace.shape_texts, "collective": trace.collective_names, "group": trace.group_names}
     texts["dtype"] = trace.dtype_names
     return pd.DataFrame(
@@ -79,7 +83,7 @@ def event_frame(trace: TraceColumns, rows: Ints, span: Ints | None = None) -> pd
             "category": categorical(trace.categories, trace.category[rows]),
             **{name: _of_rows(getattr(trace, name), rows) for name in NUMBERS},
             **{name: categorical(labels, getattr(trace, name)[rows]) for name, labels in texts.items()},
-            "span": np.broadcast_to(np.int64(MISSING), len(rows)) if span is None else span,
+            "span": span,
         },
         copy=False,  # millions of rows
     )
@@ -88,15 +92,8 @@ def event_frame(trace: TraceColumns, rows: Ints, span: Ints | None = None) -> pd
 def _of_rows(values: Ints, rows: Ints) -> Ints:
     """Some values of a column, all in their order without a copy; a column with one value for all needs no memory."""
     if values.strides == (0,) and len(rows):
-        return np.broadcast_to(values[0], len(rows))
+        return _no_numbers(len(rows), values[0])
     return values if len(rows) == len(values) and (np.diff(rows) == 1).all() else values[rows]
-
-
-def span_names(trace: TraceColumns) -> tuple[list[str], Ints]:
-    """Return the names without the numbers of layer spans, and the span number of each name, -1 for others."""
-    numbers = np.array([number_behind(LAYER_SPAN, name) for name in trace.names], dtype=np.int64)
-    names = [LAYER_SPAN if number != MISSING else name for name, number in zip(trace.names, numbers, strict=True)]
-    return names, numbers
 
 
 def categorical(labels: Sequence[str], codes: Ints) -> pd.Categorical:
@@ -143,73 +140,50 @@ def recording_of_trace(
     """
     trace = with_places(trace)
     steps = steps_of(trace)
-    part = belongs_to_steps(trace, steps)
-    _, span = span_names(trace)
-    has_spans = (span != MISSING).any()
-    span = np.where(is_in(trace, (SPAN_CATEGORY,)), span[trace.name], MISSING) if has_spans else _no_numbers(trace)
-    rows, rest = np.flatnonzero(part), np.flatnonzero(~part)
-    events = event_frame(trace, rows, _of_rows(span, rows))
-    marks = _no_numbers(trace)
-    if steps.marked:
-        marks = marks.copy()
-        marks[steps.rows] = steps.numbers
-    events["marks_step"] = _of_rows(marks, rows)
-    if not steps.marked and len(trace):
-        events = _with_whole_step(events, steps)
-    outside = event_frame(trace, rest, span[rest]).assign(marks_step=marks[rest])
-    modules, spans = layers_read(trace.perfnb) or (
-        _module_frame(name=[], module=[], parent=[], depth=[]),
-        _span_frame([], [], []),
-    )
-    meta = _meta(trace, steps, name, rank)
+    part, meta = belongs_to_steps(trace, steps), _meta(trace, steps, name, rank)
     if caveats:
         meta["trace"]["foreign"] = True
     if caveats := [*caveats, *trace.caveats]:
         meta["trace"]["caveats"] = caveats
+    if not steps.marked:
+        trace, part = _with_whole_step(trace, steps), np.append(True, part)
+    marks = np.full(len(trace), MISSING, dtype=np.int64)
+    marks[np.maximum(steps.rows, 0)] = steps.numbers
+    layers, empty = layers_read(trace.perfnb), (_module_frame(name=[], module=[], parent=[], depth=[]), _span_frame())
+    frames = []
+    for rows in (np.flatnonzero(part), np.flatnonzero(~part)):
+        frame = event_frame(trace, rows, (SPAN_CATEGORY,) if layers else ())
+        frame["marks_step"] = _of_rows(marks, rows)
+        frames.append(frame)
+    events, outside = frames
     return Recording(
         events,
         _steps_frame(trace, steps),
-        modules,
-        spans,
+        *(layers or empty),
         meta,
         outside=outside if len(outside) else None,
         trace_memory=pd.DataFrame(vars(trace.memory)) if len(trace.memory) else None,
     )
 
 
-def _with_whole_step(events: pd.DataFrame, steps: TraceSteps) -> pd.DataFrame:
+def _with_whole_step(trace: TraceColumns, steps: TraceSteps) -> TraceColumns:
     """Put an event that stands for the whole trace before the others."""
-    whole = {
-        **{"name": WHOLE_TRACE, "category": WHOLE_TRACE, "start_ns": int(steps.starts[0])},
-        **{"duration_ns": int(steps.ends[0] - steps.starts[0]), "process": steps.process, "thread": steps.thread},
-        "marks_step": int(steps.numbers[0]),
+    first: dict[str, Any] = {
+        **{"name": len(trace.names), "category": len(trace.categories), "start_ns": steps.starts[0]},
+        **{"duration_ns": steps.ends[0] - steps.starts[0], "process": steps.process, "thread": steps.thread},
     }
     columns: dict[str, Any] = {}
-    for name in events.columns:
-        values = events.pop(name)
-        if isinstance(values.dtype, pd.CategoricalDtype):
-            columns[name] = _text_before(whole.get(name), values.array)
-        else:
-            columns[name] = _number_before(whole.get(name, MISSING), values.to_numpy())
-    return pd.DataFrame(columns, copy=False)
+    for name in ("name", "category", *NUMBERS, *TEXTS):
+        value, values = first.get(name, MISSING), getattr(trace, name)
+        alike = values.strides == (0,) and values[0] == value
+        columns[name] = _no_numbers(len(values) + 1, value) if alike else np.concatenate([[value], values])
+    names, categories = [*trace.names, WHOLE_TRACE], [*trace.categories, WHOLE_TRACE]
+    return replace(trace, names=names, categories=categories, **columns)
 
 
-def _text_before(text: Any, values: pd.Categorical) -> pd.Categorical:
-    labels = values.categories
-    if text is not None and text not in labels:
-        labels = labels.append(pd.Index([text], dtype=TEXT))
-    code: Any = MISSING if text is None else labels.get_loc(text)
-    return pd.Categorical.from_codes(np.concatenate([[code], values.codes], dtype=np.int32), categories=labels)
-
-
-def _number_before(number: Any, values: Ints) -> Ints:
-    if values.strides == (0,) and len(values) and values[0] == number:
-        return np.broadcast_to(values[0], len(values) + 1)
-    return np.concatenate([[number], values])
-
-
-def _no_numbers(trace: TraceColumns) -> Ints:
-    return np.broadcast_to(np.int64(MISSING), len(trace))
+def _no_numbers(count: int, value: int = MISSING) -> Ints:
+    """A column of one value, which needs no memory."""
+    return np.broadcast_to(np.int64(value), count)
 
 
 def _steps_frame(trace: TraceColumns, steps: TraceSteps) -> pd.DataFrame:
@@ -307,102 +281,48 @@ def with_module_layers(recording: Recording) -> Recording:
     """Add the layers that a trace's module calls imply; without any, return the recording unchanged.
 
     A module is one layer however often it is called, inside the layer that called it first. Its name is the path to it,
-    such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own name from Lightning. perfnb's own spans without
-    names become one layer per position in a step, ``call_0.call_2``. A top-level module whose class name ends in
-    ``Loss`` is the loss.
+    such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own name from Lightning. A top-level module whose
+    class name ends in ``Loss`` is the loss.
     """
     if len(recording.modules):
         return recording  # perfnb wrote the trace, with its layers
     events = recording.events
-    for calls, categories in ((_CALL, PYTHON_CALLS), (_LIGHTNING, RANGES)):
-        named = found(events["name"], calls.fullmatch) & is_one_of(events["category"], categories)
-        if named.any():
-            return _of_modules(recording, np.flatnonzero(named), calls)
-    own = np.flatnonzero((events["span"] != NONE).to_numpy())
-    return _of_places(recording, own) if len(own) else recording
+    for pattern, categories in ((_CALL, PYTHON_CALLS), (_LIGHTNING, RANGES)):
+        rows = np.flatnonzero(found(events["name"], pattern.fullmatch) & is_one_of(events["category"], categories))
+        if len(rows):
+            return _of_calls(recording, rows, pattern)
+    return recording
 
 
-def _of_modules(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Recording:
-    calls, forest, order = _calls(recording.events, rows)
+def _of_calls(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Recording:
+    """Add the layers whose calls are these rows; names from Lightning are already the full path of a layer."""
+    calls, whole = recording.events.iloc[rows], pattern is _LIGHTNING
+    start = calls["start_ns"].to_numpy()
+    thread = np.asarray(calls.groupby(["process", "thread"]).ngroup(), dtype=np.int64)
+    forest, _ = nest_cutting(thread, start, start + calls["duration_ns"].to_numpy())
+    order = np.lexsort((forest.depth, start))  # outer calls first
     key = calls.groupby(["process", "name"], sort=False, observed=True).ngroup().to_numpy()
-    first = order[np.sort(np.unique(key[order], return_index=True)[1])]  # of each module, in their order
-    code = np.empty(len(first), dtype=np.int64)
-    code[key[first]] = np.arange(len(first))
-    module = code[key]
+    module = np.empty(len(rows), dtype=np.int64)
+    module[order], _ = pd.factorize(key[order])
+    first = order[np.unique(module[order], return_index=True)[1]]  # the first call of each module
     above = forest.parent[first]
     parent = np.where(above != NONE, module[above], NONE)
-    told = [pattern.fullmatch(str(name)) for name in calls["name"].iloc[first]]
-    label = [match["name"] for match in told if match]
-    whole = pattern is _LIGHTNING
-    classes = [match["kind"] if whole else _NUMBER.sub("", match["name"]) for match in told if match]
-    loss = np.array([text.endswith("Loss") for text in classes])[module] & (forest.parent == NONE)
-    return _with_layers(recording, rows, parent, label, classes, module, loss, forest, whole)
-
-
-def _of_places(recording: Recording, rows: Ints) -> Recording:
-    """Make layers of spans without names: each position in the tree of a step's calls is a layer."""
-    events = recording.events
-    calls, forest, order = _calls(events, rows)
-    marks = np.sort(events["start_ns"].to_numpy()[(events["marks_step"] != NONE).to_numpy()])
-    step = np.searchsorted(marks, calls["start"].to_numpy(), side="right")
-    module = np.full(len(rows), NONE, dtype=np.int64)
-    parent: list[int] = []
-    label: list[str] = []
-    known: dict[tuple[int, int], int] = {}
-    count: dict[tuple[int, int], int] = {}
-    for call in order.tolist():  # calls of modules, not events
-        above = int(forest.parent[call])
-        around = (above, NONE) if above != NONE else (NONE, int(step[call]))
-        place = count[around] = count.get(around, NONE) + 1
-        layer = int(module[above]) if above != NONE else NONE
-        if (layer, place) not in known:
-            known[layer, place] = len(parent)
-            parent.append(layer)
-            label.append(f"call_{place}")
-        module[call] = known[layer, place]
-    loss = np.zeros(len(rows), dtype=bool)
-    return _with_layers(recording, rows, np.array(parent, dtype=np.int64), label, None, module, loss, forest)
-
-
-def _calls(events: pd.DataFrame, rows: Ints) -> tuple[pd.DataFrame, Forest, Ints]:
-    """Return the calls, how they nest, and their order: by start, outer first."""
-    calls = pd.DataFrame({"name": events["name"].array[rows], "start": events["start_ns"].to_numpy()[rows]})
-    calls["process"] = events["process"].to_numpy()[rows] if "process" in events else 0
-    threads = pd.DataFrame({"process": calls["process"], "thread": events["thread"].to_numpy()[rows]})
-    thread = np.asarray(threads.groupby(["process", "thread"]).ngroup().to_numpy(), dtype=np.int64)
-    start = calls["start"].to_numpy()
-    end = start + events["duration_ns"].to_numpy()[rows]
-    forest, _ = nest_cutting(thread, start, end)
-    return calls, forest, np.lexsort((forest.depth, start))
-
-
-def _with_layers(
-    recording: Recording,
-    rows: Ints,
-    parent: Ints,
-    label: list[str],
-    classes: list[str] | None,
-    module: Ints,
-    loss: Bools,
-    forest: Forest,
-    whole_names: bool = False,
-) -> Recording:
-    """Add these layers to the recording; if `whole_names`, a label is already the full path of a layer."""
+    matches = [match for name in calls["name"].iloc[first] if (match := pattern.fullmatch(str(name)))]
+    labels = [match["name"] for match in matches]
+    kinds = [match["kind"] if whole else _NUMBER.sub("", match["name"]) for match in matches]
+    loss = np.array([kind.endswith("Loss") for kind in kinds])[module] & (forest.parent == NONE)
     for level in forest.by_depth()[1:]:
         loss[level] |= loss[forest.parent[level]]  # what runs inside a loss is part of it
     kept = np.unique(module[~loss])
-    place = np.full(len(label) + 1, NONE, dtype=np.int64)
+    place = np.full(len(labels) + 1, NONE, dtype=np.int64)
     place[kept] = np.arange(len(kept))
-    parent = place[parent[kept]]
-    labels, parents = [label[old] for old in kept.tolist()], parent.tolist()
+    labels, kinds, parents = [labels[old] for old in kept], [kinds[old] for old in kept], place[parent[kept]].tolist()
     depth = _depths(parents)
     letters: list[int] = []
-    for text, above in zip(labels, parents, strict=True):
-        letters.append(len(text) if above == NONE or whole_names else letters[above] + 1 + len(text))
+    for text, outer in zip(labels, parents, strict=True):
+        letters.append(len(text) if outer == NONE or whole else letters[outer] + 1 + len(text))
     refuse_odd_layers(depth, sum(letters), recording.meta["trace"]["file"])  # each name repeats those around it
-    kinds = [None if classes is None else classes[old] for old in kept.tolist()]
-    names = _names(labels, parents, whole_names)
-    modules = _module_frame(name=names, module=kinds, parent=parents, depth=depth)
+    modules = _module_frame(name=_names(labels, parents, whole), module=kinds, parent=parents, depth=depth)
     spans = _span_frame(np.where(loss, NONE, place[module]), loss, range(len(rows)))
     numbers = np.full(len(recording.events), NONE, dtype=np.int64)
     numbers[rows] = np.arange(len(rows))
@@ -485,6 +405,6 @@ def _module_frame(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame({name: pd.Series(values[name], dtype=kind) for name, kind in _MODULES.items()})
 
 
-def _span_frame(layer: Ints | Sequence[int], loss: Bools | Sequence[bool], span: Any) -> pd.DataFrame:
+def _span_frame(layer: Sequence[int] | Ints = (), loss: Sequence[bool] | Bools = (), span: Any = ()) -> pd.DataFrame:
     columns = {"layer": np.array(layer, dtype=np.int64), "loss": np.array(loss, dtype=bool)}
     return pd.DataFrame(columns, index=pd.Index(span, dtype="int64", name="span"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -10,8 +9,9 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from msgspec import Meta
 
 from perfnb.files import usable, write_text
-from perfnb.recording.folder import FORMAT, VERSION, Kind
 from perfnb.recording.saved_facts import Rank
+from perfnb.recording.saved_profile import PROFILE
+from perfnb.recording.store import SavedKind, facts_text
 
 
 class RanksFacts(TypedDict):
@@ -22,7 +22,7 @@ class RanksFacts(TypedDict):
     apart: NotRequired[bool]
 
 
-RANKS = Kind("ranks", frozenset(), frozenset({"ranks"}), RanksFacts)
+RANKS = SavedKind("ranks", RanksFacts, parts=PROFILE)
 
 
 def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:
@@ -50,8 +50,7 @@ def tell_of_ranks(path: str | Path, meta: Mapping[str, Any]) -> None:
     """
     if _of_several(meta):
         facts = {"ranks": list(range(meta["job"]["world_size"])), "apart": True}
-        text = json.dumps({"format": FORMAT, "version": VERSION, "meta": facts}, indent=1)
-        write_text(text, usable(path) / RANKS.meta)
+        write_text(facts_text(facts), usable(path) / RANKS.file)
 
 
 def rank_folder(rank: int) -> str:

@@ -1,7 +1,4 @@
-"""What `perfnb.load` reads; and trace files read into recordings, several at once in other processes if that pays.
-
-A kind of file or folder is one `Loader` in the room it belongs to, and one line in `LOADERS`.
-"""
+"""Trace files read into recordings, several at once in other processes if that pays; and what a loader is."""
 
 from __future__ import annotations
 
@@ -12,45 +9,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 from perfnb.errors import TraceError
-from perfnb.recording import storage
+from perfnb.recording import saved_profile
 from perfnb.recording.from_trace import recording_of_trace
 from perfnb.recording.recording import Recording
+from perfnb.recording.saved_profile import SavedProfile
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.step_ranges import with_steps
 from perfnb.trace.trace_file import FORMATS_ARE, QUIET_S, Limits, Progress, looks_like, reader_of, readers
 from perfnb.trace.trace_steps import refuse_odd_layers, refuse_odd_trace
 
-Thing = TypeVar("Thing")
-
-#: Asked in this order: put a specific kind before a general one.
-LOADERS = (
-    "perfnb.profile.loading:LOADER",
-    "perfnb.watching.saved:LOADER",
-    "perfnb.flame.reading:SAVED",
-    "perfnb.watching.gpu_logs:LOADER",
-    "perfnb.experiments.report_files:LOADER",
-    "perfnb.profile.timing:LOADER",
-    "perfnb.loop.run:LOADER",
-    "perfnb.loop.rank_runs:LOADER",
-    "perfnb.ranks.ranks:LOADER",
-    "perfnb.ranks.ranks:FOLDER_OF_TRACES",
-    "perfnb.memory.snapshot.snapshot:LOADER",
-    "perfnb.flame.reading:LOADER",
-    "perfnb.profile.loading:TRACE",
-)
-#: Reads a list of traces or saved profiles, given their paths, `Limits` and the executor: the ranks of one job.
-SEVERAL = "perfnb.ranks.ranks:load_several"
-#: Makes the public object of several recordings: the ranks that one file holds.
-OF_RECORDINGS = "perfnb.ranks.ranks:of_recordings"
 #: Bytes of files from which processes of their own read them.
 _PAYS = 16 * 2**20
 _XSPACE = ".xplane.pb"
@@ -78,11 +54,6 @@ class Loader:
     recognise: Callable[[Path], bool]
     load: Callable[..., Any]
     has_steps: bool = False
-
-
-def loaders() -> Iterator[Loader]:
-    """Every loader, in the order in which they are asked; its room is imported when its turn comes."""
-    return map(resolve_name, LOADERS)
 
 
 def read_file(
@@ -114,8 +85,8 @@ def read_file(
     reader = reader_of(source)
     if reader is None:
         raise TraceError(f"{source} is not a trace that perfnb can read{looks_like(source)}; {FORMATS_ARE}.")
-    found = reader.read(source, limits, progress)
-    traces = [found] if isinstance(found, TraceColumns) else found
+    held = reader.read(source, limits, progress)
+    traces = [held] if isinstance(held, TraceColumns) else held
     recordings = []
     while traces:
         trace = with_steps(traces.pop(0), steps, str(source), reader.guess_steps)
@@ -123,16 +94,6 @@ def read_file(
         recordings.append(recording_of_trace(trace, source.name, rank, reader.caveats))
         refuse_odd_layers(recordings[-1].modules["depth"].tolist(), 0, str(source))
     return recordings
-
-
-def read_recording(
-    path: str | Path, limits: Limits, rank: int | None = None, progress: Progress | None = None
-) -> Recording:
-    """Read a trace file of one rank; see `read_file`."""
-    recordings = read_file(path, limits, rank, progress)
-    if len(recordings) != 1:
-        raise TraceError(f"{path} holds {len(recordings):,} ranks, not one.")
-    return recordings[0]
 
 
 def read_recordings(
@@ -158,37 +119,40 @@ def read_recordings(
     TraceError
         If a file cannot be read.
     """
-    ranks = [rank_of_name(path.name) for path in paths]
-    together = _Together([_size(path) for path in paths], progress)
+    sizes = [path.stat().st_size if path.exists() else 0 for path in paths]  # reading it will report what is wrong
+    begin, total = time.monotonic(), sum(sizes)
+
+    def ended(number: int) -> None:
+        """Report that so many files are read."""
+        if progress is not None and time.monotonic() - begin >= QUIET_S:
+            progress(sum(sizes[:number]), total)
+
+    questions = [(str(path), limits, rank_of_name(path.name), steps) for path in paths]
     if executor is not None:
-        tasks = [
-            executor.submit(_read_or_say, str(path), limits, rank, steps)
-            for path, rank in zip(paths, ranks, strict=True)
-        ]
-        try:
-            found = [_or_raise(task.result()) for task in together.each(tasks)]
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            raise
-    elif len(paths) > 1 and together.total >= _PAYS and (os.cpu_count() or 1) > 1:
-        found = _read_apart(paths, limits, ranks, steps, together)
+        recordings = _gathered([executor.submit(_read_or_say, *question) for question in questions], ended)
+    elif len(paths) > 1 and total >= _PAYS and (os.cpu_count() or 1) > 1:
+        with _Processes() as processes:
+            recordings = _gathered([processes.submit(processes.read, *question) for question in questions], ended)
     else:
-        pairs = together.each(list(zip(paths, ranks, strict=True)))
-        found = [read_file(path, limits, rank, together.of_one, steps) for path, rank in pairs]
-    return in_rank_order([one for of_file in found for one in of_file])
+        recordings = []
+        for number, (path, _, rank, _) in enumerate(questions):
+            before = sum(sizes[:number])
+            inside = None if progress is None else partial(_tell_more, progress, before, total)
+            recordings += read_file(path, limits, rank, inside, steps)
+            ended(number + 1)
+    return in_rank_order(recordings)
 
 
-def in_rank_order(found: Sequence[Recording]) -> list[Recording]:
+def in_rank_order(recordings: Sequence[Recording]) -> list[Recording]:
     """Number the recordings of one job, and put them in order.
 
     A rank is the number in the trace, else in the file's name (``rank3``), else the position. If two would have the
     same rank, all get their positions.
     """
-    known = [one.rank if one.meta["trace"]["rank_known"] else place for place, one in enumerate(found)]
-    if len(set(known)) < len(known):
-        known = list(range(len(found)))
-    named = [replace(one, meta={**one.meta, "rank": rank}) for one, rank in zip(found, known, strict=True)]
+    ranks = [read.rank if read.meta["trace"]["rank_known"] else place for place, read in enumerate(recordings)]
+    if len(set(ranks)) < len(ranks):
+        ranks = list(range(len(recordings)))
+    named = [replace(read, meta={**read.meta, "rank": rank}) for read, rank in zip(recordings, ranks, strict=True)]
     return sorted(named, key=lambda recording: recording.rank)
 
 
@@ -210,8 +174,8 @@ def trace_files(folder: Path) -> list[Path]:
 
 def rank_of_name(name: str) -> int | None:
     """Return the rank in a file's name: 3 for ``job_rank3.json.gz``."""
-    found = _RANK.search(name)
-    return int(found[1]) if found else None
+    match = _RANK.search(name)
+    return int(match[1]) if match else None
 
 
 def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Recording] | str:
@@ -222,128 +186,90 @@ def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None)
         return str(error)
 
 
-def _or_raise(answer: list[Recording] | str) -> list[Recording]:
-    if isinstance(answer, str):
-        raise TraceError(answer)
-    return answer
+def _tell_more(progress: Progress, before: int, total: int, done: int, _: int) -> None:
+    progress(before + done, total)
 
 
-class _Together:
-    """Progress of reading several files, in bytes."""
-
-    def __init__(self, sizes: Sequence[int], progress: Progress | None) -> None:
-        self.total = sum(sizes)
-        self._sizes = sizes
-        self._progress = progress
-        self._done = 0
-        self._start = time.monotonic()
-
-    def each(self, things: Sequence[Thing]) -> Iterator[Thing]:
-        """Yield one thing per file, in order; asking for the next marks the file as done."""
-        for thing, size in zip(things, self._sizes, strict=True):
-            yield thing
-            self._done += size
-            if time.monotonic() - self._start >= QUIET_S:
-                self._tell(self._done)
-
-    def of_one(self, done: int, size: int) -> None:
-        """Report progress in the current file."""
-        self._tell(self._done + done)
-
-    def _tell(self, done: int) -> None:
-        if self._progress is not None:
-            self._progress(done, self.total)
-
-
-def _size(path: Path) -> int:
+def _gathered(tasks: Sequence[Future[list[Recording] | str]], ended: Callable[[int], None]) -> list[Recording]:
+    """Return what the tasks read, in their order; the first error ends all of them."""
+    recordings: list[Recording] = []
+    pending = set(tasks)
     try:
-        return path.stat().st_size
-    except OSError:
-        return 0  # reading it will report what is wrong
+        for number, task in enumerate(tasks, 1):
+            while task in pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for answer in (other.result() for other in done):
+                    if isinstance(answer, str):
+                        raise TraceError(answer)
+            recordings += task.result()  # type: ignore[arg-type]  # no error
+            ended(number)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        raise
+    return recordings
 
 
-def _read_apart(
-    paths: Sequence[Path], limits: Limits, ranks: Sequence[int | None], steps: str | None, together: _Together
-) -> list[list[Recording]]:
-    """Read each file in a Python process of its own, which runs none of the caller's code."""
-    with tempfile.TemporaryDirectory(prefix="perfnb-") as work, ThreadPoolExecutor(os.cpu_count()) as threads:
-        folders = [Path(work) / str(place) for place in range(len(paths))]
-        same = {"limits": asdict(limits), "steps": steps}
-        asked = [
-            json.dumps({"path": str(path), "rank": rank, "folder": str(target), **same})
-            for path, rank, target in zip(paths, ranks, folders, strict=True)
-        ]
-        processes = _Processes()
-        tasks = [threads.submit(processes.read, str(path), one) for path, one in zip(paths, asked, strict=True)]
-        try:
-            pending = set(tasks)
-            for task in together.each(tasks):
-                while task in pending:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    for one in done:
-                        one.result()  # raise the first error at once
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            processes.stop()
-            raise
-        parts = ([target / str(place) for place in range(len(os.listdir(target)))] for target in folders)
-        return [[storage.load(part) for part in each] for each in parts]
-
-
-class _Processes:
-    """Processes that each read a file, until they are stopped."""
+class _Processes(ThreadPoolExecutor):
+    """Python processes that each read a file and run none of the caller's code; killed if the block fails."""
 
     def __init__(self) -> None:
+        super().__init__(os.cpu_count())
         self._lock = Lock()
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
 
-    def read(self, path: str, question: str) -> None:
-        """Have one file read, and wait for it."""
-        command = [sys.executable, "-m", "perfnb.recording.reading"]
-        above = str(Path(__file__).parents[2])
-        path_of_python = os.pathsep.join(filter(None, [above, os.environ.get("PYTHONPATH")]))
-        with self._lock:
-            if self._stopped:
-                return
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "PYTHONPATH": path_of_python},
-            )
-            self._running.add(process)
-        try:
-            _, said = process.communicate(question)
-        finally:
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> bool | None:
+        if kind is not None:
             with self._lock:
-                self._running.discard(process)
-        if process.returncode == _FAILED:
-            raise TraceError(said.strip())
-        if process.returncode:
-            raise TraceError(f"{path} was not read: the process that read it ended with code {process.returncode}.")
+                self._stopped = True
+                for process in self._running:
+                    process.kill()  # it writes to a folder that is removed
+        return super().__exit__(kind, *rest)
 
-    def stop(self) -> None:
-        """Kill what runs, and start nothing more."""
-        with self._lock:
-            self._stopped = True
-            for process in self._running:
-                process.kill()  # it writes to a folder that is removed
+    def read(self, path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Recording] | str:
+        """Have a file read, and wait for it; as `_read_or_say`."""
+        with tempfile.TemporaryDirectory(prefix="perfnb-") as work:
+            question = {"path": path, "limits": asdict(limits), "rank": rank, "steps": steps, "folder": work}
+            with self._lock:
+                if self._stopped:
+                    return f"{path} was not read."
+                process = _begun()
+                self._running.add(process)
+            try:
+                _, words = process.communicate(json.dumps(question))
+            finally:
+                with self._lock:
+                    self._running.discard(process)
+            if process.returncode == _FAILED:
+                return words.strip()
+            if process.returncode:
+                return f"{path} was not read: the process that read it ended with code {process.returncode}."
+            return [SavedProfile(Path(work, str(place))).recording() for place in range(len(os.listdir(work)))]
+
+
+def _begun() -> subprocess.Popen[str]:
+    """Start a process that reads a file."""
+    above = str(Path(__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-m", "perfnb.recording.reading"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [above, os.environ.get("PYTHONPATH")]))},
+    )
 
 
 def _answer() -> int:
+    """Read the file that standard input asks for, and save what it holds."""
     asked = json.loads(sys.stdin.read())
-    try:
-        limits = Limits(**asked["limits"])
-        os.mkdir(asked["folder"])
-        for place, recording in enumerate(read_file(asked["path"], limits, asked["rank"], steps=asked["steps"])):
-            storage.save(recording, Path(asked["folder"], str(place)))
-    except TraceError as error:
-        print(error, file=sys.stderr)
+    answer = _read_or_say(asked["path"], Limits(**asked["limits"]), asked["rank"], asked["steps"])
+    if isinstance(answer, str):
+        print(answer, file=sys.stderr)
         return _FAILED
+    for place, recording in enumerate(answer):
+        saved_profile.save(recording, Path(asked["folder"], str(place)))
     return 0
 
 

@@ -93,6 +93,15 @@ class PythonRecord:
     tree: pd.DataFrame
 
 
+#: The optional parts of a recording that have several frames, by their names.
+PARTS: Mapping[str, Any] = {
+    "memory": MemoryRecord,
+    "arithmetic": ArithmeticRecord,
+    "watch": WatchRecord,
+    "python": PythonRecord,
+}
+
+
 @dataclass(frozen=True)
 class Recording:
     """Raw frames of one run; analysis never modifies them.
@@ -185,8 +194,8 @@ class Recording:
     def frames(self) -> dict[str, pd.DataFrame]:
         """Return the frames by name, as they are saved."""
         frames = {"events": self.events, "steps": self.steps, "modules": self.modules, "spans": self.spans}
-        parts = {"memory": self.memory, "arithmetic": self.arithmetic, "watch": self.watch, "python": self.python}
-        for name, part in parts.items():
+        for name in PARTS:
+            part = getattr(self, name)
             if part is not None:
                 frames |= {f"{name}_{field.name}": getattr(part, field.name) for field in fields(part)}
         alone = {"outside": self.outside, "trace_memory": self.trace_memory}

@@ -94,7 +94,7 @@ class Optimizer(Struct):
     capturable: Plain = None
 
 
-class Loader(Struct):
+class LoaderFacts(Struct):
     """Name and settings of the step's data loader."""
 
     name: str | None
@@ -113,7 +113,7 @@ class Parts(TypedDict, total=False):
     """The user's names of the parts of the step."""
 
     optimizers: list[Optimizer]
-    loader: Loader | None
+    loader: LoaderFacts | None
 
 
 class Threads(TypedDict):
@@ -140,7 +140,7 @@ class Sum(TypedDict):
     readings: Count
 
 
-class Device(TypedDict, total=False):
+class DeviceFacts(TypedDict, total=False):
     name: str | None
     cpus: Count | None
     memory_bytes: Count | None
@@ -152,7 +152,7 @@ class Device(TypedDict, total=False):
 class WatchFacts(TypedDict, total=False):
     running: bool
     interval_s: Required[Above0]
-    devices: Required[dict[str, Device]]
+    devices: Required[dict[str, DeviceFacts]]
     absent: Required[dict[str, str]]
     notes: Required[list[str]]
     ticks: Required[Count]
@@ -183,7 +183,7 @@ class TraceFacts(TypedDict, total=False):
     thread_names: list[tuple[Whole, Whole, str]]
 
 
-class Job(TypedDict):
+class JobFacts(TypedDict):
     """The place of the measured process among those of its job."""
 
     rank: Rank
@@ -249,7 +249,7 @@ class Reduced(TypedDict):
 class ProfileFacts(TypedDict, total=False):
     name: Required[str]
     rank: Rank
-    job: Job
+    job: JobFacts
     base_ns: Whole
     devices: list[dict[str, Any]]
     environment: Required[Environment]

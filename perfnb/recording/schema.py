@@ -257,7 +257,7 @@ def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     typed: dict[str, Any] = {}
     for name, dtype in columns.items():
         # Without the index, to save comparing it with every other column's.
-        typed[name] = frame[name].astype(dtype).array if name in frame.columns else _missing(len(frame), dtype)
+        typed[name] = frame[name].astype(dtype).array if name in frame.columns else missing(len(frame), dtype)
     result = with_text(pd.DataFrame(typed, index=frame.index))
     if table in INDEX:
         index = result.index.astype(TEXT) if result.index.dtype == object else result.index
@@ -265,7 +265,8 @@ def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     return result
 
 
-def _missing(count: int, dtype: Any) -> Any:
+def missing(count: int, dtype: Any) -> Any:
+    """Return so many missing values as a column of this type."""
     if dtype == _CATEGORY:
         return pd.Categorical.from_codes([-1] * count, pd.Index([], dtype=TEXT))
     return pd.array([pd.NA] * count, dtype=dtype)

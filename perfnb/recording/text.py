@@ -51,9 +51,8 @@ def of_labels(texts: pd.Series, tell: Callable[[str], Any], missing: Any = False
     """Apply `tell` to the text of each row; `missing` for rows without text."""
     texts = as_categories(texts)
     labels = texts.cat.categories.tolist()
-    told = np.array([*map(tell, labels), missing])
-    result: npt.NDArray[Any] = told[texts.cat.codes.to_numpy()]
-    return result
+    answers: npt.NDArray[Any] = np.array([*map(tell, labels), missing])
+    return answers[texts.cat.codes.to_numpy()]
 
 
 def whole_sums(codes: npt.NDArray[Any], values: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from perfnb.arguments import storable
 from perfnb.errors import CaptureError
-from perfnb.recording.from_trace import NUMBERS, TEXTS, event_frame, span_names
+from perfnb.recording.from_trace import NUMBERS, TEXTS, event_frame
 from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, PythonRecord, Recording
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
@@ -131,8 +131,7 @@ def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
     correlated = trace.correlation != MISSING
     keep = np.where(on_device & correlated, np.isin(trace.correlation, launches), in_step)
     rows = np.flatnonzero(keep)
-    _, span = span_names(trace)
-    return event_frame(trace, rows, np.where(is_in(trace, OPS), span[trace.name], MISSING)[rows]), rows
+    return event_frame(trace, rows, OPS), rows
 
 
 def _no_events() -> pd.DataFrame:

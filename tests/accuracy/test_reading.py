@@ -12,7 +12,7 @@ import pytest
 
 import perfnb
 from perfnb.attribution.attribution import attribute
-from perfnb.experiments.journal_files import FACTS, read_entries
+from perfnb.experiments.journal_files import ENTRY, read_entries
 from perfnb.experiments.journal_table import journal_history
 from perfnb.findings import find
 from tests.accuracy.judging import Figures
@@ -38,7 +38,7 @@ def test_a_journal_of_a_thousand_entries(tmp_path: Path, figure: Figures) -> Non
 
     def bare() -> None:
         for folder in sorted(tmp_path.iterdir()):
-            json.loads((folder / FACTS).read_text("utf-8"))
+            json.loads((folder / ENTRY.file).read_text("utf-8"))
 
     ratio = least_s(lambda: journal_history(read_entries(tmp_path)[0])) / least_s(bare)
     figure("loading a journal of 1,000 entries / decoding its files", ratio, at_most=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from perfnb.experiments.journal_files import Entry
+from perfnb.experiments.journal_files import JournalEntry
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ENVIRONMENT: dict[str, Any] = {
@@ -14,7 +14,7 @@ ENVIRONMENT: dict[str, Any] = {
 }
 
 
-def timing_entry(hours: float = 0.0, ms: float = 10.0, wide: float = 0.01, **given: Any) -> Entry:
+def timing_entry(hours: float = 0.0, ms: float = 10.0, wide: float = 0.01, **given: Any) -> JournalEntry:
     """Of a step that takes so long, known to `wide` of it, added so many hours after the first."""
     facts: dict[str, Any] = {
         "kind": "timing",
@@ -23,10 +23,10 @@ def timing_entry(hours: float = 0.0, ms: float = 10.0, wide: float = 0.01, **giv
         "steps": 50,
         "environment": ENVIRONMENT,
     }
-    return Entry(at=(BEGIN + timedelta(hours=hours)).isoformat(), **facts | given)
+    return JournalEntry(at=(BEGIN + timedelta(hours=hours)).isoformat(), **facts | given)
 
 
-def report_entry(hours: float, ms: float, ratio: float, decision: str, **given: Any) -> Entry:
+def report_entry(hours: float, ms: float, ratio: float, decision: str, **given: Any) -> JournalEntry:
     """Of a candidate that takes `ratio` of a baseline of so many milliseconds."""
     candidate = timing_entry(hours, ms * ratio)
     facts: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pandas as pd
 
 from perfnb.experiments.journal_files import write_entry
 from perfnb.profile.timing import TIMING
-from perfnb.recording import folder
+from perfnb.recording import store
 from tests.experiments.journal_entries import timing_entry
 
 STEPS = pd.DataFrame({"pass": "timed", "wall_ms": np.linspace(9.0, 11.0, 20_000)})
@@ -18,7 +18,7 @@ STEPS = pd.DataFrame({"pass": "timed", "wall_ms": np.linspace(9.0, 11.0, 20_000)
 
 def save(path: Path) -> None:
     facts = {"noise": {}, "batch_size": None, "samples": None, "steady": None, "wanted": None}
-    folder.save(TIMING, {"steps": STEPS}, facts, path)
+    store.save(TIMING, {"steps": STEPS}, facts, path)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pytest
 
 import perfnb
 from perfnb.errors import RecordingError
-from perfnb.experiments.journal_files import FACTS, entry_of, read_entries, write_entry
+from perfnb.experiments.journal_files import ENTRY, entry_of, read_entries, write_entry
 from perfnb.experiments.journal_table import journal_history
 from tests.experiments.journal_entries import report_entry, timing_entry
 from tests.experiments.journal_writer import save
@@ -103,7 +103,7 @@ def test_what_a_killed_writer_left_is_removed_when_it_is_old(tmp_path: Path) -> 
     for name, age_s in (("old", 7200), ("new", 60)):
         left = tmp_path / f".perfnb-{name}" / "new"
         left.mkdir(parents=True)
-        (left / FACTS).write_text("{")
+        (left / ENTRY.file).write_text("{")
         os.utime(left.parent, (time.time() - age_s,) * 2)
 
     name = write_entry(tmp_path, timing_entry(), nothing)
@@ -155,12 +155,12 @@ def edited(**changes: object) -> Callable[[Path], object]:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (Path.unlink, "it has no entry.json"),
-    "empty": (lambda path: path.write_bytes(b""), "truncated"),
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:200]), "truncated"),
-    "garbage": (lambda path: path.write_bytes(b"\xff\x00{"), "malformed"),
-    "other": (lambda path: path.write_text("[1, 2]"), "Expected `object`"),
+    "empty": (lambda path: path.write_bytes(b""), "Expecting value"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:200]), "Expecting"),
+    "garbage": (lambda path: path.write_bytes(b"\xff\x00{"), "can't decode byte"),
+    "other": (lambda path: path.write_text("[1, 2]"), "perfnb did not write it"),
     "deep": (lambda path: path.write_text("[" * 100_000), ""),
-    "large": (lambda path: path.write_text(" " * (1 << 20) + "{}"), "larger than"),
+    "large": (lambda path: path.write_text(" " * (1 << 21) + "{}"), "larger than"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "directory"),
     "wrong type": (edited(median_ms="fast"), "Expected"),
     "no time": (edited(median_ms=-1.0), "Expected `float`"),
@@ -172,7 +172,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "more steps than int64 holds": (edited(steps=2**70), "steps"),
     "bytes below 0": (edited(peak_memory_bytes=-1), "Expected `int` >= 0"),
     "infinite": (lambda path: path.write_text(path.read_text().replace("null", "1e999", 1)), ""),
-    "of another kind": (edited(kind="../../x"), "unknown kind"),
+    "of another kind": (edited(kind="../../x"), "`meta.kind`"),
     "half a fact": (edited(ci_ms=[1.0]), "length"),
 }
 
@@ -185,7 +185,7 @@ def test_a_damaged_entry_is_named_and_the_others_are_read(tmp_path: Path, damage
     (tmp_path / ".ipynb_checkpoints").mkdir()
     (tmp_path / "pictures").mkdir()
     hurt, words = DAMAGE[damage]
-    hurt(tmp_path / names[1] / FACTS)
+    hurt(tmp_path / names[1] / ENTRY.file)
     journal = perfnb.journal(tmp_path)
 
     with pytest.warns(UserWarning, match=f"{names[1]} .* is damaged and ignored") as warned:
@@ -206,7 +206,7 @@ JSON += [[1e308, 1e308], {"torch": 1e308, "gpus": {}, "host": [None]}]
 @pytest.mark.slow
 def test_whatever_stands_in_an_entry_it_is_read_or_damaged_and_the_others_are_shown(tmp_path: Path) -> None:
     names = [write_entry(tmp_path, report_entry(hours, 10.0, 0.9, "accept"), nothing) for hours in range(3)]
-    facts = tmp_path / names[1] / FACTS
+    facts = tmp_path / names[1] / ENTRY.file
     good = facts.read_text("utf-8")
     journal = perfnb.journal(tmp_path)
     for key in json.loads(good)["meta"]:
@@ -227,9 +227,9 @@ def test_whatever_stands_in_an_entry_it_is_read_or_damaged_and_the_others_are_sh
 def test_a_pipe_or_a_device_is_no_entry(tmp_path: Path) -> None:
     names = [write_entry(tmp_path, timing_entry(hours), nothing) for hours in range(3)]
     for name in names[1:]:
-        (tmp_path / name / FACTS).unlink()
-    os.mkfifo(tmp_path / names[1] / FACTS)
-    (tmp_path / names[2] / FACTS).symlink_to("/dev/zero")
+        (tmp_path / name / ENTRY.file).unlink()
+    os.mkfifo(tmp_path / names[1] / ENTRY.file)
+    (tmp_path / names[2] / ENTRY.file).symlink_to("/dev/zero")
 
     entries, damaged = read_entries(tmp_path)
 
@@ -239,9 +239,10 @@ def test_a_pipe_or_a_device_is_no_entry(tmp_path: Path) -> None:
 
 def test_a_newer_form_is_said_to_be_one(tmp_path: Path) -> None:
     name = write_entry(tmp_path, timing_entry(), nothing)
-    for meta in ({"at": 3}, json.loads((tmp_path / name / FACTS).read_text("utf-8"))["meta"] | {"new": 1}):
-        (tmp_path / name / FACTS).write_text(json.dumps({"format": "perfnb", "version": 99, "meta": meta}))
-        assert read_entries(tmp_path)[1] == {name: "it was written by a newer perfnb (format 99): update perfnb"}
+    for meta in ({"at": 3}, json.loads((tmp_path / name / ENTRY.file).read_text("utf-8"))["meta"] | {"new": 1}):
+        (tmp_path / name / ENTRY.file).write_text(json.dumps({"format": "perfnb", "version": 99, "meta": meta}))
+        newer = "it was saved by a newer perfnb (format 99, this one reads 1); update perfnb"
+        assert read_entries(tmp_path)[1] == {name: newer}
 
 
 def test_an_entry_is_found_by_name_begin_or_number() -> None:
@@ -260,7 +261,7 @@ def a_thousand_entries(folder: Path) -> None:
     for number in range(999):
         copy = folder / f"{name[:-8]}{number:08x}"
         copy.mkdir()
-        shutil.copy(folder / name / FACTS, copy)
+        shutil.copy(folder / name / ENTRY.file, copy)
 
 
 @pytest.mark.slow

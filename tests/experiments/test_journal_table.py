@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfnb.experiments.journal_files import Entry
+from perfnb.experiments.journal_files import JournalEntry
 from perfnb.experiments.journal_table import COLUMNS, journal_history
 from tests.experiments.journal_entries import ENVIRONMENT, report_entry, timing_entry
 
 
-def history(*entries: Entry) -> pd.DataFrame:
+def history(*entries: JournalEntry) -> pd.DataFrame:
     return journal_history({f"e{number}": entry for number, entry in enumerate(entries, start=1)})
 
 
@@ -179,7 +179,7 @@ ENTRIES = st.lists(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ENTRIES)
-def test_a_regression_is_slower_for_certain(entries: list[Entry]) -> None:
+def test_a_regression_is_slower_for_certain(entries: list[JournalEntry]) -> None:
     found = history(*entries)
 
     slower = found[found["regression"]]

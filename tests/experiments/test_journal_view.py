@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from perfnb.draw import escape
-from perfnb.experiments.journal_files import Entry
+from perfnb.experiments.journal_files import JournalEntry
 from perfnb.experiments.journal_table import journal_history
 from perfnb.experiments.journal_view import MOST_ROWS, journal_figure, journal_html, journal_text
 from tests.experiments.journal_entries import ENVIRONMENT, report_entry, timing_entry
@@ -20,7 +20,7 @@ ELSEWHERE = {**ENVIRONMENT, "processor": "Another", "cpus": 2}
 DAMAGED = {f"2026-{n}": "Input data was truncated" for n in range(6)}
 
 
-def history(*entries: Entry) -> pd.DataFrame:
+def history(*entries: JournalEntry) -> pd.DataFrame:
     return journal_history({f"e{number}": entry for number, entry in enumerate(entries, start=1)})
 
 

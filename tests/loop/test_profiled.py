@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import perfnb
 from perfnb.errors import RecordingError
 from perfnb.profile.profile import Profile
-from perfnb.recording.storage import REDUCED_TABLES
+from perfnb.recording.saved_profile import REDUCED_TABLES
 from tests.loop.loops import Training
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

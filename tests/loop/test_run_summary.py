@@ -16,7 +16,7 @@ from perfnb.errors import RecordingError
 from perfnb.loop import run_summary
 from perfnb.loop.record import RunRecorder
 from perfnb.loop.run import RunSummary, summarise
-from perfnb.recording.folder import load_meta
+from perfnb.recording.store import SavedFolder
 from tests.loop.planted_runs import MIB, recorded, run, steady_memory, usual
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -374,7 +374,7 @@ def test_the_format_of_a_saved_run(tmp_path: Path) -> None:
     from perfnb.loop.run import RUN
 
     path = run(usual(40)).save(tmp_path / "r")
-    assert load_meta(RUN, path)["steps"] == 40
+    assert SavedFolder(RUN, path).facts["steps"] == 40
     earlier = json.loads((path / "run.json").read_text())
     del earlier["meta"]["load"], earlier["meta"]["cpus"]
     (path / "run.json").write_text(json.dumps(earlier))

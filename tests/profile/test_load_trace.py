@@ -207,26 +207,6 @@ def test_threads_of_two_processes_may_have_one_number(tmp_path: Path) -> None:
     assert set(profile.events["process"]) == {MAIN, 555}
 
 
-def test_spans_of_perfnb_alone_are_layers_by_their_place(tmp_path: Path) -> None:
-    trace, number = Written(), 0
-    for t in (0, 1000):
-        trace.event(f"pf_step#{t // 1000}", t, t + 500)
-        for begin, end in ((10, 100), (20, 40), (50, 90), (200, 300)):
-            trace.event(f"pf#{number}", t + begin, t + end)
-            number += 1
-
-    profile = loaded(trace, tmp_path)
-
-    assert in_us(profile.layers["forward_ms"]) == {
-        "call_0": 90,
-        "call_0.call_0": 20,
-        "call_0.call_1": 40,
-        "call_1": 100,
-    }
-    assert profile.layers["calls"].tolist() == [1, 1, 1, 1]
-    assert "do not name modules" in str(profile)
-
-
 def test_a_live_profile_without_a_gpu_has_an_empty_gpu_time() -> None:
     import torch
 

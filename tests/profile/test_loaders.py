@@ -14,7 +14,7 @@ import pytest
 
 import perfnb
 from perfnb.errors import RecordingError, TraceError
-from perfnb.recording import reading
+from perfnb.profile import loading
 from perfnb.recording.reading import Loader
 from perfnb.trace import kineto, trace_file
 from perfnb.trace.columns import TraceColumns
@@ -71,7 +71,7 @@ def test_a_new_kind_is_one_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "a.list").write_text("1 2 3")
     own = Loader("lists", lambda path: path.suffix == ".list", lambda path, *_: path.read_text().split())
     monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(LOADER=own))
-    monkeypatch.setattr(reading, "LOADERS", ("of_mine:LOADER", *reading.LOADERS))
+    monkeypatch.setattr(loading, "LOADERS", ("of_mine:LOADER", *loading.LOADERS))
 
     assert perfnb.load(tmp_path / "a.list") == ["1", "2", "3"]
 

@@ -55,7 +55,7 @@ def test_much_is_read_by_processes_of_their_own(
     paths = written(tmp_path, [rank_trace(0), rank_trace(50)])
     alone = perfnb.load(paths)
     monkeypatch.setattr(reading, "_PAYS", 1)
-    monkeypatch.setattr(reading, "read_recording", None)  # not in this process
+    monkeypatch.setattr(reading, "read_file", None)  # not in this process
 
     ranks = perfnb.load(paths)
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 import perfnb
 from perfnb.errors import RecordingError
-from perfnb.recording.storage import TABLES
+from perfnb.recording.saved_profile import TABLES
 from tests.written_traces import Written
 
 #: What a key may be given instead: each type of JSON, and extreme numbers.

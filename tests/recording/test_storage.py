@@ -16,7 +16,7 @@ import perfnb
 from perfnb import labs
 from perfnb.errors import LabError, PerfnbError, RecordingError
 from perfnb.files import write_text
-from perfnb.recording import folder
+from perfnb.recording.store import VERSION
 from tests.step.models import three_linears, training_step
 
 TABLES = ("layers", "phases", "steps", "ops", "layer_ops", "kernels", "gpu_time", "events")
@@ -74,7 +74,7 @@ def test_the_files_are_open_to_other_tools(profile: perfnb.Profile, saved: Path)
     assert str(events.schema.field("start_ns").type) == "int64"
     content = json.loads((saved / "profile.json").read_text("utf-8"))
     assert content["format"] == "perfnb"
-    assert content["version"] == folder.VERSION
+    assert content["version"] == VERSION
     assert content["meta"]["name"] == "größe/<b>"
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import perfnb
 from perfnb.profile.profile import Profile
-from perfnb.recording.folder import Kind, StoredFrame, save
+from perfnb.recording.frame_files import Column, FrameFile, write_frame
 from perfnb.recording.recording import Recording
 from perfnb.recording.samples import watch_record
 from perfnb.recording.schema import conform
@@ -64,9 +64,11 @@ def test_texts_of_any_kind_become_one() -> None:
 def test_a_text_that_was_saved_is_text_again(tmp_path: Path, kind: Any) -> None:
     index = pd.Index(["x", "y"], dtype=kind, name="name")
     frame = pd.DataFrame({"op": pd.Series(["a", None], dtype=kind, index=index)}, index=index)
-    save(Kind("thing", frozenset({"ops"}), frozenset(), dict), {"ops": frame}, {}, tmp_path / "t")
+    write_frame(frame, tmp_path / "ops.parquet")
 
-    loaded = StoredFrame("ops", tmp_path / "t").as_stored(["op", "name"])
+    loaded = FrameFile(
+        tmp_path / "ops.parquet", {"op": Column(TEXT, missing=True), "name": Column(TEXT, index=True)}
+    ).frame()
 
     pd.testing.assert_frame_equal(loaded, with_text(frame, ["op", "name"]))
 

@@ -1,0 +1,263 @@
+"""Frames as Parquet files, open to any tool, and read only as declared, because anyone may have altered a file.
+
+The declaration of a column decides its type; what a file notes about pandas is ignored. A file's own statistics are
+enough to check a long frame on loading. They may be false, so every column is measured when it is decoded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from perfnb.errors import RecordingError
+from perfnb.files import read_regular
+from perfnb.recording.schema import missing
+from perfnb.recording.text import TEXT
+
+#: Bytes of a file below which starting threads to decode it costs more than it saves.
+_THREADS_PAY = 4 * 2**20
+#: Largest file, in bytes.
+_LARGEST = 4 * 2**30
+#: A frame may have this many rows, and one per byte of its file beyond a free number (events take about 10 bytes each).
+#: A file may unpack to this many times its size beyond a free size.
+_MOST_ROWS, _ROWS_OF_ANY = 50_000_000, 1_000_000
+_MOST_RATIO, _SIZE_OF_ANY = 200, 64 * 2**20
+#: Bytes of a text column: a file can store once what many rows repeat in memory.
+_MOST_TEXT = 2**30
+#: What pyarrow and pandas raise for an altered file.
+_FAULTS = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, NotImplementedError),
+    *(RecursionError, MemoryError, pa.ArrowException),
+)
+#: Types of a Parquet file's columns by the type in the frame; all others are text.
+_NUMBERS: Mapping[Any, Any] = {
+    **{"int64": pa.types.is_int64, "Int64": pa.types.is_int64},
+    **{"float64": pa.types.is_float64, "Float64": pa.types.is_float64, "bool": pa.types.is_boolean},
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column must hold.
+
+    Attributes
+    ----------
+    dtype : dtype
+        Its type in the frame: ``int64``, ``Int64``, ``float64``, ``Float64``, ``bool``, ``category`` (of text) or
+        `TEXT`.
+    missing : bool
+        Whether values may be missing.
+    low, high : float or None
+        Smallest and largest value.
+    needed : bool
+        Whether a file without the column is damaged.
+    index : bool
+        Whether it is the frame's index. One of numbers holds none twice, and counts from 0 where the file lacks it.
+    """
+
+    dtype: Any
+    missing: bool = False
+    low: float | None = None
+    high: float | None = None
+    needed: bool = True
+    index: bool = False
+
+
+Columns = Mapping[str, Column]
+
+
+def write_frame(frame: pd.DataFrame, path: Path) -> None:
+    """Write a frame; errors of the file system pass through."""
+    # Times and numbers rarely repeat: their differences take less space and time than a dictionary.
+    numbers = [name for name in frame if pd.api.types.is_integer_dtype(frame[name].dtype)]
+    frame.to_parquet(
+        path,
+        engine="pyarrow",
+        compression="zstd",
+        use_dictionary=[name for name in frame if name not in numbers],
+        column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+    )
+
+
+class FrameFile:
+    """The file of a frame, held as stored and decoded when it is asked for.
+
+    Raises
+    ------
+    RecordingError
+        Here and in every method: if the file cannot be read, or is damaged.
+    """
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        self._path, self._columns = path, columns
+        try:
+            self._data = read_regular(path, _LARGEST)
+        except OSError as error:
+            raise RecordingError(f"{path} cannot be read: {error}.") from error
+
+    def check(self, **narrower: float) -> None:
+        """Refuse a file whose columns cannot be right, by its statistics; without these, by decoding it.
+
+        `narrower` gives columns a smaller largest value, from now on.
+        """
+        self._columns = {
+            name: replace(column, high=narrower.get(name, column.high)) for name, column in self._columns.items()
+        }
+        with self._damage_reported():
+            file = self._opened()
+            statistics, names = _statistics(file.metadata), self._names(file)
+            if file.metadata.num_rows and not statistics.keys() >= set(names):
+                self.frame()
+            elif file.metadata.num_rows:
+                for name in names:
+                    _check_range(name, self._columns[name], *statistics[name])
+
+    def rows(self) -> int:
+        """Return the number of rows."""
+        with self._damage_reported():
+            return int(self._opened().metadata.num_rows)
+
+    def frame(self) -> pd.DataFrame:
+        """Return the frame, with those of its columns that the file has, after checking them."""
+        with self._damage_reported():
+            table = self._table()
+            values: dict[str, Any] = {}
+            for name in table.column_names:
+                column = self._columns[name]
+                if table.num_rows:
+                    _check_range(name, column, *_measured(table[name]))
+                values[name] = _decoded(table[name], column.dtype)
+            frame = pd.DataFrame(values, index=pd.RangeIndex(table.num_rows))
+            for name, column in self._columns.items():
+                if column.index:
+                    frame = frame if name in frame else frame.assign(**{name: np.arange(len(frame))})
+                    if column.dtype == "int64" and frame[name].duplicated().any():
+                        raise ValueError(f"its column {name!r} holds a number twice")
+                    frame = frame.set_index(name)
+            return frame
+
+    @contextmanager
+    def _damage_reported(self) -> Iterator[None]:
+        """Turn whatever pyarrow or pandas raise for a file into a sentence."""
+        try:
+            yield
+        except _FAULTS as error:
+            raise RecordingError(f"{self._path} is damaged: {' '.join(str(error).split())[:300]}.") from error
+
+    def _names(self, file: pq.ParquetFile) -> list[str]:
+        """Return the known columns of a file, in the order of the declaration, after checking their types."""
+        schema, names = file.schema_arrow, []
+        for name, column in self._columns.items():
+            if name not in schema.names:
+                if column.needed:
+                    raise ValueError(f"it has no column {name!r}")
+                continue
+            if len(schema.get_all_field_indices(name)) > 1:
+                raise ValueError(f"it has the column {name!r} twice")
+            kind = schema.field(name).type  # that of a frame without rows says nothing
+            if file.metadata.num_rows and not _NUMBERS.get(column.dtype, _is_text)(kind):
+                raise ValueError(f"its column {name!r} is of another type ({kind})")
+            names.append(name)
+        return names
+
+    def _table(self) -> pa.Table:
+        """Read the known columns; others may be as large as they like."""
+        file = self._opened()
+        names = self._names(file)
+        texts = [name for name in names if self._columns[name].dtype not in _NUMBERS]
+        # The file stores repeated text once; keep it so until the total size is known.
+        threads = len(self._data) >= _THREADS_PAY
+        table = self._opened(texts).read(columns=names, use_threads=threads).select(names)
+        for name in texts:
+            if self._columns[name].dtype != "category":
+                parts = [part for part in table[name].chunks if pa.types.is_dictionary(part.type)]
+                lengths = [pc.sum(pc.binary_length(part.dictionary).take(part.indices)).as_py() for part in parts]
+                if (size := sum(filter(None, lengths))) > _MOST_TEXT:
+                    raise ValueError(f"its column {name!r} holds {size:,} bytes of text in {len(self._data):,} bytes")
+        return table
+
+    def _opened(self, as_codes: Collection[str] = ()) -> pq.ParquetFile:
+        """Open the file if its rows and columns need no more memory than a file of its size may ask for."""
+        size = len(self._data)
+        file = pq.ParquetFile(pa.BufferReader(self._data), read_dictionary=list(as_codes))
+        lists = [leaf.path for leaf in map(file.schema.column, range(len(file.schema))) if leaf.max_repetition_level]
+        if lists:  # the number of rows does not bound their values
+            raise ValueError(f"its column {lists[0].partition('.')[0]!r} holds lists")
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        rows = max(file.metadata.num_rows, sum(group.num_rows for group in groups))
+        if rows > min(_MOST_ROWS, _ROWS_OF_ANY + size):
+            raise ValueError(f"it claims to hold {rows:,} rows in {size:,} bytes")
+        unpacked = sum(group.total_byte_size for group in groups)
+        if unpacked > _SIZE_OF_ANY + _MOST_RATIO * size:
+            raise ValueError(f"it claims to unpack from {size:,} bytes to {unpacked:,}")
+        return file
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether a column of a file is text, or has no type because it has no values."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
+
+
+def _check_range(name: str, column: Column, lacking: int, low: Any, high: Any) -> None:
+    if lacking and not column.missing:
+        raise ValueError(f"its column {name!r} lacks values")
+    if low is not None and column.low is not None and low < column.low:
+        raise ValueError(f"its column {name!r} holds a value that is out of range ({low})")
+    if high is not None and column.high is not None and high > column.high:
+        raise ValueError(f"its column {name!r} holds a value that is out of range ({high})")
+
+
+def _measured(values: pa.ChunkedArray) -> tuple[int, Any, Any]:
+    """Return the missing count, minimum and maximum of a column's values."""
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        return values.null_count, None, None
+    ends = pc.min_max(values).as_py()
+    not_numbers = pc.sum(pc.is_nan(values)).as_py() if pa.types.is_floating(values.type) else 0
+    return values.null_count + (not_numbers or 0), ends["min"], ends["max"]
+
+
+def _statistics(metadata: pq.FileMetaData) -> dict[str, tuple[int, Any, Any]]:
+    """Return what `_measured` does, as the file tells it, of each column of which every part of the file tells it.
+
+    A file does not tell which fractions are not numbers.
+    """
+    parts: defaultdict[str, list[Any]] = defaultdict(list)
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            parts[column.path_in_schema].append(None if column.physical_type == "DOUBLE" else column.statistics)
+    described = {}
+    for name, known in parts.items():
+        if all(part and part.has_null_count and (part.has_min_max or not part.num_values) for part in known):
+            ends = [part for part in known if part.has_min_max]
+            low = min((part.min for part in ends if part.min is not None), default=None)
+            high = max((part.max for part in ends if part.max is not None), default=None)
+            described[name] = (sum(part.null_count for part in known), low, high)
+    return described
+
+
+def _decoded(values: pa.ChunkedArray, dtype: Any) -> Any:
+    """Return the values of a column of a frame in its type."""
+    if not len(values) or (dtype not in _NUMBERS and values.null_count == len(values)):
+        return missing(len(values), dtype)
+    if dtype == "Float64":  # what is not finite is missing
+        values = pc.if_else(pc.is_finite(values), values, pa.scalar(None, values.type))
+    if dtype in ("Int64", "Float64"):
+        nullable: Any = pd.api.types.pandas_dtype(dtype)
+        return nullable.__from_arrow__(values)
+    if dtype == "category":
+        labels: Any = values.to_pandas().array
+        return labels.rename_categories(labels.categories.astype(TEXT))
+    if pa.types.is_dictionary(values.type):
+        values = pa.chunked_array([part.dictionary_decode() for part in values.chunks])
+    return values.to_pandas().astype(dtype).array

@@ -1,0 +1,256 @@
+"""Everything that perfnb saves: a folder with one JSON file and a Parquet file per frame, written whole or not at all.
+
+A kind of saved thing is one `SavedKind`: its name, the type of its facts, its frames with their columns. The JSON file
+holds the ``format``, its ``version``, the facts (``meta``), and perhaps the ``outcome``: what was found, for a list of
+many saved things; see `perfnb.recording.outcome`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from perfnb.errors import RecordingError
+from perfnb.files import new_folder, read_regular, sweep, usable
+from perfnb.recording.frame_files import Columns, FrameFile, write_frame
+from perfnb.recording.outcome import Outcome
+
+#: Version of the format on disk; a reader refuses newer ones.
+VERSION = 1
+FORMAT = "perfnb"
+#: Brackets, commas and colons in a file of facts: each may precede a value, which takes up to 75 bytes of memory.
+_MOST_MARKS = 1_000_000
+#: What a file of facts that was altered makes `facts_in` raise.
+UNREADABLE = (OSError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError)
+
+
+class NewerFormatError(ValueError):
+    """A later version of perfnb saved it."""
+
+
+@dataclass(frozen=True)
+class SavedKind:
+    """A kind of saved folder.
+
+    Attributes
+    ----------
+    word : str
+        Its name: ``profile``.
+    facts : type
+        The type of the facts, as msgspec checks it. Facts that it does not list are kept as they are.
+    frames : mapping of str to Columns
+        The frames it may hold, and their columns.
+    parts : SavedKind, optional
+        What the folders inside it hold, if there are any.
+    largest : int
+        Bytes that its JSON file may have. Facts of 100 devices and 2,000 threads take about 100 kB.
+    """
+
+    word: str
+    facts: Any
+    frames: Mapping[str, Columns] = field(default_factory=dict)
+    parts: SavedKind | None = None
+    largest: int = 16 * 2**20
+
+    @property
+    def file(self) -> str:
+        """The JSON file, by which the folder is recognised."""
+        return f"{self.word}.json"
+
+    def is_at(self, path: str | Path) -> bool:
+        """Whether a folder of this kind is at `path`."""
+        return (usable(path) / self.file).is_file()
+
+
+def save(
+    kind: SavedKind,
+    frames: Mapping[str, pd.DataFrame],
+    facts: Mapping[str, Any],
+    path: str | Path,
+    *,
+    outcome: Outcome | None = None,
+    parts: Mapping[str, Callable[[Path], object]] | None = None,
+) -> Path:
+    """Write a folder, all or nothing; an earlier one of the same kind is replaced.
+
+    Parameters
+    ----------
+    kind : SavedKind
+    frames, facts : mapping
+    path : str or Path
+    outcome : Outcome, optional
+        What was found.
+    parts : mapping of str to callable, optional
+        By name, what writes each folder inside it: the method `save` of a profile.
+
+    Raises
+    ------
+    RecordingError
+        If something else is at `path`, or it cannot be written.
+    """
+    target = usable(path)
+    sweep(target.parent)
+    if target.exists() and not _may_replace(kind, target):
+        raise RecordingError(
+            f"{target} exists and is not just a perfnb {kind.word}: choose another path, or remove it first."
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(target) as fresh:
+            for name, save_part in (parts or {}).items():
+                save_part(fresh / name)
+            for name, frame in frames.items():
+                write_frame(frame, fresh / f"{name}.parquet")
+            (fresh / kind.file).write_text(facts_text(facts, outcome), encoding="utf-8")
+    except (OSError, RecordingError) as error:  # a part names a place that is gone: tell its cause
+        raise RecordingError(f"The {kind.word} cannot be written to {target}: {error.__cause__ or error}.") from error
+    return target
+
+
+def facts_text(facts: Mapping[str, Any], outcome: Outcome | None = None) -> str:
+    """Return the content of the JSON file."""
+    found = {} if outcome is None else {"outcome": msgspec.to_builtins(outcome)}
+    return json.dumps({"format": FORMAT, "version": VERSION, **found, "meta": dict(facts)}, indent=1)
+
+
+def _may_replace(kind: SavedKind, target: Path) -> bool:
+    """Return whether a folder contains an earlier one of the kind, with its parts, and nothing else, or nothing."""
+    if not target.is_dir() or target.is_symlink():
+        return False
+    own = {kind.file, *(f"{name}.parquet" for name in kind.frames)}
+    inside = list(target.iterdir())
+    if not all(entry.name in own or (kind.parts and _may_replace(kind.parts, entry)) for entry in inside):
+        return False
+    try:
+        return not inside or bool(_content(target / kind.file, kind.largest))
+    except UNREADABLE:
+        return False
+
+
+class SavedFolder:
+    """A saved folder: its facts, and its frames as stored, decoded when they are asked for.
+
+    Later changes to the folder do not matter.
+
+    Attributes
+    ----------
+    source : Path
+    facts : dict
+    outcome : Outcome or None
+        What was found, if that was saved.
+
+    Raises
+    ------
+    RecordingError
+        Here and in every method: if the folder is not of the kind, is damaged, or was saved by a newer version.
+    """
+
+    def __init__(self, kind: SavedKind, path: str | Path) -> None:
+        self.kind, self.source = kind, usable(path)
+        if not self.source.exists():
+            raise RecordingError(f"{self.source} does not exist.")
+        if not kind.is_at(self.source):
+            raise RecordingError(
+                f"{self.source} is not a saved perfnb {kind.word}: it is not a folder with a {kind.file}."
+            )
+        try:
+            self.facts, self.outcome = facts_in(kind, self.source / kind.file)
+        except NewerFormatError as error:
+            raise RecordingError(f"{self.source} cannot be loaded: {error}.") from error
+        except UNREADABLE as error:
+            raise self.damaged(kind.file, str(error)) from error
+        self._files = {
+            name: FrameFile(self.source / f"{name}.parquet", columns)
+            for name, columns in kind.frames.items()
+            if (self.source / f"{name}.parquet").exists()
+        }
+
+    def __contains__(self, frame: str) -> bool:
+        return frame in self._files
+
+    def file(self, frame: str) -> FrameFile:
+        """Return the file of a frame."""
+        if frame not in self._files:
+            raise RecordingError(f"{self.source / frame}.parquet cannot be read: it is missing.")
+        return self._files[frame]
+
+    def frame(self, name: str) -> pd.DataFrame:
+        """Return a frame, decoded and checked anew each time."""
+        return self.file(name).frame()
+
+    def damaged(self, file: str, why: str) -> RecordingError:
+        """Return the error for a file in which something is wrong."""
+        return RecordingError(f"{self.source / file} is damaged: {why}.")
+
+
+def facts_in(kind: SavedKind, file: Path) -> tuple[dict[str, Any], Outcome | None]:
+    """Read and check the JSON file of a folder.
+
+    Raises
+    ------
+    NewerFormatError, or one of `UNREADABLE`
+        With what is wrong, without the file's name.
+    """
+    content = _content(file, kind.largest)
+    _converted(content, "meta", kind.facts)
+    return content["meta"], None if content.get("outcome") is None else _converted(content, "outcome", Outcome)
+
+
+def read_outcome(path: str | Path) -> Outcome | None:
+    """Read what was found when something was saved, from its JSON file alone; ``None`` if that was not saved.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder of a profile, a run or a report.
+
+    Raises
+    ------
+    RecordingError
+        If that holds nothing that perfnb saved, is damaged, or was saved by a newer version.
+    """
+    source = usable(path)
+    file = next(iter(sorted(source.glob("*.json"))), None)
+    if file is None:
+        raise RecordingError(f"{source} is not a folder that perfnb saved: it holds no JSON file.")
+    try:
+        content = _content(file, SavedKind.largest)
+        return None if content.get("outcome") is None else _converted(content, "outcome", Outcome)
+    except NewerFormatError as error:
+        raise RecordingError(f"{source} cannot be loaded: {error}.") from error
+    except UNREADABLE as error:
+        raise RecordingError(f"{file} is damaged: {error}.") from error
+
+
+def _content(file: Path, largest: int) -> dict[str, Any]:
+    """Read a JSON file that perfnb wrote; errors as in `facts_in`."""
+    data = read_regular(file, largest)
+    if sum(map(data.count, (b"[", b"{", b",", b":"))) > _MOST_MARKS:
+        raise ValueError("it contains more values than perfnb ever writes")
+    content = json.loads(data.decode("utf-8"))
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError("perfnb did not write it")
+    version = content.get("version")
+    if type(version) is not int:
+        raise ValueError("its version is not a whole number")
+    if version > VERSION:
+        raise NewerFormatError(
+            f"it was saved by a newer perfnb (format {str(version)[:20]}, this one reads {VERSION}); update perfnb"
+        )
+    if not isinstance(content.get("meta"), dict):
+        raise ValueError("it has no meta")
+    return content
+
+
+def _converted(content: dict[str, Any], key: str, kind: Any) -> Any:
+    try:
+        return msgspec.convert(content[key], kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        where = "" if "$" in str(error) else f" in {key}"
+        raise ValueError(f"{str(error).replace('$', key)}{where}") from error

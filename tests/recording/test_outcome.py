@@ -1,0 +1,186 @@
+"""What was found when something was saved stands in its JSON file, dated, and is read without anything else."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import perfnb
+from perfnb.errors import RecordingError
+from perfnb.recording.outcome import make_outcome
+from perfnb.recording.store import SavedFolder, SavedKind, read_outcome, save
+from tests.loop.planted_runs import run, usual
+from tests.step.models import three_linears, training_step
+
+
+@pytest.fixture(scope="module")
+def profile() -> perfnb.Profile:
+    step = training_step(three_linears(), torch.ones(4, 8))
+    return perfnb.profile_step(step, warmup=1, steps=8, traced=2, name="mine")
+
+
+def test_a_profile_keeps_its_verdict_findings_and_origin(profile: perfnb.Profile, tmp_path: Path) -> None:
+    before = datetime.now(UTC)
+    found = read_outcome(profile.save(tmp_path / "run"))
+
+    assert found is not None
+    assert found.name == "mine"
+    assert found.verdict == profile._summary.findings.verdict.verdict  # type: ignore[union-attr]
+    row = profile._summary.findings.verdict.finding  # type: ignore[union-attr]
+    assert [one.bottleneck for one in found.findings] == profile.findings["bottleneck"].tolist()
+    assert [one.bound_ms for one in found.findings] == [
+        None if pd.isna(ms) else ms for ms in profile.findings["bound_ms"]
+    ]
+    assert found.bound_ms == (None if row is None else found.findings[row].bound_ms)
+    assert found.confidence == (None if row is None else found.findings[row].confidence)
+    assert (found.step_ms, found.step_ci_ms) == (profile.timing.median_ms, profile.timing.ci_ms)
+    assert found.data_share == profile.phases["share"].get("data")
+    assert found.peak_bytes == profile._summary.memory.peak_bytes  # type: ignore[union-attr]
+    assert (found.host, found.torch) == (platform.node(), torch.__version__)
+    assert found.device
+    assert before <= found.at <= datetime.now(UTC) + timedelta(seconds=1)
+
+
+def test_a_loaded_profile_keeps_what_was_found_first(profile: perfnb.Profile, tmp_path: Path) -> None:
+    first = profile.save(tmp_path / "run")
+    edited(first, verdict="As it was found then.")
+
+    again = perfnb.load(first).save(tmp_path / "again")
+
+    assert read_outcome(again) == read_outcome(first)
+    assert "As it was found then." in (again / "profile.json").read_text("utf-8")
+
+
+def test_a_run_keeps_what_held_it_back(tmp_path: Path) -> None:
+    held = run(usual(400) + 6.0, 6.0 + 0 * usual(400))
+    found = read_outcome(held.save(tmp_path / "run"))
+
+    assert found is not None
+    assert found.verdict == held.verdict
+    assert found.findings[0].bottleneck == held.findings["bottleneck"][0]
+    assert found.bound_ms == pytest.approx(held.findings["bound_ms"][0])
+    assert found.data_share == pytest.approx(
+        held.phases["ms"]["data"] / held.phases["ms"][["data", "step"]].sum(), rel=0.1
+    )
+    assert (found.step_ms, found.step_ci_ms) == (pytest.approx(held.median_ms), pytest.approx(held.ci_ms))
+    assert found.peak_bytes is not None
+    assert read_outcome(perfnb.load(tmp_path / "run").save(tmp_path / "again")) == found
+
+
+@pytest.mark.slow
+def test_a_report_keeps_its_decision_and_ratio(tmp_path: Path) -> None:
+    step = training_step(three_linears(), torch.ones(4, 8))
+    report = perfnb.report(step, step, quality=lambda: {"loss": 0.0}, change="none", profile=True, budget_s=0.3)
+    saved = report.save(tmp_path / "report")
+    found = read_outcome(saved)
+
+    assert found is not None
+    assert (found.name, found.verdict) == ("none", report.decision)
+    assert (found.step_ms, found.ratio, found.ratio_ci) == (
+        report.candidate.median_ms,
+        report.ab.ratio,
+        report.ab.ratio_ci,
+    )
+    assert found.peak_bytes == report.candidate.peak_memory_bytes
+    assert found.at == datetime.fromisoformat(report.meta["environment"]["at"])
+    assert read_outcome(saved / "candidate") is not None
+
+
+def edited(saved: Path, **changes: Any) -> None:
+    file = next(saved.glob("*.json"))
+    content = json.loads(file.read_text("utf-8"))
+    content["outcome"] |= changes
+    file.write_text(json.dumps(content))
+
+
+def test_a_profile_saved_without_an_outcome_is_loaded_and_gets_one(profile: perfnb.Profile, tmp_path: Path) -> None:
+    saved = profile.save(tmp_path / "run")
+    content = json.loads((saved / "profile.json").read_text("utf-8"))
+    del content["outcome"]
+    (saved / "profile.json").write_text(json.dumps(content))
+
+    assert read_outcome(saved) is None
+    again = read_outcome(perfnb.load(saved).save(tmp_path / "again"))
+
+    assert again is not None
+    assert again.step_ms == profile.timing.median_ms
+    assert again.host is None  # not that of the machine that loads it
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("at", "yesterday"), ("at", "2026-03-01T12:00:00"), ("step_ms", -1.0), ("findings", {}), ("name", 3)],
+)
+def test_a_damaged_outcome_is_one_error_that_names_the_file_and_the_key(tmp_path: Path, key: str, value: Any) -> None:
+    saved = run(usual(40)).save(tmp_path / "run")
+    edited(saved, **{key: value})
+
+    for read in (read_outcome, perfnb.load):
+        with pytest.raises(RecordingError, match=rf"run\.json is damaged: .*`outcome\.{key}"):
+            read(saved)  # type: ignore[operator]
+
+
+def test_what_holds_no_outcome_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="is not a folder that perfnb saved"):
+        read_outcome(tmp_path)
+    (tmp_path / "mine.json").write_text("{}")
+    with pytest.raises(RecordingError, match=r"mine\.json is damaged: perfnb did not write it\.$"):
+        read_outcome(tmp_path)
+    (tmp_path / "mine.json").write_text('{"format": "perfnb", "version": 99, "meta": {}}')
+    with pytest.raises(RecordingError, match="by a newer perfnb"):
+        read_outcome(tmp_path)
+
+
+@pytest.mark.parametrize("unknown", [None, math.nan, math.inf, pd.NA])
+def test_figures_that_are_not_known_are_none(unknown: Any) -> None:
+    made = make_outcome("x", {}, step_ms=unknown, peak_bytes=unknown, interval_ms=(1.0, unknown))
+
+    assert (made.step_ms, made.peak_bytes, made.step_ci_ms, made.host) == (None, None, None, None)
+
+
+def test_outcomes_are_read_without_torch(tmp_path: Path) -> None:
+    saved = run(usual(40)).save(tmp_path / "run")
+    program = (
+        "import sys; from perfnb.recording.store import read_outcome; "
+        f"print(read_outcome({str(saved)!r}).verdict); sys.exit('torch' in sys.modules)"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout.strip()) == (0, run(usual(40)).verdict)
+
+
+def test_parts_that_cannot_be_written_name_the_place_and_the_cause(tmp_path: Path) -> None:
+    inner, outer = SavedKind("inner", dict), SavedKind("outer", dict)
+
+    def full(path: Path) -> None:
+        path.mkdir()
+        raise OSError(28, "No space left on device")
+
+    def part(path: Path) -> None:
+        save(inner, {}, {}, path, parts={"deep": full})
+
+    with pytest.raises(RecordingError) as caught:
+        save(outer, {}, {}, tmp_path / "thing", parts={"part": part})
+    assert str(caught.value) == (
+        f"The outer cannot be written to {tmp_path / 'thing'}: [Errno 28] No space left on device."
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_unlisted_facts_come_back(tmp_path: Path) -> None:
+    kind = SavedKind("thing", dict[str, Any])
+    saved = save(kind, {}, {"a": {"b": [1, None]}}, tmp_path / "thing")
+
+    assert SavedFolder(kind, saved).facts == {"a": {"b": [1, None]}}
+    assert SavedFolder(kind, saved).outcome is None
