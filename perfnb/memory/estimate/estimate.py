@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from perfnb import quantities as fmt
@@ -246,9 +245,8 @@ def estimate_memory(
     import torch
 
     from perfnb.arguments import require_flag, shown
-    from perfnb.memory.estimate.allocator import device_among
-    from perfnb.memory.estimate.batches import one_batch, resized, samples_in
-    from perfnb.memory.estimate.model_simulation import ModelStep
+    from perfnb.memory.estimate.batches import one_batch, samples_in
+    from perfnb.memory.estimate.model_step import ModelStep, chosen_optimizer
     from perfnb.memory.estimate.step_simulation import simulate_step
     from perfnb.step.checks import require_loss, require_steps
 
@@ -274,17 +272,23 @@ def estimate_memory(
     samples = samples_in(batch)
     if batch_size is not None and samples is None:
         raise ValueError("batch_size was given, but no tensor in the batch has a dimension for it.")
+    chosen = chosen_optimizer(optimizer) if training else None
+
+    def model_step() -> Callable[[Any], None]:
+        run = ModelStep(modelled, loss, training=training, optimizer=chosen, autocast=autocast)
+
+        def step(batch: Any) -> None:
+            __tracebackhide__ = True
+            if modelled.training != training:
+                modelled.train(training)
+            run(batch)
+
+        return step
 
     def estimate(size: int | None) -> MemoryEstimate:
         __tracebackhide__ = True
-        if step is not None:
-            with StepOutput():
-                simulation, place = simulate_step(step, batch, samples, size, device)
-        else:
-            scaled = batch if size is None or samples is None else resized(batch, samples, size)
-            place = device_among(chain(modelled.parameters(), modelled.buffers()), device)
-            plan = ModelStep(modelled, scaled, batch, optimizer, loss, training, place, autocast)
-            simulation = plan.simulated()
+        with StepOutput():
+            simulation, place = simulate_step(step or model_step(), batch, samples, size, device, model)
         return _read(simulation, place, samples if size is None else size, estimate)
 
     return estimate(batch_size)
