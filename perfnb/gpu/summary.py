@@ -14,7 +14,7 @@ from perfnb.attribution.device_work import is_in, step_windows
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.critical_path import path_in
 from perfnb.gpu.device_time import REASONS, gpu_time, idle_time
-from perfnb.gpu.launches import LaunchFacts, QueueChart, kernels_of_ops, launch_facts, launches, queue_chart
+from perfnb.gpu.launches import LaunchFacts, QueueChart, kernels_of_ops, launch_facts, queue_chart
 from perfnb.gpu.path_savings import savings_in
 from perfnb.gpu.tables import GpuEvents, gpu_events
 from perfnb.recording.nesting import NONE
@@ -127,7 +127,7 @@ def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | 
         idle = idle_time(gpu.events, by_step=True, work=gpu.work, own_step=True)
     by_step = _parts(steps.merge(idle.drop(columns="idle_ms"), on=["rank", "device", "step"], how="left"))
     numbers = by_step["step"].drop_duplicates()
-    rows = launches(gpu.of_steps.events, gpu.of_steps.work)
+    rows = gpu.of_steps.launches
     queue, spans = gpu_tables.queue_table(gpu), _spans(gpu)
     kernels = _kernels(gpu, has_layers=len(recording.modules) > 0)
     span = float(times["total_ms"].sum())
@@ -187,7 +187,7 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> pd.DataFrame:
     """Kernels by op and shapes with the heaviest kernel of each; by kernel if no op is known."""
     steps = max(len(gpu.steps), 1)
     known = gpu_tables.kernel_op_table(gpu)
-    each = kernels_of_ops(gpu.of_steps.events, gpu.of_steps.work)
+    each = kernels_of_ops(gpu.of_steps.launches)
     names = each.drop_duplicates(["op", "shapes"])[["op", "shapes", "kernel"]]
     known = known[known["op"].notna()].astype({"op": "object", "shapes": "object"})
     known = known.merge(names.astype("object"), on=["op", "shapes"], how="left")
@@ -213,13 +213,13 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
         busy = busy if len(busy) else marks
         order = (busy["end"] - busy["start"]).sort_values(kind="stable").index
         number, chosen = int(busy.loc[order[len(order) // 2], "number"]), int(busy["number"].nunique())
-    run, window = gpu.run, gpu.window_of(number)
+    graph, window = gpu.waits, gpu.window_of(number)
     length = window.end - window.begin
     if length <= 0:
         return None
-    path = path_in(run, window)
+    path = path_in(graph, window)
     most = MOST_PARTS if len(path) <= MOST_SEGMENTS else 0
-    kinds, ops = savings_in(run, window, "kind", most, path), savings_in(run, window, "op", min(most, MOST_OPS), path)
+    kinds, ops = savings_in(graph, window, "kind", most, path), savings_in(graph, window, "op", min(most, MOST_OPS), path)
     tail = 0
     if gpu.only_step is None:
         tail = max(window.end - int(marks.loc[marks["number"] == number, "end"].max()), 0)

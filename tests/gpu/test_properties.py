@@ -94,8 +94,8 @@ def test_tables_of_launches_and_kernels_hold_all_work_once(events: pd.DataFrame)
     count = len(device_work(events))
 
     assert len(launches(events)) == count
-    assert launches_by_op(events)["launched"].sum() == count
-    for table in (kernels_by_op(events), kernels_of_ops(events)):
+    assert launches_by_op(launches(events))["launched"].sum() == count
+    for table in (kernels_by_op(launches(events)), kernels_of_ops(launches(events))):
         assert table["calls"].sum() == count
     assert (launches(events)["delay_ns"].dropna() >= 0).all()
     assert (queue_lengths(events)["length"] >= 0).all()
