@@ -291,7 +291,8 @@ def kernels_by_op(rows: pd.DataFrame) -> pd.DataFrame:
 
 def kernels_of_ops(rows: pd.DataFrame) -> pd.DataFrame:
     """Like `kernels_by_op`, with one row per kernel name: ``op``, ``shapes``, ``kernel``, times."""
-    by = rows.rename(columns={"name": "kernel"}).groupby(["op", "shapes", "kernel"], dropna=False, sort=False, observed=True)
+    rows = rows.rename(columns={"name": "kernel"})
+    by = rows.groupby(["op", "shapes", "kernel"], dropna=False, sort=False, observed=True)
     return _heaviest_first(_times(by).reset_index())
 
 

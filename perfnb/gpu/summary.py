@@ -219,7 +219,8 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
         return None
     path = path_in(graph, window)
     most = MOST_PARTS if len(path) <= MOST_SEGMENTS else 0
-    kinds, ops = savings_in(graph, window, "kind", most, path), savings_in(graph, window, "op", min(most, MOST_OPS), path)
+    kinds = savings_in(graph, window, "kind", most, path)
+    ops = savings_in(graph, window, "op", min(most, MOST_OPS), path)
     tail = 0
     if gpu.only_step is None:
         tail = max(window.end - int(marks.loc[marks["number"] == number, "end"].max()), 0)

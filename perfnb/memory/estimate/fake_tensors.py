@@ -142,9 +142,10 @@ class StandIns:
             return real
         if id(real) not in self._made:
             try:
-                self._made[id(real)] = real, self._make(real)
+                layout = real.untyped_storage(), real.stride(), real.storage_offset()
             except (NotImplementedError, RuntimeError, ValueError):  # sparse, or uninitialized in a lazy module
                 return real
+            self._made[id(real)] = real, self._make(real, *layout)
         return self._made[id(real)][1]
 
     def within(self, value: Any, depth: int = 2 * _NESTING) -> Any:
@@ -169,9 +170,7 @@ class StandIns:
             known[id(copied)] = copied, copied  # a copy met again stands for itself
         return known[id(value)][1]
 
-    def _make(self, real: Tensor) -> Tensor:
-        storage = real.untyped_storage()
-        stride, offset = real.stride(), real.storage_offset()
+    def _make(self, real: Tensor, storage: torch.UntypedStorage, stride: tuple[int, ...], offset: int) -> Tensor:
         # Tensors on "meta" have no address, but their storage has an identity.
         key = storage._cdata, real.dtype
         with torch.no_grad():

@@ -125,7 +125,7 @@ def simulate_step(
         stack.enter_context(allocator.listening())
         stack.enter_context(allocator)
         with explained(model), gate.opened():
-            own = {id(value) for value in near}
+            own = {id(value) for value in near} if model is None else set()
             late = _call_until_stepped(step, arguments, allocator, [o for o in optimizers if id(o) in own])
             stepped = list(allocator.optimizers)
             allocator.steps_again()
