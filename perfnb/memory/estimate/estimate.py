@@ -329,34 +329,22 @@ def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> 
 
     It is 0 if not even one sample fits, and ``None`` if every batch does. Few sizes are tried.
     """
-    fits, too_large, known = 0, start, {start: need(start)}
-    while known[too_large] <= limit:
-        if too_large >= _MOST:
-            return None
-        fits = too_large
-        too_large = _guess(known, limit, fits + 1) or 2 * fits
-        known[too_large] = need(too_large)
+    fits, too_large, size, known = 0, _MOST + 1, start, dict[int, float]()
     while too_large - fits > 1:
-        guess = _guess(known, limit, fits + 1)
-        if len(known) % 3 == 0 or guess is None or not fits < guess < too_large:
-            # The line through two points gave nothing new: bisect.
-            guess = (fits + too_large) // 2
-        known[guess] = need(guess)
-        if known[guess] <= limit:
-            fits = guess
-        else:
-            too_large = guess
-    return fits
+        known[size] = need(size)
+        fits, too_large = (size, too_large) if known[size] <= limit else (fits, size)
+        size = _next_size(known, limit, fits, too_large)
+    return None if fits == _MOST else fits
 
 
-def _guess(known: dict[int, float], limit: float, least: int) -> int | None:
-    """Where the line through the two largest known sizes meets the limit."""
-    sizes = sorted(size for size, bytes_ in known.items() if bytes_ < float("inf"))[-2:]
-    if len(sizes) < 2:
-        return None
-    slope = (known[sizes[1]] - known[sizes[0]]) / (sizes[1] - sizes[0])
-    if slope <= 0:
-        return None
-    # One more than what should fit: if it fails and the size below fits, the search is over.
-    meets = int(sizes[1] + (limit - known[sizes[1]]) // slope)
-    return min(_MOST, meets if meets not in known and meets >= least else max(least, meets + 1))
+def _next_size(known: dict[int, float], limit: float, fits: int, too_large: int) -> int:
+    """Where the line through the two largest known sizes meets the limit; if that tells nothing new, bisect or
+    double."""
+    *_, first, last = [0, 0, *sorted(size for size, bytes_ in known.items() if bytes_ < math.inf)]
+    slope = (known[last] - known[first]) / (last - first) if first else 0.0
+    if slope > 0 and limit < math.inf and len(known) % 3:
+        meets = int(last + (limit - known[last]) // slope)
+        meets += meets in known  # if one more than what should fit fails, the search is over
+        if fits < meets < too_large:
+            return meets
+    return (fits + too_large) // 2 if too_large <= _MOST else min(2 * fits, _MOST)
