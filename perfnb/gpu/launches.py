@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pandas.api.typing import DataFrameGroupBy
 
 from perfnb.attribution.device_work import DeviceWork, column, device_work, is_in, known_or_na, named, pairs
 from perfnb.recording.nesting import NONE, Ints
@@ -265,7 +263,7 @@ def _floats(values: pd.Series) -> npt.NDArray[np.float64]:
     return np.asarray(values.to_numpy(dtype=float))
 
 
-def kernels_by_op(rows: pd.DataFrame) -> pd.DataFrame:
+def kernels_by_op(rows: pd.DataFrame, key: Sequence[str] = ("op", "shapes")) -> pd.DataFrame:
     """Group the rows of `launches` by launching op and its input shapes, most time first.
 
     The op is the innermost one around the launch call or, if the call is not in the trace, the one with the same
@@ -279,27 +277,27 @@ def kernels_by_op(rows: pd.DataFrame) -> pd.DataFrame:
         it), ``layer`` (the one with most of this time; missing if none) and ``layer_share`` (its share). Layer columns
         are missing if the events have no layers. Times are totals over the trace, not per step.
     """
-    by = rows.groupby(["op", "shapes"], dropna=False, sort=False, observed=True)
-    table = _times(by)
-    table.insert(0, "kernels", by["name"].nunique())
-    table.insert(0, "op_calls", by["op_row"].nunique().astype("Int64"))
-    table = table.reset_index()
+    by = rows.groupby([*key], dropna=False, sort=False, observed=True)
+    ns = by["duration_ns"]
+    table = pd.DataFrame(
+        {
+            "op_calls": by["op_row"].nunique().astype("Int64"),
+            "kernels": by["name"].nunique(),
+            "calls": ns.size(),
+            "total_ms": ns.sum() / 1e6,
+            "mean_us": ns.mean() / 1e3,
+            "min_us": ns.min() / 1e3,
+            "max_us": ns.max() / 1e3,
+        }
+    ).reset_index()
     # For an unknown op the number of calls is unknown too.
     table["op_calls"] = table["op_calls"].mask(table["op"].isna())
-    return _heaviest_first(table.merge(_layers(rows), on=["op", "shapes"], how="left"))
+    table = table.merge(_layers(rows, [*key]), on=[*key], how="left")
+    return table.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
 
 
-def kernels_of_ops(rows: pd.DataFrame) -> pd.DataFrame:
-    """Like `kernels_by_op`, with one row per kernel name: ``op``, ``shapes``, ``kernel``, times."""
-    rows = rows.rename(columns={"name": "kernel"})
-    by = rows.groupby(["op", "shapes", "kernel"], dropna=False, sort=False, observed=True)
-    return _heaviest_first(_times(by).reset_index())
-
-
-def _layers(rows: pd.DataFrame) -> pd.DataFrame:
-    """For each op and shapes, the layer with most of its time and that layer's share."""
-    key = ["op", "shapes"]
-
+def _layers(rows: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """For each value of the key, the layer with most of its time and that layer's share."""
     sums = rows.groupby([*key, "layer"], dropna=False, sort=False, observed=True)["duration_ns"].sum().reset_index()
     total = sums.groupby(key, dropna=False, sort=False, observed=True)["duration_ns"].transform("sum")
     sums["layer_share"] = (sums["duration_ns"] / total.where(total > 0)).astype("Float64")
@@ -307,13 +305,3 @@ def _layers(rows: pd.DataFrame) -> pd.DataFrame:
     count = known.groupby(key, dropna=False, sort=False, observed=True)["layer"].transform("size")
     known.insert(len(key), "layers", count.astype("Int64"))
     return known.drop_duplicates(key).drop(columns="duration_ns")
-
-
-def _times(work: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
-    ns = work["duration_ns"]
-    microseconds = {"mean_us": ns.mean() / 1e3, "min_us": ns.min() / 1e3, "max_us": ns.max() / 1e3}
-    return pd.DataFrame({"calls": ns.size(), "total_ms": ns.sum() / 1e6, **microseconds})
-
-
-def _heaviest_first(table: pd.DataFrame) -> pd.DataFrame:
-    return table.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)

@@ -14,7 +14,7 @@ from perfnb.attribution.device_work import is_in, step_windows
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.critical_path import path_in
 from perfnb.gpu.device_time import REASONS, gpu_time, idle_time
-from perfnb.gpu.launches import LaunchFacts, QueueChart, kernels_of_ops, launch_facts, queue_chart
+from perfnb.gpu.launches import LaunchFacts, QueueChart, kernels_by_op, launch_facts, queue_chart
 from perfnb.gpu.path_savings import savings_in
 from perfnb.gpu.tables import GpuEvents, gpu_events
 from perfnb.recording.nesting import NONE
@@ -185,22 +185,21 @@ def _spans(gpu: GpuEvents) -> pd.DataFrame:
 
 def _kernels(gpu: GpuEvents, has_layers: bool) -> pd.DataFrame:
     """Kernels by op and shapes with the heaviest kernel of each; by kernel if no op is known."""
-    steps = max(len(gpu.steps), 1)
-    known = gpu_tables.kernel_op_table(gpu)
-    each = kernels_of_ops(gpu.of_steps.launches)
-    names = each.drop_duplicates(["op", "shapes"])[["op", "shapes", "kernel"]]
-    known = known[known["op"].notna()].astype({"op": "object", "shapes": "object"})
-    known = known.merge(names.astype("object"), on=["op", "shapes"], how="left")
-    alone = each[each["op"].isna()].astype({"op": "object", "shapes": "object", "kernel": "object"})
-    alone = alone.assign(total_ms=alone["total_ms"] / steps, calls=alone["calls"] / steps, kernels=1)
-    table = pd.concat([part for part in (known, alone) if len(part)] or [known], ignore_index=True)
-    for name in ("layers", "layer", "layer_share"):
-        table[name] = table[name] if name in table and has_layers else pd.NA
+    rows, steps, key = gpu.of_steps.launches, max(len(gpu.steps), 1), ["op", "shapes", "alone"]
+    rows = rows.assign(alone=rows["name"].astype("object").where(rows["op"].isna()))
+    by_name = rows.groupby([*key, "name"], dropna=False, sort=False, observed=True)["duration_ns"].sum()
+    heaviest = by_name.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates(key)
+    table = kernels_by_op(rows, key).merge(heaviest.rename(columns={"name": "kernel"}), on=key, how="left")
     total = float(table["total_ms"].sum())
-    table["share"] = table["total_ms"] / total if total else pd.NA
-    columns = ["op", "shapes", "kernel", "kernels", "calls", "total_ms", "mean_us", "share"]
-    table = table[[*columns, "layers", "layer", "layer_share"]]
-    return table.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
+    table = table.assign(
+        calls=table["calls"] / steps,
+        total_ms=table["total_ms"] / steps,
+        share=table["total_ms"] / total if total else pd.NA,
+    )
+    of_layers = ["layers", "layer", "layer_share"]
+    if not has_layers:
+        table[of_layers] = pd.NA
+    return table[["op", "shapes", "kernel", "kernels", "calls", "total_ms", "mean_us", "share", *of_layers]]
 
 
 def _path(gpu: GpuEvents) -> PathFacts | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from perfnb.gpu.launches import kernels_by_op, kernels_of_ops, launches, launches_by_op, queue_lengths
+from perfnb.gpu.launches import kernels_by_op, launches, launches_by_op, queue_lengths
 from tests.traces_by_hand import Trace, expected, public, public_trace
 
 
@@ -101,7 +101,7 @@ def test_kernels_by_operator_and_shapes() -> None:
     unknown = table[table["op"].isna()].iloc[0]
     assert unknown["calls"] == 1
     assert pd.isna(unknown["op_calls"])
-    assert len(kernels_of_ops(launches(two_ops().frame()))) == 4
+    assert len(kernels_by_op(launches(two_ops().frame()), ["op", "shapes", "name"])) == 4
 
 
 def test_the_external_id_names_the_operator_where_the_call_is_lost() -> None:
@@ -157,13 +157,13 @@ def test_launches_of_alexnet() -> None:
 def test_kernels_of_a_public_trace_add_up(name: str) -> None:
     fact, events = expected()[name]["gpu"], public_trace(name)
     kernels = events[events["category"] == "kernel"]
-    by_name = kernels_of_ops(launches(events)).groupby("kernel", observed=True)[["calls"]].sum()
+    by_name = kernels_by_op(launches(events), ["op", "shapes", "name"]).groupby("name", observed=True)[["calls"]].sum()
 
     assert len(by_name[by_name.index.isin(kernels["name"].astype(str))]) == fact["distinct_kernels"]
     for known in fact["top_kernels"]:
         same = by_name[[str(one).startswith(known["name"]) for one in by_name.index]]
         assert known["calls"] in same["calls"].tolist() or same["calls"].sum() == known["calls"]
-    for table in (kernels_by_op(launches(events)), kernels_of_ops(launches(events))):
+    for table in (kernels_by_op(launches(events)), kernels_by_op(launches(events), ["op", "shapes", "name"])):
         assert table["calls"].sum() == len(launches(events))
         assert table["total_ms"].sum() == pytest.approx(launches(events)["duration_ns"].sum() / 1e6, rel=1e-9)
     assert (queue_lengths(events)["length"] >= 0).all()

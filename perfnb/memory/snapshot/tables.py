@@ -226,8 +226,9 @@ def _lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
     fits = (life != MISSING) & (ended != (held["state"] == ALLOCATED).to_numpy()) & ~pd.Series(life).duplicated()
     mine = held[fits.to_numpy()].set_axis(life[fits], axis=0)
     known = seen["stack"].reindex(mine.index)
-    mine["stack"] = known.where(known != MISSING, mine["stack"])
-    seen.loc[mine.index, ["size", "state", "segment", "stack"]] = mine[["size", "state", "segment", "stack"]]
+    mine = mine.assign(stack=known.where(known != MISSING, mine["stack"]))
+    for name in ("size", "state", "segment", "stack"):
+        seen.loc[mine.index, name] = mine[name]
 
     change = np.zeros(len(events), dtype=np.int64)
     for column, sign in (("start", 1), ("end", -1)):
