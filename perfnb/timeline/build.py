@@ -99,7 +99,9 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
     )
 
 
-def step_rows(recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers) -> pd.DataFrame:
+def step_rows(
+    recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers
+) -> pd.DataFrame:
     """One interval per step, ``step 3``, numbered as in the frames."""
     blocks = attribution.host.blocks
     steps = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
@@ -122,7 +124,9 @@ def phase_rows(attribution: Attribution, names: TextNumbers, categories: TextNum
     return rows_of(start[first], end[last], name=labels, category=categories["phase"], kind=phase[first])
 
 
-def layer_rows(recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers) -> pd.DataFrame:
+def layer_rows(
+    recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers
+) -> pd.DataFrame:
     """Layer calls in forward, nested, and in backward the time of each layer's nodes.
 
     In backward, neighbouring nodes of a layer form one interval, even if only gradients were accumulated in between.

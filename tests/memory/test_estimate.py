@@ -334,7 +334,8 @@ def test_a_model_takes_what_the_step_around_it_takes(kind: str) -> None:
 
     def step(batch: tuple[Tensor, Tensor]) -> None:
         optimizer.zero_grad()
-        F.cross_entropy(model(batch[0]), batch[1]).backward()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
         optimizer.step()
 
     by_step = estimate_memory(step=step, batch=batch)

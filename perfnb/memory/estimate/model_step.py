@@ -113,7 +113,9 @@ class ModelStep:
     def _loss_of(self, batch: Any) -> Any:
         __tracebackhide__ = True
         if self.loss is not None:
-            target = [batch] if isinstance(batch, Mapping) else list(batch[-1:]) if isinstance(batch, (tuple, list)) else []
+            target = (
+                [batch] if isinstance(batch, Mapping) else list(batch[-1:]) if isinstance(batch, (tuple, list)) else []
+            )
             return self.loss(self._forward(batch), *target)  # only the graph holds the output when backward starts
         output = self._forward(batch)
         own = getattr(output, "loss", None)

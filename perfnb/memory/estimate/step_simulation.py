@@ -221,6 +221,10 @@ class _StepAllocator(SimulatedAllocator):
         return super().number_asked_for() if is_installed(asker) else None
 
     def _call_begins(self, module: nn.Module, _: Any) -> None:
+        if isinstance(module, torch.jit.ScriptModule):  # it holds its tensors outside Python
+            raise CaptureError(
+                f"{type(module).__name__} is a scripted module, whose memory cannot be estimated: use the original one."
+            )
         if any(map(is_lazy, module.parameters(recurse=False))):
             raise CaptureError(
                 f"{type(module).__name__} has no parameters yet, so its memory cannot be estimated: call the model once."
