@@ -194,7 +194,7 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> pd.DataFrame:
     table = table.assign(
         calls=table["calls"] / steps,
         total_ms=table["total_ms"] / steps,
-        share=table["total_ms"] / total if total else pd.NA,
+        share=table["total_ms"] / total if total else None,
     )
     of_layers = ["layers", "layer", "layer_share"]
     if not has_layers:

@@ -104,8 +104,8 @@ class SimulatedAllocator(TorchDispatchMode):
         for leaf in given:
             if isinstance(leaf, Tensor) and leaf.requires_grad and not isinstance(leaf, FakeTensor):
                 raise CaptureError(
-                    f"The step uses a tensor of {_shape(leaf)} that requires a gradient, and no variable leads to it or "
-                    "it is sparse: make it a dense parameter of a model."
+                    f"The step uses a tensor of {_shape(leaf)} that requires a gradient, and no variable leads to it "
+                    "or it is sparse: make it a dense parameter of a model."
                 )
         self.before_op()
         self.used |= self.numbers(given)

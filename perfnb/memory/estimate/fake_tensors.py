@@ -170,7 +170,7 @@ class StandIns:
             known[id(copied)] = copied, copied  # a copy met again stands for itself
         return known[id(value)][1]
 
-    def _make(self, real: Tensor, storage: torch.UntypedStorage, stride: tuple[int, ...], offset: int) -> Tensor:
+    def _make(self, real: Tensor, storage: torch.UntypedStorage, stride: tuple[int, ...], offset: Any) -> Tensor:
         # Tensors on "meta" have no address, but their storage has an identity.
         key = storage._cdata, real.dtype
         with torch.no_grad():

@@ -227,7 +227,7 @@ class _StepAllocator(SimulatedAllocator):
             )
         if any(map(is_lazy, module.parameters(recurse=False))):
             raise CaptureError(
-                f"{type(module).__name__} has no parameters yet, so its memory cannot be estimated: call the model once."
+                f"{type(module).__name__} has no parameters yet, so its memory cannot be estimated: call it once."
             )
         if not self._called and torch._C._current_autograd_node() is None:
             self.models.append(module)

@@ -227,13 +227,14 @@ class SnapshotReader:
         return np.array(numbers, dtype=np.int64)
 
     def sizes(self, rows: list[Any], key: str, what: str) -> Ints:
-        result = self.whole(rows, key, what)
+        result: Ints = self.whole(rows, key, what)
         if result.sum(dtype=np.float64) > _LARGEST_SUM:
             self.refuse(f"the sum of all {key} exceeds any machine's memory")
         return result
 
     def streams(self, rows: list[Any], what: str) -> Ints:
-        return self.whole(rows, "stream", what, -(2**63), 2**63 - 1)
+        streams: Ints = self.whole(rows, "stream", what, -(2**63), 2**63 - 1)
+        return streams
 
     def addresses(self, rows: list[Any], key: str, what: str) -> Any:
         return self.whole(rows, key, what, most=2**64 - 1)

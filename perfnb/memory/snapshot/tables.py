@@ -219,12 +219,16 @@ def _lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
     )
     key = ["device", "address"]
     lasts = seen[~seen.duplicated(key, keep="last")]
-    life = pd.Series(lasts.index, index=pd.MultiIndex.from_frame(lasts[key]))
-    life = life.reindex(pd.MultiIndex.from_frame(held[key]), fill_value=MISSING).to_numpy()
+    of_address = pd.Series(lasts.index, index=pd.MultiIndex.from_frame(lasts[key]))
+    life = of_address.reindex(pd.MultiIndex.from_frame(held[key]), fill_value=MISSING).to_numpy()
     # An allocated block has no end yet; one waiting to be freed has.
     ended = np.append(seen["end"].to_numpy(), MISSING)[life] != MISSING
-    fits = (life != MISSING) & (ended != (held["state"] == ALLOCATED).to_numpy()) & ~pd.Series(life).duplicated()
-    mine = held[fits.to_numpy()].set_axis(life[fits], axis=0)
+    fits = (
+        (life != MISSING)
+        & (ended != (held["state"] == ALLOCATED).to_numpy())
+        & ~pd.Series(life).duplicated().to_numpy()
+    )
+    mine = held[fits].set_axis(life[fits], axis=0)
     known = seen["stack"].reindex(mine.index)
     mine = mine.assign(stack=known.where(known != MISSING, mine["stack"]))
     for name in ("size", "state", "segment", "stack"):
@@ -234,7 +238,7 @@ def _lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
     for column, sign in (("start", 1), ("end", -1)):
         inside = seen[seen[column] != MISSING]
         np.add.at(change, inside[column].to_numpy(), sign * inside["size"].to_numpy())
-    return pd.concat([seen, held.loc[~fits.to_numpy(), seen.columns]], ignore_index=True), change
+    return pd.concat([seen, held.loc[~fits, seen.columns]], ignore_index=True), change
 
 
 def _seen_lives(events: pd.DataFrame) -> pd.DataFrame:
