@@ -31,7 +31,7 @@ from perfnb.recording.nesting import NONE, Bools, Floats, Ints, children_sums, i
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES, conform
 from perfnb.recording.text import of_labels
-from perfnb.roofline.levels import Roofline
+from perfnb.roofline.levels import RooflineLevels
 from perfnb.stats.step_times import Timing
 from perfnb.trace_names import stepped_optimizer
 
@@ -52,7 +52,7 @@ class StepFigures:
     #: Traced step time divided by the timed one.
     slowdown: float | None = None
     #: If arithmetic was counted.
-    roofline: Roofline | None = None
+    roofline: RooflineLevels | None = None
     #: If memory was watched.
     memory: MemorySummary | None = None
 

@@ -52,7 +52,7 @@ _Segment = tuple[int, int, int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Run:
+class WaitGraph:
     """What is known about one rank.
 
     `jumps` holds, per thread, the times at which it resumed after waiting, and what it had waited for: a place in
@@ -77,19 +77,11 @@ class Window:
     thread: int
 
 
-def prepare(events: pd.DataFrame, work: DeviceWork | None = None) -> Run:
-    """Find everything that paths through the events of one rank depend on.
-
-    Raises
-    ------
-    ValueError
-        If the events belong to several ranks.
-    """
-    if len(np.unique(column(events, "rank"))) > 1:
-        raise ValueError("A critical path needs the events of one rank: select one.")
+def prepare(events: pd.DataFrame, work: DeviceWork | None = None) -> WaitGraph:
+    """Find everything that paths through the events of one rank depend on."""
     work = device_work(events) if work is None else work
     waits, timeline = host_waits(events, work), host_timeline(events)
-    over = handovers(events, timeline, _main_thread(events))
+    over = handovers(events, timeline, main_thread(events))
     real = np.flatnonzero((waits.work != NONE) & (np.append(work.end, NONE)[waits.work] > waits.start))
     frame = pd.DataFrame(
         {
@@ -100,57 +92,36 @@ def prepare(events: pd.DataFrame, work: DeviceWork | None = None) -> Run:
     ).sort_values("time", kind="stable")
     of_thread = ((one, frame[frame["thread"] == one]) for one in frame["thread"].unique().tolist())
     jumps = {one: (part["time"].tolist(), part["place"].tolist()) for one, part in of_thread}
-    return Run(events, work, held_up(events, work), waits, timeline, over, jumps)
+    return WaitGraph(events, work, held_up(events, work), waits, timeline, over, jumps)
 
 
-def window_of(run: Run, step: int | None, window: tuple[int, int] | None, tail: bool) -> Window:
-    """The interval of a step, a given interval, or that of the whole trace.
-
-    Parameters
-    ----------
-    run : Run
-    step : int or None
-        Number of a step.
-    window : (int, int) or None
-        Start and end in nanoseconds, if no step is given. With neither, the whole trace.
-    tail : bool
-        Extend the step until the last work launched in it has ended, if that is after the host's end of the step.
-
-    Raises
-    ------
-    ValueError
-        If there is no such step.
-    """
-    events, work = run.events, run.work
-    thread = _main_thread(events)
+def window_of(graph: WaitGraph, step: int | None) -> Window:
+    """The interval of a step, or of the whole trace, until the last work launched in it has ended."""
+    events = graph.events
+    if len(events) == 0:
+        return Window(0, 0, NONE)
     if step is not None:
         steps = step_windows(events)
         steps = steps[steps["number"] == step]
-        if len(steps) == 0:
-            raise ValueError(f"The trace has no step {step}.")
-        begin, end = int(np.min(steps["start"])), int(np.max(steps["end"]))
         thread = int(thread_keys(events)[steps["event"].to_numpy()[0]])
-    elif window is not None:
-        begin, end = window
-    elif len(events) == 0:
-        return Window(0, 0, NONE)
-    else:
-        real = is_in(events, (*OPS, *CALLS)).copy()
-        real[work.rows] = True
-        start = column(events, "start_ns")
-        stop = start + np.maximum(column(events, "duration_ns"), 0)
-        real = real if real.any() else np.ones(len(events), dtype=bool)
-        begin, end, tail = int(start[real].min()), int(stop[real].max()), True
-    if tail and len(work):
-        launched = np.where(run.held.launch != NONE, run.held.launch, work.start)
-        inside = (launched >= begin) & (launched < end)
-        last = int(work.end[inside].max(initial=NONE))
-        if last >= end:
-            return Window(begin, last, NONE)
-    return Window(begin, end, thread)
+        return until_done(graph, Window(int(np.min(steps["start"])), int(np.max(steps["end"])), thread))
+    real = is_in(events, (*OPS, *CALLS)).copy()
+    real[graph.work.rows] = True
+    real = real if real.any() else np.ones(len(events), dtype=bool)
+    start = column(events, "start_ns")
+    end = start + np.maximum(column(events, "duration_ns"), 0)
+    return until_done(graph, Window(int(start[real].min()), int(end[real].max()), main_thread(events)))
 
 
-def path_in(run: Run, window: Window) -> pd.DataFrame:
+def until_done(graph: WaitGraph, window: Window) -> Window:
+    """The window, extended until the last work launched in it has ended, if that is after the host's end."""
+    launched = np.where(graph.held.launch != NONE, graph.held.launch, graph.work.start)
+    inside = (launched >= window.begin) & (launched < window.end)
+    last = int(graph.work.end[inside].max(initial=window.begin))
+    return Window(window.begin, last, NONE) if inside.any() and last >= window.end else window
+
+
+def path_in(graph: WaitGraph, window: Window) -> pd.DataFrame:
     """The critical path in an interval.
 
     Returns
@@ -161,10 +132,10 @@ def path_in(run: Run, window: Window) -> pd.DataFrame:
         ``start_ns``, ``duration_ns``, ``thread``, ``device``, ``stream``, ``event`` (position in the events) and
         ``inferred`` (a delay after work that the trace does not name as awaited). Durations add up to the interval.
     """
-    kind, event, place, begin, end, key = _expanded(run, _walk(run, window))
-    events, work = run.events, run.work
+    kind, event, place, begin, end, key = _expanded(graph, _walk(graph, window))
+    events, work = graph.events, graph.work
     on_device = place != NONE
-    op = np.where(on_device, np.append(work.op, NONE)[place], np.append(run.timeline.around, NONE)[event])
+    op = np.where(on_device, np.append(work.op, NONE)[place], np.append(graph.timeline.around, NONE)[event])
     op = np.where(kind == _CODE["operator"], event, op)
     launched = np.where(on_device, np.append(work.call, NONE)[place], event)
     keys, first = np.unique(thread_keys(events), return_index=True)
@@ -184,14 +155,14 @@ def path_in(run: Run, window: Window) -> pd.DataFrame:
         "device": known_or_na(np.append(work.device, NONE)[place]),
         "stream": known_or_na(np.append(work.stream, NONE)[place]),
         "event": known_or_na(event),
-        "inferred": delayed & np.append(run.held.inferred, False)[place],
+        "inferred": delayed & np.append(graph.held.inferred, False)[place],
     }
     return pd.DataFrame(frame)
 
 
-def _walk(run: Run, window: Window) -> list[_Segment]:
+def _walk(graph: WaitGraph, window: Window) -> list[_Segment]:
     """Segments from the end back to the start."""
-    work, held, waits, over = run.work, run.held, run.waits, run.handovers
+    work, held, waits, over = graph.work, graph.held, graph.waits, graph.handovers
     starts, ends, sorts, rows = (values.tolist() for values in (work.start, work.end, work.sort, work.rows))
     explained = held.explained.tolist()
     launch, threads, by, calls = (values.tolist() for values in (held.launch, held.thread, held.by, work.call))
@@ -228,7 +199,7 @@ def _walk(run: Run, window: Window) -> list[_Segment]:
                 segments.append((_CODE["delay"], rows[at], at, max(now, begin), max(start, begin), NONE))
                 at = previous[at]
             continue
-        times, places = run.jumps.get(thread, ([], []))
+        times, places = graph.jumps.get(thread, ([], []))
         jump = bisect_right(times, now) - 1
         went_on = max(times[jump], begin) if jump >= 0 else begin
         segments.append((_HOST, NONE, NONE, went_on, now, thread))
@@ -248,9 +219,9 @@ def _walk(run: Run, window: Window) -> list[_Segment]:
     return segments
 
 
-def _expanded(run: Run, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
+def _expanded(graph: WaitGraph, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
     """Segments in time order; host segments split where the innermost event changes, empty ones dropped."""
-    is_call = is_in(run.events, CALLS)
+    is_call = is_in(graph.events, CALLS)
     pieces, straight = [], []
     for segment in segments:
         kind, _, _, begin, end, thread = segment
@@ -259,7 +230,7 @@ def _expanded(run: Run, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Int
         if kind != _HOST:
             straight.append(segment)
             continue
-        owner, low, high = run.timeline.cut(thread, begin, end)
+        owner, low, high = graph.timeline.cut(thread, begin, end)
         code = np.where(owner == NONE, _CODE["host"], np.where(np.append(is_call, False)[owner], _CODE["call"], 0))
         pieces.append((code, owner, np.full(len(owner), NONE), low, high, np.full(len(owner), thread)))
     columns = np.array(straight, dtype=np.int64).reshape(-1, 6).T
@@ -269,7 +240,7 @@ def _expanded(run: Run, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Int
     return kinds, events, places, begins, ends, keys
 
 
-def _main_thread(events: pd.DataFrame) -> int:
+def main_thread(events: pd.DataFrame) -> int:
     """The thread of the steps; without marked steps, the one with most time in ops and calls."""
     keys = thread_keys(events)
     steps = step_windows(events)

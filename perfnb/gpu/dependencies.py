@@ -25,7 +25,7 @@ from perfnb.attribution.device_work import (
     thread_keys,
 )
 from perfnb.gpu.device_time import HANDOVER_NS, LAUNCH_NS
-from perfnb.recording.nesting import NONE, Bools, Ints, forest_of
+from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost_over_time
 from perfnb.trace_names import ACCUMULATE_GRAD, BACKWARD_NODE, CALLS, OPS, SYNCHRONISATION
 
 #: Backward nodes; older traces do not record their forward thread.
@@ -75,26 +75,15 @@ def host_timeline(events: pd.DataFrame) -> HostTimeline:
     """Cut the time of each thread of one rank."""
     is_op = is_in(events, OPS) & ~step_rows(events)
     rows = np.flatnonzero(is_op | is_in(events, CALLS))
-    keys = thread_keys(events)
-    thread, start = keys[rows], column(events, "start_ns")[rows]
+    thread, start = thread_keys(events)[rows], column(events, "start_ns")[rows]
     end, parent = nested_ends(thread, start, start + np.maximum(column(events, "duration_ns")[rows], 0))
-    depth = forest_of(parent).depth
     around = np.full(len(events), NONE, dtype=np.int64)
-    around[rows] = np.append(rows, NONE)[parent]
-    real = np.flatnonzero(end > start)
-    everywhere = np.unique(keys[rows])
-    borders = pd.DataFrame(
-        {
-            "thread": np.concatenate((everywhere, thread[real], thread[real])),
-            "time": np.concatenate((np.full(len(everywhere), _FIRST), start[real], end[real])),
-            # At one moment the last entry counts: ends from the inside out, then starts from the outside in.
-            "order": np.concatenate((np.zeros(len(everywhere), dtype=np.int64), depth[real] + 1, -depth[real] - 1)),
-            "owner": np.concatenate((np.full(len(everywhere), NONE), rows[real], np.append(rows, NONE)[parent[real]])),
-        }
+    around[rows] = above = np.append(rows, NONE)[parent]
+    threads, time, owner = innermost_over_time(thread, start, end, forest_of(parent).depth, rows, above)
+    first = np.unique(threads, return_index=True)[1]
+    return HostTimeline(
+        np.insert(threads, first, threads[first]), np.insert(time, first, _FIRST), np.insert(owner, first, NONE), around
     )
-    borders = borders.iloc[np.lexsort((borders["order"], borders["time"], borders["thread"]))]
-    kept = borders.drop_duplicates(["thread", "time"], keep="last")
-    return HostTimeline(kept["thread"].to_numpy(), kept["time"].to_numpy(), kept["owner"].to_numpy(), around)
 
 
 @dataclass(frozen=True)

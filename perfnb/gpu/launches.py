@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pandas.api.typing import DataFrameGroupBy
 
 from perfnb.attribution.device_work import DeviceWork, column, device_work, is_in, known_or_na, named, pairs
 from perfnb.recording.nesting import NONE, Ints
@@ -27,9 +25,10 @@ def launches(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFra
         Indexed like `events`: ``name``, ``op`` (that launched it), ``rank``, ``device``, ``stream``, ``step``, ``call``
         (name of the launch call), ``call_ns`` (its duration), ``shared`` (how many pieces of work the call launched, as
         a CUDA graph launch does), ``delay_ns`` (start of the call to start of the work), ``duration_ns``, ``short`` (of
-        a kernel: whether it was shorter than its share of the launch call). Unknown values are missing: everything
-        about the call if it is not in the trace, and the delay if the work seems to start before the call, which
-        happens when host and device clocks differ.
+        a kernel: whether it was shorter than its share of the launch call), ``shapes`` (of the op's inputs), ``layer``.
+        Unknown values are missing: everything about the call if it is not in the trace, and the delay if the work seems
+        to start before the call, which happens when host and device clocks differ. ``op_row`` and ``call_row`` are
+        positions in `events`, -1 if unknown.
     """
     work = device_work(events) if work is None else work
     unknown = work.call == NONE
@@ -49,13 +48,17 @@ def launches(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFra
             "delay_ns": pd.arrays.IntegerArray(delay, unknown | (delay < 0)),
             "duration_ns": duration,
             "short": pd.arrays.BooleanArray(duration * shared < call_ns, unknown | ~is_kernel),
+            "shapes": named(events, work.op, "shapes"),
+            "layer": named(events, work.rows, "layer"),
+            "op_row": work.op,
+            "call_row": work.call,
         },
         index=events.index[work.rows],
     )
 
 
-def launches_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """Sum `launches` by launching op, most time in launch calls first.
+def launches_by_op(rows: pd.DataFrame) -> pd.DataFrame:
+    """Sum the rows of `launches` by launching op, most time in launch calls first.
 
     Returns
     -------
@@ -64,8 +67,6 @@ def launches_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.D
         ``call_ms`` (total), ``delay_us`` (median), ``gpu_ms`` (sum of durations), ``short`` (kernels shorter than their
         launch) and ``short_share`` (of the kernels whose launch is known).
     """
-    work = device_work(events) if work is None else work
-    rows = launches(events, work).assign(call_row=work.call)
     once = rows[rows["call_row"] != NONE].drop_duplicates("call_row").groupby("op", dropna=False, observed=True)
     by = rows.groupby("op", dropna=False, observed=True)
     known = by["short"].count()
@@ -262,8 +263,8 @@ def _floats(values: pd.Series) -> npt.NDArray[np.float64]:
     return np.asarray(values.to_numpy(dtype=float))
 
 
-def kernels_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """Group kernels by launching op and its input shapes, most time first.
+def kernels_by_op(rows: pd.DataFrame, key: Sequence[str] = ("op", "shapes")) -> pd.DataFrame:
+    """Group the rows of `launches` by launching op and its input shapes, most time first.
 
     The op is the innermost one around the launch call or, if the call is not in the trace, the one with the same
     external id.
@@ -276,42 +277,27 @@ def kernels_by_op(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.Da
         it), ``layer`` (the one with most of this time; missing if none) and ``layer_share`` (its share). Layer columns
         are missing if the events have no layers. Times are totals over the trace, not per step.
     """
-    rows = _work(events, work)
-    by = rows.groupby(["op", "shapes"], dropna=False, sort=False, observed=True)
-    table = _times(by)
-    table.insert(0, "kernels", by["name"].nunique())
-    table.insert(0, "op_calls", by["op_row"].nunique().astype("Int64"))
-    table = table.reset_index()
+    by = rows.groupby([*key], dropna=False, sort=False, observed=True)
+    ns = by["duration_ns"]
+    table = pd.DataFrame(
+        {
+            "op_calls": by["op_row"].nunique().astype("Int64"),
+            "kernels": by["name"].nunique(),
+            "calls": ns.size(),
+            "total_ms": ns.sum() / 1e6,
+            "mean_us": ns.mean() / 1e3,
+            "min_us": ns.min() / 1e3,
+            "max_us": ns.max() / 1e3,
+        }
+    ).reset_index()
     # For an unknown op the number of calls is unknown too.
     table["op_calls"] = table["op_calls"].mask(table["op"].isna())
-    return _heaviest_first(table.merge(_layers(rows), on=["op", "shapes"], how="left"))
+    table = table.merge(_layers(rows, [*key]), on=[*key], how="left")
+    return table.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
 
 
-def kernels_of_ops(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """Like `kernels_by_op`, with one row per kernel name: ``op``, ``shapes``, ``kernel``, times."""
-    rows = _work(events, work).rename(columns={"name": "kernel"})
-    by = rows.groupby(["op", "shapes", "kernel"], dropna=False, sort=False, observed=True)
-    return _heaviest_first(_times(by).reset_index())
-
-
-def _work(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    work = device_work(events) if work is None else work
-    return pd.DataFrame(
-        {
-            "name": named(events, work.rows),
-            "op": named(events, work.op),
-            "shapes": named(events, work.op, "shapes"),
-            "layer": named(events, work.rows, "layer"),
-            "op_row": work.op,
-            "duration_ns": work.end - work.start,
-        }
-    )
-
-
-def _layers(rows: pd.DataFrame) -> pd.DataFrame:
-    """For each op and shapes, the layer with most of its time and that layer's share."""
-    key = ["op", "shapes"]
-
+def _layers(rows: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """For each value of the key, the layer with most of its time and that layer's share."""
     sums = rows.groupby([*key, "layer"], dropna=False, sort=False, observed=True)["duration_ns"].sum().reset_index()
     total = sums.groupby(key, dropna=False, sort=False, observed=True)["duration_ns"].transform("sum")
     sums["layer_share"] = (sums["duration_ns"] / total.where(total > 0)).astype("Float64")
@@ -319,13 +305,3 @@ def _layers(rows: pd.DataFrame) -> pd.DataFrame:
     count = known.groupby(key, dropna=False, sort=False, observed=True)["layer"].transform("size")
     known.insert(len(key), "layers", count.astype("Int64"))
     return known.drop_duplicates(key).drop(columns="duration_ns")
-
-
-def _times(work: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
-    ns = work["duration_ns"]
-    microseconds = {"mean_us": ns.mean() / 1e3, "min_us": ns.min() / 1e3, "max_us": ns.max() / 1e3}
-    return pd.DataFrame({"calls": ns.size(), "total_ms": ns.sum() / 1e6, **microseconds})
-
-
-def _heaviest_first(table: pd.DataFrame) -> pd.DataFrame:
-    return table.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)

@@ -16,7 +16,7 @@ import pandas as pd
 
 from perfnb.attribution.device_work import is_in, text
 from perfnb.attribution.interval_sets import union
-from perfnb.gpu.critical_path import KINDS, Run, Window, path_in
+from perfnb.gpu.critical_path import KINDS, WaitGraph, Window, path_in
 from perfnb.gpu.dependencies import EVENT, LAUNCH, STREAM
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.trace_names import CALLS
@@ -29,13 +29,13 @@ _RETURN, _TURN, _POINT, _WORK = range(4)
 
 
 def savings_in(
-    run: Run, window: Window, by: By = "kind", most: int = 12, path: pd.DataFrame | None = None
+    graph: WaitGraph, window: Window, by: By = "kind", most: int = 12, path: pd.DataFrame | None = None
 ) -> pd.DataFrame:
     """The parts of a critical path, longest first, and what removing each would save.
 
     Parameters
     ----------
-    run, window
+    graph, window
         From `prepare` and `window_of`.
     by : {"kind", "op", "name"}
         How to split the path: a column of `path_in`. Segments without a value belong to no part.
@@ -51,11 +51,11 @@ def savings_in(
         ``share`` (of the step) and ``saves_ms`` (how much shorter the step is when replayed without it; never more than
         `path_ms`).
     """
-    path = path_in(run, window) if path is None else path
+    path = path_in(graph, window) if path is None else path
     sums = path.groupby(by, sort=False, observed=True)["duration_ns"].agg(["size", "sum"])
     sums = sums.sort_values("sum", ascending=False, kind="stable")
     parts = sums.index[:most].tolist()
-    saved = Retiming(run, window, by, parts).saved() if parts else np.array([])
+    saved = Retiming(graph, window, by, parts).saved() if parts else np.array([])
     # With clock skew, work can end after the call that waited for it, and seem to save more.
     saved = np.clip(saved, 0, sums["sum"].to_numpy()[: len(parts)]) / 1e6
     length = max(window.end - window.begin, 1)
@@ -70,18 +70,18 @@ def savings_in(
 class Retiming:
     """A step replayed without each of some parts: how much earlier each moment comes, one column per part."""
 
-    def __init__(self, run: Run, window: Window, by: By, parts: list[str]) -> None:
-        self.run, self.window, self.count = run, window, len(parts)
-        events, work = run.events, run.work
+    def __init__(self, graph: WaitGraph, window: Window, by: By, parts: list[str]) -> None:
+        self.graph, self.window, self.count = graph, window, len(parts)
+        events, work = graph.events, graph.work
         self.awaited: dict[int, list[int]] = {}
-        for call, one in zip(run.waits.waiting.tolist(), run.waits.awaited.tolist(), strict=True):
+        for call, one in zip(graph.waits.waiting.tolist(), graph.waits.awaited.tolist(), strict=True):
             self.awaited.setdefault(call, []).append(one)
         # The part of each event's own time, by position; the last entry is for no event.
         part = {name: code for code, name in enumerate(parts)}
         codes, names = text(events, "name")
         of_name = np.append([part.get(str(name), NONE) for name in names], NONE).astype(np.int64)
         own = np.append(of_name[codes], NONE)
-        around = np.append(run.timeline.around, NONE)
+        around = np.append(graph.timeline.around, NONE)
         is_call = np.append(is_in(events, CALLS), False)
         kind = {name: np.int64(part.get(name, NONE)) for name in KINDS}
         if by == "kind":
@@ -98,7 +98,7 @@ class Retiming:
 
     def saved(self) -> _Shift:
         """Nanoseconds by which the end moves earlier without each part."""
-        run, window, work = self.run, self.window, self.run.work
+        graph, window, work = self.graph, self.window, self.graph.work
         points = self._points()
         time, thread = points["time"].to_numpy(), points["thread"].to_numpy()
         sort, place = points["sort"].to_numpy(), points["place"].to_numpy()
@@ -109,9 +109,9 @@ class Retiming:
         at_work[place[sort == _WORK]] = np.flatnonzero(sort == _WORK)
         shift = np.zeros((len(points) + 1, self.count))  # the last row stands for anything outside: never earlier
         done = np.zeros((len(work) + 1, self.count))
-        launch = self._where(points, run.held.thread, run.held.launch)
-        turned = self._where(points, run.handovers.other, run.handovers.ended)
-        began = self._where(points, run.waits.thread, run.waits.start)
+        launch = self._where(points, graph.held.thread, graph.held.launch)
+        turned = self._where(points, graph.handovers.other, graph.handovers.ended)
+        began = self._where(points, graph.waits.thread, graph.waits.start)
         for at in range(len(points)):
             which = place[at]
             if sort[at] == _POINT:
@@ -126,7 +126,7 @@ class Retiming:
             else:
                 shift[at] = shift[turned[which]]
                 if self.of_turn != NONE:
-                    shift[at, self.of_turn] += run.handovers.time[which] - run.handovers.ended[which]
+                    shift[at, self.of_turn] += graph.handovers.time[which] - graph.handovers.ended[which]
         if window.thread != NONE:
             last: _Shift = shift[len(points) - 1]
             return last
@@ -136,13 +136,13 @@ class Retiming:
 
     def _points(self) -> pd.DataFrame:
         """All moments of the interval that depend on another or that another depends on, in time order."""
-        run, window, work, over = self.run, self.window, self.run.work, self.run.handovers
-        launched = np.flatnonzero(run.held.launch != NONE)
+        graph, window, work, over = self.graph, self.window, self.graph.work, self.graph.handovers
+        launched = np.flatnonzero(graph.held.launch != NONE)
         groups = [
             (_WORK, work.start, np.full(len(work), NONE), np.arange(len(work))),
-            (_POINT, run.held.launch[launched], run.held.thread[launched], np.full(len(launched), NONE)),
-            (_POINT, run.waits.start, run.waits.thread, np.full(len(run.waits.rows), NONE)),
-            (_RETURN, run.waits.end, run.waits.thread, np.arange(len(run.waits.rows))),
+            (_POINT, graph.held.launch[launched], graph.held.thread[launched], np.full(len(launched), NONE)),
+            (_POINT, graph.waits.start, graph.waits.thread, np.full(len(graph.waits.rows), NONE)),
+            (_RETURN, graph.waits.end, graph.waits.thread, np.arange(len(graph.waits.rows))),
             (_POINT, over.ended, over.other, np.full(len(over.time), NONE)),
             (_TURN, over.time, over.thread, np.arange(len(over.time))),
         ]
@@ -158,7 +158,7 @@ class Retiming:
 
     def _host_work(self, thread: Ints, time: Ints, on_host: Ints) -> tuple[Ints, _Shift]:
         """The previous point on each one's thread, and each part's share of the host time in between."""
-        timeline = self.run.timeline
+        timeline = self.graph.timeline
         previous = np.full(len(time), len(time), dtype=np.int64)
         gone = np.zeros((len(time), self.count))
         for one in np.unique(thread[on_host]):
@@ -182,7 +182,7 @@ class Retiming:
 
     def _begin(self, which: int, launched: _Shift, done: _Shift) -> _Shift:
         """How much earlier a piece of work starts: as much as its tightest dependency allows."""
-        held, work = self.run.held, self.run.work
+        held, work = self.graph.held, self.graph.work
         start, by = work.start[which], held.by[which]
         earliest = np.full(self.count, np.inf)
         for reason, known, time, shift, part in (
@@ -211,13 +211,13 @@ class Retiming:
         `began` is the shift of the call's start, `host` that of the previous point on its thread, `gone` the removed
         host time since then.
         """
-        waits = self.run.waits
+        waits = self.graph.waits
         start, end, awaited = int(waits.start[which]), int(waits.end[which]), waits.work[which]
-        finished = min(int(self.run.work.end[awaited]), end) if awaited != NONE else start
+        finished = min(int(self.graph.work.end[awaited]), end) if awaited != NONE else start
         waited = finished > start
         result = began + (finished - start) if waited else host.copy()
         for one in self.awaited.get(int(which), ()):
-            slack = max(finished, start) - min(int(self.run.work.end[one]), end)
+            slack = max(finished, start) - min(int(self.graph.work.end[one]), end)
             result = np.minimum(result, done[one] + max(slack, 0))
         part = self.of_wait[waits.rows[which]]
         if not waited:

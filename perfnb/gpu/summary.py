@@ -14,7 +14,7 @@ from perfnb.attribution.device_work import is_in, step_windows
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.critical_path import path_in
 from perfnb.gpu.device_time import REASONS, gpu_time, idle_time
-from perfnb.gpu.launches import LaunchFacts, QueueChart, kernels_of_ops, launch_facts, launches, queue_chart
+from perfnb.gpu.launches import LaunchFacts, QueueChart, kernels_by_op, launch_facts, queue_chart
 from perfnb.gpu.path_savings import savings_in
 from perfnb.gpu.tables import GpuEvents, gpu_events
 from perfnb.recording.nesting import NONE
@@ -127,7 +127,7 @@ def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | 
         idle = idle_time(gpu.events, by_step=True, work=gpu.work, own_step=True)
     by_step = _parts(steps.merge(idle.drop(columns="idle_ms"), on=["rank", "device", "step"], how="left"))
     numbers = by_step["step"].drop_duplicates()
-    rows = launches(gpu.of_steps.events, gpu.of_steps.work)
+    rows = gpu.of_steps.launches
     queue, spans = gpu_tables.queue_table(gpu), _spans(gpu)
     kernels = _kernels(gpu, has_layers=len(recording.modules) > 0)
     span = float(times["total_ms"].sum())
@@ -185,22 +185,21 @@ def _spans(gpu: GpuEvents) -> pd.DataFrame:
 
 def _kernels(gpu: GpuEvents, has_layers: bool) -> pd.DataFrame:
     """Kernels by op and shapes with the heaviest kernel of each; by kernel if no op is known."""
-    steps = max(len(gpu.steps), 1)
-    known = gpu_tables.kernel_op_table(gpu)
-    each = kernels_of_ops(gpu.of_steps.events, gpu.of_steps.work)
-    names = each.drop_duplicates(["op", "shapes"])[["op", "shapes", "kernel"]]
-    known = known[known["op"].notna()].astype({"op": "object", "shapes": "object"})
-    known = known.merge(names.astype("object"), on=["op", "shapes"], how="left")
-    alone = each[each["op"].isna()].astype({"op": "object", "shapes": "object", "kernel": "object"})
-    alone = alone.assign(total_ms=alone["total_ms"] / steps, calls=alone["calls"] / steps, kernels=1)
-    table = pd.concat([part for part in (known, alone) if len(part)] or [known], ignore_index=True)
-    for name in ("layers", "layer", "layer_share"):
-        table[name] = table[name] if name in table and has_layers else pd.NA
+    rows, steps, key = gpu.of_steps.launches, max(len(gpu.steps), 1), ["op", "shapes", "alone"]
+    rows = rows.assign(alone=rows["name"].astype("object").where(rows["op"].isna()))
+    by_name = rows.groupby([*key, "name"], dropna=False, sort=False, observed=True)["duration_ns"].sum()
+    heaviest = by_name.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates(key)
+    table = kernels_by_op(rows, key).merge(heaviest.rename(columns={"name": "kernel"}), on=key, how="left")
     total = float(table["total_ms"].sum())
-    table["share"] = table["total_ms"] / total if total else pd.NA
-    columns = ["op", "shapes", "kernel", "kernels", "calls", "total_ms", "mean_us", "share"]
-    table = table[[*columns, "layers", "layer", "layer_share"]]
-    return table.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
+    table = table.assign(
+        calls=table["calls"] / steps,
+        total_ms=table["total_ms"] / steps,
+        share=table["total_ms"] / total if total else None,
+    )
+    of_layers = ["layers", "layer", "layer_share"]
+    if not has_layers:
+        table[of_layers] = pd.NA
+    return table[["op", "shapes", "kernel", "kernels", "calls", "total_ms", "mean_us", "share", *of_layers]]
 
 
 def _path(gpu: GpuEvents) -> PathFacts | None:
@@ -213,13 +212,14 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
         busy = busy if len(busy) else marks
         order = (busy["end"] - busy["start"]).sort_values(kind="stable").index
         number, chosen = int(busy.loc[order[len(order) // 2], "number"]), int(busy["number"].nunique())
-    run, window = gpu.run, gpu.window_of(number)
+    graph, window = gpu.waits, gpu.window_of(number)
     length = window.end - window.begin
     if length <= 0:
         return None
-    path = path_in(run, window)
+    path = path_in(graph, window)
     most = MOST_PARTS if len(path) <= MOST_SEGMENTS else 0
-    kinds, ops = savings_in(run, window, "kind", most, path), savings_in(run, window, "op", min(most, MOST_OPS), path)
+    kinds = savings_in(graph, window, "kind", most, path)
+    ops = savings_in(graph, window, "op", min(most, MOST_OPS), path)
     tail = 0
     if gpu.only_step is None:
         tail = max(window.end - int(marks.loc[marks["number"] == number, "end"].max()), 0)

@@ -14,9 +14,9 @@ from perfnb.attribution.attribution import Attribution, blocks_of_events
 from perfnb.attribution.blocks import marks_step
 from perfnb.attribution.device_work import DeviceWork, column, device_work, is_in, matching, step_rows, step_windows
 from perfnb.attribution.events import all_events, owners
-from perfnb.gpu.critical_path import Run, Window, path_in, prepare, window_of
+from perfnb.gpu.critical_path import WaitGraph, Window, path_in, prepare, window_of
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step, idle_time
-from perfnb.gpu.launches import kernels_by_op, launches_by_op, queue_lengths
+from perfnb.gpu.launches import kernels_by_op, launches, launches_by_op, queue_lengths
 from perfnb.gpu.path_savings import By, savings_in
 from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.nesting import NONE, Bools
@@ -56,13 +56,18 @@ class GpuEvents:
         return device_work(self.events)
 
     @cached_property
-    def run(self) -> Run:
+    def launches(self) -> pd.DataFrame:
+        """How each piece of the work was launched."""
+        return launches(self.events, self.work)
+
+    @cached_property
+    def waits(self) -> WaitGraph:
         """What paths through the events depend on."""
         return prepare(self.events, self.work)
 
     def window_of(self, number: int) -> Window:
         """From a step's start until its work is done, on host and devices."""
-        return window_of(self.run, None if self.only_step is not None else number, None, tail=True)
+        return window_of(self.waits, None if self.only_step is not None else number)
 
     @cached_property
     def of_steps(self) -> GpuEvents:
@@ -129,13 +134,13 @@ def idle_table(gpu: GpuEvents) -> pd.DataFrame:
 def launch_table(gpu: GpuEvents) -> pd.DataFrame:
     """The frame ``launches``: by launching op, per step."""
     sums = ("calls", "launched", "call_ms", "gpu_ms", "short")
-    return conform(_per_step(launches_by_op(gpu.of_steps.events, gpu.of_steps.work), sums, gpu), "launches")
+    return conform(_per_step(launches_by_op(gpu.of_steps.launches), sums, gpu), "launches")
 
 
 def kernel_op_table(gpu: GpuEvents) -> pd.DataFrame:
     """The frame ``kernel_ops``: by op and input shapes, per step."""
     sums = ("op_calls", "calls", "total_ms")
-    return conform(_per_step(kernels_by_op(gpu.of_steps.events, gpu.of_steps.work), sums, gpu), "kernel_ops")
+    return conform(_per_step(kernels_by_op(gpu.of_steps.launches), sums, gpu), "kernel_ops")
 
 
 def queue_table(gpu: GpuEvents) -> pd.DataFrame:
@@ -155,7 +160,7 @@ def saving_table(gpu: GpuEvents) -> pd.DataFrame:
     parts = []
     for number, window, path in _paths(gpu):
         for by in _PARTS:
-            table = savings_in(gpu.run, window, by, path=path).rename(columns={by: "part"}).astype({"part": TEXT})
+            table = savings_in(gpu.waits, window, by, path=path).rename(columns={by: "part"}).astype({"part": TEXT})
             kind = pd.Categorical([by] * len(table), categories=list(_PARTS))
             parts.append(table.assign(rank=gpu.events["rank"].iloc[0], step=number, by=kind))
     return conform(pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(), "path_savings")
@@ -167,7 +172,7 @@ def _paths(gpu: GpuEvents) -> Iterator[tuple[int, Window, pd.DataFrame]]:
         return
     for number in gpu.steps:
         window = gpu.window_of(number)
-        yield number, window, path_in(gpu.run, window)
+        yield number, window, path_in(gpu.waits, window)
 
 
 def _per_step(table: pd.DataFrame, sums: tuple[str, ...], gpu: GpuEvents) -> pd.DataFrame:

@@ -1,1 +1,7 @@
-"""Where memory goes: allocations, peaks, leaks, estimates and snapshots."""
+"""Where memory goes: allocations, peaks, leaks, estimates and snapshots.
+
+The room is large because it answers four questions with different data. `allocations`, `table` and `tab` describe the
+step that a profile watched; `from_trace` has what a loaded trace tells. `estimate/` simulates a step that never ran,
+`leaks/` judges many steps, and `snapshot/` reads a file of CUDA's allocator with a pickle reader of its own, which
+bounds memory.
+"""

@@ -117,7 +117,7 @@ def compare_architectures(
         Whatever a model or the loss raises, after perfnb has removed all its hooks.
     """
     from perfnb.bench.rounds import Bench
-    from perfnb.memory.estimate.model_simulation import left_as_they_were, model_step
+    from perfnb.memory.estimate.model_step import left_as_they_were, model_step
     from perfnb.step.budget import Plan
     from perfnb.step.environment import describe_environment
     from perfnb.step.steps import common_size

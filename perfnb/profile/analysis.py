@@ -20,7 +20,7 @@ from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import is_one_of
-from perfnb.roofline.levels import Roofline, step_roofline
+from perfnb.roofline.levels import RooflineLevels, step_roofline
 from perfnb.stats.step_times import Timing, timing_of_batches
 from perfnb.trace_names import DEVICE_WORK
 
@@ -133,7 +133,7 @@ class Analysis:
         return layer_op_table(calls, self.attribution.steps, self._on_gpu)
 
     @cached_property
-    def roofline(self) -> Roofline | None:
+    def roofline(self) -> RooflineLevels | None:
         """The ceilings and what is under them; ``None`` if arithmetic was not counted."""
         if self.counted is None or self.attribution is None:
             return None

@@ -15,7 +15,7 @@ from perfnb.memory.table import MemorySummary
 from perfnb.profile.analysis import Analysis
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PASSES
-from perfnb.roofline.levels import Roofline
+from perfnb.roofline.levels import RooflineLevels
 from perfnb.stats.step_times import Timing
 
 #: The step including its GPU work is reported separately if it is longer than the host's step by this factor.
@@ -44,7 +44,7 @@ class Summary:
         As described by `perfnb.recording.schema`; ``share`` is corrected for tracing overhead, times are not.
     memory : MemorySummary or None
         If memory was watched.
-    roofline : Roofline or None
+    roofline : RooflineLevels or None
         If arithmetic was counted.
     gpu : GpuSummary or None
         If anything ran on a GPU.
@@ -81,7 +81,7 @@ class Summary:
     hot_path: tuple[str, ...]
     notes: tuple[str, ...]
     memory: MemorySummary | None = None
-    roofline: Roofline | None = None
+    roofline: RooflineLevels | None = None
     source: str | None = None
     gpu: GpuSummary | None = None
     findings: Findings | None = None
@@ -140,7 +140,7 @@ def _tokens_per_s(recording: Recording, timing: Timing) -> float | None:
     return float(rate * tokens / timing.samples) if embeds else None
 
 
-def model_flops_utilisation(recording: Recording, roofline: Roofline) -> float | None:
+def model_flops_utilisation(recording: Recording, roofline: RooflineLevels) -> float | None:
     """The step's arithmetic as a share of what the measured peak would allow in its time.
 
     ``None`` if the peak is not known or was refuted by the step, or if some of the arithmetic was not seen, because it

@@ -87,6 +87,28 @@ def innermost(forest: Forest, marked: Bools) -> Ints:
     return result
 
 
+def innermost_over_time(
+    thread: Ints, start: Ints, end: Ints, depth: Ints, own: Ints, above: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Thread and time of each change of the innermost interval, in this order, and which it is from then on.
+
+    Parameters
+    ----------
+    thread, start, end, depth : ndarray
+        Nested intervals, with their numbers of ancestors; empty ones are left out.
+    own, above : ndarray
+        What to call each interval and the one around it; `NONE` for none.
+    """
+    real = np.flatnonzero(end > start)
+    threads, times = np.tile(thread[real], 2), np.concatenate([start[real], end[real]])
+    # At one moment the last entry counts: ends from the inside out, then starts from the outside in.
+    turn = np.concatenate([depth[real] + 1, -depth[real] - 1])
+    order = np.lexsort((turn, times, threads))
+    threads, times, now = threads[order], times[order], np.concatenate([own[real], above[real]])[order]
+    last = np.append((threads[1:] != threads[:-1]) | (times[1:] != times[:-1]), True)[: len(order)]
+    return threads[last], times[last], now[last]
+
+
 def outermost(forest: Forest, marked: Bools) -> Ints:
     """Find the farthest marked ancestor of each interval, including itself."""
     result = np.where(marked, np.arange(len(marked)), NONE)

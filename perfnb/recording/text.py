@@ -55,13 +55,6 @@ def of_labels(texts: pd.Series, tell: Callable[[str], Any], missing: Any = False
     return answers[texts.cat.codes.to_numpy()]
 
 
-def whole_sums(codes: npt.NDArray[Any], values: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """Sum whole numbers for each code from 0 to `count`, exactly where a float would not be."""
-    sums = np.zeros(count, dtype=np.int64)
-    np.add.at(sums, codes, values)
-    return sums
-
-
 def found(texts: pd.Series, find: Callable[[str], object]) -> npt.NDArray[np.bool_]:
     """Return whether a pattern's `search` or `match` finds something in each row's text; ``False`` without text.
 

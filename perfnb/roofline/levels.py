@@ -45,7 +45,7 @@ POINTS: Mapping[str, Any] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Roofline:
+class RooflineLevels:
     """The machine's ceilings, and where the parts of a step are relative to them."""
 
     #: Name of the device.
@@ -81,7 +81,7 @@ class Roofline:
 
 def step_roofline(
     recording: Recording, attribution: Attribution, counted: pd.DataFrame, step_ms: float | None
-) -> Roofline:
+) -> RooflineLevels:
     """The roofline of a profile: work from the counted step, times from the traced ones.
 
     Parameters
@@ -139,7 +139,7 @@ def roofline_of(
     recompute_flops: int = 0,
     main_dtype: str | None = None,
     step_ms: float | None = None,
-) -> Roofline:
+) -> RooflineLevels:
     """The roofline of a step.
 
     Parameters
@@ -174,7 +174,7 @@ def roofline_of(
         utilisation = (flops - recompute_flops) / (step_ms / 1e3 * peak)
         if utilisation > 1:  # the peak is not that of this step's arithmetic
             utilisation = None
-    return Roofline(
+    return RooflineLevels(
         device=str(ceilings.get("device", "")),
         peaks=MappingProxyType(peaks),
         bandwidth=bandwidth,

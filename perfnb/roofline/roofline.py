@@ -7,7 +7,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw.frame import framed
 from perfnb.draw.shown import Shown
-from perfnb.roofline import levels as analysis
+from perfnb.roofline.levels import RooflineLevels
 from perfnb.roofline.tab import roofline_html, roofline_text
 
 
@@ -18,7 +18,7 @@ class Roofline(Shown):
     architectures", Communications of the ACM 52 (4), 2009.
     """
 
-    def __init__(self, figures: analysis.Roofline) -> None:
+    def __init__(self, figures: RooflineLevels) -> None:
         self._figures = figures
 
     @property

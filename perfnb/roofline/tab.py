@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from perfnb.roofline.levels import Roofline
+    from perfnb.roofline.levels import RooflineLevels
 
 
 #: Most layers and ops sent to the browser, heaviest first.
@@ -53,7 +53,7 @@ _COUNTED = {
 }
 
 
-def roofline_data(roofline: Roofline) -> dict[str, Any]:
+def roofline_data(roofline: RooflineLevels) -> dict[str, Any]:
     """Everything the roofline tab shows, ready for JSON; unknown figures are ``None``."""
     points = heaviest_points(roofline.points)
     uncounted = roofline.uncounted.head(MOST_OPS)
@@ -81,7 +81,7 @@ def roofline_data(roofline: Roofline) -> dict[str, Any]:
     }
 
 
-def counters_words(roofline: Roofline) -> str:
+def counters_words(roofline: RooflineLevels) -> str:
     """What the GPU's hardware counters read; empty without them."""
     read = [
         f"{word} {fmt.share(roofline.counters[name])}" for name, word in _COUNTED.items() if name in roofline.counters
@@ -89,7 +89,7 @@ def counters_words(roofline: Roofline) -> str:
     return f"the GPU's hardware counters over the timed steps: {', '.join(read)}" if read else ""
 
 
-def ceilings_doubt(roofline: Roofline) -> str:
+def ceilings_doubt(roofline: RooflineLevels) -> str:
     """Why the ceilings may be too low; empty if nothing suggests it."""
     doubts = [
         f"the measured {escape.plain(dtype, 40)} ceiling ({fmt.flops(peak)}/s) was too low: part of this step ran "
@@ -109,7 +109,7 @@ def heaviest_points(points: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([layers.head(MOST_LAYERS), ops.head(MOST_OPS)])
 
 
-def roofline_html(roofline: Roofline, alone: bool = False) -> str:
+def roofline_html(roofline: RooflineLevels, alone: bool = False) -> str:
     """The roofline as a picture with a table; `alone`, with a header like every view."""
     facts = roofline_facts(roofline)
     if alone:
@@ -133,7 +133,7 @@ def roofline_html(roofline: Roofline, alone: bool = False) -> str:
     return "".join(parts)
 
 
-def roofline_text(roofline: Roofline, width: int = 100) -> list[str]:
+def roofline_text(roofline: RooflineLevels, width: int = 100) -> list[str]:
     """The roofline as lines of at most `width` cells."""
     lines = escape.wrapped(f"Roofline · {escape.plain(roofline.device, width)}", width)
     for fact in roofline_facts(roofline):
@@ -165,7 +165,7 @@ def _cells(row: Any) -> tuple[str, ...]:
     )
 
 
-def roofline_facts(roofline: Roofline) -> list[str]:
+def roofline_facts(roofline: RooflineLevels) -> list[str]:
     """The machine's ceilings, what the step makes of them, and what is not counted."""
     peaks = [f"{flop_rate(peak)} in {escape.plain(dtype, 40)}" for dtype, peak in roofline.peaks.items()]
     wide = "" if roofline.bandwidth is None else f"{byte_rate(roofline.bandwidth)} memory bandwidth"
@@ -223,13 +223,13 @@ def _placed(points: pd.DataFrame) -> pd.DataFrame:
     return points[points["intensity"].fillna(0).gt(0) & points["achieved_flops_per_s"].fillna(0).gt(0)]
 
 
-def _alt(roofline: Roofline) -> str:
+def _alt(roofline: RooflineLevels) -> str:
     heaviest = map(_cells, _listed(roofline.points, 3, 0).itertuples(index=False))
     words = "; ".join(f"{escape.plain(name, 60)} {bound}, {roof} of the roof" for name, _, bound, roof, *_ in heaviest)
     return f"Roofline, achieved FLOP/s against FLOP per byte: {words}"
 
 
-def draw_roofline(figure: Figure, roofline: Roofline) -> None:
+def draw_roofline(figure: Figure, roofline: RooflineLevels) -> None:
     """Draw the roofline into an empty figure."""
     axes = figure.subplots()
     points = _placed(heaviest_points(roofline.points))

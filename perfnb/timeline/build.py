@@ -16,7 +16,7 @@ from perfnb.attribution.device_work import calls_of, column, is_in, of_external_
 from perfnb.attribution.events import all_events
 from perfnb.memory.allocations import Watched
 from perfnb.recording.from_trace import rows_of_trace
-from perfnb.recording.nesting import NONE, Bools, Forest, Ints, innermost, nest_cutting
+from perfnb.recording.nesting import NONE, Bools, Forest, Ints, innermost, innermost_over_time, nest_cutting
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW
 from perfnb.recording.text import TEXT, of_labels
@@ -26,7 +26,7 @@ from perfnb.timeline.timeline import (
     KINDS,
     OF_EVENTS,
     OTHER,
-    Labels,
+    TextNumbers,
     Timeline,
     Track,
     apart,
@@ -43,7 +43,7 @@ _RECOMPUTE, _BACKWARD = KINDS.index("recompute"), KINDS.index("backward")
 LAYERS_NOTE = "forward: module calls; backward: the autograd nodes of each layer's ops"
 
 
-class _Line(NamedTuple):
+class _TrackRows(NamedTuple):
     """A track to be: its kind, title and rows, and the thread whose Python calls they are."""
 
     kind: str
@@ -64,11 +64,11 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
         Memory, watched in steps of its own; its curve is mapped onto every traced step. A loaded trace has its own
         curves.
     """
-    names, categories, events = Labels(), Labels(), all_events(recording)
+    names, categories, events = TextNumbers(), TextNumbers(), all_events(recording)
     lines = [
-        _Line("steps", "Steps", step_rows(recording, attribution, names, categories)),
-        _Line("phases", "Phases", phase_rows(attribution, names, categories)),
-        _Line("layers", "Layers", layer_rows(recording, attribution, names, categories)),
+        _TrackRows("steps", "Steps", step_rows(recording, attribution, names, categories)),
+        _TrackRows("phases", "Phases", phase_rows(attribution, names, categories)),
+        _TrackRows("layers", "Layers", layer_rows(recording, attribution, names, categories)),
         *_event_lines(recording, events, attribution, names, categories),
     ]
     lines = [line for line in lines if len(line.rows) and (line.kind != "layers" or len(recording.modules))]
@@ -99,7 +99,9 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
     )
 
 
-def step_rows(recording: Recording, attribution: Attribution, names: Labels, categories: Labels) -> pd.DataFrame:
+def step_rows(
+    recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers
+) -> pd.DataFrame:
     """One interval per step, ``step 3``, numbered as in the frames."""
     blocks = attribution.host.blocks
     steps = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
@@ -110,7 +112,7 @@ def step_rows(recording: Recording, attribution: Attribution, names: Labels, cat
     return rows_of(steps["start"].to_numpy(), steps["end"].to_numpy(), name=labels, category=categories["step"])
 
 
-def phase_rows(attribution: Attribution, names: Labels, categories: Labels) -> pd.DataFrame:
+def phase_rows(attribution: Attribution, names: TextNumbers, categories: TextNumbers) -> pd.DataFrame:
     """The phases of the steps, without overlap: their lengths add up to the frame ``phases``."""
     blocks = attribution.host.blocks
     start, end, block = _segments(attribution, blocks["main"].to_numpy(dtype=bool))
@@ -122,7 +124,9 @@ def phase_rows(attribution: Attribution, names: Labels, categories: Labels) -> p
     return rows_of(start[first], end[last], name=labels, category=categories["phase"], kind=phase[first])
 
 
-def layer_rows(recording: Recording, attribution: Attribution, names: Labels, categories: Labels) -> pd.DataFrame:
+def layer_rows(
+    recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers
+) -> pd.DataFrame:
     """Layer calls in forward, nested, and in backward the time of each layer's nodes.
 
     In backward, neighbouring nodes of a layer form one interval, even if only gradients were accumulated in between.
@@ -194,25 +198,14 @@ def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints
     """Blocks cut wherever another of them starts or ends: start, end and innermost block of each piece."""
     host = attribution.host
     begin, finish, thread = (host.blocks[name].to_numpy() for name in ("start", "end", "thread"))
-    members = np.flatnonzero(chosen & (finish > begin))
-    kept = np.zeros(len(begin), dtype=bool)
-    kept[members] = True
+    kept = chosen & (finish > begin)
+    members = np.flatnonzero(kept)
     above = innermost(host.forest, kept)
     # A node on another thread is part of an engine run, but not of its timeline.
-    above = np.where((above != NONE) & (thread[above] == thread), above, NONE)[members]
-    depth, thread = host.forest.depth[members], thread[members]
-    moments = pd.DataFrame(
-        {
-            "thread": np.tile(thread, 2),
-            "time": np.concatenate([begin[members], finish[members]]),
-            "begins": np.repeat([True, False], len(members)),
-            # At one moment ends come first, from the inside out; then starts, from the outside in.
-            "turn": np.concatenate([depth, -depth]),
-            "now": np.concatenate([members, above]),
-        }
-    ).sort_values(["thread", "time", "begins", "turn"], kind="stable")
-    time, of_thread, now = (moments[name].to_numpy() for name in ("time", "thread", "now"))
-    real = (now[:-1] != NONE) & (time[1:] > time[:-1]) & (of_thread[1:] == of_thread[:-1])
+    above = np.where((above != NONE) & (thread[above] == thread), above, NONE)
+    parts = (values[members] for values in (thread, begin, finish, host.forest.depth, np.arange(len(kept)), above))
+    of_thread, time, now = innermost_over_time(*parts)
+    real = (now[:-1] != NONE) & (of_thread[1:] == of_thread[:-1])
     return time[:-1][real], time[1:][real], now[:-1][real]
 
 
@@ -233,8 +226,8 @@ _THREAD_NAME = re.compile(r"[Tt]hread -?[0-9]+(?: \((.*)\))?")
 
 
 def _event_lines(
-    recording: Recording, events: pd.DataFrame, attribution: Attribution, names: Labels, categories: Labels
-) -> list[_Line]:
+    recording: Recording, events: pd.DataFrame, attribution: Attribution, names: TextNumbers, categories: TextNumbers
+) -> list[_TrackRows]:
     """All events of the trace: the step's thread first, then other threads, streams, and Python calls."""
     kept = rows_of_trace(recording.events)
     block = np.full(len(events), NONE, dtype=np.int64)
@@ -267,14 +260,14 @@ def _event_lines(
     found, python = [], []
     for title, members in _threads(recording, events, host, thread, block, attribution):
         calls, others = members[is_python[members]], members[~is_python[members]]
-        found += [_Line("thread", title, table(host[others]))] if len(others) else []
+        found += [_TrackRows("thread", title, table(host[others]))] if len(others) else []
         whose = f"Python calls of {title[0].lower()}{title[1:]}"
-        python += [_Line("python", whose, table(host[calls]), title)] if len(calls) else []
+        python += [_TrackRows("python", whose, table(host[calls]), title)] if len(calls) else []
     for title, members in _streams(events, np.flatnonzero(on_device)):
         order = members[np.lexsort((-end[members], start[members]))]
         end[order] = _without_slivers(start[order], end[order], recording.meta.get("trace", {}).get("unit_ns", 1))
         depth[order] = lanes(start[order], end[order])
-        found.append(_Line("stream", title, table(order)))
+        found.append(_TrackRows("stream", title, table(order)))
     return [*found, *python]
 
 
@@ -289,7 +282,7 @@ def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, e
 
 
 def _names(
-    recording: Recording, events: pd.DataFrame, layer: Ints, names: Labels, categories: Labels
+    recording: Recording, events: pd.DataFrame, layer: Ints, names: TextNumbers, categories: TextNumbers
 ) -> tuple[Ints, Ints]:
     """Numbers of names and categories; perfnb's own spans are named after what they mark."""
     found, labels = text(events, "name")

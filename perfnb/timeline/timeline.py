@@ -106,7 +106,7 @@ class Timeline:
         return int(self.rows["start"].min()), int((self.rows["start"] + self.rows["duration"]).max())
 
 
-class Labels(dict[str, int]):
+class TextNumbers(dict[str, int]):
     """Numbers texts in the order in which they are first requested."""
 
     def __missing__(self, text: str) -> int:

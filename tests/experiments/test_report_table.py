@@ -12,7 +12,7 @@ import pytest
 from perfnb.bench.quality import Loss
 from perfnb.experiments.decision import COLUMNS, Quality, performance_figures
 from perfnb.experiments.report_view import notes
-from perfnb.roofline.levels import Roofline
+from perfnb.roofline.levels import RooflineLevels
 from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import Timing
 from tests import summaries
@@ -23,7 +23,7 @@ def profiled(
     median_ms: float, utilisation: float | None, flops: int | None, peak: int | None, dtype: str = "float32"
 ) -> Any:
     """A summary of a profile that found this."""
-    roofline = Roofline("", {}, None, pd.DataFrame(), utilisation, flops, dtype=dtype)
+    roofline = RooflineLevels("", {}, None, pd.DataFrame(), utilisation, flops, dtype=dtype)
     memory = None if peak is None else type("Memory", (), {"peak_bytes": peak})()
     timing = Timing((median_ms,) * 3)
     return replace(summaries.small_cnn(), roofline=roofline, memory=memory, timing=timing)

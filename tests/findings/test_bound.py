@@ -17,13 +17,13 @@ from perfnb.findings.verdict import verdict_of
 from perfnb.memory.table import MemorySummary
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import MemoryRecord
-from perfnb.roofline.levels import Roofline, roofline_of
+from perfnb.roofline.levels import RooflineLevels, roofline_of
 from tests.findings.test_findings import one_long_op
 
 MIB = 2**20
 
 
-def roofline(flops: int, moved: int, ms: float, **peaks: float) -> Roofline:
+def roofline(flops: int, moved: int, ms: float, **peaks: float) -> RooflineLevels:
     """One layer; by default the machine does 1 GFLOP and moves 1 GB in a millisecond."""
     work = pd.DataFrame(
         {"flops": [flops], "bytes": [moved], "uncounted": [0], "dtype": ["float32"], "ms": [ms]}, index=["model"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from perfnb.gpu.launches import kernels_by_op, kernels_of_ops, launches, launches_by_op, queue_lengths
+from perfnb.gpu.launches import kernels_by_op, launches, launches_by_op, queue_lengths
 from tests.traces_by_hand import Trace, expected, public, public_trace
 
 
@@ -31,7 +31,7 @@ def test_each_launch_has_its_call_its_delay_and_its_operator() -> None:
 
 
 def test_sums_of_launches() -> None:
-    by_op = launches_by_op(two_ops().frame())
+    by_op = launches_by_op(launches(two_ops().frame()))
 
     row = by_op.loc["aten::addmm"]
     assert row["calls"] == row["launched"] == 3
@@ -60,7 +60,7 @@ def test_one_call_for_many_kernels_counts_once() -> None:
 
     assert table["shared"].tolist() == [3, 3, 3]
     assert table["short"].tolist() == [False, True, False]  # 3 us of the call for each
-    assert launches_by_op(trace.frame())["call_ms"].sum() == 0.009
+    assert launches_by_op(launches(trace.frame()))["call_ms"].sum() == 0.009
 
 
 def test_the_queue_grows_with_launches_and_shrinks_when_work_begins() -> None:
@@ -87,7 +87,7 @@ def test_calls_of_another_rank_with_the_same_number_launched_nothing_here() -> N
 
 
 def test_kernels_by_operator_and_shapes() -> None:
-    table = kernels_by_op(two_ops().frame())
+    table = kernels_by_op(launches(two_ops().frame()))
 
     known = table[table["op"].notna()]
     assert known["shapes"].tolist() == ["[[8], [4]]", "[[2], [4]]"]
@@ -101,7 +101,7 @@ def test_kernels_by_operator_and_shapes() -> None:
     unknown = table[table["op"].isna()].iloc[0]
     assert unknown["calls"] == 1
     assert pd.isna(unknown["op_calls"])
-    assert len(kernels_of_ops(two_ops().frame())) == 4
+    assert len(kernels_by_op(launches(two_ops().frame()), ["op", "shapes", "name"])) == 4
 
 
 def test_the_external_id_names_the_operator_where_the_call_is_lost() -> None:
@@ -157,18 +157,18 @@ def test_launches_of_alexnet() -> None:
 def test_kernels_of_a_public_trace_add_up(name: str) -> None:
     fact, events = expected()[name]["gpu"], public_trace(name)
     kernels = events[events["category"] == "kernel"]
-    by_name = kernels_of_ops(events).groupby("kernel", observed=True)[["calls"]].sum()
+    by_name = kernels_by_op(launches(events), ["op", "shapes", "name"]).groupby("name", observed=True)[["calls"]].sum()
 
     assert len(by_name[by_name.index.isin(kernels["name"].astype(str))]) == fact["distinct_kernels"]
     for known in fact["top_kernels"]:
         same = by_name[[str(one).startswith(known["name"]) for one in by_name.index]]
         assert known["calls"] in same["calls"].tolist() or same["calls"].sum() == known["calls"]
-    for table in (kernels_by_op(events), kernels_of_ops(events)):
+    for table in (kernels_by_op(launches(events)), kernels_by_op(launches(events), ["op", "shapes", "name"])):
         assert table["calls"].sum() == len(launches(events))
         assert table["total_ms"].sum() == pytest.approx(launches(events)["duration_ns"].sum() / 1e6, rel=1e-9)
     assert (queue_lengths(events)["length"] >= 0).all()
     assert (launches(events)["delay_ns"].dropna() >= 0).all()
-    assert launches_by_op(events)["launched"].sum() == len(launches(events))
+    assert launches_by_op(launches(events))["launched"].sum() == len(launches(events))
 
 
 @pytest.mark.slow

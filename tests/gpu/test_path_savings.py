@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from perfnb.attribution.device_work import step_windows
-from perfnb.gpu.critical_path import path_in, prepare, window_of
+from perfnb.gpu.critical_path import path_in, prepare
 from perfnb.gpu.path_savings import Retiming
-from tests.gpu.paths import path_savings
+from tests.gpu.paths import path_savings, window_in
 from tests.gpu.test_critical_path import step, streams, waiting
 from tests.gpu.test_critical_path_public import ALEXNET
 from tests.traces_by_hand import Trace, expected, public, public_trace
@@ -111,7 +111,7 @@ def test_no_part_of_a_public_trace_saves_more_than_it_takes(name: str, by: Liter
     steps = step_windows(run.events)["number"].tolist()[:2]
     for number in (*steps, None):
         for tail in (False, True):
-            window = window_of(run, number, None, tail)
+            window = window_in(run, number, tail=tail)
             path_ns = path_in(run, window).groupby(by, observed=True)["duration_ns"].sum()
             parts = path_ns.nlargest(12).index.tolist()
             saved = Retiming(run, window, by, parts).saved() if parts else np.array([])  # before it is cut to the bound

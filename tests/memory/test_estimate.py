@@ -131,8 +131,9 @@ def test_sizes_to_the_byte(optimizer: Any, state: int) -> None:
 def test_activations_to_the_byte() -> None:
     estimate = estimate_memory(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 64)), rows(8)[0])
 
-    # The rectifier's result is kept once, for itself and for the layer behind it; the sum's input is not kept.
-    assert estimate.activations - 4 == 8 * 512 * 4
+    # The rectifier's result is kept once, for itself and for the layer behind it; the sum's input is not kept. The loss
+    # and its gradient are 4 bytes each.
+    assert estimate.activations - 4 - 4 == 8 * 512 * 4
 
 
 @pytest.mark.parametrize("given", ["instance", "stepped instance", "class", "name"])
@@ -315,13 +316,34 @@ def test_a_loss_that_is_a_module_counts() -> None:
     assert type(loss.weight) is Tensor
 
 
-def test_parameters_from_elsewhere_are_refused() -> None:
+def test_parameters_that_only_the_loss_knows_count() -> None:
     other = nn.Linear(64, 1)
 
-    with pytest.raises(CaptureError, match="belongs neither to the model nor to the loss"):
-        estimate_memory(mlp(), rows(), loss=lambda out, _: other(out).sum())
+    estimate = estimate_memory(mlp(), rows(), loss=lambda out, _: other(out).sum())
 
+    assert estimate.parameters == 657_664 + 65 * 4
+    assert estimate.model == "Sequential"
     assert other.weight.grad is None
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_takes_what_the_step_around_it_takes(kind: str) -> None:
+    make, batches = MODELS[kind]
+    model, batch = make(), batches()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(batch: tuple[Tensor, Tensor]) -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+
+    by_step = estimate_memory(step=step, batch=batch)
+
+    for given in (optimizer, "adam", torch.optim.Adam):
+        by_model = estimate_memory(model, batch, given, loss=F.cross_entropy)
+        assert by_model.by_category == by_step.by_category
+        assert by_model.peak_op == by_step.peak_op
 
 
 def test_cuda_is_estimated_without_one() -> None:

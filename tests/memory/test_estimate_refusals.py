@@ -80,3 +80,18 @@ def test_sparse_gradients_are_refused_in_one_sentence(kind: type[nn.Module]) -> 
         with pytest.raises(CaptureError, match=r"a sparse tensor of 1000 × 8; estimate with dense gradients"):
             estimate()
     step(ids)  # and it goes on
+
+
+def test_what_has_no_parameters_yet_is_refused_and_stays_so() -> None:
+    model = nn.LazyLinear(8)
+
+    with pytest.raises(CaptureError, match="LazyLinear has no parameters yet"):
+        estimate_memory(model, torch.randn(2, 4))
+
+    assert model(torch.randn(2, 4)).shape == (2, 8)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_model_is_refused_in_one_sentence() -> None:
+    with pytest.raises(CaptureError, match="is a scripted module, whose memory cannot be estimated"):
+        estimate_memory(torch.jit.script(nn.Linear(4, 4)), torch.randn(2, 4))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from perfnb.errors import TraceError
 from perfnb.memory.snapshot import plain_pickle, reading
 from perfnb.memory.snapshot.reading import decode, looks_like_snapshot, read
-from perfnb.trace.columns import MISSING
 from tests.memory import snapshots
 from tests.memory.snapshots import MIB, block, dumped, entry, frame, segment, snapshot
 
@@ -32,27 +30,27 @@ def test_a_snapshot_becomes_columns(tmp_path: Path, protocol: int) -> None:
 
     columns = read(path)
 
-    assert columns.segments.size.tolist() == [4 * MIB]
-    assert columns.segments.pools == ["0, 0"]
-    assert columns.segments.expandable.tolist() == [0]
-    assert columns.blocks.size.tolist() == [MIB, 3 * MIB]
-    assert columns.blocks.requested.tolist() == [MIB - 100, 0]
-    assert columns.blocks.address.tolist() == [ADDRESS, ADDRESS + MIB]
-    assert [columns.blocks.states[code] for code in columns.blocks.state] == ["active_allocated", "inactive"]
-    assert [columns.events.actions[code] for code in columns.events.action] == [
+    assert columns.segments["size"].tolist() == [4 * MIB]
+    assert columns.segments["pool"].tolist() == ["0, 0"]
+    assert columns.segments["expandable"].tolist() == [False]
+    assert columns.blocks["size"].tolist() == [MIB, 3 * MIB]
+    assert columns.blocks["requested"].tolist() == [MIB - 100, 0]
+    assert columns.blocks["address"].tolist() == [ADDRESS, ADDRESS + MIB]
+    assert columns.blocks["state"].tolist() == ["active_allocated", "inactive"]
+    assert columns.events["action"].tolist() == [
         "segment_alloc", "alloc", "free_requested", "free_completed", "alloc", "free_requested", "free_completed",
     ]  # fmt: skip
-    assert (columns.events.time_us - snapshots.BASE_US).tolist() == [0, 10, 20, 20, 30, 50, 55]
+    assert (columns.events["time_us"] - snapshots.BASE_US).tolist() == [0, 10, 20, 20, 30, 50, 55]
     assert columns.settings == {"expandable_segments": False, "max_split_size": -1, "roundup": {"1": 0}}
 
 
 def test_a_stack_gives_the_users_line_and_the_operator_outermost_below_python() -> None:
     columns = decode(dumped(snapshots.small()))
 
-    number = columns.blocks.stack[0]
+    number = columns.blocks["stack"][0]
     assert columns.made_at[number] == "/code/my/train.py:42 forward"
     assert columns.ops[number] == "aten::add"
-    assert (columns.events.stack == number).all()
+    assert (columns.events["stack"] == number).all()
 
 
 @pytest.mark.parametrize(
@@ -89,44 +87,41 @@ def test_long_texts_are_cut_and_few_are_kept() -> None:
 def test_a_list_of_segments_is_a_snapshot_too() -> None:
     columns = decode(dumped(snapshots.small()["segments"]))
 
-    assert len(columns.segments.size) == 1
-    assert len(columns.events.size) == 0
+    assert len(columns.segments) == 1
+    assert len(columns.events) == 0
 
 
-def test_older_forms_are_read() -> None:
-    """Version 2.0: blocks without address, requested size and frames, which stand in a history; no times, no device."""
-    history = [{"addr": ADDRESS, "real_size": 1000, "frames": snapshots.STACK}]
-    blocks = [
-        {"size": 1024, "state": "active_allocated", "history": history},
-        {"size": MIB, "state": "active_pending_free", "history": []},
-        {"size": 512, "state": "inactive"},
-    ]
-    old = [{"address": a, "total_size": 1536 + MIB, "blocks": blocks} for a in (ADDRESS, 2 * ADDRESS)]
-    trace = [{"action": "alloc", "addr": ADDRESS, "size": 1000}, {"action": "oom", "size": 10, "device_free": 5}]
+def without(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != name}
 
-    columns = decode(dumped(snapshot(deepcopy(old), trace)))
 
-    offsets = [0, 1024, 1024 + MIB]
-    assert columns.blocks.address.tolist() == [a + offset for a in (ADDRESS, 2 * ADDRESS) for offset in offsets]
-    assert columns.blocks.requested.tolist() == [1000, MISSING, MISSING] * 2
-    assert columns.blocks.states[columns.blocks.state[1]] == "active_awaiting_free"
-    assert columns.made_at[columns.blocks.stack[0]] == "/code/my/train.py:42 forward"
-    assert columns.segments.device.tolist() == [0, 0]
-    assert columns.events.time_us.tolist() == [MISSING] * 2
-    assert columns.events.size.tolist() == [1000, 10]
+def test_the_forms_of_old_torch_versions_are_refused() -> None:
+    """Version 2.0 had no times, and blocks without addresses."""
+    old_block = snapshot([segment(ADDRESS, [without("address", block(ADDRESS, 512))])])
+    old_entry = snapshot([], [without("time_us", entry("alloc", ADDRESS, 512, 0))])
+
+    for data, why in ((old_block, "a block has no address"), (old_entry, "an entry of device_traces has no time_us")):
+        with pytest.raises(TraceError, match=f"{why}; dump it again with .* of torch 2.2 or later"):
+            decode(dumped(data))
+
+
+def test_an_error_for_want_of_memory_has_no_address() -> None:
+    columns = decode(dumped(snapshot([], [without("addr", entry("oom", 0, 512, 0))])))
+
+    assert columns.events[["address", "size"]].to_numpy().tolist() == [[0, 512]]
 
 
 def test_addresses_above_int64_are_kept() -> None:
     high = 0xFF00_FFFF_0000_0000
     columns = decode(dumped(snapshot([segment(high, [block(high, 512)])])))
 
-    assert columns.segments.address.tolist() == columns.blocks.address.tolist() == [high]
+    assert columns.segments["address"].tolist() == columns.blocks["address"].tolist() == [high]
 
 
 def test_a_device_may_have_no_history() -> None:
     columns = decode(dumped(snapshot([], [], None, [entry("alloc", ADDRESS, 512, 0)])))  # type: ignore[arg-type]
 
-    assert columns.events.device.tolist() == [2]
+    assert columns.events["device"].tolist() == [2]
 
 
 def changed(*path: Any, to: Any) -> Any:
@@ -172,7 +167,7 @@ def test_what_is_no_snapshot_gives_one_sentence(data: Any, why: str) -> None:
     text = str(error.value)
     assert text.startswith("b.pickle is not a CUDA memory snapshot that perfnb can read: ")
     assert why in text
-    assert text.endswith("; dump it again with torch.cuda.memory._dump_snapshot.")
+    assert text.endswith("; dump it again with torch.cuda.memory._dump_snapshot of torch 2.2 or later.")
     assert "\n" not in text
 
 
@@ -240,8 +235,8 @@ def test_any_value_at_any_place_is_read_or_gives_one_error(places: list, protoco
         columns = decode(dumped(data, protocol))
     except TraceError:
         return
-    assert columns.blocks.size.dtype == np.int64
-    assert len(columns.blocks.size) == len(columns.blocks.address) == len(columns.blocks.stack)
+    assert columns.blocks["size"].dtype == np.int64
+    assert columns.blocks["segment"].isin(columns.segments.index).all()
 
 
 def test_files_that_are_none_give_one_error(tmp_path: Path) -> None:
@@ -288,12 +283,12 @@ def test_what_looks_like_a_snapshot(tmp_path: Path) -> None:
 def test_a_public_snapshot_holds_what_is_known_of_it() -> None:
     columns = read(PUBLIC)
 
-    active = np.array([name.startswith("active") for name in columns.blocks.states])[columns.blocks.state]
-    assert len(columns.segments.size) == 1722
-    assert len(columns.blocks.size) == 4158
-    assert columns.blocks.size[active].sum() == 44_607_570_432
-    assert columns.segments.size.sum() == 47_234_154_496
-    assert len(columns.events.size) == 8948
+    active = columns.blocks["state"].isin(["active_allocated", "active_awaiting_free"])
+    assert len(columns.segments) == 1722
+    assert len(columns.blocks) == 4158
+    assert columns.blocks.loc[active, "size"].sum() == 44_607_570_432
+    assert columns.segments["size"].sum() == 47_234_154_496
+    assert len(columns.events) == 8948
 
 
 @pytest.mark.skipif(not PUBLIC.is_file(), reason=f"no public memory snapshot at {PUBLIC}; set PERFNB_TRACES")

@@ -6,7 +6,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfnb.recording.nesting import NONE, Forest, children_sums, forest_of, innermost, nest, subtree_sums
+from perfnb.recording.nesting import (
+    NONE,
+    Forest,
+    children_sums,
+    forest_of,
+    innermost,
+    innermost_over_time,
+    nest,
+    subtree_sums,
+)
 
 
 @st.composite
@@ -128,3 +137,15 @@ def test_levels_hold_every_position_once() -> None:
     forest = forest_of(np.array([NONE, 0, 0, 1, NONE]))
 
     assert [level.tolist() for level in Forest(*forest).by_depth()] == [[0, 4], [1, 2], [3]]
+
+
+def test_the_innermost_interval_over_time_changes_where_one_begins_or_ends() -> None:
+    start, end = np.array([0, 10, 20, 40, 5]), np.array([100, 20, 30, 40, 8])
+    thread, depth = np.array([1, 1, 1, 1, 0]), np.array([0, 1, 1, 1, 0])
+    own, above = np.arange(5), np.array([NONE, 0, 0, 0, NONE])
+
+    threads, times, now = innermost_over_time(thread, start, end, depth, own, above)
+
+    assert threads.tolist() == [0, 0, 1, 1, 1, 1, 1]
+    assert times.tolist() == [5, 8, 0, 10, 20, 30, 100]
+    assert now.tolist() == [4, NONE, 0, 1, 2, 0, NONE]

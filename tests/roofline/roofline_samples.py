@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pandas as pd
 
-from perfnb.roofline.levels import POINTS, Roofline
+from perfnb.roofline.levels import POINTS, RooflineLevels
 from tests.memory.memory_samples import BROKEN_FORMULA
 from tests.summaries import HOSTILE
 
 
-def roofline(blocks: int = 4, *, peaks: Mapping[str, float] | None = None, bandwidth: float | None = 21e9) -> Roofline:
+def roofline(
+    blocks: int = 4, *, peaks: Mapping[str, float] | None = None, bandwidth: float | None = 21e9
+) -> RooflineLevels:
     """Products and element-wise layers of a transformer on a small machine."""
     peaks = {"float32": 118e9} if peaks is None else peaks
     peak = next(iter(peaks.values()), None)
@@ -62,15 +64,15 @@ def roofline(blocks: int = 4, *, peaks: Mapping[str, float] | None = None, bandw
             "share": [0.021, 0.013],
         }
     )
-    return Roofline("CPU, 2 threads (no GPU)", peaks, bandwidth, points, 0.62, int(1.6e11), uncounted)
+    return RooflineLevels("CPU, 2 threads (no GPU)", peaks, bandwidth, points, 0.62, int(1.6e11), uncounted)
 
 
-def two_roofs() -> Roofline:
+def two_roofs() -> RooflineLevels:
     """A machine with a ceiling of its own for half precision."""
     return roofline(peaks={"bfloat16": 612e12, "float32": 51e12}, bandwidth=2.9e12)
 
 
-def hostile_roofline() -> Roofline:
+def hostile_roofline() -> RooflineLevels:
     """Names of every kind that a stranger could choose."""
     made = roofline()
     names = [HOSTILE[i % len(HOSTILE)] for i in range(len(made.points))]
@@ -85,7 +87,7 @@ def hostile_roofline() -> Roofline:
     )
 
 
-def unknown_roofline() -> Roofline:
+def unknown_roofline() -> RooflineLevels:
     """No ceiling was measured, and one layer moves nothing."""
     made = roofline(1, peaks={}, bandwidth=None)
     points = made.points.copy()

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from perfnb.recording.samples import watch_record
-from perfnb.roofline.levels import COUNTERS, POINTS, Roofline, counters_read, roofline_of
+from perfnb.roofline.levels import COUNTERS, POINTS, RooflineLevels, counters_read, roofline_of
 from perfnb.roofline.tab import ceilings_doubt, counters_words, roofline_text
 
 CEILINGS = {"device": "made up", "flops_per_s": {"float32": 1000.0, "bfloat16": 4000.0}, "bytes_per_s": 100.0}
@@ -38,12 +38,12 @@ LAYERS = work(
 OPS = work(("aten::mm", 100, 10, 1_000.0, "float32", 0), ("aten::relu", None, 10, 1_000.0, "float32", 2))
 
 
-def made(**changes: Any) -> Roofline:
+def made(**changes: Any) -> RooflineLevels:
     given: dict[str, Any] = {"ceilings": CEILINGS, "flops": 3_000, "main_dtype": "float32", "step_ms": 10_000.0}
     return roofline_of(LAYERS, OPS, NOTHING, **(given | changes))
 
 
-def points(roofline: Roofline, kind: str = "layer") -> pd.DataFrame:
+def points(roofline: RooflineLevels, kind: str = "layer") -> pd.DataFrame:
     return roofline.points[roofline.points["kind"] == kind].set_index("name")
 
 

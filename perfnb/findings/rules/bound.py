@@ -18,7 +18,7 @@ from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import GpuFacts
 from perfnb.findings.rules.fusion import attention_layers
 from perfnb.recording.nesting import Bools
-from perfnb.roofline.levels import COMPUTE, MEMORY, Roofline
+from perfnb.roofline.levels import COMPUTE, MEMORY, RooflineLevels
 
 _WORTH = 0.05
 #: Share of the step above which it is compute-bound, or memory-bound.
@@ -196,7 +196,7 @@ def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _weights(facts: Facts, roofline: Roofline) -> Iterator[Finding]:
+def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
     trains = bool((facts.attribution.cells["direction"] == "backward").any())
     # Backward reads weights, too, and writes their gradient.
     reading = _reading_weights(facts.recording.modules, roofline, times=3 if trains else 1)
@@ -223,7 +223,7 @@ def _weights(facts: Facts, roofline: Roofline) -> Iterator[Finding]:
     )
 
 
-def _reading_weights(modules: pd.DataFrame, roofline: Roofline, times: int) -> list[str]:
+def _reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times: int) -> list[str]:
     """Layers whose traffic is mostly weights, read so many times."""
     points = roofline.points[roofline.points["kind"] == "layer"]
     inside = modules.groupby("parent")["parameter_bytes"].sum().reindex(modules.index, fill_value=0)

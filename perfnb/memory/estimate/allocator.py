@@ -33,7 +33,7 @@ class Change(NamedTuple):
     op: str
 
 
-class Made(NamedTuple):
+class Allocation(NamedTuple):
     """How an allocation came to be."""
 
     size: int
@@ -61,15 +61,15 @@ class SimulatedAllocator(TorchDispatchMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        cuda = device.type == "cuda"
+        self.cuda = device.type == "cuda"
         # Where its tensors pretend to be. Without CUDA, autograd has no cuda queue: sizes then come from CPU kernels.
-        self.place = device if not cuda or torch.cuda.is_available() else torch.device("cpu")
+        self.place = device if not self.cuda or torch.cuda.is_available() else torch.device("cpu")
         self.phase = "before"  # what the step is doing; set by whoever runs it
         self.used: set[int] = set()  # the allocations that were passed to ops
         self.changes: list[Change] = []  # in order
-        self.made: dict[int, Made] = {}  # every allocation by number
+        self.made: dict[int, Allocation] = {}  # every allocation by number
         self.known = KnownNumbers()  # the values behind the inputs, for code that reads them
-        self._grain, self._scratch = CUDA_GRAIN if cuda else 1, not cuda
+        self._grain = CUDA_GRAIN if self.cuda else 1
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._reusable: int | None = None  # the allocation that the sum just made may replace
 
@@ -104,8 +104,8 @@ class SimulatedAllocator(TorchDispatchMode):
         for leaf in given:
             if isinstance(leaf, Tensor) and leaf.requires_grad and not isinstance(leaf, FakeTensor):
                 raise CaptureError(
-                    f"The step uses a tensor of {_shape(leaf)} that requires a gradient and belongs neither to the "
-                    "model nor to the loss: make it a parameter of the model, or pass a loss module that holds it."
+                    f"The step uses a tensor of {_shape(leaf)} that requires a gradient, and no variable leads to it "
+                    "or it is sparse: make it a dense parameter of a model."
                 )
         self.before_op()
         self.used |= self.numbers(given)
@@ -122,14 +122,14 @@ class SimulatedAllocator(TorchDispatchMode):
         self.known.follow(func, args, kwargs, result)
         op = func._schema.name.rpartition("::")[2]
         made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
-        untold = untold_bytes(op, args, made) if self._scratch else 0
+        untold = untold_bytes(op, args, made) if not self.cuda else 0
         new = [t for t in made if self.see(t, op, untold if t is made[-1] else 0)]
         if new:
             self._reusable = None
             if self.phase == "backward" and op == "add" and not torch.is_grad_enabled():
                 # The engine accumulates gradients in place; with fake tensors it allocates a new sum.
                 self._reusable = next(iter(self.numbers(args[:1])), None)
-            scratch = self._rounded(scratch_bytes(op, args, new)) if self._scratch else 0
+            scratch = self._rounded(scratch_bytes(op, args, new)) if not self.cuda else 0
             if scratch > 0:
                 number = self._new(scratch, op, scratch=True)
                 self.changes.append(Change(number, -scratch, self.phase, op))
@@ -150,7 +150,7 @@ class SimulatedAllocator(TorchDispatchMode):
         number = len(self.made)
         # The gradient of the loss itself is made before the first backward node runs.
         inside = self.phase != "backward" or torch._C._current_autograd_node() is not None
-        self.made[number] = Made(size, self.phase, torch.is_grad_enabled() and inside, scratch)
+        self.made[number] = Allocation(size, self.phase, torch.is_grad_enabled() and inside, scratch)
         self.changes.append(Change(number, size, self.phase, op))
         return number
 
@@ -169,7 +169,7 @@ class SimulatedAllocator(TorchDispatchMode):
         return -(-size // self._grain) * self._grain
 
 
-def kind_of(made: Made, saved: bool, training: bool) -> str:
+def kind_of(made: Allocation, saved: bool, training: bool) -> str:
     """Category of an allocation that no live object owns, from where it was made and whether backward needs it."""
     if made.scratch or made.phase == "optimizer":
         return "temporaries"

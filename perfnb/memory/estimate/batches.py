@@ -51,11 +51,6 @@ def samples_in(batch: Any) -> int | None:
     return next((int(t.shape[0]) for t in leaves if isinstance(t, Tensor) and t.dim()), None)
 
 
-def resized(batch: Any, samples: int, size: int) -> Any:
-    """`batch` with `size` samples instead of `samples`, of tensors on ``meta``."""
-    return with_tensors(batch, lambda tensor: tensor_resized(tensor, samples, size))
-
-
 def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
     """A resized tensor on ``meta`` if its first dimension counts samples; otherwise the tensor itself."""
     given: Any = size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from perfnb import quantities as fmt
@@ -246,9 +245,8 @@ def estimate_memory(
     import torch
 
     from perfnb.arguments import require_flag, shown
-    from perfnb.memory.estimate.allocator import device_among
-    from perfnb.memory.estimate.batches import one_batch, resized, samples_in
-    from perfnb.memory.estimate.model_simulation import ModelStep
+    from perfnb.memory.estimate.batches import one_batch, samples_in
+    from perfnb.memory.estimate.model_step import ModelStep, chosen_optimizer
     from perfnb.memory.estimate.step_simulation import simulate_step
     from perfnb.step.checks import require_loss, require_steps
 
@@ -274,17 +272,23 @@ def estimate_memory(
     samples = samples_in(batch)
     if batch_size is not None and samples is None:
         raise ValueError("batch_size was given, but no tensor in the batch has a dimension for it.")
+    chosen = chosen_optimizer(optimizer) if training else None
+
+    def model_step() -> Callable[[Any], None]:
+        run = ModelStep(modelled, loss, training=training, optimizer=chosen, autocast=autocast)
+
+        def step(batch: Any) -> None:
+            __tracebackhide__ = True
+            if modelled.training != training:
+                modelled.train(training)
+            run(batch)
+
+        return step
 
     def estimate(size: int | None) -> MemoryEstimate:
         __tracebackhide__ = True
-        if step is not None:
-            with StepOutput():
-                simulation, place = simulate_step(step, batch, samples, size, device)
-        else:
-            scaled = batch if size is None or samples is None else resized(batch, samples, size)
-            place = device_among(chain(modelled.parameters(), modelled.buffers()), device)
-            plan = ModelStep(modelled, scaled, batch, optimizer, loss, training, place, autocast)
-            simulation = plan.simulated()
+        with StepOutput():
+            simulation, place = simulate_step(step or model_step(), batch, samples, size, device, model)
         return _read(simulation, place, samples if size is None else size, estimate)
 
     return estimate(batch_size)
@@ -325,34 +329,22 @@ def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> 
 
     It is 0 if not even one sample fits, and ``None`` if every batch does. Few sizes are tried.
     """
-    fits, too_large, known = 0, start, {start: need(start)}
-    while known[too_large] <= limit:
-        if too_large >= _MOST:
-            return None
-        fits = too_large
-        too_large = _guess(known, limit, fits + 1) or 2 * fits
-        known[too_large] = need(too_large)
+    fits, too_large, size, known = 0, _MOST + 1, start, dict[int, float]()
     while too_large - fits > 1:
-        guess = _guess(known, limit, fits + 1)
-        if len(known) % 3 == 0 or guess is None or not fits < guess < too_large:
-            # The line through two points gave nothing new: bisect.
-            guess = (fits + too_large) // 2
-        known[guess] = need(guess)
-        if known[guess] <= limit:
-            fits = guess
-        else:
-            too_large = guess
-    return fits
+        known[size] = need(size)
+        fits, too_large = (size, too_large) if known[size] <= limit else (fits, size)
+        size = _next_size(known, limit, fits, too_large)
+    return None if fits == _MOST else fits
 
 
-def _guess(known: dict[int, float], limit: float, least: int) -> int | None:
-    """Where the line through the two largest known sizes meets the limit."""
-    sizes = sorted(size for size, bytes_ in known.items() if bytes_ < float("inf"))[-2:]
-    if len(sizes) < 2:
-        return None
-    slope = (known[sizes[1]] - known[sizes[0]]) / (sizes[1] - sizes[0])
-    if slope <= 0:
-        return None
-    # One more than what should fit: if it fails and the size below fits, the search is over.
-    meets = int(sizes[1] + (limit - known[sizes[1]]) // slope)
-    return min(_MOST, meets if meets not in known and meets >= least else max(least, meets + 1))
+def _next_size(known: dict[int, float], limit: float, fits: int, too_large: int) -> int:
+    """Where the line through the two largest known sizes meets the limit; if that tells nothing new, bisect or
+    double."""
+    *_, first, last = [0, 0, *sorted(size for size, bytes_ in known.items() if bytes_ < math.inf)]
+    slope = (known[last] - known[first]) / (last - first) if first else 0.0
+    if slope > 0 and limit < math.inf and len(known) % 3:
+        meets = int(last + (limit - known[last]) // slope)
+        meets += meets in known  # if one more than what should fit fails, the search is over
+        if fits < meets < too_large:
+            return meets
+    return (fits + too_large) // 2 if too_large <= _MOST else min(2 * fits, _MOST)

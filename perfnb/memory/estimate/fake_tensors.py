@@ -74,11 +74,11 @@ def explained(model: nn.Module | None) -> Iterator[None]:
     except _DATA_DEPENDENT as error:
         asked = str(getattr(error, "func", "")).replace("aten.", "", 1) or "an operator"
         asked = _ASKS_FOR_ONE if asked.startswith("_local_scalar_dense") else asked
-        raise CaptureError(_needs_numbers(asked, _place(error.__traceback__, model))) from None
+        raise CaptureError(_needs_numbers(asked, _where(error.__traceback__, model))) from None
     except _UNSUPPORTED as error:
         op = getattr(error, "func", error)
         raise CaptureError(
-            f"{_place(error.__traceback__, model)} uses {op}, which has no fake kernel, so its memory cannot be "
+            f"{_where(error.__traceback__, model)} uses {op}, which has no fake kernel, so its memory cannot be "
             "estimated: register one with torch.library.register_fake, or estimate without this layer."
         ) from None
     except RuntimeError as error:
@@ -86,7 +86,7 @@ def explained(model: nn.Module | None) -> Iterator[None]:
         if any(words in text for words in _TOO_LARGE):
             raise OverflowError("A tensor of this batch would have more bytes than can be counted.") from None
         if any(words in text for words in _ASKS_FOR_NUMBERS):
-            raise CaptureError(_needs_numbers("its code", _place(error.__traceback__, model))) from None
+            raise CaptureError(_needs_numbers("its code", _where(error.__traceback__, model))) from None
         raise
 
 
@@ -97,32 +97,22 @@ def _needs_numbers(what: str, where: str) -> str:
     )
 
 
-def _place(traceback: TracebackType | None, model: nn.Module | None) -> str:
-    """The innermost module of the model that was running when an error was raised."""
-    if model is None:
-        return _line(traceback)
-    names = {id(module): name for name, module in model.named_modules()}
-    place = type(model).__name__
-    while traceback is not None:
-        running = traceback.tb_frame.f_locals.get("self")
-        if id(running) in names:
-            name = names[id(running)]
-            place = f"{name} ({type(running).__name__})" if name else type(running).__name__
-        traceback = traceback.tb_next
-    return place
-
-
-def _line(traceback: TracebackType | None) -> str:
-    """The innermost line of the user's own code, and the library module that was running in it, if any."""
-    place, inside = "the step", ""
+def _where(traceback: TracebackType | None, model: nn.Module | None) -> str:
+    """The innermost module of the model that was running when an error was raised; without a model, the innermost line
+    of the user's own code, and the library module that was running in it, if any."""
+    names = {} if model is None else {id(module): name for name, module in model.named_modules()}
+    where, inside = "the step" if model is None else type(model).__name__, ""
     while traceback is not None:
         code, running = traceback.tb_frame.f_code, traceback.tb_frame.f_locals.get("self")
-        if not is_installed(code.co_filename):
-            place, inside = f"line {traceback.tb_lineno} of {code.co_name}", ""
-        elif isinstance(running, nn.Module):
+        if id(running) in names:
+            kind, name = type(running).__name__, names[id(running)]
+            where = f"{name} ({kind})" if name else kind
+        elif model is None and not is_installed(code.co_filename):
+            where, inside = f"line {traceback.tb_lineno} of {code.co_name}", ""
+        elif model is None and isinstance(running, nn.Module):
             inside = f"{type(running).__name__}, which is called in "
         traceback = traceback.tb_next
-    return inside + place
+    return inside + where
 
 
 class StandIns:
@@ -134,12 +124,9 @@ class StandIns:
     ----------
     device : torch.device
         Device that the stand-ins pretend to be on.
-    strict : bool
-        Whether to refuse tensors that cannot have a stand-in, such as sparse ones; otherwise they are kept.
     """
 
-    def __init__(self, device: torch.device, *, strict: bool = True) -> None:
-        self.strict = strict
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the real tensor's id, kept alive here
         self._copies: dict[int, tuple[Any, Any]] = {}  # of containers, likewise
@@ -150,16 +137,15 @@ class StandIns:
         return [fake for _, fake in self._made.values()]
 
     def of(self, real: Tensor) -> Tensor:
-        """The stand-in for `real`; a fake tensor stands for itself."""
+        """The stand-in for `real`; a fake tensor stands for itself, as does one that cannot have a stand-in."""
         if isinstance(real, FakeTensor):
             return real
         if id(real) not in self._made:
             try:
-                self._made[id(real)] = real, self._make(real)
-            except CaptureError:
-                if self.strict:
-                    raise
+                layout = real.untyped_storage(), real.stride(), real.storage_offset()
+            except (NotImplementedError, RuntimeError, ValueError):  # sparse, or uninitialized in a lazy module
                 return real
+            self._made[id(real)] = real, self._make(real, *layout)
         return self._made[id(real)][1]
 
     def within(self, value: Any, depth: int = 2 * _NESTING) -> Any:
@@ -184,15 +170,7 @@ class StandIns:
             known[id(copied)] = copied, copied  # a copy met again stands for itself
         return known[id(value)][1]
 
-    def _make(self, real: Tensor) -> Tensor:
-        try:
-            storage = real.untyped_storage()
-            stride, offset = real.stride(), real.storage_offset()
-        except (NotImplementedError, RuntimeError, ValueError):  # sparse, or uninitialized in a lazy module
-            raise CaptureError(
-                f"Memory can be estimated only for dense tensors, and this model holds a {real.layout} "
-                f"{type(real).__name__}."
-            ) from None
+    def _make(self, real: Tensor, storage: torch.UntypedStorage, stride: tuple[int, ...], offset: Any) -> Tensor:
         # Tensors on "meta" have no address, but their storage has an identity.
         key = storage._cdata, real.dtype
         with torch.no_grad():
@@ -206,39 +184,25 @@ class StandIns:
 
 
 @contextmanager
-def replaced(modules: Iterable[nn.Module], stand_ins: StandIns, training: bool | None = None) -> Iterator[None]:
-    """Within this context modules and their submodules hold stand-ins; anything set on them is undone at its end.
-
-    They are in training mode or not as `training` says; ``None`` keeps each one's own mode.
-    """
+def replaced(modules: Iterable[nn.Module], stand_ins: StandIns) -> Iterator[None]:
+    """Within this context modules and their submodules hold stand-ins; anything set on them is undone at its end."""
     inside = {id(m): m for module in modules for m in module.modules()}.values()
     with ExitStack() as stack:
         for module in inside:
             stack.callback(_restore, module, dict(module.__dict__))
         for module in inside:
-            if isinstance(module, torch.jit.ScriptModule):
-                if not stand_ins.strict:
-                    continue
-                raise CaptureError(
-                    f"{type(module).__name__} is a scripted module, whose memory cannot be estimated: pass the "
-                    "original model."
-                )
-            faked = {name: stand_ins.within(value, _NESTING) for name, value in module.__dict__.items()}
-            module.__dict__.update(faked)
-            if training is not None:
-                module.training = training
+            if not isinstance(module, torch.jit.ScriptModule):  # which holds its tensors outside Python
+                faked = {name: stand_ins.within(value, _NESTING) for name, value in module.__dict__.items()}
+                module.__dict__.update(faked)
         yield
 
 
 @contextmanager
-def stepping(optimizer: Any, stand_ins: StandIns, foreach: bool) -> Iterator[None]:
-    """Within this context the optimizer steps stand-ins, all at once if it may choose and `foreach`, as on CUDA."""
+def stepping(optimizer: Any, stand_ins: StandIns) -> Iterator[None]:
+    """Within this context the optimizer steps stand-ins."""
     with ExitStack() as stack:
         stack.callback(_restore, optimizer, dict(optimizer.__dict__))
         groups = [stand_ins.within(group) for group in optimizer.param_groups]
-        for group in groups:
-            if foreach and group.get("foreach", False) is None and not group.get("fused"):
-                group["foreach"] = True
         state: defaultdict[Any, Any] = defaultdict(dict)
         for parameter, values in optimizer.state.items():
             key = stand_ins.of(parameter) if isinstance(parameter, Tensor) else parameter

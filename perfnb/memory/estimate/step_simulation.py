@@ -1,4 +1,4 @@
-"""Simulate a user's own step on fake tensors, recording every allocation.
+"""Simulate a step on fake tensors, recording every allocation.
 
 The step's Python runs unchanged. Models, optimizers, and the tensors reachable from its variables are replaced by
 stand-ins, and what it changes in its variables is undone.
@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
 from perfnb.memory.estimate.allocator import SimulatedAllocator, Simulation, device_among, kind_of
 from perfnb.memory.estimate.batches import tensor_resized, with_tensors
@@ -51,10 +53,14 @@ _NO_PART = {*sys.stdlib_module_names, "IPython", "ipykernel", "ipywidgets", "per
 
 
 def simulate_step(
-    step: Callable[..., Any], batch: Any, samples: int | None, size: int | None, device: str | torch.device | None
+    step: Callable[..., Any],
+    batch: Any,
+    samples: int | None,
+    size: int | None,
+    device: str | torch.device | None,
+    model: nn.Module | None = None,
 ) -> tuple[Simulation, torch.device]:
-    """Run a user's step on fake tensors until it is in steady state; return what that call did, and the simulated
-    device.
+    """Run a step on fake tensors until it is in steady state; return what that call did, and the simulated device.
 
     The first call creates the optimizer's state and the second one counts. If gradients are accumulated over several
     calls, the step is called until each optimizer has stepped, and then all calls until they step again count.
@@ -71,6 +77,8 @@ def simulate_step(
         Samples in the batch, and samples to simulate.
     device : str, device or None
         The device whose allocator is simulated; ``None``: that of the step's models.
+    model : Module or None
+        The model that perfnb itself made the step for: then whatever it uses is reachable from its variables.
 
     Raises
     ------
@@ -81,7 +89,8 @@ def simulate_step(
     """
     __tracebackhide__ = True
     near = list(reachable([step]))  # from its variables, nearest first
-    found = list({id(value): value for value in (*near, *living(_LIVING))}.values())
+    elsewhere = living(_LIVING) if model is None else ()
+    found = list({id(value): value for value in (*near, *elsewhere)}.values())
     modules = [value for value in found if issubclass(type(value), nn.Module)]
     optimizers = [value for value in found if issubclass(type(value), Optimizer)]
     simulated = device_among(_tensors(found, batch), device)
@@ -103,10 +112,10 @@ def simulate_step(
     batch = with_tensors(batch, sized)
     with InterruptGate() as gate, ExitStack() as stack:
         stack.enter_context(pretending())
-        stand_ins = StandIns(allocator.place, strict=False)
+        stand_ins = StandIns(allocator.place)
         stack.enter_context(replaced(modules, stand_ins))
         for optimizer in optimizers:
-            stack.enter_context(stepping(optimizer, stand_ins, foreach=simulated.type == "cuda"))
+            stack.enter_context(stepping(optimizer, stand_ins))
         stack.enter_context(variables_replaced(filter(_has_variables, found), stand_ins))
         arguments = () if batch is None else (with_tensors(batch, stood_in),)
         for fake in stand_ins.all():
@@ -115,13 +124,13 @@ def simulate_step(
                 fake.register_post_accumulate_grad_hook(allocator.accumulated)
         stack.enter_context(allocator.listening())
         stack.enter_context(allocator)
-        with explained(None), gate.opened():
-            own = {id(value) for value in near}
+        with explained(model), gate.opened():
+            own = {id(value) for value in near} if model is None else set()
             late = _call_until_stepped(step, arguments, allocator, [o for o in optimizers if id(o) in own])
             stepped = list(allocator.optimizers)
             allocator.steps_again()
             _call_until_stepped(step, arguments, allocator, stepped)
-        return _seen(allocator, stand_ins.all(), modules, optimizers, inputs, late), simulated
+        return _seen(allocator, stand_ins.all(), modules, optimizers, inputs, late, model), simulated
 
 
 def _tensors(found: Iterable[Any], batch: Any) -> Iterator[Tensor]:
@@ -212,6 +221,14 @@ class _StepAllocator(SimulatedAllocator):
         return super().number_asked_for() if is_installed(asker) else None
 
     def _call_begins(self, module: nn.Module, _: Any) -> None:
+        if isinstance(module, torch.jit.ScriptModule):  # it holds its tensors outside Python
+            raise CaptureError(
+                f"{type(module).__name__} is a scripted module, whose memory cannot be estimated: use the original one."
+            )
+        if any(map(is_lazy, module.parameters(recurse=False))):
+            raise CaptureError(
+                f"{type(module).__name__} has no parameters yet, so its memory cannot be estimated: call it once."
+            )
         if not self._called and torch._C._current_autograd_node() is None:
             self.models.append(module)
         self._called.append(module)
@@ -226,6 +243,9 @@ class _StepAllocator(SimulatedAllocator):
         self.gradients |= self.numbers(parameter.grad for parameter in _stepped(optimizer))
         self.optimizers.append(optimizer)
         self._stepping += 1
+        for group in optimizer.param_groups:  # all parameters at once if it may choose, as on CUDA
+            if self.cuda and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
 
     def _optimizer_ends(self, *_: Any) -> None:
         self._stepping -= 1
@@ -238,13 +258,14 @@ def _seen(
     optimizers: Iterable[Optimizer],
     inputs: Iterable[Tensor],
     late: Iterable[Optimizer],
+    model: nn.Module | None,
 ) -> Simulation:
     """The calls that count, and who owns what was allocated, given the optimizers that never stepped."""
     batch, stood_in = allocator.numbers(inputs), allocator.numbers(stand_ins)
     parameters: set[int] = set()
     buffers: set[int] = set()
-    for model in (*modules, *allocator.models):
-        own, others = allocator.numbers(model.parameters()), allocator.numbers(model.buffers())
+    for module in (*modules, *allocator.models):
+        own, others = allocator.numbers(module.parameters()), allocator.numbers(module.buffers())
         if (own | others) & allocator.used:
             parameters |= own
             buffers |= others
@@ -271,13 +292,14 @@ def _seen(
     for number in at_begin:
         resident[category[number]] += allocator.made[number].size
     never = _classes(late)
+    trained = [m for m in allocator.models if next(m.parameters(), None) is not None]
     return Simulation(
         changes=changes,
         resident=resident,
         category=category,
         buffers=allocator.size_of(buffers - parameters),
         optimizer=_classes(stepped) or None,
-        model=_classes(m for m in allocator.models if next(m.parameters(), None) is not None) or "step",
+        model=_classes(trained if model is None else [model]) or "step",
         training=allocator.trains,
         caveat=f"{never} {_NEVER_STEPPED}" if never else None,
     )

@@ -22,20 +22,18 @@ Plain = dict[str, "Plain"] | list["Plain"] | tuple["Plain", ...] | str | bytes |
 
 
 @dataclass(frozen=True)
-class Limits:
+class PickleLimits:
     """How much a pickle may ask for."""
 
     #: Memory of everything decoded, estimated as it grows.
     memory_bytes: int = 6 << 30
-    #: Length of one text.
-    text_bytes: int = 16 << 20
     #: Values waiting to be put into a container, which bounds nesting too; picklers write them 1,000 at a time.
     open_values: int = 10_000
     #: Containers being filled at the same time.
     depth: int = 100
 
 
-LIMITS = Limits()
+LIMITS = PickleLimits()
 #: Protocols with a header and binary numbers.
 PROTOCOLS = range(2, 6)
 
@@ -52,7 +50,7 @@ class _Damaged(Exception):
     """The bytes are not a pickle of plain data; says why."""
 
 
-def decode(data: bytes, source: str = "the pickle", limits: Limits = LIMITS) -> Plain:
+def decode(data: bytes, source: str = "the pickle", limits: PickleLimits = LIMITS) -> Plain:
     """Decode a pickle of protocol 2 to 5 that holds plain data.
 
     Raises
@@ -68,7 +66,7 @@ def decode(data: bytes, source: str = "the pickle", limits: Limits = LIMITS) -> 
         raise TraceError(f"{source} was not read: there is not enough memory for it; record fewer entries.") from error
 
 
-def _decoded(data: bytes, limits: Limits) -> Plain:
+def _decoded(data: bytes, limits: PickleLimits) -> Plain:
     """Run the instructions, in one loop over local names: a snapshot has millions of them."""
     if data[:1] != b"\x80" or len(data) < 2 or data[1] not in PROTOCOLS:
         raise _Damaged("it does not start like a pickle of protocol 2 to 5; give the file as torch dumped it")
@@ -182,8 +180,6 @@ def _decoded(data: bytes, limits: Limits) -> Plain:
                     at += width
                     if size > end - at:
                         raise IndexError
-                    if size > limits.text_bytes:
-                        raise _Damaged(f"the text at byte {at:,} is {size:,} bytes long, unlike any memory snapshot")
                     chunk = data[at : at + size]
                     value = chunk if op in _BYTES else chunk.decode("utf-8", "surrogatepass")
                     push(value)

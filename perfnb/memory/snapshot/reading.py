@@ -1,7 +1,7 @@
 """Snapshots of the CUDA allocator, as ``torch.cuda.memory._dump_snapshot`` writes them, decoded into columns.
 
 They are untrusted pickles, decoded by `perfnb.memory.snapshot.plain_pickle` without running anything. Only the fields
-of the format are read, to a fixed depth, and each value must have the right type and range.
+of the format, as of torch 2.2, are read, to a fixed depth, and each value must have the right type and range.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import gc
 import os
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.arguments import storable
@@ -43,94 +43,44 @@ _LIBRARY_PATH = re.compile(
 )
 _NOTHING, _LIBRARY, _USER = "", "library", "user"
 
-Addresses = npt.NDArray[np.uint64]
-
-_MOST_LABELS = 1000
 _MOST_DEVICES = 1024
-#: 2 PiB, and the largest sum of sizes that is still exact.
-_LARGEST_SIZE, _LARGEST_SUM = 1 << 51, 1 << 61
-#: Latest time since 1970 that fits in nanoseconds.
-_LATEST_US = 9 * 10**15
-_ADVICE = "dump it again with torch.cuda.memory._dump_snapshot"
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Memory that the allocator got from the device, one row per segment.
-
-    `address` is unsigned; `kind` and `pool` are codes of `kinds` and `pools`; `expandable` is 1, 0 or `MISSING`.
-    """
-
-    device: Ints
-    address: Addresses
-    size: Ints
-    stream: Ints
-    kind: Ints
-    pool: Ints
-    expandable: Ints
-    kinds: list[str]
-    pools: list[str]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of the segments, one row per block; `segment` is the segment's row, `stack` the stack's.
-
-    `state` is a code of `states`: ``active_allocated``, ``active_awaiting_free``, ``inactive``. `requested` is the
-    requested size, at most `size`.
-    """
-
-    segment: Ints
-    address: Addresses
-    size: Ints
-    requested: Ints
-    state: Ints
-    stack: Ints
-    states: list[str]
-
-
-@dataclass(frozen=True)
-class Events:
-    """What the allocator did, one row per entry of its history, by device and in time order.
-
-    `action` is a code of `actions`. `size` is the requested size. `time_us` counts from 1970 and is `MISSING` in
-    snapshots of old versions, as is `address` in out-of-memory entries.
-    """
-
-    device: Ints
-    action: Ints
-    address: Addresses
-    size: Ints
-    stream: Ints
-    time_us: Ints
-    stack: Ints
-    actions: list[str]
+#: Largest size, and largest time in microseconds, which as nanoseconds still fits; largest exact sum of sizes.
+_LARGEST, _LARGEST_SUM = 1 << 53, 1 << 61
+_ADVICE = "dump it again with torch.cuda.memory._dump_snapshot of torch 2.2 or later"
 
 
 @dataclass(frozen=True)
 class SnapshotColumns:
-    """A snapshot of the CUDA allocator, column by column.
+    """A snapshot of the CUDA allocator.
 
     Attributes
     ----------
-    segments, blocks, events
-        Each a few arrays of equal length.
+    segments : DataFrame
+        Memory that the allocator got from the device: ``device``, ``address`` (unsigned), ``size``, ``stream``,
+        ``type``, ``pool`` and ``expandable``, the last three missing if unknown.
+    blocks : DataFrame
+        The blocks of the segments: ``segment`` (its row), ``address``, ``size``, ``requested`` (at most `size`),
+        ``state`` (``active_allocated``, ``active_awaiting_free`` or ``inactive``) and ``stack`` (its number, `MISSING`
+        if none).
+    events : DataFrame
+        What the allocator did, by device and in time order: ``device``, ``action``, ``address`` (0 for an
+        out-of-memory error), ``size`` (as requested), ``stream``, ``time_us`` (since 1970) and ``stack``.
     ops, made_at : list of str or None
         By stack number: the operator that asked for the memory, and the user's line that led there.
     settings : dict
         The allocator's settings, only texts and numbers.
     """
 
-    segments: Segments
-    blocks: Blocks
-    events: Events
+    segments: pd.DataFrame
+    blocks: pd.DataFrame
+    events: pd.DataFrame
     ops: list[str | None]
     made_at: list[str | None]
     settings: dict[str, Any]
 
 
 def read(
-    path: str | Path, max_bytes: int = MAX_BYTES, limits: plain_pickle.Limits = plain_pickle.LIMITS
+    path: str | Path, max_bytes: int = MAX_BYTES, limits: plain_pickle.PickleLimits = plain_pickle.LIMITS
 ) -> SnapshotColumns:
     """Read the snapshot at `path`.
 
@@ -155,7 +105,7 @@ def read(
 
 
 def decode(
-    data: bytes, source: str = "the snapshot", limits: plain_pickle.Limits = plain_pickle.LIMITS
+    data: bytes, source: str = "the snapshot", limits: plain_pickle.PickleLimits = plain_pickle.LIMITS
 ) -> SnapshotColumns:
     """Decode the pickle of a snapshot: a dict with ``segments``, or a bare list of segments.
 
@@ -167,7 +117,7 @@ def decode(
     collecting = gc.isenabled()
     try:
         gc.disable()  # many small objects and no cycles: collection would only traverse them
-        return _Reader(source, len(data)).columns(plain_pickle.decode(data, source, limits))
+        return SnapshotReader(source, len(data)).columns(plain_pickle.decode(data, source, limits))
     finally:
         if collecting:
             gc.enable()
@@ -183,7 +133,7 @@ def looks_like_snapshot(path: str | Path) -> bool:
     return len(head) == 2 and head[0] == 0x80 and head[1] in plain_pickle.PROTOCOLS
 
 
-class _Reader:
+class SnapshotReader:
     """Walks the decoded snapshot, never deeper than the format."""
 
     def __init__(self, source: str, size: int) -> None:
@@ -196,98 +146,58 @@ class _Reader:
             whole = {"segments": whole}
         if type(whole) is not dict or "segments" not in whole:
             self.refuse("it holds plain data but no segments of a CUDA allocator")
-        segments = self.rows(whole["segments"], "segments")
+        segments, _ = self.joined([whole["segments"]], "segments")
+        blocks, segment = self.joined([row.get("blocks") for row in segments], "blocks")
         traces = self.list_of(whole.get("device_traces"), "device_traces")
         if len(traces) > _MOST_DEVICES:
             self.refuse(f"it names {len(traces):,} devices")
-        entries: list[Any] = []
-        device: list[int] = []
-        for number, trace in enumerate(traces):
-            own = self.rows(trace, "device_traces", beside=len(entries))
-            entries += own
-            device += [number] * len(own)
+        entries, device = self.joined(traces, "device_traces")
         return SnapshotColumns(
-            segments=self.segments(segments),
-            blocks=self.blocks(segments),
-            events=self.events(entries, device),
+            segments=self.of_segments(segments, "a segment"),
+            blocks=self.of_blocks(blocks, "a block").assign(segment=segment),
+            events=self.of_events(entries, "an entry of device_traces").assign(device=device),
             ops=self.stacks.ops,
             made_at=self.stacks.made_at,
             settings=_settings(whole.get("allocator_settings")),
         )
 
-    def segments(self, rows: list[Any]) -> Segments:
-        what = "a segment"
-        kind, kinds = self.codes([row.get("segment_type") for row in rows], what)
-        pool, pools = self.codes([_pool(row.get("segment_pool_id")) for row in rows], what)
+    def of_segments(self, rows: list[Any], what: str) -> pd.DataFrame:
         flags = [row.get("is_expandable") for row in rows]
-        return Segments(
-            device=self.whole([row.get("device", 0) for row in rows], "device", what, 0, _MOST_DEVICES),
-            address=self.addresses(rows, "address", what),
-            size=self.sizes(rows, "total_size", what),
-            stream=self.streams(rows, what),
-            kind=kind,
-            pool=pool,
-            expandable=np.array([int(flag) if type(flag) is bool else MISSING for flag in flags], dtype=np.int64),
-            kinds=kinds,
-            pools=pools,
+        return pd.DataFrame(
+            {
+                "device": self.whole(rows, "device", what, most=_MOST_DEVICES),
+                "address": self.addresses(rows, "address", what),
+                "size": self.sizes(rows, "total_size", what),
+                "stream": self.streams(rows, what),
+                "type": self.words([row.get("segment_type") for row in rows], "segment_type", what),
+                "pool": self.words([_pool(row.get("segment_pool_id")) for row in rows], "segment_pool_id", what),
+                "expandable": pd.array([flag if type(flag) is bool else None for flag in flags], dtype="boolean"),
+            }
         )
 
-    def blocks(self, segments: list[Any]) -> Blocks:
-        what = "a block"
-        rows: list[Any] = []
-        counts = []
-        for segment in segments:
-            own = self.rows(segment.get("blocks"), "blocks", beside=len(rows))
-            rows += own
-            counts.append(len(own))
-        first = [self.first_in_history(row) for row in rows]
-        requested = [row.get("requested_size", old.get("real_size")) for row, old in zip(rows, first, strict=True)]
-        stack = [self.stack(row.get("frames", old.get("frames"))) for row, old in zip(rows, first, strict=True)]
-        state, states = self.codes([row.get("state") for row in rows], what)
-        if MISSING in state:
-            self.refuse("a block has no state")
-        size = self.sizes(rows, "size", what)
-        segment = np.repeat(np.arange(len(segments), dtype=np.int64), counts)
-        address = self.addresses(rows, "address", what)
-        unknown = np.array(["address" not in row for row in rows], dtype=bool)
-        if unknown.any():  # old versions: blocks are adjacent from the start of the segment
-            starts = self.addresses(segments, "address", "a segment")
-            before = np.cumsum(size) - size
-            of_segment = before - np.append(before, 0)[np.cumsum([0, *counts])[:-1]][segment]
-            address = np.where(unknown, starts[segment] + of_segment.astype(np.uint64), address)
-        return Blocks(
-            segment=segment,
-            address=address,
-            size=size,
-            requested=self.whole(requested, "requested_size", what, MISSING, _LARGEST_SIZE),
-            state=state,
-            stack=np.array(stack, dtype=np.int64),
-            states=["active_awaiting_free" if name == "active_pending_free" else name for name in states],
+    def of_blocks(self, rows: list[Any], what: str) -> pd.DataFrame:
+        return pd.DataFrame(
+            {
+                "address": self.addresses(rows, "address", what),
+                "size": self.sizes(rows, "size", what),
+                "requested": self.sizes(rows, "requested_size", what),
+                "state": self.words([row.get("state") for row in rows], "state", what, required=True),
+                "stack": self.numbered(rows),
+            }
         )
 
-    def events(self, rows: list[Any], device: list[int]) -> Events:
-        what = "an entry of device_traces"
-        action, actions = self.codes([row.get("action") for row in rows], what)
-        if MISSING in action:
-            self.refuse(f"{what} has no action")
-        return Events(
-            device=np.array(device, dtype=np.int64),
-            action=action,
-            address=self.addresses(rows, "addr", what),
-            size=self.sizes(rows, "size", what, optional=True),
-            stream=self.streams(rows, what),
-            time_us=self.whole([row.get("time_us") for row in rows], "time_us", what, MISSING, _LATEST_US),
-            stack=np.array([self.stack(row.get("frames")) for row in rows], dtype=np.int64),
-            actions=actions,
+    def of_events(self, rows: list[Any], what: str) -> pd.DataFrame:
+        known = [{**row, "addr": 0} if row.get("addr") is None else row for row in rows]
+        return pd.DataFrame(
+            {
+                "action": self.words([row.get("action") for row in rows], "action", what, required=True),
+                "address": self.addresses(known, "addr", what),
+                "size": self.sizes(rows, "size", what),
+                "stream": self.streams(rows, what),
+                "time_us": self.whole(rows, "time_us", what),
+                "stack": self.numbered(rows),
+            }
         )
-
-    def first_in_history(self, block: Any) -> Mapping[str, Any]:
-        """What versions before 2.1 say about the contents of a block."""
-        history = self.list_of(block.get("history"), "history")
-        return history[0] if history and type(history[0]) is dict else {}
-
-    def stack(self, frames: Any) -> int:
-        return MISSING if frames is None else self.stacks.number(self.list_of(frames, "frames"))
 
     def list_of(self, value: Any, name: str) -> list[Any]:
         if value is None:
@@ -296,51 +206,59 @@ class _Reader:
             self.refuse(f"{name} is a {type(value).__name__} and not a list")
         return value
 
-    def rows(self, value: Any, name: str, beside: int = 0) -> list[Any]:
-        rows = self.list_of(value, name)
-        if len(rows) + beside > self.most_rows:
-            self.refuse(f"{name} repeats the same few rows endlessly")
-        if not {*map(type, rows)} <= {dict}:
-            self.refuse(f"{name} holds something other than dicts")
-        return rows
+    def joined(self, lists: list[Any], name: str) -> tuple[list[Any], Ints]:
+        """The rows of some lists, and the number of the list that each is from."""
+        rows: list[Any] = []
+        counts = []
+        for value in lists:
+            own = self.list_of(value, name)
+            if len(rows) + len(own) > self.most_rows:
+                self.refuse(f"{name} repeats the same few rows endlessly")
+            if not {*map(type, own)} <= {dict}:
+                self.refuse(f"{name} holds something other than dicts")
+            rows += own
+            counts.append(len(own))
+        return rows, np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
-    def sizes(self, rows: list[Any], key: str, what: str, optional: bool = False) -> Ints:
-        result = self.whole([row.get(key) for row in rows], key, what, MISSING, _LARGEST_SIZE)
-        if not optional and (result == MISSING).any():
-            self.refuse(f"{what} has no {key}")
-        if float(result.sum(dtype=np.float64)) > _LARGEST_SUM:
+    def numbered(self, rows: list[Any]) -> Ints:
+        """The number of each row's stack."""
+        frames = [row.get("frames") for row in rows]
+        numbers = [MISSING if one is None else self.stacks.number(self.list_of(one, "frames")) for one in frames]
+        return np.array(numbers, dtype=np.int64)
+
+    def sizes(self, rows: list[Any], key: str, what: str) -> Ints:
+        result: Ints = self.whole(rows, key, what)
+        if result.sum(dtype=np.float64) > _LARGEST_SUM:
             self.refuse(f"the sum of all {key} exceeds any machine's memory")
         return result
 
     def streams(self, rows: list[Any], what: str) -> Ints:
-        return self.whole([row.get("stream") for row in rows], "stream", what, -(2**63), 2**63 - 1)
+        streams: Ints = self.whole(rows, "stream", what, -(2**63), 2**63 - 1)
+        return streams
 
-    def addresses(self, rows: list[Any], key: str, what: str) -> Addresses:
-        known = [0 if row.get(key) is None else row[key] for row in rows]
-        return np.array(self.checked(known, "address", what, 0, 2**64 - 1), dtype=np.uint64)
+    def addresses(self, rows: list[Any], key: str, what: str) -> Any:
+        return self.whole(rows, key, what, most=2**64 - 1)
 
-    def whole(self, values: list[Any], key: str, what: str, least: int, most: int) -> Ints:
-        """Whole numbers, `MISSING` for ``None``."""
-        known = [MISSING if value is None else value for value in values]
-        return np.array(self.checked(known, key, what, least, most), dtype=np.int64)
-
-    def checked(self, values: list[Any], key: str, what: str, least: int, most: int) -> list[Any]:
-        if not {*map(type, values)} <= {int}:
+    def whole(self, rows: list[Any], key: str, what: str, least: int = 0, most: int = _LARGEST) -> Any:
+        """Whole numbers, unsigned if they can be larger than those with a sign."""
+        values = [row.get(key) for row in rows]
+        kinds = {*map(type, values)}
+        if type(None) in kinds:
+            self.refuse(f"{what} has no {key}")
+        if not kinds <= {int}:
             self.refuse(f"{key} of {what} is not a whole number")
         if values and not (least <= min(values) and max(values) <= most):
             self.refuse(f"{key} of {what} is out of range")
-        return values
+        return np.array(values, dtype=np.int64 if most < 2**63 else np.uint64)
 
-    def codes(self, values: list[Any], what: str) -> tuple[Ints, list[str]]:
-        """Turn a few texts into codes, `MISSING` for none."""
+    def words(self, values: list[Any], key: str, what: str, *, required: bool = False) -> pd.Categorical:
+        """Few different texts."""
         if not {*map(type, values)} <= {str, type(None)}:
-            self.refuse(f"a state, type or action of {what} is not text")
-        labels = [text for text in dict.fromkeys(values) if text is not None]
-        if len(labels) > _MOST_LABELS:
-            self.refuse(f"{what} has one of {len(labels):,} states, types or actions")
-        numbers = {text: code for code, text in enumerate(labels)}
-        codes = np.array([numbers.get(value, MISSING) for value in values], dtype=np.int64)
-        return codes, [_clean(text) for text in labels]
+            self.refuse(f"{key} of {what} is not text")
+        if required and None in values:
+            self.refuse(f"{what} has no {key}")
+        cleaned = {text: _clean(text) for text in dict.fromkeys(values) if text is not None}
+        return pd.Categorical(pd.Series([cleaned.get(text) for text in values], dtype=object))
 
     def refuse(self, why: str) -> NoReturn:
         raise TraceError(f"{self.source} is not a CUDA memory snapshot that perfnb can read: {why}; {_ADVICE}.")

@@ -70,7 +70,7 @@ class MemorySnapshot(Shown):
         return {
             "name": self._name,
             "settings": deepcopy(self._columns.settings),
-            "events": len(self._columns.events.size),
+            "events": len(self._columns.events),
             "base_ns": None if span is None else 1000 * span[0],
             "notes": list(self._live[2]),
         }
@@ -122,11 +122,11 @@ class MemorySnapshot(Shown):
         )
 
     def _history(self) -> str:
-        entries, span = len(self._columns.events.size), span_us(self._columns)
-        if not entries:
+        span = span_us(self._columns)
+        if span is None:
             return "final state only, no history"
-        over = "without times" if span is None else f"over {fmt.duration((span[1] - span[0]) / 1e3)}"
-        return f"final state and a history of {fmt.counted(entries, 'entry')} {over}"
+        entries = fmt.counted(len(self._columns.events), "entry")
+        return f"final state and a history of {entries} over {fmt.duration((span[1] - span[0]) / 1e3)}"
 
     def _caption(self) -> str:
         live, largest, _ = self._live

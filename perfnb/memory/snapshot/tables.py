@@ -7,22 +7,20 @@ gives for the request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from perfnb.memory.allocations import AFTER, BEFORE, paired
 from perfnb.memory.snapshot.reading import SnapshotColumns
 from perfnb.recording.schema import CATEGORIES
-from perfnb.recording.text import TEXT, whole_sums
+from perfnb.recording.text import TEXT
 from perfnb.trace.columns import MISSING, Ints
 
-#: States of an allocation: that of its block if it still exists.
-ALLOCATED, AWAITING_FREE, FREED, UNKNOWN = range(4)
-STATES = ("active_allocated", "active_awaiting_free", "freed", "unknown")
 #: States of blocks that cannot be handed out.
-ACTIVE = STATES[:2]
+ALLOCATED = "active_allocated"
+ACTIVE = (ALLOCATED, "active_awaiting_free")
 
 #: The allocator rounds a request up at least to a multiple of this; a block may be larger.
 _ROUNDING = 512
@@ -35,34 +33,36 @@ _KNOWN_ACTIONS = frozenset({"alloc", "free_requested", "free_completed", "oom", 
 def segment_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     """One row per segment: sizes in bytes, largest free block, and ``fragmentation`` (1 - allocated / total)."""
     segments, blocks = snapshot.segments, snapshot.blocks
-    count = len(segments.size)
-    states = _words(blocks.states, blocks.state)
-    total = segments.size
-    allocated = whole_sums(blocks.segment, np.where(states == "active_allocated", blocks.size, 0), count)
-    active = whole_sums(blocks.segment, np.where(np.isin(states, ACTIVE), blocks.size, 0), count)
-    free = np.where(states == "inactive", blocks.size, 0)
-    largest = np.zeros(count, dtype=np.int64)
-    np.maximum.at(largest, blocks.segment, free)
-    in_segment = np.bincount(blocks.segment, minlength=count)
-    split = np.where(in_segment > 1, whole_sums(blocks.segment, free, count), 0)
+    size, state = blocks["size"], blocks["state"]
+    parts = pd.DataFrame(
+        {
+            "allocated_bytes": size.where(state == ALLOCATED, 0),
+            "active_bytes": size.where(state.isin(ACTIVE), 0),
+            "free": size.where(state == "inactive", 0),
+        }
+    ).groupby(blocks["segment"])
+    held = parts.sum().assign(largest=parts["free"].max(), blocks=parts.size())
+    held = held.reindex(segments.index, fill_value=0)
     return pd.DataFrame(
         {
-            "address": pd.array(segments.address, dtype="UInt64"),
-            "device": _text(_devices(segments.device)),
-            "stream": _integers(segments.stream),
-            "type": _text(_words(segments.kinds, segments.kind)),
-            "pool": _text(_words(segments.pools, segments.pool)),
-            "expandable": pd.arrays.BooleanArray(segments.expandable == 1, segments.expandable == MISSING),
-            "total_bytes": _integers(total),
-            "allocated_bytes": _integers(allocated),
-            "active_bytes": _integers(active),
-            "free_bytes": _integers(total - active),
-            "largest_free_bytes": _integers(largest),
-            "inactive_split_bytes": _integers(split),
-            "blocks": _integers(in_segment),
-            "fragmentation": _one_minus(allocated, total),
+            "address": segments["address"].astype("UInt64"),
+            "device": _device_names(segments["device"]),
+            "stream": segments["stream"],
+            **{name: segments[name].astype(object).astype(TEXT) for name in ("type", "pool")},
+            "expandable": segments["expandable"],
+            "total_bytes": segments["size"],
+            "allocated_bytes": held["allocated_bytes"],
+            "active_bytes": held["active_bytes"],
+            "free_bytes": segments["size"] - held["active_bytes"],
+            "largest_free_bytes": held["largest"],
+            "inactive_split_bytes": held["free"].where(held["blocks"] > 1, 0),
+            "blocks": held["blocks"],
+            "fragmentation": _one_minus(held["allocated_bytes"], segments["size"]),
         }
-    )
+    ).astype(dict.fromkeys(("stream", "blocks", *_SIZES), "Int64"))
+
+
+_SIZES = ("total_bytes", "allocated_bytes", "active_bytes", "free_bytes", "largest_free_bytes", "inactive_split_bytes")
 
 
 def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
@@ -72,39 +72,28 @@ def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     others and so cannot go back to the device; ``ooms`` counts out-of-memory errors in the history.
     """
     segments, blocks, events = snapshot.segments, snapshot.blocks, snapshot.events
-    table = segment_table(snapshot)
-    numbers, place = np.unique(np.concatenate([segments.device, events.device]), return_inverse=True)
-    place = place[: len(segments.device)]
-
-    def total(column: str) -> Ints:
-        return whole_sums(place, table[column].to_numpy(dtype=np.int64), len(numbers))
-
-    largest = np.zeros(len(numbers), dtype=np.int64)
-    np.maximum.at(largest, place, table["largest_free_bytes"].to_numpy(dtype=np.int64))
-    in_use = np.isin(_words(blocks.states, blocks.state), ACTIVE)
-    asked = whole_sums(place[blocks.segment], np.where(in_use, blocks.requested, 0), len(numbers))
-    unknown = np.isin(np.arange(len(numbers)), place[blocks.segment[in_use & (blocks.requested == MISSING)]])
-    out = events.device[_words(events.actions, events.action) == "oom"]
-    reserved, allocated = total("total_bytes"), total("allocated_bytes")
-    return pd.DataFrame(
+    numbers = _devices(snapshot)
+    of_device = segment_table(snapshot).groupby(segments["device"])
+    sums = of_device[["blocks", *_SIZES]].sum().reindex(numbers, fill_value=0)
+    in_use = blocks[blocks["state"].isin(ACTIVE)]
+    requested = in_use["requested"].groupby(segments["device"].reindex(in_use["segment"]).to_numpy()).sum()
+    table = pd.DataFrame(
         {
-            "reserved_bytes": _integers(reserved),
-            "allocated_bytes": _integers(allocated),
-            "active_bytes": _integers(total("active_bytes")),
-            "requested_bytes": pd.arrays.IntegerArray(asked, unknown),
-            "free_bytes": _integers(total("free_bytes")),
-            "fragmentation": _one_minus(allocated, reserved),
-            "largest_free_bytes": _integers(largest),
-            "inactive_split_bytes": _integers(total("inactive_split_bytes")),
-            "segments": _integers(np.bincount(place, minlength=len(numbers))),
-            "blocks": _integers(total("blocks")),
-            "ooms": pd.arrays.IntegerArray(
-                np.array([(out == number).sum() for number in numbers], dtype=np.int64),
-                ~np.isin(numbers, events.device),
-            ),
-        },
-        index=pd.Index(_devices(numbers), dtype=TEXT, name="device"),
+            "reserved_bytes": sums["total_bytes"],
+            "allocated_bytes": sums["allocated_bytes"],
+            "active_bytes": sums["active_bytes"],
+            "requested_bytes": requested.reindex(numbers, fill_value=0),
+            "free_bytes": sums["free_bytes"],
+            "fragmentation": _one_minus(sums["allocated_bytes"], sums["total_bytes"]),
+            "largest_free_bytes": of_device["largest_free_bytes"].max().reindex(numbers, fill_value=0),
+            "inactive_split_bytes": sums["inactive_split_bytes"],
+            "segments": of_device.size().reindex(numbers, fill_value=0),
+            "blocks": sums["blocks"],
+            "ooms": (events["action"] == "oom").groupby(events["device"]).sum().astype("Int64").reindex(numbers),
+        }
     )
+    whole = table.columns.drop("fragmentation")
+    return table.astype(dict.fromkeys(whole, "Int64")).set_index(pd.Index(_device_names(numbers), name="device"))
 
 
 def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
@@ -114,27 +103,25 @@ def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     live ones. ``bytes`` is the size of the block, or the least it had if it was freed. A snapshot knows no categories,
     layers, phases or names: these are ``NA``.
     """
-    life, _ = _lifetimes(snapshot)
-    owner, stack = life["segment"].to_numpy(), life["stack"].to_numpy()
-    unknown = pd.Series(pd.NA, index=life.index, dtype=object).astype(TEXT)
+    lives, _ = _lifetimes(snapshot)
+    unknown = pd.Series(pd.NA, index=lives.index, dtype=object).astype(TEXT)
+    stack = lives["stack"].to_numpy()
+    op, made_at = (np.array([*texts, None], dtype=object)[stack] for texts in (snapshot.ops, snapshot.made_at))
     return pd.DataFrame(
         {
-            "bytes": life["size"],
-            "requested_bytes": _integers(life["requested"].to_numpy()),
-            "category": pd.Categorical([None] * len(life), categories=list(CATEGORIES)),
+            "bytes": lives["size"],
+            "requested_bytes": lives["requested"].astype("Int64"),
+            "category": pd.Categorical([None] * len(lives), categories=list(CATEGORIES)),
             **dict.fromkeys(("layer", "phase", "direction"), unknown),
-            "op": _text(_words(snapshot.ops, stack)),
+            "op": pd.Series(op, dtype=object).astype(TEXT),
             "name": unknown,
-            "made_at": _text(_words(snapshot.made_at, stack)),
-            "device": _text(_devices(life["device"].to_numpy())),
-            "stream": _integers(life["stream"].to_numpy()),
-            "segment": pd.arrays.IntegerArray(
-                np.append(snapshot.segments.address, np.uint64(0))[owner], owner == MISSING
-            ),
-            "address": life["address"].astype("UInt64"),
-            "state": _text(_words(STATES, life["state"].to_numpy())),
-            "start_ns": _since_first(snapshot, life["start_us"].to_numpy()),
-            "end_ns": _since_first(snapshot, life["end_us"].to_numpy()),
+            "made_at": pd.Series(made_at, dtype=object).astype(TEXT),
+            "device": _device_names(lives["device"]),
+            "stream": lives["stream"].astype("Int64"),
+            "segment": snapshot.segments["address"].astype("UInt64").reindex(lives["segment"]).array,
+            "address": lives["address"].astype("UInt64"),
+            "state": lives["state"].astype(TEXT),
+            **{f"{end}_ns": _since_first(snapshot, lives[end].to_numpy()) for end in ("start", "end")},
         }
     )
 
@@ -145,51 +132,54 @@ def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     A device without history has one row, its final state, with ``t_ms`` ``NA``. Figures are ``NA`` if the history
     contradicts the final state (they would be negative).
     """
-    events, segments = snapshot.events, snapshot.segments
-    actions = _words(events.actions, events.action)
-    _, allocated_change = _lifetimes(snapshot)
-    size = np.where(events.size == MISSING, 0, events.size)
-    reserved_change = np.where(np.isin(actions, _GROWS), size, 0) - np.where(np.isin(actions, _SHRINKS), size, 0)
-    final = segment_table(snapshot)
-    parts = [(np.array([], dtype=np.int64),) * 4]
-    for device in np.unique(np.concatenate([segments.device, events.device])):
-        own = final[segments.device == device]
-        rows = np.flatnonzero((events.device == device) & ((allocated_change != 0) | (reserved_change != 0)))
-        times = events.time_us[rows] if len(rows) else np.array([MISSING])
-        total = _backwards(int(own["allocated_bytes"].sum()), allocated_change[rows])
-        reserved = _backwards(int(own["total_bytes"].sum()), reserved_change[rows])
-        parts.append((np.full(len(times), device), times, total, reserved))
-    devices, times, total, reserved = map(np.concatenate, zip(*parts, strict=True))
+    events, final = snapshot.events, segment_table(snapshot)
+    size, action = events["size"], events["action"]
+    _, allocated = _lifetimes(snapshot)
+    reserved = (size.where(action.isin(_GROWS), 0) - size.where(action.isin(_SHRINKS), 0)).to_numpy()
+    changed = (allocated != 0) | (reserved != 0)
+    empty = np.array([], dtype=np.int64)
+    parts = [(empty, empty, empty, empty)]
+    for device in _devices(snapshot):
+        own = final[snapshot.segments["device"] == device]
+        rows = np.flatnonzero((events["device"] == device).to_numpy() & changed)
+        total = _backwards(int(own["allocated_bytes"].sum()), allocated[rows])
+        times = rows if len(rows) else np.array([MISSING])
+        parts.append(
+            (
+                np.full(len(times), device),
+                times,
+                total,
+                _backwards(int(own["total_bytes"].sum()), reserved[rows]),
+            )
+        )
+    devices, times, total, held = map(np.concatenate, zip(*parts, strict=True))
     nothing = pd.array([pd.NA] * len(times), dtype="Int64")
     return pd.DataFrame(
         {
             "t_ms": pd.Series(_since_first(snapshot, times)).astype("Float64") / 1e6,
-            "device": _text(_devices(devices)),
+            "device": _device_names(pd.Series(devices)),
             **dict.fromkeys(CATEGORIES, nothing),
             "total": pd.arrays.IntegerArray(total, total < 0),
-            "reserved": pd.arrays.IntegerArray(reserved, reserved < 0),
+            "reserved": pd.arrays.IntegerArray(held, held < 0),
             "process": nothing,
         }
     )
 
 
 def span_us(snapshot: SnapshotColumns) -> tuple[int, int] | None:
-    """The times of the first and the last history entry in microseconds since 1970; ``None`` if unknown."""
-    times = snapshot.events.time_us[snapshot.events.time_us != MISSING]
+    """The times of the first and the last history entry in microseconds since 1970; ``None`` without a history."""
+    times = snapshot.events["time_us"]
     return (int(times.min()), int(times.max())) if len(times) else None
 
 
 def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
     """What the tables of a snapshot cannot tell, given its live allocations."""
-    events = snapshot.events
     nowhere = int(live[["op", "made_at"]].isna().all(axis=1).sum())
-    if not len(events.size):
+    if not len(snapshot.events):
         yield (
             "The snapshot has no history, so memory over time is unknown; to record it, call "
             "torch.cuda.memory._record_memory_history first."
         )
-    elif (events.time_us[np.isin(_words(events.actions, events.action), list(_KNOWN_ACTIONS))] == MISSING).any():
-        yield "History entries have no times, as in snapshots of old torch versions."
     if nowhere:
         yield (
             f"{nowhere:,} of {len(live):,} live allocations have no known origin: they are older than the recording, "
@@ -200,9 +190,9 @@ def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
             "The history does not match the final state, as when only one memory pool was dumped: some figures of "
             "memory over time are missing."
         )
-    if actions := sorted(set(events.actions) - _KNOWN_ACTIONS):
+    if actions := sorted({*snapshot.events["action"].cat.categories} - _KNOWN_ACTIONS):
         yield f"History entries of unknown kinds were skipped: {', '.join(actions[:5])}."
-    if states := sorted(set(snapshot.blocks.states) - {*ACTIVE, "inactive"}):
+    if states := sorted({*snapshot.blocks["state"].cat.categories} - {*ACTIVE, "inactive"}):
         yield f"Some blocks are in an unknown state, neither active nor free: {', '.join(states[:5])}."
 
 
@@ -210,88 +200,65 @@ def _lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
     """The allocations, those in the history in its order and then the others; and how each entry of the history
     changes the allocated bytes.
 
-    Each allocation is paired with its end, and with its block if that still exists. Addresses are reused: between two
-    allocations at one address lies the end of the first. Numbers are `MISSING` if unknown; `state` is a code of
-    `STATES`; `size` is that of the block, or the least it had if it no longer exists.
+    Each allocation is paired with its end, and with its block if that still exists. One that is followed by another at
+    its address without a free has ended by then. Numbers are `MISSING` if unknown,
+    ``start`` and ``end`` are entries of the history, and ``size`` is that of the block, or the least it had if it no
+    longer exists.
     """
-    events, blocks, segments = snapshot.events, snapshot.blocks, snapshot.segments
-    entry, opening, end, is_last = _pairs(snapshot)
-    requested = events.size[entry]
-    size = -(-np.where(requested == MISSING, 0, requested) // _ROUNDING) * _ROUNDING
-    state = np.where(end == MISSING, UNKNOWN, FREED)
-    segment = np.full(len(entry), MISSING)
-    stack = np.where(opening == MISSING, MISSING, events.stack[entry])
+    events, blocks = snapshot.events, snapshot.blocks
+    seen = _seen_lives(events)
+    seen["size"] = -(-seen["requested"] // _ROUNDING) * _ROUNDING
+    seen["state"] = np.where(seen["end"] == MISSING, "unknown", "freed")
+    seen["segment"] = MISSING
 
-    names = _words(blocks.states, blocks.state)
-    held = np.flatnonzero(np.isin(names, ACTIVE))
-    block_state = np.where(names[held] == ACTIVE[0], ALLOCATED, AWAITING_FREE)
-    lasts = np.flatnonzero(is_last)
-    there = pd.MultiIndex.from_arrays([events.device[entry[lasts]], events.address[entry[lasts]]])
-    place = there.get_indexer(pd.MultiIndex.from_arrays([segments.device[blocks.segment[held]], blocks.address[held]]))
-    candidate = np.append(lasts, MISSING)[place]
+    held = blocks[blocks["state"].isin(ACTIVE)].assign(state=lambda table: table["state"].astype(object))
+    held = held.assign(
+        **{name: snapshot.segments[name].to_numpy()[held["segment"]] for name in ("device", "stream")},
+        start=MISSING,
+        end=MISSING,
+    )
+    key = ["device", "address"]
+    lasts = seen[~seen.duplicated(key, keep="last")]
+    of_address = pd.Series(lasts.index, index=pd.MultiIndex.from_frame(lasts[key]))
+    life = of_address.reindex(pd.MultiIndex.from_frame(held[key]), fill_value=MISSING).to_numpy()
     # An allocated block has no end yet; one waiting to be freed has.
-    fits = (candidate != MISSING) & ((np.append(end, MISSING)[candidate] == MISSING) == (block_state == ALLOCATED))
-    fits &= ~pd.Series(candidate).duplicated().to_numpy()
-    mine, seen, alone = candidate[fits], held[fits], held[~fits]
-    size[mine], segment[mine], state[mine] = blocks.size[seen], blocks.segment[seen], block_state[fits]
-    stack[mine] = np.where(stack[mine] == MISSING, blocks.stack[seen], stack[mine])
+    ended = np.append(seen["end"].to_numpy(), MISSING)[life] != MISSING
+    fits = (
+        (life != MISSING)
+        & (ended != (held["state"] == ALLOCATED).to_numpy())
+        & ~pd.Series(life).duplicated().to_numpy()
+    )
+    mine = held[fits].set_axis(life[fits], axis=0)
+    known = seen["stack"].reindex(mine.index)
+    mine = mine.assign(stack=known.where(known != MISSING, mine["stack"]))
+    for name in ("size", "state", "segment", "stack"):
+        seen.loc[mine.index, name] = mine[name]
 
-    change = np.zeros(len(events.size), dtype=np.int64)
-    change[opening[opening != MISSING]] = size[opening != MISSING]
-    change[end[end != MISSING]] = -size[end != MISSING]
-    times = np.append(events.time_us, MISSING)
-    of_history = pd.DataFrame(
+    change = np.zeros(len(events), dtype=np.int64)
+    for column, sign in (("start", 1), ("end", -1)):
+        inside = seen[seen[column] != MISSING]
+        np.add.at(change, inside[column].to_numpy(), sign * inside["size"].to_numpy())
+    return pd.concat([seen, held.loc[~fits, seen.columns]], ignore_index=True), change
+
+
+def _seen_lives(events: pd.DataFrame) -> pd.DataFrame:
+    """The allocations that the history shows, in its order; one older than the history shows only as its end."""
+    rows = events[events["action"].isin(("alloc", "free_requested"))]
+    changes = pd.DataFrame(
         {
-            "device": events.device[entry],
-            "stream": events.stream[entry],
-            "address": events.address[entry],
-            "size": size,
-            "requested": requested,
-            "state": state,
-            "segment": segment,
-            "stack": stack,
-            "start_us": times[opening],
-            "end_us": times[end],
-        }
-    ).iloc[np.argsort(entry, kind="stable")]
-    owner = blocks.segment[alone]
-    of_blocks = pd.DataFrame(
-        {
-            "device": segments.device[owner],
-            "stream": segments.stream[owner],
-            "address": blocks.address[alone],
-            "size": blocks.size[alone],
-            "requested": blocks.requested[alone],
-            "state": block_state[~fits],
-            "segment": owner,
-            "stack": blocks.stack[alone],
-            "start_us": MISSING,
-            "end_us": MISSING,
+            "device": pd.Categorical(rows["device"]),
+            "address": rows["address"],
+            "bytes": np.where(rows["action"] == "alloc", 1, -1),
+            "time_ns": rows.index,
+            "event": rows.index,
         }
     )
-    return pd.concat([of_history, of_blocks], ignore_index=True), change
-
-
-def _pairs(snapshot: SnapshotColumns) -> tuple[Ints, Ints, Ints, npt.NDArray[np.bool_]]:
-    """One row per allocation: the entry that shows it, its start and end, and whether it is the last at its address.
-
-    An allocation older than the history shows only as its end.
-    """
-    events = snapshot.events
-    actions = _words(events.actions, events.action)
-    starts = actions == "alloc"
-    rows = np.flatnonzero(starts | (actions == "free_requested"))
-    # By address, and at one address in the order of the history.
-    rows = rows[np.lexsort((rows, events.address[rows], events.device[rows]))]
-    start, device, address = starts[rows], events.device[rows], events.address[rows]
-    goes_on = np.append((device[1:] == device[:-1]) & (address[1:] == address[:-1]), False)[: len(rows)]
-    closed_by_next = start & goes_on & ~np.append(start[1:], True)[: len(rows)]
-    is_own_end = np.insert(closed_by_next, 0, False)[: len(rows)]
-    shown = np.flatnonzero(start | ~is_own_end)
-    after = np.append(shown[1:], len(rows)) - 1  # its end, or itself
-    following = np.append(rows[1:], MISSING)[: len(rows)]
-    end = np.where(start, np.where(closed_by_next, following, MISSING), rows)[shown]
-    return rows[shown], np.where(start[shown], rows[shown], MISSING), end, ~goes_on[after[: len(shown)]]
+    lives = paired(changes)
+    start, end = (lives[name].where(~lives[name].isin((BEFORE, AFTER)), MISSING) for name in ("start", "end"))
+    shown = np.where(start == MISSING, end, start)
+    seen = rows.loc[shown, ["device", "stream", "address", "size", "stack"]].rename(columns={"size": "requested"})
+    seen["stack"] = seen["stack"].where((start != MISSING).to_numpy(), MISSING)
+    return seen.assign(start=start.to_numpy(), end=end.to_numpy()).sort_index().reset_index(drop=True)
 
 
 def _backwards(final: int, changes: Ints) -> Ints:
@@ -302,31 +269,23 @@ def _backwards(final: int, changes: Ints) -> Ints:
     return np.asarray(final - (after[-1] - after), dtype=np.int64)
 
 
-def _since_first(snapshot: SnapshotColumns, times_us: Ints) -> pd.arrays.IntegerArray:
-    """Nanoseconds since the first history entry."""
-    unknown, (first, _) = times_us == MISSING, span_us(snapshot) or (0, 0)
-    return pd.arrays.IntegerArray(np.where(unknown, 0, times_us - first) * 1000, unknown)
+def _since_first(snapshot: SnapshotColumns, entries: Ints) -> pd.arrays.IntegerArray:
+    """Nanoseconds from the first entry of the history to others."""
+    (first, _), unknown = span_us(snapshot) or (0, 0), entries == MISSING
+    times = np.append(snapshot.events["time_us"].to_numpy(), first)[entries]
+    return pd.arrays.IntegerArray((times - first) * 1000, unknown)
 
 
-def _one_minus(part: Ints, whole: Ints) -> pd.arrays.FloatingArray:
-    nothing = whole == 0
-    return pd.arrays.FloatingArray(1.0 - part / np.where(nothing, 1, whole), nothing)
+def _one_minus(part: pd.Series, whole: pd.Series) -> pd.Series:
+    return 1.0 - part.astype("Float64") / whole.astype("Float64").where(whole > 0)
 
 
-def _devices(numbers: Ints) -> npt.NDArray[np.object_]:
+def _devices(snapshot: SnapshotColumns) -> Ints:
+    return np.unique(np.concatenate([snapshot.segments["device"], snapshot.events["device"]])).astype(np.int64)
+
+
+def _device_names(numbers: pd.Series | Ints) -> pd.Series:
     """The devices' names as torch writes them."""
-    different, place = np.unique(numbers, return_inverse=True)
-    return np.array([f"cuda:{number}" for number in different], dtype=object)[place]
-
-
-def _integers(values: Ints) -> pd.arrays.IntegerArray:
-    return pd.arrays.IntegerArray(values, values == MISSING)
-
-
-def _words(labels: Sequence[str | None], codes: Ints) -> npt.NDArray[np.object_]:
-    """The label of each code, ``None`` for `MISSING`."""
-    return np.array([*labels, None], dtype=object)[codes]
-
-
-def _text(values: npt.NDArray[np.object_]) -> pd.Series:
-    return pd.Series(values, dtype=object).astype(TEXT)
+    series = pd.Series(numbers)
+    names = series.map({number: f"cuda:{number}" for number in series.unique().tolist()})
+    return names.astype(object).astype(TEXT)

@@ -1,0 +1,182 @@
+"""A training or inference step around a model, for real or in a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.utils._pytree import tree_leaves
+
+from perfnb.arguments import shown
+from perfnb.errors import CaptureError
+from perfnb.step.checks import require_loss
+from perfnb.step.steps import tensors_in
+
+
+@contextmanager
+def left_as_they_were(models: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
+    """Put models in training or evaluation mode; restore modes and buffers (running means) at the end."""
+    modules = [module for model in models for module in model.modules()]
+    modes = [module.training for module in modules]
+    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
+    try:
+        for module in modules:
+            module.training = training and module.training
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+        with torch.no_grad():
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
+
+
+class ModelStep:
+    """``step(batch)``: forward, loss, backward and the optimizer's step of a model, or only forward.
+
+    Parameters
+    ----------
+    model : Module
+    loss : callable or None
+        ``loss(output, target)``; ``loss(output, batch)`` for a mapping, ``loss(output)`` for a lone tensor. Without
+        one, ``output.loss`` if there is one, else the sum of the outputs.
+    training : bool
+        Whether to train: gradients are cleared first. Otherwise the step is forward only, without gradients.
+    optimizer : Optimizer, callable or None
+        A function makes the optimizer from the model's parameters in the first step.
+    autocast : dtype or None
+        Run forward and loss under ``torch.autocast`` with this dtype.
+
+    Attributes
+    ----------
+    output : object
+        The last output if a training loop holds it in a variable until the next step, as is usual in
+        ``out = model(**batch); out.loss.backward()`` but not in ``loss(model(x), y).backward()``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., Any] | None = None,
+        *,
+        training: bool = True,
+        optimizer: Optimizer | Callable[..., Any] | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.loss, self.training = model, loss, training
+        self.optimizer, self.autocast = optimizer, autocast
+        self.output: Any = None
+
+    def __call__(self, batch: Any) -> None:
+        """Run one step."""
+        __tracebackhide__ = True
+        if not self.training:
+            with torch.no_grad(), self._casting(batch):
+                self._forward(batch)
+            return
+        with torch.enable_grad():
+            self.model.zero_grad(set_to_none=True)
+            with self._casting(batch):
+                loss = self._loss_of(batch)
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                raise CaptureError("The loss must be a tensor with one element: reduce it with mean or sum.")
+            if not loss.requires_grad:
+                raise CaptureError(
+                    "Nothing in this step requires a gradient: pass training=False, or unfreeze a parameter that is "
+                    "used."
+                )
+            loss.backward()
+            if self.optimizer is None:
+                return
+            if not isinstance(self.optimizer, Optimizer):
+                self.optimizer = _made(self.optimizer, self.model)
+            self.optimizer.step()
+
+    def _casting(self, batch: Any) -> Any:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(next((tensor.device.type for tensor in tensors_in(batch)), "cpu"), self.autocast)
+
+    def _forward(self, batch: Any) -> Any:
+        """In a tuple the last element is the target, if there is another; a mapping holds keywords."""
+        __tracebackhide__ = True
+        if isinstance(batch, Mapping):
+            return self.model(**batch)
+        if isinstance(batch, (tuple, list)):
+            return self.model(*(batch[:-1] if len(batch) > 1 else batch))
+        return self.model(batch)
+
+    def _loss_of(self, batch: Any) -> Any:
+        __tracebackhide__ = True
+        if self.loss is not None:
+            target = (
+                [batch] if isinstance(batch, Mapping) else list(batch[-1:]) if isinstance(batch, (tuple, list)) else []
+            )
+            return self.loss(self._forward(batch), *target)  # only the graph holds the output when backward starts
+        output = self._forward(batch)
+        own = getattr(output, "loss", None)
+        if isinstance(own, Tensor):
+            self.output = output
+            return own
+        values = output.values() if isinstance(output, Mapping) else tree_leaves(output)
+        parts = [t.sum() for t in values if isinstance(t, Tensor) and t.requires_grad]
+        if not parts:
+            raise CaptureError("The model's output requires no gradient: pass training=False, or a loss.")
+        return sum(parts[1:], parts[0])
+
+
+def model_step(
+    model: nn.Module, batch: Any, loss: Callable[..., Any] | None = None, *, training: bool = True
+) -> Callable[[], None]:
+    """A `ModelStep` on one batch that changes nothing in the model except gradients and buffers."""
+    __tracebackhide__ = True
+    if training or not callable(loss):  # inference does not call it
+        require_loss(loss, batch)
+    step = ModelStep(model, loss, training=training)
+
+    def run() -> None:
+        __tracebackhide__ = True
+        step(batch)
+        step.output = None  # another model runs next
+
+    return run
+
+
+def chosen_optimizer(wanted: Any) -> Any:
+    """An optimizer, or the function that makes one, given either or a name in ``torch.optim``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is none of these.
+    CaptureError
+        For LBFGS.
+    """
+    if isinstance(wanted, str):
+        classes = {
+            name.lower(): kind
+            for name, kind in vars(torch.optim).items()
+            if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+        }
+        if wanted.lower() not in classes:
+            raise ValueError(f"torch.optim has no optimizer {shown(wanted)}; it has {', '.join(sorted(classes))}.")
+        wanted = classes[wanted.lower()]
+    if wanted is not None and not isinstance(wanted, Optimizer) and not callable(wanted):
+        raise TypeError(
+            "optimizer must be a name in torch.optim, an optimizer, or a function that makes one from parameters, not "
+            f"{type(wanted).__name__}."
+        )
+    if isinstance(wanted, LBFGS) or wanted is LBFGS:
+        raise CaptureError("LBFGS evaluates the loss any number of times per step, so its memory cannot be estimated.")
+    return wanted
+
+
+def _made(make: Callable[..., Any], model: nn.Module) -> Optimizer:
+    optimizer = chosen_optimizer(make([parameter for parameter in model.parameters() if parameter.requires_grad]))
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must return a torch optimizer, not {type(optimizer).__name__}.")
+    return optimizer
