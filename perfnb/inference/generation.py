@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from perfnb.inference.serving import TokenTimes, tokens_served_by
-from perfnb.inference.tokens import Cache, CacheLayer
+from perfnb.inference.samples import Cache
 
 NO_CACHE = "no module returned past_key_values"
 
@@ -93,12 +94,7 @@ class _Watcher(TokenTimes):
 
 def _length_of(cache: Any) -> int | None:
     """Tokens whose keys and values a cache has seen."""
-    if hasattr(cache, "get_seq_length"):
-        return int(cache.get_seq_length())
-    try:
-        return int(cache[0][0].shape[-2])
-    except (TypeError, IndexError, AttributeError, KeyError):
-        return None
+    return int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else None
 
 
 def cache_of(cache: Any) -> Cache | str:
@@ -107,51 +103,43 @@ def cache_of(cache: Any) -> Cache | str:
     Parameters
     ----------
     cache : object
-        As Hugging Face's models return it: of layers with ``keys`` and ``values``, of lists of both (before version
-        4.54), or a tuple of pairs.
+        As Hugging Face's models return it: of layers with ``keys`` and ``values``, or of lists of both (before version
+        4.54).
     """
     inner = getattr(cache, "self_attention_cache", None)
     if inner is not None:  # of an encoder and a decoder: what the encoder's output takes does not grow
         own, length = cache_of(inner), _length_of(inner)
         if isinstance(own, str):
             return own
-        other = sum(tensor.nbytes for pair in _pairs(cache.cross_attention_cache) or () for tensor in pair[:2])
-        return Cache((*own.layers, CacheLayer(0, None, other)), length or own.length)
-    pairs, length = _pairs(cache), _length_of(cache)
-    if not pairs or not length:
+        other = sum(keys.nbytes + values.nbytes for keys, values, _ in _layers_of(cache.cross_attention_cache) or ())
+        return Cache((*own.layers, (other, 1)), length or own.length)
+    held_layers, length = _layers_of(cache), _length_of(cache)
+    if not held_layers or not length:
         return f"its layout is not known ({type(cache).__name__})"
-    layers = []
-    for keys, values, layer in pairs:
+    layers: list[tuple[int, float]] = []
+    for keys, values, layer in held_layers:
         held, size = int(keys.shape[-2]), keys.nbytes + values.nbytes
         if hasattr(layer, "residual_length"):
             return "it is quantised, and only a part of it is in its tensors"
         window = getattr(layer, "sliding_window", None)
         if hasattr(layer, "max_cache_len"):  # allocated whole
-            layers.append(CacheLayer(0, None, size))
+            layers.append((size, 1))
         elif window is not None and getattr(layer, "is_sliding", False):
-            layers.append(CacheLayer(size // held, int(window) - 1, 0))
+            layers.append((size // held, int(window) - 1))
         elif held == length:
-            layers.append(CacheLayer(size // held, None, 0))
+            layers.append((size // held, math.inf))
         else:
             return f"a layer holds {held:,} of {length:,} tokens, and perfnb does not know why"
     return Cache(tuple(layers), length)
 
 
-def _pairs(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor, Any]] | None:
+def _layers_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor, Any]] | None:
     """Keys and values of each layer, and what holds them; ``None`` where there are others."""
-    found = list(_each(cache))
-    known = all(isinstance(keys, torch.Tensor) and isinstance(values, torch.Tensor) for keys, values, _ in found)
-    return found if known and all(pair[0].dim() == 4 and pair[0].numel() for pair in found) else None
-
-
-def _each(cache: Any) -> Iterator[tuple[Any, Any, Any]]:
-    if isinstance(layers := getattr(cache, "layers", None), (list, tuple)):
-        for layer in layers:
-            yield getattr(layer, "keys", None), getattr(layer, "values", None), layer
-    elif isinstance(keys := getattr(cache, "key_cache", None), (list, tuple)):
-        for pair in zip(keys, cache.value_cache, strict=True):
-            yield *pair, None
-    elif isinstance(cache, (list, tuple)):
-        for pair in cache:
-            whole = isinstance(pair, (list, tuple)) and len(pair) >= 2
-            yield (pair[0], pair[1], None) if whole else (None, None, None)
+    if hasattr(cache, "layers"):
+        found = [(getattr(layer, "keys", None), getattr(layer, "values", None), layer) for layer in cache.layers]
+    else:
+        pairs = zip(getattr(cache, "key_cache", ()), getattr(cache, "value_cache", ()), strict=True)
+        found = [(keys, values, None) for keys, values in pairs]
+    tensors = [tensor for keys, values, _ in found for tensor in (keys, values)]
+    known = all(isinstance(tensor, torch.Tensor) and tensor.dim() == 4 and tensor.numel() for tensor in tensors)
+    return found if known else None  # type: ignore[return-value]
