@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from perfnb.inference.samples import Cache
 NO_CACHE = "no module returned past_key_values"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Generation:
     """One answer, watched.
 
@@ -24,19 +24,19 @@ class Generation:
     ----------
     tokens : list
         What was yielded or streamed, in order.
-    proposed, accepted : int or None
-        Tokens guessed ahead, and how many of them were kept; ``None`` where the model's cache did not show it.
     passes : int
         How often tokens came: in speculative decoding, the passes of the model itself.
+    proposed, accepted : int or None
+        Tokens guessed ahead, and how many of them were kept; ``None`` where the model's cache did not show it.
     cache : Cache or str
         The key-value cache, or why it is not known.
     """
 
-    tokens: list[Any] = field(default_factory=list)
-    proposed: int | None = None
-    accepted: int | None = None
-    passes: int = 0
-    cache: Cache | str = NO_CACHE
+    tokens: list[Any]
+    passes: int
+    proposed: int | None
+    accepted: int | None
+    cache: Cache | str
 
 
 def watch_generation(fn: Callable[..., Any], request: Any) -> Generation:
@@ -48,7 +48,11 @@ def watch_generation(fn: Callable[..., Any], request: Any) -> Generation:
         tokens_served_by(fn, lambda: watcher)(request)
     finally:
         handle.remove()
-    return watcher.found()
+    cache = NO_CACHE if watcher.cache is None else cache_of(watcher.cache)
+    guesses = watcher.guesses
+    known = bool(guesses) and all(0 <= kept <= guessed for guessed, kept in guesses)
+    proposed, accepted = (sum(each) for each in zip(*guesses, strict=True)) if known else (None, None)
+    return Generation(watcher.answer, len(guesses), proposed, accepted, cache)
 
 
 class _Watcher(TokenTimes):
@@ -56,40 +60,28 @@ class _Watcher(TokenTimes):
 
     def __init__(self) -> None:
         super().__init__()
-        self._cache: Any = None
+        self.answer: list[Any] = []
+        #: Tokens guessed ahead in each pass, and how many of them were kept; less than 0 where that is not known.
+        self.guesses: list[tuple[int, int]] = []
+        self.cache: Any = None
         self._length: int | None = None
-        self._generation = Generation()
-        self._guesses: list[tuple[int, int]] | None = []
 
     def passed(self, module: Any, args: Any, output: Any) -> None:
         """Note the cache that a module returned."""
         cache = getattr(output, "past_key_values", None)
         if cache is not None:
-            self._cache = cache
-            self._length = _length_of(cache)
+            self.cache, self._length = cache, _length_of(cache)
 
     def note(self, value: Any) -> None:
         """Note tokens; the pass before them was the model's own, over what is known and what was guessed."""
         before = len(self)
         super().note(value)
-        came = len(self) - before
-        if not came:
-            return
-        self._generation.tokens += value.flatten().tolist() if isinstance(value, torch.Tensor) else [value]
-        self._generation.passes += 1
-        if self._cache is None or self._length is None or self.prompt_tokens is None:
-            self._guesses = None
-        elif self._guesses is not None:
-            self._guesses.append((self._length - self.prompt_tokens - before, came - 1))
-
-    def found(self) -> Generation:
-        """What was seen."""
-        found = self._generation
-        if self._guesses and all(0 <= accepted <= proposed for proposed, accepted in self._guesses):
-            found.proposed, found.accepted = (sum(each) for each in zip(*self._guesses, strict=True))
-        if self._cache is not None:
-            found.cache = cache_of(self._cache)
-        return found
+        if came := len(self) - before:
+            self.answer += value.flatten().tolist() if isinstance(value, torch.Tensor) else [value]
+            guessed = -1
+            if self._length is not None and self.prompt_tokens is not None:
+                guessed = self._length - self.prompt_tokens - before
+            self.guesses.append((guessed, came - 1))
 
 
 def _length_of(cache: Any) -> int | None:

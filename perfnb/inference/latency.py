@@ -389,7 +389,7 @@ def latency(
     Exception
         Whatever `fn` raises, with a note that names the request.
     """
-    from perfnb.inference.energy import EnergyMeter
+    from perfnb.inference.energy import energy_meter
     from perfnb.inference.generation import watch_generation
     from perfnb.inference.request_runner import SEED, RequestRunner, Served, first_calls
     from perfnb.inference.serving import Requests, served_by, serves_in_training, tokens_served_by
@@ -402,7 +402,8 @@ def latency(
     require_count("concurrency", concurrency, 1)
     if bound_ms is not None:
         require_seconds("bound_ms", bound_ms)
-    asked_bound = None if bound_ms is None else (float(bound_ms), _share("quantile", quantile))
+    quantile = _share("quantile", quantile)
+    asked_bound = None if bound_ms is None else (float(bound_ms), quantile)
     rate = None if rate_per_s is None else _rate(rate_per_s)
     schedule = None if arrivals is None else _schedule(arrivals, budget_s)
     if rate is not None and schedule is not None:
@@ -411,7 +412,8 @@ def latency(
         raise TypeError(f"batch must make one input from a list of requests, not {shown(batch)}.")
     if tokens is not None:
         require_flag("tokens", tokens)
-    price = None if price_per_hour is None else _price(price_per_hour)
+    if price_per_hour is not None:
+        price_per_hour = _number("price_per_hour", price_per_hour, "of at least 0", lambda price: price >= 0)
     if tokens and batch is not None:
         raise TypeError("Pass tokens or batch, not both: batches are timed as a whole.")
     held = Requests(requests)
@@ -434,42 +436,40 @@ def latency(
     alone_s = (_ALONE_SHARE if runs else 1.0) * budget_s
     each_s = (budget_s - alone_s) / max(1, runs)
     conditions = Conditions()
-    with StepOutput(), Progress() as progress, EnergyMeter() as meter, conditions:
+    with StepOutput(), Progress() as progress, energy_meter() as meter, conditions:
 
         def joules(served: Sequence[Served]) -> float | str:
             # With pauses between requests, from the first arrival: a machine takes power while it waits.
-            used = meter.joules(min(one.arrival_ns for one in served), max(one.end_ns for one in served))
+            used = meter(min(one.arrival_ns for one in served), max(one.end_ns for one in served))
             return used if isinstance(used, str) else used / len(served)
 
         runner = RequestRunner(serve, held, concurrency, progress)
         served = runner.back_to_back(alone_s * (1 - _PAUSED_SHARE))
         first = first_calls(served)
         closed = samples_of(served, first)
-        per_request = {"closed": joules(served[first.index(False) :])}
         usual_ms = float(closed.loc[~closed["first"], "service_ms"].median())
         paused, pauses_ms = runner.after_pauses(usual_ms / 1e3, alone_s * _PAUSED_SHARE)
         batches_ms, short_batch = (None, None) if batch is None else runner.in_batches(fn, batch, each_s)
-        open_run = None
         if rate is not None:
             schedule = poisson(rate, each_s)
-        if schedule is not None:
-            served_then = runner.on_schedule(schedule)
-            open_run = open_run_of(served_then, schedule, rate, concurrency)
-            per_request["open"] = joules(served_then)
+        on_schedule = [] if schedule is None else runner.on_schedule(schedule)
         cache = watch_generation(fn, held[served[0].request]).cache if tokens else "tokens were not asked for"
+        per_request = {"closed": joules(served[first.index(False) :])}
+        if on_schedule:
+            per_request["open"] = joules(on_schedule)
     measured = Measured(
         name=str(getattr(fn, "__name__", type(fn).__name__)),
         concurrency=concurrency,
         closed=closed,
         paused=samples_of(paused).assign(pause_ms=pauses_ms),
-        open_run=open_run,
+        open_run=None if schedule is None else open_run_of(on_schedule, schedule, rate, concurrency),
         asked_rate=rate,
         asked_bound=asked_bound,
         batches_ms=batches_ms,
         short_batch=short_batch,
         tokens=tokens_of("closed", served) if tokens else None,
         cache=cache,
-        price_per_hour=price,
+        price_per_hour=price_per_hour,
         joules=per_request,
         in_training=serves_in_training(fn),
         noise=conditions.facts,
@@ -495,23 +495,16 @@ def _schedule(arrivals: Sequence[float], budget_s: float) -> list[float]:
 
 
 def _rate(value: object) -> float:
-    rate = finite(value)
-    if rate is None or not 0 < rate <= 1e6:
-        raise ValueError(
-            f"rate_per_s must be a number of requests per second above 0 and at most 1e6, not {shown(value)}."
-        )
-    return rate
-
-
-def _price(value: object) -> float:
-    price = finite(value)
-    if price is None or price < 0:
-        raise ValueError(f"price_per_hour must be a number of at least 0, not {shown(value)}.")
-    return price
+    words = "of requests per second above 0 and at most 1e6"
+    return _number("rate_per_s", value, words, lambda rate: 0 < rate <= 1e6)
 
 
 def _share(name: str, value: object) -> float:
-    share = finite(value)
-    if share is None or not 0 < share < 1:
-        raise ValueError(f"{name} must be a number between 0 and 1, not {shown(value)}.")
-    return share
+    return _number(name, value, "between 0 and 1", lambda share: 0 < share < 1)
+
+
+def _number(name: str, value: object, words: str, allowed: Callable[[float], bool]) -> float:
+    number = finite(value)
+    if number is None or not allowed(number):
+        raise ValueError(f"{name} must be a number {words}, not {shown(value)}.")
+    return number

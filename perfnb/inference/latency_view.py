@@ -15,9 +15,10 @@ from perfnb.draw import bars, escape, palette, tables
 from perfnb.draw.frame import framed, header, static_page
 from perfnb.draw.picture import picture_html
 from perfnb.inference.latency_pictures import CURVE_INCHES, TIMELINE_INCHES, draw_curve, draw_timeline
-from perfnb.inference.load_model import HighestRate, bounded_words, highest_sentences
+from perfnb.inference.load_model import HighestRate, bounded_words, highest_sentences, load_words
 from perfnb.inference.samples import FIRST_CALLS
 from perfnb.profile.timing import noise_sentences
+from perfnb.stats.intervals import Floats, quantile, quantile_interval
 
 if TYPE_CHECKING:
     from perfnb.inference.batching import Batcher, Batching
@@ -99,10 +100,7 @@ def latency_page(found: Latency) -> str:
 def _sentences(found: Latency) -> list[str]:
     served = len(found._load.service_ms)
     several = f", {found._measured.concurrency} at a time" if found._measured.concurrency > 1 else ""
-    quantiles = ", ".join(
-        f"{word} {fmt.interval(found.quantile_ms(q), found.quantile_interval_ms(q))}"
-        for word, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-    )
+    quantiles = _quantiles(found._load.service_ms)
     said = [f"Service time of {fmt.counted(served, 'request')}{several}: {quantiles}."]
     if found.quantile_ms(0.99) is None:
         longer = 299 / max(1, served)
@@ -133,15 +131,21 @@ def _sentences(found: Latency) -> list[str]:
     return [*said, *noise_sentences(found._measured.noise)]
 
 
+def _quantiles(times_ms: Floats) -> str:
+    known = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+    return ", ".join(
+        f"{word} {fmt.interval(quantile(times_ms, q), quantile_interval(times_ms, q))}" for word, q in known
+    )
+
+
 def _between_sentences(found: Latency) -> list[str]:
     """What keeps a server busy between requests, where no service time shows it."""
     served, possible = found._load.closed_per_s, found._load.capacity_per_s
     if served > _HELD_UP * possible:
         return []
     if found._measured.concurrency == 1:
-        return [
-            f"perfnb takes {fmt.duration(found._load.between_ms)} between two requests. Figures under load include this."
-        ]
+        between = fmt.duration(found._load.between_ms)
+        return [f"perfnb takes {between} between two requests. Figures under load include this."]
     return [
         f"{fmt.significant(served)} requests/s were served, fewer than the {fmt.significant(possible)} that these "
         "times allow: between requests the threads wait for Python's lock. Figures under load include this wait."
@@ -172,19 +176,13 @@ def _open_sentences(found: Latency) -> list[str]:
     if run is None:
         return []
     computed = _computed_sentences(found)
-    from perfnb.stats.intervals import quantile, quantile_interval
-
     times = run.samples["latency_ms"].to_numpy(dtype=float)
     rate = f"{fmt.significant(run.rate_per_s)} requests/s"
     if run.saturated:
         lost = f": {fmt.counted(run.lost, 'request')} that were due could not be served in the run" if run.lost else ""
         saturated = f"At {rate} it is saturated{lost or ', as requests come faster than they are served'}."
         return [saturated, *_unlike_sentences(found, run)]
-    measured = ", ".join(
-        f"{word} {fmt.interval(quantile(times, q), quantile_interval(times, q))}"
-        for word, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-    )
-    said = [f"At {rate}, measured with {fmt.counted(len(times), 'request')}: {measured}."]
+    said = [f"At {rate}, measured with {fmt.counted(len(times), 'request')}: {_quantiles(times)}."]
     wait, late, service = (float(run.samples[name].mean()) for name in ("wait_ms", "late_ms", "service_ms"))
     share = fmt.share((wait - late) / (wait + service))
     said.append(f"Of the mean latency, {share} is waiting for requests before it{_tail(run.samples)}.")
@@ -229,15 +227,11 @@ def _computed_sentences(found: Latency) -> list[str]:
     load = found.at(found._measured.asked_rate)
     if load.p50_ms is not None and math.isinf(load.p50_ms):
         return []
-    known = {word: (getattr(load, f"{word}_ms"), load.intervals.get(f"{word}_ms")) for word in ("p50", "p95", "p99")}
-    times = ", ".join(f"{word} {bounded_words(*each)}" for word, each in known.items())
-    return [f"Computed for this rate from the service times: {times}."]
+    return [f"Computed for this rate from the service times: {load_words(load)}."]
 
 
 def _highest_sentences(asked: HighestRate | str | None) -> list[str]:
-    if asked is None or isinstance(asked, str):
-        return [] if asked is None else [asked]
-    return highest_sentences(asked)
+    return highest_sentences(asked) if isinstance(asked, HighestRate) else [asked] if asked else []
 
 
 def _token_sentences(found: Latency) -> list[str]:

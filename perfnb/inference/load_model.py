@@ -54,10 +54,17 @@ class LoadedLatency:
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        known = ((word, getattr(self, f"{word}_ms"), self.intervals.get(f"{word}_ms")) for word in ("p50", "p95", "p99"))
-        times = ", ".join(f"{word} {bounded_words(value, ends)}" for word, value, ends in known)
         busy = f"{fmt.significant(self.rate_per_s)}/s, {fmt.share(self.utilization)} busy"
-        return f"<perfnb.LoadedLatency: {busy}: {times}, mean wait {bounded_words(self.wait_ms, None)}>"
+        wait = bounded_words(self.wait_ms, None)
+        return f"<perfnb.LoadedLatency: {busy}: {load_words(self)}, mean wait {wait}>"
+
+
+def load_words(load: LoadedLatency) -> str:
+    """``p50 12.3 ms [12.1, 12.6], p95 ..., p99 ...``."""
+    names = {word: f"{word}_ms" for word in ("p50", "p95", "p99")}
+    return ", ".join(
+        f"{word} {bounded_words(getattr(load, name), load.intervals.get(name))}" for word, name in names.items()
+    )
 
 
 def bounded_words(ms: Any, bounds: tuple[Any, Any] | None) -> str:
@@ -145,7 +152,7 @@ def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
 
 
 def exceeds(run: OpenRun, bound_ms: float, share: float) -> bool:
-    """Whether latency in a run exceeded a bound; where its requests are too few for the quantile, if that is no chance."""
+    """Whether latency in a run exceeded a bound; with too few requests for the quantile, if that is no chance."""
     from scipy.special import bdtrc
 
     if run.saturated:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -194,7 +195,8 @@ class RequestQueue:
         """
         __tracebackhide__ = True
         with InterruptGate() as gate:
-            others = [threading.Thread(target=self._work, args=(fn, nullcontext), daemon=True) for _ in range(servers - 1)]
+            work = partial(self._work, fn, nullcontext)
+            others = [threading.Thread(target=work, daemon=True) for _ in range(servers - 1)]
             for other in others:
                 other.start()
             try:

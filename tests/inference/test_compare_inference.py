@@ -33,13 +33,13 @@ def of_times(
     for place, (name, factor) in enumerate(rows.items()):
         verdict = own if name == "eager" else values.get(name.split("_")[0], Values(SAME, 0.0))
         spread = [1 + 0.001 * ((7 * number + 3 * place) % 11) for number in range(40)]
-        figures = {"values": verdict, "error": verdict.error, "max_distance": verdict.error}
+        figures: dict[str, Any] = {"values": verdict, "error": verdict.error, "max_distance": verdict.error}
         times_ms = tuple(10 * factor * each for each in spread)
 
         def run(x: Any, name: str = name) -> str:
             return name
 
-        trials.append(BackendTrial(name, "", run, 0.5, 1000, 4000, times_ms=times_ms, **figures))  # type: ignore[arg-type]
+        trials.append(BackendTrial(name, "", run, 0.5, 1000, 4000, times_ms=times_ms, **figures))
     trials.append(BackendTrial("openvino", "not installed: pip install <openvino>"))
     return InferenceComparison(BackendRounds(tuple(trials), "<b>Model</b>", 4, True, noise or {}), {}).decide()
 
