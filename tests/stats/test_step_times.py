@@ -30,7 +30,7 @@ def test_fewer_than_six_samples_allow_no_interval(count: int) -> None:
 
 @given(st.integers(6, 400), st.sampled_from([0.9, 0.95, 0.99]))
 def test_the_interval_covers_as_promised_and_the_next_narrower_one_does_not(count: int, confidence: float) -> None:
-    interval = X
+    interval = quantile_interval(np.arange(1, count + 1), 0.5, confidence)
 
     def coverage(rank: int) -> float:
         return float(1 - 2 * binom.cdf(rank - 1, count, 0.5))
