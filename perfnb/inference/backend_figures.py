@@ -144,32 +144,27 @@ def _losses_of_values(trial: BackendTrial, limits: Mapping[str, float]) -> tuple
 
 
 def _reason(decision: Decision, trial: BackendTrial, losses: Sequence[Loss], judged: bool) -> str:
-    cause, about = decision.cause, decision.about
-    if cause == deciding.WORSE:
-        if not judged and trial.values.verdict == DIFFERENT:
-            return f"its outputs are different: {trial.values.why}"
-        return "; ".join(_over(loss) for loss in losses if loss.name in about)
-    if cause == deciding.OVER:
-        return f"over the limit of {', '.join(about)}"
-    if cause == deciding.SLOWER:
-        return "slower than the model as it is"
-    if cause == deciding.NO_GAIN:
-        return f"as fast as the model as it is, within {EQUAL_WITHIN:.0%}"
-    if cause == deciding.CANNOT_TELL:
-        return "no clear difference of time: raise budget_s"
-    if cause == deciding.UNJUDGED:
-        if judged:
-            return f"faster, but {', '.join(about)} has no limit and the model as it is none that is finite"
-        if trial.values.verdict == UNCHECKED:
-            return f"faster, but its outputs could not be checked: {trial.values.why}"
-        return "faster, in lower precision: pass quality=, or limits={'difference': ...}"
-    if cause == deciding.UNMEASURED:
-        return f"faster, but {', '.join(about)} was not measured"
-    if cause == deciding.UNSURE:
-        return f"faster, but {', '.join(about)} may be over its limit: raise budget_s"
-    known = {SAME: "exactly the same", NOISE: "the same within noise"}
-    outputs = known.get(trial.values.verdict, "within the limit")
-    return "faster, and good enough" if judged else f"faster, and its outputs are {outputs}"
+    about, verdict, why = ", ".join(decision.about), trial.values.verdict, trial.values.why
+    reasons = {
+        deciding.WORSE: "; ".join(_over(loss) for loss in losses if loss.name in decision.about),
+        deciding.OVER: f"over the limit of {about}",
+        deciding.SLOWER: "slower than the model as it is",
+        deciding.NO_GAIN: f"as fast as the model as it is, within {EQUAL_WITHIN:.0%}",
+        deciding.CANNOT_TELL: "no clear difference of time: raise budget_s",
+        deciding.UNJUDGED: f"faster, but {about} has no limit and the model as it is none that is finite",
+        deciding.UNMEASURED: f"faster, but {about} was not measured",
+        deciding.UNSURE: f"faster, but {about} may be over its limit: raise budget_s",
+        deciding.GAIN: "faster, and good enough",
+    }
+    if not judged:
+        outputs = {SAME: "exactly the same", NOISE: "the same within noise"}.get(verdict, "within the limit")
+        reasons[deciding.GAIN] = f"faster, and its outputs are {outputs}"
+        reasons[deciding.UNJUDGED] = "faster, in lower precision: pass quality=, or limits={'difference': ...}"
+        if verdict == UNCHECKED:
+            reasons[deciding.UNJUDGED] = f"faster, but its outputs could not be checked: {why}"
+        if verdict == DIFFERENT:
+            reasons[deciding.WORSE] = f"its outputs are different: {why}"
+    return reasons[decision.cause]
 
 
 def _over(loss: Loss) -> str:
