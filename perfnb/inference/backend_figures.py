@@ -109,9 +109,7 @@ def comparisons(trials: Sequence[BackendTrial]) -> dict[str, PairedComparison]:
     return {trial.backend: pair for trial, pair in zip(timed[1:], pairs, strict=True)}
 
 
-def judge(
-    trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limits: Mapping[str, float]
-) -> Judged:
+def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limits: Mapping[str, float]) -> Judged:
     """Whether to use a backend, by the rules of `perfnb.report`.
 
     `losses` are those of the user's quality function; ``None`` without one: then outputs are judged.

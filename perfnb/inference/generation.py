@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from perfnb.inference.serving import TokenTimes, tokens_served_by
 from perfnb.inference.samples import Cache
+from perfnb.inference.serving import TokenTimes, tokens_served_by
 
 NO_CACHE = "no module returned past_key_values"
 

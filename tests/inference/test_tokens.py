@@ -15,8 +15,8 @@ import torch
 import perfnb
 from perfnb.inference.generation import cache_of
 from perfnb.inference.latency_view import _sentences
-from perfnb.inference.serving import TokenTimes
 from perfnb.inference.samples import goodput
+from perfnb.inference.serving import TokenTimes
 from tests.fake_clock import FakeClock
 from tests.inference.models import small_gpt2
 

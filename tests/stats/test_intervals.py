@@ -15,8 +15,8 @@ from perfnb.stats.intervals import (
     effective_size,
     interval_of_median,
     lag1,
-    quantile_interval,
     quantile,
+    quantile_interval,
     relative_standard_error,
     steps_for_quantile,
 )
