@@ -98,7 +98,7 @@ class Batching:
         table["requests_per_s"] = self._servers * 1e3 / table["per_request_ms"]
         table["marginal_ms"] = table["median_ms"].diff() / table["batch_size"].diff()
         table["batches"] = [len(each) for each in times]
-        numbers = [name for name in table if name.endswith(("_ms", "_per_s"))]
+        numbers = [name for name in table.columns if name.endswith(("_ms", "_per_s"))]
         return table.astype(dict.fromkeys(numbers, "Float64")).set_index("batch_size")
 
     @property

@@ -151,8 +151,13 @@ class Latency(Page, Shown):
                 return seen_in(highest, run)
             times = run.samples["service_ms"].to_numpy(dtype=float)
             lower = replace(self._load, service_ms=times, extra_ms={}).highest_rate(bound_ms, quantile)
-            bounds = (min(float(end or 0), _LOWER * rate) for end in (lower.rate_per_s, lower.low, lower.high))
-            highest = HighestRate(*bounds, bound_ms, quantile, refuted_per_s=(*highest.refuted_per_s, rate))
+            highest = replace(
+                lower,
+                rate_per_s=min(lower.rate_per_s or 0.0, _LOWER * rate),
+                low=min(lower.low, _LOWER * rate),
+                high=min(lower.high, _LOWER * rate),
+                refuted_per_s=(*highest.refuted_per_s, rate),
+            )
         return replace(highest, rate_per_s=None, low=0.0, high=highest.refuted_per_s[-1])
 
     @property
