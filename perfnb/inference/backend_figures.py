@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import pandas as pd
 
 from perfnb.bench import deciding
 from perfnb.bench.deciding import Decision, Resource, decide
-from perfnb.bench.quality import DIFFERENCE, RESOURCES, Loss
+from perfnb.bench.quality import DIFFERENCE, Loss
 from perfnb.bench.values import DIFFERENT, NOISE, SAME, UNCHECKED, Values
-from perfnb.stats.comparisons import compare_with_first
-from perfnb.stats.intervals import interval_of_median, quantile_interval
+from perfnb.stats.comparisons import PairedComparison, compare_with_first
+from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import Timing
 
 #: Relative difference of time up to which two backends count as the same.
@@ -24,101 +24,113 @@ _NUMBERS = (
     *("median_ms", "ci_low_ms", "ci_high_ms", "p95_ms", "ratio", "ratio_low", "ratio_high", "error", "max_distance"),
     "setup_s",
 )
+_UNKNOWN = (None, None)
 
 
-@dataclass
-class Trial:
+@dataclass(frozen=True)
+class BackendTrial:
     """One backend that was tried, or why it was not."""
 
     backend: str
-    words: str
-    lowers: str = ""
     why_not: str = ""
-    values: Values = Values(UNCHECKED)  # noqa: RUF009
-    error: float | None = None  # distance from float64, relative to the size of the outputs
-    max_distance: float | None = None
+    run: Any = None  # called as the model is; ``None`` if it cannot run
     setup_s: float | None = None
     size_bytes: int | None = None
     peak_bytes: int | None = None
+    values: Values = Values(UNCHECKED)  # noqa: RUF009
+    error: float | None = None  # distance from float64, relative to the size of the outputs
+    max_distance: float | None = None
     times_ms: tuple[float, ...] = ()
-    run: Callable[..., Any] | None = None  # called as the model is
+
+    @property
+    def timing(self) -> Timing:
+        """Its times in all rounds."""
+        return Timing(self.times_ms)
+
+
+@dataclass(frozen=True)
+class BackendRounds:
+    """What was measured of a model with each backend."""
+
+    trials: tuple[BackendTrial, ...]  # the unmodified model first
+    model: str
+    batch_size: int | None
+    steady: bool | None  # whether all were steady when their warm-up ended
+    noise: Mapping[str, Any] = field(default_factory=dict)  # what may have disturbed them
 
 
 @dataclass(frozen=True)
 class Judged:
     """Whether to use a backend, and why."""
 
-    decision: str  # accept, reject, inconclusive; "baseline" for the model as it is, "refused" if it did not run
+    decision: str  # accept, reject, inconclusive; "baseline" for the unmodified model, "refused" if it did not run
     reason: str
 
 
-def table_of(trials: Sequence[Trial], judged: Mapping[str, Judged]) -> pd.DataFrame:
-    """A row per backend, the model as it is first."""
-    found = comparisons(trials)
-    rows = []
-    for one in trials:
-        timing, pair = Timing(one.times_ms), found.get(one.backend)
-        interval = interval_of_median(one.times_ms) if one.times_ms else None
+def table_of(trials: Sequence[BackendTrial], judged: Mapping[str, Judged]) -> pd.DataFrame:
+    """A row per backend, the unmodified model first."""
+    pairs, rows = comparisons(trials), []
+    for trial in trials:
+        pair, timing, decided = pairs.get(trial.backend), trial.timing, judged[trial.backend]
+        low, high = timing.ci_ms or _UNKNOWN
+        ratio_low, ratio_high = _UNKNOWN if pair is None else pair.ratio_ci or _UNKNOWN
         rows.append(
             {
-                "backend": one.backend,
-                "verdict": "refused" if one.why_not else "baseline" if pair is None else pair.verdict,
-                "median_ms": timing.median_ms if one.times_ms else None,
-                "ci_low_ms": None if interval is None else interval.low,
-                "ci_high_ms": None if interval is None else interval.high,
-                "p95_ms": timing.quantile_ms(0.95) if one.times_ms else None,
+                "backend": trial.backend,
+                "verdict": "refused" if trial.why_not else "baseline" if pair is None else pair.verdict,
+                "median_ms": timing.median_ms,
+                "ci_low_ms": low,
+                "ci_high_ms": high,
+                "p95_ms": timing.quantile_ms(0.95),
                 "ratio": None if pair is None else pair.ratio,
-                "ratio_low": None if pair is None or pair.ratio_ci is None else pair.ratio_ci[0],
-                "ratio_high": None if pair is None or pair.ratio_ci is None else pair.ratio_ci[1],
-                "values": None if one.why_not else one.values.verdict,
-                "error": one.error,
-                "max_distance": one.max_distance,
-                "size_bytes": one.size_bytes,
-                "peak_memory_bytes": one.peak_bytes,
-                "setup_s": one.setup_s,
-                "decision": judged[one.backend].decision,
-                "reason": judged[one.backend].reason,
+                "ratio_low": ratio_low,
+                "ratio_high": ratio_high,
+                "values": None if trial.why_not else trial.values.verdict,
+                "error": trial.error,
+                "max_distance": trial.max_distance,
+                "size_bytes": trial.size_bytes,
+                "peak_memory_bytes": trial.peak_bytes,
+                "setup_s": trial.setup_s,
+                "decision": decided.decision,
+                "reason": decided.reason,
             }
         )
     whole = dict.fromkeys(("size_bytes", "peak_memory_bytes"), "Int64")
     return pd.DataFrame(rows).set_index("backend").astype(dict.fromkeys(_NUMBERS, "Float64") | whole)
 
 
-def comparisons(trials: Sequence[Trial]) -> dict[str, Any]:
-    """Each backend's times against those of the model as it is, with Holm's correction over all."""
-    timed = [one for one in trials if one.times_ms]
+def comparisons(trials: Sequence[BackendTrial]) -> dict[str, PairedComparison]:
+    """Each backend's times against those of the unmodified model, with Holm's correction over all."""
+    timed = [trial for trial in trials if trial.times_ms]
     if len(timed) < 2:
         return {}
-    rows = np.array([one.times_ms for one in timed], dtype=np.float64)
-    found = compare_with_first(rows, equal_within=EQUAL_WITHIN)
-    return {one.backend: pair for one, pair in zip(timed[1:], found, strict=True)}
+    rows = np.array([trial.times_ms for trial in timed], dtype=np.float64)
+    pairs = compare_with_first(rows, equal_within=EQUAL_WITHIN)
+    return {trial.backend: pair for trial, pair in zip(timed[1:], pairs, strict=True)}
 
 
-def judge(trial: Trial, verdict: str, losses: Sequence[Loss] | None, limits: Mapping[str, float]) -> Judged:
+def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limits: Mapping[str, float]) -> Judged:
     """Whether to use a backend, by the rules of `perfnb.report`.
 
     `losses` are those of the user's quality function; ``None`` without one: then outputs are judged.
     """
     known = _losses_of_values(trial, limits) if losses is None else tuple(losses)
-    timing = Timing(trial.times_ms)
-    measured: dict[str, float | None] = {
-        "peak_memory_bytes": trial.peak_bytes,
-        "median_ms": timing.median_ms,
-        "p95_ms": timing.quantile_ms(0.95),
+    timing = trial.timing
+    measured: dict[str, tuple[float | None, tuple[float, float] | None]] = {
+        "peak_memory_bytes": (trial.peak_bytes, None),
+        "median_ms": (timing.median_ms, timing.ci_ms),
+        "p95_ms": (timing.quantile_ms(0.95), quantile_interval(trial.times_ms, 0.95)),
     }
-    interval = interval_of_median(trial.times_ms)
-    vary = {
-        "median_ms": None if interval is None else (interval.low, interval.high),
-        "p95_ms": quantile_interval(trial.times_ms, 0.95),
-    }
-    resources = [Resource(name, measured[name], limits[name], vary.get(name)) for name in RESOURCES if name in limits]
+    resources = [
+        Resource(name, value, limits[name], interval) for name, (value, interval) in measured.items() if name in limits
+    ]
     names = {loss.name for loss in known}
-    unmatched = [name for name in limits if name not in names and name not in RESOURCES]
+    unmatched = [name for name in limits if name not in names and name not in measured]
     decision = decide(verdict, known, resources, unmatched)
     return Judged(decision.decision, _reason(decision, trial, known, judged=losses is not None))
 
 
-def _losses_of_values(trial: Trial, limits: Mapping[str, float]) -> tuple[Loss, ...]:
+def _losses_of_values(trial: BackendTrial, limits: Mapping[str, float]) -> tuple[Loss, ...]:
     """The distance of the outputs from float64, with the user's limit, or the one that the verdict on them implies."""
     if trial.error is None:
         return ()
@@ -129,36 +141,28 @@ def _losses_of_values(trial: Trial, limits: Mapping[str, float]) -> tuple[Loss, 
     return (Loss(DIFFERENCE, trial.error, limit=math.inf if trial.values.verdict in (SAME, NOISE) else None),)
 
 
-def _reason(decision: Decision, trial: Trial, losses: Sequence[Loss], judged: bool) -> str:
-    cause, about = decision.cause, decision.about
-    if cause == deciding.WORSE:
-        if not judged and trial.values.verdict == DIFFERENT:
-            return f"its outputs are different: {trial.values.why}"
-        return "; ".join(_over(loss) for loss in losses if loss.name in about)
-    if cause == deciding.OVER:
-        return f"over the limit of {', '.join(about)}"
-    if cause == deciding.SLOWER:
-        return "slower than the model as it is"
-    if cause == deciding.NO_GAIN:
-        return f"as fast as the model as it is, within {EQUAL_WITHIN:.0%}"
-    if cause == deciding.CANNOT_TELL:
-        return "no clear difference of time: raise budget_s"
-    if cause == deciding.UNJUDGED:
-        if judged:
-            return f"faster, but {', '.join(about)} has no limit and the model as it is none that is finite"
-        if trial.values.verdict == UNCHECKED:
-            return f"faster, but its outputs could not be checked: {trial.values.why}"
-        return "faster, in lower precision: pass quality=, or limits={'difference': ...}"
-    if cause == deciding.UNMEASURED:
-        return f"faster, but {', '.join(about)} was not measured"
-    if cause == deciding.UNSURE:
-        return f"faster, but {', '.join(about)} may be over its limit: raise budget_s"
-    return "faster, and good enough" if judged else f"faster, and its outputs are {_words(trial)}"
-
-
-def _words(trial: Trial) -> str:
-    verdict = trial.values.verdict
-    return {SAME: "exactly the same", NOISE: "the same within noise"}.get(verdict, "within the limit")
+def _reason(decision: Decision, trial: BackendTrial, losses: Sequence[Loss], judged: bool) -> str:
+    about, verdict, why = ", ".join(decision.about), trial.values.verdict, trial.values.why
+    reasons = {
+        deciding.WORSE: "; ".join(_over(loss) for loss in losses if loss.name in decision.about),
+        deciding.OVER: f"over the limit of {about}",
+        deciding.SLOWER: "slower than the model as it is",
+        deciding.NO_GAIN: f"as fast as the model as it is, within {EQUAL_WITHIN:.0%}",
+        deciding.CANNOT_TELL: "no clear difference of time: raise budget_s",
+        deciding.UNJUDGED: f"faster, but {about} has no limit and the model as it is none that is finite",
+        deciding.UNMEASURED: f"faster, but {about} was not measured",
+        deciding.UNSURE: f"faster, but {about} may be over its limit: raise budget_s",
+        deciding.GAIN: "faster, and good enough",
+    }
+    if not judged:
+        outputs = {SAME: "exactly the same", NOISE: "the same within noise"}.get(verdict, "within the limit")
+        reasons[deciding.GAIN] = f"faster, and its outputs are {outputs}"
+        reasons[deciding.UNJUDGED] = "faster, in lower precision: pass quality=, or limits={'difference': ...}"
+        if verdict == UNCHECKED:
+            reasons[deciding.UNJUDGED] = f"faster, but its outputs could not be checked: {why}"
+        if verdict == DIFFERENT:
+            reasons[deciding.WORSE] = f"its outputs are different: {why}"
+    return reasons[decision.cause]
 
 
 def _over(loss: Loss) -> str:

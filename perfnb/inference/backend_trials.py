@@ -1,4 +1,4 @@
-"""Make each backend, check what it computes against float64, and time all of them side by side."""
+"""Make each backend, check what it computes against float64, and time all of them in turn."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,34 +24,32 @@ from perfnb.bench.distances import Results, differ, errors_between, kept
 from perfnb.bench.rounds import Bench, mapped
 from perfnb.bench.values import DIFFERENT, UNCHECKED, Values, judge_values
 from perfnb.errors import CaptureError
-from perfnb.inference.backend_figures import EQUAL_WITHIN, Trial
-from perfnb.inference.backends import EAGER, Backend, Call, Made, RefusedError
+from perfnb.inference.backend_figures import EQUAL_WITHIN, BackendRounds, BackendTrial
+from perfnb.inference.backends import EAGER, Backend, ModelCall, ReadyBackend, RefusedError, call_of
 from perfnb.step.device import random_state, set_random_state, synchronize
+from perfnb.step.steps import common_size
 from perfnb.step.tracer import Tracer, exclusive
 
 _DOUBLE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
 _WIDER = _DOUBLE | {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
+_Losses = TypeVar("_Losses")
 
 
 def measure(
     model: nn.Module,
-    call: Call,
+    example: Any,
     chosen: Sequence[Backend],
     budget_s: float,
     progress: Callable[..., None],
-    judge_own: Callable[[Callable[..., Any]], None] | None = None,
-) -> tuple[list[Trial], bool | None, dict[str, Any]]:
-    """Try backends on a copy of a model; the model as it is comes first.
+    losses_of_own: Callable[[Callable[..., Any]], _Losses],
+) -> tuple[BackendRounds, _Losses]:
+    """Try backends on a copy of a model, the unmodified one first.
 
     Parameters
     ----------
-    judge_own : callable, optional
-        Called with what runs the model as it is, before anything is exported, compiled or timed.
-
-    Returns
-    -------
-    list of Trial, bool or None, dict
-        And whether all were steady when their warm-up ended, and what may have disturbed them.
+    losses_of_own : callable
+        Called with what runs the unmodified model, before anything is exported, compiled or timed; what it returns is
+        returned.
 
     Raises
     ------
@@ -57,36 +57,26 @@ def measure(
         Whatever the model itself raises.
     """
     __tracebackhide__ = True
-    base = _copied(model)
+    base, call = _copied(model), call_of(example)
     with exclusive(), _quiet():
-        first, own_run = _tried(EAGER, base, call, None)
-        if own_run is None:
-            own_run = _made(EAGER, base, call).run
-            own_run(*call.args, **call.kwargs)  # raises what the model raises
-        yardstick = _Yardstick(base, call, own_run)
-        first.values, first.error, first.max_distance = yardstick.judge(EAGER, own_run)
-    if judge_own is not None:
-        judge_own(own_run)
+        first = _prepared(EAGER, base, call)
+        yardstick = _Yardstick(base, call, first.run)
+        trials = [yardstick.judged(EAGER, first)]
+    own_losses = losses_of_own(first.run)
     with exclusive(), _quiet():
-        trials, runs = [first], [own_run]
         for backend in chosen:
             progress(f"prepare {backend.name}", 0, None)
-            trial, run = _tried(backend, base, call, yardstick)
-            trials.append(trial)
-            if run is not None:
-                runs.append(run)
-    timed = [trial for trial in trials if not trial.why_not]
-    steps = [
-        _named(trial.backend, functools.partial(run, *call.args, **call.kwargs))
-        for trial, run in zip(timed, runs, strict=True)
-    ]
+            trials.append(_tried(backend, base, call, yardstick))
+    timed = [trial for trial in trials if trial.run is not None]
+    steps = [_named(trial.backend, functools.partial(trial.run, *call.args, **call.kwargs)) for trial in timed]
     begin = time.perf_counter()
     with Bench(steps, progress=progress) as bench:
         steady = warm_up(bench, begin, budget_s)
-        _, times = planned_rounds(bench, begin, budget_s, EQUAL_WITHIN)
-    for trial, row in zip(timed, times, strict=True):
-        trial.times_ms = tuple(row.tolist())
-    return trials, steady, bench.conditions.facts
+        _, rows = planned_rounds(bench, begin, budget_s, EQUAL_WITHIN)
+    times = {trial.backend: tuple(row.tolist()) for trial, row in zip(timed, rows, strict=True)}
+    trials = [replace(trial, times_ms=times.get(trial.backend, ())) for trial in trials]
+    name, noise = type(model).__name__, bench.conditions.facts
+    return BackendRounds(tuple(trials), name, common_size(example), steady, noise), own_losses
 
 
 def _named(backend: str, step: Callable[[], Any]) -> Callable[[], Any]:
@@ -113,47 +103,38 @@ def _copied(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _made(backend: Backend, model: nn.Module, call: Call) -> Made:
+def _tried(backend: Backend, model: nn.Module, call: ModelCall, yardstick: _Yardstick) -> BackendTrial:
+    """Make a backend, run it once and check it, or say why it cannot run."""
+    why_not = backend.refuses(model, call)
+    if not why_not:
+        try:
+            return yardstick.judged(backend, _prepared(backend, model, call))
+        except RefusedError as error:
+            why_not = str(error)
+        except Exception as error:  # a model may hold anything; the others still run
+            first_line = next((line for line in str(error).splitlines() if line.strip()), "")
+            why_not = f"it fails: {type(error).__name__}: {first_line[:200]}"
+    return BackendTrial(backend.name, why_not)
+
+
+def _prepared(backend: Backend, model: nn.Module, call: ModelCall) -> BackendTrial:
+    """Make a backend and run it once."""
+    __tracebackhide__ = True
+    begin = time.perf_counter()
     # What an engine loaded from the folder it keeps, also once the folder is gone.
     with tempfile.TemporaryDirectory(prefix="perfnb-", ignore_cleanup_errors=True) as folder:
-        return backend.make(model, call, Path(folder))
-
-
-def _tried(
-    backend: Backend, model: nn.Module, call: Call, yardstick: _Yardstick | None
-) -> tuple[Trial, Callable[..., Any] | None]:
-    """Make a backend, run it once and check it; without its function if it was refused."""
-    trial = Trial(backend.name, backend.words, backend.lowers, backend.refuses(model, call))
-    if trial.why_not:
-        return trial, None
-    try:
-        begin = time.perf_counter()
-        made = _made(backend, model, call)
-        made.run(*call.args, **call.kwargs)
-        synchronize()
-        trial.setup_s = time.perf_counter() - begin
-        trial.size_bytes = made.size_bytes
-        trial.peak_bytes = _peak_bytes(made, call)
-        if yardstick is not None:
-            trial.values, trial.error, trial.max_distance = yardstick.judge(backend, made.run)
-    except RefusedError as error:
-        trial.why_not = str(error)
-        return trial, None
-    except Exception as error:  # a model may hold anything; the others still run
-        trial.why_not = f"it fails: {type(error).__name__}: {_first_line(error)}"
-        return trial, None
-    trial.run = made.run
-    return trial, made.run
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "")[:200]
+        ready = backend.make(model, call, Path(folder))
+    ready.run(*call.args, **call.kwargs)
+    synchronize()
+    setup_s = time.perf_counter() - begin
+    peak_bytes = _peak_bytes(ready, call)
+    return BackendTrial(backend.name, "", ready.run, setup_s, ready.size_bytes, peak_bytes)
 
 
 class _Yardstick:
     """What the model computes, and the same in float64."""
 
-    def __init__(self, model: nn.Module, call: Call, run: Callable[..., Any]) -> None:
+    def __init__(self, model: nn.Module, call: ModelCall, run: Callable[..., Any]) -> None:
         self._call = call
         self._own = self._results(run)
         self._random = differ(self._own, self._results(run, seed=1))
@@ -173,18 +154,20 @@ class _Yardstick:
             torch.set_default_dtype(default)
             torch.set_num_threads(threads)
 
-    def judge(self, backend: Backend, run: Callable[..., Any]) -> tuple[Values, float | None, float | None]:
-        """The verdict on a backend's outputs, their distance from float64 relative to their size, and the largest."""
+    def judged(self, backend: Backend, trial: BackendTrial) -> BackendTrial:
+        """A trial with the verdict on its outputs, and their distance from float64."""
         if not self._own:
-            return Values(UNCHECKED, None, "the model returns no floating-point numbers"), None, None
+            return replace(trial, values=Values(UNCHECKED, None, "the model returns no floating-point numbers"))
         if self._random:
-            return Values(UNCHECKED, None, "the model draws random numbers in evaluation mode too"), None, None
-        found = self._results(run)
-        errors = errors_between(self._own, found, self._truth)
+            why = "the model draws random numbers in evaluation mode too"
+            return replace(trial, values=Values(UNCHECKED, None, why))
+        outputs = self._results(trial.run)
+        errors = errors_between(self._own, outputs, self._truth)
         values = judge_values(errors, backend.lowers, backend.reorders)
-        if found.keys() != self._own.keys():
-            values = Values(DIFFERENT, values.error, f"it returns {len(found)} outputs instead of {len(self._own)}")
-        return values, errors.worst, max(_distance(found.get(name), self._truth[name]) for name in self._own)
+        if outputs.keys() != self._own.keys():
+            values = Values(DIFFERENT, values.error, f"it returns {len(outputs)} outputs instead of {len(self._own)}")
+        farthest = max(_distance(outputs.get(name), self._truth[name]) for name in self._own)
+        return replace(trial, values=values, error=errors.worst, max_distance=farthest)
 
     def _results(self, run: Callable[..., Any], seed: int = 0, wide: bool = False) -> Results:
         """Floating-point outputs by place, from the same random numbers."""
@@ -196,50 +179,45 @@ class _Yardstick:
                 result = run(*args, **kwargs)
         finally:
             set_random_state(before)
-        found: Results = {}
+        outputs: Results = {}
 
         def note(value: Any) -> Any:
             if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
-                found[f"output {len(found)}"] = kept(value)
+                outputs[f"output {len(outputs)}"] = kept(value)
             return value
 
         mapped(note, result)
-        return found
+        return outputs
 
 
 def _widened(value: Any) -> Any:
     return value.to(_WIDER[value.dtype]) if isinstance(value, Tensor) and value.dtype in _WIDER else value
 
 
-def _distance(found: Tensor | None, truth: Tensor | None) -> float:
+def _distance(output: Tensor | None, truth: Tensor | None) -> float:
     """The largest distance between two numbers at one place."""
-    if found is None or truth is None or found.shape != truth.shape:
+    if output is None or truth is None or output.shape != truth.shape:
         return float("inf")
-    return float((found - truth).abs().max()) if found.numel() else 0.0
+    return float((output - truth).abs().max()) if output.numel() else 0.0
 
 
-def _peak_bytes(made: Made, call: Call) -> int | None:
+def _peak_bytes(ready: ReadyBackend, call: ModelCall) -> int | None:
     """The weights as saved, and the most that a call allocates at once; ``None`` where torch does not see it."""
-    if not made.by_torch:
+    if not ready.by_torch:
         return None
     tracer = Tracer(memory=True)
     try:
         with tracer:
-            made.run(*call.args, **call.kwargs)
+            ready.run(*call.args, **call.kwargs)
         changes = tracer.memory_changes()
     except CaptureError:
         return None
     finally:
         tracer.close()
     # A model on an accelerator allocates little on the host.
-    kinds = {kind for _, _, kind in changes} - {"cpu"}
-    kind = next(iter(kinds), "cpu")
-    level = peak = 0
-    for _, size, where in changes:
-        if where == kind:
-            level += size
-            peak = max(peak, level)
-    return made.size_bytes + peak
+    device = next((kind for _, _, kind in changes if kind != "cpu"), "cpu")
+    levels = accumulate(size for _, size, kind in changes if kind == device)
+    return ready.size_bytes + max([0, *levels])
 
 
 @contextmanager

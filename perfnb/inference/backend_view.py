@@ -20,7 +20,7 @@ _HEADS = ("backend", "latency", "against eager", "outputs", "on disk", "peak mem
 
 def comparison_line(found: InferenceComparison) -> str:
     """One line: what to use."""
-    return f"{escape.plain(found._name, 40)}: {_summary(found.table)}"
+    return f"{escape.plain(found._rounds.model, 40)}: {_summary(found.table)}"
 
 
 def comparison_text(found: InferenceComparison, width: int = 100) -> str:
@@ -28,7 +28,7 @@ def comparison_text(found: InferenceComparison, width: int = 100) -> str:
     table = found.table
     rows = [_HEADS, *(_row(str(name), row) for name, row in _ordered(table).iterrows())]
     said = [line for sentence in _sentences(found, table) for line in escape.wrapped(sentence, width)]
-    return "\n".join([f"Backends for {escape.plain(found._name, 40)}", "", *ladder.text_table(rows), "", *said])
+    return "\n".join([f"Backends for {escape.plain(found._rounds.model, 40)}", "", *ladder.text_table(rows), "", *said])
 
 
 def comparison_html(found: InferenceComparison) -> str:
@@ -48,12 +48,12 @@ def comparison_html(found: InferenceComparison) -> str:
     heads = (backend, decision, "faster | slower", latency, against, *sizes, outputs)
     drawn = tables.table("Backends, each against the model as it is (eager)", heads, rows, texts=3, last_texts=1)
     listed = f"<ul>{''.join(reasons)}</ul>" if reasons else ""
-    return framed(f"{header(found._name, 'backends', first, *rest)}{drawn}{listed}", narrow=True)
+    return framed(f"{header(found._rounds.model, 'backends', first, *rest)}{drawn}{listed}", narrow=True)
 
 
 def comparison_page(found: InferenceComparison) -> str:
     """A page of its own."""
-    return static_page(f"Backends for {found._name}", comparison_html(found))
+    return static_page(f"Backends for {found._rounds.model}", comparison_html(found))
 
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:
@@ -75,7 +75,7 @@ def _sentences(found: InferenceComparison, table: pd.DataFrame) -> list[str]:
     rounds = len(found.samples)
     said = [f"{fmt.capital(_summary(table))}."]
     said.append(f"{rounds:,} rounds, in each of which every backend served the example once, in random order.")
-    own = found._trials[0].values
+    own = found._rounds.trials[0].values
     if own.verdict == UNCHECKED and own.why:
         said.append(f"Outputs were not checked: {own.why}.")
     else:
@@ -84,9 +84,9 @@ def _sentences(found: InferenceComparison, table: pd.DataFrame) -> list[str]:
     if len(open_ones):
         names = " and ".join(str(name) for name in open_ones.index)
         said.append(f"Faster, but not accepted yet: {names}.")
-    if found._steady is False:
+    if found._rounds.steady is False:
         said.append("Not all backends had reached steady state when the warm-up ended.")
-    return [*said, *noise_sentences(found._noise)]
+    return [*said, *noise_sentences(found._rounds.noise)]
 
 
 def _row(name: str, row: Any) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from perfnb.bench.rounds import mapped
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """What a model is called with."""
 
     args: tuple[Any, ...]
@@ -27,7 +27,7 @@ class RefusedError(Exception):
     """A backend does not apply to a model, as only making it shows."""
 
 
-class Made(NamedTuple):
+class ReadyBackend(NamedTuple):
     """A backend ready to serve."""
 
     #: Called as the model is, and returns what the model returns.
@@ -43,26 +43,24 @@ class Backend:
     """A way to run a model."""
 
     name: str
-    #: One line: what it does.
-    words: str
     #: Why it cannot run a model; empty if it can.
-    refuses: Callable[[nn.Module, Call], str]
+    refuses: Callable[[nn.Module, ModelCall], str]
     #: Makes it from a model in evaluation mode, which it must not change, and an empty folder.
-    make: Callable[[nn.Module, Call, Path], Made]
+    make: Callable[[nn.Module, ModelCall, Path], ReadyBackend]
     #: The dtype in which it computes on purpose, if lower than the model's own.
     lowers: str = ""
     #: Whether it may draw random numbers in another order.
     reorders: bool = False
 
 
-def call_of(example: Any) -> Call:
+def call_of(example: Any) -> ModelCall:
     """A mapping holds keyword arguments, a tuple or list positional ones; anything else is the only argument."""
     if isinstance(example, Mapping):
-        return Call((), {str(name): value for name, value in example.items()})
-    return Call(tuple(example), {}) if isinstance(example, (tuple, list)) else Call((example,), {})
+        return ModelCall((), {str(name): value for name, value in example.items()})
+    return ModelCall(tuple(example), {}) if isinstance(example, (tuple, list)) else ModelCall((example,), {})
 
 
-def _nothing(model: nn.Module, call: Call) -> str:
+def _any(model: nn.Module, call: ModelCall) -> str:
     return ""
 
 
@@ -72,19 +70,14 @@ def _missing(*packages: str) -> str:
     return f"not installed: pip install {' '.join(lacking)}" if lacking else ""
 
 
-def _kind_of(model: nn.Module, call: Call) -> str:
-    """The kind of device that a model runs on."""
-    tensors = [*model.parameters(), *model.buffers(), *tensors_of(call)]
-    return next((tensor.device.type for tensor in tensors), "cpu")
-
-
-def tensors_of(call: Call) -> list[Tensor]:
+def tensors_of(call: ModelCall) -> list[Tensor]:
     """The tensors among arguments, in order."""
     return [leaf for leaf in tree_leaves(tuple(call)) if isinstance(leaf, Tensor)]
 
 
-def _only_on_cpu(model: nn.Module, call: Call) -> str:
-    kind = _kind_of(model, call)
+def _only_on_cpu(model: nn.Module, call: ModelCall) -> str:
+    tensors = [*model.parameters(), *model.buffers(), *tensors_of(call)]
+    kind = next((tensor.device.type for tensor in tensors), "cpu")
     return "" if kind == "cpu" else f"the model is on {kind}, and perfnb runs this one on the CPU only"
 
 
@@ -132,88 +125,81 @@ def _served(
 # Torch itself
 
 
-def _eager(model: nn.Module, call: Call, folder: Path) -> Made:
-    return Made(_served(model), saved_bytes(model))
+def _eager(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
+    return ReadyBackend(_served(model), saved_bytes(model))
 
 
-def _compiled(model: nn.Module, call: Call, folder: Path) -> Made:
-    return Made(_served(torch.compile(model)), saved_bytes(model))
+def _compiled(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
+    return ReadyBackend(_served(torch.compile(model)), saved_bytes(model))
 
 
-def _without_float32(model: nn.Module, call: Call) -> str:
+def _without_float32(model: nn.Module, call: ModelCall) -> str:
     kinds = {each.dtype for each in model.parameters() if each.is_floating_point()}
     return "" if torch.float32 in kinds else "the model has no parameters in float32"
 
 
-def _bf16(model: nn.Module, call: Call, folder: Path) -> Made:
+def _bf16(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
     lower = copy.deepcopy(model).to(torch.bfloat16)
 
-    def narrowed(value: Any) -> Any:
-        return value.to(torch.bfloat16) if _is_float(value) else value
+    def to(dtype: torch.dtype) -> Callable[[Any], Any]:
+        return lambda value: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-    return Made(
-        _served(lower, narrowed, lambda value: value.float() if _is_float(value) else value), saved_bytes(lower)
-    )
+    return ReadyBackend(_served(lower, to(torch.bfloat16), to(torch.float32)), saved_bytes(lower))
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _without_images(model: nn.Module, call: Call) -> str:
+def _without_images(model: nn.Module, call: ModelCall) -> str:
     return "" if _has(model, nn.Conv2d, nn.ConvTranspose2d) else "the model has no two-dimensional convolution"
 
 
-def _channels_last(model: nn.Module, call: Call, folder: Path) -> Made:
+def _channels_last(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
     laid = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def before(value: Any) -> Any:
         images = isinstance(value, Tensor) and value.dim() == 4
         return value.contiguous(memory_format=torch.channels_last) if images else value
 
-    return Made(_served(laid, before), saved_bytes(laid))
+    return ReadyBackend(_served(laid, before), saved_bytes(laid))
 
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def _without_norms(model: nn.Module, call: Call) -> str:
+def _without_norms(model: nn.Module, call: ModelCall) -> str:
     return "" if _has(model, *_NORMS) else "the model has no batch normalisation"
 
 
-def _folded(model: nn.Module, call: Call, folder: Path) -> Made:
+def _folded(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
     from torch.fx.experimental.optimization import fuse
 
     fused = fuse(model)
-    if sum(isinstance(each, _NORMS) for each in fused.modules()) == sum(
-        isinstance(each, _NORMS) for each in model.modules()
-    ):
+    norms, left = (sum(isinstance(module, _NORMS) for module in one.modules()) for one in (model, fused))
+    if left == norms:
         raise RefusedError("no batch normalisation follows a convolution directly")
-    return Made(_served(fused), saved_bytes(fused))
+    return ReadyBackend(_served(fused), saved_bytes(fused))
 
 
 # Integers
 
 
-def _without_linear(model: nn.Module, call: Call) -> str:
+def _without_linear(model: nn.Module, call: ModelCall) -> str:
     if not _has(model, nn.Linear):
         return "the model has no linear layer, the only kind that is quantised"
     return _missing("torchao")
 
 
-def _int8(model: nn.Module, call: Call, folder: Path) -> Made:
+def _int8(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
     lower = copy.deepcopy(model)
     quantize_(lower, Int8DynamicActivationInt8WeightConfig())
     # Without compiling, integers are widened again before they are multiplied.
-    return Made(_served(torch.compile(lower)), saved_bytes(lower))
+    return ReadyBackend(_served(torch.compile(lower)), saved_bytes(lower))
 
 
 # Other engines
 
 
-def _like(model: nn.Module, call: Call) -> Callable[[list[Any]], Any]:
+def _like(model: nn.Module, call: ModelCall) -> Callable[[list[Any]], Any]:
     """How to put an engine's list of outputs into what the model returns.
 
     Raises
@@ -237,14 +223,14 @@ def _like(model: nn.Module, call: Call) -> Callable[[list[Any]], Any]:
 
 def _fed(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """An engine's inputs by name: those of keyword arguments by theirs, positional ones in order."""
-    tensors = tensors_of(Call(args, dict(kwargs)))
+    tensors = tensors_of(ModelCall(args, dict(kwargs)))
     if len(tensors) != len(names):
         raise RefusedError(f"it takes {len(names)} tensors, and the model {len(tensors)}")
-    if not kwargs:
-        return {name: tensor.numpy(force=True) for name, tensor in zip(names, tensors, strict=True)}
-    if args or not set(names) <= kwargs.keys():
+    if kwargs and (args or not set(names) <= kwargs.keys()):
         raise RefusedError(f"its inputs ({', '.join(names)}) are not the keyword arguments of the model")
-    return {name: kwargs[name].numpy(force=True) for name in names}
+    if kwargs:
+        tensors = [kwargs[name] for name in names]
+    return {name: tensor.numpy(force=True) for name, tensor in zip(names, tensors, strict=True)}
 
 
 def _size_of(folder: Path) -> int:
@@ -254,7 +240,7 @@ def _size_of(folder: Path) -> int:
 _PROVIDER = "CPUExecutionProvider"
 
 
-def _onnxruntime(model: nn.Module, call: Call, folder: Path) -> Made:
+def _onnxruntime(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
     import onnxruntime
 
     path = folder / "model.onnx"
@@ -272,10 +258,10 @@ def _onnxruntime(model: nn.Module, call: Call, folder: Path) -> Made:
     def run(*args: Any, **kwargs: Any) -> Any:
         return rebuilt(session.run(None, _fed(names, args, kwargs)))
 
-    return Made(run, _size_of(folder), by_torch=False)
+    return ReadyBackend(run, _size_of(folder), by_torch=False)
 
 
-def _openvino(model: nn.Module, call: Call, folder: Path) -> Made:
+def _openvino(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
     import openvino
 
     example = call.kwargs or (call.args if len(call.args) > 1 else call.args[0])
@@ -294,30 +280,24 @@ def _openvino(model: nn.Module, call: Call, folder: Path) -> Made:
         found = compiled(_fed(names, args, kwargs))
         return rebuilt([found[place].copy() for place in range(len(compiled.outputs))])
 
-    return Made(run, _size_of(folder), by_torch=False)
+    return ReadyBackend(run, _size_of(folder), by_torch=False)
 
 
-def _without(*packages: str) -> Callable[[nn.Module, Call], str]:
+def _without(*packages: str) -> Callable[[nn.Module, ModelCall], str]:
     return lambda model, call: _missing(*packages) or _only_on_cpu(model, call)
 
 
-#: The model as it is, with which all others are compared.
-EAGER = Backend("eager", "the model as it is, in inference mode", _nothing, _eager)
+#: The unmodified model in inference mode, with which all others are compared.
+EAGER = Backend("eager", _any, _eager)
 BACKENDS = (
     EAGER,
-    Backend("compile", "torch.compile", _nothing, _compiled, reorders=True),
-    Backend("bf16", "weights and inputs in bfloat16, outputs back in float32", _without_float32, _bf16, "bfloat16"),
-    Backend(
-        "onnxruntime",
-        "ONNX Runtime on the CPU, from torch.onnx.export",
-        _without("onnx", "onnxscript", "onnxruntime"),
-        _onnxruntime,
-        reorders=True,
-    ),
-    Backend("int8", "linear layers in int8 by torchao, compiled", _without_linear, _int8, "int8", reorders=True),
-    Backend("channels_last", "images in channels_last", _without_images, _channels_last),
-    Backend("folded", "batch normalisation folded into convolutions", _without_norms, _folded),
-    Backend("openvino", "OpenVINO on the CPU", _without("openvino"), _openvino, reorders=True),
+    Backend("compile", _any, _compiled, reorders=True),
+    Backend("bf16", _without_float32, _bf16, lowers="bfloat16"),
+    Backend("onnxruntime", _without("onnx", "onnxscript", "onnxruntime"), _onnxruntime, reorders=True),
+    Backend("int8", _without_linear, _int8, lowers="int8", reorders=True),
+    Backend("channels_last", _without_images, _channels_last),
+    Backend("folded", _without_norms, _folded),
+    Backend("openvino", _without("openvino"), _openvino, reorders=True),
 )
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
+import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
 
 import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.arguments import require_seconds
-from perfnb.inference.queueing import poisson_arrivals, simulate_batches
-from perfnb.stats.intervals import Floats, median_interval
+from perfnb.inference.queueing import poisson_arrivals
+from perfnb.stats.intervals import Floats, Samples, quantile_interval
 
 #: Requests of a simulation; the first quarter, in which the queue fills, is left out.
 REQUESTS = 8_000
@@ -63,15 +61,9 @@ class Batcher:
     served_per_s: float
 
     def __repr__(self) -> str:
-        rate = f"{fmt.significant(self.rate_per_s)}/s"
-        times = ", ".join(
-            f"{word} {'without end' if math.isinf(ms) else fmt.duration(ms)}"
-            for word, ms in (("p50", self.p50_ms), ("p95", self.p95_ms), ("p99", self.p99_ms))
-        )
-        sizes = f"batches of {fmt.significant(self.batch_size)}, {fmt.share(self.utilization)} busy"
-        return (
-            f"<perfnb.Batcher: at most {self.most}, {fmt.duration(self.delay_ms)} delay, at {rate}: {times}, {sizes}>"
-        )
+        p99 = "without end" if math.isinf(self.p99_ms) else fmt.duration(self.p99_ms)
+        setting = f"at most {self.most}, {fmt.duration(self.delay_ms)} delay"
+        return f"<perfnb.Batcher: {setting}, at {fmt.significant(self.rate_per_s)}/s: p99 {p99}>"
 
 
 class Batching:
@@ -85,11 +77,10 @@ class Batching:
         Batches served at the same time.
     """
 
-    def __init__(self, times_ms: Mapping[int, Floats], servers: int = 1) -> None:
-        self._times = {size: np.sort(times_ms[size]) for size in sorted(times_ms)}
+    def __init__(self, times_ms: Mapping[int, Samples], servers: int = 1) -> None:
+        self._times: dict[int, Floats] = {size: np.sort(times_ms[size]) for size in sorted(times_ms)}
         self._servers = servers
-        self._grids: dict[float, pd.DataFrame] = {}
-        self._highest: dict[tuple[float, str], Batcher | None] = {}
+        self._simulated = cache(self._simulate)
 
     @cached_property
     def sizes(self) -> pd.DataFrame:
@@ -99,27 +90,16 @@ class Batching:
         batches of this size follow each other), ``marginal_ms`` (what one more request cost, since the size before)
         and ``batches`` (measured).
         """
-        rows: list[dict[str, Any]] = []
-        before: tuple[int, float] | None = None
-        for size, times in self._times.items():
-            low, high = median_interval(times) or (None, None)
-            median = float(np.median(times))
-            marginal = None if before is None else (median - before[1]) / (size - before[0])
-            rows.append(
-                {
-                    "batch_size": size,
-                    "median_ms": median,
-                    "ci_low_ms": low,
-                    "ci_high_ms": high,
-                    "per_request_ms": float(times.mean()) / size,
-                    "requests_per_s": self._servers * 1e3 * size / float(times.mean()),
-                    "marginal_ms": marginal,
-                    "batches": len(times),
-                }
-            )
-            before = size, median
-        kinds = {"batch_size": "int64", "batches": "int64"}
-        return pd.DataFrame(rows).astype({name: kinds.get(name, "Float64") for name in rows[0]}).set_index("batch_size")
+        times = self._times.values()
+        table = pd.DataFrame({"batch_size": list(self._times), "median_ms": [np.median(each) for each in times]})
+        intervals = [quantile_interval(each, 0.5) or (None, None) for each in times]
+        table[["ci_low_ms", "ci_high_ms"]] = pd.DataFrame(intervals, dtype="Float64")
+        table["per_request_ms"] = [each.mean() for each in times] / table["batch_size"]
+        table["requests_per_s"] = self._servers * 1e3 / table["per_request_ms"]
+        table["marginal_ms"] = table["median_ms"].diff() / table["batch_size"].diff()
+        table["batches"] = [len(each) for each in times]
+        numbers = [name for name in table.columns if name.endswith(("_ms", "_per_s"))]
+        return table.astype(dict.fromkeys(numbers, "Float64")).set_index("batch_size")
 
     @property
     def gain(self) -> float:
@@ -132,29 +112,28 @@ class Batching:
 
         The time of a batch is drawn from those measured at the sizes around it.
         """
+        return self._simulated(rate_per_s, most, delay_ms)
+
+    def _simulate(self, rate_per_s: float, most: int, delay_ms: float) -> Batcher:
         rng = np.random.default_rng(_SEED)
         draws = iter(rng.random(REQUESTS))
-        found = simulate_batches(
+        latency, sizes, busy = simulate_batches(
             poisson_arrivals(REQUESTS, rate_per_s, rng),
             lambda size: self._time(size, float(next(draws))),
             most,
             delay_ms,
             self._servers,
         )
-        latency = found.latency_ms[_SETTLES:]
-        p50, p95, p99 = (float(each) for each in np.quantile(latency, (0.5, 0.95, 0.99)))
+        p50, p95, p99 = map(float, np.quantile(latency[_SETTLES:], (0.5, 0.95, 0.99)))
         capacity = self._capacity(most)
-        served = min(rate_per_s, capacity)
         if rate_per_s >= capacity:
-            p50 = p95 = p99 = np.inf
-        size, busy = float(found.sizes.mean()), min(1.0, found.utilization)
-        return Batcher(most, delay_ms, rate_per_s, p50, p95, p99, size, busy, served)
+            p50 = p95 = p99 = math.inf
+        served = min(rate_per_s, capacity)
+        return Batcher(most, delay_ms, rate_per_s, p50, p95, p99, float(np.mean(sizes)), min(1.0, busy), served)
 
     def grid(self, rate_per_s: float) -> pd.DataFrame:
         """A row per setting of the batcher, with what it does at a rate; as `Batcher`."""
-        if rate_per_s not in self._grids:
-            self._grids[rate_per_s] = pd.DataFrame([self.at(rate_per_s, *each) for each in self._settings])
-        return self._grids[rate_per_s].copy()
+        return pd.DataFrame([self.at(rate_per_s, *setting) for setting in self._settings])
 
     @property
     def _settings(self) -> list[tuple[int, float]]:
@@ -173,12 +152,11 @@ class Batching:
             0.5, 0.95 or 0.99.
         """
         name = _column_of(quantile)
-        table = self.grid(rate_per_s).sort_values(["most", "delay_ms"])
-        lowest = float(table[name].min())
-        if not np.isfinite(lowest):
+        batchers = [self.at(rate_per_s, *setting) for setting in self._settings]
+        lowest = min(getattr(batcher, name) for batcher in batchers)
+        if math.isinf(lowest):
             return None
-        row = table[table[name] <= (1 + EQUAL_WITHIN) * lowest].iloc[0]
-        return self.at(rate_per_s, int(row["most"]), float(row["delay_ms"]))
+        return next(batcher for batcher in batchers if getattr(batcher, name) <= (1 + EQUAL_WITHIN) * lowest)
 
     def highest_rate(self, bound_ms: float, quantile: float = 0.99) -> Batcher | None:
         """The setting that serves the highest rate with a quantile of latency within a bound, at that rate.
@@ -193,28 +171,18 @@ class Batching:
         """
         name = _column_of(quantile)
         require_seconds("bound_ms", bound_ms)
-        if (bound_ms, name) not in self._highest:
-            self._highest[bound_ms, name] = self._find_highest(bound_ms, name)
-        return self._highest[bound_ms, name]
-
-    def _find_highest(self, bound_ms: float, name: str) -> Batcher | None:
         best: Batcher | None = None
         for most, delay_ms in self._settings:
-            within = functools.partial(self._within, name=name, bound_ms=bound_ms, most=most, delay_ms=delay_ms)
             low = 0.02 * self._capacity(1) if best is None else (1 + EQUAL_WITHIN) * best.rate_per_s
             high = self._capacity(most)
-            if low >= high or within(low) is None:
+            if low >= high or getattr(self.at(low, most, delay_ms), name) > bound_ms:
                 continue
-            best = within(low)
             for _ in range(_HALVINGS):
                 middle = (low + high) / 2
-                found = within(middle)
-                low, high, best = (middle, high, found) if found is not None else (low, middle, best)
+                within = getattr(self.at(middle, most, delay_ms), name) <= bound_ms
+                low, high = (middle, high) if within else (low, middle)
+            best = self.at(low, most, delay_ms)
         return best
-
-    def _within(self, rate_per_s: float, *, name: str, bound_ms: float, most: int, delay_ms: float) -> Batcher | None:
-        found = self.at(rate_per_s, most, delay_ms)
-        return found if getattr(found, name) <= bound_ms else None
 
     def _capacity(self, most: int) -> float:
         """Requests per second that the batcher serves when all its batches are full."""
@@ -223,18 +191,15 @@ class Batching:
 
     def _time(self, size: int, share: float) -> float:
         """The quantile of a batch's time, interpolated between the sizes measured around it."""
-        return self._table[size - 1][int(share * _LEVELS)]
+        return self._table[int(share * _LEVELS)][size - 1]
 
     @cached_property
     def _table(self) -> list[list[float]]:
-        """Times by size, from 1, and by quantile."""
+        """Times by quantile, and by size from 1."""
         levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
-        measured = {size: times[(levels * len(times)).astype(int)] for size, times in self._times.items()}
-        table = [measured[1]]
-        for before, after in itertools.pairwise(measured):
-            shares = (np.arange(before, after) + 1 - before) / (after - before)
-            table += [(1 - share) * measured[before] + share * measured[after] for share in shares]
-        return [each.tolist() for each in table]
+        measured = np.array([times[(levels * len(times)).astype(int)] for times in self._times.values()])
+        sizes = np.arange(1, max(self._times) + 1)
+        return [np.interp(sizes, list(self._times), times).tolist() for times in measured.T]
 
 
 def _column_of(quantile: float) -> str:
@@ -242,3 +207,40 @@ def _column_of(quantile: float) -> str:
     if name is None:
         raise ValueError(f"quantile must be 0.5, 0.95 or 0.99, not {quantile!r}.")
     return name
+
+
+def simulate_batches(
+    arrivals_ms: Floats, service_ms: Callable[[int], float], most: int, delay_ms: float, servers: int = 1
+) -> tuple[Floats, list[int], float]:
+    """A dynamic batcher: a free server takes what waits, at most `most`, once that many wait or the first has waited
+    `delay_ms`.
+
+    Parameters
+    ----------
+    service_ms : callable
+        Time of a batch of a size; called once for each batch.
+
+    Returns
+    -------
+    array, list of int, float
+        The latency of each request, the sizes of the batches, and the share of the time for which servers are busy.
+    """
+    arrivals = arrivals_ms.tolist()
+    ends: list[float] = []
+    sizes, busy = [], 0.0
+    free = [0.0] * servers
+    head = 0
+    while head < len(arrivals):
+        full = arrivals[head + most - 1] if head + most <= len(arrivals) else math.inf
+        start = max(free[0], min(full, arrivals[head] + delay_ms))
+        end = head + 1
+        while end < len(arrivals) and end - head < most and arrivals[end] <= start:
+            end += 1
+        taken = service_ms(end - head)
+        heapq.heapreplace(free, start + taken)
+        ends += [start + taken] * (end - head)
+        sizes.append(end - head)
+        busy += taken
+        head = end
+    span = max(max(free), arrivals[-1]) - arrivals[0]
+    return np.array(ends) - arrivals_ms, sizes, busy / servers / span

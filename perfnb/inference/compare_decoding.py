@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -14,10 +14,10 @@ from perfnb.bench.comparison import ABTest, ab_test
 from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.inference.decoding_view import decoding_html, decoding_line, decoding_page, decoding_text
-from perfnb.inference.tokens import answers_compared
 
 #: Requests whose answers are compared, and the share of the budget in which that must happen.
 _COMPARED, _COMPARED_SHARE = 8, 0.3
+_COLUMNS = ("request", "tokens", "passes", "proposed", "accepted", "same", "alike_tokens")
 
 
 class DecodingComparison(Page, Shown):
@@ -136,16 +136,28 @@ def compare_decoding(
     rows: list[dict[str, Any]] = []
     with StepOutput():
         first = watch_generation(plain, held[0]).tokens
+        random = False
         for place in range(min(_COMPARED, len(held))):
             if rows and time.perf_counter() - begin > _COMPARED_SHARE * budget_s:
                 break
-            answer, guessed = watch_generation(plain, held[place]), watch_generation(assisted, held[place])
-            row = {"request": place, "plain": answer.tokens, "assisted": guessed.tokens, "passes": guessed.passes}
-            rows.append(row | {"proposed": guessed.proposed, "accepted": guessed.accepted})
-    random = rows[0]["plain"] != first
+            answer, guessed = watch_generation(plain, held[place]).tokens, watch_generation(assisted, held[place])
+            random |= place == 0 and answer != first
+            rows.append({"request": place, **_compared(answer, guessed.tokens)})
+            rows[-1] |= {name: getattr(guessed, name) for name in ("passes", "proposed", "accepted")}
+    answers = pd.DataFrame(rows).astype(dict.fromkeys(("proposed", "accepted", "alike_tokens"), "Int64"))
+    answers = answers.astype({"same": "boolean"})[list(_COLUMNS)]
+    if random:
+        answers[["same", "alike_tokens"]] = pd.NA
     serve = {"plain": tokens_served_by(plain), "assisted": tokens_served_by(assisted)}
-    for name, each in serve.items():
-        each.__name__ = name
-    left = max(0.1 * budget_s, begin + budget_s - time.perf_counter())
-    found = ab_test(serve["plain"], serve["assisted"], [held[place] for place in range(len(held))], budget_s=left)
-    return DecodingComparison(found, answers_compared(rows, random))
+    for name, server in serve.items():
+        server.__name__ = name
+    left_s = max(0.1 * budget_s, begin + budget_s - time.perf_counter())
+    ab = ab_test(serve["plain"], serve["assisted"], [held[place] for place in range(len(held))], budget_s=left_s)
+    return DecodingComparison(ab, answers)
+
+
+def _compared(plain: Sequence[Any], assisted: Sequence[Any]) -> dict[str, Any]:
+    """How two answers to one request compare."""
+    pairs = enumerate(zip(plain, assisted, strict=False))
+    differs_at = next((place for place, (one, other) in pairs if one != other), min(len(plain), len(assisted)))
+    return {"tokens": len(assisted), "same": plain == assisted, "alike_tokens": differs_at}

@@ -12,7 +12,7 @@ from perfnb.bench.quality import Loss, limits_of, losses_of
 from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
-from perfnb.inference.backend_figures import Judged, Trial, comparisons, judge, table_of
+from perfnb.inference.backend_figures import BackendRounds, BackendTrial, Judged, comparisons, judge, table_of
 from perfnb.inference.backend_view import comparison_html, comparison_line, comparison_page, comparison_text
 from perfnb.profile.timing import Timing
 
@@ -26,22 +26,8 @@ Quality = Callable[[Callable[..., Any]], Mapping[str, float]]
 class InferenceComparison(Page, Shown):
     """A model with each backend: latency, memory, size, and how far its outputs are off. Shows itself in a notebook."""
 
-    def __init__(
-        self,
-        trials: Sequence[Trial],
-        name: str,
-        batch_size: int | None,
-        steady: bool | None,
-        quality: Quality | None = None,
-        limits: Mapping[str, float] | None = None,
-        *,
-        own_losses: Any = None,
-        noise: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._trials, self._name, self._batch_size, self._steady = list(trials), name, batch_size, steady
-        self._judged = _judged(self._trials, quality, limits, own_losses)
-        #: What may have disturbed the rounds.
-        self._noise = dict(noise or {})
+    def __init__(self, rounds: BackendRounds, judged: Mapping[str, Judged]) -> None:
+        self._rounds, self._judged = rounds, judged
 
     @property
     def table(self) -> pd.DataFrame:
@@ -55,12 +41,13 @@ class InferenceComparison(Page, Shown):
         (weights, and the most that a call allocates; ``NA`` where torch does not see it), ``setup_s`` (exporting,
         compiling, loading and the first call), ``decision`` and ``reason``.
         """
-        return table_of(self._trials, self._judged)
+        return table_of(self._rounds.trials, self._judged)
 
     @property
     def samples(self) -> pd.DataFrame:
         """Milliseconds of each call: a row per round, in which every backend ran once, and a column per backend."""
-        return pd.DataFrame({one.backend: one.times_ms for one in self._trials if one.times_ms}).rename_axis("round")
+        times_ms = {trial.backend: trial.times_ms for trial in self._rounds.trials if trial.times_ms}
+        return pd.DataFrame(times_ms).rename_axis("round")
 
     def decide(self, quality: Quality | None = None, limits: Mapping[str, float] | None = None) -> InferenceComparison:
         """The same measurements with other decisions, by the rules of `perfnb.report`.
@@ -87,15 +74,16 @@ class InferenceComparison(Page, Shown):
             Whatever `quality` raises with the model as it is.
         """
         __tracebackhide__ = True
-        named = self._name, self._batch_size, self._steady
-        return InferenceComparison(self._trials, *named, quality, limits, noise=self._noise)
+        bounds, first = _require(quality, limits), self._rounds.trials[0]
+        own_losses = None if quality is None else _own_losses(quality, first.run)
+        return InferenceComparison(self._rounds, _judged(self._rounds.trials, quality, bounds, own_losses))
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
         """What `Journal.add` writes: the times of each backend, its name, and whether it is accepted; eager is."""
-        for one in self._trials:
-            if one.times_ms:
-                accepted = self._judged[one.backend].decision in ("accept", "baseline")
-                yield Timing(one.times_ms, self._batch_size), f"backend {one.backend}", accepted
+        for trial in self._rounds.trials:
+            if trial.times_ms:
+                accepted = self._judged[trial.backend].decision in ("accept", "baseline")
+                yield Timing(trial.times_ms, self._rounds.batch_size), f"backend {trial.backend}", accepted
 
     def _line(self) -> str:
         return comparison_line(self)
@@ -153,8 +141,7 @@ def compare_inference(
     from torch import nn
 
     from perfnb.inference.backend_trials import measure
-    from perfnb.inference.backends import by_name, call_of
-    from perfnb.step.steps import common_size
+    from perfnb.inference.backends import by_name
 
     __tracebackhide__ = True
     if not isinstance(model, nn.Module):
@@ -162,24 +149,20 @@ def compare_inference(
     if hasattr(model, "_orig_mod"):
         raise TypeError("model is compiled already: pass the model that torch.compile was called with.")
     require_seconds("budget_s", budget_s)
-    _require(quality, limits)
-    known = by_name()
+    bounds, known = _require(quality, limits), by_name()
     names = [backends] if isinstance(backends, str) else list(backends)
     if not names or any(name not in known for name in names):
         raise ValueError(f"backends must be some of these: {', '.join(known)}; not {shown(backends)}.")
     chosen = [known[name] for name in dict.fromkeys(names) if name != "eager"]
-    own_losses: list[Any] = []
 
-    def judge_own(run: Callable[..., Any]) -> None:
+    def losses_of_own(run: Callable[..., Any]) -> Mapping[str, float] | None:
+        # What is wrong with it is known before anything is compiled and timed.
         __tracebackhide__ = True
-        if quality is not None:  # what is wrong with it is known before anything is compiled and timed
-            own_losses.append(_own_losses(quality, run))
+        return None if quality is None else _own_losses(quality, run)
 
     with StepOutput(), Progress() as progress:
-        trials, steady, noise = measure(model, call_of(example), chosen, float(budget_s), progress, judge_own)
-    named = type(model).__name__, common_size(example), steady
-    own = own_losses[0] if own_losses else None
-    return InferenceComparison(trials, *named, quality, limits, own_losses=own, noise=noise)
+        rounds, own_losses = measure(model, example, chosen, float(budget_s), progress, losses_of_own)
+    return InferenceComparison(rounds, _judged(rounds.trials, quality, bounds, own_losses))
 
 
 def _require(quality: Any, limits: Any) -> dict[str, float]:
@@ -189,38 +172,33 @@ def _require(quality: Any, limits: Any) -> dict[str, float]:
 
 
 def _own_losses(quality: Quality, run: Callable[..., Any]) -> Mapping[str, float]:
-    """The losses of the model as it is, whatever `limits` are: they are the limit."""
+    """The losses of the unmodified model, whatever `limits` are: they are the limit."""
     __tracebackhide__ = True
-    found = quality(run)
-    losses_of(found, {})  # refuses what are no losses
-    return found
+    losses = quality(run)
+    losses_of(losses, {})  # refuses what are no losses
+    return losses
 
 
 def _judged(
-    trials: Sequence[Trial], quality: Quality | None, limits: Any, own: Mapping[str, float] | None = None
+    trials: Sequence[BackendTrial],
+    quality: Quality | None,
+    limits: Mapping[str, float],
+    own: Mapping[str, float] | None,
 ) -> dict[str, Judged]:
     """A decision for each backend."""
-    __tracebackhide__ = True
-    bounds, found = _require(quality, limits), comparisons(trials)
     first, *others = trials
-    judged = {first.backend: Judged("baseline", "")}
-    if quality is not None and own is None:
-        own = _own_losses(quality, _runs(first))
-    for one in others:
-        if one.why_not:
-            judged[one.backend] = Judged("refused", one.why_not)
+    pairs, judged = comparisons(trials), {first.backend: Judged("baseline", "")}
+    for trial in others:
+        if trial.why_not:
+            judged[trial.backend] = Judged("refused", trial.why_not)
             continue
         losses: tuple[Loss, ...] | None = None
         if quality is not None:
             try:
-                losses = losses_of({"baseline": own, "candidate": quality(_runs(one))}, bounds)
+                losses = losses_of({"baseline": own, "candidate": quality(trial.run)}, limits)
             except Exception as error:  # with eager it ran: the backend takes no other sizes, for example
-                judged[one.backend] = Judged("inconclusive", f"quality fails with it: {type(error).__name__}: {error}")
+                why = f"quality fails with it: {type(error).__name__}: {error}"
+                judged[trial.backend] = Judged("inconclusive", why)
                 continue
-        judged[one.backend] = judge(one, found[one.backend].verdict, losses, bounds)
+        judged[trial.backend] = judge(trial, pairs[trial.backend].verdict, losses, limits)
     return judged
-
-
-def _runs(trial: Trial) -> Callable[..., Any]:
-    assert trial.run is not None, "a backend that was timed can run"
-    return trial.run

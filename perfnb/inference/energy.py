@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,33 +18,27 @@ _LEAST_S = 1.0
 NO_GPU = "no GPU was used, and perfnb reads no energy counter of processors"
 
 
-class EnergyMeter:
-    """Reads energy counters as long as it is open, where torch uses a GPU."""
+#: Joules between two instants (`time.perf_counter_ns`), or why they are not known.
+Joules = Callable[[int, int], float | str]
 
-    def __init__(self) -> None:
-        self._watcher: Watcher | None = None
-        self._why = NO_GPU
 
-    def __enter__(self) -> EnergyMeter:
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            try:
-                self._watcher = Watcher(_INTERVAL_S)
-            except CaptureError as error:
-                self._why = str(error)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._watcher is not None:
-            self._watcher.stop()
-
-    def joules(self, start_ns: int, end_ns: int) -> float | str:
-        """Of all GPUs that torch uses, between two instants (`time.perf_counter_ns`); or why it is not known."""
-        if self._watcher is None:
-            return self._why
-        zero = self._watcher.zero_ns
-        return joules_between(self._watcher.columns(), (start_ns - zero) / 1e9, (end_ns - zero) / 1e9)
+@contextmanager
+def energy_meter() -> Iterator[Joules]:
+    """Read energy counters, where torch uses a GPU: what all GPUs that it uses took."""
+    why, watcher = NO_GPU, None
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        try:
+            watcher = Watcher(_INTERVAL_S)
+        except CaptureError as error:
+            why = str(error)
+    if watcher is None:
+        yield lambda *_: why
+        return
+    zero_ns = watcher.zero_ns
+    try:
+        yield lambda *ns: joules_between(watcher.columns(), *((instant - zero_ns) / 1e9 for instant in ns))
+    finally:
+        watcher.stop()
 
 
 def joules_between(devices: dict[str, dict[str, Any]], start_s: float, end_s: float) -> float | str:

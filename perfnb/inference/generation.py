@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
+from perfnb.inference.samples import Cache
 from perfnb.inference.serving import TokenTimes, tokens_served_by
-from perfnb.inference.tokens import Cache, CacheLayer
 
 NO_CACHE = "no module returned past_key_values"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Generation:
     """One answer, watched.
 
@@ -23,19 +24,19 @@ class Generation:
     ----------
     tokens : list
         What was yielded or streamed, in order.
-    proposed, accepted : int or None
-        Tokens guessed ahead, and how many of them were kept; ``None`` where the model's cache did not show it.
     passes : int
         How often tokens came: in speculative decoding, the passes of the model itself.
+    proposed, accepted : int or None
+        Tokens guessed ahead, and how many of them were kept; ``None`` where the model's cache did not show it.
     cache : Cache or str
         The key-value cache, or why it is not known.
     """
 
-    tokens: list[Any] = field(default_factory=list)
-    proposed: int | None = None
-    accepted: int | None = None
-    passes: int = 0
-    cache: Cache | str = NO_CACHE
+    tokens: list[Any]
+    passes: int
+    proposed: int | None
+    accepted: int | None
+    cache: Cache | str
 
 
 def watch_generation(fn: Callable[..., Any], request: Any) -> Generation:
@@ -47,7 +48,11 @@ def watch_generation(fn: Callable[..., Any], request: Any) -> Generation:
         tokens_served_by(fn, lambda: watcher)(request)
     finally:
         handle.remove()
-    return watcher.found()
+    cache = NO_CACHE if watcher.cache is None else cache_of(watcher.cache)
+    guesses = watcher.guesses
+    known = bool(guesses) and all(0 <= kept <= guessed for guessed, kept in guesses)
+    proposed, accepted = (sum(each) for each in zip(*guesses, strict=True)) if known else (None, None)
+    return Generation(watcher.answer, len(guesses), proposed, accepted, cache)
 
 
 class _Watcher(TokenTimes):
@@ -55,50 +60,33 @@ class _Watcher(TokenTimes):
 
     def __init__(self) -> None:
         super().__init__()
-        self._cache: Any = None
+        self.answer: list[Any] = []
+        #: Tokens guessed ahead in each pass, and how many of them were kept; less than 0 where that is not known.
+        self.guesses: list[tuple[int, int]] = []
+        self.cache: Any = None
         self._length: int | None = None
-        self._generation = Generation()
-        self._guesses: list[tuple[int, int]] | None = []
 
     def passed(self, module: Any, args: Any, output: Any) -> None:
         """Note the cache that a module returned."""
         cache = getattr(output, "past_key_values", None)
         if cache is not None:
-            self._cache = cache
-            self._length = _length_of(cache)
+            self.cache, self._length = cache, _length_of(cache)
 
     def note(self, value: Any) -> None:
         """Note tokens; the pass before them was the model's own, over what is known and what was guessed."""
         before = len(self)
         super().note(value)
-        came = len(self) - before
-        if not came:
-            return
-        self._generation.tokens += value.flatten().tolist() if isinstance(value, torch.Tensor) else [value]
-        self._generation.passes += 1
-        if self._cache is None or self._length is None or self.prompt_tokens is None:
-            self._guesses = None
-        elif self._guesses is not None:
-            self._guesses.append((self._length - self.prompt_tokens - before, came - 1))
-
-    def found(self) -> Generation:
-        """What was seen."""
-        found = self._generation
-        if self._guesses and all(0 <= accepted <= proposed for proposed, accepted in self._guesses):
-            found.proposed, found.accepted = (sum(each) for each in zip(*self._guesses, strict=True))
-        if self._cache is not None:
-            found.cache = cache_of(self._cache)
-        return found
+        if came := len(self) - before:
+            self.answer += value.flatten().tolist() if isinstance(value, torch.Tensor) else [value]
+            guessed = -1
+            if self._length is not None and self.prompt_tokens is not None:
+                guessed = self._length - self.prompt_tokens - before
+            self.guesses.append((guessed, came - 1))
 
 
 def _length_of(cache: Any) -> int | None:
     """Tokens whose keys and values a cache has seen."""
-    if hasattr(cache, "get_seq_length"):
-        return int(cache.get_seq_length())
-    try:
-        return int(cache[0][0].shape[-2])
-    except (TypeError, IndexError, AttributeError, KeyError):
-        return None
+    return int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else None
 
 
 def cache_of(cache: Any) -> Cache | str:
@@ -107,51 +95,43 @@ def cache_of(cache: Any) -> Cache | str:
     Parameters
     ----------
     cache : object
-        As Hugging Face's models return it: of layers with ``keys`` and ``values``, of lists of both (before version
-        4.54), or a tuple of pairs.
+        As Hugging Face's models return it: of layers with ``keys`` and ``values``, or of lists of both (before version
+        4.54).
     """
     inner = getattr(cache, "self_attention_cache", None)
     if inner is not None:  # of an encoder and a decoder: what the encoder's output takes does not grow
         own, length = cache_of(inner), _length_of(inner)
         if isinstance(own, str):
             return own
-        other = sum(tensor.nbytes for pair in _pairs(cache.cross_attention_cache) or () for tensor in pair[:2])
-        return Cache((*own.layers, CacheLayer(0, None, other)), length or own.length)
-    pairs, length = _pairs(cache), _length_of(cache)
-    if not pairs or not length:
+        other = sum(keys.nbytes + values.nbytes for keys, values, _ in _layers_of(cache.cross_attention_cache) or ())
+        return Cache((*own.layers, (other, 1)), length or own.length)
+    held_layers, length = _layers_of(cache), _length_of(cache)
+    if not held_layers or not length:
         return f"its layout is not known ({type(cache).__name__})"
-    layers = []
-    for keys, values, layer in pairs:
+    layers: list[tuple[int, float]] = []
+    for keys, values, layer in held_layers:
         held, size = int(keys.shape[-2]), keys.nbytes + values.nbytes
         if hasattr(layer, "residual_length"):
             return "it is quantised, and only a part of it is in its tensors"
         window = getattr(layer, "sliding_window", None)
         if hasattr(layer, "max_cache_len"):  # allocated whole
-            layers.append(CacheLayer(0, None, size))
+            layers.append((size, 1))
         elif window is not None and getattr(layer, "is_sliding", False):
-            layers.append(CacheLayer(size // held, int(window) - 1, 0))
+            layers.append((size // held, int(window) - 1))
         elif held == length:
-            layers.append(CacheLayer(size // held, None, 0))
+            layers.append((size // held, math.inf))
         else:
             return f"a layer holds {held:,} of {length:,} tokens, and perfnb does not know why"
     return Cache(tuple(layers), length)
 
 
-def _pairs(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor, Any]] | None:
+def _layers_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor, Any]] | None:
     """Keys and values of each layer, and what holds them; ``None`` where there are others."""
-    found = list(_each(cache))
-    known = all(isinstance(keys, torch.Tensor) and isinstance(values, torch.Tensor) for keys, values, _ in found)
-    return found if known and all(pair[0].dim() == 4 and pair[0].numel() for pair in found) else None
-
-
-def _each(cache: Any) -> Iterator[tuple[Any, Any, Any]]:
-    if isinstance(layers := getattr(cache, "layers", None), (list, tuple)):
-        for layer in layers:
-            yield getattr(layer, "keys", None), getattr(layer, "values", None), layer
-    elif isinstance(keys := getattr(cache, "key_cache", None), (list, tuple)):
-        for pair in zip(keys, cache.value_cache, strict=True):
-            yield *pair, None
-    elif isinstance(cache, (list, tuple)):
-        for pair in cache:
-            whole = isinstance(pair, (list, tuple)) and len(pair) >= 2
-            yield (pair[0], pair[1], None) if whole else (None, None, None)
+    if hasattr(cache, "layers"):
+        found = [(getattr(layer, "keys", None), getattr(layer, "values", None), layer) for layer in cache.layers]
+    else:
+        pairs = zip(getattr(cache, "key_cache", ()), getattr(cache, "value_cache", ()), strict=True)
+        found = [(keys, values, None) for keys, values in pairs]
+    tensors = [tensor for keys, values, _ in found for tensor in (keys, values)]
+    known = all(isinstance(tensor, torch.Tensor) and tensor.dim() == 4 and tensor.numel() for tensor in tensors)
+    return found if known else None  # type: ignore[return-value]

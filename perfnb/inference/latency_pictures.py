@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from perfnb.inference.latency import HighestRate, Latency, OpenRun
+    from perfnb.inference.latency import Latency
+    from perfnb.inference.load_model import HighestRate
+    from perfnb.inference.samples import OpenRun
 
 CURVE_INCHES, TIMELINE_INCHES = (7.2, 4.2), (7.2, 1.5)
 #: A quantile in the curve, with its colour, dashes and the marker of what was measured.
@@ -41,7 +43,7 @@ def draw_curve(figure: Figure, found: Latency) -> None:
     seen = [each for name in _LINES for each in _column(curve, name) if math.isfinite(each)]
     measured = _measured(found.open_run)
     seen += [each for point in measured.values() for each in point]
-    highest = found._highest
+    highest = found._asked
     if highest is not None and not isinstance(highest, str):
         seen.append(highest.bound_ms)
         _draw_highest(axes, highest)
@@ -81,8 +83,8 @@ def _ends(rates: Floats, found: Latency) -> tuple[float, float]:
     seen = [*rates]
     if found.open_run is not None:
         seen.append(found.open_run.rate_per_s)
-    if found._highest is not None and not isinstance(found._highest, str):
-        seen.append(found._highest.rate_per_s or 0.0)
+    if found._asked is not None and not isinstance(found._asked, str):
+        seen.append(found._asked.rate_per_s or 0.0)
     known = [each for each in seen if each > 0]
     return min(known), max(known)
 

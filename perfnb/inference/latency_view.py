@@ -15,14 +15,16 @@ from perfnb.draw import bars, escape, palette, tables
 from perfnb.draw.frame import framed, header, static_page
 from perfnb.draw.picture import picture_html
 from perfnb.inference.latency_pictures import CURVE_INCHES, TIMELINE_INCHES, draw_curve, draw_timeline
+from perfnb.inference.load_model import HighestRate, bounded_words, highest_sentences, load_words
+from perfnb.inference.samples import FIRST_CALLS
 from perfnb.profile.timing import noise_sentences
+from perfnb.stats.intervals import Floats, quantile, quantile_interval
 
 if TYPE_CHECKING:
     from perfnb.inference.batching import Batcher, Batching
-    from perfnb.inference.latency import HighestRate, Latency, LoadedLatency, OpenRun
+    from perfnb.inference.latency import Latency
+    from perfnb.inference.samples import OpenRun
 
-#: Calls of each size that count as warm-up.
-FIRST_CALLS = 2
 #: The row of the curve at whose rate batchers are compared: 80 % utilization.
 _BATCHED_AT = 5
 #: From how many times the median on the slowest request is named.
@@ -49,24 +51,7 @@ _FEWEST_UNLIKE = 10
 def latency_line(found: Latency) -> str:
     """``p50 12.3 ms, p99 n/a, of 120 requests``."""
     known = [f"{word} {fmt.duration(found.quantile_ms(q))}" for word, q in (("p50", 0.5), ("p99", 0.99))]
-    return f"{', '.join(known)}, of {len(found._service_ms):,} requests served back to back"
-
-
-def load_line(load: LoadedLatency) -> str:
-    """``20.0/s, 34 % busy: p50 12.3 ms [12.1, 12.6], p95 ..., mean wait 3.10 ms``."""
-    known = ((word, getattr(load, f"{word}_ms"), load.intervals.get(f"{word}_ms")) for word in ("p50", "p95", "p99"))
-    times = ", ".join(f"{word} {_infinite(value) or _bounded(value, ends)}" for word, value, ends in known)
-    busy = f"{fmt.significant(load.rate_per_s)}/s, {fmt.share(load.utilization)} busy"
-    return f"{busy}: {times}, mean wait {_infinite(load.wait_ms) or fmt.duration(load.wait_ms)}"
-
-
-def highest_line(found: HighestRate) -> str:
-    """As the sentence about it, without its full stop."""
-    return _highest_sentences(found)[0].removesuffix(".")
-
-
-def _infinite(ms: float | None) -> str:
-    return "without end" if ms is not None and math.isinf(ms) else ""
+    return f"{', '.join(known)}, of {len(found._load.service_ms):,} requests served back to back"
 
 
 def latency_text(found: Latency, width: int = 100) -> str:
@@ -94,7 +79,7 @@ def latency_html(found: Latency) -> str:
     first, *rest = _sentences(found)
     rows = [[escape.html(cell) for cell in row] for row in _rows(found)]
     parts = [
-        header(found._name, "latency", first, *rest),
+        header(found._measured.name, "latency", first, *rest),
         _picture(functools.partial(draw_curve, found=found), CURVE_INCHES, _CURVE_ALT),
         tables.table(_UNDER_LOAD, _HEADS, rows, texts=0),
     ]
@@ -109,25 +94,22 @@ def _picture(draw: Any, inches: tuple[float, float], alt: str) -> str:
 
 def latency_page(found: Latency) -> str:
     """A page of its own."""
-    return static_page(f"Latency of {found._name}", latency_html(found))
+    return static_page(f"Latency of {found._measured.name}", latency_html(found))
 
 
 def _sentences(found: Latency) -> list[str]:
-    served = len(found._service_ms)
-    several = f", {found._concurrency} at a time" if found._concurrency > 1 else ""
-    quantiles = ", ".join(
-        f"{word} {fmt.interval(found.quantile_ms(q), found.quantile_interval_ms(q))}"
-        for word, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-    )
+    served = len(found._load.service_ms)
+    several = f", {found._measured.concurrency} at a time" if found._measured.concurrency > 1 else ""
+    quantiles = _quantiles(found._load.service_ms)
     said = [f"Service time of {fmt.counted(served, 'request')}{several}: {quantiles}."]
     if found.quantile_ms(0.99) is None:
         longer = 299 / max(1, served)
         said.append(f"p99 needs at least 299 requests: a budget_s {fmt.significant(longer, trim=True)} times as long.")
     said += _between_sentences(found)
-    if found._in_training:
+    if found._measured.in_training:
         said.append("The model was in training mode, in which it is not served: call its eval() first.")
     slow = found.slowest(1).iloc[0]
-    if slow["service_ms"] > _SLOW * float(np.median(found._service_ms)):
+    if slow["service_ms"] > _SLOW * float(np.median(found._load.service_ms)):
         size = str(slow["size"])
         which = f"request {slow['request']:,}" + (f", size {escape.plain(size, 60)}" if _is_size(size) else "")
         said.append(f"The slowest took {fmt.duration(float(slow['service_ms']))}: {which}.")
@@ -137,27 +119,33 @@ def _sentences(found: Latency) -> list[str]:
         said.append(
             f"The first calls of each size are left out as warm-up ({len(first):,}; the slowest took {slowest})."
         )
-    if found._closed["size"].value_counts().max() <= FIRST_CALLS:
+    if found._measured.closed["size"].value_counts().max() <= FIRST_CALLS:
         said.append("No size was called more than twice, so warm-up may be in these times: raise budget_s.")
     said += [
         *_pause_sentences(found),
         *_open_sentences(found),
-        *_highest_sentences(found._highest),
+        *_highest_sentences(found._asked),
         *_batching_sentences(found),
     ]
     said += [*_token_sentences(found), *_cost_sentences(found)]
-    return [*said, *noise_sentences(found._noise)]
+    return [*said, *noise_sentences(found._measured.noise)]
+
+
+def _quantiles(times_ms: Floats) -> str:
+    known = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+    return ", ".join(
+        f"{word} {fmt.interval(quantile(times_ms, q), quantile_interval(times_ms, q))}" for word, q in known
+    )
 
 
 def _between_sentences(found: Latency) -> list[str]:
     """What keeps a server busy between requests, where no service time shows it."""
-    served, possible = found._closed_per_s, found._capacity_per_s
+    served, possible = found._load.closed_per_s, found._load.capacity_per_s
     if served > _HELD_UP * possible:
         return []
-    if found._concurrency == 1:
-        return [
-            f"perfnb takes {fmt.duration(found._between_ms)} between two requests. Figures under load include this."
-        ]
+    if found._measured.concurrency == 1:
+        between = fmt.duration(found._load.between_ms)
+        return [f"perfnb takes {between} between two requests. Figures under load include this."]
     return [
         f"{fmt.significant(served)} requests/s were served, fewer than the {fmt.significant(possible)} that these "
         "times allow: between requests the threads wait for Python's lock. Figures under load include this wait."
@@ -171,7 +159,7 @@ def _is_size(words: str) -> bool:
 
 def _pause_sentences(found: Latency) -> list[str]:
     """What a pause adds, after the longest that certainly adds something."""
-    pauses, usual = found.pauses, float(np.median(found._service_ms))
+    pauses, usual = found.pauses, float(np.median(found._load.service_ms))
     longer = pauses[(pauses["ci_low_ms"] > 0) & (pauses["extra_ms"] > _WORTH_TELLING * usual)]
     if longer.empty:
         return []
@@ -188,19 +176,13 @@ def _open_sentences(found: Latency) -> list[str]:
     if run is None:
         return []
     computed = _computed_sentences(found)
-    from perfnb.stats.intervals import quantile, quantile_interval
-
     times = run.samples["latency_ms"].to_numpy(dtype=float)
     rate = f"{fmt.significant(run.rate_per_s)} requests/s"
     if run.saturated:
         lost = f": {fmt.counted(run.lost, 'request')} that were due could not be served in the run" if run.lost else ""
         saturated = f"At {rate} it is saturated{lost or ', as requests come faster than they are served'}."
         return [saturated, *_unlike_sentences(found, run)]
-    measured = ", ".join(
-        f"{word} {fmt.interval(quantile(times, q), quantile_interval(times, q))}"
-        for word, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-    )
-    said = [f"At {rate}, measured with {fmt.counted(len(times), 'request')}: {measured}."]
+    said = [f"At {rate}, measured with {fmt.counted(len(times), 'request')}: {_quantiles(times)}."]
     wait, late, service = (float(run.samples[name].mean()) for name in ("wait_ms", "late_ms", "service_ms"))
     share = fmt.share((wait - late) / (wait + service))
     said.append(f"Of the mean latency, {share} is waiting for requests before it{_tail(run.samples)}.")
@@ -218,7 +200,7 @@ def _unlike_sentences(found: Latency, run: OpenRun) -> list[str]:
     if len(times) < _FEWEST_UNLIKE:
         return []
     extra = found.pauses["extra_ms"].max()
-    usual = float(np.median(found._service_ms)) + (0.0 if pd.isna(extra) else max(0.0, float(extra)))
+    usual = float(np.median(found._load.service_ms)) + (0.0 if pd.isna(extra) else max(0.0, float(extra)))
     took = float(times.median())
     if took < _SLOW * usual:
         return []
@@ -240,52 +222,22 @@ def _tail(samples: pd.DataFrame) -> str:
 
 def _computed_sentences(found: Latency) -> list[str]:
     """What the service times alone say of the rate asked for: with far more requests than the run had."""
-    if found._asked_rate is None:
+    if found._measured.asked_rate is None:
         return []
-    load = found.at(found._asked_rate)
+    load = found.at(found._measured.asked_rate)
     if load.p50_ms is not None and math.isinf(load.p50_ms):
         return []
-    known = {word: (getattr(load, f"{word}_ms"), load.intervals.get(f"{word}_ms")) for word in ("p50", "p95", "p99")}
-    times = ", ".join(f"{word} {_bounded(*each)}" for word, each in known.items())
-    return [f"Computed for this rate from the service times: {times}."]
+    return [f"Computed for this rate from the service times: {load_words(load)}."]
 
 
-def _highest_sentences(found: HighestRate | str | None) -> list[str]:
-    if found is None or isinstance(found, str):
-        return [] if found is None else [found]
-    word, bound = f"p{100 * found.quantile:g}", fmt.duration(found.bound_ms)
-    tried = [f"{fmt.significant(each)}/s" for each in found.refuted_per_s]
-    runs = (
-        f"a run at {tried[0]}"
-        if len(tried) == 1
-        else f"runs at {', '.join(tried[:-1])} and {tried[-1]}"
-        if tried
-        else ""
-    )
-    if found.rate_per_s is None:
-        return [f"The highest rate for {word} within {bound} is not known: in {runs} it was longer."]
-    if found.rate_per_s <= 0:
-        return [f"No rate keeps {word} within {bound}: it is longer even for requests served alone."]
-    rate = f"{fmt.significant(found.rate_per_s)}/s [{fmt.significant(found.low)}, {fmt.significant(found.high)}]"
-    said = f"Highest rate for {word} within {bound}: {rate}"
-    if found.confirmed_requests is None:
-        return [f"{said}, not confirmed by a run."]
-    if found.confirmed_ms is None:  # too few requests for the quantile
-        share = f"{found.confirmed_within:,} of {fmt.counted(found.confirmed_requests, 'request')}"
-        said += f"; in a run at this rate {share} were within it, too few to tell {word}."
-    else:
-        measured = fmt.interval(found.confirmed_ms, found.confirmed_interval_ms)
-        said += f"; in a run at this rate {word} was {measured}."
-    more = (
-        f"The service times measured back to back allow {tried[0]}, but in {runs} {word} was longer." if tried else ""
-    )
-    return [said, *filter(None, [more])]
+def _highest_sentences(asked: HighestRate | str | None) -> list[str]:
+    return highest_sentences(asked) if isinstance(asked, HighestRate) else [asked] if asked else []
 
 
 def _token_sentences(found: Latency) -> list[str]:
-    if found._tokens is None:
+    if found._measured.tokens is None:
         return []
-    if found._tokens.empty:
+    if found._measured.tokens.empty:
         return ["No tokens came."]
     each = f"then {fmt.duration(found.itl_ms)} between tokens, {fmt.rate(found.output_tokens_per_s, 'tokens')}"
     said = [f"First token after {fmt.duration(found.ttft_ms)}, {each} (medians, served back to back)."]
@@ -294,10 +246,11 @@ def _token_sentences(found: Latency) -> list[str]:
     before = "" if prompts is None else f", at {fmt.rate(prompts, 'prompt tokens')}"
     share = float(table["prefill_ms"].sum() / table["service_ms"].sum()) if len(table) else math.nan
     said.append(f"Until the first token (prefill) passes {fmt.share(share)} of the service time{before}.")
-    if isinstance(found._cache, str):
-        return said if prompts is None else [*said, f"Size of the key-value cache {fmt.UNKNOWN}: {found._cache}."]
-    length = found._cache.length
-    took, more = found._cache.bytes_at(length), found._cache.bytes_at(length + 1) - found._cache.bytes_at(length)
+    cache = found._measured.cache
+    if isinstance(cache, str):
+        return said if prompts is None else [*said, f"Size of the key-value cache {fmt.UNKNOWN}: {cache}."]
+    length = cache.length
+    took, more = cache.bytes_at(length), cache.bytes_at(length + 1) - cache.bytes_at(length)
     grows = f", and {fmt.size(more)} for each more" if more else ""
     return [*said, f"The key-value cache takes {fmt.size(took)} with {length:,} tokens{grows}."]
 
@@ -339,7 +292,7 @@ def _batching_sentences(found: Latency) -> list[str]:
         times = f"{fmt.duration(best.p99_ms)} instead of {_simulated(alone.p99_ms)}"
         said.append(f"At {fmt.significant(rate)}/s, {_setting(best)} has a p99 of {times} (simulated).")
     said += _batching_bound_sentences(found, batching)
-    if (short := found._short_batch) is not None:
+    if (short := found._measured.short_batch) is not None:
         said.append(
             f"Nothing in the input that batch= makes of {short} requests has the length {short}: if it leaves requests "
             "out, the figures of batches are wrong."
@@ -349,7 +302,7 @@ def _batching_sentences(found: Latency) -> list[str]:
 
 def _batching_bound_sentences(found: Latency, batching: Batching) -> list[str]:
     """The batcher that serves the highest rate within the bound, and what it costs when little is to do."""
-    highest = found._highest
+    highest = found._asked
     if highest is None or isinstance(highest, str) or highest.quantile not in (0.5, 0.95, 0.99):
         return []
     word, bound = f"p{100 * highest.quantile:g}", fmt.duration(highest.bound_ms)
@@ -422,7 +375,7 @@ _BEST = "★ "
 
 def _batched_at(found: Latency) -> float:
     """The rate at which batchers are compared: the one asked for, or that of 80 % utilization."""
-    return found._asked_rate or float(found.curve["rate_per_s"].iloc[_BATCHED_AT])
+    return found._measured.asked_rate or float(found.curve["rate_per_s"].iloc[_BATCHED_AT])
 
 
 def _pivoted(grid: pd.DataFrame) -> pd.DataFrame:
@@ -460,14 +413,7 @@ def _rows(found: Latency) -> list[tuple[str, ...]]:
 
 
 def _time(row: Any, stem: str) -> str:
-    return _bounded(row[f"{stem}_ms"], (row[f"{stem}_low_ms"], row[f"{stem}_high_ms"]))
-
-
-def _bounded(value: Any, bounds: tuple[Any, Any] | None) -> str:
-    """A time with its interval, which may have no upper end."""
-    if bounds is not None and not pd.isna(bounds[1]) and math.isinf(bounds[1]) and not math.isinf(value):
-        return f"{fmt.duration(value)} [from {fmt.duration(bounds[0])}]"
-    return fmt.interval(value, bounds)
+    return bounded_words(row[f"{stem}_ms"], (row[f"{stem}_low_ms"], row[f"{stem}_high_ms"]))
 
 
 # One request, token by token
@@ -475,7 +421,7 @@ def _bounded(value: Any, bounds: tuple[Any, Any] | None) -> str:
 
 def _typical(found: Latency) -> _Timeline | None:
     """The request of median latency: of the run at a rate, or else of those served back to back."""
-    if found._tokens is None or found._tokens.empty:
+    if found._measured.tokens is None or found._measured.tokens.empty:
         return None
     requests = found.tokens
     opened = requests[(requests["run"] == "open") & (not found.saturated)]

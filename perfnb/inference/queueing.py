@@ -1,4 +1,4 @@
-"""Queues computed from measured service times: waits, load curves, the highest rate for a bound, batching. Pure.
+"""Queues computed from measured service times: waits, load curves, the highest rate for a bound. Pure.
 
 The latency at any rate follows from the service times: each request waits until a server is free. A request that
 finds its server idle takes longer than one that follows another at once, because what it needs has left the caches and
@@ -11,15 +11,14 @@ queue in its steady state.
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from perfnb.stats.intervals import Floats, Samples
+from perfnb.stats.intervals import Floats, Samples, effective_size
 
 #: Utilizations at which a load curve is computed.
 UTILIZATIONS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
@@ -37,8 +36,12 @@ _GRID = (0.02, *np.linspace(0.1, 0.9, 17), 0.925, 0.95, 0.97, 0.985)
 
 
 def poisson_arrivals(count: int, rate_per_s: float, rng: np.random.Generator) -> Floats:
-    """Arrival times in milliseconds of requests that come independently of each other."""
-    return np.cumsum(rng.exponential(1e3 / rate_per_s, count))
+    """Arrival times in milliseconds of requests that come independently of each other.
+
+    Given their number, Poisson arrivals are spread evenly at random. Gaps drawn one by one would bring the few requests
+    of a short run at a quite different rate than the one it is reported for.
+    """
+    return np.sort(rng.uniform(0, 1e3 * count / rate_per_s, count))
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,13 @@ class Loads:
 
     Each run has its own service times, resampled from the measured ones, so that the runs differ as another measurement
     would. Random numbers are the same at every rate: in each run, a higher rate never means a shorter wait.
+
+    A window starts with the work that an arriving request finds in a queue in its steady state. With one server that is
+    the sum of a geometric number of remainders of service times, each of which is what is left of a request at a random
+    instant while it is served (Pollaczek and Khinchine). Several servers are taken for one that is as many times as
+    fast; the others are free a remainder later than the first.
     """
 
-    measured_ms: Floats
     servers: int
     #: How long a server is busy between two requests.
     between_ms: float
@@ -117,10 +124,15 @@ class Loads:
     #: first `own` runs have the measured service times themselves.
     gaps: Floats
     service_ms: Floats
-    #: Mean service time of each run's resampled measurement.
-    means_ms: Floats
     own: int
-    backlog: Backlog
+    #: Mean service time of each run's resampled measurement, the measured mean first.
+    means_ms: Floats
+    #: Sums of the first remainders of each run, from 0, and a random number for each window, which chooses how many
+    #: remainders there are.
+    backlogs_ms: Floats
+    chances: Floats
+    #: By how much each of the other servers is free later than the first; shape ``(others, runs, windows)``.
+    later_ms: Floats
     #: What pauses add, in each run; ``None`` if nothing.
     pauses: Pauses | None = None
 
@@ -141,24 +153,36 @@ class Loads:
         """
         arrivals = np.cumsum(self.gaps[:, :runs], axis=0) * (1e3 / rate_per_s)
         service, means = self.service_ms[:, :runs], self.means_ms[:runs]
+        free = self._free_ms(rate_per_s, arrivals[0])
         waited, taken = served_in_turn(
-            arrivals,
-            service,
-            self.servers,
-            pauses=self.pauses,
-            between_ms=self.between_ms,
-            free_ms=self.backlog.free_ms(rate_per_s, arrivals[0]),
+            *(arrivals, service, self.servers), pauses=self.pauses, between_ms=self.between_ms, free_ms=free
         )
         waited, taken = waited[_SETTLES:], taken[_SETTLES:]
         table = np.empty((service.shape[1], len(quantiles) + 2))
-        own = slice(self.own)
-        for part in (own, *range(self.own, len(table))):
+        for part in (slice(self.own), *range(self.own, len(table))):
             latency = waited[:, part] + taken[:, part]
             table[part, :-2] = np.quantile(latency, list(quantiles))
             table[part, -2] = waited[:, part].mean()
             table[part, -1] = taken[:, part].mean() if self.pauses is not None else means[part].mean()
         table[rate_per_s * (means + self.between_ms) >= 1e3 * self.servers, :-1] = np.inf
         return table
+
+    def _free_ms(self, rate_per_s: float, first_ms: Floats) -> Floats:
+        """When each server is free, if the first request comes at `first_ms`; shape ``(servers, runs, windows)``.
+
+        Servers without a backlog have been idle since 0: for as long as from one arrival to the next.
+        """
+        runs, windows = first_ms.shape
+        busy = np.clip(rate_per_s * (self.means_ms[:runs] + self.between_ms) / 1e3 / self.servers, 1e-9, 0.999)[:, None]
+        sums = self.backlogs_ms[:runs]
+        held = sums.shape[1] - 1
+        begin = np.arange(windows) * (held // windows)
+        end = begin + np.floor(np.log(self.chances[:runs]) / np.log(busy)).astype(np.int64)
+        row = np.arange(runs)[:, None]
+        backlog = sums[row, end % held] + end // held * sums[:, -1:] - sums[row, begin]
+        later = np.concatenate([np.zeros((1, runs, windows)), self.later_ms[:, :runs]])
+        free: Floats = np.where(backlog > 0, first_ms + backlog + later, 0.0)
+        return free
 
     def summed_up(self, values: Floats, estimate: float | None = None) -> tuple[float, float, float]:
         """Estimate and 95 % interval from a value per run (bias-corrected percentiles: Efron, 1981).
@@ -181,7 +205,7 @@ class Loads:
 
         It is 0 where not even a request alone is served in time.
         """
-        rates = np.array([self.rate(each) for each in _GRID])
+        rates = np.array([self.rate(utilization) for utilization in _GRID])
         latency = np.array([self.at(rate, [quantile])[:, 0] for rate in rates]).T
         crossings = np.array([_crossing(rates, run, bound_ms) for run in latency])
         estimate = crossings[0]
@@ -194,55 +218,9 @@ class Loads:
                 low, high = (estimate, high) if within else (low, estimate)
         return self.summed_up(crossings, float(estimate))
 
-    def utilization(self, rate_per_s: float) -> float:
-        """Share of their time for which the servers are busy."""
-        return rate_per_s * (float(self.measured_ms.mean()) + self.between_ms) / 1e3 / self.servers
-
     def rate(self, utilization: float) -> float:
         """Requests per second that keep the servers busy for a share of their time."""
-        return utilization * self.servers * 1e3 / (float(self.measured_ms.mean()) + self.between_ms)
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """The work that an arriving request finds in a queue in its steady state.
-
-    With one server it is the sum of a geometric number of remainders of service times, each of which is what is left of
-    a request at a random instant while it is served (Pollaczek and Khinchine). Several servers are taken for one that
-    is as many times as fast; the others are free a remainder later than the first.
-
-    Attributes
-    ----------
-    per_second : array
-        Utilization of each run at one request per second.
-    sums_ms : array
-        Sums of the first remainders of each run, from 0.
-    chances : array
-        Of each run's windows: random numbers that choose how many remainders there are.
-    later_ms : array
-        By how much each of the other servers is free later than the first; shape ``(others, runs, windows)``.
-    """
-
-    per_second: Floats
-    sums_ms: Floats
-    chances: Floats
-    later_ms: Floats
-
-    def free_ms(self, rate_per_s: float, first_ms: Floats) -> Floats:
-        """When each server is free, if the first request comes at `first_ms`; shape ``(servers, runs, windows)``.
-
-        Servers without a backlog have been idle since 0: for as long as from one arrival to the next.
-        """
-        runs, windows = first_ms.shape
-        busy = np.clip(rate_per_s * self.per_second[:runs], 1e-9, 0.999)[:, None]
-        held = self.sums_ms.shape[1] - 1
-        begin = np.arange(windows) * (held // windows)
-        end = begin + np.floor(np.log(self.chances[:runs]) / np.log(busy)).astype(np.int64)
-        row, sums = np.arange(runs)[:, None], self.sums_ms[:runs]
-        backlog = sums[row, end % held] + end // held * sums[:, -1:] - sums[row, begin]
-        later = np.concatenate([np.zeros((1, runs, windows)), self.later_ms[:, :runs]])
-        free: Floats = np.where(backlog > 0, first_ms + backlog + later, 0.0)
-        return free
+        return float(utilization * self.servers * 1e3 / (self.means_ms[0] + self.between_ms))
 
 
 def simulate(
@@ -266,8 +244,6 @@ def simulate(
     between_ms : float
         How long a server is busy between two requests.
     """
-    from perfnb.stats.intervals import effective_size
-
     rng = np.random.default_rng(seed)
     measured = np.asarray(service_ms, dtype=float)
     count = len(measured)
@@ -280,22 +256,14 @@ def simulate(
     service = np.ascontiguousarray(service.transpose(2, 0, 1))
     gaps = rng.exponential(1.0, service.shape)
     pauses = None if not extra_ms else _pauses(extra_ms, runs, own, rng)
-    backlog = _backlog(samples + between_ms, servers, _clustering(measured, block), rng)
-    return Loads(measured, servers, between_ms, gaps, service, samples.mean(axis=1), own, backlog, pauses)
-
-
-def _backlog(busy_ms: Floats, servers: int, stretch: float, rng: np.random.Generator) -> Backlog:
-    """Backlogs of runs with these times per request; remainders are `stretch` times as long in each."""
-    runs = len(busy_ms)
-    left = _remainders(busy_ms, WINDOWS * WINDOW, rng)
-    sums = np.concatenate([np.zeros((runs, 1)), np.cumsum(stretch / servers * left, axis=1)], axis=1)
-    later = [left[:, each : each + WINDOWS] for each in rng.integers(0, left.shape[1] - WINDOWS, servers - 1)]
-    return Backlog(
-        busy_ms.mean(axis=1) / 1e3 / servers,
-        sums,
-        1.0 - rng.random((runs, WINDOWS)),
-        np.sort(np.array(later).reshape(-1, runs, WINDOWS), axis=0),
-    )
+    left = _remainders(samples + between_ms, WINDOWS * WINDOW, rng)
+    stretched = _clustering(measured, block) / servers * left
+    backlogs = np.concatenate([np.zeros((runs, 1)), np.cumsum(stretched, axis=1)], axis=1)
+    later = [left[:, place : place + WINDOWS] for place in rng.integers(0, left.shape[1] - WINDOWS, servers - 1)]
+    chances = 1.0 - rng.random((runs, WINDOWS))
+    later_ms = np.sort(np.array(later).reshape(-1, runs, WINDOWS), axis=0)
+    means = samples.mean(axis=1)
+    return Loads(servers, between_ms, gaps, service, own, means, backlogs, chances, later_ms, pauses)
 
 
 def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats:
@@ -344,45 +312,3 @@ def _crossing(rates: Floats, latency: Floats, bound_ms: float) -> float:
         return float(rates[last])
     share = (bound_ms - latency[last]) / (latency[last + 1] - latency[last])
     return float(rates[last] + share * (rates[last + 1] - rates[last]))
-
-
-@dataclass(frozen=True)
-class Batched:
-    """What a batcher made of requests: the latency of each, and the sizes of its batches."""
-
-    latency_ms: Floats
-    sizes: np.ndarray[Any, Any]
-    #: Share of the time in which the server was busy.
-    utilization: float
-
-
-def simulate_batches(
-    arrivals_ms: Floats, service_ms: Callable[[int], float], most: int, delay_ms: float, servers: int = 1
-) -> Batched:
-    """A dynamic batcher: a free server takes what waits, at most `most`, once that many wait or the first has waited
-    `delay_ms`.
-
-    Parameters
-    ----------
-    service_ms : callable
-        Time of a batch of a size; called once for each batch.
-    """
-    arrivals = arrivals_ms.tolist()
-    ends: list[float] = []
-    sizes, busy = [], 0.0
-    free = [0.0] * servers
-    head = 0
-    while head < len(arrivals):
-        full = arrivals[head + most - 1] if head + most <= len(arrivals) else math.inf
-        start = max(free[0], min(full, arrivals[head] + delay_ms))
-        end = head + 1
-        while end < len(arrivals) and end - head < most and arrivals[end] <= start:
-            end += 1
-        taken = service_ms(end - head)
-        heapq.heapreplace(free, start + taken)
-        ends += [start + taken] * (end - head)
-        sizes.append(end - head)
-        busy += taken
-        head = end
-    span = max(max(free), arrivals[-1]) - arrivals[0]
-    return Batched(np.array(ends) - arrivals_ms, np.array(sizes), busy / servers / span)

@@ -1,56 +1,28 @@
-"""Serve requests for real: one after the other, or at arrival times fixed in advance."""
+"""The user's requests, and how a function serves one: until its result is on the host, or token by token."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import inspect
 import random
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 
-from perfnb.interrupts import InterruptGate
 from perfnb.step.device import synchronize
 from perfnb.step.namespace import namespace_of
 from perfnb.step.steps import tensors_in
 
 #: Requests kept of an iterable that has no length.
 _MOST_KEPT = 1_000
-#: A sleep may end late by up to this; the rest of a gap is spent looking at the clock.
-_SPIN_S = 1e-3
-#: The longest sleep, after which an interrupt or another server's error is seen.
-_NAP_S = 0.1
-
-#: Called after each request with how many are done.
-Done = Callable[[int], None]
-
-
-class Served(msgspec.Struct, frozen=True, gc=False):
-    """One served request; instants in nanoseconds of `time.perf_counter_ns`.
-
-    Hidden from Python's garbage collector: thousands of tracked records would trigger a full collection in the middle
-    of a request, which takes a quarter of a second in a notebook that has imported a few libraries.
-    """
-
-    request: int  # its place among the requests
-    size: str
-    arrival_ns: int  # when it was due; when it was started, where nothing was scheduled
-    start_ns: int
-    end_ns: int
-    #: How much later it was started than its arrival and a free server allowed.
-    late_ns: int
-    #: When each token of the answer came, where tokens are asked for.
-    tokens_ns: tuple[int, ...] = ()
-    #: Tokens of the prompt, where a streamer is handed it.
-    prompt_tokens: int | None = None
+#: The attribute of a cell's function that returns the variables which the cell uses.
+USES = "__perfnb_uses__"
 
 
 class Requests:
@@ -143,17 +115,19 @@ def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return serve
 
 
-def used_by(fn: Any) -> list[Any]:
-    """What a function may serve: itself, its object, their attributes, and the variables that it uses."""
-    if isinstance(fn, partial):
-        return [*fn.args, *fn.keywords.values(), *used_by(fn.func)]
-    owner, defaults = getattr(fn, "__self__", fn), getattr(fn, "__defaults__", None) or ()
-    return [owner, *getattr(owner, "__dict__", {}).values(), *defaults, *namespace_of(fn).values()]
+def serves_in_training(fn: Any) -> bool:
+    """Whether a model that a function may serve is in training mode.
 
-
-def any_in_training(values: Iterable[Any]) -> bool:
-    """Whether one of these is a model in training mode."""
-    return any(isinstance(each, nn.Module) and each.training for each in values)
+    That is itself, its object, their attributes, or an argument, default or variable that it uses.
+    """
+    used: list[Any] = []
+    while isinstance(fn, partial):
+        used += [*fn.args, *fn.keywords.values()]
+        fn = fn.func
+    owner = getattr(fn, "__self__", fn)
+    used += [owner, *getattr(owner, "__dict__", {}).values(), *(getattr(fn, "__defaults__", None) or ())]
+    used += [*namespace_of(fn).values(), *getattr(fn, USES, list)()]
+    return any(isinstance(value, nn.Module) and value.training for value in used)
 
 
 def require_result(result: Any) -> None:
@@ -234,128 +208,3 @@ def tokens_served_by(
         return times
 
     return serve
-
-
-def serve(
-    fn: Callable[[Any], Any],
-    requests: Requests,
-    draws: Iterator[int],
-    *,
-    count: int,
-    until_s: float,
-    servers: int = 1,
-    arrivals_ms: Sequence[float] | None = None,
-    pauses_ms: Sequence[float] | None = None,
-    done: Done | None = None,
-    words: str = "request {place}",
-) -> list[Served]:
-    """Serve requests until there are `count`, or until `until_s` (`time.perf_counter`), but at least one.
-
-    Without `arrivals_ms` each server takes its next request when the last one is done. With them, the free server takes
-    the next request when that is due, or at once if it is due already: the schedule never waits for the servers, so
-    latency counted from it holds all waiting (no coordinated omission). With `pauses_ms` a server is idle for so long
-    before each request.
-
-    Raises
-    ------
-    Exception
-        Whatever `fn` raises, from whichever server, after the others have finished their request; with a note that
-        says which request it was, in `words`.
-    """
-    __tracebackhide__ = True
-    queue = _Queue(requests, draws, count, until_s, arrivals_ms, pauses_ms, words)
-    with InterruptGate() as gate:
-        others = [threading.Thread(target=queue.work, args=(fn, nullcontext), daemon=True) for _ in range(servers - 1)]
-        for other in others:
-            other.start()
-        try:
-            queue.work(fn, gate.opened, done)
-            for other in others:  # each serves what it has taken, also what is due later
-                while other.is_alive():
-                    with gate.opened():
-                        other.join(_NAP_S)
-        finally:
-            queue.stopped = True
-            for other in others:
-                other.join()
-    if queue.error is not None:
-        raise queue.error
-    return sorted(queue.served, key=lambda one: one.start_ns)
-
-
-class _Queue:
-    """Requests in order of arrival, taken by whichever server is free."""
-
-    def __init__(
-        self,
-        requests: Requests,
-        draws: Iterator[int],
-        count: int,
-        until_s: float,
-        arrivals_ms: Sequence[float] | None,
-        pauses_ms: Sequence[float] | None,
-        words: str,
-    ) -> None:
-        self._requests, self._draws, self._count, self._until_s = requests, draws, count, until_s
-        self._arrivals, self._pauses, self._words = arrivals_ms, pauses_ms, words
-        self._lock = threading.Lock()
-        self._taken = 0
-        self._begin_ns = time.perf_counter_ns()
-        self.served: list[Served] = []
-        self.error: BaseException | None = None
-        self.stopped = False
-
-    def work(
-        self, fn: Callable[[Any], Any], opened: Callable[[], AbstractContextManager[Any]], done: Done | None = None
-    ) -> None:
-        """Serve until there is nothing left."""
-        __tracebackhide__ = True
-        try:
-            while (taken := self._take()) is not None:
-                place, arrival_ns = taken
-                free_ns = time.perf_counter_ns()
-                request = self._requests[place]
-                size = size_of(request)
-                with opened():
-                    if arrival_ns is not None and not self._sleep_until(arrival_ns):
-                        return
-                    start_ns = time.perf_counter_ns()
-                    try:
-                        result = fn(request)
-                    except Exception as error:
-                        error.add_note(f"It was raised while perfnb served {self._words.format(place=place)}.")
-                        raise
-                    end_ns = time.perf_counter_ns()
-                require_result(result)
-                due_ns = start_ns if arrival_ns is None else arrival_ns
-                late_ns = 0 if arrival_ns is None else start_ns - max(due_ns, free_ns)
-                tokens, prompt = (tuple(result), result.prompt_tokens) if isinstance(result, TokenTimes) else ((), None)
-                self.served.append(Served(place, size, due_ns, start_ns, end_ns, late_ns, tokens, prompt))
-                if done is not None:
-                    done(len(self.served))
-        except BaseException as error:
-            self.stopped = True
-            if threading.current_thread() is threading.main_thread():
-                raise
-            self.error = error
-
-    def _take(self) -> tuple[int, int | None] | None:
-        with self._lock:
-            late = self._taken > 0 and time.perf_counter() > self._until_s
-            if self.stopped or self._taken == self._count or late:
-                return None
-            number, self._taken = self._taken, self._taken + 1
-            arrival = None
-            if self._arrivals is not None:
-                arrival = self._begin_ns + round(self._arrivals[number] * 1e6)
-            elif self._pauses is not None:
-                arrival = time.perf_counter_ns() + round(self._pauses[number] * 1e6)
-            return next(self._draws), arrival
-
-    def _sleep_until(self, instant_ns: int) -> bool:
-        """Wait for an instant; ``False`` if another server failed meanwhile."""
-        while (left_s := (instant_ns - time.perf_counter_ns()) / 1e9) > 0:
-            if self.stopped:
-                return False
-            time.sleep(min(left_s - _SPIN_S, _NAP_S) if left_s > _SPIN_S else 0)
-        return True

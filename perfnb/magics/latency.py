@@ -49,7 +49,7 @@ class LatencyMagics(Magics):
         """
         __tracebackhide__ = True
         from perfnb.inference.latency import latency
-        from perfnb.inference.serving import any_in_training
+        from perfnb.inference.serving import USES
         from perfnb.step.namespace import names_in
 
         parser = LatencyMagics.latency.parser
@@ -62,6 +62,7 @@ class LatencyMagics(Magics):
         body, namespace = compile_body(self.shell, cell), self.shell.user_ns
         made = requests()
         serve = step_of(body, namespace, assign)
+        vars(serve)[USES] = lambda: [namespace.get(name) for name in names_in(body)]
         try:
             found = latency(
                 serve,
@@ -76,7 +77,6 @@ class LatencyMagics(Magics):
             if not str(error).startswith(("rate_per_s", "bound_ms", "quantile", "price_per_hour", "budget_s")):
                 raise
             raise UsageError(str(error)) from None
-        found._in_training |= any_in_training(namespace.get(name) for name in names_in(body))
         if options.into is not None:
             namespace[options.into] = found
         return found

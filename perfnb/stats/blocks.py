@@ -68,7 +68,11 @@ def ratio_of_sums(parts: Samples, wholes: Samples) -> Centre:
 
 
 def difference(a: Centre, b: Centre) -> Centre:
-    """b minus a of two independent figures (method of variance estimates recovery; Zou and Donner, 2008)."""
+    """b minus a of two independent figures.
+
+    Each end of the interval is the root of the summed squares of those of the two away (method of variance estimates
+    recovery; Zou and Donner, Statistics in Medicine 27, 2008).
+    """
     centre = b.estimate - a.estimate
     down = math.hypot(b.estimate - b.low, a.high - a.estimate)
     up = math.hypot(b.high - b.estimate, a.estimate - a.low)
@@ -113,6 +117,8 @@ def changes_in(times: Samples) -> Changes | None:
     Applied Statistics 28, 1979, with the p-value from random orders of the blocks), and so is each side in turn. If a
     straight line describes the blocks better than the jumps, it is a drift (Theil and Sen's slope).
     """
+    from scipy.stats import theilslopes
+
     values = np.asarray(times, dtype=float)
     cut = in_blocks(values, most=FINE_BLOCKS)
     if len(cut) < 2 * FEWEST_BLOCKS:
@@ -126,11 +132,11 @@ def changes_in(times: Samples) -> Changes | None:
     edges = [0, *found, len(logs)]
     parts = [slice(low, high) for low, high in itertools.pairwise(edges)]
     steps_off = sum(float(np.abs(logs[part] - np.median(logs[part])).sum()) for part in parts)
-    line = _line(logs)
-    if float(np.abs(logs - line.at(np.arange(len(logs)))).sum()) <= steps_off and line.excludes_zero:
-        first, last = line.at(np.array([0.0, len(logs) - 1.0]))
-        ratio = Centre(*(math.exp(each * (len(logs) - 1)) for each in (line.slope, line.low, line.high)))
-        return Changes("drift", (), (math.exp(first), math.exp(last)), ratio)
+    slope, start, slowest, fastest = map(float, theilslopes(logs, np.arange(len(logs))))
+    line = start + slope * np.arange(len(logs))
+    if float(np.abs(logs - line).sum()) <= steps_off and (slowest > 0 or fastest < 0):
+        ratio = Centre(*(math.exp(growth * (len(logs) - 1)) for growth in (slope, slowest, fastest)))
+        return Changes("drift", (), (math.exp(line[0]), math.exp(line[-1])), ratio)
     # Means, as the interval of their ratio is about: medians of uneven levels can lie outside it.
     levels = tuple(math.exp(float(np.mean(logs[part]))) for part in parts)
     apart = difference(mean_of_blocks(logs[parts[0]]), mean_of_blocks(logs[parts[-1]]))
@@ -166,26 +172,3 @@ def _edge(values: Floats, ends: Any, place: int, before: float, after: float) ->
     # What a sample adds to the misfit if it counts to the level before, rather than the one after.
     off = np.abs(values[low:high] - before) - np.abs(values[low:high] - after)
     return low + int(np.argmin(np.concatenate([[0.0], np.cumsum(off)])))
-
-
-@dataclass(frozen=True)
-class _Line:
-    slope: float
-    low: float
-    high: float
-    start: float
-
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
-
-    def at(self, places: Any) -> Floats:
-        line: Floats = self.start + self.slope * places
-        return line
-
-
-def _line(logs: Floats) -> _Line:
-    from scipy.stats import theilslopes
-
-    slope, start, low, high = map(float, theilslopes(logs, np.arange(len(logs))))
-    return _Line(slope, low, high, start)

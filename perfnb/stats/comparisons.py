@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 import pandas as pd
 
+from perfnb.stats.blocks import difference
 from perfnb.stats.intervals import CORRELATED, Centre, Floats, Samples, hodges_lehmann, lag1, signed_rank_p, spread
 from perfnb.stats.planning import smallest_detectable
 
@@ -194,17 +195,15 @@ def compare_medians(
 ) -> UnpairedComparison:
     """Compare two independent medians by their 95 % intervals.
 
-    On the log scale, each end of the difference's interval is the root of the summed squares of those of the two away
-    (method of variance estimates recovery; Zou and Donner, Statistics in Medicine 27, 2008). Both must be above 0.
+    On the log scale, by `difference`. Both must be above 0.
     """
     ratio = b / a
     if a_ci is None or b_ci is None:
         return UnpairedComparison(ratio, None, "inconclusive")
-    down = math.hypot(math.log(b / b_ci[0]), math.log(a_ci[1] / a))
-    up = math.hypot(math.log(b_ci[1] / b), math.log(a / a_ci[0]))
-    ratio_ci = (ratio * math.exp(-down), ratio * math.exp(up))
-    inner = (ratio * math.exp(-_INNER * down), ratio * math.exp(_INNER * up))
-    return UnpairedComparison(ratio, ratio_ci, judge(ratio_ci, ratio, within_band(inner, equal_within)))
+    change = difference(Centre(*map(math.log, (a, *a_ci))), Centre(*map(math.log, (b, *b_ci))))
+    inner = _widened(change, _INNER)
+    ratio_ci, inner_ci = ((math.exp(part.low), math.exp(part.high)) for part in (change, inner))
+    return UnpairedComparison(ratio, ratio_ci, judge(ratio_ci, ratio, within_band(inner_ci, equal_within)))
 
 
 def holm(p_values: Samples) -> Floats:
@@ -243,35 +242,29 @@ def compare_all(
     if len({len(values) for values in logs.values()}) > 1:
         raise ValueError("Every name must have run in every round.")
     pairs = list(combinations(logs, 2))
-    each = 1 - (1 - confidence) / max(1, len(pairs))
-    comparisons = [compare_pairs(logs[b] - logs[a], equal_within, each) for a, b in pairs]
-    adjusted = holm([found.p_value for found in comparisons])
-    return {
-        pair: replace(
-            found,
-            p_value=float(p_value),
-            verdict=judge(found.ratio_ci, found.ratio, found.equivalent, significant=p_value <= 1 - confidence),
-        )
-        for pair, found, p_value in zip(pairs, comparisons, adjusted, strict=True)
-    }
+    found = _compare_together([logs[b] - logs[a] for a, b in pairs], equal_within, confidence)
+    return dict(zip(pairs, found, strict=True))
 
 
 def compare_with_first(*groups_ms: Floats, equal_within: float = 0.02) -> list[PairedComparison]:
-    """Compare each row of times with the first row of its group, with Holm's p-values over all of them.
+    """Compare each row of times with the first row of its group, as `compare_all` does, all groups together."""
+    return _compare_together([np.log(row) - np.log(group[0]) for group in groups_ms for row in group[1:]], equal_within)
 
-    Intervals are simultaneous (Bonferroni). A row is faster or slower if its interval or its corrected p-value says so.
-    """
-    logs = [np.log(row) - np.log(group[0]) for group in groups_ms for row in group[1:]]
-    each = 1 - 0.05 / max(1, len(logs))
-    found = [compare_pairs(row, equal_within, each) for row in logs]
-    adjusted = holm([one.p_value for one in found])
+
+def _compare_together(
+    log_ratios: Sequence[Floats], equal_within: float, confidence: float = 0.95
+) -> list[PairedComparison]:
+    """Compare several sets of pairs with simultaneous intervals, and Holm's p-values over all of them."""
+    each = 1 - (1 - confidence) / max(1, len(log_ratios))
+    comparisons = [compare_pairs(values, equal_within, each) for values in log_ratios]
+    adjusted = holm([one.p_value for one in comparisons]).tolist()
     return [
         replace(
             one,
-            p_value=float(p_value),
-            verdict=judge(one.ratio_ci, one.ratio, one.equivalent, significant=bool(p_value <= 0.05)),
+            p_value=p_value,
+            verdict=judge(one.ratio_ci, one.ratio, one.equivalent, significant=p_value <= 1 - confidence),
         )
-        for one, p_value in zip(found, adjusted, strict=True)
+        for one, p_value in zip(comparisons, adjusted, strict=True)
     ]
 
 

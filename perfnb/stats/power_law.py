@@ -28,7 +28,7 @@ _SIDE = 2
 _LEAST_SQUARES, _GREATEST_RISE = 1e-200, 700.0
 
 
-class Prediction(NamedTuple):
+class PredictedCost(NamedTuple):
     """Predicted median of a new measurement at a size, with its prediction interval."""
 
     median: float
@@ -92,11 +92,6 @@ class PowerLaw:
     _fit: _Fit
 
     @property
-    def holds(self) -> bool:
-        """Whether one law fits all sizes."""
-        return self.broken is None
-
-    @property
     def warning(self) -> str | None:
         """A sentence that says where one law does not hold; ``None`` if it does."""
         return None if self.broken is None else str(self.broken)
@@ -108,7 +103,7 @@ class PowerLaw:
         rows = pd.DataFrame({"size": self.sizes, "measured": self.measured, "predicted": predicted})
         return rows.assign(residual=rows["measured"] / rows["predicted"] - 1).astype("float64")
 
-    def predict(self, size: float, confidence: float = 0.95) -> Prediction:
+    def predict(self, size: float, confidence: float = 0.95) -> PredictedCost:
         """Cost at a size, with an interval for a new median there, which widens outside the measured range.
 
         The t interval of a prediction by (weighted) least squares (Draper and Smith, Applied Regression Analysis)
@@ -122,9 +117,9 @@ class PowerLaw:
         place = np.array([math.log(size)])
         middle = float(self._fit.logs(place)[0])
         if self._fit.freedom < 1:
-            return Prediction(math.exp(middle), 0.0, math.inf)
+            return PredictedCost(math.exp(middle), 0.0, math.inf)
         half = float(stdtrit(self._fit.freedom, (1 + confidence) / 2) * self._fit.deviation(place)[0])
-        return Prediction(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
+        return PredictedCost(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 
 
 def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, confidence: float = 0.95) -> PowerLaw:

@@ -85,11 +85,11 @@ def test_backends_compute_the_same_and_pairs_agree_with_each_alone(name: str, fi
 def test_a_wrong_backend_is_rejected(figure: Figures, monkeypatch: pytest.MonkeyPatch) -> None:
     from perfnb.inference import backends
 
-    def planted(model: nn.Module, call: Any, folder: Any) -> backends.Made:
+    def planted(model: nn.Module, call: Any, folder: Any) -> backends.ReadyBackend:
         # Half of the work, so faster, and plausible numbers.
-        return backends.Made(lambda x: model(x[:4]).repeat(2, 1), 1)
+        return backends.ReadyBackend(lambda x: model(x[:4]).repeat(2, 1), 1)
 
-    wrong = backends.Backend("wrong", "planted", lambda model, call: "", planted)
+    wrong = backends.Backend("wrong", lambda model, call: "", planted)
     monkeypatch.setattr(backends, "BACKENDS", (*backends.BACKENDS, wrong))
     torch.manual_seed(0)
     model, example = cnn()

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.stats.intervals import median_interval
+from perfnb.stats.intervals import quantile_interval
 from tests.accuracy.judging import Figures
 
 #: How far above the high end of the saving a bound may be: a factor, and a share of the step.
@@ -235,7 +235,7 @@ def saving(cause: Cause, pairs: int = 25, seconds: float = 6.0) -> tuple[float, 
                 sides[place]()
             took[place] = time.process_time() - start
         shares.append(1 - took[1] / took[0])
-    return median_interval(shares)
+    return quantile_interval(shares, 0.5)
 
 
 def explained_share(table: Any, cause: Cause) -> float:

@@ -265,7 +265,7 @@ def test_the_simulated_batcher_does_what_a_real_one_does(figure: Figures, monkey
     simulated = []
     for seed in range(10):  # one simulated run is as uncertain as a real one
         monkeypatch.setattr(batching, "_SEED", seed)
-        simulated.append(found.at(rate, most, delay_ms))
+        simulated.append(found._simulate(rate, most, delay_ms))
     overrun = found.at(1_000, most, delay_ms)
 
     real, parts = Batcher(fn, most, delay_ms / 1e3), 25

@@ -29,7 +29,7 @@ def test_planted_times_belong_to_their_token(figure: Figures) -> None:
 
     found = perfnb.latency(answer, ["prompt"], tokens=True, budget_s=10)
 
-    closed = found._all_tokens[found._all_tokens["served"] >= 2]
+    closed = found.token_times[found.token_times["served"] >= 2]
     gaps = closed.assign(gap=closed.groupby("served")["after_start_ms"].diff()).groupby("token")["gap"].median()
     figure("tokens: time to the first, planted 50 ms: off by", abs(found.ttft_ms - 50), at_most=1, unit="ms")
     figure("tokens: gap between tokens, planted 5 ms: off by", abs(found.itl_ms - 5), at_most=1, unit="ms")

@@ -15,7 +15,8 @@ from torch import nn
 from perfnb.bench.values import NOISE, REDUCED, SAME
 from perfnb.errors import CaptureError
 from perfnb.inference import backend_trials, backends
-from perfnb.inference.backends import Call, RefusedError, by_name, call_of
+from perfnb.inference.backend_figures import BackendTrial
+from perfnb.inference.backends import ModelCall, RefusedError, by_name, call_of
 from tests.inference.models import small_bert, small_cnn
 
 PACKAGES = {"onnxruntime": ("onnx", "onnxscript", "onnxruntime"), "int8": ("torchao",), "openvino": ("openvino",)}
@@ -23,15 +24,14 @@ VERDICTS = {"bf16": REDUCED, "int8": REDUCED}
 SLOW = ("compile", "int8", "onnxruntime")
 
 
-def tried(name: str, model: nn.Module, example: Any) -> backend_trials.Trial:
+def tried(name: str, model: nn.Module, example: Any) -> BackendTrial:
     """One backend, made and checked."""
     for package in PACKAGES.get(name, ()):
         pytest.importorskip(package)
     call, backend, base = call_of(example), by_name()[name], copy.deepcopy(model).eval()
     with backend_trials._quiet():
         own = backends._served(base)
-        trial, _ = backend_trials._tried(backend, base, call, backend_trials._Yardstick(base, call, own))
-    return trial
+        return backend_trials._tried(backend, base, call, backend_trials._Yardstick(base, call, own))
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_what_a_model_is_called_with() -> None:
     x = torch.ones(2)
 
     assert call_of({"x": x}).kwargs["x"] is x
-    assert call_of((x, 3)) == Call((x, 3), {})
+    assert call_of((x, 3)) == ModelCall((x, 3), {})
     assert call_of(x).args[0] is x
 
 
@@ -146,7 +146,9 @@ def test_another_provider_than_asked_for_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.onnx, "export", export)
     monkeypatch.setattr(backends, "_missing", lambda *names: "")
     linear = nn.Linear(4, 4)
-    trial, _ = backend_trials._tried(by_name()["onnxruntime"], linear, call_of(torch.ones(1, 4)), None)
+    call = call_of(torch.ones(1, 4))
+    yardstick = backend_trials._Yardstick(linear, call, linear)
+    trial = backend_trials._tried(by_name()["onnxruntime"], linear, call, yardstick)
 
     assert trial.why_not == "it runs on AzureExecutionProvider instead of CPUExecutionProvider"
 

@@ -112,4 +112,4 @@ def test_a_batch_that_leaves_requests_out_is_noticed(clock: FakeClock) -> None:
     assert "Nothing in the input that batch= makes of 2 requests has the length 2" in " ".join(
         _sentences(found(lambda given: given[:1]))
     )
-    assert found(list)._short_batch is None
+    assert found(list)._measured.short_batch is None

@@ -13,42 +13,49 @@ from torch import Tensor, nn
 import perfnb
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.inference import backends
-from perfnb.inference.backend_figures import Trial
-from perfnb.inference.backends import Backend, Call, Made
+from perfnb.inference.backend_figures import BackendRounds, BackendTrial
+from perfnb.inference.backends import Backend, ModelCall, ReadyBackend
 from perfnb.inference.compare_inference import InferenceComparison
 from tests.fake_clock import FakeClock
 from tests.inference.models import small_bert, small_cnn
 
 
-def of_times(**times: float) -> InferenceComparison:
-    """Backends that take so many times as long as eager, with outputs by their names."""
+def of_times(
+    own: Values = Values(SAME, 0.0),  # noqa: B008
+    noise: dict[str, Any] | None = None,
+    **times: float,
+) -> InferenceComparison:
+    """Backends that take so many times as long as eager, with outputs by their names; `own` are eager's."""
     values = {"exact": Values(SAME, 0.0), "close": Values(NOISE, 1e-6), "low": Values(REDUCED, 0.01)}
     values["wrong"] = Values(DIFFERENT, 0.8, "output 0 is off by 0.8 of its length")
     rows = {"eager": 1.0} | times
     trials = []
     for place, (name, factor) in enumerate(rows.items()):
-        verdict = values.get(name.split("_")[0], Values(SAME, 0.0))
+        verdict = own if name == "eager" else values.get(name.split("_")[0], Values(SAME, 0.0))
         spread = [1 + 0.001 * ((7 * number + 3 * place) % 11) for number in range(40)]
-        trial = Trial(name, "does something", values=verdict, error=verdict.error, size_bytes=1000, setup_s=0.5)
-        trial.peak_bytes, trial.max_distance = 4000, verdict.error
-        trial.times_ms, trial.run = tuple(10 * factor * each for each in spread), lambda x, name=name: name  # type: ignore[misc]
-        trials.append(trial)
-    trials.append(Trial("openvino", "", why_not="not installed: pip install <openvino>"))
-    return InferenceComparison(trials, "<b>Model</b>", 4, True)
+        figures: dict[str, Any] = {"values": verdict, "error": verdict.error, "max_distance": verdict.error}
+        times_ms = tuple(10 * factor * each for each in spread)
+
+        def run(x: Any, name: str = name) -> str:
+            return name
+
+        trials.append(BackendTrial(name, "", run, 0.5, 1000, 4000, times_ms=times_ms, **figures))
+    trials.append(BackendTrial("openvino", "not installed: pip install <openvino>"))
+    return InferenceComparison(BackendRounds(tuple(trials), "<b>Model</b>", 4, True, noise or {}), {}).decide()
 
 
 def planted(name: str, change: Callable[[Tensor], Tensor], clock: FakeClock, ms: float) -> Backend:
     """A backend that changes what the model returns, and takes a while."""
 
-    def make(model: nn.Module, call: Call, folder: Path) -> Made:
+    def make(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
         def run(*args: Any, **kwargs: Any) -> Any:
             clock.pass_exactly(ms)
             with torch.inference_mode():
                 return change(model(*args, **kwargs))
 
-        return Made(run, 10)
+        return ReadyBackend(run, 10)
 
-    return Backend(name, "planted", lambda model, call: "", make)
+    return Backend(name, lambda model, call: "", make)
 
 
 @pytest.fixture
@@ -330,8 +337,8 @@ def test_a_busy_machine_and_unchecked_outputs_are_told() -> None:
     assert "busy" not in str(found)
     assert "With the outputs stands their distance" in str(found)
 
-    found._noise = {"load_before": 6.0, "cpus": 2}
-    found._trials[0].values = Values(UNCHECKED, None, "the model draws random numbers in evaluation mode too")
+    unchecked = Values(UNCHECKED, None, "the model draws random numbers in evaluation mode too")
+    found = of_times(unchecked, {"load_before": 6.0, "cpus": 2}, exact=0.5)
 
     assert "The machine was already busy (load 6.0 on 2 CPUs)." in str(found)
     assert "The machine was already busy (load 6.0 on 2 CPUs)." in str(found.decide())

@@ -11,14 +11,18 @@ from perfnb.inference.energy import NO_GPU, joules_between
 from perfnb.inference.latency import HighestRate, OpenRun
 from perfnb.inference.latency_view import _cost_sentences
 from tests.fake_clock import FakeClock
-from tests.inference.test_latency import fake
+from tests.inference.test_latency import back_to_back, fake
 
 
 def test_a_thousand_requests_cost_the_time_of_the_machine() -> None:
-    found = fake(np.full(400, 10.0))
-    found._price_per_hour, found._joules = 7.2, {"closed": NO_GPU, "open": 0.5}
-    found._open = OpenRun(20.0, found.samples, 0, 0.0)
-    found._highest = HighestRate(80.0, 70.0, 90.0, 50.0, 0.99)
+    times = np.full(400, 10.0)
+    found = fake(
+        times,
+        asked=HighestRate(80.0, 70.0, 90.0, 50.0, 0.99),
+        price_per_hour=7.2,
+        joules={"closed": NO_GPU, "open": 0.5},
+        open_run=OpenRun(20.0, back_to_back(times), 0, 0.0),
+    )
 
     costs = found.costs
 
@@ -34,9 +38,8 @@ def test_a_thousand_requests_cost_the_time_of_the_machine() -> None:
 
 
 def test_a_highest_rate_that_no_run_confirmed_has_no_price() -> None:
-    found = fake(np.full(400, 10.0))
-    found._price_per_hour = 7.2
-    found._highest = HighestRate(None, 0.0, 80.0, 50.0, 0.99, refuted_per_s=(80.0,))
+    asked = HighestRate(None, 0.0, 80.0, 50.0, 0.99, refuted_per_s=(80.0,))
+    found = fake(np.full(400, 10.0), asked=asked, price_per_hour=7.2)
 
     assert pd.isna(found.costs.loc["highest", "requests_per_s"])
     assert pd.isna(found.costs.loc["highest", "price"])

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,16 +14,20 @@ import pytest
 import torch
 
 import perfnb
-from perfnb.inference.latency import HighestRate, Latency, OpenRun, _poisson
+from perfnb.inference.latency import HighestRate, Latency, OpenRun
 from perfnb.inference.latency_view import _sentences
+from perfnb.inference.load_model import exceeds, load_model_of
+from perfnb.inference.queueing import RUNS, poisson_arrivals
+from perfnb.inference.request_runner import SEED
+from perfnb.inference.samples import Measured
 from perfnb.stats.intervals import quantile_interval
 from tests.fake_clock import FakeClock
 
 
-def fake(times_ms: np.ndarray, concurrency: int = 1) -> Latency:
-    """A latency of known service times."""
+def back_to_back(times_ms: np.ndarray) -> pd.DataFrame:
+    """Samples of requests that one server served without a pause."""
     count = len(times_ms)
-    samples = pd.DataFrame(
+    return pd.DataFrame(
         {
             "request": range(count),
             "size": pd.Categorical(["(1,)"] * count),
@@ -36,10 +41,26 @@ def fake(times_ms: np.ndarray, concurrency: int = 1) -> Latency:
         }
     )
 
-    def serve(rate_per_s: float, seconds: float) -> OpenRun:
-        return OpenRun(rate_per_s, samples, 0, 0.0)
 
-    return Latency(samples, None, concurrency, "<b>model</b>", serve)
+def fake(
+    times_ms: np.ndarray,
+    concurrency: int = 1,
+    *,
+    asked: HighestRate | None = None,
+    in_run_ms: np.ndarray | None = None,
+    runs: int = RUNS,
+    **measured: Any,
+) -> Latency:
+    """A latency of known service times, in runs at a rate `in_run_ms`; `asked` is the highest rate asked for."""
+    closed = measured.pop("closed", back_to_back(times_ms))
+    asked_bound = None if asked is None else (asked.bound_ms, asked.quantile)
+    paused = closed.iloc[:0].assign(pause_ms=0.0)
+    facts = Measured("<b>model</b>", concurrency, closed, paused, asked_bound=asked_bound, **measured)
+
+    def serve_at(rate_per_s: float, seconds: float) -> OpenRun:
+        return OpenRun(rate_per_s, back_to_back(times_ms if in_run_ms is None else in_run_ms), 0, 0.0)
+
+    return Latency(facts, replace(load_model_of(facts), runs=runs), serve_at, [] if asked is None else [asked])
 
 
 def lognormal(count: int) -> np.ndarray:
@@ -115,8 +136,7 @@ def test_the_highest_rate_is_confirmed_by_a_run() -> None:
     assert found.confirmed_ms == pytest.approx(np.quantile(lognormal(500), 0.99))
     assert (found.confirmed_within, found.confirmed_requests) == (500, 500)
     assert repr(found).startswith("<perfnb.HighestRate: Highest rate for p99 within 60.0 ms: ")
-    few = fake(lognormal(500))
-    few._serve = fake(np.array([5.0] * 40 + [70.0]))._serve
+    few = fake(lognormal(500), in_run_ms=np.array([5.0] * 40 + [70.0]))
     assert "; in a run at this rate 40 of 41 requests were within it, too few to tell p99>" in repr(
         few.highest_rate(60, confirm_s=1)
     )
@@ -134,9 +154,9 @@ class Slower:
 
 
 def test_a_rate_that_its_run_refutes_is_lowered_until_a_run_confirms_it(clock: FakeClock) -> None:
-    steady = perfnb.latency(Slower(clock, {}), [1], bound_ms=20, budget_s=30)._highest
+    steady = perfnb.latency(Slower(clock, {}), [1], bound_ms=20, budget_s=30)._asked
     found = perfnb.latency(Slower(clock, {13.5: 3.0}), [1], bound_ms=20, budget_s=30)
-    lowered = found._highest
+    lowered = found._asked
 
     assert steady.refuted_per_s == ()
     assert steady.confirmed_ms <= 20
@@ -155,7 +175,7 @@ def test_a_rate_that_its_run_refutes_is_lowered_until_a_run_confirms_it(clock: F
 
 def test_a_rate_that_no_run_confirms_is_not_known(clock: FakeClock) -> None:
     found = perfnb.latency(Slower(clock, {13.5: 4.0, 19.0: 12.0}), [1], bound_ms=20, price_per_hour=3.6, budget_s=30)
-    unknown = found._highest
+    unknown = found._asked
 
     assert unknown.rate_per_s is None
     assert len(unknown.refuted_per_s) >= 2
@@ -167,11 +187,9 @@ def test_a_rate_that_no_run_confirms_is_not_known(clock: FakeClock) -> None:
 
 
 def test_a_run_of_too_few_requests_refutes_a_rate_only_beyond_chance() -> None:
-    found = HighestRate(50.0, 40.0, 60.0, 20.0, 0.99)
-
     for over, refuted in ((0, False), (1, False), (4, True)):
-        run = OpenRun(50.0, fake(np.array([5.0] * (100 - over) + [30.0] * over)).samples, 0, 0.0)
-        assert found._seen_in(run)._refuted == refuted
+        times = np.array([5.0] * (100 - over) + [30.0] * over)
+        assert exceeds(OpenRun(50.0, back_to_back(times), 0, 0.0), 20.0, 0.99) == refuted
 
 
 def test_the_time_that_perfnb_takes_between_requests_lowers_the_rate(clock: FakeClock) -> None:
@@ -375,8 +393,7 @@ def test_the_rate_is_the_one_asked_for_and_lateness_is_no_queue(clock: FakeClock
 
 @pytest.mark.parametrize(("late", "words"), [(0.2, "20 % of a service time late"), (10.8, "10.8 service times late")])
 def test_a_clock_that_is_late_is_said(late: float, words: str) -> None:
-    found = fake(lognormal(400))
-    found._open = OpenRun(20, found._closed, 0, late)
+    found = fake(lognormal(400), open_run=OpenRun(20, back_to_back(lognormal(400)), 0, late))
 
     assert any(words in said for said in _sentences(found))
 
@@ -397,7 +414,7 @@ def test_bounds_of_higher_quantiles_are_no_lower_and_rates_agree_with_the_curve(
 
 @pytest.mark.parametrize("count", [1, 5, 12, 20, 40, 300])
 def test_requests_come_at_the_rate_asked_for_also_in_short_runs(count: int) -> None:
-    arrivals = np.array(_poisson(5.0, count / 5.0))
+    arrivals = poisson_arrivals(count, 5.0, np.random.default_rng(SEED))
 
     assert len(arrivals) == count
     assert (np.diff(arrivals) >= 0).all()
@@ -408,9 +425,8 @@ def test_requests_come_at_the_rate_asked_for_also_in_short_runs(count: int) -> N
 
 
 def test_requests_that_take_longer_in_the_run_than_alone_are_told() -> None:
-    found = fake(np.full(40, 1.0))
     for took, told in ((60.0, True), (1.2, False)):
-        found._open = OpenRun(100.0, fake(np.full(40, took)).samples.drop(columns="run"), 0, 0.0)
+        found = fake(np.full(40, 1.0), open_run=OpenRun(100.0, back_to_back(np.full(40, took)), 0, 0.0))
 
         said = " ".join(_sentences(found))
         assert found.saturated == told
@@ -419,14 +435,13 @@ def test_requests_that_take_longer_in_the_run_than_alone_are_told() -> None:
 
 
 def test_a_busy_machine_is_told() -> None:
-    found = fake(lognormal(40))
-    assert not any("busy" in said for said in _sentences(found))
+    assert not any("busy" in said for said in _sentences(fake(lognormal(40))))
 
-    found._noise = {"load_before": 6.0, "cpus": 2}
+    found = fake(lognormal(40), noise={"load_before": 6.0, "cpus": 2})
 
     assert "The machine was already busy (load 6.0 on 2 CPUs)." in _sentences(found)
     real = perfnb.latency(lambda request: request, [1], budget_s=0.05)
-    assert real._noise["cpus"] >= 1
+    assert real._measured.noise["cpus"] >= 1
 
 
 def test_a_size_is_told_only_where_there_is_one(clock: FakeClock) -> None:
@@ -438,8 +453,8 @@ def test_a_size_is_told_only_where_there_is_one(clock: FakeClock) -> None:
 def test_threads_that_wait_for_each_other_between_requests_are_told() -> None:
     """Two servers whose requests take 1 ms each, one after the other: 1,000 a second, and not 2,000."""
     found = fake(np.full(40, 1.0), concurrency=2)
-    at_once = fake(np.full(40, 1.0), concurrency=2)
-    at_once._closed["start_ms"] = np.arange(40) // 2 * 1.0
+    closed = back_to_back(np.full(40, 1.0)).assign(start_ms=np.arange(40) // 2 * 1.0)
+    at_once = fake(np.full(40, 1.0), concurrency=2, closed=closed)
 
     for each, per_s in ((found, 1000), (at_once, 2000)):
         assert each.costs.loc["closed", "requests_per_s"] == pytest.approx(per_s)

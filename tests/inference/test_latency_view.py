@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,20 +12,16 @@ import pytest
 from matplotlib.figure import Figure
 
 from perfnb.draw import palette
-from perfnb.inference.batching import Batching
 from perfnb.inference.latency import HighestRate, Latency, OpenRun
 from perfnb.inference.latency_pictures import draw_curve, draw_timeline
-from perfnb.inference.queueing import simulate
-from perfnb.inference.tokens import COLUMNS
+from perfnb.inference.samples import TOKEN_COLUMNS
+from tests.inference.test_latency import back_to_back, lognormal
 from tests.inference.test_latency import fake as slowly_known
-from tests.inference.test_latency import lognormal
 
 
-def fake(times_ms: np.ndarray) -> Latency:
+def fake(times_ms: np.ndarray, **measured: Any) -> Latency:
     """A latency of known service times, with few simulated runs behind its intervals."""
-    found = slowly_known(times_ms)
-    found._loads = simulate(times_ms, runs=20)
-    return found
+    return slowly_known(times_ms, runs=20, **measured)
 
 
 def drawn(found: Latency) -> Figure:
@@ -35,22 +32,23 @@ def drawn(found: Latency) -> Figure:
 
 def with_tokens() -> Latency:
     """A request that waited 30 ms, with tokens after 50 and 5 and 5 ms, in a run at a rate."""
-    found = fake(lognormal(40))
     closed = [("closed", 0, 0, 7.0, 7.0)]
     opened = [("open", 0, 0, 80.0, 50.0), ("open", 0, 1, 85.0, 55.0), ("open", 0, 2, 90.0, 60.0)]
-    found._tokens, tokens = (
-        pd.DataFrame(rows, columns=list(COLUMNS)[:5]).reindex(columns=list(COLUMNS)) for rows in (closed, opened)
+    tokens, opened_tokens = (
+        pd.DataFrame(rows, columns=list(TOKEN_COLUMNS)[:5]).reindex(columns=list(TOKEN_COLUMNS))
+        for rows in (closed, opened)
     )
-    sample = found._closed.iloc[:1].assign(wait_ms=30.0, service_ms=61.0, latency_ms=91.0)
-    found._open = OpenRun(10.0, sample, 0, 0.0, tokens)
-    return found
+    sample = back_to_back(lognormal(40)).iloc[:1].assign(wait_ms=30.0, service_ms=61.0, latency_ms=91.0)
+    return fake(lognormal(40), tokens=tokens, open_run=OpenRun(10.0, sample, 0, 0.0, opened_tokens))
 
 
 @pytest.mark.parametrize(("spread", "scale"), [(0.05, "linear"), (1.0, "log")])
-def test_a_range_of_more_than_a_decade_has_a_log_axis(spread: float, scale: str) -> None:
+def test_a_range_of_more_than_a_decade_has_a_log_axis(
+    spread: float, scale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = fake(np.random.default_rng(3).lognormal(2.0, spread, 400))
     if scale == "linear":  # the curve itself ends where waiting takes over
-        found.curve = found.curve.iloc[:4]
+        monkeypatch.setattr(Latency, "curve", found.curve.iloc[:4])
 
     upper, lower = drawn(found).axes
 
@@ -60,9 +58,8 @@ def test_a_range_of_more_than_a_decade_has_a_log_axis(spread: float, scale: str)
 
 
 def test_the_curve_marks_the_bound_the_highest_rate_and_what_was_measured() -> None:
-    found = fake(lognormal(400))
-    found._highest = HighestRate(70.0, 60.0, 80.0, 40.0, 0.99)
-    found._open = OpenRun(20.0, found._closed, 0, 0.0)
+    asked, run = HighestRate(70.0, 60.0, 80.0, 40.0, 0.99), OpenRun(20.0, back_to_back(lognormal(400)), 0, 0.0)
+    found = fake(lognormal(400), asked=asked, open_run=run)
 
     upper, lower = drawn(found).axes
 
@@ -74,8 +71,7 @@ def test_the_curve_marks_the_bound_the_highest_rate_and_what_was_measured() -> N
 
 
 def test_a_highest_rate_that_is_not_known_is_a_line_alone() -> None:
-    found = fake(lognormal(400))
-    found._highest = HighestRate(None, 0.0, 40.0, 50.0, 0.99, refuted_per_s=(80.0, 40.0))
+    found = fake(lognormal(400), asked=HighestRate(None, 0.0, 40.0, 50.0, 0.99, refuted_per_s=(80.0, 40.0)))
 
     upper, _ = drawn(found).axes
 
@@ -84,12 +80,11 @@ def test_a_highest_rate_that_is_not_known_is_a_line_alone() -> None:
 
 
 def test_a_bound_that_no_rate_keeps_is_a_line_alone() -> None:
-    found = fake(lognormal(400))
-    found._highest = found.highest_rate(1.0)
+    none = fake(lognormal(400)).highest_rate(1.0)
 
-    upper, _ = drawn(found).axes
+    upper, _ = drawn(fake(lognormal(400), asked=none)).axes
 
-    assert found._highest.rate_per_s == 0
+    assert none.rate_per_s == 0
     assert any(np.allclose(line.get_ydata(), 1.0) for line in upper.lines)
     assert "highest rate" not in {text.get_text() for text in upper.get_legend().get_texts()}
 
@@ -101,9 +96,8 @@ def test_a_quantile_that_is_not_known_is_not_drawn() -> None:
 
 
 def test_the_map_has_a_figure_in_each_cell_and_a_mark_at_the_best() -> None:
-    found = fake(np.full(400, 10.0))
-    found._asked_rate = 150.0  # one by one 100 a second are served
-    found._batching = Batching({size: np.full(100, 9.0 + size) for size in (1, 2, 4)})
+    batches_ms = {size: np.full(100, 9.0 + size) for size in (2, 4)}
+    found = fake(np.full(400, 10.0), asked_rate=150.0, batches_ms=batches_ms)  # one by one 100 a second are served
     best = found.batching.best(150.0)
 
     html, text = found._repr_mimebundle_()["text/html"], str(found)
@@ -142,22 +136,21 @@ def test_one_request_is_shown_token_by_token() -> None:
 
 
 def test_the_tail_is_said_to_be_waiting_or_service() -> None:
-    found = fake(np.full(400, 10.0))
-    samples = found._closed.copy()
+    samples = back_to_back(np.full(400, 10.0))
     samples.loc[:19, "wait_ms"] = 30.0
     samples["latency_ms"] = samples["wait_ms"] + samples["service_ms"]
-    found._open, found._asked_rate = OpenRun(20.0, samples, 0, 0.0), 20.0
+    run = OpenRun(20.0, samples, 0, 0.0)
+    found = fake(np.full(400, 10.0), open_run=run, asked_rate=20.0)
 
     text = " ".join(str(found).split())
 
     assert "Of the mean latency, 13 % is waiting for requests before it; of that of the slowest 5.0 %, 75 %." in text
     assert "Computed for this rate from the service times: p50 10.0 ms" in text
-    found._open = dataclasses.replace(found._open, samples=samples.iloc[:80])
-    assert "of that of the slowest" not in str(found)
+    few = dataclasses.replace(run, samples=samples.iloc[:80])
+    assert "of that of the slowest" not in str(fake(np.full(400, 10.0), open_run=few, asked_rate=20.0))
 
 
 def test_a_bound_that_no_rate_keeps_is_named_in_the_picture() -> None:
-    found = fake(lognormal(40))
-    found._highest = HighestRate(0.0, 0.0, 0.0, 5.0, 0.99)
+    found = fake(lognormal(40), asked=HighestRate(0.0, 0.0, 0.0, 5.0, 0.99))
 
     assert "p99 within 5.00 ms: at no rate" in [each.get_text() for each in drawn(found).axes[0].texts]

@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 
 from perfnb.inference import queueing
-from perfnb.inference.queueing import (
-    RUNS,
-    Pauses,
-    poisson_arrivals,
-    served_in_turn,
-    simulate,
-    simulate_batches,
-)
+from perfnb.inference.batching import simulate_batches
+from perfnb.inference.queueing import RUNS, Pauses, poisson_arrivals, served_in_turn, simulate
 
 REQUESTS = 10**6
 
@@ -217,21 +211,21 @@ def test_intervals_of_a_load_curve_hold_the_truth(
 def test_a_batcher_takes_what_waits_when_it_is_full_or_the_first_has_waited_long_enough() -> None:
     arrivals = np.array([0.0, 1.0, 2.0, 20.0, 50.0, 50.0, 50.0, 50.0])
 
-    found = simulate_batches(arrivals, lambda size: 2.0 + size, most=3, delay_ms=5.0)
+    latency, sizes, _ = simulate_batches(arrivals, lambda size: 2.0 + size, most=3, delay_ms=5.0)
 
     # 0, 1 and 2 fill a batch at 2, which is done at 7; 20 waits 5 for others, then 3; three of the last four fill a
     # batch at 50, done at 55; the fourth has waited 5 by then, and is done at 58.
-    assert found.sizes.tolist() == [3, 1, 3, 1]
-    assert found.latency_ms.tolist() == [7.0, 6.0, 5.0, 8.0, 5.0, 5.0, 5.0, 8.0]
+    assert sizes == [3, 1, 3, 1]
+    assert latency.tolist() == [7.0, 6.0, 5.0, 8.0, 5.0, 5.0, 5.0, 8.0]
 
 
 def test_without_delay_and_with_batches_of_one_a_batcher_is_a_queue() -> None:
     rng = np.random.default_rng(11)
     arrivals = poisson_arrivals(5_000, 800, rng)
     for servers in (1, 2):
-        found = simulate_batches(arrivals, lambda size: 1.0, most=1, delay_ms=0.0, servers=servers)
+        latency, *_ = simulate_batches(arrivals, lambda size: 1.0, most=1, delay_ms=0.0, servers=servers)
 
-        assert np.allclose(found.latency_ms, served_in_turn(arrivals, np.ones(len(arrivals)), servers)[0] + 1.0)
+        assert np.allclose(latency, served_in_turn(arrivals, np.ones(len(arrivals)), servers)[0] + 1.0)
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.8])

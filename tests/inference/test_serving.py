@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from perfnb.inference.latency import latency
-from perfnb.inference.serving import Requests, may_hold, serve, served_by, size_of, tokens_served_by
+from perfnb.inference.request_runner import RequestQueue
+from perfnb.inference.serving import Requests, may_hold, served_by, size_of, tokens_served_by
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -33,7 +34,7 @@ def test_a_freeze_is_seen_by_all_who_had_to_wait_for_it(clock: FakeClock) -> Non
     def run(arrivals_ms: list[float] | None) -> np.ndarray:
         calls.clear()
         requests = Requests([0])
-        served = serve(freezes_once, requests, requests.draws(0), count=400, until_s=1e9, arrivals_ms=arrivals_ms)
+        served = RequestQueue(requests, requests.draws(0), 400, 1e9, arrivals_ms).serve(freezes_once)
         return np.array([(one.end_ns - one.arrival_ns) / 1e6 for one in served])
 
     assert np.quantile(run([50.0 * number for number in range(400)]), 0.99) > 1_000
@@ -43,9 +44,8 @@ def test_a_freeze_is_seen_by_all_who_had_to_wait_for_it(clock: FakeClock) -> Non
 def test_latency_counts_from_the_schedule(clock: FakeClock) -> None:
     requests = Requests(["x"])
 
-    served = serve(
-        lambda _: clock.pass_exactly(10), requests, requests.draws(0), count=3, until_s=1e9, arrivals_ms=[0, 2, 40]
-    )
+    queue = RequestQueue(requests, requests.draws(0), 3, 1e9, arrivals_ms=[0, 2, 40])
+    served = queue.serve(lambda _: clock.pass_exactly(10))
 
     assert [round((one.end_ns - one.arrival_ns) / 1e6, 1) for one in served] == [10.0, 18.0, 10.0]
     assert [round((one.start_ns - one.arrival_ns) / 1e6, 1) for one in served] == [0.0, 8.0, 0.0]
@@ -56,9 +56,8 @@ def test_latency_counts_from_the_schedule(clock: FakeClock) -> None:
 def test_what_is_noted_of_requests_wakes_no_garbage_collector(tokens: bool) -> None:
     requests = Requests([3])
 
-    served = serve(
-        tokens_served_by(range_of) if tokens else served_by(abs), requests, requests.draws(0), count=50, until_s=1e9
-    )
+    queue = RequestQueue(requests, requests.draws(0), 50, 1e9)
+    served = queue.serve(tokens_served_by(range_of) if tokens else served_by(abs))
 
     gc.collect(0)  # which is when it forgets tuples of numbers
     assert len(served) == 50
@@ -74,9 +73,7 @@ def test_servers_take_turns_in_order_of_arrival() -> None:
     busy = threading.Barrier(2)
     requests = Requests(list(range(8)))
 
-    served = serve(
-        lambda _: busy.wait(20), requests, requests.draws(0), count=8, until_s=time.perf_counter() + 60, servers=2
-    )
+    served = RequestQueue(requests, requests.draws(0), 8, 60).serve(lambda _: busy.wait(20), servers=2)
 
     assert len(served) == 8
     assert sorted(one.request for one in served) == list(range(8))
@@ -87,16 +84,9 @@ def test_a_server_without_work_leaves_the_others_what_they_wait_for() -> None:
         if threading.current_thread() is threading.main_thread():
             time.sleep(0.05)  # meanwhile the other one takes the last request, and waits for it
 
-    requests, until_s = Requests(["x"]), time.perf_counter() + 60
-    served = serve(
-        slow_in_the_main_thread,
-        requests,
-        requests.draws(0),
-        count=3,
-        until_s=until_s,
-        servers=2,
-        arrivals_ms=[0.0, 0.0, 300.0],
-    )
+    requests = Requests(["x"])
+    queue = RequestQueue(requests, requests.draws(0), 3, 60, arrivals_ms=[0.0, 0.0, 300.0])
+    served = queue.serve(slow_in_the_main_thread, servers=2)
 
     assert len(served) == 3
 
@@ -111,7 +101,7 @@ def test_an_error_in_any_server_reaches_the_user() -> None:
 
     requests = Requests([1])
     with pytest.raises(RuntimeError, match="in a thread"):
-        serve(fails, requests, requests.draws(0), count=10**6, until_s=time.perf_counter() + 60, servers=2)
+        RequestQueue(requests, requests.draws(0), 10**6, 60).serve(fails, servers=2)
 
     with pytest.raises(KeyError):
         latency(lambda request: {}[request], [1])

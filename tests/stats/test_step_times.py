@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from perfnb.quantities import durations
-from perfnb.stats.intervals import median_interval
+from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import Timing
 
 
@@ -20,17 +20,17 @@ from perfnb.stats.step_times import Timing
 def test_the_interval_lies_between_the_known_ranks(count: int, ranks: tuple[int, int]) -> None:
     samples = np.random.default_rng(count).permutation(np.arange(1, count + 1)).astype(float)
 
-    assert median_interval(samples) == ranks
+    assert quantile_interval(samples, 0.5) == ranks
 
 
 @pytest.mark.parametrize("count", range(6))
 def test_fewer_than_six_samples_allow_no_interval(count: int) -> None:
-    assert median_interval(list(range(count))) is None
+    assert quantile_interval(list(range(count)), 0.5) is None
 
 
 @given(st.integers(6, 400), st.sampled_from([0.9, 0.95, 0.99]))
 def test_the_interval_covers_as_promised_and_the_next_narrower_one_does_not(count: int, confidence: float) -> None:
-    interval = median_interval(np.arange(1, count + 1), confidence)
+    interval = quantile_interval(np.arange(1, count + 1), 0.5, confidence)
 
     def coverage(rank: int) -> float:
         return float(1 - 2 * binom.cdf(rank - 1, count, 0.5))
@@ -49,7 +49,7 @@ def test_the_interval_covers_the_true_median_of_skewed_times_in_95_of_100_cases(
     true = np.exp(0.0)
     hits = 0
     for _ in range(1000):
-        low, high = median_interval(rng.lognormal(0.0, 0.5, 20))  # type: ignore[misc]
+        low, high = quantile_interval(rng.lognormal(0.0, 0.5, 20), 0.5)  # type: ignore[misc]
         hits += low <= true <= high
     assert 0.94 <= hits / 1000 <= 0.98  # for 20 samples the exact coverage is 95.9 %
 

@@ -1,0 +1,266 @@
+"""Latency under load, computed from service times and from what pauses add to them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.inference.queueing import RUNS, UTILIZATIONS, Loads, simulate
+from perfnb.stats.intervals import Floats, quantile, quantile_interval
+
+if TYPE_CHECKING:
+    from perfnb.inference.samples import Measured, OpenRun
+
+#: The quantiles of every curve.
+QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99}
+#: Requests of each server from which the time between them is known.
+_FEWEST_EACH = 10
+#: A run with too few requests for its quantile refutes a rate if as many over the bound are less likely than this.
+_SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True, repr=False)
+class LoadedLatency:
+    """Latency at a rate of arrivals, computed from service times.
+
+    Attributes
+    ----------
+    rate_per_s, utilization : float
+        Requests per second, and the share of the time for which servers are busy.
+    p50_ms, p90_ms, p95_ms, p99_ms : float or None
+        Quantiles of latency; ``None`` if the service times are too few. Infinite if requests come faster than they can
+        be served.
+    wait_ms, service_ms : float
+        Means of waiting for a server and of being served.
+    intervals : dict of str to tuple of float
+        The 95 % interval of each of these, by name.
+    """
+
+    rate_per_s: float
+    utilization: float
+    p50_ms: float | None
+    p90_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    wait_ms: float
+    service_ms: float
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        busy = f"{fmt.significant(self.rate_per_s)}/s, {fmt.share(self.utilization)} busy"
+        wait = bounded_words(self.wait_ms, None)
+        return f"<perfnb.LoadedLatency: {busy}: {load_words(self)}, mean wait {wait}>"
+
+
+def load_words(load: LoadedLatency) -> str:
+    """``p50 12.3 ms [12.1, 12.6], p95 ..., p99 ...``."""
+    names = {word: f"{word}_ms" for word in ("p50", "p95", "p99")}
+    return ", ".join(
+        f"{word} {bounded_words(getattr(load, name), load.intervals.get(name))}" for word, name in names.items()
+    )
+
+
+def bounded_words(ms: Any, bounds: tuple[Any, Any] | None) -> str:
+    """A time with its interval, either of which may have no end."""
+    if not pd.isna(ms) and math.isinf(ms):
+        return "without end"
+    if bounds is not None and not pd.isna(bounds[1]) and math.isinf(bounds[1]):
+        return f"{fmt.duration(ms)} [from {fmt.duration(bounds[0])}]"
+    return fmt.interval(ms, bounds)
+
+
+@dataclass(frozen=True, repr=False)
+class HighestRate:
+    """The highest rate at which a quantile of latency is within a bound.
+
+    Attributes
+    ----------
+    rate_per_s : float or None
+        Requests per second; 0 where not even a request alone is served in time, and ``None`` if it is not known,
+        because latency exceeded the bound in a run at each rate that was tried.
+    low, high : float
+        Its 95 % interval.
+    bound_ms, quantile : float
+        The bound, and the share of requests within it.
+    confirmed_ms : float or None
+        That quantile in a real run at `rate_per_s`: ``None`` without a run, or with too few requests, and infinite if
+        requests came faster than they were served.
+    confirmed_interval_ms : tuple of float or None
+        Its 95 % interval; ``None`` if there were too few requests for one.
+    confirmed_requests, confirmed_within : int or None
+        How many requests were due in that run, and how many were served within the bound.
+    refuted_per_s : tuple of float
+        Higher rates, computed from service times, at which a run exceeded the bound.
+    """
+
+    rate_per_s: float | None
+    low: float
+    high: float
+    bound_ms: float
+    quantile: float
+    confirmed_ms: float | None = None
+    confirmed_interval_ms: tuple[float, float] | None = None
+    confirmed_requests: int | None = None
+    confirmed_within: int | None = None
+    refuted_per_s: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<perfnb.HighestRate: {highest_sentences(self)[0].removesuffix('.')}>"
+
+
+def highest_sentences(highest: HighestRate) -> list[str]:
+    """The rate, what a run at it showed, and which rates runs refuted."""
+    word, bound = f"p{100 * highest.quantile:g}", fmt.duration(highest.bound_ms)
+    tried = [f"{fmt.significant(rate)}/s" for rate in highest.refuted_per_s]
+    runs = f"runs at {', '.join(tried[:-1])} and {tried[-1]}" if len(tried) > 1 else f"a run at {''.join(tried)}"
+    if highest.rate_per_s is None:
+        return [f"The highest rate for {word} within {bound} is not known: in {runs} it was longer."]
+    if highest.rate_per_s <= 0:
+        return [f"No rate keeps {word} within {bound}: it is longer even for requests served alone."]
+    ends = f"[{fmt.significant(highest.low)}, {fmt.significant(highest.high)}]"
+    rate = f"Highest rate for {word} within {bound}: {fmt.significant(highest.rate_per_s)}/s {ends}"
+    if highest.confirmed_requests is None:
+        return [f"{rate}, not confirmed by a run."]
+    if highest.confirmed_ms is None:  # too few requests for the quantile
+        share = f"{highest.confirmed_within:,} of {fmt.counted(highest.confirmed_requests, 'request')}"
+        first = f"{rate}; in a run at this rate {share} were within it, too few to tell {word}."
+    else:
+        measured = fmt.interval(highest.confirmed_ms, highest.confirmed_interval_ms)
+        first = f"{rate}; in a run at this rate {word} was {measured}."
+    if not tried:
+        return [first]
+    return [first, f"The service times measured back to back allow {tried[0]}, but in {runs} {word} was longer."]
+
+
+def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
+    """A rate, with what a run at it showed."""
+    times = run.samples["latency_ms"].to_numpy(dtype=float)
+    return replace(
+        highest,
+        confirmed_ms=math.inf if run.saturated else quantile(times, highest.quantile),
+        confirmed_interval_ms=None if run.saturated else quantile_interval(times, highest.quantile),
+        confirmed_requests=len(times) + run.lost,
+        confirmed_within=int((times <= highest.bound_ms).sum()),
+    )
+
+
+def exceeds(run: OpenRun, bound_ms: float, share: float) -> bool:
+    """Whether latency in a run exceeded a bound; with too few requests for the quantile, if that is no chance."""
+    from scipy.special import bdtrc
+
+    if run.saturated:
+        return True
+    times = run.samples["latency_ms"].to_numpy(dtype=float)
+    if (known := quantile(times, share)) is not None:
+        return known > bound_ms
+    over = int((times > bound_ms).sum())
+    return over > 0 and bool(bdtrc(over - 1, len(times), 1 - share) < _SIGNIFICANT)
+
+
+@dataclass(frozen=True)
+class LoadModel:
+    """A service whose requests were measured alone.
+
+    Attributes
+    ----------
+    service_ms : array
+        How long requests took back to back, in order and without warm-up.
+    servers : int
+        Requests served at the same time.
+    between_ms : float
+        How long a server is busy between two requests: with perfnb's own work, and waiting for Python's lock.
+    extra_ms : mapping of float to array
+        How much longer than back to back requests of their size took after each pause, by its milliseconds.
+    runs : int
+        Simulated runs behind each interval.
+    """
+
+    service_ms: Floats
+    servers: int = 1
+    between_ms: float = 0.0
+    extra_ms: Mapping[float, Floats] = field(default_factory=dict)
+    runs: int = RUNS
+
+    @property
+    def capacity_per_s(self) -> float:
+        """Requests per second that the servers serve if each is busy all the time."""
+        return self.servers * 1e3 / float(self.service_ms.mean())
+
+    @property
+    def closed_per_s(self) -> float:
+        """Requests per second served back to back."""
+        return self.servers * 1e3 / (float(self.service_ms.mean()) + self.between_ms)
+
+    @cached_property
+    def pauses(self) -> pd.DataFrame:
+        """What each pause adds, as `Latency.pauses` describes it."""
+        rows = [
+            (pause, len(extra), float(np.median(extra)), *(quantile_interval(extra, 0.5) or (None, None)))
+            for pause, extra in self.extra_ms.items()
+        ]
+        columns = ["pause_ms", "requests", "extra_ms", "ci_low_ms", "ci_high_ms"]
+        kinds = dict.fromkeys(columns[2:], "Float64") | {"requests": "int64"}
+        return pd.DataFrame(rows, columns=columns).astype(kinds).set_index("pause_ms")
+
+    @cached_property
+    def _loads(self) -> Loads:
+        # What pauses add is only counted where some do for certain: waits are computed faster without.
+        extra = self.extra_ms if (self.pauses["ci_low_ms"] > 0).any() else None
+        return simulate(self.service_ms, self.servers, extra_ms=extra, between_ms=self.between_ms, runs=self.runs)
+
+    def at(self, rate_per_s: float) -> LoadedLatency:
+        """Latency at a rate of independent (Poisson) arrivals."""
+        runs = self._loads.at(rate_per_s, list(QUANTILES.values()))
+        names = [*QUANTILES, "wait_ms", "service_ms"]
+        estimates = {name: self._loads.summed_up(runs[:, place]) for place, name in enumerate(names)}
+        widest = -math.inf
+        for name in QUANTILES:  # a higher quantile has no lower bounds
+            estimate, low, high = estimates[name]
+            widest = max(widest, high)
+            estimates[name] = estimate, low, widest
+        busy_ms = runs[:, -1] + self.between_ms
+        estimates["utilization"] = self._loads.summed_up(busy_ms * rate_per_s / 1e3 / self.servers)
+        unknown = {name for name, q in QUANTILES.items() if quantile(self.service_ms, q) is None}
+        values: dict[str, Any] = {name: None if name in unknown else value for name, (value, *_) in estimates.items()}
+        intervals = {name: (low, high) for name, (_, low, high) in estimates.items() if name not in unknown}
+        return LoadedLatency(rate_per_s, intervals=intervals, **values)
+
+    @cached_property
+    def curve(self) -> pd.DataFrame:
+        """A row per rate, as `Latency.curve` describes it."""
+        rows = []
+        for utilization in UTILIZATIONS:
+            load = self.at(utilization * self.closed_per_s)
+            row: dict[str, float | None] = {"rate_per_s": load.rate_per_s, "utilization": load.utilization}
+            for name in (*QUANTILES, "wait_ms", "service_ms"):
+                low, high = load.intervals.get(name, (None, None))
+                stem = name.removesuffix("_ms")
+                row |= {name: getattr(load, name), f"{stem}_low_ms": low, f"{stem}_high_ms": high}
+            rows.append(row)
+        return pd.DataFrame(rows).astype("Float64")
+
+    def highest_rate(self, bound_ms: float, share: float) -> HighestRate:
+        """The highest rate at which a quantile of latency is within a bound, not confirmed by a run."""
+        return HighestRate(*self._loads.highest_rate(bound_ms, share), bound_ms, share)
+
+
+def load_model_of(measured: Measured) -> LoadModel:
+    """The load model of what was measured."""
+    steady, servers, paused = measured.steady, measured.concurrency, measured.paused
+    between_ms = 0.0
+    if len(steady) >= _FEWEST_EACH * servers:
+        counted = measured.closed[measured.closed["start_ms"] >= steady["start_ms"].min()]
+        lasted_ms = (counted["start_ms"] + counted["service_ms"]).max() - counted["start_ms"].min()
+        between_ms = max(0.0, float(servers * lasted_ms - counted["service_ms"].sum()) / len(counted))
+    usual = steady.groupby("size", observed=True)["service_ms"].median()
+    expected = paused["size"].astype(object).map(usual).astype(float).fillna(float(steady["service_ms"].median()))
+    extra = paused["service_ms"] - expected
+    extra_ms = {float(pause): values.to_numpy(dtype=float) for pause, values in extra.groupby(paused["pause_ms"])}
+    return LoadModel(steady["service_ms"].to_numpy(dtype=float), servers, between_ms, extra_ms)

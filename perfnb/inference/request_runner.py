@@ -1,0 +1,273 @@
+"""Serve requests for real, and note when each came, started and ended: back to back, after pauses, at arrival times
+fixed in advance, and in batches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfnb.inference.samples import FIRST_CALLS
+from perfnb.inference.serving import Requests, TokenTimes, may_hold, require_result, served_by, size_of
+from perfnb.interrupts import InterruptGate
+
+_MOST_REQUESTS = 20_000
+#: Pauses in milliseconds, how many requests follow each, and how few are too few.
+_PAUSES = (0.5, 2.0, 8.0, 32.0, 128.0)
+_MOST_PAUSED, _FEWEST_PAUSED = 40, 12
+#: Batch sizes beside 1, how many batches of each are made and measured, and how few are too few.
+_BATCH_SIZES = (2, 4, 8, 16, 32, 64)
+_BATCHES_MADE, _MOST_BATCHES, _FEWEST_BATCHES = 8, 500, 5
+#: How much longer than its schedule a run may take; what is not served by then is lost to saturation.
+_PATIENCE = 1.5
+#: A sleep may end late by up to this; the rest of a gap is spent looking at the clock.
+_SPIN_S = 1e-3
+#: The longest sleep, after which an interrupt or another server's error is seen.
+_NAP_S = 0.1
+SEED = 20
+
+
+class Served(msgspec.Struct, frozen=True, gc=False):
+    """One served request; instants in nanoseconds of `time.perf_counter_ns`.
+
+    Hidden from Python's garbage collector: thousands of tracked records would trigger a full collection in the middle
+    of a request, which takes a quarter of a second in a notebook that has imported a few libraries.
+    """
+
+    request: int  # its place among the requests
+    size: str
+    arrival_ns: int  # when it was due; when it was started, where nothing was scheduled
+    start_ns: int
+    end_ns: int
+    #: How much later it was started than its arrival and a free server allowed.
+    late_ns: int
+    #: When each token of the answer came, where tokens are asked for.
+    tokens_ns: tuple[int, ...] = ()
+    #: Tokens of the prompt, where a streamer is handed it.
+    prompt_tokens: int | None = None
+
+    @property
+    def service_ms(self) -> float:
+        """How long it took from its start."""
+        return (self.end_ns - self.start_ns) / 1e6
+
+
+def first_calls(served: Sequence[Served]) -> list[bool]:
+    """Which requests are warm-up: the first calls of each size.
+
+    The first calls of all where that would leave none: requests are slow, or no two have the same size.
+    """
+    calls: Counter[str] = Counter()
+    first = []
+    for request in served:
+        first.append(calls[request.size] < FIRST_CALLS)
+        calls[request.size] += 1
+    return [place < min(FIRST_CALLS, len(first) - 1) for place in range(len(first))] if all(first) else first
+
+
+class RequestRunner:
+    """Serves a user's requests in runs that differ in when requests come.
+
+    Parameters
+    ----------
+    serve : callable
+        Serves one request, until its result is on the host.
+    servers : int
+        Requests served at the same time, in threads.
+    progress : callable
+        Called after each request with what is run, how many requests are done, and how many there are.
+    """
+
+    def __init__(
+        self, serve: Callable[[Any], Any], requests: Requests, servers: int, progress: Callable[..., None]
+    ) -> None:
+        self._serve, self._requests, self._servers, self._progress = serve, requests, servers, progress
+        self._draws = requests.draws(SEED)
+
+    def back_to_back(self, seconds: float) -> list[Served]:
+        """Requests without a pause between them."""
+        __tracebackhide__ = True
+        queue = RequestQueue(self._requests, self._draws, _MOST_REQUESTS, seconds)
+        return queue.serve(self._serve, self._servers, lambda done: self._progress("back to back", done))
+
+    def after_pauses(self, usual_s: float, seconds: float) -> tuple[list[Served], list[float]]:
+        """Requests one by one after pauses, as many as fit, and the milliseconds of each pause; none in a short time.
+
+        `usual_s` is how long a request takes.
+        """
+        __tracebackhide__ = True
+        for kinds in range(len(_PAUSES), 0, -1):
+            rounds = int(seconds / (sum(_PAUSES[:kinds]) / 1e3 + kinds * usual_s))
+            if rounds >= _FEWEST_PAUSED:
+                break
+        else:
+            return [], []
+        pauses = list(_PAUSES[:kinds]) * min(rounds, _MOST_PAUSED)
+        np.random.default_rng(SEED).shuffle(pauses)
+        queue = RequestQueue(self._requests, self._draws, len(pauses), _PATIENCE * seconds, pauses_ms=pauses)
+        served = queue.serve(self._serve, done=lambda done: self._progress("after pauses", done, len(pauses)))
+        return served, pauses[: len(served)]
+
+    def on_schedule(self, arrivals_ms: Sequence[float]) -> list[Served]:
+        """Requests that come at these times; those that could not be served while the run lasted are missing."""
+        __tracebackhide__ = True
+        count, seconds = len(arrivals_ms), _PATIENCE * arrivals_ms[-1] / 1e3 + 1.0
+        queue = RequestQueue(self._requests, self._requests.draws(SEED + 1), count, seconds, arrivals_ms=arrivals_ms)
+        return queue.serve(self._serve, self._servers, lambda done: self._progress("at a rate", done, count))
+
+    def in_batches(
+        self, fn: Callable[[Any], Any], batch: Callable[[list[Any]], Any], seconds: float
+    ) -> tuple[dict[int, list[float]], int | None]:
+        """Service times of batches of 2, 4 and so on, as long as there is time to measure them often enough.
+
+        And the first size at which the input that `batch` makes does not seem to hold all requests.
+        """
+        __tracebackhide__ = True
+        times: dict[int, list[float]] = {}
+        short: int | None = None
+        draws = self._requests.draws(SEED + 2)
+        for size in _BATCH_SIZES:
+            batches = Requests([[self._requests[next(draws)] for _ in range(size)] for _ in range(_BATCHES_MADE)])
+            what = f"batches of {size}"
+            served = RequestQueue(
+                *(batches, batches.draws(SEED), _MOST_BATCHES, seconds / len(_BATCH_SIZES)),
+                words=f"a batch of {size} requests",
+            ).serve(
+                served_by(lambda requests: fn(batch(requests))),
+                self._servers,
+                lambda done, what=what: self._progress(what, done),  # type: ignore[misc]
+            )
+            steady = [one.service_ms for one, first in zip(served, first_calls(served), strict=True) if not first]
+            if len(steady) < _FEWEST_BATCHES:
+                break
+            times[size] = steady
+            if short is None and not may_hold(batch(batches[0]), size):
+                short = size
+        return times, short
+
+
+@dataclass
+class RequestQueue:
+    """Requests in order of arrival, taken by whichever server is free.
+
+    Without `arrivals_ms` each server takes its next request when the last one is done. With them, the free server takes
+    the next request when that is due, or at once if it is due already: the schedule never waits for the servers, so
+    latency counted from it holds all waiting (no coordinated omission). With `pauses_ms` a server is idle for so long
+    before each request.
+    """
+
+    requests: Requests
+    draws: Iterator[int]
+    #: No more requests than this are served, nor any that would start after these seconds; but at least one.
+    count: int
+    seconds: float
+    arrivals_ms: Sequence[float] | None = None
+    pauses_ms: Sequence[float] | None = None
+    #: What the note of an error calls a request.
+    words: str = "request {place}"
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._begin_ns = time.perf_counter_ns()
+        self._served: list[Served] = []
+        self._error: BaseException | None = None
+        self._stopped = False
+
+    def serve(
+        self, fn: Callable[[Any], Any], servers: int = 1, done: Callable[[int], None] | None = None
+    ) -> list[Served]:
+        """Serve the requests; `done` is called with how many are.
+
+        Raises
+        ------
+        Exception
+            Whatever `fn` raises, from whichever server, after the others have finished their request; with a note that
+            says which request it was.
+        """
+        __tracebackhide__ = True
+        with InterruptGate() as gate:
+            work = partial(self._work, fn, nullcontext)
+            others = [threading.Thread(target=work, daemon=True) for _ in range(servers - 1)]
+            for other in others:
+                other.start()
+            try:
+                self._work(fn, gate.opened, done)
+                for other in others:  # each serves what it has taken, also what is due later
+                    while other.is_alive():
+                        with gate.opened():
+                            other.join(_NAP_S)
+            finally:
+                self._stopped = True
+                for other in others:
+                    other.join()
+        if self._error is not None:
+            raise self._error
+        return sorted(self._served, key=lambda request: request.start_ns)
+
+    def _work(
+        self,
+        fn: Callable[[Any], Any],
+        opened: Callable[[], AbstractContextManager[Any]],
+        done: Callable[[int], None] | None = None,
+    ) -> None:
+        """Serve until there is nothing left."""
+        __tracebackhide__ = True
+        try:
+            while (taken := self._take()) is not None:
+                place, arrival_ns = taken
+                free_ns = time.perf_counter_ns()
+                request = self.requests[place]
+                size = size_of(request)
+                with opened():
+                    if arrival_ns is not None and not self._sleep_until(arrival_ns):
+                        return
+                    start_ns = time.perf_counter_ns()
+                    try:
+                        result = fn(request)
+                    except Exception as error:
+                        error.add_note(f"It was raised while perfnb served {self.words.format(place=place)}.")
+                        raise
+                    end_ns = time.perf_counter_ns()
+                require_result(result)
+                due_ns = start_ns if arrival_ns is None else arrival_ns
+                late_ns = 0 if arrival_ns is None else start_ns - max(due_ns, free_ns)
+                tokens, prompt = (tuple(result), result.prompt_tokens) if isinstance(result, TokenTimes) else ((), None)
+                self._served.append(Served(place, size, due_ns, start_ns, end_ns, late_ns, tokens, prompt))
+                if done is not None:
+                    done(len(self._served))
+        except BaseException as error:
+            self._stopped = True
+            if threading.current_thread() is threading.main_thread():
+                raise
+            self._error = error
+
+    def _take(self) -> tuple[int, int | None] | None:
+        with self._lock:
+            now_ns = time.perf_counter_ns()
+            late = self._taken > 0 and now_ns > self._begin_ns + 1e9 * self.seconds
+            if self._stopped or self._taken == self.count or late:
+                return None
+            number, self._taken = self._taken, self._taken + 1
+            arrival = None
+            if self.arrivals_ms is not None:
+                arrival = self._begin_ns + round(self.arrivals_ms[number] * 1e6)
+            elif self.pauses_ms is not None:
+                arrival = now_ns + round(self.pauses_ms[number] * 1e6)
+            return next(self.draws), arrival
+
+    def _sleep_until(self, instant_ns: int) -> bool:
+        """Wait for an instant; ``False`` if another server failed meanwhile."""
+        while (left_s := (instant_ns - time.perf_counter_ns()) / 1e9) > 0:
+            if self._stopped:
+                return False
+            time.sleep(min(left_s - _SPIN_S, _NAP_S) if left_s > _SPIN_S else 0)
+        return True

@@ -1,0 +1,188 @@
+"""What runs of requests gave: a row per request, per token and per answer, and the key-value cache. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.stats.intervals import Floats
+
+if TYPE_CHECKING:
+    from perfnb.inference.request_runner import Served
+
+#: Calls of each size that count as warm-up.
+FIRST_CALLS = 2
+#: Columns of the frame of tokens, a row per token: the served request's number in its run, the token's in its answer,
+#: and when it came, in milliseconds after the request's arrival and after the start of its service.
+#: The last column is the length of the prompt, where it is known.
+TOKEN_COLUMNS = ("run", "served", "token", "after_arrival_ms", "after_start_ms", "prompt_tokens")
+
+
+def samples_of(served: Sequence[Served], first: Sequence[bool] | bool = False) -> pd.DataFrame:
+    """A row per request of a run, as `Latency.samples` describes them; `first` says which are warm-up."""
+    names = ["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"]
+    table = pd.DataFrame(list(map(attrgetter(*names), served)), columns=names)
+    began = int(table["arrival_ns"].min()) if len(table) else 0
+    return pd.DataFrame(
+        {
+            "request": table["request"],
+            "size": table["size"].astype("category"),
+            "arrival_ms": (table["arrival_ns"] - began) / 1e6,
+            "start_ms": (table["start_ns"] - began) / 1e6,
+            "wait_ms": (table["start_ns"] - table["arrival_ns"]) / 1e6,
+            "service_ms": (table["end_ns"] - table["start_ns"]) / 1e6,
+            "latency_ms": (table["end_ns"] - table["arrival_ns"]) / 1e6,
+            "late_ms": table["late_ns"] / 1e6,
+            "first": first,
+        }
+    )
+
+
+def tokens_of(run: str, served: Sequence[Served]) -> pd.DataFrame:
+    """A row per token of a run."""
+    rows = [
+        (run, number, place, (at - one.arrival_ns) / 1e6, (at - one.start_ns) / 1e6, one.prompt_tokens)
+        for number, one in enumerate(served)
+        for place, at in enumerate(one.tokens_ns)
+    ]
+    return pd.DataFrame(rows, columns=list(TOKEN_COLUMNS))
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """Requests served at arrival times that were fixed in advance.
+
+    Attributes
+    ----------
+    rate_per_s : float
+        Arrivals per second: those asked for, or those of the recorded schedule.
+    samples : DataFrame
+        As `Latency.samples`, without ``run``.
+    lost : int
+        Requests that were due, and not served while the run lasted.
+    late : float
+        By how much the clock started 1 of 100 requests late, as a share of the median service time.
+    tokens : DataFrame
+        A row per token, if tokens were asked for: ``run``, ``served`` (place among the samples), ``token``,
+        ``after_arrival_ms`` and ``after_start_ms``.
+    concurrency : int
+        Requests served at the same time.
+    """
+
+    rate_per_s: float
+    samples: pd.DataFrame
+    lost: int
+    late: float
+    tokens: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(TOKEN_COLUMNS)), repr=False)
+    concurrency: int = 1
+
+    @property
+    def saturated(self) -> bool:
+        """Whether requests came faster than they were served: some were never, or would not be if the run went on."""
+        busy = self.rate_per_s * float(self.samples["service_ms"].mean()) / 1e3 / self.concurrency
+        return self.lost > 0 or busy >= 1
+
+
+def open_run_of(
+    served: Sequence[Served], arrivals_ms: Sequence[float], rate_per_s: float | None, concurrency: int
+) -> OpenRun:
+    """What a run on a schedule gave."""
+    samples, count = samples_of(served), len(arrivals_ms)
+    late = float(samples["late_ms"].quantile(0.99)) / float(samples["service_ms"].median())
+    rate = rate_per_s or count / arrivals_ms[-1] * 1e3
+    return OpenRun(rate, samples, count - len(served), late, tokens_of("open", served), concurrency)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that was measured of a service."""
+
+    name: str
+    concurrency: int
+    #: Requests served back to back, and alone after pauses, whose lengths are in ``pause_ms``.
+    closed: pd.DataFrame
+    paused: pd.DataFrame
+    open_run: OpenRun | None = None
+    #: The rate that was asked for; ``None`` for recorded arrivals.
+    asked_rate: float | None = None
+    #: The bound that was asked for, and the share of requests to be within it.
+    asked_bound: tuple[float, float] | None = None
+    #: Service times of batches of 2 and more by size; ``None`` if they were not asked for.
+    batches_ms: Mapping[int, Sequence[float]] | None = None
+    #: A size at which the input made by ``batch`` does not seem to hold all requests.
+    short_batch: int | None = None
+    #: Tokens of the requests served back to back; ``None`` if they were not asked for.
+    tokens: pd.DataFrame | None = None
+    #: The key-value cache of an answer, or why it is not known.
+    cache: Cache | str = "tokens were not asked for"
+    price_per_hour: float | None = None
+    #: Joules of a request in each run, or why they are not known.
+    joules: Mapping[str, float | str] = field(default_factory=dict)
+    #: Whether a model was served that was still in training mode.
+    in_training: bool = False
+    #: What may have disturbed the requests.
+    noise: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def steady(self) -> pd.DataFrame:
+        """The requests served back to back, without warm-up."""
+        return self.closed[~self.closed["first"]]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A key-value cache, as it was seen with `length` tokens.
+
+    `layers` holds the bytes per token of each layer, and the most tokens that it keeps: infinite where it grows with
+    the answer, 1 where its size is the same whatever the length.
+    """
+
+    layers: tuple[tuple[int, float], ...]
+    length: int
+
+    def bytes_at(self, length: int) -> int:
+        """Its size with so many tokens."""
+        return sum(token_bytes * int(min(length, most)) for token_bytes, most in self.layers)
+
+
+def by_request(tokens: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
+    """A row per request that gave a token: time to the first token, time per later token, and rate.
+
+    ``tpot_ms`` is (last - first) / (tokens - 1); undefined, and ``NA``, for a single token.
+    """
+    groups = tokens.groupby(["run", "served"], observed=True)
+    first = groups.first()
+    count = groups.size()
+    spread = groups["after_start_ms"].last() - first["after_start_ms"]
+    table = pd.DataFrame(
+        {
+            "tokens": count,
+            "ttft_ms": first["after_arrival_ms"],
+            "prefill_ms": first["after_start_ms"],
+            "decode_ms": spread,
+            "tpot_ms": (spread / (count - 1)).where(count > 1),
+            "prompt_tokens": first["prompt_tokens"],
+        }
+    ).astype({"tpot_ms": "Float64", "prompt_tokens": "Int64"})
+    numbered = samples.assign(served=samples.groupby("run", observed=True).cumcount())
+    known = numbered.set_index(["run", "served"])
+    return table.join(known[["request", "size", "service_ms", "latency_ms", "first"]]).reset_index()
+
+
+def gaps_ms(tokens: pd.DataFrame) -> Floats:
+    """The gaps between consecutive tokens of a request, all requests together."""
+    gaps = tokens.groupby(["run", "served"], observed=True)["after_start_ms"].diff().dropna()
+    return np.asarray(gaps, dtype=float)
+
+
+def goodput(requests: pd.DataFrame, seconds: float, bounds: Mapping[str, float]) -> float:
+    """Requests per second that were within all bounds; one without a second token meets a bound on ``tpot_ms``."""
+    met = pd.Series(True, index=requests.index)
+    for name, bound in bounds.items():
+        met &= requests[name].isna() | (requests[name] <= bound)
+    return float(met.sum()) / seconds
