@@ -26,7 +26,7 @@ from perfnb.recording.from_trace import recording_of_trace
 from perfnb.recording.recording import Recording
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.step_ranges import with_steps
-from perfnb.trace.trace_file import FORMATS_ARE, QUIET_S, Limits, Progress, looks_like, reader_of, readers
+from perfnb.trace.trace_file import FORMATS_ARE, QUIET_S, Limits, OnProgress, looks_like, reader_of, readers
 from perfnb.trace.trace_steps import refuse_odd_layers, refuse_odd_trace
 
 Thing = TypeVar("Thing")
@@ -89,7 +89,7 @@ def read_file(
     path: str | Path,
     limits: Limits,
     rank: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     steps: str | None = None,
 ) -> list[Recording]:
     """Read a trace file as recordings without layers: one, or one for each rank that it holds.
@@ -126,7 +126,7 @@ def read_file(
 
 
 def read_recording(
-    path: str | Path, limits: Limits, rank: int | None = None, progress: Progress | None = None
+    path: str | Path, limits: Limits, rank: int | None = None, progress: OnProgress | None = None
 ) -> Recording:
     """Read a trace file of one rank; see `read_file`."""
     recordings = read_file(path, limits, rank, progress)
@@ -139,7 +139,7 @@ def read_recordings(
     paths: Sequence[Path],
     limits: Limits,
     executor: Executor | None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     steps: str | None = None,
 ) -> list[Recording]:
     """Read the trace files of one job as recordings, in rank order; see `in_rank_order`.
@@ -231,7 +231,7 @@ def _or_raise(answer: list[Recording] | str) -> list[Recording]:
 class _Together:
     """Progress of reading several files, in bytes."""
 
-    def __init__(self, sizes: Sequence[int], progress: Progress | None) -> None:
+    def __init__(self, sizes: Sequence[int], progress: OnProgress | None) -> None:
         self.total = sum(sizes)
         self._sizes = sizes
         self._progress = progress

@@ -41,7 +41,7 @@ class _Bad(ValueError):
     """What is wrong with the data."""
 
 
-class _Reader:
+class _MarshalReader:
     """Reads values of marshal, versions 0 (Python 2) to 5."""
 
     def __init__(self, data: bytearray, kept: Kept) -> None:
@@ -165,7 +165,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
     """Read cProfile's statistics."""
     data = whole_file(path, limits)
     try:
-        reader = _Reader(data, Kept(str(path), limits))
+        reader = _MarshalReader(data, Kept(str(path), limits))
         found = reader.value()
         if not isinstance(found, dict) or not reader.ended:
             raise _Bad("something follows the statistics" if isinstance(found, dict) else "it holds no statistics")

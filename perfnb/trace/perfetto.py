@@ -20,7 +20,7 @@ from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.kineto import DERIVED, INSTANT, WRITTEN
 from perfnb.trace.protobuf import BYTES, VARINT, Buffer, Damaged, double, fields, signed, spans, text, varint
 from perfnb.trace.rows import Rows
-from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT, Limits, Progress, Reader, cut, too_deep, whole_file
+from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT, Limits, OnProgress, Reader, cut, too_deep, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, OPS
 
 #: Numbers of fields: of a packet,
@@ -52,7 +52,7 @@ _GROUPS = ("group", "ranks")
 _USED = {*_NUMBERS, *_TEXTS, *_GROUPS}
 
 
-def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
+def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
     """Read a file; errors as `perfnb.trace.kineto.read`."""
     limits = limits.whole()
     data = whole_file(path, limits, progress)

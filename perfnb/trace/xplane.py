@@ -13,7 +13,7 @@ from perfnb.errors import TraceError
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.protobuf import BYTES, VARINT, Buffer, Damaged, fields, signed, spans, text, varint
 from perfnb.trace.rows import FAR_NS, Rows
-from perfnb.trace.trace_file import Kept, Limits, Progress, Reader, whole_file
+from perfnb.trace.trace_file import Kept, Limits, OnProgress, Reader, whole_file
 from perfnb.trace.xla import CAVEATS, STATS, Stat, XlaPlane, add_device_steps, framework_op, number_of
 
 #: Statistics that are remembered, and the longest of them: most are the same in many events.
@@ -32,7 +32,7 @@ Place = tuple[int, int]
 Paths = dict[tuple[str, str], str]
 
 
-def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
+def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
     """Read a file; errors as `perfnb.trace.kineto.read`."""
     limits = limits.whole()
     data = whole_file(path, limits, progress)

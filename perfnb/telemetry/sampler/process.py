@@ -11,7 +11,7 @@ from typing import NamedTuple
 import psutil
 
 from perfnb.telemetry.sampler import MODULE
-from perfnb.telemetry.sampler.source import Absent, Facts, KeptFiles, Lost, Rates, Source, Values, file_bytes
+from perfnb.telemetry.sampler.source import Absent, DeviceFacts, KeptFiles, Lost, Rates, Source, Values, file_bytes
 
 #: How often to look for new processes if nothing shows that one has started.
 _SEARCH_S = 0.5
@@ -71,7 +71,7 @@ class ProcessSource(Source):
         self._unknown_ns: int | None = None  # a process first seen now may have started since
         self._noted = False
 
-    def facts(self, device: str) -> Facts:
+    def facts(self, device: str) -> DeviceFacts:
         try:
             return {"pid": self._pid, "name": psutil.Process(self._pid).name()}
         except (psutil.Error, OSError):
