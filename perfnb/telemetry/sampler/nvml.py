@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -268,43 +267,29 @@ def find_gpus() -> list[Gpu]:
 def let_through(gpus: list[Gpu], visible: str | None) -> list[NvmlDevice]:
     """The devices that CUDA_VISIBLE_DEVICES, ``None`` if unset, shows, in its order.
 
-    An entry that names nothing ends the list, and so does one of a different kind from the first; a device named twice
-    hides all. Integers count in NVML's order, as in ``nvidia-smi``. CUDA's default puts the fastest GPU first
-    (``CUDA_DEVICE_ORDER``), so with unlike GPUs an integer may mean another one: map CUDA's devices by UUID.
+    An entry that names nothing, or what was named before, ends the list. Integers count in NVML's order, as in
+    ``nvidia-smi``. CUDA's default puts the fastest GPU first (``CUDA_DEVICE_ORDER``), so with unlike GPUs an integer may
+    mean another one: map CUDA's devices by UUID.
     """
     if visible is None:
         return [device for gpu in gpus for device in gpu.devices]
-    entries = [entry.strip() for entry in visible.split(",")]
-    kind = entries[0][:4] if entries[0].startswith(("GPU-", "MIG-")) else ""
-    named = _by_name(gpus, kind)
     chosen: list[NvmlDevice] = []
-    for entry in entries:
-        name = _full_name(entry, kind, list(named))
-        if name is None:
+    for entry in visible.split(","):
+        named = _named(gpus, entry.strip())
+        if not named or named[0] in chosen:
             break
-        if any(device in chosen for device in named[name]):
-            return []
-        chosen += named[name]
+        chosen += named
     return chosen
 
 
-def _by_name(gpus: list[Gpu], kind: str) -> dict[str, list[NvmlDevice]]:
-    if kind == "GPU-":
-        return {gpu.uuid: gpu.devices for gpu in gpus if gpu.uuid}
-    if kind == "MIG-":
-        slices = [device for gpu in gpus for device in gpu.devices if device.mig]
-        return {device.key: [device] for device in slices}
-    return {str(index): gpu.devices for index, gpu in enumerate(gpus)}
-
-
-def _full_name(entry: str, kind: str, names: list[str]) -> str | None:
-    if not kind:  # as in CUDA, what follows the digits is ignored
-        number = re.match(r"\+?0*([0-9]+)", entry)
-        return number[1] if number and number[1] in names else None
-    if entry in names:
-        return entry
-    fitting = [name for name in names if entry.startswith(kind) and name.startswith(entry)]
-    return fitting[0] if len(fitting) == 1 else None
+def _named(gpus: list[Gpu], entry: str) -> list[NvmlDevice]:
+    """The devices of an index or of a UUID, which may be cut short; none if it does not name exactly one."""
+    if entry.isascii() and entry.isdecimal():
+        return gpus[int(entry)].devices if len(entry) < 5 and int(entry) < len(gpus) else []
+    named = {gpu.uuid: gpu.devices for gpu in gpus}
+    named |= {device.key: [device] for gpu in gpus for device in gpu.devices if device.mig}
+    fitting = [devices for uuid, devices in named.items() if entry[:4] in ("GPU-", "MIG-") and uuid.startswith(entry)]
+    return fitting[0] if len(fitting) == 1 else []
 
 
 def _gpu(index: int) -> Gpu:
