@@ -59,7 +59,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
     try:
         file = msgspec.json.decode(data, type=_SpeedscopeFile)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise _bad(path, "it is damaged, or a part of it has another form than speedscope's") from error
+        raise _bad(path, str(error)[:200]) from error
     if not file.profiles:
         raise _bad(path, "it has no profile")
     unit = file.profiles[0].unit

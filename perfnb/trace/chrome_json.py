@@ -108,12 +108,12 @@ class Top(msgspec.Struct, Generic[OneEvent]):
 
 
 class Decoders(Generic[OneEvent]):
-    """Decoders of one event, of a list of them, and of a trace around them; `event` is their struct."""
+    """Decoders of an event, of a list of events, and of a trace; `struct` is what an event becomes."""
 
-    def __init__(self, event: Any) -> None:
-        self.event: msgspec.json.Decoder[OneEvent] = msgspec.json.Decoder(event)
-        self.list: msgspec.json.Decoder[list[OneEvent]] = msgspec.json.Decoder(list[event])
-        self.top: msgspec.json.Decoder[Top[OneEvent]] = msgspec.json.Decoder(Top[event])
+    def __init__(self, struct: Any) -> None:
+        self.event: msgspec.json.Decoder[OneEvent] = msgspec.json.Decoder(struct)
+        self.events: msgspec.json.Decoder[list[OneEvent]] = msgspec.json.Decoder(list[struct])
+        self.trace: msgspec.json.Decoder[Top[OneEvent]] = msgspec.json.Decoder(Top[struct])
 
 
 QUICK: Decoders[Event[Quick]] = Decoders(Event[Quick])
@@ -157,8 +157,8 @@ class Piece(Generic[OneEvent]):
         """Return the same events with every digit of their times."""
         try:
             if self.text.startswith(_BARE):
-                return _EXACT.list.decode(self.text)
-            return _events_of(_EXACT.top.decode(self.text))
+                return _EXACT.events.decode(self.text)
+            return _events_of(_EXACT.trace.decode(self.text))
         except _UNDECODED as error:
             raise odd_time(source, f"a ts or dur after byte {self.place:,}", "it is no number") from error
 
@@ -210,8 +210,8 @@ class ChromeJson(Generic[OneEvent]):
         if text.count(_INNER[:-1]) > (opening == _INSIDE):
             raise _twice(self._source, INNER_KEY)
         if opening == _BARE:
-            events = self._decode(self._decoders.list, text)
-        elif (top := self._decode(self._decoders.top, text)) is not None:
+            events = self._decode(self._decoders.events, text)
+        elif (top := self._decode(self._decoders.trace, text)) is not None:
             self._take(top)
             events = _events_of(top)
         else:
@@ -238,7 +238,7 @@ class ChromeJson(Generic[OneEvent]):
             for found in islice(_START_OF_EVENTS.finditer(bytes(self._text)), _TRIES):
                 tries += 1
                 start, end = found.span()
-                top = self._decode(self._decoders.top, self._text[:start] + _INNER + b"]}")
+                top = self._decode(self._decoders.trace, self._text[:start] + _INNER + b"]}")
                 if top is not None:  # otherwise this is inside another value
                     self._take(top)
                     self._drop(end)
@@ -262,7 +262,7 @@ class ChromeJson(Generic[OneEvent]):
                 continue
             start, end = between.span()
             text = b"".join((b"[", memoryview(self._text)[: start + 1], b"]"))
-            events = self._decode(self._decoders.list, text)
+            events = self._decode(self._decoders.events, text)
             if events is None:  # this is inside an event or after the last one, or the text is damaged
                 target = max(2 * target, end)
                 continue

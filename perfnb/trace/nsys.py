@@ -476,8 +476,8 @@ def _trace(found: _Export, facts: _MachineFacts, pid: int, parts: list[_Part]) -
         negative += int(backwards.sum())
         length[backwards] = 0
         columns["duration_ns"] = length
-    starts, ends = _extent(parts)
-    if not -(2**63) <= facts.base_ns + ends < 2**63 or ends - starts >= 2**63:
+    latest = max(int((part.columns["start_ns"] + part.columns["duration_ns"]).max()) for part in parts)
+    if not -(2**63) <= facts.base_ns + latest < 2**63:
         raise TraceError(f"{found.source} cannot be read as a trace: its times do not fit in 64 bits.")
     filled = {}
     for name in EVENT_COLUMNS:
@@ -514,12 +514,6 @@ def _filled(values: list[Ints | int], lengths: list[int]) -> Ints:
         filled[done : done + length] = one
         done += length
     return filled
-
-
-def _extent(parts: list[_Part]) -> tuple[int, int]:
-    starts = [int(part.columns["start_ns"].min()) for part in parts]
-    ends = [int((part.columns["start_ns"] + part.columns["duration_ns"]).max()) for part in parts]
-    return min(starts), max(ends)
 
 
 def _column(part: _Part, name: str, categories: list[str], pid: int) -> Ints | int:

@@ -75,34 +75,26 @@ class SqliteFile:
         self._limits = limits
         self._raised: BaseException | None = None
         self._cost = self._letters = self._rows = 0
-        self._folder = ExitStack()
-        plain = path
-        try:
-            if is_packed(path):
-                plain = self._unpack()
+        if not path.is_file():
+            raise TraceError(f"{path} cannot be read as a trace: it is not a file.")
+        with ExitStack() as opened:
+            plain = path
+            if is_packed(path):  # unpacked to a file, because SQLite needs to jump around in it
+                plain = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="perfnb-")), "unpacked.sqlite")
+                with plain.open("wb") as file:
+                    file.writelines(blocks_of_file(path, limits))
             else:
                 _require_finished(path)
-            self._bytes = plain.stat().st_size if plain.is_file() else -1
-        except (OSError, ValueError):
-            self._bytes = -1
-        if self._bytes < 0:
-            raise TraceError(f"{path} cannot be read as a trace: it is not a file.")
-        if self._bytes > limits.most_bytes:
-            most = size(limits.most_bytes)
-            raise TraceError(
-                f"{path} was not read: it is {size(self._bytes)}, above {most}; raise max_bytes."
-            )
-        self._report = Reports(progress, self._bytes)
-        try:
+            self._bytes = plain.stat().st_size
+            if self._bytes > limits.most_bytes:
+                most = size(limits.most_bytes)
+                raise TraceError(f"{path} was not read: it is {size(self._bytes)}, above {most}; raise max_bytes.")
+            self._report = Reports(progress, self._bytes)
             with self._errors():
                 # Immutable: neither locks nor the files beside this one count.
                 where = f"{plain.absolute().as_uri()}?mode=ro&immutable=1"
                 self._connection = sqlite3.connect(where, uri=True, isolation_level=None)
-        except BaseException:
-            self._folder.close()
-            raise
-        try:
-            with self._errors():
+                opened.callback(self._connection.close)
                 self._connection.text_factory = bytes
                 self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE)
                 self._connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -110,9 +102,7 @@ class SqliteFile:
                 for setting in ("trusted_schema=OFF", "cell_size_check=ON", "query_only=ON", "mmap_size=0"):
                     self._connection.execute(f"PRAGMA {setting}")
                 self.tables = self._schema()
-        except BaseException:
-            self.close()
-            raise
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> SqliteFile:
         return self
@@ -122,20 +112,7 @@ class SqliteFile:
 
     def close(self) -> None:
         """Close the file, and remove what it was unpacked to."""
-        self._connection.close()
-        self._folder.close()
-
-    def _unpack(self) -> Path:
-        """Unpack a file, because SQLite needs to jump around in it."""
-        folder = self._folder.enter_context(tempfile.TemporaryDirectory(prefix="perfnb-"))
-        plain = Path(folder, "unpacked.sqlite")
-        try:
-            with plain.open("wb") as file:
-                file.writelines(blocks_of_file(self._path, self._limits))
-        except BaseException:
-            self._folder.close()
-            raise
-        return plain
+        self._opened.close()
 
     def columns(self, table: str) -> frozenset[str]:
         """The names of a table's columns; none if the file lacks the table.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from perfnb.errors import TraceError
 from perfnb.files import open_regular
@@ -275,7 +275,7 @@ def _blocks(file: BinaryIO, path: Path, most: int, progress: OnProgress | None) 
 
 def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
     """Unpack a file of one or more parts compressed with gzip, to at most `_BLOCK` bytes at a time."""
-    part = None
+    part: Any = None
     while packed := file.read(_PACKED_BLOCK):
         while packed:
             if part is None:

@@ -53,7 +53,10 @@ def _trace(data: Buffer, rows: Rows) -> TraceColumns:
         if name == _METADATA:
             _add_paths(data, *place, paths, rows.kept)
     for number, (name, place) in enumerate(zip(names, places, strict=True)):
-        base = _plane(data, place, name, rows, number, planes, paths) or base
+        try:
+            base = _plane(data, place, name, rows, number, planes, paths) or base
+        except Damaged as error:
+            raise Damaged(f"{error} (in the plane at byte {place[0]:,})") from error
     add_device_steps(rows, planes)
     return rows.columns(base)
 

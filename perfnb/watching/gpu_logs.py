@@ -64,9 +64,11 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
     for text in _batches(path, limits.whole()):
         part = _part(text, gpus)
         timed = "timestamp" in text or "time" in text
-        known = part["device"].notna() & part.drop(columns=["t_s", "device"]).notna().any(axis=1)
+        known = (part["device"] >= 0) & part.drop(columns=["t_s", "device"]).notna().any(axis=1)
         part = part[known & part["t_s"].notna() if timed else known]
         bad += len(text) - len(part)
+        if part.empty:
+            continue
         if (part["device"] >= _MOST_DEVICES).any():
             raise TraceError(f"{path} was not read: it has more than {_MOST_DEVICES} GPUs, as no machine has.")
         for device, own in part.groupby(part["device"].astype(int)):
@@ -141,12 +143,13 @@ def _part(text: pd.DataFrame, gpus: dict[str, int]) -> pd.DataFrame:
             part[column] = part[column].fillna(values) if column in part else values
     for name in (name for name in _REASONS if name in text):
         digits = text[name].str.extract(_MASK, expand=False)
-        part["throttle_reasons"] = digits.map(lambda mask: int(mask, 16) & 0xFFFFFFFF, na_action="ignore").astype(float)
+        part["throttle_reasons"] = [int(x, 16) & 0xFFFFFFFF if isinstance(x, str) else np.nan for x in digits]
     return part
 
 
 def _numbers(text: pd.Series[Any]) -> pd.Series[Any]:
-    return text.str.extract(_NUMBER, expand=False).astype(object).astype(float)
+    digits = text.str.extract(_NUMBER, expand=False)
+    return pd.to_numeric(digits.astype(object).where(digits.notna(), None), errors="coerce").astype(float)
 
 
 def _seconds(text: pd.DataFrame) -> Any:
