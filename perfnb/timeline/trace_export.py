@@ -135,7 +135,9 @@ def _names_of(events: pd.DataFrame) -> TextColumn:
     return TextColumn([*map(str, labels), *(f"{LAYER_SPAN}{number}" for number in numbers.tolist())], codes)
 
 
-def _readable(names: TextColumn, recording: Recording, events: pd.DataFrame, layer: TextColumn, order: Ints) -> TextColumn:
+def _readable(
+    names: TextColumn, recording: Recording, events: pd.DataFrame, layer: TextColumn, order: Ints
+) -> TextColumn:
     """Names with perfnb's own marks replaced by what they mark; replacements are added at the end."""
     of_ops = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     texts, codes = list(names.texts), names.codes.copy()

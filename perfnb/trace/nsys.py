@@ -61,7 +61,7 @@ _HOOK = re.compile(r"\{'Module': '(?P<name>[^']{1,500})'")
 _LIGHTNING = "[pl][module]"
 _GRAPH_LAUNCH = re.compile(r"cu(?:da)?GraphLaunch")
 
-_NAME, _SEQ, _OP_ID, _SIZES = "text", "', seq = '", "', op_id = '", "', sizes = '"
+_SEQ, _OP_ID, _SIZES = "', seq = '", "', op_id = '", "', sizes = '"
 
 
 @dataclass
@@ -292,7 +292,8 @@ def _recorded(found: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
     order = np.argsort(code[:size], kind="stable")
     sorted_codes = code[:size][order]
     place = np.minimum(np.searchsorted(sorted_codes, code[size:]), size - 1)
-    known = (sorted_codes[place] == code[size:]) & np.isin(columns["syncType"], _ON_EVENT) & (columns["eventId"] != _NO_ID)
+    known = (sorted_codes[place] == code[size:]) & np.isin(columns["syncType"], _ON_EVENT)
+    known &= columns["eventId"] != _NO_ID
     row = order[place]
     return {
         "wait_stream": np.where(known, _missing(events["streamId"])[row], MISSING),

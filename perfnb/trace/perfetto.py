@@ -56,14 +56,15 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
     """Read a file; errors as `perfnb.trace.kineto.read`."""
     limits = limits.whole()
     data = whole_file(path, limits, progress)
-    trace, start = _Trace(str(path), limits), 0
+    trace, place = _Trace(str(path), limits), 0
     try:
         for field_, kind, start, end in spans(data, 0, len(data)):
             if field_ == 1 and kind == BYTES:
+                place = start
                 trace.add(data, start, end)
         return trace.columns()
     except Damaged as error:
-        why = f"{error} (in or after the packet at byte {start:,})"
+        why = f"{error} (in or after the packet at byte {place:,})"
         raise TraceError(f"{path} is not a Perfetto trace that perfnb can read: {why}; record it again.") from error
 
 

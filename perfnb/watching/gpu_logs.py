@@ -102,7 +102,8 @@ def _batches(path: Path, limits: Limits) -> Iterator[pd.DataFrame]:
         for line in filter(str.strip, lines):
             names = _header(line)
             if not names and not line.startswith("#"):
-                cells = line.replace(",", " ").split() if "gpu" in header else [cell.strip() for cell in line.split(",")]
+                is_dmon = "gpu" in header
+                cells = line.replace(",", " ").split() if is_dmon else [cell.strip() for cell in line.split(",")]
                 rows.append(cells if len(cells) == len(header) else [""] * len(header))
                 readings += 1
                 if readings > limits.most_events:
@@ -136,7 +137,7 @@ def _part(text: pd.DataFrame, gpus: dict[str, int]) -> pd.DataFrame:
     if which in ("gpu", "index"):
         part["device"] = _numbers(text[which])
     elif which is not None:
-        part["device"] = text[which].map(lambda name: gpus.setdefault(name, len(gpus)) if name else np.nan).astype(float)
+        part["device"] = [gpus.setdefault(name, len(gpus)) if name else np.nan for name in text[which]]
     for name, column in (_DMON if "gpu" in text else _QUERIED).items():
         if name in text:
             values = _numbers(text[name]) * _UNITS.get(column, 1.0)

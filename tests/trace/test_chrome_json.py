@@ -180,9 +180,7 @@ def test_events_of_any_kind_are_capped() -> None:
     data = json.dumps([EVENT, {}] * 50).encode()
 
     assert sum(pieces_of(data, max_events=100)[0]) == 100
-    with pytest.raises(
-        TraceError, match=r"more than 99 events, names and values; if you trust it, raise max_events\."
-    ):
+    with pytest.raises(TraceError, match=r"more than 99 events, names and values; if you trust it, raise max_events\."):
         pieces_of(data, max_events=99)
 
 
@@ -201,7 +199,7 @@ def test_events_of_any_kind_are_capped() -> None:
 def test_text_held_in_memory_is_capped(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chrome_json, "_MOST_HELD", 500_000 + 2 * chrome_json._PIECE)
     blocks = (text[begin : begin + 1000] for begin in range(0, len(text), 1000))
-    with pytest.raises(TraceError, match=r"no event ends within .* after byte .*, so it is damaged there or no trace\."):
+    with pytest.raises(TraceError, match=r"no event ends within .* after byte .*, so it is damaged there"):
         list(ChromeJson(blocks, "the trace", Limits(), QUICK).pieces())
     assert next(blocks, None) is not None  # most of it was not even read
     monkeypatch.setattr(chrome_json, "_MOST_HELD", 5 * 10**6)

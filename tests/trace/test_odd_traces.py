@@ -14,10 +14,8 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
-from perfnb.trace import chrome_json, trace_file, trace_steps
-from perfnb.trace.chrome_json import ChromeJson
+from perfnb.trace import trace_steps
 from perfnb.trace.kineto import decode
-from perfnb.trace.trace_file import Limits
 
 Events = list[dict[str, Any]]
 

@@ -268,8 +268,8 @@ def let_through(gpus: list[Gpu], visible: str | None) -> list[NvmlDevice]:
     """The devices that CUDA_VISIBLE_DEVICES, ``None`` if unset, shows, in its order.
 
     An entry that names nothing, or what was named before, ends the list. Integers count in NVML's order, as in
-    ``nvidia-smi``. CUDA's default puts the fastest GPU first (``CUDA_DEVICE_ORDER``), so with unlike GPUs an integer may
-    mean another one: map CUDA's devices by UUID.
+    ``nvidia-smi``. CUDA's default puts the fastest GPU first (``CUDA_DEVICE_ORDER``), so with unlike GPUs an integer
+    may mean another one: map CUDA's devices by UUID.
     """
     if visible is None:
         return [device for gpu in gpus for device in gpu.devices]
@@ -288,7 +288,8 @@ def _named(gpus: list[Gpu], entry: str) -> list[NvmlDevice]:
         return gpus[int(entry)].devices if len(entry) < 5 and int(entry) < len(gpus) else []
     named = {gpu.uuid: gpu.devices for gpu in gpus}
     named |= {device.key: [device] for gpu in gpus for device in gpu.devices if device.mig}
-    fitting = [devices for uuid, devices in named.items() if entry[:4] in ("GPU-", "MIG-") and uuid.startswith(entry)]
+    is_uuid = entry.startswith(("GPU-", "MIG-"))
+    fitting = [devices for uuid, devices in named.items() if is_uuid and uuid.startswith(entry)]
     return fitting[0] if len(fitting) == 1 else []
 
 
