@@ -98,7 +98,7 @@ class _MarshalReader:
 
     def _dict(self, depth: int) -> dict[Any, Any]:
         found = {}
-        while self._data[self.at : self.at + 1] not in (b"0", b"\xb0"):
+        while bytes(self._data[self.at : self.at + 1]) not in (b"0", b"\xb0"):
             key = self.value(depth + 1)
             if not (isinstance(key, tuple) and _is_flat(key)):
                 raise _Bad("a key is not a function")
@@ -117,7 +117,7 @@ class _MarshalReader:
 
     def _long(self) -> int:
         """An integer in digits of 15 bits."""
-        count = self._number("<i")
+        count: int = self._number("<i")
         if abs(count) > 5:
             raise _Bad("a number is far too large")
         digits = [self._number("<H") for _ in range(abs(count))]

@@ -38,8 +38,8 @@ from perfnb.trace.chrome_json import (
     depth_of,
     odd_time,
 )
-from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
 from perfnb.trace.collective_messages import may_send, message_of, runs_on_host
+from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
 from perfnb.trace.trace_file import (
     GZIP,
     LIMITS,

@@ -382,10 +382,10 @@ def _forward_threads(labels: list[str], columns: Mapping[str, Ints]) -> Ints:
 def _other_calls(found: _Export) -> None:
     """Calls of the operating system, and what the profiler itself took."""
     for table, category in ((_SYSTEM, "os_runtime"), *((table, "overhead") for table in _OVERHEADS)):
-        if {"globalTid", "nameId"} <= found.file.columns(table):
-            if columns := _table(found, table, "globalTid", "nameId"):
-                names = _named(found, columns["nameId"], "call without a name")
-                _add(found, category, columns, {"name": names, "thread": _part_of(columns["globalTid"])})
+        there = {"globalTid", "nameId"} <= found.file.columns(table)
+        if there and (columns := _table(found, table, "globalTid", "nameId")):
+            names = _named(found, columns["nameId"], "call without a name")
+            _add(found, category, columns, {"name": names, "thread": _part_of(columns["globalTid"])})
 
 
 @dataclass(frozen=True)
@@ -480,7 +480,7 @@ def _trace(found: _Export, facts: _MachineFacts, pid: int, parts: list[_Part]) -
     latest = max(int((part.columns["start_ns"] + part.columns["duration_ns"]).max()) for part in parts)
     if not -(2**63) <= facts.base_ns + latest < 2**63:
         raise TraceError(f"{found.source} cannot be read as a trace: its times do not fit in 64 bits.")
-    filled = {}
+    filled: dict[str, Any] = {}
     for name in EVENT_COLUMNS:
         filled[name] = _filled([_column(part, name, categories, pid) for part in parts], lengths)
         for part in parts:

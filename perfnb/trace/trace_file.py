@@ -58,13 +58,16 @@ _MOST_RATIO, _RATIO_FROM = 200, 32 * 2**20
 GZIP = b"\x1f\x8b"
 #: Compressed bytes that are unpacked together: few, because what follows the end of a part is copied for each part.
 _PACKED_BLOCK = 2**14
-#: First bytes of content that is no text, and what such a file is.
-_NO_TEXT = {
+#: First bytes of content that is packed (once more), and of other files that are no text, and what such a file is.
+_PACKED = {
     GZIP: "compressed twice",
     b"PK\x03\x04": "a ZIP archive",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
     b"BZh": "compressed with bzip2",
     b"\xfd7zXZ": "compressed with xz",
+}
+_NO_TEXT = {
+    **_PACKED,
     b"PAR1": "a Parquet file",
     b"SQLite format 3": "an SQLite database",
 }
@@ -198,14 +201,11 @@ def reader_of(path: Path) -> Reader | None:
 
 def looks_like(path: Path) -> str:
     """Say in parentheses what a file that no reader recognises is, if its first bytes tell; never quote them."""
-    what = _no_text(head_of(path))
-    if not what:
-        return ""
-    return f" (it is {what}: unpack it first)" if what.startswith(("compressed", "a ZIP")) else f" (it is {what})"
-
-
-def _no_text(head: bytes) -> str:
-    return next((what for magic, what in _NO_TEXT.items() if head.startswith(magic)), "")
+    head = head_of(path)
+    for magic, what in _NO_TEXT.items():
+        if head.startswith(magic):
+            return f" (it is {what}: unpack it first)" if magic in _PACKED else f" (it is {what})"
+    return ""
 
 
 def head_of(path: Path) -> bytes:
@@ -255,7 +255,7 @@ def _blocks(file: BinaryIO, path: Path, most: int, progress: OnProgress | None) 
     file.seek(0)
     report, done = Reports(progress, length), 0
     for block in _unpacked(file, path) if packed else iter(lambda: file.read(_BLOCK), b""):
-        if not done and (what := _no_text(block)):
+        if not done and (what := next((_PACKED[magic] for magic in _PACKED if block.startswith(magic)), "")):
             raise TraceError(f"{path} cannot be read as a trace: it is {what}; unpack or export it as JSON first.")
         done += len(block)
         if done > most:

@@ -74,7 +74,7 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
         for device, own in part.groupby(part["device"].astype(int)):
             facts.setdefault(int(device), _facts(text.loc[own.index[0]]))
         told, dated = told and any(name in text for name in _WHICH), "time" not in text or "date" in text
-        ignored |= dict.fromkeys(name for name in text if name not in _SHOWN)
+        ignored |= dict.fromkeys(name for name in map(str, text) if name not in _SHOWN)
         parts.append(part)
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if table.empty:
@@ -158,8 +158,8 @@ def _seconds(text: pd.DataFrame) -> Any:
     if "timestamp" in text:
         stamps = pd.to_datetime(text["timestamp"], format="%Y/%m/%d %H:%M:%S.%f", errors="coerce")
     elif "time" in text:
-        days = text["date"] if "date" in text else "20000101"
-        stamps = pd.to_datetime(days + " " + text["time"], format="%Y%m%d %H:%M:%S", errors="coerce")
+        words = text.get("date", "20000101") + " " + text["time"]
+        stamps = pd.to_datetime(words, format="%Y%m%d %H:%M:%S", errors="coerce")
     else:
         return np.nan
     return (stamps - pd.Timestamp("2000-01-01")).dt.total_seconds()
@@ -177,7 +177,9 @@ def _facts(row: pd.Series[Any]) -> dict[str, Any]:
     return facts
 
 
-def _record(table: pd.DataFrame, facts: dict[int, dict[str, Any]], notes: list[str]) -> Any:
+def _record(
+    table: pd.DataFrame, facts: dict[int, dict[str, Any]], notes: list[str]
+) -> tuple[WatchRecord, dict[str, Any]]:
     table["t_s"] = (table["t_s"] - table["t_s"].min()).round(6)
     columns, gaps = {}, []
     for device, own in table.sort_values("t_s", kind="stable").groupby(table["device"].astype(int)):
@@ -186,7 +188,7 @@ def _record(table: pd.DataFrame, facts: dict[int, dict[str, Any]], notes: list[s
         if "throttle_reasons" in own:
             own = own.fillna({"throttle_reasons": -1.0})
         columns[f"gpu{device}"] = {
-            **{name: own[name].to_numpy(dtype=float) for name in own if name != "device"},
+            **{str(name): own[name].to_numpy(dtype=float) for name in own if name != "device"},
             **{"window_s": window, "read_ms": unknown, "late_ms": unknown},
             **{"missed_ticks": np.zeros(len(own)), "readings": np.ones(len(own))},
         }

@@ -11,7 +11,7 @@ import pytest
 from perfnb.errors import RecordingError
 from perfnb.recording import storage
 from perfnb.recording.samples import watch_record
-from perfnb.telemetry.history import MOST_MARKS, WatchMark, Marks
+from perfnb.telemetry.history import MOST_MARKS, Marks, WatchMark
 from perfnb.watching.saved import WATCH, load_watch, save_watch
 
 NAN = float("nan")

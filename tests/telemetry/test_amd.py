@@ -103,7 +103,9 @@ def test_values_and_facts(machine: Machine, capfd: pytest.CaptureFixture[str]) -
         ),
     ],
 )
-def test_where_a_meter_lacks_a_value_another_has_it(machine: Machine, change: dict[str, Any], metric: str, value: float) -> None:
+def test_where_a_meter_lacks_a_value_another_has_it(
+    machine: Machine, change: dict[str, Any], metric: str, value: float
+) -> None:
     source = machine(change)
     assert source.read(FIRST, 1)[metric] == pytest.approx(value)
     assert source.notes == []
