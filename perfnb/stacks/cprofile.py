@@ -120,7 +120,7 @@ class _MarshalReader:
         count: int = self._number("<i")
         if abs(count) > 5:
             raise _Bad("a number is far too large")
-        digits = [self._number("<H") for _ in range(abs(count))]
+        digits: list[int] = [self._number("<H") for _ in range(abs(count))]
         whole = sum(digit << (15 * place) for place, digit in enumerate(digits))
         return -whole if count < 0 else whole
 
