@@ -118,9 +118,9 @@ _LEAST = """
 import gc, gzip, json, sys, time
 import msgspec
 from perfnb.trace import kineto
-from perfnb.trace.chrome_json import Quick, Top
+from perfnb.trace.chrome_json import Event, Quick, Top
 path = sys.argv[1]
-decoder = msgspec.json.Decoder(Top[Quick])
+decoder = msgspec.json.Decoder(Top[Event[Quick]])
 begin = time.process_time()
 data = (gzip.open if path.endswith(".gz") else open)(path, "rb").read()
 gc.disable()

@@ -79,7 +79,13 @@ class HostProfile(_Graph):
 
     @property
     def stacks(self) -> pd.DataFrame:
-        """One row per distinct stack (``a;b;c``, outermost first), heaviest first; empty for cProfile."""
+        """One row per distinct stack (``a;b;c``, outermost first), heaviest first; empty for cProfile.
+
+        Raises
+        ------
+        TraceError
+            If the stacks have more than 268,435,456 letters in all.
+        """
         return stack_table(self._record)
 
     @property

@@ -5,10 +5,9 @@ A kind of file or folder is one `perfnb.recording.reading.Loader` in the room it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -60,7 +59,6 @@ SEVERAL = "perfnb.ranks.ranks:load_several"
 OF_RECORDINGS = "perfnb.ranks.ranks:of_recordings"
 #: Entries of a folder that are looked at.
 _MOST_INSIDE = 1000
-_NAMES = tuple(field.name for field in fields(Limits))
 
 
 def loaders() -> Iterator[Loader]:
@@ -72,7 +70,6 @@ def load(
     path: str | Path | Sequence[str | Path],
     *,
     steps: str | None = None,
-    limits: Mapping[str, int] | None = None,
     executor: Executor | None = None,
     max_bytes: int | None = None,
     max_events: int | None = None,
@@ -95,15 +92,12 @@ def load(
         (``rank3``), else the position in the list. A list or folder of one trace is one rank's `Ranks`.
     steps : str, optional
         Name of the range that marks the steps of a trace, such as ``"iteration"``; a number may follow it.
-    limits : mapping of str to int, optional
-        What a file may ask for before it is refused, such as ``{"max_bytes": 2**34}``: ``max_bytes`` (of its content,
-        unpacked) and ``max_events``. The defaults are 8 GiB and 25,000,000 events for traces of torch.profiler and
-        Nsight Systems; for all other formats 256 MiB and 4,000,000 events, names and values, so that no file takes
-        more than 2 GiB of memory.
     executor : concurrent.futures.Executor, optional
         Reads the traces of several ranks. By default, perfnb starts processes of its own if there is much to read.
     max_bytes, max_events : int, optional
-        Another spelling of the same limits.
+        What a file may ask for before it is refused: bytes of its content, unpacked, and events. The defaults are 8 GiB
+        and 25,000,000 events for traces of torch.profiler and Nsight Systems; for all other formats 256 MiB and
+        4,000,000 events, names and values, so that no file takes more than 2 GiB of memory.
 
     Raises
     ------
@@ -114,22 +108,21 @@ def load(
     TypeError, ValueError
         If an argument is none of the above.
     """
-    older = {"max_bytes": max_bytes, "max_events": max_events}
-    chosen = _limits(limits, {name: value for name, value in older.items() if value is not None})
+    limits = Limits(_require_limit("max_bytes", max_bytes), _require_limit("max_events", max_events))
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise TypeError(
             f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {shown(executor)}."
         )
     _require_name(steps)
     if not isinstance(path, str | Path):
-        ranks: Ranks = resolve_name(SEVERAL)(_paths(path), chosen, executor, steps)
+        ranks: Ranks = resolve_name(SEVERAL)(_paths(path), limits, executor, steps)
         return ranks
     source = locate(usable(path))
     for loader in loaders():
         if loader.recognise(source):
             if steps is not None and not loader.has_steps:
                 raise TraceError(f"Steps can be named in traces only, and {source} is not one.")
-            loaded: Loaded = loader.load(source, chosen, executor, *([steps] if loader.has_steps else []))
+            loaded: Loaded = loader.load(source, limits, executor, *([steps] if loader.has_steps else []))
             return loaded
     raise _unknown(source)
 
@@ -139,23 +132,13 @@ def _require_name(steps: object) -> None:
         raise TypeError(f"steps must be the name of a range, such as 'iteration', not {shown(steps)}.")
 
 
-def _limits(given: object, older: dict[str, Any]) -> Limits:
-    if given is None:
-        given = {}
-    if not isinstance(given, Mapping):
-        raise TypeError(f"limits must be a mapping, such as {{'max_bytes': 2**34}}, not {shown(given)}.")
-    for name in given:
-        if name not in _NAMES:
-            raise ValueError(f"limits has no {shown(name)}; its names are {', '.join(_NAMES)}.")
-    if twice := sorted(set(given) & set(older)):
-        raise TypeError(f"{twice[0]} is given twice: in limits and as an argument of its own.")
-    limits: dict[str, Any] = {**given, **older}
-    for name, value in limits.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be a whole number, not {shown(value)}.")
-        if value <= 0:
-            raise ValueError(f"{name} must be a number above 0, not {shown(value)}.")
-    return Limits(**limits)
+def _require_limit(name: str, value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"{name} must be a whole number, not {shown(value)}.")
+    if value is not None and value <= 0:
+        raise ValueError(f"{name} must be a number above 0, not {shown(value)}.")
+    limit: int | None = value
+    return limit
 
 
 def _paths(path: object) -> list[Path]:

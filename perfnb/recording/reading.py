@@ -24,7 +24,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import SavedProfile
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.step_ranges import with_steps
-from perfnb.trace.trace_file import FORMATS_ARE, QUIET_S, Limits, Progress, looks_like, reader_of, readers
+from perfnb.trace.trace_file import FORMATS_ARE, QUIET_S, Limits, OnProgress, looks_like, reader_of, readers
 from perfnb.trace.trace_steps import refuse_odd_layers, refuse_odd_trace
 
 #: Bytes of files from which processes of their own read them.
@@ -60,7 +60,7 @@ def read_file(
     path: str | Path,
     limits: Limits,
     rank: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     steps: str | None = None,
 ) -> list[Recording]:
     """Read a trace file as recordings without layers: one, or one for each rank that it holds.
@@ -100,7 +100,7 @@ def read_recordings(
     paths: Sequence[Path],
     limits: Limits,
     executor: Executor | None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     steps: str | None = None,
 ) -> list[Recording]:
     """Read the trace files of one job as recordings, in rank order; see `in_rank_order`.
@@ -186,7 +186,7 @@ def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None)
         return str(error)
 
 
-def _tell_more(progress: Progress, before: int, total: int, done: int, _: int) -> None:
+def _tell_more(progress: OnProgress, before: int, total: int, done: int, _: int) -> None:
     progress(before + done, total)
 
 

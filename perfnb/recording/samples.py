@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
-from perfnb.telemetry.history import Mark, throttle_words
+from perfnb.telemetry.history import WatchMark, throttle_words
 
 Columns = Mapping[str, Mapping[str, NDArray[np.float64]]]
 
 
-def watch_record(columns: Columns, marks: Sequence[Mark], shift_s: float = 0.0) -> WatchRecord:
+def watch_record(columns: Columns, marks: Sequence[WatchMark], shift_s: float = 0.0) -> WatchRecord:
     """Make the frames of a watch.
 
     Parameters
     ----------
     columns : mapping
         Readings by device and column, as `perfnb.telemetry.watcher.Watcher.columns` gives them.
-    marks : sequence of Mark
+    marks : sequence of WatchMark
     shift_s : float
         Added to every time.
     """
@@ -34,7 +34,7 @@ def watch_record(columns: Columns, marks: Sequence[Mark], shift_s: float = 0.0) 
         samples["mark"] = _mark_at(samples["t_s"].to_numpy(float), marks)
         samples["t_s"] += shift_s
         samples = samples.sort_values("t_s", kind="stable", ignore_index=True)
-    table = pd.DataFrame(marks, columns=list(Mark._fields))
+    table = pd.DataFrame(marks, columns=list(WatchMark._fields))
     table[["start_s", "end_s"]] = table[["start_s", "end_s"]].astype("Float64") + shift_s
     return WatchRecord(conform(samples, "samples"), conform(table, "marks"))
 
@@ -52,7 +52,7 @@ def _device_frame(device: str, columns: Mapping[str, NDArray[np.float64]]) -> pd
     return frame.assign(device=device)
 
 
-def _mark_at(times: NDArray[np.float64], marks: Sequence[Mark]) -> NDArray[np.object_]:
+def _mark_at(times: NDArray[np.float64], marks: Sequence[WatchMark]) -> NDArray[np.object_]:
     """Return the name of the innermost mark at each time."""
     order = np.argsort(times, kind="stable")
     ordered = times[order]

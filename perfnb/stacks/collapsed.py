@@ -9,7 +9,7 @@ from pathlib import Path
 from perfnb.errors import TraceError
 from perfnb.quantities import counted
 from perfnb.recording.nesting import NONE
-from perfnb.stacks.formats import LONGEST_LINE, Format, HostRecord, text_of
+from perfnb.stacks.formats import Format, HostRecord, text_of
 from perfnb.stacks.tree import Function, TreeBuilder
 from perfnb.trace.trace_file import Limits, lines_of_file
 from perfnb.trace_names import without_address
@@ -41,7 +41,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
     builder, bad, idle, whole = TreeBuilder(str(path), limits), 0, 0.0, 0.0
     stacks: dict[tuple[int, ...], float] = {}
     number: dict[str, int] = {}
-    for line in lines_of_file(path, limits, LONGEST_LINE):
+    for line in lines_of_file(path, limits):
         if not line.strip() or line.startswith(_COMMENTS):
             continue
         stack, _, count = line.strip().replace("\t", " ").rpartition(" ")

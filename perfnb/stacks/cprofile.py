@@ -25,6 +25,15 @@ from perfnb.trace_names import without_address
 #: Statistics are a dict of tuples with a dict of tuples.
 _DEEPEST = 5
 _SCALARS = (str, int, float, type(None))
+#: Types by their codes: those of Python 2's dumps too. How a number is packed, the length of a text and its encoding,
+#: and the length of a tuple.
+_NUMBERS = {"i": "<i", "I": "<q", "g": "<d"}
+_TEXTS = {
+    **dict.fromkeys("zZ", ("<B", "latin-1")),
+    **dict.fromkeys("aA", ("<I", "latin-1")),
+    **dict.fromkeys("stu", ("<I", "utf-8")),
+}
+_TUPLES = {"(": "<I", ")": "<B"}
 _NOTES = (
     "cProfile counts calls and times them; it keeps no stacks, so there is no flame graph.",
     "cProfile's own cost per call is in the times: functions that call many short ones look slower than they are.",
@@ -41,18 +50,14 @@ class _Bad(ValueError):
     """What is wrong with the data."""
 
 
-class _Reader:
+class _MarshalReader:
     """Reads values of marshal, versions 0 (Python 2) to 5."""
 
     def __init__(self, data: bytearray, kept: Kept) -> None:
-        self._data, self._at, self._kept = data, 0, kept
+        self.at = 0  # how much was read
+        self._data, self._kept = data, kept
         self._refs: list[Any] = []
         self._interned: list[str] = []
-
-    @property
-    def ended(self) -> bool:
-        """Whether everything was read."""
-        return self._at == len(self._data)
 
     def value(self, depth: int = 0) -> Any:
         """The next value."""
@@ -61,10 +66,8 @@ class _Reader:
         self._kept.add()
         code = self._take(1)[0]
         kind, kept = chr(code & 0x7F), bool(code & 0x80)
-        if kind == "r":
-            return self._known(self._refs, self._number("<I"))
-        if kind == "R":  # Python 2
-            return self._known(self._interned, self._number("<I"))
+        if kind in "rR":  # the latter in Python 2
+            return self._known(self._refs if kind == "r" else self._interned, self._number("<I"))
         place = len(self._refs)
         if kept:
             self._refs.append(_Bad)
@@ -74,40 +77,28 @@ class _Reader:
         return found
 
     def _of(self, kind: str, depth: int) -> Any:
-        if kind in "NFT":
-            return {"N": None, "F": False, "T": True}[kind]
-        if kind == "i":
-            return self._number("<i")
-        if kind == "I":
-            return self._number("<q")
-        if kind == "l":
-            return self._long()
-        if kind == "g":
-            return struct.unpack("<d", self._take(8))[0]
-        if kind == "f":
-            return self._decimal()
-        if kind in "zZ":
-            return self._text(self._take(1)[0], "latin-1")
-        if kind in "aA":
-            return self._text(self._number("<I"), "latin-1")
-        if kind in "stu":
-            text = self._text(self._number("<I"), "utf-8")
+        if kind == "N":
+            return None
+        if kind in _NUMBERS:
+            return self._number(_NUMBERS[kind])
+        if kind in _TEXTS:
+            length, encoding = _TEXTS[kind]
+            text = cut(self._take(self._number(length))[:MOST_TEXT_BYTES].decode(encoding, "replace"))
             if kind == "t":
                 self._interned.append(text)
             return text
-        if kind in "()":
-            count = self._number("<I") if kind == "(" else self._take(1)[0]
-            if count > 5:
-                raise _Bad("a tuple is longer than those of statistics")
-            return tuple(self.value(depth + 1) for _ in range(count))
+        if kind in _TUPLES:
+            return tuple(self.value(depth + 1) for _ in range(self._number(_TUPLES[kind])))
         if kind == "{":
             return self._dict(depth)
+        if kind == "l":
+            return self._long()
         word = "a code object" if kind == "c" else f"a value of type {kind!a}"
         raise _Bad(f"it holds {word}, which statistics never do")
 
     def _dict(self, depth: int) -> dict[Any, Any]:
         found = {}
-        while self._peek() != "0":
+        while bytes(self._data[self.at : self.at + 1]) not in (b"0", b"\xb0"):
             key = self.value(depth + 1)
             if not (isinstance(key, tuple) and _is_flat(key)):
                 raise _Bad("a key is not a function")
@@ -115,38 +106,23 @@ class _Reader:
         self._take(1)
         return found
 
-    def _peek(self) -> str:
-        if self._at >= len(self._data):
-            raise _Bad("it ends too early")
-        return chr(self._data[self._at] & 0x7F)
-
     def _take(self, count: int) -> bytearray:
-        if count > len(self._data) - self._at:
+        if count > len(self._data) - self.at:
             raise _Bad("it ends too early")
-        self._at += count
-        return self._data[self._at - count : self._at]
+        self.at += count
+        return self._data[self.at - count : self.at]
 
-    def _number(self, form: str) -> int:
-        return int(struct.unpack(form, self._take(struct.calcsize(form)))[0])
+    def _number(self, form: str) -> Any:
+        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
     def _long(self) -> int:
         """An integer in digits of 15 bits."""
-        count = self._number("<i")
+        count: int = self._number("<i")
         if abs(count) > 5:
             raise _Bad("a number is far too large")
-        digits = [self._number("<H") for _ in range(abs(count))]
+        digits: list[int] = [self._number("<H") for _ in range(abs(count))]
         whole = sum(digit << (15 * place) for place, digit in enumerate(digits))
         return -whole if count < 0 else whole
-
-    def _decimal(self) -> float:
-        """A float as text, of marshal's versions 0 and 1."""
-        try:
-            return float(self._take(self._take(1)[0]))
-        except ValueError:
-            raise _Bad("a number cannot be read") from None
-
-    def _text(self, count: int, encoding: str) -> str:
-        return cut(self._take(count)[:MOST_TEXT_BYTES].decode(encoding, "replace"))
 
     def _known(self, values: list[Any], place: int) -> Any:
         if place >= len(values) or values[place] is _Bad:
@@ -164,14 +140,15 @@ def _is_flat(values: tuple[Any, ...]) -> bool:
 def read(path: Path, limits: Limits) -> HostRecord:
     """Read cProfile's statistics."""
     data = whole_file(path, limits)
+    reader = _MarshalReader(data, Kept(str(path), limits))
     try:
-        reader = _Reader(data, Kept(str(path), limits))
         found = reader.value()
-        if not isinstance(found, dict) or not reader.ended:
+        if not isinstance(found, dict) or reader.at < len(data):
             raise _Bad("something follows the statistics" if isinstance(found, dict) else "it holds no statistics")
         rows = [_row(key, value) for key, value in found.items()]
-    except (_Bad, struct.error) as error:
-        raise TraceError(f"{path} cannot be read as statistics of cProfile: {error}.") from error
+    except _Bad as error:
+        why = f"{error} (byte {reader.at:,})"
+        raise TraceError(f"{path} cannot be read as statistics of cProfile: {why}.") from error
     calls = np.array([row[1] for row in rows], dtype=np.int64)
     table = pd.DataFrame(
         {

@@ -20,8 +20,6 @@ FORMATS = (
     "perfnb.stacks.perf_script:FORMAT",
     "perfnb.stacks.collapsed:FORMAT",
 )
-#: Letters of a line of text.
-LONGEST_LINE = 2**20
 
 
 @dataclass(frozen=True)

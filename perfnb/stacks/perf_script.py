@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from perfnb.errors import TraceError
-from perfnb.stacks.formats import LONGEST_LINE, Format, HostRecord, text_of
+from perfnb.stacks.formats import Format, HostRecord, text_of
 from perfnb.stacks.tree import DEEPEST, Function, TreeBuilder
 from perfnb.trace.trace_file import Limits, lines_of_file
 
@@ -38,7 +38,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
     header: tuple[str, str] | None = None
     frames: list[int] = []
     bad = 0
-    for line in chain(lines_of_file(path, limits, LONGEST_LINE), [""]):
+    for line in chain(lines_of_file(path, limits), [""]):
         if line.startswith("#"):
             continue
         if line[:1].isspace() and line.strip():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,7 +28,7 @@ class _Shared(msgspec.Struct):
     frames: list[_Frame]
 
 
-class _Event(msgspec.Struct):
+class _StackEvent(msgspec.Struct):
     type: str
     at: float
     frame: int
@@ -43,10 +42,10 @@ class _Profile(msgspec.Struct):
     endValue: float = 0.0
     samples: list[list[int]] = []
     weights: list[float] = []
-    events: list[_Event] = []
+    events: list[_StackEvent] = []
 
 
-class _File(msgspec.Struct):
+class _SpeedscopeFile(msgspec.Struct):
     shared: _Shared
     profiles: list[_Profile]
     exporter: str | None = None
@@ -57,9 +56,9 @@ def read(path: Path, limits: Limits) -> HostRecord:
     data = whole_file(path, limits)
     refuse_many_values(data, str(path), limits)
     try:
-        file = msgspec.json.decode(data, type=_File)
+        file = msgspec.json.decode(data, type=_SpeedscopeFile)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise TraceError(f"{path} cannot be read as a speedscope profile: {_plain(error)}.") from error
+        raise _bad(path, str(error)[:200]) from error
     if not file.profiles:
         raise _bad(path, "it has no profile")
     unit = file.profiles[0].unit
@@ -150,10 +149,6 @@ def _function(frame: _Frame) -> Function:
 
 def _bad(path: Path, why: str) -> TraceError:
     return TraceError(f"{path} cannot be read as a speedscope profile: {why}.")
-
-
-def _plain(error: Any) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".")
 
 
 FORMAT = Format(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from perfnb.errors import TraceError
 from perfnb.recording.nesting import NONE, Floats, Ints
 from perfnb.recording.schema import conform
 from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tree import CallTree, Function, function_frame, numbers_of, sums_by
+from perfnb.trace.trace_file import MOST_LETTERS
 
 #: The columns of the tree's values in each unit; none for values without a unit.
 _COLUMN = {"ms": "ms", "samples": None, "bytes": "bytes", "none": None}
@@ -27,12 +29,24 @@ def function_table(record: HostRecord) -> pd.DataFrame:
 
 
 def stack_table(record: HostRecord) -> pd.DataFrame:
-    """One row per distinct stack, heaviest first."""
+    """One row per distinct stack, heaviest first.
+
+    Raises
+    ------
+    TraceError
+        If the stacks as text would fill the memory: each repeats the names of the calls around it.
+    """
     tree = record.tree
     if tree is None:
         return conform(pd.DataFrame(), "stacks")
     ends = np.flatnonzero((tree.self > 0) | (tree.samples > 0))
     ends = ends[np.argsort(-tree.self[ends], kind="stable")]
+    letters = tree.with_outer([len(each.name) + 1 for each in tree.functions])
+    if int(letters[ends].sum()) > MOST_LETTERS:
+        raise TraceError(
+            f"{record.name} has {len(ends):,} stacks with more than {MOST_LETTERS:,} letters in all: its functions and "
+            "its flame graph show them."
+        )
     table = pd.DataFrame({"stack": [tree.text(node) for node in ends.tolist()]})
     if record.samples is not None:
         table["samples"] = tree.samples[ends]

@@ -85,6 +85,13 @@ class CallTree:
             np.add.at(total, self.parent[level], total[level])
         return total
 
+    def with_outer(self, values: Sequence[int]) -> Ints:
+        """The sum over each call and all around it of what its function has in `values`."""
+        total = np.array(values, dtype=np.int64)[self.function] if len(self) else self.function.copy()
+        for level in self.levels[1:]:
+            total[level] += total[self.parent[level]]
+        return total
+
     @cached_property
     def total(self) -> Floats:
         """What each call took, with the calls inside it."""

@@ -169,7 +169,7 @@ def _joined(first: Floats, second: Floats, names: tuple[str, ...]) -> Floats:
 MOST_MARKS = 10_000
 
 
-class Mark(NamedTuple):
+class WatchMark(NamedTuple):
     """A named interval; `end_s` is ``None`` while it lasts, `depth` counts the marks around it."""
 
     name: str
@@ -191,8 +191,8 @@ class Marks:
 
     def __init__(self) -> None:
         self.dropped, self.changes = 0, 0
-        self._ended: list[Mark] = []
-        self._open: dict[int, Mark] = {}
+        self._ended: list[WatchMark] = []
+        self._open: dict[int, WatchMark] = {}
         self._next = 0
         self._lock = threading.RLock()
 
@@ -201,7 +201,7 @@ class Marks:
         with self._lock:
             self._next += 1
             self.changes += 1
-            self._open[self._next] = Mark(name, len(self._open), now_s, None)
+            self._open[self._next] = WatchMark(name, len(self._open), now_s, None)
             return self._next
 
     def end(self, number: int, now_s: float) -> None:
@@ -223,7 +223,7 @@ class Marks:
             for number in sorted(self._open, reverse=True):
                 self.end(number, now_s)
 
-    def all(self, latest: int | None = None) -> list[Mark]:
+    def all(self, latest: int | None = None) -> list[WatchMark]:
         """The marks by start time, outer ones first; with `latest`, only that many of those that ended."""
         with self._lock:
             marks = [*(self._ended if latest is None else self._ended[-latest:]), *self._open.values()]

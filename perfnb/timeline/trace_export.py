@@ -17,7 +17,7 @@ from perfnb.recording.schema import LOSS_ROW
 from perfnb.timeline.timeline import OF_EVENTS, Timeline, Track
 from perfnb.trace import chrome_writer as writer
 from perfnb.trace.chrome_json import OWN_NAME
-from perfnb.trace.chrome_writer import Column, Flow, Json, Labels
+from perfnb.trace.chrome_writer import Column, Flow, Json, TextColumn
 from perfnb.trace.kineto import DERIVED, INSTANT, MEMORY
 from perfnb.trace_names import DATA_SPAN, LAYER_SPAN, SPAN_CATEGORY, STEP_SPAN, number_behind
 
@@ -107,16 +107,16 @@ def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> I
     for name, key in _TEXTS.items():
         if name in events:
             value, texts = text(events, name)
-            args[key] = (Json if name == "shapes" else Labels)(list(map(str, texts)), value[order])
+            args[key] = (Json if name == "shapes" else TextColumn)(list(map(str, texts)), value[order])
     found = _found_out(timeline, len(events), order)
     args |= found
     names, (codes, labels) = _names_of(events), text(events, "category")
     shown = _readable(names, recording, events, found["layer"], order)
     own = np.where(shown.codes < len(names.texts), NONE, names.codes)
-    args[OWN_NAME] = Labels(names.texts, own[order])
+    args[OWN_NAME] = TextColumn(names.texts, own[order])
     yield from writer.slices(
-        Labels(shown.texts, shown.codes[order]),
-        Labels(list(map(str, labels)), codes[order]),
+        TextColumn(shown.texts, shown.codes[order]),
+        TextColumn(list(map(str, labels)), codes[order]),
         start_ns=start[order],
         duration_ns=column(events, "duration_ns")[order],
         process=column(events, "process")[order],
@@ -125,17 +125,19 @@ def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> I
     )
 
 
-def _names_of(events: pd.DataFrame) -> Labels:
+def _names_of(events: pd.DataFrame) -> TextColumn:
     """Names as they were in the trace."""
     codes, labels = text(events, "name")
     spans = np.flatnonzero(_own_spans(events))
     numbers = column(events, "span")[spans]
     codes = codes.copy()
     codes[spans] = len(labels) + np.arange(len(spans))
-    return Labels([*map(str, labels), *(f"{LAYER_SPAN}{number}" for number in numbers.tolist())], codes)
+    return TextColumn([*map(str, labels), *(f"{LAYER_SPAN}{number}" for number in numbers.tolist())], codes)
 
 
-def _readable(names: Labels, recording: Recording, events: pd.DataFrame, layer: Labels, order: Ints) -> Labels:
+def _readable(
+    names: TextColumn, recording: Recording, events: pd.DataFrame, layer: TextColumn, order: Ints
+) -> TextColumn:
     """Names with perfnb's own marks replaced by what they mark; replacements are added at the end."""
     of_ops = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     texts, codes = list(names.texts), names.codes.copy()
@@ -150,10 +152,10 @@ def _readable(names: Labels, recording: Recording, events: pd.DataFrame, layer: 
     owner = np.where((owner == NONE) & loss, len(layer.texts), owner)
     spans = _own_spans(events) & (owner != NONE)
     codes[spans] = len(texts) + owner[spans]
-    return Labels([*texts, *layer.texts, LOSS_ROW], codes)
+    return TextColumn([*texts, *layer.texts, LOSS_ROW], codes)
 
 
-def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, Labels]:
+def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, TextColumn]:
     """Layer, phase and step of each event."""
     of_events = [track.kind in OF_EVENTS for track in timeline.tracks]
     rows = timeline.rows[np.repeat(of_events, [track.count for track in timeline.tracks])]
@@ -161,7 +163,7 @@ def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, Label
     for key, name, labels in (("layer", "layer", timeline.layers), ("phase", "kind", timeline.kinds)):
         codes = np.full(size, NONE, dtype=np.int64)
         codes[rows["event"].to_numpy()] = rows[name].to_numpy()
-        found[key] = Labels(labels, codes[order])
+        found[key] = TextColumn(labels, codes[order])
     steps = timeline.rows_on(timeline.of("steps")[0]).sort_values("start")
     # Device work belongs to the step that launched it.
     begin = np.where(rows["launch"] != NONE, timeline.rows["start"].to_numpy()[rows["launch"]], rows["start"])
@@ -169,7 +171,7 @@ def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, Label
     ends = (steps["start"] + steps["duration"]).to_numpy()
     codes = np.full(size, NONE, dtype=np.int64)
     codes[rows["event"].to_numpy()] = np.where((place >= 0) & (begin < ends[place]), place, NONE)
-    found["step"] = Labels([timeline.names[name] for name in steps["name"]], codes[order])
+    found["step"] = TextColumn([timeline.names[name] for name in steps["name"]], codes[order])
     return found
 
 
@@ -177,12 +179,12 @@ def _derived(timeline: Timeline, process: int) -> Iterator[str]:
     """Steps, phases and layers, each as a thread of a separate process."""
     for track, thread, rows in _own_threads(timeline):
         none = np.full(len(rows), NONE, dtype=np.int64)
-        args: dict[str, Column] = {"layer": Labels(timeline.layers, rows["layer"].to_numpy())}
+        args: dict[str, Column] = {"layer": TextColumn(timeline.layers, rows["layer"].to_numpy())}
         if track.kind != "steps":
-            args["phase"] = Labels(timeline.kinds, rows["kind"].to_numpy())
+            args["phase"] = TextColumn(timeline.kinds, rows["kind"].to_numpy())
         yield from writer.slices(
-            Labels(timeline.names, rows["name"].to_numpy()),
-            Labels([DERIVED], np.zeros_like(none)),
+            TextColumn(timeline.names, rows["name"].to_numpy()),
+            TextColumn([DERIVED], np.zeros_like(none)),
             start_ns=rows["start"].to_numpy() + timeline.zero_ns,
             duration_ns=rows["duration"].to_numpy(),
             process=np.full_like(none, process),

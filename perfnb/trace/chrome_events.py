@@ -1,7 +1,7 @@
 """Chrome traces of other programs than torch.profiler: TensorFlow, JAX, Horovod, and whatever else writes them.
 
 Their arrays need no end, their intervals may be pairs of start (``B``) and end (``E``), and some hold durations that no
-clock can have measured. What their processes are called tells devices and hosts of TensorFlow and JAX.
+clock can have measured. What their processes are called tells devices and hosts of TensorFlow 2 and JAX.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
-from perfnb.errors import TraceError
 from perfnb.quantities import duration
-from perfnb.trace.chrome_json import INNER_KEY, NO_TEXT, ChromeJson, Loose
-from perfnb.trace.columns import MISSING, TraceColumns
+from perfnb.trace.chrome_json import NO_TEXT, ChromeJson, Decoders, Loose, odd_time
+from perfnb.trace.columns import TraceColumns
 from perfnb.trace.kineto import DERIVED, INSTANT, OLD_CATEGORIES, WRITTEN, Ids, resolution, text_of
 from perfnb.trace.kineto import read as read_of_torch
 from perfnb.trace.rows import Rows
-from perfnb.trace.trace_file import Kept, Limits, Progress, Reader, blocks_of_file, cut
-from perfnb.trace.xla import CAVEATS, Stat, XlaPlane, add_device_steps, is_plane, old_stream
-from perfnb.trace_names import COPIES, KERNELS, OPS, told_direction
+from perfnb.trace.trace_file import Kept, Limits, OnProgress, Reader, blocks_of_file, cut
+from perfnb.trace.xla import CAVEATS, Stat, XlaPlane, add_device_steps, is_plane
+from perfnb.trace_names import OPS
 
 _TORCHS = {*WRITTEN, *OLD_CATEGORIES, "Trace", INSTANT, DERIVED, "ac2g", "fwdbwd", "async_cpu_to_gpu"}
 _TORCHS_JSON = frozenset(map(msgspec.json.encode, _TORCHS))
@@ -36,8 +35,6 @@ _TORCHS_JSON = frozenset(map(msgspec.json.encode, _TORCHS))
 _TORCHS_KEYS = re.compile(rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|perfnb)"\s*:')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{0,80})"')
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
-_COPY = re.compile(r"memcpy", re.IGNORECASE)
-_COMPUTE = re.compile(r"/job:.* Compute$")
 #: An interval that lasts longer than a day and ten times as long as everything else is a mistake.
 _DAY_NS, _TIMES = 86_400 * 10**9, 10
 _TAIL = 2**12
@@ -46,7 +43,7 @@ _POINTS = {"i": "instants", "I": "instants", "R": "instants", "C": "counters"}
 _ASYNC = set("bensTFSpNOD")
 
 
-class _Event(msgspec.Struct, gc=False):
+class _ForeignEvent(msgspec.Struct, gc=False):
     # What may hold anything is decoded if it is used.
     ph: str = ""
     cat: Raw = NO_TEXT
@@ -58,7 +55,7 @@ class _Event(msgspec.Struct, gc=False):
     args: Raw = NO_TEXT
 
 
-class _Args(msgspec.Struct, gc=False):
+class _ForeignArgs(msgspec.Struct, gc=False):
     name: Raw = NO_TEXT
     step_num: Raw = NO_TEXT
     correlation_id: Raw = NO_TEXT
@@ -67,11 +64,6 @@ class _Args(msgspec.Struct, gc=False):
     tf_op: Raw = NO_TEXT
     memcpy_details: Raw = NO_TEXT
     memset_details: Raw = NO_TEXT
-
-
-class _Top(msgspec.Struct):
-    inner: list[_Event] = msgspec.field(default_factory=list, name=INNER_KEY)
-    whole: list[_Event] = msgspec.field(default_factory=list, name="traceEvents")
 
 
 class _Interval(NamedTuple):
@@ -86,31 +78,20 @@ class _Interval(NamedTuple):
 _NO_ARGS: dict[str, Stat] = {}
 #: A number or text, as the value of an argument.
 _SIMPLE = (b'"', b"-", *(b"%d" % digit for digit in range(10)))
-_ARGS = msgspec.json.Decoder(_Args)
-_LIST, _TOP = msgspec.json.Decoder(list[_Event]), msgspec.json.Decoder(_Top)
+_ARGS = msgspec.json.Decoder(_ForeignArgs)
+_DECODERS: Decoders[_ForeignEvent] = Decoders(_ForeignEvent)
 
 
-def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
+def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
     """Read a file; errors as `perfnb.trace.kineto.read`, which reads it if torch.profiler wrote it after all."""
     given, limits = limits, limits.whole()
     found = _Intervals(str(path), limits)
     with closing(blocks_of_file(path, limits, progress)) as blocks:
-        for piece in ChromeJson(_closed(blocks), str(path), limits).pieces():
-            events = _decoded(piece.text, str(path))
-            if any(bytes(event.cat) in _TORCHS_JSON for event in events):
+        for piece in ChromeJson(_closed(blocks), str(path), limits, _DECODERS).pieces():
+            if any(bytes(event.cat) in _TORCHS_JSON for event in piece.events):
                 return read_of_torch(path, given, progress)
-            found.add(events)
+            found.add(piece.events)
     return found.trace(Rows(str(path), limits))
-
-
-def _decoded(text: bytes, source: str) -> list[_Event]:
-    try:
-        if text.startswith(b"["):
-            return _LIST.decode(text)
-        top = _TOP.decode(text)
-        return top.inner or top.whole
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceError(f"{source} is not a Chrome trace that perfnb can read: {error}.") from error
 
 
 def _closed(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -146,7 +127,7 @@ class _Intervals:
         self._negative = 0
         self._left_out: defaultdict[str, int] = defaultdict(int)
 
-    def add(self, events: Iterable[_Event]) -> None:
+    def add(self, events: Iterable[_ForeignEvent]) -> None:
         """Add the events of a piece."""
         for event in events:
             kind = event.ph
@@ -171,7 +152,7 @@ class _Intervals:
             elif kind in _POINTS or kind in _ASYNC:
                 self._left_out[_POINTS.get(kind, "asynchronous events")] += kind not in "stf"
 
-    def _name(self, event: _Event) -> None:
+    def _name(self, event: _ForeignEvent) -> None:
         name, kind = _args(event.args).get("name"), bytes(event.name)
         name = cut(name) if isinstance(name, str) else None
         if name is not None and kind == b'"process_name"':
@@ -189,10 +170,7 @@ class _Intervals:
                 return round(number * 1000)
         except InvalidOperation:
             pass
-        raise TraceError(
-            f"{self._source} is not a Chrome trace that perfnb can read: a ts or dur in it is not a time that perfnb "
-            f"can hold: {ascii(value)[:40]}; copy or record it again."
-        )
+        raise odd_time(self._source, "a ts or dur in it", ascii(value)[:40])
 
     def _paired(self, rows: Rows) -> Iterator[_Interval]:
         """Intervals of starts and ends, in the order of their starts: an end closes the latest open one of its thread.
@@ -247,23 +225,10 @@ class _Intervals:
             for process, name in self._processes.items()
             if is_plane(name)
         }
-        streams = {process: stream for process, name in self._processes.items() if (stream := old_stream(name))}
-        numbered = any(stream.number != MISSING for stream in streams.values())
-        copying = {process for process in streams if _COPY.search(self._processes[process])}
-        copies = {one[:3] for one in intervals if one.process in copying}
-        computing = {process for process, name in self._processes.items() if _COMPUTE.search(name)}
         for one in intervals:
             if plane := planes.get(one.process):
                 line = self._threads.get((one.process, one.thread), "")
                 plane.add(line, one.thread, one.name, one.start, one.duration, one.args)
-            elif stream := streams.get(one.process):
-                # "all" and "memcpy" repeat what is on the numbered streams.
-                if not numbered or stream.number != MISSING:
-                    category = COPIES if one[:3] in copies else KERNELS
-                    where = {"device": stream.device, "stream": stream.number, "external_id": _id_of(rows, one)}
-                    rows.add(one.name, category[0], *one[:2], one.process, one.thread, **where)
-            elif one.process in computing:
-                self._of_old_host(rows, one)
             else:
                 rows.add(one.name, OPS[0], *one[:2], one.process, one.thread)
         add_device_steps(rows, list(planes.values()))
@@ -276,19 +241,6 @@ class _Intervals:
         unit_ns = resolution(trace.start_ns, trace.duration_ns) if len(trace) else 1
         return replace(trace, unit_ns=unit_ns)
 
-    @staticmethod
-    def _of_old_host(rows: Rows, one: _Interval) -> None:
-        place, path = (*one[:2], one.process, one.thread), str(one.args.get("name", ""))
-        if told_direction(path):
-            rows.add(path, OPS[0], *place)
-        rows.add(one.name, OPS[0], *place, external_id=_id_of(rows, one))
-
-
-def _id_of(rows: Rows, one: _Interval) -> int:
-    """A number for the node of TensorFlow's graph, by which its kernels are known."""
-    path = str(one.args.get("name", ""))
-    return rows.code("node", path) if path else MISSING
-
 
 def _args(given: Raw) -> dict[str, Stat]:
     """The arguments that are used, those of them that are numbers or texts."""
@@ -296,7 +248,7 @@ def _args(given: Raw) -> dict[str, Stat]:
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         if (text := bytes(given)).startswith(b"{"):
             args = _ARGS.decode(text)
-            for key, raw in zip(_Args.__struct_fields__, msgspec.structs.astuple(args), strict=True):
+            for key, raw in zip(_ForeignArgs.__struct_fields__, msgspec.structs.astuple(args), strict=True):
                 if raw is not NO_TEXT and (value := bytes(raw)).startswith(_SIMPLE):
                     decoded = msgspec.json.decode(value)
                     if isinstance(decoded, int | str):

@@ -2,12 +2,13 @@
 
 A piece ends where one event seems to end and another to start. The decoder proves whether it does: the state of a JSON
 parser follows from the text before, so if the piece, closed by a bracket, is a list, then the list was open between two
-of its elements at this place of the whole text too. If it is not, a longer piece is tried.
+of its elements at this place of the whole text too. If it is not, a longer piece is tried, up to the end of the text or
+the most that is held: only what is still no list then is looked at for the byte at which it is damaged.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import UNSET, Raw, UnsetType
 
 from perfnb.errors import TraceError
@@ -26,6 +26,7 @@ from perfnb.trace.columns import MISSING
 from perfnb.trace.trace_file import MAX_DEPTH, Limits, too_deep, too_many
 
 Time = TypeVar("Time")
+OneEvent = TypeVar("OneEvent")
 #: The key under which a part of the events is decoded with what precedes or follows them in the file.
 INNER_KEY = "perfnb: events"
 #: What a number can look like in a trace that went through other programs.
@@ -94,17 +95,29 @@ Quick = int | float | str
 AnyEvent = Event[Quick] | Event[Decimal]
 
 
-class Top(msgspec.Struct, Generic[Time]):
+class Top(msgspec.Struct, Generic[OneEvent]):
     """What surrounds the events, or a whole trace."""
 
-    events: list[Event[Time]] | UnsetType = msgspec.field(default=UNSET, name=INNER_KEY)
-    whole: list[Event[Time]] | UnsetType = msgspec.field(default=UNSET, name="traceEvents")
-    base: Loose | UnsetType = msgspec.field(default=UNSET, name="baseTimeNanoseconds")
-    devices: Any = msgspec.field(default=UNSET, name="deviceProperties")
-    old_devices: Any = msgspec.field(default=UNSET, name="computeProperties")
-    distributed: Any = msgspec.field(default=UNSET, name="distributedInfo")
-    perfnb: Any = UNSET
+    events: list[OneEvent] | UnsetType = msgspec.field(default=UNSET, name=INNER_KEY)
+    whole: list[OneEvent] | UnsetType = msgspec.field(default=UNSET, name="traceEvents")
+    base: Raw = msgspec.field(default=NO_TEXT, name="baseTimeNanoseconds")
+    devices: Raw = msgspec.field(default=NO_TEXT, name="deviceProperties")
+    old_devices: Raw = msgspec.field(default=NO_TEXT, name="computeProperties")
+    distributed: Raw = msgspec.field(default=NO_TEXT, name="distributedInfo")
+    perfnb: Raw = NO_TEXT
 
+
+class Decoders(Generic[OneEvent]):
+    """Decoders of an event, of a list of events, and of a trace; `struct` is what an event becomes."""
+
+    def __init__(self, struct: Any) -> None:
+        self.event: msgspec.json.Decoder[OneEvent] = msgspec.json.Decoder(struct)
+        self.events: msgspec.json.Decoder[list[OneEvent]] = msgspec.json.Decoder(list[struct])
+        self.trace: msgspec.json.Decoder[Top[OneEvent]] = msgspec.json.Decoder(Top[struct])
+
+
+QUICK: Decoders[Event[Quick]] = Decoders(Event[Quick])
+_EXACT: Decoders[Event[Decimal]] = Decoders(Event[Decimal])
 
 #: Bytes of one event, or of everything before or after the events: this much text is held in memory.
 _MOST_HELD = 64 * 2**20
@@ -112,30 +125,31 @@ _MOST_HELD = 64 * 2**20
 _PIECE = 2**19
 _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")
 _START_OF_EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
-#: How many places where the events may start are tried; if none is right, the text is decoded whole.
+#: How many places where the events may start are tried.
 _TRIES = 20
+#: Bytes in which the place of a damage is looked for.
+_SEARCHED = 4 * 2**20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NOT_BLANK = re.compile(rb"[^ \t\r\n]")
 _INNER = b'"%b":[' % INNER_KEY.encode()
-_BARE, _INSIDE, _WHOLE = b"[", b"{" + _INNER, b""
-
-_QUICK_LIST, _EXACT_LIST = msgspec.json.Decoder(list[Event[Quick]]), msgspec.json.Decoder(list[Event[Decimal]])
-_QUICK_TOP, _EXACT_TOP = msgspec.json.Decoder(Top[Quick]), msgspec.json.Decoder(Top[Decimal])
+_BARE, _INSIDE = b"[", b"{" + _INNER
 
 _FACTS = [fact for fact in msgspec.structs.fields(Top) if fact.name not in ("events", "whole")]
 Decoded = TypeVar("Decoded")
+_SYNTAX = msgspec.json.Decoder(Raw)
+_UNDECODED = (msgspec.DecodeError, UnicodeDecodeError)
 
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
 _STEPS = bytes.maketrans(b'[{]}"', b"\x01\x01\xff\xff\x00")
-#: Characters that are looked at together.
-_WORD = 64
+_NEXT, _SCANNER = re.compile(r"[^ \t\r\n,]"), json.JSONDecoder()
+_AGAIN = "copy or record it again"
 
 
 @dataclass(frozen=True)
-class Piece:
+class Piece(Generic[OneEvent]):
     """Some of the events, and the JSON they were decoded from, which starts at byte `place` of the text."""
 
-    events: list[Event[Quick]]
+    events: list[OneEvent]
     text: bytes
     place: int
 
@@ -143,13 +157,13 @@ class Piece:
         """Return the same events with every digit of their times."""
         try:
             if self.text.startswith(_BARE):
-                return _EXACT_LIST.decode(self.text)
-            return _events_of(_EXACT_TOP.decode(self.text))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _fault(source, error, self.text, self.place, exact=True) from error
+                return _EXACT.events.decode(self.text)
+            return _events_of(_EXACT.trace.decode(self.text))
+        except _UNDECODED as error:
+            raise odd_time(source, f"a ts or dur after byte {self.place:,}", "it is no number") from error
 
 
-class ChromeJson:
+class ChromeJson(Generic[OneEvent]):
     """The events of a trace, piece by piece, and then what surrounds them.
 
     Parameters
@@ -159,6 +173,8 @@ class ChromeJson:
     source : str
         What errors call the text.
     limits : Limits
+    decoders : Decoders
+        Of the events.
 
     Attributes
     ----------
@@ -166,7 +182,10 @@ class ChromeJson:
         What the trace says besides its events, by the fields of `Top`; complete after the last piece.
     """
 
-    def __init__(self, blocks: Iterable[bytes | memoryview], source: str, limits: Limits) -> None:
+    def __init__(
+        self, blocks: Iterable[bytes | memoryview], source: str, limits: Limits, decoders: Decoders[OneEvent]
+    ) -> None:
+        self._decoders = decoders
         self.facts: dict[str, Any] = {}
         self._source = source
         self._limits = limits
@@ -174,10 +193,9 @@ class ChromeJson:
         self._text = bytearray()  # read and not decoded yet
         self._place = 0  # where it starts in the text
         self._ended = False
-        self._around = 0  # number of values around a piece that are not in its JSON
         self._events = 0
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[Piece[OneEvent]]:
         """Decode the events in order.
 
         Raises
@@ -186,21 +204,20 @@ class ChromeJson:
             If the text is not a trace, or exceeds the limits.
         """
         opening = self._open()
-        if opening != _WHOLE:
-            yield from self._pieces_before_the_last()
+        yield from self._pieces_before_the_last()
         self._fill(None)
         text, place = opening + self._text, self._place - len(opening)
         if text.count(_INNER[:-1]) > (opening == _INSIDE):
             raise _twice(self._source, INNER_KEY)
-        try:
-            if opening == _BARE:
-                events = self._decode(_QUICK_LIST, text)
-            else:
-                top = self._decode(_QUICK_TOP, text)
-                self._take(top, is_part=opening == _INSIDE)
-                events = _events_of(top)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _fault(self._source, error, text, place) from error
+        if opening == _BARE:
+            events = self._decode(self._decoders.events, text)
+        elif (top := self._decode(self._decoders.trace, text)) is not None:
+            self._take(top)
+            events = _events_of(top)
+        else:
+            events = None
+        if events is None:
+            raise self._damaged()
         yield self._piece(events, text, place)
 
     def _open(self) -> bytes:
@@ -221,21 +238,19 @@ class ChromeJson:
             for found in islice(_START_OF_EVENTS.finditer(bytes(self._text)), _TRIES):
                 tries += 1
                 start, end = found.span()
-                head = self._text[:start] + _INNER + b"]}"
-                try:
-                    self._take(self._decode(_QUICK_TOP, head), is_part=True)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    if not _is_open(error):
-                        raise _fault(self._source, error, head, self._place) from error
-                else:
+                top = self._decode(self._decoders.trace, self._text[:start] + _INNER + b"]}")
+                if top is not None:  # otherwise this is inside another value
+                    self._take(top)
                     self._drop(end)
-                    self._around = 1
                     return _INSIDE
             if self._ended or tries == _TRIES:
-                return _WHOLE
+                if self._decode(_SYNTAX, self._text) is None:
+                    raise self._damaged()
+                why = "it is JSON without a list of events called traceEvents"
+                raise no_trace(self._source, why, "give another file")
             self._fill(2 * len(self._text))
 
-    def _pieces_before_the_last(self) -> Iterator[Piece]:
+    def _pieces_before_the_last(self) -> Iterator[Piece[OneEvent]]:
         target = _PIECE
         while True:
             self._fill(target + _PIECE // 16)
@@ -247,37 +262,35 @@ class ChromeJson:
                 continue
             start, end = between.span()
             text = b"".join((b"[", memoryview(self._text)[: start + 1], b"]"))
-            try:
-                events = self._decode(_QUICK_LIST, text)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                if _is_open(error):
-                    target = max(2 * target, end)
-                    continue
-                if _is_beyond(error):
-                    return  # the events ended before this place
-                raise _fault(self._source, error, text, self._place - 1) from error
+            events = self._decode(self._decoders.events, text)
+            if events is None:  # this is inside an event or after the last one, or the text is damaged
+                target = max(2 * target, end)
+                continue
             yield self._piece(events, text, self._place - 1)
             self._drop(end)
             target = _PIECE
 
-    def _piece(self, events: list[Event[Quick]], text: bytes, place: int) -> Piece:
+    def _piece(self, events: list[OneEvent], text: bytes, place: int) -> Piece[OneEvent]:
         self._events += len(events)
         if self._events > self._limits.most_events:
             raise too_many(self._source, self._limits.most_events)
         return Piece(events, text, place)
 
-    def _take(self, top: Top[Quick], *, is_part: bool) -> None:
+    def _take(self, top: Top[OneEvent]) -> None:
         """Keep what `top` says about the trace."""
-        if is_part and top.whole is not UNSET:
+        if top.whole is not UNSET:
             raise _twice(self._source, "traceEvents")
-        if not is_part and top.whole is UNSET:
-            raise _no_trace(self._source, "it is JSON without a list called traceEvents", "give another file")
         for fact in _FACTS:
             value = getattr(top, fact.name)
-            if value is not UNSET:
+            if value is not NO_TEXT:
                 if fact.name in self.facts:
                     raise _twice(self._source, fact.encode_name)
-                self.facts[fact.name] = value
+                if depth_of(bytes(value)) > MAX_DEPTH:
+                    raise too_deep(self._source)
+                try:
+                    self.facts[fact.name] = msgspec.json.decode(value)
+                except _UNDECODED as error:
+                    raise no_trace(self._source, f"its {fact.encode_name} is damaged", _AGAIN) from error
 
     def _fill(self, least: int | None) -> None:
         """Read on until at least `least` bytes of text are available, or all of it."""
@@ -285,7 +298,7 @@ class ChromeJson:
             if len(self._text) > _MOST_HELD:
                 raise TraceError(
                     f"{self._source} was not read: no event ends within {size(_MOST_HELD)} after byte {self._place:,}, "
-                    "so it does not look like a trace."
+                    "so it is damaged there or no trace."
                 )
             block = next(self._blocks, None)
             if block is None:
@@ -297,149 +310,80 @@ class ChromeJson:
         del self._text[:count]
         self._place += count
 
-    def _decode(self, decoder: msgspec.json.Decoder[Decoded], text: bytes | bytearray) -> Decoded:
-        # The rest of a run of backslashes escapes what follows; only a quote matters here.
-        plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
-        inside = MAX_DEPTH - (self._around if text.startswith(_BARE) else 0)
-        if _not_deeper_than(plain) > inside and _depth(plain) > inside:
-            raise too_deep(self._source)
+    def _decode(self, decoder: msgspec.json.Decoder[Decoded], text: bytes | bytearray) -> Decoded | None:
+        """What a text holds; ``None`` if it is not what the decoder expects."""
         try:
             return decoder.decode(text)
         except RecursionError as error:
-            why = "its values are nested deeper than Python's recursion limit"
-            raise _no_trace(self._source, why, "give another file") from error
+            raise too_deep(self._source) from error
+        except _UNDECODED:
+            return None
+
+    def _damaged(self) -> TraceError:
+        """The error about the text that is held: something in it is not the value that it should be."""
+        byte = self._place + _damage(self._text, self._decoders.event)
+        advice = "a name with a quote or a line break in it, and a number such as NaN, are not JSON"
+        return no_trace(self._source, f"it is damaged or cut off after byte {byte:,}", f"{advice}; {_AGAIN}")
 
 
-def _depth(text: bytes | bytearray) -> int:
-    """Return how deep the brackets of a text without escaped quotes are nested."""
+def _damage(text: bytearray, event: msgspec.json.Decoder[Any]) -> int:
+    """Where a list of events, given without its opening bracket, ceases to be one; where it ends if it does not."""
+    # A byte is a letter here, so that places in one are those in the other; what is structure in JSON is ASCII.
+    words, place = text[:_SEARCHED].decode("latin-1"), 0
+    try:
+        while (found := _NEXT.search(words, place)) is not None and found[0] not in "]}":
+            place = found.start()
+            end = _SCANNER.raw_decode(words, place)[1]
+            event.decode(text[place:end])
+            place = end
+    except json.JSONDecodeError as error:
+        if len(text) <= _SEARCHED:
+            place = error.pos
+    except (*_UNDECODED, RecursionError):
+        pass
+    return place
+
+
+def depth_of(text: bytes) -> int:
+    """Return how deep the brackets of a JSON text are nested."""
+    # The rest of a run of backslashes escapes what follows; only a quote matters here.
+    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
     # One byte each: 1 for an opening bracket, -1 for a closing one, 0 for a quote.
-    steps = np.frombuffer(text.translate(_STEPS, _NOT_STRUCTURE), dtype=np.int8)
+    steps = np.frombuffer(plain.translate(_STEPS, _NOT_STRUCTURE), dtype=np.int8)
     # The number of quotes so far, modulo 256, which is as good as the number for telling odd from even.
     outside_strings = np.cumsum(steps == 0, dtype=np.uint8) & 1 ^ 1
     return int(np.cumsum(steps * outside_strings.view(np.int8), dtype=np.int32).max(initial=0))
 
 
-def _not_deeper_than(text: bytes | bytearray) -> float:
-    """Return a depth that `_depth` does not exceed, in half its time: 64 characters are looked at together, as bits."""
-    if not hasattr(np, "bitwise_count"):  # NumPy 1
-        return math.inf
-    characters = np.frombuffer(text, dtype=np.uint8, count=len(text) // _WORD * _WORD)
-    quotes = _bits(characters == ord('"'))
-    for distance in (1, 2, 4, 8, 16, 32):  # each bit becomes the parity of the quotes up to it in its word
-        quotes = quotes ^ quotes << np.uint64(distance)
-    parity = quotes >> np.uint64(63)
-    opened_before = np.bitwise_xor.accumulate(parity) ^ parity
-    outside_strings = ~(quotes ^ -opened_before)
-    characters = characters | np.uint8(0x20)  # of an ASCII bracket the brace, and of a brace itself
-    opening, closing = (
-        np.bitwise_count(_bits(characters == ord(brace)) & outside_strings).astype(np.int32) for brace in "{}"
-    )
-    before = np.cumsum(opening - closing) - (opening - closing)
-    return int((before + opening).max(initial=0)) + len(text) % _WORD
-
-
-def _bits(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
-    return np.packbits(flags, bitorder="little").view("<u8")
-
-
-def _events_of(top: Top[Time]) -> list[Event[Time]]:
+def _events_of(top: Top[OneEvent]) -> list[OneEvent]:
     events = top.whole if top.events is UNSET else top.events
     return [] if events is UNSET else events
-
-
-_BYTE = re.compile(r"(?:JSON is malformed: )?(.*) \(byte (\d+)\)")
-_NOT_A_NUMBER = re.compile(rb"[+-]?(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
-_AGAIN = "copy or record it again"
-
-
-class _RawTop(msgspec.Struct):
-    events: list[msgspec.Raw] = msgspec.field(default_factory=list, name=INNER_KEY)
-    whole: list[msgspec.Raw] = msgspec.field(default_factory=list, name="traceEvents")
-
-
-_QUICK, _EXACT = msgspec.json.Decoder(Event[Quick]), msgspec.json.Decoder(Event[Decimal])
-_RAW_LIST, _RAW_TOP = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(_RawTop)
-
-
-def _is_open(error: Exception) -> bool:
-    """Return whether the text ended inside a value."""
-    return str(error).startswith("Input data was truncated")
-
-
-def _is_beyond(error: Exception) -> bool:
-    """Return whether the text continued after the value."""
-    return "trailing characters" in str(error)
-
-
-def _fault(source: str, error: Exception, text: bytes | bytearray, place: int, *, exact: bool = False) -> TraceError:
-    """Explain an error of the decoder; `text` starts at byte `place` of the file's text."""
-    if _is_open(error):
-        return _no_trace(source, f"it is cut off after byte {place + len(text):,}", _AGAIN)
-    if found := _BYTE.fullmatch(str(error)):
-        byte = int(found[2])
-        if name := _NOT_A_NUMBER.match(text, byte):
-            return _no_trace(source, f"{name[0].decode()} at byte {place + byte:,} is not JSON", "write null instead")
-        advice = "if a name in it holds a quote or a line break, rename it and record again"
-        return _no_trace(source, f"at byte {place + byte:,} it is not JSON ({found[1]})", advice)
-    event = _first_fault(text, _EXACT if exact else _QUICK)
-    if event is None:
-        return _no_trace(source, _plain(error), _AGAIN)
-    byte, error = event
-    return _no_trace(source, f"the event at byte {place + byte:,} is invalid: {_plain(error)}", _AGAIN)
 
 
 def _no_json(source: str, start: bytes, length: int) -> TraceError:
     """Say what a text is that starts with neither an object nor a list."""
     if not start.strip(b" \t\r\n"):
-        return _no_trace(source, "it contains only blanks" if length else "it is empty", "record it again")
+        return no_trace(source, "it contains only blanks" if length else "it is empty", "record it again")
     if not start.strip(b"\0"):
-        return _no_trace(source, "it contains null bytes instead of text", _AGAIN)
+        return no_trace(source, "it contains null bytes instead of text", _AGAIN)
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     if marked or not any(start[:8:2]) or not any(start[1:8:2]):
-        return _no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
+        return no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
     if any(byte < 9 for byte in start):
-        return _no_trace(source, "it is binary, not text", "give another file")
-    return _no_trace(source, "it starts with neither a JSON object nor a list", "give another file")
+        return no_trace(source, "it is binary, not text", "give another file")
+    return no_trace(source, "it starts with neither a JSON object nor a list", "give another file")
 
 
 def _twice(source: str, name: str) -> TraceError:
     """A key occurs more than once."""
-    return _no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
+    return no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
 
 
 def odd_time(source: str, what: str, time: str) -> TraceError:
     """A time is not a number, or does not fit in int64 nanoseconds."""
-    return _no_trace(source, f"{what} is not a time that perfnb can hold: {time}", _AGAIN)
+    return no_trace(source, f"{what} is not a time that perfnb can hold: {time}", _AGAIN)
 
 
-def _no_trace(source: str, why: str, advice: str) -> TraceError:
+def no_trace(source: str, why: str, advice: str) -> TraceError:
+    """Return the error about a text that is no trace."""
     return TraceError(f"{source} is not a Chrome trace that perfnb can read: {why}; {advice}.")
-
-
-def _plain(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "text that is not UTF-8"
-    text = str(error).replace(" - at `$", " at `").replace("`.", "`")[:200]
-    return text[:1].lower() + text[1:]
-
-
-def _first_fault(text: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> tuple[int, Exception] | None:
-    """Find where the first event starts that cannot be decoded, and why."""
-    try:
-        if text.startswith(b"["):
-            raws = _RAW_LIST.decode(text)
-        else:
-            top = _RAW_TOP.decode(text)
-            raws = top.events or top.whole
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    byte = 0
-    for raw in raws:
-        event = bytes(raw)
-        byte = text.index(event, byte)
-        try:
-            decoder.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return byte, error
-        byte += len(event)
-    return None

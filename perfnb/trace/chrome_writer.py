@@ -16,7 +16,7 @@ _CHUNK = 20_000
 _GZIP, _LEVEL = 31, 6
 
 
-class Labels(NamedTuple):
+class TextColumn(NamedTuple):
     """A column of text: the labels, and a code for each event, -1 for none."""
 
     texts: Sequence[str]
@@ -24,7 +24,7 @@ class Labels(NamedTuple):
 
 
 class Json(NamedTuple):
-    """As `Labels`, with texts that spell JSON values: valid JSON is written as it is, anything else as text."""
+    """As `TextColumn`, with texts that spell JSON values: valid JSON is written as it is, anything else as text."""
 
     texts: Sequence[str]
     codes: Ints
@@ -38,12 +38,12 @@ class Flow(NamedTuple):
     time_ns: Ints
 
 
-Column = Ints | Labels | Json
+Column = Ints | TextColumn | Json
 
 
 def slices(
-    name: Labels,
-    category: Labels,
+    name: TextColumn,
+    category: TextColumn,
     start_ns: Ints,
     duration_ns: Ints,
     process: Ints,
@@ -160,7 +160,7 @@ def _arguments(args: Mapping[str, Column], part: slice, count: int) -> list[str]
     ]
 
 
-def _written(column: Labels | Json, part: slice) -> list[str]:
+def _written(column: TextColumn | Json, part: slice) -> list[str]:
     """Return each event's text as JSON, empty for none; each text is encoded once per part."""
     used, place = np.unique(column.codes[part], return_inverse=True)
     encode = _json if isinstance(column, Json) else _text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -146,3 +146,12 @@ class TraceColumns:
 
     def __len__(self) -> int:
         return len(self.name)
+
+
+#: The columns of events, in any order.
+EVENT_COLUMNS = tuple(column.name for column in fields(TraceColumns) if column.type == "Ints")
+
+
+def no_memory() -> MemoryColumns:
+    """Return the columns of a trace that records no memory."""
+    return MemoryColumns(*(np.array([], dtype=np.int64) for _ in fields(MemoryColumns)))

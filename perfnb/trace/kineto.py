@@ -23,10 +23,34 @@ import numpy.typing as npt
 from msgspec import Raw
 
 from perfnb.errors import TraceError
-from perfnb.trace.chrome_json import NO_ARGS, NO_TEXT, AnyEvent, Args, ChromeJson, Event, Loose, Piece, Time, odd_time
+from perfnb.trace.chrome_json import (
+    NO_ARGS,
+    NO_TEXT,
+    QUICK,
+    AnyEvent,
+    Args,
+    ChromeJson,
+    Event,
+    Loose,
+    Piece,
+    Quick,
+    Time,
+    depth_of,
+    odd_time,
+)
 from perfnb.trace.collective_messages import may_send, message_of, runs_on_host
 from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
-from perfnb.trace.trace_file import GZIP, LIMITS, Limits, Progress, Reader, blocks_of_bytes, blocks_of_file, cut
+from perfnb.trace.trace_file import (
+    GZIP,
+    LIMITS,
+    MAX_DEPTH,
+    Limits,
+    OnProgress,
+    Reader,
+    blocks_of_bytes,
+    blocks_of_file,
+    cut,
+)
 from perfnb.trace_names import DEVICE_EVENTS, HOST_EVENTS
 
 Kind = TypeVar("Kind", bound=np.generic)
@@ -74,7 +98,7 @@ _MINUS_ONE = 2**32 - 1
 _BLANKS = re.compile(r"\s+")
 
 
-def read(path: str | Path, limits: Limits = LIMITS, progress: Progress | None = None) -> TraceColumns:
+def read(path: str | Path, limits: Limits = LIMITS, progress: OnProgress | None = None) -> TraceColumns:
     """Read a trace file, plain or compressed with gzip, whatever its name.
 
     The text is unpacked and decoded piece by piece, never held whole.
@@ -120,7 +144,7 @@ def _columns(blocks: Iterable[bytes | memoryview], source: str, limits: Limits) 
     collecting = gc.isenabled()
     gc.disable()  # millions of small objects and no cycles: collection would only traverse them
     try:
-        text, columns = ChromeJson(blocks, source, limits), EventColumns(source)
+        text, columns = ChromeJson(blocks, source, limits, QUICK), EventColumns(source)
         for piece in text.pieces():
             columns.add(piece)
         return _trace(columns, text.facts, source)
@@ -200,7 +224,7 @@ class Codes(dict[Any, int]):
         return code
 
 
-class Texts(dict[bytes, int]):
+class JsonTexts(dict[bytes, int]):
     """Number JSON values by the text they spell, however they are spaced or quoted."""
 
     def __init__(self) -> None:
@@ -234,7 +258,7 @@ class EventColumns:
     Attributes
     ----------
     names, categories, groups, dtypes : Codes
-    shapes, collectives : Texts
+    shapes, collectives : JsonTexts
     process_names, process_labels, thread_names : dict
         As `TraceColumns` has them.
     negative_durations : int
@@ -242,7 +266,7 @@ class EventColumns:
 
     def __init__(self, source: str) -> None:
         self.names, self.categories = Codes(), Codes()
-        self.shapes, self.collectives, self.groups, self.dtypes = Texts(), Texts(), Codes(), Codes()
+        self.shapes, self.collectives, self.groups, self.dtypes = JsonTexts(), JsonTexts(), Codes(), Codes()
         self.process_names: dict[int, str] = {}
         self.process_labels: dict[int, str] = {}
         self.thread_names: dict[tuple[int, int], str] = {}
@@ -253,7 +277,7 @@ class EventColumns:
         self._timed: defaultdict[str, _Parts] = defaultdict(list)
         self._memory: defaultdict[str, _Parts] = defaultdict(list)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: Piece[Event[Quick]]) -> None:
         """Add the events of a piece.
 
         Raises
@@ -407,6 +431,8 @@ def text_of(json: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = json.decode("utf-8", "backslashreplace")
     if text.startswith("["):
+        if depth_of(json) > MAX_DEPTH:
+            return f"{text[:MAX_DEPTH]}…"  # no reader of it may run into its own limit
         return _BLANKS.sub("", text).replace(",", ", ")  # uncut: shapes of thousands of tensors are as long
     return "" if text == "null" else cut(text)
 
@@ -446,7 +472,7 @@ def _codes(codes: dict[Any, int], values: Sequence[Any]) -> Ints:
     return np.fromiter(map(codes.__getitem__, values), dtype=np.int64, count=len(values))
 
 
-def _texts(codes: Texts, values: Sequence[Raw]) -> Ints | None:
+def _texts(codes: JsonTexts, values: Sequence[Raw]) -> Ints | None:
     return None if _all_are(NO_TEXT, values) else _codes(codes, [*map(bytes, values)])
 
 

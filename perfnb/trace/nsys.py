@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ import numpy as np
 import pandas as pd
 
 from perfnb.errors import TraceError
-from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
+from perfnb.trace.columns import EVENT_COLUMNS, MISSING, Ints, TraceColumns, no_memory
 from perfnb.trace.sqlite_file import MAGIC, NULL, SqliteFile, Texts, is_packed
-from perfnb.trace.trace_file import Limits, Progress, Reader
+from perfnb.trace.trace_file import Limits, OnProgress, Reader
 from perfnb.trace_names import BACKWARD_NODE
 
 _ACTIVITY = "CUPTI_ACTIVITY_KIND_"
@@ -51,7 +51,7 @@ _COPY = {
 }
 _MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device static", 6: "Managed static"}
 _SYNC = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
-_WAIT = 2
+_ON_EVENT = (1, 2)
 _RUNTIME, _DRIVER = 0, 1
 _VERSION = re.compile(r"_v[0-9]+(?:_ptsz|_ptds)?$|_(?:ptsz|ptds)$")
 #: Names of ops among torch's ranges with numbers; other names with numbers are ranges of the user's.
@@ -61,7 +61,7 @@ _HOOK = re.compile(r"\{'Module': '(?P<name>[^']{1,500})'")
 _LIGHTNING = "[pl][module]"
 _GRAPH_LAUNCH = re.compile(r"cu(?:da)?GraphLaunch")
 
-_NAME, _SEQ, _OP_ID, _SIZES = "text", "', seq = '", "', op_id = '", "', sizes = '"
+_SEQ, _OP_ID, _SIZES = "', seq = '", "', op_id = '", "', sizes = '"
 
 
 @dataclass
@@ -82,7 +82,7 @@ class _Part:
 
 
 @dataclass
-class _File:
+class _Export:
     """What was read so far."""
 
     source: str
@@ -98,7 +98,7 @@ class _File:
         return self.names[name.encode("utf-8", "replace")]
 
 
-def read(path: Path, limits: Limits, progress: Progress | None = None) -> list[TraceColumns]:
+def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> list[TraceColumns]:
     """Read an SQLite export: one trace for each process with work on a GPU.
 
     Without any such work, the process with the most events is read.
@@ -111,16 +111,15 @@ def read(path: Path, limits: Limits, progress: Progress | None = None) -> list[T
     with SqliteFile(path, limits, progress) as file:
         if not _KNOWN & file.tables.keys():
             raise TraceError(f"{path} is an SQLite database, but not an export of Nsight Systems.")
-        found = _File(str(path), file)
+        found = _Export(str(path), file)
         _kernels(found)
         _copies_and_sets(found)
         _graphs(found)
         _synchronisation(found)
         _calls(found)
         _ranges(found)
-        _system_calls(found)
-        _overheads(found)
-        facts = _Facts.of(found)
+        _other_calls(found)
+        facts = _MachineFacts.of(file)
         if found.unplaced:
             found.notes.append(f"{found.unplaced:,} records without a start or an end are left out.")
     if not any(len(part) for part in found.parts):
@@ -128,7 +127,7 @@ def read(path: Path, limits: Limits, progress: Progress | None = None) -> list[T
     return _by_process(found, facts)
 
 
-def read_report(path: Path, limits: Limits, progress: Progress | None = None) -> list[TraceColumns]:
+def read_report(path: Path, limits: Limits, progress: OnProgress | None = None) -> list[TraceColumns]:
     """Read a report by running ``nsys export``, where it is installed.
 
     Raises
@@ -165,7 +164,7 @@ def _name(text: str) -> str:
     return f"{_LIGHTNING}torch.nn.Module: {hook['name']}" if hook else text
 
 
-def _placed(found: _File, columns: dict[str, Ints]) -> dict[str, Ints]:
+def _placed(found: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
     """Give the columns of a table ``start_ns`` and ``end_ns``, without the rows that lack one of them."""
     start, end = columns.pop("start"), columns.pop("end")
     known = (start != NULL) & (end != NULL)
@@ -178,107 +177,79 @@ def _placed(found: _File, columns: dict[str, Ints]) -> dict[str, Ints]:
     return {"start_ns": start, "end_ns": end, **columns}
 
 
-def _table(found: _File, table: str, *names: str) -> dict[str, Ints]:
-    """Columns of a table of intervals, those that it has; empty if it is not there or has no times."""
+def _table(found: _Export, table: str, *names: str) -> dict[str, Ints]:
+    """Columns of a table of intervals, `NULL` where the file does not tell; empty without intervals."""
     if not {"start", "end"} <= found.file.columns(table):
         return {}
-    columns = found.file.numbers(table, ("start", "end", *names))
-    return _placed(found, columns)
+    columns = _placed(found, found.file.numbers(table, ("start", "end", *names)))
+    return columns if len(columns["start_ns"]) else {}
 
 
-def _missing(values: Ints | None) -> Ints | None:
+def _missing(values: Ints, *nothing: int) -> Ints:
     """Values with `MISSING` where there is none."""
-    if values is None:
-        return None
-    nothing = (values == NULL) | (values == _NO_ID)
-    if nothing.any():
-        values[nothing] = MISSING
-    return values
+    return np.where(np.isin(values, (NULL, _NO_ID, *nothing)), MISSING, values)
 
 
-def _process(columns: Mapping[str, Ints]) -> Ints | None:
-    """The process of each row; of a file that does not tell, 0."""
-    key = columns.get("globalPid", columns.get("globalTid"))
-    return None if key is None else _missing(np.where(key == NULL, NULL, (key >> _BITS) & _LOW))
-
-
-def _thread(columns: Mapping[str, Ints]) -> Ints | None:
-    key = columns.get("globalTid")
-    return None if key is None else np.where(key == NULL, MISSING, key & _LOW)
+def _part_of(keys: Ints, bits: int = 0) -> Ints:
+    """The thread in a file's numbers of threads, or the process in front of it."""
+    return np.where(keys == NULL, MISSING, (keys >> bits) & _LOW)
 
 
 def _add(
-    found: _File, category: str, columns: dict[str, Ints], own: Mapping[str, Ints | None], on_device: bool = False
+    found: _Export, category: str, columns: dict[str, Ints], own: Mapping[str, Ints], on_device: bool = False
 ) -> None:
     """Add events; `own` are columns of `TraceColumns`."""
-    if not len(columns.get("start_ns", ())):
+    if not len(columns["start_ns"]):
         return
-    part = {name: values for name, values in own.items() if values is not None and (values != MISSING).any()}
-    process = _process(columns)
-    if process is not None:
-        part["pid"] = process
+    part = {name: values for name, values in own.items() if (values != MISSING).any()}
+    part["pid"] = _part_of(columns["globalPid" if on_device else "globalTid"], _BITS)
     part["start_ns"] = columns["start_ns"]
     part["end_ns"] = columns["end_ns"]
     found.parts.append(_Part(category, part, on_device))
 
 
-def _of_device(columns: dict[str, Ints]) -> dict[str, Ints | None]:
+_OF_DEVICE = ("globalPid", "deviceId", "streamId", "correlationId")
+
+
+def _on_device(columns: dict[str, Ints]) -> dict[str, Ints]:
     return {
-        "device": _missing(columns.get("deviceId")),
-        "stream": _missing(columns.get("streamId")),
-        "correlation": _correlation(columns),
+        "device": _missing(columns["deviceId"]),
+        "stream": _missing(columns["streamId"]),
+        "correlation": _missing(columns["correlationId"], 0),
     }
 
 
-def _correlation(columns: dict[str, Ints]) -> Ints | None:
-    """Numbers that join calls and work; 0 is none."""
-    values = _missing(columns.get("correlationId"))
-    if values is not None:
-        values[values == 0] = MISSING
-    return values
-
-
-def _named(found: _File, ids: Ints, clean: re.Pattern[str] | None = None, unknown: str = "unnamed") -> Ints:
-    """The numbers of the names that a column of ``StringIds`` stands for."""
-    wanted, place = np.unique(ids, return_inverse=True)
-    texts = found.file.texts_of("StringIds", "id", "value", wanted)
-    labels = [texts.get(one, unknown) for one in wanted.tolist()]
-    codes = [found.code(clean.sub("", one) if clean else one) for one in labels]
+def _coded(found: _Export, values: Ints, label: Callable[[Any], str]) -> Ints:
+    """The numbers of the names that values, or rows of values, stand for."""
+    distinct, place = np.unique(values, axis=0, return_inverse=True)
+    codes = [found.code(label(value)) for value in distinct.tolist()]
     return np.array(codes, dtype=np.int64)[place.reshape(-1)]
 
 
-def _kernels(found: _File) -> None:
+def _named(found: _Export, ids: Ints, unknown: str, clean: re.Pattern[str] | None = None) -> Ints:
+    """The numbers of the names that a column of ``StringIds`` stands for."""
+    texts = found.file.texts_of("StringIds", "id", "value", np.unique(ids))
+    return _coded(found, ids, lambda one: clean.sub("", texts.get(one, unknown)) if clean else texts.get(one, unknown))
+
+
+def _kernels(found: _Export) -> None:
     there = found.file.columns(_KERNELS)
-    name = next((one for one in ("demangledName", "shortName", "mangledName") if one in there), None)
-    columns = _table(found, _KERNELS, "globalPid", "deviceId", "streamId", "correlationId", *([name] if name else []))
-    if not columns:
-        return
-    count = len(columns["start_ns"])
-    ids = columns.pop(name) if name else np.full(count, MISSING, dtype=np.int64)
-    names = _named(found, ids, unknown="kernel without a name")
-    _add(found, "kernel", columns, {"name": names, **_of_device(columns)}, True)
+    name = next((one for one in ("demangledName", "shortName", "mangledName") if one in there), "demangledName")
+    if columns := _table(found, _KERNELS, *_OF_DEVICE, name):
+        names = _named(found, columns[name], "kernel without a name")
+        _add(found, "kernel", columns, {"name": names, **_on_device(columns)}, True)
 
 
-def _copies_and_sets(found: _File) -> None:
-    both = ("globalPid", "deviceId", "streamId", "correlationId", "bytes")
-    copies = _table(found, _COPIES, *both, "copyKind", "srcKind", "dstKind")
-    if copies:
-        count = len(copies["start_ns"])
-        nothing = np.full(count, MISSING, dtype=np.int64)
-        kinds = np.stack([copies.get(one, nothing) for one in ("copyKind", "srcKind", "dstKind")], axis=1)
-        distinct, place = np.unique(kinds, axis=0, return_inverse=True)
-        codes = [found.code(_copy_name(*row)) for row in distinct.tolist()]
-        names = np.array(codes, dtype=np.int64)[place.reshape(-1)]
-        own = {"name": names, "bytes": _missing(copies.get("bytes")), **_of_device(copies)}
-        _add(found, "gpu_memcpy", copies, own, True)
-    sets = _table(found, _SETS, *both, "memKind")
-    if sets:
-        kind = sets.get("memKind", np.full(len(sets["start_ns"]), MISSING, dtype=np.int64))
-        distinct, place = np.unique(kind, return_inverse=True)
-        codes = [found.code(f"Memset ({_MEMORY.get(one, 'Unknown')})") for one in distinct.tolist()]
-        names = np.array(codes, dtype=np.int64)[place.reshape(-1)]
-        own = {"name": names, "bytes": _missing(sets.get("bytes")), **_of_device(sets)}
-        _add(found, "gpu_memset", sets, own, True)
+def _copies_and_sets(found: _Export) -> None:
+    kinds = ("copyKind", "srcKind", "dstKind")
+    if columns := _table(found, _COPIES, *_OF_DEVICE, "bytes", *kinds):
+        names = _coded(found, np.stack([columns[one] for one in kinds], axis=1), lambda row: _copy_name(*row))
+        own = {"name": names, "bytes": _missing(columns["bytes"]), **_on_device(columns)}
+        _add(found, "gpu_memcpy", columns, own, True)
+    if columns := _table(found, _SETS, *_OF_DEVICE, "bytes", "memKind"):
+        names = _coded(found, columns["memKind"], lambda kind: f"Memset ({_MEMORY.get(kind, 'Unknown')})")
+        own = {"name": names, "bytes": _missing(columns["bytes"]), **_on_device(columns)}
+        _add(found, "gpu_memset", columns, own, True)
 
 
 def _copy_name(kind: int, source: int, target: int) -> str:
@@ -287,40 +258,30 @@ def _copy_name(kind: int, source: int, target: int) -> str:
     return f"Memcpy {_COPY.get(kind, 'Unknown')}{where}"
 
 
-def _graphs(found: _File) -> None:
+def _graphs(found: _Export) -> None:
     """CUDA graphs recorded as wholes: each launch is one piece of work."""
-    columns = _table(found, _GRAPHS, "globalPid", "deviceId", "streamId", "correlationId", "graphId")
-    if not columns or not len(columns["start_ns"]):
+    columns = _table(found, _GRAPHS, *_OF_DEVICE, "graphId")
+    if not columns:
         return
-    graph = columns.get("graphId", np.full(len(columns["start_ns"]), NULL, dtype=np.int64))
-    distinct, place = np.unique(graph, return_inverse=True)
-    codes = [found.code("CUDA graph" if one == NULL else f"CUDA graph {one}") for one in distinct.tolist()]
-    names = np.array(codes, dtype=np.int64)[place.reshape(-1)]
-    _add(found, "kernel", columns, {"name": names, **_of_device(columns)}, True)
+    names = _coded(found, columns["graphId"], lambda one: "CUDA graph" if one == NULL else f"CUDA graph {one}")
+    _add(found, "kernel", columns, {"name": names, **_on_device(columns)}, True)
     found.notes.append(
         f"{len(names):,} launches of CUDA graphs were recorded as wholes: each counts as one kernel, CUDA graph, and "
         "the kernels inside are not in the file. nsys profile --cuda-graph-trace=node records them."
     )
 
 
-def _synchronisation(found: _File) -> None:
-    names = ("globalPid", "deviceId", "streamId", "correlationId", "syncType", "eventId", "eventSyncId")
-    columns = _table(found, _SYNCS, *names)
-    if not columns or not len(columns["start_ns"]):
-        return
-    count = len(columns["start_ns"])
-    kind = columns.get("syncType", np.zeros(count, dtype=np.int64))
-    distinct, place = np.unique(kind, return_inverse=True)
-    codes = [found.code(_SYNC.get(one, "Synchronization")) for one in distinct.tolist()]
-    waits = _recorded(found, columns, kind)
-    name = np.array(codes, dtype=np.int64)[place.reshape(-1)]
-    _add(found, "cuda_sync", columns, {"name": name, **_of_device(columns), **waits}, True)
+def _synchronisation(found: _Export) -> None:
+    if columns := _table(found, _SYNCS, *_OF_DEVICE, "syncType", "eventId", "eventSyncId"):
+        names = _coded(found, columns["syncType"], lambda kind: _SYNC.get(kind, "Synchronization"))
+        own = {"name": names, **_on_device(columns), **_recorded(found, columns)}
+        _add(found, "cuda_sync", columns, own, True)
 
 
-def _recorded(found: _File, columns: dict[str, Ints], kind: Ints) -> dict[str, Ints]:
+def _recorded(found: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
     """The stream on which the event that a synchronisation waits for was recorded, and the call that recorded it."""
     keys = ("globalPid", "eventId", "eventSyncId")
-    if not {*keys, "streamId", "correlationId"} <= found.file.columns(_EVENTS) or not {*keys} <= columns.keys():
+    if not {*keys} <= found.file.columns(_EVENTS) & found.file.columns(_SYNCS):
         return {}
     events = found.file.numbers(_EVENTS, (*keys, "streamId", "correlationId"))
     size = len(events["eventId"])
@@ -331,47 +292,38 @@ def _recorded(found: _File, columns: dict[str, Ints], kind: Ints) -> dict[str, I
     order = np.argsort(code[:size], kind="stable")
     sorted_codes = code[:size][order]
     place = np.minimum(np.searchsorted(sorted_codes, code[size:]), size - 1)
-    known = (sorted_codes[place] == code[size:]) & np.isin(kind, (1, _WAIT)) & (columns["eventId"] != _NO_ID)
+    known = (sorted_codes[place] == code[size:]) & np.isin(columns["syncType"], _ON_EVENT)
+    known &= columns["eventId"] != _NO_ID
     row = order[place]
-    stream, call = _missing(events["streamId"]), _correlation(events)
-    assert stream is not None
-    assert call is not None
     return {
-        "wait_stream": np.where(known, stream[row], MISSING),
-        "wait_correlation": np.where(known, call[row], MISSING),
+        "wait_stream": np.where(known, _missing(events["streamId"])[row], MISSING),
+        "wait_correlation": np.where(known, _missing(events["correlationId"], 0)[row], MISSING),
     }
 
 
-def _calls(found: _File) -> None:
+def _calls(found: _Export) -> None:
     columns = _table(found, _CALLS, "globalTid", "correlationId", "nameId", "eventClass")
-    if not columns or not len(columns["start_ns"]):
+    if not columns:
         return
-    kind = columns.pop("eventClass", None)
-    if kind is not None:  # other classes repeat the calls inside them
-        kept = np.isin(kind, (_RUNTIME, _DRIVER))
-        if not kept.all():
-            columns, kind = {name: values[kept] for name, values in columns.items()}, kind[kept]
-    ids = columns.pop("nameId", np.full(len(columns["start_ns"]), MISSING, dtype=np.int64))
-    names = _named(found, ids, _VERSION, "CUDA call without a name")
-    own = {"name": names, "correlation": _correlation(columns), "thread": _thread(columns)}
-    for number, category in ((_RUNTIME, "cuda_runtime"), (_DRIVER, "cuda_driver")):
-        if kind is None or (kind == number).all():
-            if number == _RUNTIME or kind is not None:
-                _add(found, category, columns, own)
-            continue
+    kind = np.where(columns["eventClass"] == NULL, _RUNTIME, columns["eventClass"])
+    own = {
+        "name": _named(found, columns["nameId"], "CUDA call without a name", _VERSION),
+        "correlation": _missing(columns["correlationId"], 0),
+        "thread": _part_of(columns["globalTid"]),
+    }
+    for number, category in ((_RUNTIME, "cuda_runtime"), (_DRIVER, "cuda_driver")):  # others repeat the calls inside
         mine = np.flatnonzero(kind == number)
         part = {name: values[mine] for name, values in columns.items()}
-        _add(found, category, part, {one: None if values is None else values[mine] for one, values in own.items()})
+        _add(found, category, part, {name: values[mine] for name, values in own.items()})
 
 
-def _ranges(found: _File) -> None:
+def _ranges(found: _Export) -> None:
     there = found.file.columns(_RANGES)
     if not {"start", "end", "eventType"} <= there:
         return
     text = '"text"' if "text" in there else "NULL"
-    numbers: dict[str, str] = {
-        one: f'"{one}"' for one in ("start", "end", "eventType", "globalTid", "textId") if one in there
-    }
+    wanted = ("start", "end", "eventType", "globalTid", "textId")
+    numbers = {one: f'"{one}"' if one in there else "NULL" for one in wanted}
     behind = {"sequence": _SEQ, "external_id": _OP_ID}
     for name, label in behind.items():
         digits = f"CAST(substr({text}, instr({text}, {label}) + length({label}), 20) AS INTEGER)"
@@ -393,14 +345,11 @@ def _ranges(found: _File) -> None:
     columns = _placed(found, columns)
     if not len(columns["start_ns"]):
         return
-    ids = columns.pop("textId", None)
     nameless = columns["name"] == MISSING
     if nameless.any():
-        unnamed = np.full(int(nameless.sum()), MISSING, dtype=np.int64) if ids is None else ids[nameless]
-        columns["name"][nameless] = _named(found, unnamed, unknown="range without a name")
-    thread = _thread(columns)
-    for name in behind:
-        columns[name] = np.where(columns[name] > 0, columns[name], MISSING) if name == "external_id" else columns[name]
+        columns["name"][nameless] = _named(found, columns["textId"][nameless], "range without a name")
+    columns["external_id"] = np.where(columns["external_id"] > 0, columns["external_id"], MISSING)
+    columns["thread"] = _part_of(columns["globalTid"])
     labels = found.names.labels
     spelled = np.array([_OP.fullmatch(one) is not None or one.startswith(BACKWARD_NODE) for one in labels], dtype=bool)
     numbered = (columns["external_id"] != MISSING) | (columns["sequence"] != MISSING)
@@ -415,8 +364,8 @@ def _ranges(found: _File) -> None:
     started = ~is_op & np.isin(columns["kind"], _STARTED)
     for chosen, category in ((is_op, "cpu_op"), (~is_op & ~started, "user_annotation"), (started, "nvtx_range")):
         part = {name: values[chosen] for name, values in columns.items()}
-        own = {name: part[name] for name in ("name", "shapes", "sequence", "external_id", "forward_thread")}
-        _add(found, category, part, {"thread": None if thread is None else thread[chosen], **own})
+        own = ("name", "shapes", "sequence", "external_id", "forward_thread", "thread")
+        _add(found, category, part, {name: part[name] for name in own})
 
 
 def _forward_threads(labels: list[str], columns: Mapping[str, Ints]) -> Ints:
@@ -430,23 +379,17 @@ def _forward_threads(labels: list[str], columns: Mapping[str, Ints]) -> Ints:
     return np.where(backward[columns["name"]] & (columns["sequence"] != MISSING), 1, MISSING)
 
 
-def _system_calls(found: _File) -> None:
-    columns = _table(found, _SYSTEM, "globalTid", "nameId")
-    if columns and len(columns["start_ns"]) and "nameId" in columns:
-        names = _named(found, columns.pop("nameId"), unknown="system call without a name")
-        _add(found, "os_runtime", columns, {"name": names, "thread": _thread(columns)})
-
-
-def _overheads(found: _File) -> None:
-    for table in _OVERHEADS:
-        columns = _table(found, table, "globalTid", "nameId")
-        if columns and len(columns["start_ns"]) and {"nameId", "globalTid"} <= columns.keys():
-            names = _named(found, columns.pop("nameId"), unknown="overhead")
-            _add(found, "overhead", columns, {"name": names, "thread": _thread(columns)})
+def _other_calls(found: _Export) -> None:
+    """Calls of the operating system, and what the profiler itself took."""
+    for table, category in ((_SYSTEM, "os_runtime"), *((table, "overhead") for table in _OVERHEADS)):
+        there = {"globalTid", "nameId"} <= found.file.columns(table)
+        if there and (columns := _table(found, table, "globalTid", "nameId")):
+            names = _named(found, columns["nameId"], "call without a name")
+            _add(found, category, columns, {"name": names, "thread": _part_of(columns["globalTid"])})
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _MachineFacts:
     """What the file says of the machine and of its processes; never the command line or the environment."""
 
     base_ns: int
@@ -455,21 +398,18 @@ class _Facts:
     threads: dict[tuple[int, int], str]
 
     @classmethod
-    def of(cls, found: _File) -> _Facts:
-        file = found.file
-        base = file.numbers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)).get("utcEpochNs", np.array([NULL]))
-        threads: dict[tuple[int, int], str] = {}
+    def of(cls, file: SqliteFile) -> _MachineFacts:
+        base = file.numbers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))["utcEpochNs"]
         columns = file.numbers("ThreadNames", ("globalTid", "nameId"))
-        if {"globalTid", "nameId"} <= columns.keys():
-            texts = file.texts_of("StringIds", "id", "value", np.unique(columns["nameId"]))
-            for key, name in zip(columns["globalTid"].tolist(), columns["nameId"].tolist(), strict=True):
-                if name in texts and key != NULL:
-                    threads[(key >> _BITS) & _LOW, key & _LOW] = texts[name]
-        processes: dict[int, str] = {}
-        if "globalPid" in file.columns("PROCESSES"):
-            keys = np.unique(file.numbers("PROCESSES", ("globalPid",))["globalPid"])
-            named = file.texts_of("PROCESSES", "globalPid", "name", keys)
-            processes = {(key >> _BITS) & _LOW: Path(name).name for key, name in named.items()}
+        texts = file.texts_of("StringIds", "id", "value", np.unique(columns["nameId"]))
+        threads = {
+            ((key >> _BITS) & _LOW, key & _LOW): texts[name]
+            for key, name in zip(columns["globalTid"].tolist(), columns["nameId"].tolist(), strict=True)
+            if name in texts and key != NULL
+        }
+        keys = np.unique(file.numbers("PROCESSES", ("globalPid",))["globalPid"])
+        named = file.texts_of("PROCESSES", "globalPid", "name", keys)
+        processes = {(key >> _BITS) & _LOW: Path(name).name for key, name in named.items()}
         return cls(int(base[0]) if len(base) and base[0] != NULL else 0, _devices(file), processes, threads)
 
 
@@ -480,39 +420,34 @@ def _devices(file: SqliteFile) -> list[dict[str, Any]]:
         **{"smCount": "numSms"},
     }
     table = "TARGET_INFO_GPU"
-    there = file.columns(table)
-    if "name" not in there or not there & {"id", "cuDevice"}:
-        return []
-    columns = file.numbers(table, ("id", "cuDevice", *keys))
     # CUDA numbers its devices otherwise than the machine does.
-    number = columns.get("cuDevice", columns.get("id"))
-    assert number is not None
-    key = "cuDevice" if "cuDevice" in columns else "id"
-    named = file.texts_of(table, key, "name", np.unique(number))
+    key = "cuDevice" if "cuDevice" in file.columns(table) else "id"
+    columns = file.numbers(table, (key, *keys))
+    named = file.texts_of(table, key, "name", np.unique(columns[key]))
     found = []
-    for row, one in enumerate(number[:1000].tolist()):
+    for row, one in enumerate(columns[key][:1000].tolist()):
         if one in named:
-            facts = {keys[name]: int(columns[name][row]) for name in keys if name in columns}
+            facts = {keys[name]: int(columns[name][row]) for name in keys}
             found.append({"id": one, "name": named[one], **{k: v for k, v in facts.items() if v != NULL}})
     return found
 
 
-def _by_process(found: _File, facts: _Facts) -> list[TraceColumns]:
+def _by_process(found: _Export, facts: _MachineFacts) -> list[TraceColumns]:
     """One trace for each process with work on a GPU; without any, of the process with the most events."""
-    told = {pid for part in found.parts for pid in pd.unique(part.columns.get("pid", np.array([MISSING]))).tolist()}
-    if len(told - {MISSING}) < 2 or not all("pid" in part.columns for part in found.parts):
+    pids = [{*pd.unique(part.columns["pid"]).tolist()} - {MISSING} for part in found.parts]
+    if len(known := set.union(*pids)) < 2 or not all(pids):
         # One process, or a file that does not say whose each event is: all of it counts as one.
         for part in found.parts:
-            part.columns.pop("pid", None)
-        return [_trace(found, facts, max(told, default=0) if len(told - {MISSING}) == 1 else 0, found.parts)]
+            del part.columns["pid"]
+        return [_trace(found, facts, known.pop() if len(known) == 1 else 0, found.parts)]
     counts: dict[int, int] = {}
     working: dict[int, int] = {}
     for part in found.parts:
-        pids = part.columns["pid"]
-        for pid, many in zip(*(one.tolist() for one in np.unique(pids, return_counts=True)), strict=True):
+        of_rows = part.columns["pid"]
+        for pid, many in zip(*(one.tolist() for one in np.unique(of_rows, return_counts=True)), strict=True):
             counts[pid] = counts.get(pid, 0) + many
             if part.on_device and part.category != "cuda_sync":
-                lowest = int(part.columns["device"][pids == pid].min()) if "device" in part.columns else 0
+                lowest = int(part.columns["device"][of_rows == pid].min()) if "device" in part.columns else 0
                 working[pid] = min(working.get(pid, lowest), lowest)
     chosen = sorted(working, key=lambda pid: (working[pid], pid)) or [max(counts, key=lambda pid: (counts[pid], -pid))]
     others = {pid: many for pid, many in counts.items() if pid not in chosen}
@@ -528,14 +463,7 @@ def _by_process(found: _File, facts: _Facts) -> list[TraceColumns]:
     return [_trace(found, facts, pid, [part.of_process(pid) for part in found.parts]) for pid in chosen]
 
 
-_FILLED = (
-    *("name", "category", "start_ns", "duration_ns", "thread", "device", "stream", "correlation", "sequence"),
-    *("forward_thread", "process", "external_id", "python_id", "python_parent", "shapes", "collective", "group"),
-    *("wait_stream", "wait_correlation", "bytes", "elements", "dtype"),
-)
-
-
-def _trace(found: _File, facts: _Facts, pid: int, parts: list[_Part]) -> TraceColumns:
+def _trace(found: _Export, facts: _MachineFacts, pid: int, parts: list[_Part]) -> TraceColumns:
     """The trace of one process. Its parts are used up on the way: they are as large as it."""
     parts = [part for part in parts if len(part)]
     categories = list(dict.fromkeys(part.category for part in parts))
@@ -549,22 +477,21 @@ def _trace(found: _File, facts: _Facts, pid: int, parts: list[_Part]) -> TraceCo
         negative += int(backwards.sum())
         length[backwards] = 0
         columns["duration_ns"] = length
-    starts, ends = _extent(parts)
-    if not -(2**63) <= facts.base_ns + ends < 2**63 or ends - starts >= 2**63:
+    latest = max(int((part.columns["start_ns"] + part.columns["duration_ns"]).max()) for part in parts)
+    if not -(2**63) <= facts.base_ns + latest < 2**63:
         raise TraceError(f"{found.source} cannot be read as a trace: its times do not fit in 64 bits.")
-    filled = {}
-    for name in _FILLED:
+    filled: dict[str, Any] = {}
+    for name in EVENT_COLUMNS:
         filled[name] = _filled([_column(part, name, categories, pid) for part in parts], lengths)
         for part in parts:
             if name not in ("device", "stream"):  # these name the tracks of work on a GPU too
                 part.columns.pop(name, None)
-    none = np.array([], dtype=np.int64)
     notes = [*found.notes, *_missing_work(found, filled, categories)]
     return TraceColumns(
         **filled,
         names=found.names.labels,
         categories=categories,
-        memory=MemoryColumns(*[none] * 9),
+        memory=no_memory(),
         shape_texts=found.shapes.labels,
         collective_names=[],
         group_names=[],
@@ -574,11 +501,6 @@ def _trace(found: _File, facts: _Facts, pid: int, parts: list[_Part]) -> TraceCo
         devices=facts.devices,
         process_names={pid: facts.processes[pid]} if pid in facts.processes else {},
         thread_names={key: name for key, name in facts.threads.items() if key[0] == pid},
-        rank=None,
-        world_size=None,
-        process_labels={},
-        perfnb=None,
-        unit_ns=1,
         caveats=notes,
     )
 
@@ -595,12 +517,6 @@ def _filled(values: list[Ints | int], lengths: list[int]) -> Ints:
     return filled
 
 
-def _extent(parts: list[_Part]) -> tuple[int, int]:
-    starts = [int(part.columns["start_ns"].min()) for part in parts]
-    ends = [int((part.columns["start_ns"] + part.columns["duration_ns"]).max()) for part in parts]
-    return min(starts), max(ends)
-
-
 def _column(part: _Part, name: str, categories: list[str], pid: int) -> Ints | int:
     """A column of events, or the one value that all have."""
     if name == "category":
@@ -612,7 +528,7 @@ def _column(part: _Part, name: str, categories: list[str], pid: int) -> Ints | i
     return part.columns.get(name, MISSING)
 
 
-def _missing_work(found: _File, columns: Mapping[str, Ints], categories: list[str]) -> list[str]:
+def _missing_work(found: _Export, columns: Mapping[str, Ints], categories: list[str]) -> list[str]:
     """Say that launches of CUDA graphs have no work in the file: the GPU was not idle then."""
     graphs = np.array([_GRAPH_LAUNCH.match(one) is not None for one in found.names.labels], dtype=bool)
     calls = [place for place, one in enumerate(categories) if one in ("cuda_runtime", "cuda_driver")]

@@ -18,9 +18,9 @@ from perfnb.errors import TraceError
 from perfnb.trace.chrome_json import Args
 from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.kineto import DERIVED, INSTANT, WRITTEN
-from perfnb.trace.protobuf import BYTES, VARINT, Buffer, Damaged, double, fields, signed, spans, text, varint
+from perfnb.trace.protobuf import BYTES, Buffer, Damaged, double, facts_of, fields, signed, spans, text, varint
 from perfnb.trace.rows import Rows
-from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT, Limits, Progress, Reader, cut, too_deep, whole_file
+from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT, Limits, OnProgress, Reader, cut, too_deep, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, OPS
 
 #: Numbers of fields: of a packet,
@@ -52,18 +52,20 @@ _GROUPS = ("group", "ranks")
 _USED = {*_NUMBERS, *_TEXTS, *_GROUPS}
 
 
-def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
+def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
     """Read a file; errors as `perfnb.trace.kineto.read`."""
     limits = limits.whole()
     data = whole_file(path, limits, progress)
-    trace = _Trace(str(path), limits)
+    trace, place = _Trace(str(path), limits), 0
     try:
         for field_, kind, start, end in spans(data, 0, len(data)):
             if field_ == 1 and kind == BYTES:
+                place = start
                 trace.add(data, start, end)
         return trace.columns()
     except Damaged as error:
-        raise TraceError(f"{path} is not a Perfetto trace that perfnb can read: {error}; record it again.") from error
+        why = f"{error} (in or after the packet at byte {place:,})"
+        raise TraceError(f"{path} is not a Perfetto trace that perfnb can read: {why}; record it again.") from error
 
 
 @dataclass
@@ -116,52 +118,33 @@ class _Trace:
 
     def add(self, data: Buffer, start: int, end: int) -> None:
         """Add a packet."""
-        time = number = flags = clock = 0
-        parts: dict[int, tuple[int, int]] = {}
-        for field_, kind, a, b in spans(data, start, end):
-            if kind == VARINT:
-                if field_ == _TIME:
-                    time = a
-                elif field_ == _SEQUENCE:
-                    number = a
-                elif field_ == _FLAGS:
-                    flags |= a
-                elif field_ == _CLEARED:
-                    flags |= bool(a)
-                elif field_ == _CLOCK:
-                    clock = a
-            elif kind == BYTES:
-                parts[field_] = (a, b)
-        if _COMPRESSED in parts:
+        packet = facts_of(memoryview(data)[start:end])
+        if _COMPRESSED in packet:
             raise TraceError(
                 f"{self._source} cannot be read as a trace: its packets are compressed; unpack them first with "
                 "traceconv decompress_packets."
             )
+        number = signed(packet.get(_SEQUENCE, 0))
         if number not in self._sequences:
             self._kept.add(4)
         sequence = self._sequences[number]
-        if flags & 1:
+        if signed(packet.get(_FLAGS, 0)) & 1 or packet.get(_CLEARED):
             sequence.clear()
-        if place := parts.get(_INTERNED):
-            self._intern(memoryview(data)[slice(*place)], sequence)
-        if place := parts.get(_DEFAULTS):
-            self._set_defaults(memoryview(data)[slice(*place)], sequence)
-        if place := parts.get(_TRACK):
-            self._describe(memoryview(data)[slice(*place)])
-        if place := parts.get(_EVENT):
-            if (clock or sequence.clock) >= _OWN_CLOCKS:
-                raise TraceError(
-                    f"{self._source} cannot be read as a trace: its times count from one packet to the next, as "
-                    "Chrome writes them; convert it with traceconv json first."
-                )
-            self._take(data, *place, time, sequence)
+        if isinstance(part := packet.get(_INTERNED), memoryview):
+            self._intern(part, sequence)
+        if isinstance(part := packet.get(_DEFAULTS), memoryview):
+            self._set_defaults(part, sequence)
+        if isinstance(part := packet.get(_TRACK), memoryview):
+            self._describe(part)
+        if isinstance(part := packet.get(_EVENT), memoryview):
+            self._take(part, packet, sequence)
 
     def _intern(self, data: memoryview, sequence: _Sequence) -> None:
         known = {1: sequence.categories, 2: sequence.names, 3: sequence.arguments, 29: sequence.strings}
         for field_, value in fields(data):
             if field_ in known and isinstance(value, memoryview):
                 self._kept.add()
-                entry = dict(fields(value))
+                entry = facts_of(value)
                 known[field_][signed(entry.get(1, 0))] = text(entry.get(2, b""))
 
     @staticmethod
@@ -170,44 +153,49 @@ class _Trace:
             if field_ == _CLOCK and isinstance(value, int):
                 sequence.clock = value
             elif field_ == _EVENT and isinstance(value, memoryview):
-                sequence.track = signed(dict(fields(value)).get(11, 0))
+                sequence.track = signed(facts_of(value).get(11, 0))
 
     def _describe(self, data: memoryview) -> None:
         self._kept.add(2)
-        facts = dict(fields(data))
+        facts = facts_of(data)
         track = _Track(next((text(facts[key]) for key in (2, 10, 13) if key in facts), ""), signed(facts.get(5, 0)))
         if isinstance(process := facts.get(3), memoryview):
-            told = dict(fields(process))  # never the command line in it
+            told = facts_of(process)  # never the command line in it
             track.process = signed(told.get(1, 0))
             self._rows.process_names[track.process] = text(told.get(6, b"")) or track.name
         if isinstance(thread := facts.get(4), memoryview):
-            told = dict(fields(thread))
+            told = facts_of(thread)
             track.process, track.thread = signed(told.get(1, 0)), signed(told.get(2, 0))
             self._rows.thread_names[track.process, track.thread] = text(told.get(5, b"")) or track.name
         self._tracks[signed(facts.get(1, 0))] = track
 
-    def _take(self, data: Buffer, start: int, end: int, time: int, sequence: _Sequence) -> None:
+    def _take(self, data: memoryview, packet: dict[int, int | memoryview], sequence: _Sequence) -> None:
         """Keep the start or end of a slice."""
-        kind, track, one = 0, sequence.track, _Slice(signed(time))
-        arguments: list[tuple[int, int]] = []
-        for field_, wire, a, b in spans(data, start, end):
-            if field_ == 9 and wire == VARINT:
-                kind = a
-            elif field_ == 11 and wire == VARINT:
-                track = signed(a)
-            elif field_ == 10 and wire == VARINT:
-                one.name = sequence.names.get(signed(a), "")
-            elif field_ == 23 and wire == BYTES:
-                one.name = text(data[a:b])
-            elif field_ == 3 and wire == VARINT:
-                one.category = one.category or sequence.categories.get(signed(a), "")
-            elif field_ == 22 and wire == BYTES:
-                one.category = one.category or text(data[a:b])
-            elif field_ == 4 and wire == BYTES:
-                arguments.append((a, b))
+        if (signed(packet.get(_CLOCK, 0)) or sequence.clock) >= _OWN_CLOCKS:
+            raise TraceError(
+                f"{self._source} cannot be read as a trace: its times count from one packet to the next, as Chrome "
+                "writes them; convert it with traceconv json first."
+            )
+        kind, track, one = 0, sequence.track, _Slice(signed(packet.get(_TIME, 0)))
+        arguments: list[memoryview] = []
+        for field_, value in fields(data):
+            if field_ == 9:
+                kind = signed(value)
+            elif field_ == 11:
+                track = signed(value)
+            elif field_ == 10:
+                one.name = sequence.names.get(signed(value), "")
+            elif field_ == 23:
+                one.name = text(value)
+            elif field_ == 3:
+                one.category = one.category or sequence.categories.get(signed(value), "")
+            elif field_ == 22:
+                one.category = one.category or text(value)
+            elif field_ == 4 and isinstance(value, memoryview):
+                arguments.append(value)
         if kind == _BEGIN:
             if arguments:
-                one.arguments = self._arguments(data, arguments, sequence) or _NO_ARGUMENTS
+                one.arguments = self._arguments(arguments, sequence) or _NO_ARGUMENTS
             self._kept.add(1 + len(one.arguments) + (track not in self._begins))
             self._begins[track].append(one)
         elif kind == _END:
@@ -216,13 +204,15 @@ class _Trace:
         else:
             self._other += 1
 
-    def _arguments(self, data: Buffer, places: list[tuple[int, int]], sequence: _Sequence) -> dict[str, int]:
+    def _arguments(self, annotations: list[memoryview], sequence: _Sequence) -> dict[str, int]:
         """Columns of an event, from its annotations."""
         found: dict[str, int] = {}
         group: dict[str, str] = {}
-        for a, b in places:
-            key = _ARGUMENTS.get(self._name(data, a, b, sequence), "")
-            value = self._value(data, a, b, sequence, 1) if key in _USED else None
+        for annotation in annotations:
+            facts = facts_of(annotation)
+            name = text(facts[10]) if 10 in facts else sequence.arguments.get(signed(facts.get(1, 0)), "")
+            key = _ARGUMENTS.get(name, "")
+            value = self._value(annotation, sequence, 1) if key in _USED else None
             if key in _NUMBERS and isinstance(value, int):
                 if value != _UNSIGNED_MINUS_ONE:
                     found.setdefault(_NUMBERS[key], value)
@@ -234,41 +224,29 @@ class _Trace:
             found["group"] = self._rows.code("group", whole)
         return found
 
-    @staticmethod
-    def _name(data: Buffer, start: int, end: int, sequence: _Sequence) -> str:
-        """Name of an annotation."""
-        name = ""
-        for field_, kind, a, b in spans(data, start, end):
-            if field_ == 1 and kind == VARINT:
-                name = sequence.arguments.get(signed(a), "")
-            elif field_ == 10 and kind == BYTES:
-                name = text(data[a:b])
-        return name
-
-    def _value(self, data: Buffer, start: int, end: int, sequence: _Sequence, depth: int) -> Any:
+    def _value(self, annotation: memoryview, sequence: _Sequence, depth: int) -> Any:
         """Value of an annotation; dictionaries have none."""
         if depth > MAX_DEPTH:
             raise too_deep(self._source)
         array = list[Any]()
         value: Any = None
-        for field_, kind, a, b in spans(data, start, end):
-            if kind == VARINT:
-                if field_ == 2:
-                    value = bool(a)
-                elif field_ in (3, 7):
-                    value = a
-                elif field_ == 4:
-                    value = signed(a)
-                elif field_ == 17:
-                    value = sequence.strings.get(signed(a), "")
-            elif kind == BYTES:
+        for field_, given in fields(annotation):
+            if isinstance(given, memoryview):
                 if field_ in (6, 9):
-                    value = text(data[a:b])
+                    value = text(given)
                 elif field_ == 12:
                     self._kept.add()
-                    array.append(self._value(data, a, b, sequence, depth + 1))
+                    array.append(self._value(given, sequence, depth + 1))
+            elif field_ == 2:
+                value = bool(given)
+            elif field_ in (3, 7):
+                value = given
+            elif field_ == 4:
+                value = signed(given)
             elif field_ == 5:
-                value = double(int.from_bytes(data[a:b], "little"))
+                value = double(given)
+            elif field_ == 17:
+                value = sequence.strings.get(signed(given), "")
         return array or value
 
     def columns(self) -> TraceColumns:

@@ -16,7 +16,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 Buffer = bytes | bytearray | memoryview
 Field = tuple[int, int | memoryview]
 
-_MOST_BYTES = 10
+_MOST_BYTES, _MOST_FIELDS = 10, 128
 _SIXTY_FOUR = 2**64 - 1
 
 
@@ -86,6 +86,11 @@ def fields(data: Buffer) -> Iterator[Field]:
             yield field, view[start:end]
         else:
             yield field, int.from_bytes(view[start:end], "little")
+
+
+def facts_of(data: Buffer) -> dict[int, int | memoryview]:
+    """The last value of each field of a message, of those with the small numbers that readers use."""
+    return {field: value for field, value in fields(data) if field < _MOST_FIELDS}
 
 
 def double(bits: int) -> float:

@@ -13,7 +13,7 @@ from msgspec import field
 from perfnb.errors import TraceError
 from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.rows import FAR_NS, Rows
-from perfnb.trace.trace_file import Limits, Progress, Reader, cut, refuse_many_values, whole_file
+from perfnb.trace.trace_file import Limits, OnProgress, Reader, cut, refuse_many_values, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, RANGES
 
 _START = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
@@ -112,21 +112,21 @@ class _Process(msgspec.Struct):
     buffer_records: _Records = field(default_factory=_Records)
 
 
-class _Top(msgspec.Struct):
+class _RocprofResult(msgspec.Struct):
     processes: list[_Process] = field(name="rocprofiler-sdk-tool")
 
 
-_TOP = msgspec.json.Decoder(_Top)
+_RESULT = msgspec.json.Decoder(_RocprofResult)
 
 
-def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
+def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
     """Read a file; errors as `perfnb.trace.kineto.read`."""
     limits = limits.whole()  # 37 MB hold 44,000 kernels
     text = whole_file(path, limits, progress)
     refuse_many_values(text, str(path), limits)
     rows = Rows(str(path), limits)
     try:
-        processes = _TOP.decode(text).processes
+        processes = _RESULT.decode(text).processes
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{path} is not a result of rocprofv3 that perfnb can read: {error}.") from error
     for process in processes:

@@ -9,16 +9,12 @@ from typing import Any
 import numpy as np
 
 from perfnb.errors import TraceError
-from perfnb.trace.columns import MISSING, Ints, MemoryColumns, TraceColumns
+from perfnb.trace.columns import EVENT_COLUMNS, MISSING, Ints, TraceColumns, no_memory
 from perfnb.trace.trace_file import Kept, Limits
 
 #: No time in a trace is further from 0 than this, 146 years in nanoseconds: sums of two still fit in int64.
 FAR_NS = 2**62
 _TEXTS = {"shapes": "shape_texts", "collective": "collective_names", "group": "group_names", "dtype": "dtype_names"}
-_RARE = (
-    *("device", "stream", "correlation", "sequence", "forward_thread", "external_id", "python_id", "python_parent"),
-    *("wait_stream", "wait_correlation", "bytes", "elements"),
-)
 _ALWAYS = ("name", "category", "start_ns", "duration_ns", "process", "thread")
 
 
@@ -100,15 +96,14 @@ class Rows:
         if not len(self):
             timed = {name: np.array([], dtype=np.int64) for name in timed}
         texts: dict[str, Any] = {labels: list(self._codes[name]) for name, labels in _TEXTS.items()}
-        rare: dict[str, Any] = {name: self._sparse(name) for name in (*_RARE, *_TEXTS)}
-        nothing = np.array([], dtype=np.int64)
+        rare: dict[str, Any] = {name: self._sparse(name) for name in EVENT_COLUMNS if name not in _ALWAYS}
         return TraceColumns(
             names=list(self._codes["name"]),
             categories=list(self._codes["category"]),
             **timed,
             **rare,
             **texts,
-            memory=MemoryColumns(**dict.fromkeys(MemoryColumns.__dataclass_fields__, nothing)),
+            memory=no_memory(),
             base_ns=base_ns,
             devices=[{"id": number, **facts_of} for number, facts_of in sorted(self.devices.items())],
             process_names=self.process_names,
@@ -123,8 +118,3 @@ class Rows:
             rows, values = self._rare[name]
             column[np.frombuffer(rows, dtype=np.int64)] = np.frombuffer(values, dtype=np.int64)
         return column
-
-
-def signed(number: int) -> int:
-    """Return an unsigned number of 64 bits as a signed one."""
-    return number - 2**64 if number >= 2**63 else number

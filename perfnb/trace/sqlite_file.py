@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,9 +24,9 @@ from perfnb.trace.trace_file import (
     GZIP,
     MOST_LETTERS,
     MOST_TEXT,
-    QUIET_S,
     Limits,
-    Progress,
+    OnProgress,
+    Reports,
     blocks_of_file,
     too_many,
     too_many_letters,
@@ -45,7 +44,6 @@ _LOOK = 100_000
 _COST, _COST_PER_BYTE = 20_000_000, 20
 #: Instructions for each byte by which progress is estimated.
 _USUAL_COST = 2
-_EVERY_S = 0.2
 
 
 def is_packed(path: Path) -> bool:
@@ -72,40 +70,31 @@ class SqliteFile:
         Here and in every method, if the file is damaged, hostile or too large.
     """
 
-    def __init__(self, path: Path, limits: Limits, progress: Progress | None = None) -> None:
+    def __init__(self, path: Path, limits: Limits, progress: OnProgress | None = None) -> None:
         self._path = path
         self._limits = limits
-        self._progress = progress
         self._raised: BaseException | None = None
         self._cost = self._letters = self._rows = 0
-        self._start = self._told = time.monotonic()
-        self._folder = ExitStack()
-        plain = path
-        try:
-            if is_packed(path):
-                plain = self._unpack()
+        if not path.is_file():
+            raise TraceError(f"{path} cannot be read as a trace: it is not a file.")
+        with ExitStack() as opened:
+            plain = path
+            if is_packed(path):  # unpacked to a file, because SQLite needs to jump around in it
+                plain = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="perfnb-")), "unpacked.sqlite")
+                with plain.open("wb") as file:
+                    file.writelines(blocks_of_file(path, limits))
             else:
                 _require_finished(path)
-            self._bytes = plain.stat().st_size if plain.is_file() else -1
-        except (OSError, ValueError):
-            self._bytes = -1
-        if self._bytes < 0:
-            raise TraceError(f"{path} cannot be read as a trace: it is not a file.")
-        if self._bytes > limits.most_bytes:
-            most = size(limits.most_bytes)
-            raise TraceError(
-                f"{path} was not read: it is {size(self._bytes)}, above {most}; raise max_bytes in limits=."
-            )
-        try:
+            self._bytes = plain.stat().st_size
+            if self._bytes > limits.most_bytes:
+                most = size(limits.most_bytes)
+                raise TraceError(f"{path} was not read: it is {size(self._bytes)}, above {most}; raise max_bytes.")
+            self._report = Reports(progress, self._bytes)
             with self._errors():
                 # Immutable: neither locks nor the files beside this one count.
                 where = f"{plain.absolute().as_uri()}?mode=ro&immutable=1"
                 self._connection = sqlite3.connect(where, uri=True, isolation_level=None)
-        except BaseException:
-            self._folder.close()
-            raise
-        try:
-            with self._errors():
+                opened.callback(self._connection.close)
                 self._connection.text_factory = bytes
                 self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE)
                 self._connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -113,9 +102,7 @@ class SqliteFile:
                 for setting in ("trusted_schema=OFF", "cell_size_check=ON", "query_only=ON", "mmap_size=0"):
                     self._connection.execute(f"PRAGMA {setting}")
                 self.tables = self._schema()
-        except BaseException:
-            self.close()
-            raise
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> SqliteFile:
         return self
@@ -125,20 +112,7 @@ class SqliteFile:
 
     def close(self) -> None:
         """Close the file, and remove what it was unpacked to."""
-        self._connection.close()
-        self._folder.close()
-
-    def _unpack(self) -> Path:
-        """Unpack a file, because SQLite needs to jump around in it."""
-        folder = self._folder.enter_context(tempfile.TemporaryDirectory(prefix="perfnb-"))
-        plain = Path(folder, "unpacked.sqlite")
-        try:
-            with plain.open("wb") as file:
-                file.writelines(blocks_of_file(self._path, self._limits))
-        except BaseException:
-            self._folder.close()
-            raise
-        return plain
+        self._opened.close()
 
     def columns(self, table: str) -> frozenset[str]:
         """The names of a table's columns; none if the file lacks the table.
@@ -161,10 +135,13 @@ class SqliteFile:
             return frozenset(str(row[1], "utf-8", "replace") for row in rows)
 
     def numbers(self, table: str, names: Sequence[str]) -> dict[str, Ints]:
-        """Whole columns of integers, with `NULL` for missing values; columns that the table lacks are left out."""
-        there = self.columns(table)
-        chosen = [name for name in names if name in there]
-        return self.rows(table, {name: _quoted(name) for name in chosen}, {})
+        """Whole columns of integers, with `NULL` for missing values and in columns that the table lacks.
+
+        Empty without the table.
+        """
+        if not (there := self.columns(table)):
+            return {name: np.array([], dtype=np.int64) for name in names}
+        return self.rows(table, {name: _quoted(name) if name in there else "NULL" for name in names}, {})
 
     def rows(self, table: str, numbers: dict[str, str], texts: dict[str, tuple[str, Texts]]) -> dict[str, Ints]:
         """Read every row of a table.
@@ -177,8 +154,6 @@ class SqliteFile:
         texts : dict of str to (str, Texts)
             SQL for each column of text, and what numbers its texts; the column gets their numbers, -1 for none.
         """
-        if not (numbers or texts):
-            return {}
         with self._errors():
             count = int(self._connection.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])
             self._rows += count
@@ -258,10 +233,7 @@ class SqliteFile:
         """Called by SQLite now and then while it works; whether to stop it."""
         try:
             self._cost += _LOOK
-            now = time.monotonic()
-            if self._progress is not None and now - self._told >= _EVERY_S and now - self._start >= QUIET_S:
-                self._told = now
-                self._progress(min(self._cost // _USUAL_COST, self._bytes), self._bytes)
+            self._report(min(self._cost // _USUAL_COST, self._bytes))
             return int(self._cost > _COST + _COST_PER_BYTE * self._bytes)
         except BaseException as error:  # SQLite would drop it: an interrupt among them
             self._raised = error

@@ -6,14 +6,14 @@ Each becomes an event that torch's profiler would have written for it, ``Profile
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from perfnb.errors import TraceError
-from perfnb.trace.columns import MISSING, Ints, TraceColumns
+from perfnb.trace.columns import EVENT_COLUMNS, MISSING, Ints, TraceColumns
 from perfnb.trace.trace_steps import MOST_STEPS, Bools, is_in
 from perfnb.trace_names import OPS, RANGES, STEP_MARKS, TORCH_STEP, step_number
 
@@ -117,7 +117,7 @@ def _marked(trace: TraceColumns, rows: Ints, numbers: Ints) -> TraceColumns:
     }
     columns = {
         one: np.concatenate([own.get(one, np.full(len(rows), MISSING, dtype=np.int64)), getattr(trace, one)])
-        for one in _columns(trace)
+        for one in EVENT_COLUMNS
     }
     changed: dict[str, Any] = {"names": [*trace.names, *codes], "categories": categories, **columns}
     return replace(trace, **changed)
@@ -128,16 +128,12 @@ def _without_marks(trace: TraceColumns) -> TraceColumns:
     if not marks.any():
         return trace
     rows = np.flatnonzero(~(marks[trace.name] & _in_mark_categories(trace)))
-    kept: dict[str, Any] = {one: getattr(trace, one)[rows] for one in _columns(trace)}
+    kept: dict[str, Any] = {one: getattr(trace, one)[rows] for one in EVENT_COLUMNS}
     return replace(trace, **kept)
 
 
 def _in_mark_categories(trace: TraceColumns) -> Bools:
     return is_in(trace, tuple({one for categories in STEP_MARKS.values() for one in categories}))
-
-
-def _columns(trace: TraceColumns) -> list[str]:
-    return [one.name for one in fields(trace) if isinstance(getattr(trace, one.name), np.ndarray)]
 
 
 def _others(trace: TraceColumns) -> str:

@@ -6,7 +6,6 @@ A format is one module in this folder with a `READER`, and one line in `READERS`
 from __future__ import annotations
 
 import codecs
-import gzip
 import os
 import time
 import zlib
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from perfnb.errors import TraceError
 from perfnb.files import open_regular
@@ -38,7 +37,7 @@ FORMATS_ARE = 'help(perfnb.load) and "Traces from elsewhere" in the documentatio
 #: Bytes of a file, unpacked, by which its format is recognised.
 HEAD = 2**16
 #: Called with the bytes of the file done so far, and its size.
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 _BLOCK = 2**20
 #: Bytes and events of a format that is read piece by piece, and of one that is decoded whole.
@@ -50,19 +49,25 @@ MAX_DEPTH = 200
 MOST_TEXT, MOST_LETTERS = 16_384, 2**28
 #: Bytes of UTF-8 that spell more letters than are kept, whichever they are.
 MOST_TEXT_BYTES = 4 * MOST_TEXT + 4
+#: Letters of a line of text.
+_LONGEST_LINE = 2**20
 #: Progress is reported after this long, and this often.
 QUIET_S, _EVERY_S = 2.0, 0.2
 #: Real traces unpack to 15 to 30 times their size. What unpacks to more than the first is refused, from the second on.
 _MOST_RATIO, _RATIO_FROM = 200, 32 * 2**20
 GZIP = b"\x1f\x8b"
-#: A compressed file yields a block of text after at most this many bytes: twice what incompressible text takes.
-_MOST_FOR_A_BLOCK = 2 * _BLOCK
-#: First bytes of files that are no text, and what such a file is.
-PACKED = {
+#: Compressed bytes that are unpacked together: few, because what follows the end of a part is copied for each part.
+_PACKED_BLOCK = 2**14
+#: First bytes of content that is packed (once more), and of other files that are no text, and what such a file is.
+_PACKED = {
+    GZIP: "compressed twice",
     b"PK\x03\x04": "a ZIP archive",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
     b"BZh": "compressed with bzip2",
     b"\xfd7zXZ": "compressed with xz",
+}
+_NO_TEXT = {
+    **_PACKED,
     b"PAR1": "a Parquet file",
     b"SQLite format 3": "an SQLite database",
 }
@@ -177,7 +182,7 @@ class Reader:
     what: str
     endings: tuple[str, ...]
     recognise: Callable[[Path, bytes], bool]
-    read: Callable[[Path, Limits, Progress | None], TraceColumns | list[TraceColumns]]
+    read: Callable[[Path, Limits, OnProgress | None], TraceColumns | list[TraceColumns]]
     caveats: tuple[str, ...] = ()
     guess_steps: bool = False
 
@@ -197,10 +202,9 @@ def reader_of(path: Path) -> Reader | None:
 def looks_like(path: Path) -> str:
     """Say in parentheses what a file that no reader recognises is, if its first bytes tell; never quote them."""
     head = head_of(path)
-    for magic, what in PACKED.items():
+    for magic, what in _NO_TEXT.items():
         if head.startswith(magic):
-            packed = what.startswith(("compressed", "a ZIP"))
-            return f" (it is {what}: unpack it first)" if packed else f" (it is {what})"
+            return f" (it is {what}: unpack it first)" if magic in _PACKED else f" (it is {what})"
     return ""
 
 
@@ -223,8 +227,8 @@ def blocks_of_bytes(data: bytes) -> Iterator[memoryview]:
     return (view[start : start + _BLOCK] for start in range(0, len(view), _BLOCK))
 
 
-def blocks_of_file(path: Path, limits: Limits, progress: Progress | None = None) -> Generator[bytes, None, None]:
-    """Read the blocks of a file's text, unpacked if it is compressed with gzip.
+def blocks_of_file(path: Path, limits: Limits, progress: OnProgress | None = None) -> Generator[bytes, None, None]:
+    """Read the blocks of a file's content, unpacked if it is compressed with gzip.
 
     Raises
     ------
@@ -232,12 +236,8 @@ def blocks_of_file(path: Path, limits: Limits, progress: Progress | None = None)
         If the file cannot be read, is damaged, or is or becomes too large.
     """
     try:
-        with open_regular(path, buffering=_BLOCK // 8) as file:
-            yield from _blocks(file, path, limits, progress)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        cut = isinstance(error, EOFError)
-        why = "its compressed data is cut off" if cut else f"its compressed data is damaged ({error})"
-        raise TraceError(f"{path} cannot be read as a trace: {why}; copy or record it again.") from error
+        with open_regular(path) as file:
+            yield from _blocks(file, path, limits.most_bytes, progress)
     except IsADirectoryError as error:
         raise TraceError(f"{path} cannot be read as a trace: it is a folder; give a file in it.") from error
     except FileNotFoundError as error:
@@ -247,61 +247,84 @@ def blocks_of_file(path: Path, limits: Limits, progress: Progress | None = None)
         raise TraceError(f"{path} cannot be read as a trace: {why}.") from error
 
 
-def _blocks(file: BinaryIO, path: Path, limits: Limits, progress: Progress | None) -> Iterator[bytes]:
-    start = told = time.monotonic()
+def _blocks(file: BinaryIO, path: Path, most: int, progress: OnProgress | None) -> Iterator[bytes]:
     length = os.fstat(file.fileno()).st_size
-    head = file.peek(16) if hasattr(file, "peek") else b""
-    for magic, what in PACKED.items():
-        if head.startswith(magic):
-            raise TraceError(f"{path} cannot be read as a trace: it is {what}; unpack or export it as JSON first.")
-    packed = head.startswith(GZIP)
-    most = limits.most_bytes
     if length > most:
-        raise TraceError(f"{path} was not read: it is {size(length)}, above {size(most)}; raise max_bytes in limits=.")
-    counted = _Counted(file, path)
-    text = gzip.GzipFile(fileobj=counted, mode="rb") if packed else file  # type: ignore[call-overload]
-    done = 0
-    while block := text.read(_BLOCK):
-        counted.since_block = 0
-        if packed and not done and block.startswith(GZIP):
-            raise TraceError(f"{path} cannot be read as a trace: it is compressed twice; unpack it once first.")
+        raise TraceError(f"{path} was not read: it is {size(length)}, above {size(most)}; raise max_bytes.")
+    packed = file.read(len(GZIP)) == GZIP
+    file.seek(0)
+    report, done = Reports(progress, length), 0
+    for block in _unpacked(file, path) if packed else iter(lambda: file.read(_BLOCK), b""):
+        if not done and (what := next((_PACKED[magic] for magic in _PACKED if block.startswith(magic)), "")):
+            raise TraceError(f"{path} cannot be read as a trace: it is {what}; unpack or export it as JSON first.")
         done += len(block)
-        place = file.tell()
         if done > most:
-            does = "would unpack to" if packed else "is"
-            trust = "if you trust it, raise max_bytes in limits="
-            raise TraceError(f"{path} {does} more than {size(most)}, so it was not read; {trust}.")
+            raise TraceError(
+                f"{path} {'would unpack to' if packed else 'is'} more than {size(most)}, so it was not read; if you "
+                "trust it, raise max_bytes."
+            )
+        place = file.tell()
         if packed and done > max(_RATIO_FROM, _MOST_RATIO * place):
             raise TraceError(
                 f"{path} was not read: it unpacks to {done // place:,} times its size, more than any trace; if you "
                 "trust it, unpack it first."
             )
         yield block
+        report(place)
+
+
+def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Unpack a file of one or more parts compressed with gzip, to at most `_BLOCK` bytes at a time."""
+    part: Any = None
+    while packed := file.read(_PACKED_BLOCK):
+        while packed:
+            if part is None:
+                packed = packed.lstrip(b"\0")  # gzip's padding between and behind the parts
+                if not packed:
+                    break
+                part = zlib.decompressobj(wbits=31)
+            try:
+                block = part.decompress(packed, _BLOCK)
+            except zlib.error as error:
+                raise _not_unpacked(path, f"is damaged at or before byte {file.tell():,}") from error
+            if block:
+                yield block
+            packed = part.unconsumed_tail
+            if part.eof:
+                packed, part = part.unused_data, None
+    if part is not None:
+        raise _not_unpacked(path, f"is cut off after byte {file.tell():,}")
+
+
+def _not_unpacked(path: Path, why: str) -> TraceError:
+    return TraceError(f"{path} cannot be read as a trace: its compressed data {why}; copy or record it again.")
+
+
+class Reports:
+    """Reports progress in a file, a few times a second, once reading it takes long.
+
+    Parameters
+    ----------
+    progress : callable, optional
+    length : int
+        Bytes of the file.
+    """
+
+    def __init__(self, progress: OnProgress | None, length: int) -> None:
+        self._progress = progress
+        self._length = length
+        self._start = self._last = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        """Report that so many bytes are done, if it is time."""
         now = time.monotonic()
-        if progress is not None and now - start >= QUIET_S and (now - told >= _EVERY_S or place == length):
-            told = now
-            progress(place, length)
+        due = now - self._last >= _EVERY_S or done == self._length
+        if self._progress is not None and now - self._start >= QUIET_S and due:
+            self._last = now
+            self._progress(done, self._length)
 
 
-class _Counted:
-    """A compressed file, refused if much of it unpacks to nothing: an endless header, or endless empty parts."""
-
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._file = file
-        self._path = path
-        self.since_block = 0
-
-    def read(self, count: int = -1) -> bytes:
-        """Read at most `count` bytes."""
-        data = self._file.read(count)
-        self.since_block += len(data)
-        if self.since_block > _MOST_FOR_A_BLOCK:
-            why = f"more than {size(_MOST_FOR_A_BLOCK)} of its compressed data unpack to nothing"
-            raise TraceError(f"{self._path} cannot be read as a trace: {why}; copy or record it again.")
-        return data
-
-
-def whole_file(path: Path, limits: Limits, progress: Progress | None = None) -> bytearray:
+def whole_file(path: Path, limits: Limits, progress: OnProgress | None = None) -> bytearray:
     """Return the content of a file, unpacked, within the limits; raises as `blocks_of_file`."""
     content = bytearray()
     with closing(blocks_of_file(path, limits, progress)) as blocks:
@@ -310,13 +333,13 @@ def whole_file(path: Path, limits: Limits, progress: Progress | None = None) -> 
     return content
 
 
-def lines_of_file(path: Path, limits: Limits, longest: int) -> Generator[str, None, None]:
+def lines_of_file(path: Path, limits: Limits) -> Generator[str, None, None]:
     """Read the lines of a text, without their ends; PowerShell's redirection writes UTF-16.
 
     Raises
     ------
     TraceError
-        As `blocks_of_file`, and if a line has more than `longest` letters.
+        As `blocks_of_file`, and if a line is too long to be held.
     """
     rest, decoder = "", None
     with closing(blocks_of_file(path, limits)) as blocks:
@@ -326,8 +349,8 @@ def lines_of_file(path: Path, limits: Limits, longest: int) -> Generator[str, No
                 decoder = codecs.getincrementaldecoder("utf-16" if utf_16 else "utf-8-sig")("replace")
             lines = (rest + decoder.decode(block)).split("\n")
             rest = lines.pop()
-            if max(map(len, (rest, *lines))) > longest:
-                raise TraceError(f"{path} was not read: it has a line of more than {longest:,} letters.")
+            if max(map(len, (rest, *lines))) > _LONGEST_LINE:
+                raise TraceError(f"{path} was not read: it has a line of more than {_LONGEST_LINE:,} letters.")
             for line in lines:
                 yield line.rstrip("\r")
     yield rest.rstrip("\r")
@@ -346,7 +369,7 @@ def too_many(source: str, most: int) -> TraceError:
     """Return the error about a file that holds too much."""
     return TraceError(
         f"{source} was not read: it holds more than {most:,} events, names and values; if you trust it, raise "
-        "max_events in limits=."
+        "max_events."
     )
 
 

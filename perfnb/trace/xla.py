@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from perfnb.trace.columns import MISSING
 from perfnb.trace.rows import Rows
@@ -30,9 +29,6 @@ CAVEATS = (
 
 _DEVICE = re.compile(r"/(?:device:)?(?P<kind>GPU|TPU|gpu|tpu):(?P<number>\d{1,6})")
 _STREAM = re.compile(r"Stream #(?P<number>\d{1,9})")
-_OLD_STREAM = re.compile(
-    r"/(?:device:)?gpu:(?P<device>\d{1,6})/(?:stream:(?:all|(?P<number>\d{1,9}))|memcpy)\b", re.IGNORECASE
-)
 _PYTHON = re.compile(r"\$(?P<file>[^:]+\.py):(?P<line>\d+) (?P<function>.+)", re.DOTALL)
 _TENSORFLOW_OP = re.compile(r"[\w./>\[\]()-]+:_?[A-Z]\w*")
 _COPY = re.compile(r"mem ?(?:cpy|copy)|copy(?:h2d|d2h|d2d|p2p)", re.IGNORECASE)
@@ -155,16 +151,3 @@ def number_of(value: object) -> int:
 def is_plane(name: str) -> bool:
     """Whether a process of a Chrome trace is a plane."""
     return name.startswith(("/device:", "/host:"))
-
-
-class OldStream(NamedTuple):
-    """What a process of TensorFlow 1's timeline shows of a GPU; the number is -1 for all streams or all copies."""
-
-    device: int
-    number: int
-
-
-def old_stream(name: str) -> OldStream | None:
-    """What a process of TensorFlow 1's timeline shows of a GPU; ``None`` for any other process."""
-    found = _OLD_STREAM.match(name)
-    return OldStream(int(found["device"]), int(found["number"] or MISSING)) if found else None

@@ -11,9 +11,9 @@ from typing import Any
 
 from perfnb.errors import TraceError
 from perfnb.trace.columns import TraceColumns
-from perfnb.trace.protobuf import BYTES, VARINT, Buffer, Damaged, fields, signed, spans, text, varint
+from perfnb.trace.protobuf import BYTES, VARINT, Buffer, Damaged, facts_of, signed, spans, text, varint
 from perfnb.trace.rows import FAR_NS, Rows
-from perfnb.trace.trace_file import Kept, Limits, Progress, Reader, whole_file
+from perfnb.trace.trace_file import Kept, Limits, OnProgress, Reader, whole_file
 from perfnb.trace.xla import CAVEATS, STATS, Stat, XlaPlane, add_device_steps, framework_op, number_of
 
 #: Statistics that are remembered, and the longest of them: most are the same in many events.
@@ -32,7 +32,7 @@ Place = tuple[int, int]
 Paths = dict[tuple[str, str], str]
 
 
-def read(path: Path, limits: Limits, progress: Progress | None = None) -> TraceColumns:
+def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
     """Read a file; errors as `perfnb.trace.kineto.read`."""
     limits = limits.whole()
     data = whole_file(path, limits, progress)
@@ -47,20 +47,18 @@ def _trace(data: Buffer, rows: Rows) -> TraceColumns:
     for place in _messages(data, 0, len(data), 1):
         rows.kept.add(4)  # with its name and its part in the rows
         places.append(place)
-    names = [_name(data, *place) for place in places]
+    names = [_text_at(data, *place, 2) for place in places]
     paths: Paths = {}
     for name, place in zip(names, places, strict=True):
         if name == _METADATA:
             _add_paths(data, *place, paths, rows.kept)
     for number, (name, place) in enumerate(zip(names, places, strict=True)):
-        base = _plane(data, place, name, rows, number, planes, paths) or base
+        try:
+            base = _plane(data, place, name, rows, number, planes, paths) or base
+        except Damaged as error:
+            raise Damaged(f"{error} (in the plane at byte {place[0]:,})") from error
     add_device_steps(rows, planes)
     return rows.columns(base)
-
-
-def _name(data: Buffer, start: int, end: int) -> str:
-    """Name of a plane."""
-    return next((text(data[a:b]) for a, b in _messages(data, start, end, 2)), "")
 
 
 def _add_paths(data: Buffer, start: int, end: int, paths: Paths, kept: Kept) -> None:
@@ -98,7 +96,7 @@ def _plane(data: Buffer, place: Place, name: str, rows: Rows, number: int, plane
         return 0
     stat_names = dict[int, str]()
     for key, entry in _entries(data, place, 5, rows.kept):
-        stat_names[key] = text(dict(fields(entry)).get(2, b""))
+        stat_names[key] = text(facts_of(entry).get(2, b""))
     own = dict[str, Stat]()
     wanted = {key: stat for key, stat in stat_names.items() if stat in _OF_PLANE}
     for a, b in _messages(data, *place, 6):
@@ -135,7 +133,7 @@ def _entries(data: Buffer, place: Place, field: int, kept: Kept) -> Iterator[tup
     """Key and value of the entries of a map."""
     view = memoryview(data)
     for a, b in _messages(data, *place, field):
-        entry = dict(fields(view[a:b]))
+        entry = facts_of(view[a:b])
         value = entry.get(2, b"")
         if not isinstance(value, int):
             kept.add()
@@ -155,19 +153,8 @@ def _kind(data: Buffer, wanted: dict[int, str], stat_names: dict[int, str]) -> t
 
 def _head_of_line(data: Buffer, start: int, end: int) -> tuple[int, str, int]:
     """Number, name and start in nanoseconds of a line."""
-    number, begin, name, shown = 0, 0, "", ""
-    for field, kind, a, b in spans(data, start, end):
-        if kind == VARINT:
-            if field == 1:
-                number = signed(a)
-            elif field == 3:
-                begin = signed(a)
-        elif kind == BYTES:
-            if field == 2:
-                name = text(data[a:b])
-            elif field == 11:
-                shown = text(data[a:b])
-    return number, shown or name, begin
+    facts = facts_of(memoryview(data)[start:end])
+    return signed(facts.get(1, 0)), text(facts.get(11, b"")) or text(facts.get(2, b"")), signed(facts.get(3, 0))
 
 
 def _event(

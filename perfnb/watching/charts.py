@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """One line of a chart: a metric of a device."""
 
     device: str
@@ -27,7 +27,7 @@ class Chart:
     key: str  # the option word that selects it
     title: str
     unit: str  # as for `fmt.reading`
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     note: str = ""  # a caveat
     ceiling: float | None = None  # the most that the machine has
     ceiling_word: str = ""
@@ -158,7 +158,7 @@ def _chart(key: str, kind: _Kind, found: Mapping[str, set[str]], devices: Mappin
         for column, word in kind.columns.items():
             if column in found.get(device, ()) and not _idle_cgroup(device, column, devices[device]):
                 lines.append(
-                    Line(device, column, name if not word else word if len(members) == 1 else f"{name} {word}")
+                    ChartLine(device, column, name if not word else word if len(members) == 1 else f"{name} {word}")
                 )
     ceiling, word = _ceiling(kind, members, devices)
     return Chart(key, kind.title, kind.unit, tuple(lines), kind.note, ceiling, word)

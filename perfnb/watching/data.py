@@ -12,7 +12,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 from perfnb.recording.schema import METRICS, conform
-from perfnb.watching.charts import Chart, Line, charts_of, columns_of, thinned
+from perfnb.watching.charts import Chart, ChartLine, charts_of, columns_of, thinned
 
 if TYPE_CHECKING:
     from perfnb.watching.summary import MachineSummary, StepsWatched
@@ -172,7 +172,7 @@ def _possible(summary: MachineSummary, wanted: Sequence[str] | None) -> tuple[Ch
     return charts_of(conform(everything, "samples"), summary.facts, wanted)
 
 
-def _line(line: Line) -> dict[str, str]:
+def _line(line: ChartLine) -> dict[str, str]:
     return asdict(line) | {"word": escape.plain(line.word, 60)}
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from perfnb.watching.charts import Chart, Line
+    from perfnb.watching.charts import Chart, ChartLine
     from perfnb.watching.summary import MachineSummary
 
 #: A named interval: name, depth, start and end in seconds.
@@ -133,7 +133,7 @@ def _words(axes: Axes, chart: Chart) -> None:
         axes.set_title(ceiling, loc="right", fontsize=7, color=QUIET, pad=pad)
 
 
-def _look(chart: Chart, line: Line) -> dict[str, Any]:
+def _look(chart: Chart, line: ChartLine) -> dict[str, Any]:
     """As in the browser: each device has its own shade and dash; further lines of a device differ by dash."""
     first = line.column == next(other.column for other in chart.lines if other.device == line.device)
     dashes: Any

@@ -81,10 +81,7 @@ def test_limits_can_be_raised_and_lowered(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=next(iter(limit))) as caught:
             perfnb.load(path, **limit)  # type: ignore[arg-type]
         assert str(path) in str(caught.value)
-        with pytest.raises(TraceError, match=next(iter(limit))):
-            perfnb.load(path, limits=limit)
     assert perfnb.load(str(path), max_events=10_000, max_bytes=2**30)
-    assert perfnb.load(path, limits={"max_events": 10_000}, max_bytes=2**30)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +92,6 @@ def test_limits_can_be_raised_and_lowered(tmp_path: Path) -> None:
         ({"max_events": 2.5}, TypeError, "max_events must be a whole number, not 2.5"),
         ({"max_bytes": -1}, ValueError, "max_bytes must be a number above 0, not -1"),
         ({"max_events": 0}, ValueError, "max_events must be a number above 0, not 0"),
-        ({"limits": {"max_bytes": 2.5}}, TypeError, "max_bytes must be a whole number, not 2.5"),
-        ({"limits": {"most": 1}}, ValueError, "limits has no 'most'; its names are max_bytes, max_events"),
-        ({"limits": 10**9}, TypeError, "limits must be a mapping, such as {'max_bytes': .*}, not 1000000000"),
         ({"executor": "nope"}, TypeError, "executor must be one of concurrent.futures, .* not 'nope'"),
         ({"path": None}, TypeError, "path must be a path or a list of paths, not None"),
         ({"path": 5}, TypeError, "path must be a path or a list of paths, not 5"),

@@ -74,8 +74,3 @@ def test_a_new_kind_is_one_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loading, "LOADERS", ("of_mine:LOADER", *loading.LOADERS))
 
     assert perfnb.load(tmp_path / "a.list") == ["1", "2", "3"]
-
-
-def test_a_limit_given_twice_is_refused() -> None:
-    with pytest.raises(TypeError, match="max_bytes is given twice"):
-        perfnb.load("trace.json", limits={"max_bytes": 1}, max_bytes=2)

@@ -11,7 +11,7 @@ import pytest
 from perfnb.errors import RecordingError
 from perfnb.recording import saved_profile
 from perfnb.recording.samples import watch_record
-from perfnb.telemetry.history import MOST_MARKS, Mark, Marks
+from perfnb.telemetry.history import MOST_MARKS, Marks, WatchMark
 from perfnb.watching.saved import WATCH, load_watch, save_watch
 
 NAN = float("nan")
@@ -51,7 +51,7 @@ def test_throttle_reasons_are_words() -> None:
 
 
 def test_a_reading_has_the_innermost_mark_around_it() -> None:
-    marks = [Mark("cell 5", 0, 0.4, 1.6), Mark("epoch 1", 1, 0.9, 1.1), Mark("cell 6", 0, 2.0, None)]
+    marks = [WatchMark("cell 5", 0, 0.4, 1.6), WatchMark("epoch 1", 1, 0.9, 1.1), WatchMark("cell 6", 0, 2.0, None)]
     samples = watch_record({"host": columns(load=[0.0] * 6)}, marks, shift_s=10.0).samples
     assert samples["mark"].isna().tolist() == [True, False, False, False, False, False]
     assert samples["mark"].tolist()[1:] == ["cell 5", "epoch 1", "cell 5", "cell 6", "cell 6"]
@@ -74,7 +74,7 @@ def test_marks_nest_and_are_bounded() -> None:
 
 
 def test_a_saved_watch_comes_back(tmp_path: Path) -> None:
-    record = watch_record({"host": columns(load=[0.0, 1.0])}, [Mark("cell 1", 0, 0.0, None)])
+    record = watch_record({"host": columns(load=[0.0, 1.0])}, [WatchMark("cell 1", 0, 0.0, None)])
     meta = {"interval_s": 0.5, "devices": {"host": {}}, "absent": {}, "notes": [], "ticks": 2, "missed": 0}
     path = save_watch(record, meta, tmp_path / "w")
     assert WATCH.is_at(path)
@@ -124,7 +124,7 @@ def test_a_saved_watch_with_odd_facts_is_refused(tmp_path: Path, name: str, valu
     ],
 )
 def test_a_saved_watch_with_odd_numbers_is_refused(tmp_path: Path, frame: str, column: str, value: object) -> None:
-    record = watch_record({"host": columns(load=[0.0, 1.0])}, [Mark("cell 1", 0, 0.0, None)])
+    record = watch_record({"host": columns(load=[0.0, 1.0])}, [WatchMark("cell 1", 0, 0.0, None)])
     path = save_watch(record, META, tmp_path / "w")
     changed = getattr(record, frame).astype({column: "object"})
     changed[column] = value

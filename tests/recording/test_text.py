@@ -19,7 +19,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.samples import watch_record
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT, with_text
-from perfnb.telemetry.history import Mark
+from perfnb.telemetry.history import WatchMark
 from tests.recordings import ByHand
 from tests.test_architecture import PACKAGE, sources
 
@@ -127,7 +127,7 @@ def recording() -> Recording:
         device: {name: np.broadcast_to(np.array(values, float), 4) for name, values in (each | own).items()}
         for device, own in readings.items()
     }
-    watch = watch_record(columns, [Mark("epoch", 0, 0.05, 0.1)])
+    watch = watch_record(columns, [WatchMark("epoch", 0, 0.05, 0.1)])
     meta = {"interval_s": 0.05, "devices": {"host": {}, "gpu0": {"name": "made up"}}, "absent": {}, "notes": []}
     facts = {**made.meta, "watch": meta | {"ticks": 4, "missed": 0}}
     timed = len(made.steps) - 1

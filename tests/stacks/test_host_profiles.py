@@ -16,6 +16,7 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
+from perfnb.stacks import tables
 from perfnb.stacks.formats import format_of, formats, read_record
 from perfnb.trace.trace_file import Limits
 
@@ -209,7 +210,7 @@ HOSTILE = {
     "missing reference": (b"{" + _Code.key + b"r\xff\xff\xff\xff", "not there"),
     "reference to a container": (b"{" + _Code.key + b"\x29\x02\xa9\x01\x29\x00r\x02\0\0\0", "inside another"),
     "huge text": (b"{\x29\x03u\xff\xff\xff\x7f", "too early"),
-    "huge tuple": (b"{\x28\x03\0\0\0\x28\xff\xff\xff\x7f", "longer"),
+    "huge tuple": (b"{\x28\x03\0\0\0\x28\xff\xff\xff\x7f", "too early"),
     "huge number": (b"{\x29\x03l\xff\xff\xff\x7f", "too large"),
     "deep": (b"{" + _Code.key + b"\x29\x01" * 5000, "deeper"),
     "list as key": (b"{\x29\x03\x29\x01\x29\x00NN", "not a function"),
@@ -224,6 +225,25 @@ def test_hostile_marshal_is_refused(tmp_path: Path, name: str) -> None:
     data, why = HOSTILE[name]
     with pytest.raises(TraceError, match=why):
         perfnb.load(written(tmp_path, data))
+
+
+def test_the_byte_of_a_damage_is_told(tmp_path: Path) -> None:
+    data = statistics()[:-1] + b"N0"
+    with pytest.raises(TraceError, match=rf"a key is not a function \(byte {len(data) - 1:,}\)"):
+        perfnb.load(written(tmp_path, data))
+
+
+def test_stacks_whose_text_would_fill_the_memory_are_an_error_and_the_rest_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = ";".join(f"{'f' * 90}{place}" for place in range(100))
+    profile = perfnb.load(written(tmp_path, "".join(f"{deep};g{place} 1\n" for place in range(100))))
+    assert profile.stacks["stack"].str.len().sum() == 100 * len(deep) + 100 + 290
+    monkeypatch.setattr(tables, "MOST_LETTERS", 900_000)
+    with pytest.raises(TraceError, match=r"has 100 stacks with more than 900,000 letters in all: its functions and"):
+        profile.stacks  # noqa: B018
+    assert len(profile.functions) == 200
+    assert profile.to_html(tmp_path / "a.html").is_file()
 
 
 def test_names_may_be_referred_to_again(tmp_path: Path) -> None:

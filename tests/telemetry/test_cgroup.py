@@ -171,26 +171,6 @@ def test_a_path_does_not_lead_out_of_the_mount(tree: Tree) -> None:
     assert cpu_limit(*tree.places) is None
 
 
-def test_mounts_that_are_not_told_are_where_they_usually_are(tree: Tree) -> None:
-    v1(tree, "/a")
-    (tree.proc / "mountinfo").unlink()
-    for name in ("cpu,cpuacct", "memory"):
-        tree.put(name, cgroup__procs="")
-    tree.put("cpu,cpuacct/a", cpu__cfs_quota_us="100000")
-    assert cpu_limit(*tree.places) == 1.0
-    (tree.proc / "cgroup").unlink()
-    tree.put("memory", memory__limit_in_bytes="8192")
-    assert tree.limits() == (None, 8192)
-
-
-def test_mounts_of_version_2_that_are_not_told_are_found_too(tree: Tree) -> None:
-    v2(tree)
-    (tree.proc / "mountinfo").unlink()
-    tree.put("", cgroup__controllers="cpu memory")
-    tree.put("a", cpu__max="70000 100000")
-    assert cpu_limit(*tree.places) == 0.7
-
-
 def test_a_name_with_a_space_is_found(tree: Tree) -> None:
     v2(tree, "/a b")
     path = tree.proc / "mountinfo"

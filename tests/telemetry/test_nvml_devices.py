@@ -55,12 +55,12 @@ def test_a_gpu_without_uuid(gpus: Gpus) -> None:
         (" 1 , 3 ", "bd"),
         ("0,2,-1,1", "ac"),
         ("0,7,1", "a"),
-        ("1gpu,2", "bc"),
-        ("+1,02", "bc"),
+        ("02,1", "cb"),
+        ("0,0,1", "a"),
         ("0,GPU-aa", "a"),
         ("GPU-aa11", "a"),
         ("GPU-bb,GPU-aa11", "ba"),
-        ("GPU-bb22,0", "b"),
+        ("GPU-bb22,0", "ba"),
         ("GPU-aa22,GPU-zz,GPU-aa11", "d"),
         ("GPU-aa11,MIG-1", "a"),
     ],
@@ -74,7 +74,7 @@ def test_what_cuda_visible_devices_lets_through(gpus: Gpus, visible: str | None,
 
 @pytest.mark.parametrize(
     "visible",
-    ["", "-1", "-1,0", "2", "none", ",0", "GPU-aa", "gpu-aa11", "MIG-aa11", "0,0", "0,1,00", "GPU-aa11,GPU-aa1"],
+    ["", "-1", "-1,0", "2", "none", ",0", "GPU-aa", "gpu-aa11", "MIG-aa11", "1gpu"],
 )
 def test_cuda_visible_devices_hides_all(gpus: Gpus, visible: str) -> None:
     gpus.set_up({"0.uuid": "GPU-aa11", "1.uuid": "GPU-aa22"})
@@ -125,8 +125,7 @@ def test_slices_stand_for_their_gpu(gpus: Gpus) -> None:
         (FIRST, ["MIG-aaa", "MIG-abb"]),
         ("MIG-abb", ["MIG-abb"]),
         ("MIG-abb,MIG-aa", ["MIG-abb", "MIG-aaa"]),
-        (f"MIG-{FIRST}/9/0", ["MIG-abb"]),
-        (f"MIG-abb,MIG-{FIRST}/8/0", ["MIG-abb"]),
+        ("MIG-abb,MIG-unknown", ["MIG-abb"]),
     ],
 )
 def test_visible_slices(gpus: Gpus, visible: str, seen: list[str]) -> None:

@@ -157,17 +157,6 @@ def test_an_ended_worker_whose_disk_traffic_is_hidden_keeps_what_was_known(files
     assert told.source.notes == []
 
 
-def test_a_process_that_came_from_elsewhere_brings_no_past(files: Files) -> None:
-    told = Told(files)
-    told()
-    began_s = time.clock_gettime(time.CLOCK_BOOTTIME) - 4
-    files.put(2, 1, 4 * TICK, begun=round(began_s * TICK), read=4000)  # burns a core for four seconds now
-    cpu_s, processes, read = told()
-    assert cpu_s == pytest.approx(1, rel=0.05)
-    assert processes == 2
-    assert read == pytest.approx(1000, rel=0.05)
-
-
 def test_a_reading_tells_no_more_than_the_cores_can_do(files: Files) -> None:
     told = Told(files)
     told()

@@ -8,7 +8,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import perfnb
@@ -93,7 +92,7 @@ def test_an_array_needs_no_end(tmp_path: Path, end: str) -> None:
 
 def test_an_event_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
     for text in (json.dumps(PAIRS)[:-20], json.dumps({"traceEvents": PAIRS})[:-1]):
-        with pytest.raises(TraceError, match="it is cut off after byte"):
+        with pytest.raises(TraceError, match="cut off after byte"):
             read(written(tmp_path, text.encode()), LIMITS)
 
 
@@ -164,35 +163,13 @@ def test_planes_of_jax_are_devices(tmp_path: Path) -> None:
     assert "jvp" in FORWARD
 
 
-def test_streams_of_an_old_timeline_are_counted_once(tmp_path: Path) -> None:
-    work = {
-        "ts": 50,
-        "dur": 4,
-        "cat": "Op",
-        "ph": "X",
-        "name": "MatMul",
-        "args": {"name": "gradients/a", "op": "MatMul"},
-    }
-    names = ["/gpu:0/stream:all Compute", "/gpu:0/stream:12 Compute", "/gpu:0/memcpy Compute"]
-    names.append("/job:localhost/replica:0/task:0/gpu:0 Compute")
-    events = [named(pid, name) for pid, name in enumerate(names)]
-    events += [{**work, "pid": 0, "tid": 0}, {**work, "pid": 1, "tid": 0}, {**work, "pid": 3, "tid": 0, "ts": 40}]
-    profile = perfnb.load(written(tmp_path, json.dumps({"traceEvents": events}).encode()))
-
-    assert profile.gpu_time["kernel_ms"].tolist() == [0.004]
-    assert profile.kernel_ops["op"].tolist() == ["MatMul"]
-    assert profile.phases["ms"]["backward"] == 0.004
-
-
 def test_limits_hold(tmp_path: Path) -> None:
     path = written(tmp_path, json.dumps(PAIRS).encode())
-    with pytest.raises(TraceError, match="raise max_events in limits="):
+    with pytest.raises(TraceError, match="raise max_events"):
         read(path, Limits(max_events=2))
-    deep = [{"ph": "X", "args": {"a": [[[[0]]]]}}]
-    for _ in range(200):
-        deep = [{"ph": "X", "args": {"a": deep}}]
+    deep = b'[{"ph":"X","args":{"a":' + b"[" * 10**6 + b"]" * 10**6 + b"}}]"
     with pytest.raises(TraceError, match="more than 200 values inside each other"):
-        read(written(tmp_path, json.dumps(deep).encode()), LIMITS)
+        read(written(tmp_path, deep), LIMITS)
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.deep)])
@@ -233,17 +210,11 @@ def test_real_files_of_horovod_and_others_are_events() -> None:
 
 
 @real
-@pytest.mark.parametrize(("name", "kernels", "copies"), [("gpu_timeline_01", 7, 2), ("gpu_merged_5_runs", 190, 31)])
-def test_real_timelines_of_tensorflow_have_kernels(name: str, kernels: int, copies: int) -> None:
-    path = TRACES / "tf_timeline" / f"{name}.json"
-    events = json.loads(path.read_text())["traceEvents"]
-    streams = {
-        e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and "stream:1" in e["args"].get("name", "")
-    }
-    sums = sum(e["dur"] for e in events if e["ph"] == "X" and "stream:12" in streams.get(e["pid"], ""))
+@pytest.mark.parametrize("path", sorted((TRACES / "tf_timeline").glob("*.json")), ids=lambda path: path.stem)
+def test_timelines_of_tensorflow_1_are_like_any_other_chrome_trace(path: Path) -> None:
+    timed = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
 
     trace = read(path, LIMITS)
 
-    of = np.array(trace.categories)[trace.category]
-    assert ((of == "kernel").sum(), (of == "gpu_memcpy").sum()) == (kernels, copies)
-    assert trace.duration_ns[of == "kernel"].sum() == sums * 1000
+    assert trace.categories == ["cpu_op"]
+    assert trace.duration_ns.sum() == sum(event["dur"] for event in timed) * 1000

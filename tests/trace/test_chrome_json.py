@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perfnb.errors import TraceError
 from perfnb.trace import chrome_json
-from perfnb.trace.chrome_json import ChromeJson
+from perfnb.trace.chrome_json import QUICK, ChromeJson, depth_of
 from perfnb.trace.kineto import decode, read
 from perfnb.trace.trace_file import Limits, blocks_of_bytes
 
@@ -40,7 +40,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pieces_of(data: bytes, **limits: int) -> tuple[list[int], dict[str, Any]]:
     """How many events each piece has, and what stands around them."""
-    text = ChromeJson(blocks_of_bytes(data), "the trace", Limits(**limits))
+    text = ChromeJson(blocks_of_bytes(data), "the trace", Limits(**limits), QUICK)
     return [len(piece.events) for piece in text.pieces()], text.facts
 
 
@@ -116,12 +116,10 @@ def test_a_fault_is_told_with_its_byte_in_the_file(opening: bytes) -> None:
         for after in (50, 0):
             before = opening + event * 50
             data = before + odd + b",\n" + event * after + b"{}]" + b"}" * (opening != b"[")
-            with pytest.raises(TraceError, match=r"at byte (\d[\d,]*)") as caught:
+            with pytest.raises(TraceError, match=r"damaged or cut off after byte (\d[\d,]*);") as caught:
                 decode(data)
-            byte = int(str(caught.value).partition("at byte ")[2].split()[0].strip(":").replace(",", ""))
+            byte = int(str(caught.value).partition("after byte ")[2].split(";")[0].replace(",", ""))
             assert len(before) <= byte < len(before) + len(odd), odd
-            assert (b"NaN" in odd) == ("NaN at byte" in str(caught.value))
-            assert odd != b"1" or "expected `object`" in str(caught.value)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -143,51 +141,30 @@ def test_the_readers_own_key_in_a_file_makes_no_half_result() -> None:
     events = json.dumps([EVENT] * 9)
 
     assert len(decode(f'{{"perfnb: events": [{{}}], "traceEvents": {events}}}'.encode())) == 9
-    for text in (f'{{"traceEvents": {events}, "perfnb: events": []}}', f'{{"perfnb: events": {events}}}'):
-        with pytest.raises(TraceError, match=r"it contains perfnb: events twice"):
-            decode(text.encode())
+    with pytest.raises(TraceError, match=r"it contains perfnb: events twice"):
+        decode(f'{{"traceEvents": {events}, "perfnb: events": []}}'.encode())
+    with pytest.raises(TraceError, match=r"without a list of events called traceEvents"):
+        decode(f'{{"perfnb: events": {events}}}'.encode())
 
 
-@pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("inside", [False, True])
-def test_depth_is_counted_outside_of_texts_and_capped_alike_in_every_piece(
-    inside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    event = {**EVENT, "args": {"a": [[[{"b": [1]}]]]}}  # with the list around it 8 values inside each other
-    for place in (0, 5, 9):
-        events = [EVENT] * 10
-        events[place] = event
-        deep = json.dumps({"traceEvents": events} if inside else events).encode()
-        monkeypatch.setattr(chrome_json, "MAX_DEPTH", 8 + inside)
-        assert sum(pieces_of(deep)[0]) == 10
-        monkeypatch.setattr(chrome_json, "MAX_DEPTH", 7 + inside)
-        with pytest.raises(TraceError, match=r"values inside each other\."):
-            pieces_of(deep)
-    text = json.dumps([{**EVENT, "name": '[[[["\\' * 100}]).encode()
-    monkeypatch.setattr(chrome_json, "MAX_DEPTH", 2)
-    assert sum(pieces_of(text)[0]) == 1
+@pytest.mark.parametrize("text", [b'\\\\"', b'\\\\\\" [[[', b"\\n", b'\\" [', b"\\\\\\\\"])
+def test_depth_is_counted_outside_of_texts_however_quotes_are_escaped(text: bytes) -> None:
+    data = b'[{"ph": "X", "name": "' + text + (b"" if text.endswith(b'\\\\"') else b'"') + b', "dur": 1}]'
+    assert json.loads(data)
+    assert depth_of(data) == 2
+    assert depth_of(json.dumps([{**EVENT, "args": {"a": [[[{"b": [1]}]]]}}]).encode()) == 8
 
 
-@given(
-    st.lists(
-        st.sampled_from([b"[", b"]", b"{", b"}", b'"', b"{" * 70, b"}" * 70, b"a" * 61, b" ", b"Y[_"]), max_size=80
-    )
-)
-@settings(deadline=None)
-def test_the_quick_look_at_the_depth_never_finds_less(parts: list[bytes]) -> None:
-    text = b"".join(parts)
-    assert chrome_json._not_deeper_than(text) >= chrome_json._depth(text)
+def test_values_inside_each_other_are_capped_in_what_is_kept() -> None:
+    deep = b"[" * 150 + b"]" * 150
+    assert decode(b'{"deviceProperties":' + deep + b',"traceEvents":[]}').devices == []
+    with pytest.raises(TraceError, match=r"more than 200 values inside each other\."):
+        decode(b'{"deviceProperties":' + 2 * b"[" * 150 + 2 * b"]" * 150 + b',"traceEvents":[]}')
+    shapes = decode(b'[{"ph":"X","args":{"Input Dims":' + 2 * b"[" * 150 + 2 * b"]" * 150 + b"}}]").shape_texts
+    assert shapes == ["[" * 200 + "…"]
 
 
-def test_the_quick_look_at_the_depth_ignores_texts_and_comes_close() -> None:
-    event = json.dumps({**EVENT, "name": "{" * 99, "args": {"a": [[1, 2], [3]], "b": "]" * 99}}).encode()
-    text = b"[" + b",".join([event] * 500) + b"]"
-    assert chrome_json._depth(text) == 5
-    assert chrome_json._not_deeper_than(text) < 5 + 2 * chrome_json._WORD or int(np.__version__.split(".")[0]) < 2
-
-
-def test_pythons_own_limit_of_depth_is_the_one_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_json, "MAX_DEPTH", 10**7)
+def test_the_parsers_own_limit_of_depth_is_the_one_error_too() -> None:
     deep = b"[" * 10**6
     for data in (
         b'[{"a":' + deep,
@@ -195,7 +172,7 @@ def test_pythons_own_limit_of_depth_is_the_one_error_too(monkeypatch: pytest.Mon
         b'{"a":' + deep + b'"traceEvents":[',
         b'[{"args":{"Input Dims":' + deep,
     ):
-        with pytest.raises(TraceError, match=r"deeper than Python's recursion limit"):
+        with pytest.raises(TraceError, match=r"values inside each other"):
             pieces_of(data)
 
 
@@ -204,9 +181,7 @@ def test_events_of_any_kind_are_capped() -> None:
     data = json.dumps([EVENT, {}] * 50).encode()
 
     assert sum(pieces_of(data, max_events=100)[0]) == 100
-    with pytest.raises(
-        TraceError, match=r"more than 99 events, names and values; if you trust it, raise max_events in limits=\."
-    ):
+    with pytest.raises(TraceError, match=r"more than 99 events, names and values; if you trust it, raise max_events\."):
         pieces_of(data, max_events=99)
 
 
@@ -225,8 +200,8 @@ def test_events_of_any_kind_are_capped() -> None:
 def test_text_held_in_memory_is_capped(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chrome_json, "_MOST_HELD", 500_000 + 2 * chrome_json._PIECE)
     blocks = (text[begin : begin + 1000] for begin in range(0, len(text), 1000))
-    with pytest.raises(TraceError, match=r"no event ends within .* after byte .*, so it does not look like a trace\."):
-        list(ChromeJson(blocks, "the trace", Limits()).pieces())
+    with pytest.raises(TraceError, match=r"no event ends within .* after byte .*, so it is damaged there"):
+        list(ChromeJson(blocks, "the trace", Limits(), QUICK).pieces())
     assert next(blocks, None) is not None  # most of it was not even read
     monkeypatch.setattr(chrome_json, "_MOST_HELD", 5 * 10**6)
     assert pieces_of(text)

@@ -98,7 +98,7 @@ def test_a_small_file_takes_no_gigabytes(tmp_path: Path, what: str) -> None:
     assert done.returncode == 0, done.stderr[-500:]
     peak, _, said = done.stdout.partition(" ")
     assert int(peak) < MOST_MIB, said
-    assert said.startswith("loaded") or "raise max_events in limits=." in said, said
+    assert said.startswith("loaded") or "raise max_events." in said, said
 
 
 LONG = "a" * 2**20
@@ -228,5 +228,5 @@ def test_names_and_numbers_of_threads_count_as_well(tmp_path: Path) -> None:
     for event, count in (('{"ph":"X","cat":"a"}', 1), ('{"ph":"X","name":"%d"}', 2), ('{"ph":"B","tid":"t%d"}', 4)):
         path.write_text(f"[{','.join(event % n if '%' in event else event for n in range(100))}]")
         assert len(read_chrome(path, Limits(max_events=100 * count + 20)))
-        with pytest.raises(Exception, match="raise max_events in limits="):
+        with pytest.raises(Exception, match="raise max_events"):
             read_chrome(path, Limits(max_events=100 * count - 20))

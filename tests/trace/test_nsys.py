@@ -16,7 +16,7 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
-from perfnb.trace import sqlite_file
+from perfnb.trace import sqlite_file, trace_file
 from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.nsys import read
 from perfnb.trace.trace_file import LIMITS, Limits
@@ -378,7 +378,7 @@ def test_hostile_files_are_refused(tmp_path: Path, sql: str, said: str) -> None:
 def test_limits(tmp_path: Path) -> None:
     path = write(tmp_path / "a.sqlite", training())
 
-    assert "raise max_bytes in limits=" in error_of(path, Limits(max_bytes=100))
+    assert "raise max_bytes" in error_of(path, Limits(max_bytes=100))
     assert "it holds more than 9 events" in error_of(path, Limits(max_events=9))
 
 
@@ -411,8 +411,8 @@ def test_work_beyond_what_the_size_of_a_file_allows_is_refused(tmp_path: Path, m
 def test_an_interrupt_and_an_error_of_the_callers_pass_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.sqlite", training())
     monkeypatch.setattr(sqlite_file, "_LOOK", 10)
-    monkeypatch.setattr(sqlite_file, "QUIET_S", -1.0)
-    monkeypatch.setattr(sqlite_file, "_EVERY_S", -1.0)
+    monkeypatch.setattr(trace_file, "QUIET_S", -1.0)
+    monkeypatch.setattr(trace_file, "_EVERY_S", -1.0)
 
     for error in (KeyboardInterrupt, ZeroDivisionError):
 

@@ -14,10 +14,8 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
-from perfnb.trace import chrome_json, trace_file, trace_steps
-from perfnb.trace.chrome_json import ChromeJson
+from perfnb.trace import trace_steps
 from perfnb.trace.kineto import decode
-from perfnb.trace.trace_file import Limits
 
 Events = list[dict[str, Any]]
 
@@ -159,23 +157,20 @@ HEADER = b"\x1f\x8b\x08%c" + bytes(6)
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "why"),
     [
-        HEADER % 8 + b"a" * 2**18,
-        HEADER % 16 + b"a" * 2**18,
-        gzip.compress(b"") * 2**14,
-        gzip.compress(b"[]") + bytes(2**18),
+        (HEADER % 8 + b"a" * 2**24, "cut off after byte 16,777,226"),
+        (HEADER % 16 + b"a" * 2**24, "cut off after byte 16,777,226"),
+        (gzip.compress(b"") * 2**18, "it is empty"),
     ],
-    ids=["a name", "a comment", "empty parts", "padding"],
+    ids=["a name", "a comment", "empty parts"],
 )
-def test_compressed_data_that_unpacks_to_nothing_is_not_read_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
-) -> None:
-    monkeypatch.setattr(trace_file, "_MOST_FOR_A_BLOCK", 2**17)
+@pytest.mark.timeout(60)
+def test_compressed_data_that_unpacks_to_nothing_is_an_error(tmp_path: Path, data: bytes, why: str) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(data)
 
-    with pytest.raises(TraceError, match=r"more than 128 KiB of its compressed data unpack to nothing; copy or record"):
+    with pytest.raises(TraceError, match=why):
         perfnb.load(path)
 
 
@@ -199,15 +194,3 @@ def test_escaped_text_takes_no_more_memory_than_other_text() -> None:
         return most
 
     assert peak(b"\\\\" * 200_000) < 2 * peak(b"ab" * 200_000)
-
-
-@pytest.mark.parametrize("text", [b'\\\\"', b'\\\\\\" [[[', b"\\n", b'\\" [', b"\\\\\\\\"])
-def test_brackets_in_strings_are_none_however_quotes_are_escaped(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values inside each other are counted as the parser would."""
-    data = b'[{"ph": "X", "name": "' + text + (b"" if text.endswith(b'\\\\"') else b'"') + b', "dur": 1}]'
-    events = json.loads(data)
-    monkeypatch.setattr(chrome_json, "MAX_DEPTH", 2)
-
-    (piece,) = ChromeJson([data], "the trace", Limits()).pieces()
-
-    assert [one.name for one in piece.events] == [one["name"] for one in events]

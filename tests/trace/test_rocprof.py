@@ -119,9 +119,9 @@ def test_damage_is_one_error(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=said):
             read(of_json(tmp_path, whole), LIMITS)
     path = of_json(tmp_path, SAMPLE)
-    with pytest.raises(TraceError, match="raise max_events in limits="):
+    with pytest.raises(TraceError, match="raise max_events"):
         read(path, Limits(max_events=2))
-    with pytest.raises(TraceError, match="raise max_bytes in limits="):
+    with pytest.raises(TraceError, match="raise max_bytes"):
         read(path, Limits(max_bytes=99))
     deep = json.dumps(SAMPLE)[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
     with pytest.raises(TraceError, match="rocprofv3"):

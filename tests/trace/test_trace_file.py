@@ -139,9 +139,9 @@ def test_a_file_above_a_cap_is_refused_with_the_cap_to_raise(tmp_path: Path) -> 
     plain.write_bytes(long)
     packed.write_bytes(gzip.compress(long))
 
-    assert "above 2.00 MiB; raise max_bytes in limits=." in error_of(plain, max_bytes=2**21)
+    assert "above 2.00 MiB; raise max_bytes." in error_of(plain, max_bytes=2**21)
     assert "would unpack to more than 2.00 MiB, so it was not read;" in error_of(packed, max_bytes=2**21)
-    assert "above 1.00 KiB; raise max_bytes in limits=." in error_of(packed, max_bytes=1024)
+    assert "above 1.00 KiB; raise max_bytes." in error_of(packed, max_bytes=1024)
     assert len(read(plain)) == len(read(packed, Limits(max_bytes=len(long)))) == 30_000
     assert "above 9 B" in error_of(plain, max_bytes=9)
 
@@ -263,6 +263,7 @@ def test_a_file_that_would_unpack_to_ten_gigabytes_is_refused(tmp_path: Path, be
         r"would unpack to more than 8.00 GiB",
         "not a trace",
         "more than any trace",
+        "no event ends within",
         "nested",
         "inside each other",
         "null bytes",
@@ -322,16 +323,15 @@ def test_every_option_that_an_error_names_is_one_of_load(
     with pytest.raises(TraceError) as caught:
         perfnb.load(path, **limit)  # type: ignore[arg-type]
 
-    (named,) = re.findall(r"raise (\w+) in limits=", str(caught.value).removeprefix(str(path)))
+    (named,) = re.findall(r"raise (\w+)", str(caught.value).removeprefix(str(path)))
     assert named == next(iter(limit))
-    with pytest.raises(TraceError, match=f"raise {named} in limits="):
-        perfnb.load([path, path], limits=limit)
+    with pytest.raises(TraceError, match=f"raise {named}"):
+        perfnb.load([path, path], **limit)  # type: ignore[arg-type]
 
 
 def test_the_source_names_no_other_option() -> None:
     named = set()
     for source in Path(trace_file.__file__).parent.glob("*.py"):
-        text = source.read_text("utf-8")
-        named |= set(re.findall(r"raise (max_\w+)\b", text)) | set(re.findall(r'"?(max_\w+) in limits=', text))
+        named |= set(re.findall(r"\b(max_\w+)\.\"", source.read_text("utf-8")))
     assert named == {"max_bytes", "max_events"}
     assert named <= set(inspect.signature(perfnb.load).parameters)

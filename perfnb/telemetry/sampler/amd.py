@@ -1,8 +1,7 @@
 """Readings of AMD GPUs, through amdsmi, AMD's Python package for its driver.
 
-amdsmi's units changed between versions (memory in MB or bytes, power in W or µW), so each value is scaled to the only
-unit in which it is plausible, and an implausible one is missing. Missing values come as the text ``N/A`` or as the
-largest number of their type.
+The names and units are those of ROCm 6.2 and later. Missing values come as the text ``N/A`` or as the largest number of
+their type; those and implausible ones are missing here.
 """
 
 from __future__ import annotations
@@ -13,40 +12,18 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from perfnb.telemetry.sampler.nvml import FIELDS, PCIE_THROUGHPUT
-from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Source, Values
+from perfnb.telemetry.sampler.source import Absent, DeviceFacts, Lost, Source, Values
 
 #: The driver's module; without it and without amdsmi there is no reason to mention AMD.
 _DRIVER = "/sys/module/amdgpu"
-#: What amdsmi gives for a missing value, besides text.
-_MISSING = (2**16 - 1, 2**32 - 1, 2**64 - 1)
+_MIB = 2**20
+#: The largest plausible values, in percent, MHz, W, °C, MiB and steps of an energy counter.
+_PERCENT, _MHZ, _WATTS, _DEGREES, _MOST_MIB, _STEPS = 100, 10_000, 2_500, 150, 2**20, 2**63
 _GONE = ("AMDSMI_STATUS_NOT_FOUND", "AMDSMI_STATUS_NOT_INIT", "AMDSMI_STATUS_DRIVER_NOT_LOADED")
 _UNSUPPORTED = ("AMDSMI_STATUS_NOT_SUPPORTED", "AMDSMI_STATUS_NOT_YET_IMPLEMENTED")
-
-
-class Unit(NamedTuple):
-    """The plausible range of a quantity, and the factors of the units in which amdsmi has given it."""
-
-    least: float
-    most: float
-    factors: tuple[float, ...]
-
-    def scaled(self, value: Any) -> float | None:
-        """The value in perfnb's unit, by the first factor that makes it plausible; ``None`` if none does."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value in _MISSING:
-            return None
-        fitting = (value * factor for factor in self.factors if self.least <= value * factor <= self.most)
-        return next(fitting, None)
-
-
-_PERCENT, _MHZ = Unit(0, 100, (1,)), Unit(0, 10_000, (1, 1e-6))
-#: In W, mW or µW: no GPU draws 2.5 kW, and none idles below 2.5 W.
-_WATTS = Unit(0, 2500, (1, 1e-3, 1e-6))
-_DEGREES = Unit(-40, 150, (1, 1e-3))
-#: In bytes, KiB or MiB: GPUs that torch supports have from 4 GiB to 1 TiB.
-_TOTAL_BYTES = Unit(2**32, 2**40, (1, 2**10, 2**20))
 
 
 def is_likely() -> bool:
@@ -96,7 +73,7 @@ class AmdSource(Source):
         """The UUIDs of the devices, in HIP's order."""
         return list(self._gpus)
 
-    def facts(self, device: str) -> Facts:
+    def facts(self, device: str) -> DeviceFacts:
         """Name, UUID, PCI address, amdsmi's index, memory size and power limit."""
         return dict(self._gpus[device].facts)
 
@@ -153,61 +130,52 @@ class _Gpu:
         self.key = self.uuid or f"GPU {index}"
         name = (_known(smi, "amdsmi_get_gpu_asic_info", handle) or {}).get("market_name")
         self.words = f"GPU {index} ({name})" if _is_text(name) else f"GPU {index}"
-        raw = self._vram(total=True)
-        total = _TOTAL_BYTES.scaled(raw)
-        #: Bytes in the unit of the driver's memory figures; `None` if its total is implausible.
-        self.memory_unit = None if total is None else total / raw
-        limit = _WATTS.scaled((_known(smi, "amdsmi_get_power_info", handle) or {}).get("power_limit"))
-        facts: Facts = {
+        total = _plausible((_known(smi, "amdsmi_get_gpu_vram_usage", handle) or {}).get("vram_total"), _MOST_MIB)
+        limit = _plausible((_known(smi, "amdsmi_get_power_info", handle) or {}).get("power_limit"), _WATTS)
+        facts: DeviceFacts = {
             "name": name if _is_text(name) else None,
             "uuid": self.uuid or None,
             "pci": self.pci if _is_text(self.pci) else None,
             "index": index,
-            "memory_bytes": None if total is None else int(total),
+            "memory_bytes": None if not total else int(total * _MIB),
             "power_limit_w": limit or None,
             "mig": False,
         }
-        self.facts: Facts = {fact: value for fact, value in facts.items() if value is not None}
-
-    def _vram(self, *, total: bool) -> Any:
-        usage = _known(self.smi, "amdsmi_get_gpu_vram_usage", self.handle) or {}
-        return usage.get("vram_total" if total else "vram_used")
+        self.facts: DeviceFacts = {fact: value for fact, value in facts.items() if value is not None}
 
     def used_bytes(self) -> float | None:
         """Memory in use by all processes."""
-        used = self.smi.amdsmi_get_gpu_vram_usage(self.handle)["vram_used"]
-        return None if self.memory_unit is None or not isinstance(used, int) else used * self.memory_unit
+        used = _plausible(self.smi.amdsmi_get_gpu_vram_usage(self.handle)["vram_used"], _MOST_MIB)
+        return None if used is None else used * _MIB
 
     def power_w(self) -> float | None:
         """The present power, or the average on GPUs that report only that."""
         power = self.smi.amdsmi_get_power_info(self.handle)
-        names = ("current_socket_power", "socket_power", "average_socket_power")
-        return next((watts for name in names if (watts := _WATTS.scaled(power.get(name)))), None)
+        names = ("current_socket_power", "average_socket_power")
+        return next((watts for name in names if (watts := _plausible(power.get(name), _WATTS))), None)
 
     def energy_j(self) -> float | None:
         """What the accumulator counts in steps of some microjoules."""
         counted = self.smi.amdsmi_get_energy_count(self.handle)
-        steps = counted.get("energy_accumulator", counted.get("power"))  # its name before version 6.2
-        known = isinstance(steps, int) and steps not in _MISSING
-        return steps * float(counted["counter_resolution"]) / 1e6 if known else None
+        steps = _plausible(counted["energy_accumulator"], _STEPS)
+        return None if steps is None else steps * float(counted["counter_resolution"]) / 1e6
 
     def temperature_c(self) -> float | None:
         """The hottest spot, or the edge on GPUs without that sensor."""
         kinds, now = self.smi.AmdSmiTemperatureType, self.smi.AmdSmiTemperatureMetric.CURRENT
-        for kind in (kinds.HOTSPOT, kinds.EDGE):
-            degrees = _known(self.smi, "amdsmi_get_temp_metric", self.handle, kind, now)
-            if (celsius := _DEGREES.scaled(degrees)) is not None:
-                return celsius
-        return _DEGREES.scaled(self.smi.amdsmi_get_temp_metric(self.handle, kinds.EDGE, now))
+        hottest = _plausible(_known(self.smi, "amdsmi_get_temp_metric", self.handle, kinds.HOTSPOT, now), _DEGREES)
+        if hottest is not None:
+            return hottest
+        return _plausible(self.smi.amdsmi_get_temp_metric(self.handle, kinds.EDGE, now), _DEGREES)
 
     def clock_mhz(self, kind: str) -> float | None:
         """A clock, as its mean over the last second."""
         clock = self.smi.amdsmi_get_clock_info(self.handle, getattr(self.smi.AmdSmiClkType, kind))
-        return _MHZ.scaled(clock.get("clk", clock.get("cur_clk")))
+        return _plausible(clock["clk"], _MHZ)
 
     def busy_percent(self) -> float | None:
         """Activity of the graphics and compute engines."""
-        return _PERCENT.scaled(self.smi.amdsmi_get_gpu_activity(self.handle)["gfx_activity"])
+        return _plausible(self.smi.amdsmi_get_gpu_activity(self.handle)["gfx_activity"], _PERCENT)
 
 
 #: What each metric is called in notes, and how it is read.
@@ -252,6 +220,12 @@ def _known(smi: Any, function: str, *arguments: Any) -> Any:
         return getattr(smi, function)(*arguments)
     except Exception:
         return None
+
+
+def _plausible(value: Any, most: float) -> float | None:
+    """A number up to `most`; ``None`` for anything else."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if number and 0 <= value <= most else None
 
 
 def _is_text(value: Any) -> bool:

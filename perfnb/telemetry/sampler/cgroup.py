@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from perfnb.telemetry.sampler.source import Absent, Facts, KeptFiles, Lost, Rates, Source, Values, file_bytes
+from perfnb.telemetry.sampler.source import Absent, DeviceFacts, KeptFiles, Lost, Rates, Source, Values, file_bytes
 
 _PROC = "/proc/self"
 _ROOT = "/sys/fs/cgroup"
@@ -95,7 +95,7 @@ class CgroupSource(Source):
             self.close()
             raise Absent("no cgroup limits this process, and none can be read")
 
-    def facts(self, device: str) -> Facts:
+    def facts(self, device: str) -> DeviceFacts:
         return {"version": self._version, "cpu_limit": self._limits[0], "memory_limit_bytes": self._limits[1]}
 
     def read(self, device: str, now_ns: int) -> Values:
@@ -226,16 +226,7 @@ def _mounts(proc: str, root: str) -> list[_Mount]:
                 folder = root + folder[len(_ROOT) :]
             options = frozenset(kind[2].split(",")) if kind[0] == "cgroup" else frozenset[str]()
             mounts.append(_Mount(kind[0] == "cgroup2", options, top, folder))
-    return mounts or _usual_mounts(root)
-
-
-def _usual_mounts(root: str) -> list[_Mount]:
-    """The usual places, for when the mounts are not listed."""
-    names = ("cpu", "cpuacct", "cpu,cpuacct", "memory")
-    old = [_Mount(False, frozenset(name.split(",")), "/", os.path.join(root, name)) for name in names]
-    new = [_Mount(True, frozenset(), "/", folder) for folder in (root, os.path.join(root, "unified"))]
-    markers = {True: "cgroup.controllers", False: "cgroup.procs"}
-    return [mount for mount in (*old, *new) if os.path.exists(os.path.join(mount.folder, markers[mount.unified]))]
+    return mounts
 
 
 def _text(folder: str, name: str) -> bytes:

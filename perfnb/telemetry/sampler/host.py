@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import psutil
 
-from perfnb.telemetry.sampler.source import Facts, KeptFiles, Rates, Source, Values
+from perfnb.telemetry.sampler.source import DeviceFacts, KeptFiles, Rates, Source, Values
 
 _Read = TypeVar("_Read")
 
@@ -126,7 +126,7 @@ class HostSource(Source):
         self._traffic: dict[str, tuple[int, Traffic]] = {}
         self._failed: set[str] = set()
 
-    def facts(self, device: str) -> Facts:
+    def facts(self, device: str) -> DeviceFacts:
         memory = self._try("memory", psutil.virtual_memory)
         return {"cpus": os.cpu_count(), "memory_bytes": None if memory is None else memory.total}
 

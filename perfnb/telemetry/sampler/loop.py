@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Source, Values
+from perfnb.telemetry.sampler.source import Absent, DeviceFacts, Lost, Source, Values
 
 #: The parent's end is noticed within this many seconds.
 PARENT_SEEN_S = 1.0
@@ -147,7 +147,7 @@ class Sampler:
                 return True
 
 
-def _plain(facts: Facts) -> Facts:
+def _plain(facts: DeviceFacts) -> DeviceFacts:
     return {name: _text(value) if isinstance(value, str) else value for name, value in facts.items()}
 
 

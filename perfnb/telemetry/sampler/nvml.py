@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import pynvml
 
 from perfnb.telemetry.sampler.gpm import GpmCounters
-from perfnb.telemetry.sampler.source import Absent, Facts, Lost, Rates, Source, Values
+from perfnb.telemetry.sampler.source import Absent, DeviceFacts, Lost, Source, Values
 
 T = TypeVar("T")
 
@@ -85,7 +84,6 @@ class NvmlSource(Source):
         self.notes += [f"{device.problem}. It is not read." for device in chosen if device.problem]
         if any(device.mig for device in self._devices.values()):
             self.notes.append(_SLICES)
-        self._pcie = {key: PcieCounters() for key in self._devices}
         self._gpm = {key: GpmCounters(device.handle) for key, device in self._devices.items() if not device.mig}
         self._asked_ns: dict[str, int] = {}
 
@@ -93,7 +91,7 @@ class NvmlSource(Source):
         """The UUIDs of the devices, in the order of CUDA_VISIBLE_DEVICES."""
         return list(self._devices)
 
-    def facts(self, device: str) -> Facts:
+    def facts(self, device: str) -> DeviceFacts:
         """Name, UUID, NVML's index, memory size, power limit, and whether it is a slice."""
         return dict(self._devices[device].facts)
 
@@ -116,8 +114,8 @@ class NvmlSource(Source):
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
 
-    def _read(self, device: Device, metric: str, how: Field) -> float | None:
-        value = None if metric in device.mute else self._ask(device, {metric: how.words}, how.read)
+    def _read(self, device: NvmlDevice, metric: str, how: Field) -> float | None:
+        value = None if metric in device.mute else self._ask(device, metric, how)
         if value is None:
             return None
         if value == how.none:
@@ -125,33 +123,26 @@ class NvmlSource(Source):
             return None
         return value if how.unit == 1 else value * how.unit
 
-    def _read_pcie(self, device: Device, now_ns: int) -> Values:
-        words = {metric: how.words for metric, how in PCIE_THROUGHPUT.items() if metric not in device.mute}
-        counters = self._pcie[device.key]
-        if counters.usable and words:
-            rates = self._ask(device, words, lambda handle: counters.read(handle, now_ns))
-            if counters.usable:
-                return rates or {}
+    def _read_pcie(self, device: NvmlDevice, now_ns: int) -> Values:
         asked = self._asked_ns.get(device.key, -math.inf), max(self._asked_ns.values(), default=-math.inf)
-        if not words or now_ns - asked[0] < _THROUGHPUT_NS or now_ns - asked[1] < _APART_NS:
+        if now_ns - asked[0] < _THROUGHPUT_NS or now_ns - asked[1] < _APART_NS:
             return {}
         self._asked_ns[device.key] = now_ns
-        return {metric: self._read(device, metric, PCIE_THROUGHPUT[metric]) for metric in words}
+        return {metric: self._read(device, metric, how) for metric, how in PCIE_THROUGHPUT.items()}
 
-    def _ask(self, device: Device, words: dict[str, str], read: Callable[[Any], T]) -> T | None:
-        """What `read` gives for a device; if it fails, ``None`` and a note for each of the metrics in `words`."""
+    def _ask(self, device: NvmlDevice, metric: str, how: Field) -> int | None:
+        """What NVML says; ``None`` and a note if it fails."""
         try:
-            return read(device.handle)
+            return how.read(device.handle)
         except pynvml.NVMLError as error:
             if error.value in LOST:
                 raise Lost(f"{device.words}: {error_words(error)}") from error
-            for metric, word in words.items():
-                self._note(device, metric, word, error_words(error))
+            self._note(device, metric, how.words, error_words(error))
             if error.value in _NEVER:
-                device.mute.update(words)
+                device.mute.add(metric)
         return None
 
-    def _note(self, device: Device, metric: str, words: str, why: str) -> None:
+    def _note(self, device: NvmlDevice, metric: str, words: str, why: str) -> None:
         if metric not in device.reported:
             device.reported.add(metric)
             self.notes.append(f"{device.words}: {words} cannot be read: {why}.")
@@ -221,92 +212,14 @@ PCIE_THROUGHPUT: dict[str, Field] = {
 }
 
 
-#: The counters of bytes that a GPU has received and sent; older bindings have no names for these fields.
-_PCIE_COUNTERS = {"pcie_receive_bytes_per_s": 198, "pcie_send_bytes_per_s": 197}
-_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-_FULL = 2**32
-#: For an unknown link: the fastest there is, generation 6 with 16 lanes.
-_FASTEST = 128e9
-#: Give up on the counters after this many readings in a row that came too late for them.
-_PATIENCE = 3
-
-
-class PcieCounters:
-    """Rates of a GPU's PCIe traffic from its counters of bytes.
-
-    The counters wrap around, in many drivers after 4 GiB, which a fast link carries in less than 0.1 s. A counter that
-    may have wrapped between two readings is useless; one that was never seen above 4 GiB may.
-
-    Attributes
-    ----------
-    usable : bool
-        False once readings were too far apart, and if the driver has no such counters.
-    """
-
-    def __init__(self) -> None:
-        self.usable = True
-        self._rates = Rates()
-        self._last_ns: int | None = None
-        self._link = _FASTEST
-        self._wide = False
-        self._late = 0
-
-    def read(self, handle: Any, now_ns: int) -> Values:
-        """Bytes per second by metric.
-
-        Raises
-        ------
-        pynvml.NVMLError
-            If counters that could be read before no longer can, or the device is lost.
-        """
-        try:
-            counts = _counts(handle)
-        except pynvml.NVMLError as error:
-            if self._last_ns is not None or error.value in LOST:
-                raise
-            self.usable = False
-            return {}
-        if self._last_ns is None:
-            self._link = _link(handle)
-        self._wide = self._wide or max(counts.values()) >= _FULL
-        late = not self._wide and (now_ns - (self._last_ns or now_ns)) / 1e9 * self._link >= _FULL
-        self._late = self._late + 1 if late else 0
-        self.usable = self._late < _PATIENCE
-        self._last_ns = now_ns
-        rates = {metric: self._rates.per_second(metric, count, now_ns) for metric, count in counts.items()}
-        return dict.fromkeys(rates) if late else {**rates}
-
-
-def _counts(handle: Any) -> dict[str, int]:
-    counts = {}
-    asked = pynvml.nvmlDeviceGetFieldValues(handle, list(_PCIE_COUNTERS.values()))
-    for metric, value in zip(_PCIE_COUNTERS, asked, strict=True):
-        member = _MEMBERS.get(value.valueType)
-        if value.nvmlReturn or member is None:
-            raise pynvml.NVMLError(value.nvmlReturn or pynvml.NVML_ERROR_NOT_SUPPORTED)
-        counts[metric] = int(getattr(value.value, member))
-        if counts[metric] in (NONE_32, NONE_64):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_DATA)
-    return counts
-
-
-def _link(handle: Any) -> float:
-    """The link's maximum rate in one direction, in bytes per second."""
-    with suppress(pynvml.NVMLError):
-        generation = int(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
-        return float(250e6 * 2 ** (generation - 1) * int(pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)))
-    return _FASTEST
-
-
 @dataclass(eq=False)
-class Device:
+class NvmlDevice:
     """A GPU, or a MIG slice of one."""
 
     key: str  # its UUID, or its index if NVML gives none
     words: str  # its name in messages: "GPU 1 (NVIDIA H100)"
     handle: Any = None  # NVML's
-    facts: Facts = field(default_factory=dict)  # what does not change about it
-    old_name: str = ""  # what drivers before version 470 called a slice
+    facts: DeviceFacts = field(default_factory=dict)  # what does not change about it
     problem: str = ""  # why it cannot be read
     reported: set[str] = field(default_factory=set)  # metrics reported as unreadable
     mute: set[str] = field(default_factory=set)  # metrics that it does not have
@@ -322,7 +235,7 @@ class Gpu:
     """A whole GPU, and the devices to read: itself, or its slices."""
 
     uuid: str
-    devices: list[Device]
+    devices: list[NvmlDevice]
 
 
 def error_words(error: pynvml.NVMLError) -> str:
@@ -351,46 +264,33 @@ def find_gpus() -> list[Gpu]:
     return [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
 
-def let_through(gpus: list[Gpu], visible: str | None) -> list[Device]:
+def let_through(gpus: list[Gpu], visible: str | None) -> list[NvmlDevice]:
     """The devices that CUDA_VISIBLE_DEVICES, ``None`` if unset, shows, in its order.
 
-    An entry that names nothing ends the list, and so does one of a different kind from the first; a device named twice
-    hides all. Integers count in NVML's order, as in ``nvidia-smi``. CUDA's default puts the fastest GPU first
-    (``CUDA_DEVICE_ORDER``), so with unlike GPUs an integer may mean another one: map CUDA's devices by UUID.
+    An entry that names nothing, or what was named before, ends the list. Integers count in NVML's order, as in
+    ``nvidia-smi``. CUDA's default puts the fastest GPU first (``CUDA_DEVICE_ORDER``), so with unlike GPUs an integer
+    may mean another one: map CUDA's devices by UUID.
     """
     if visible is None:
         return [device for gpu in gpus for device in gpu.devices]
-    entries = [entry.strip() for entry in visible.split(",")]
-    kind = entries[0][:4] if entries[0].startswith(("GPU-", "MIG-")) else ""
-    named = _by_name(gpus, kind)
-    chosen: list[Device] = []
-    for entry in entries:
-        name = _full_name(entry, kind, list(named))
-        if name is None:
+    chosen: list[NvmlDevice] = []
+    for entry in visible.split(","):
+        named = _named(gpus, entry.strip())
+        if not named or named[0] in chosen:
             break
-        if any(device in chosen for device in named[name]):
-            return []
-        chosen += named[name]
+        chosen += named
     return chosen
 
 
-def _by_name(gpus: list[Gpu], kind: str) -> dict[str, list[Device]]:
-    if kind == "GPU-":
-        return {gpu.uuid: gpu.devices for gpu in gpus if gpu.uuid}
-    if kind == "MIG-":
-        slices = [device for gpu in gpus for device in gpu.devices if device.mig]
-        return {name: [device] for device in slices for name in (device.old_name, device.key) if name}
-    return {str(index): gpu.devices for index, gpu in enumerate(gpus)}
-
-
-def _full_name(entry: str, kind: str, names: list[str]) -> str | None:
-    if not kind:  # as in CUDA, what follows the digits is ignored
-        number = re.match(r"\+?0*([0-9]+)", entry)
-        return number[1] if number and number[1] in names else None
-    if entry in names:
-        return entry
-    fitting = [name for name in names if entry.startswith(kind) and name.startswith(entry)]
-    return fitting[0] if len(fitting) == 1 else None
+def _named(gpus: list[Gpu], entry: str) -> list[NvmlDevice]:
+    """The devices of an index or of a UUID, which may be cut short; none if it does not name exactly one."""
+    if entry.isascii() and entry.isdecimal():
+        return gpus[int(entry)].devices if len(entry) < 5 and int(entry) < len(gpus) else []
+    named = {gpu.uuid: gpu.devices for gpu in gpus}
+    named |= {device.key: [device] for gpu in gpus for device in gpu.devices if device.mig}
+    is_uuid = entry.startswith(("GPU-", "MIG-"))
+    fitting = [devices for uuid, devices in named.items() if is_uuid and uuid.startswith(entry)]
+    return fitting[0] if len(fitting) == 1 else []
 
 
 def _gpu(index: int) -> Gpu:
@@ -398,39 +298,37 @@ def _gpu(index: int) -> Gpu:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     except pynvml.NVMLError as error:
-        return Gpu("", [Device(place, place, problem=f"{place}: {error_words(error)}")])
+        return Gpu("", [NvmlDevice(place, place, problem=f"{place}: {error_words(error)}")])
     uuid, name = _text(pynvml.nvmlDeviceGetUUID, handle), _text(pynvml.nvmlDeviceGetName, handle)
     words = f"{place} ({name})" if name else place
     if (_known(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
         slices = _slices(handle, index, uuid or place, words, name)
         problem = f"{words}: its MIG mode is on, but it has no slices"
-        return Gpu(uuid or "", slices or [Device(uuid or place, words, problem=problem)])
+        return Gpu(uuid or "", slices or [NvmlDevice(uuid or place, words, problem=problem)])
     facts = _facts(handle, index, uuid, name)
     limit = _known(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     if limit is not None and limit != NONE_32:
         facts["power_limit_w"] = limit / 1e3
-    return Gpu(uuid or "", [Device(uuid or place, words, handle, facts)])
+    return Gpu(uuid or "", [NvmlDevice(uuid or place, words, handle, facts)])
 
 
-def _slices(parent: Any, index: int, parent_key: str, parent_words: str, parent_name: str | None) -> list[Device]:
+def _slices(parent: Any, index: int, parent_key: str, parent_words: str, parent_name: str | None) -> list[NvmlDevice]:
     slices = []
     for number in range(_known(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0):
         handle = _known(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, number)
         if handle is None:  # not every place holds a slice
             continue
         uuid, name = _text(pynvml.nvmlDeviceGetUUID, handle), _text(pynvml.nvmlDeviceGetName, handle)
-        ids = (pynvml.nvmlDeviceGetGpuInstanceId, pynvml.nvmlDeviceGetComputeInstanceId)
-        old_name = "/".join([f"MIG-{parent_key}", *(str(_known(read, handle)) for read in ids)])
         facts = _facts(handle, index, uuid, name or parent_name) | {"mig": True}
         key, words = uuid or f"{parent_key} slice {number}", f"MIG slice {number} of {parent_words}"
-        slices.append(Device(key, words, handle, facts, old_name))
+        slices.append(NvmlDevice(key, words, handle, facts))
     return slices
 
 
-def _facts(handle: Any, index: int, uuid: str | None, name: str | None) -> Facts:
+def _facts(handle: Any, index: int, uuid: str | None, name: str | None) -> DeviceFacts:
     memory = getattr(_known(read_memory, handle), "total", None)
     memory = None if memory == NONE_64 else memory
-    facts: Facts = {"name": name, "uuid": uuid, "index": index, "memory_bytes": memory, "mig": False}
+    facts: DeviceFacts = {"name": name, "uuid": uuid, "index": index, "memory_bytes": memory, "mig": False}
     return {fact: value for fact, value in facts.items() if value is not None}
 
 

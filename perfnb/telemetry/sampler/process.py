@@ -11,15 +11,13 @@ from typing import NamedTuple
 import psutil
 
 from perfnb.telemetry.sampler import MODULE
-from perfnb.telemetry.sampler.source import Absent, Facts, KeptFiles, Lost, Rates, Source, Values, file_bytes
+from perfnb.telemetry.sampler.source import Absent, DeviceFacts, KeptFiles, Lost, Rates, Source, Values, file_bytes
 
 #: How often to look for new processes if nothing shows that one has started.
 _SEARCH_S = 0.5
 #: The wait before a search, as a multiple of what the last one took: searching takes at most 0.2 % of a core.
 _SEARCH_SHARE = 500
 
-#: A younger process waits for the next reading, which counts what it used until then.
-_YOUNG_S = 0.03
 #: Stands in the command line of every sampler.
 SAMPLER = MODULE.encode()
 
@@ -68,10 +66,9 @@ class ProcessSource(Source):
         self._rates = Rates()
         self._last_pid: bytes | None = None
         self._searched_ns, self._search_took_ns = 0, 0
-        self._unknown_ns: int | None = None  # a process first seen now may have started since
         self._noted = False
 
-    def facts(self, device: str) -> Facts:
+    def facts(self, device: str) -> DeviceFacts:
         try:
             return {"pid": self._pid, "name": psutil.Process(self._pid).name()}
         except (psutil.Error, OSError):
@@ -80,7 +77,7 @@ class ProcessSource(Source):
     def read(self, device: str, now_ns: int) -> Values:
         members = self._members(now_ns)
         self._follow_others()
-        seen = self._see(members, now_ns)
+        seen = self._see(members)
         cpu_ns, read, written = self._sums(seen, now_ns)
         self._last, self._before_ns = seen, now_ns
         disk_known = any(process.disk_bytes for process in seen.values())
@@ -107,29 +104,16 @@ class ProcessSource(Source):
         started = last_pid is not None and last_pid != self._last_pid
         if (started or since_ns >= _SEARCH_S * 1e9) and since_ns >= self._search_took_ns * _SEARCH_SHARE:
             start_ns = time.thread_time_ns()
-            below = self._table.below(self._pid, self._without)
-            young = [pid for pid in below if pid not in self._last and self._is_young(pid)]
-            found = [pid for pid in below if pid not in young and not self._is_other(pid)]
+            found = [pid for pid in self._table.below(self._pid, self._without) if not self._is_other(pid)]
             self._search_took_ns = time.thread_time_ns() - start_ns
-            self._unknown_ns = self._searched_ns or None
-            if young:
-                self._last_pid = b""  # search again next time
-            else:
-                self._searched_ns, self._last_pid = now_ns, last_pid
+            self._searched_ns, self._last_pid = now_ns, last_pid
             # The kernel may omit children from its list while others end.
-            known = list(dict.fromkeys((*found, *known)))
+            known = [pid for pid in dict.fromkeys((*found, *known)) if pid not in self._others]
         return [self._pid, *known]
 
-    def _is_young(self, pid: int) -> bool:
-        """Whether a process may still be a fork of its parent that has not yet executed its own program."""
-        command = self._table.command(pid)
-        process = self._table.see(pid) if command else None
-        if process is None or command != self._table.command(process.parent):
-            return False
-        return self._table.clock_s() - process.started_s < _YOUNG_S
-
     def _is_other(self, pid: int) -> bool:
-        if pid not in self._last and pid not in self._others and SAMPLER in self._table.command(pid):
+        """Whether a process is another watch's sampler; one that has only been forked is seen by the next search."""
+        if pid not in self._others and SAMPLER in self._table.command(pid):
             sampler = self._table.see(pid)
             if sampler is not None:
                 self._others[pid] = sampler
@@ -146,7 +130,7 @@ class ProcessSource(Source):
             if self._table.inherits:
                 self._keep(last, -1.0)
 
-    def _see(self, pids: list[int], now_ns: int) -> dict[int, Seen]:
+    def _see(self, pids: list[int]) -> dict[int, Seen]:
         """Read the processes, parents first, and again if one ended in the meantime.
 
         Its parent may have been read before it took over what that one had used.
@@ -173,17 +157,7 @@ class ProcessSource(Source):
             pids = list(seen)
             if not gone:
                 break
-        for pid in seen.keys() - self._last.keys():
-            self._joins(seen[pid], now_ns)
         return seen
-
-    def _joins(self, process: Seen, now_ns: int) -> None:
-        """Subtract what a process used before it can have joined the tree, assuming an even load."""
-        if self._unknown_ns is None:
-            return
-        age_s, since_s = self._table.clock_s() - process.started_s, (now_ns - self._unknown_ns) / 1e9
-        if age_s > since_s + 2 * _TICK_S:
-            self._keep(process, since_s / age_s - 1)
 
     def _keep(self, process: Seen, share: float) -> None:
         """Add a share of what a process used to the sums; a negative one takes it off."""
@@ -196,7 +170,7 @@ class ProcessSource(Source):
         if 0 < self._cpu_ns - cpu_ns <= 2e9 * _TICK_S * len(seen):
             cpu_ns = self._cpu_ns
         self._cpu_ns = cpu_ns
-        # A worker found late brings more than the cores can have done since; the rest is reported later.
+        # A process found late brings more than the cores can have done since; the rest is reported later.
         if self._before_ns is not None:
             cpu_ns = min(cpu_ns, self._reported_ns + (now_ns - self._before_ns) * _CORES)
         self._reported_ns = cpu_ns
@@ -211,7 +185,7 @@ def _counters(process: Seen) -> tuple[float, float, float]:
 class Seen(NamedTuple):
     """One process at one moment."""
 
-    started_s: float  # by the table's `clock_s`; tells it from a later process with the same id
+    started_s: float  # tells it from a later process with the same id
     parent: int
     ended: bool  # but its parent has not waited for it yet
     cpu_ns: float  # including the children that it has waited for
@@ -272,12 +246,6 @@ class Portable:
     def last_pid(self) -> bytes | None:
         """Something that changes whenever a process starts; ``None`` if the system has no such thing."""
         return None
-
-    def clock_s(self) -> float:
-        """The current time."""
-        if self.inherits:  # Linux, where psutil counts from a boot time that it knows to the second
-            return psutil.boot_time() + time.clock_gettime(time.CLOCK_BOOTTIME)
-        return time.time()
 
     def forget(self, pid: int) -> None:
         """Release what is held for a process."""
@@ -345,9 +313,6 @@ class ProcFiles(Portable):
             return self._kept.text(f"{self._proc}/loadavg").split()[-1]
         except (OSError, IndexError):
             return None
-
-    def clock_s(self) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def forget(self, pid: int) -> None:
         for name in ("stat", "statm", "io"):

@@ -8,7 +8,7 @@ import os
 Values = dict[str, float | None]
 
 #: What is known about a device and does not change; JSON-able.
-Facts = dict[str, str | int | float | bool | None]
+DeviceFacts = dict[str, str | int | float | bool | None]
 
 
 class Absent(Exception):
@@ -42,7 +42,7 @@ class Source:
         """The keys of the devices."""
         return [self.name]
 
-    def facts(self, device: str) -> Facts:
+    def facts(self, device: str) -> DeviceFacts:
         """What does not change about a device."""
         raise NotImplementedError
 
