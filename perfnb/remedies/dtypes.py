@@ -1,4 +1,4 @@
-"""A step in another dtype: its models, its optimizers' state and its inputs; in float64, with its own random numbers."""
+"""A step in another dtype: models, optimizers' state and inputs; in float64, with the random numbers that it draws now."""
 
 from __future__ import annotations
 

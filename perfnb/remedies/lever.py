@@ -61,8 +61,11 @@ class Lever:
 class Compiled(NamedTuple):
     """What torch.compile did."""
 
-    graphs: int = 0
-    breaks: int = 0
+    graphs: int
+    breaks: int
+
+
+NOTHING_COMPILED = Compiled(0, 0)
 
 
 @dataclass(eq=False)
@@ -74,8 +77,8 @@ class PreparedLever:
     #: What preparing took beyond the steps themselves, such as compiling.
     setup_s: float = 0.0
     #: What was compiled while it was on: while preparing it, and until now.
-    at_first: Compiled = Compiled()
-    until_now: Compiled = Compiled()
+    at_first: Compiled = NOTHING_COMPILED
+    until_now: Compiled = NOTHING_COMPILED
     on: bool = False  # stays so if the step raises with it on
     #: What switching it on and off takes, which is in no time of a step.
     switching_s: float = math.inf
@@ -129,7 +132,7 @@ def prepared(lever: Lever, subject: Subject, step_s: float, set_up: int = 2) -> 
 def _compiled() -> Compiled:
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
-        return Compiled()
+        return NOTHING_COMPILED
     counters: Mapping[str, Mapping[str, int]] = dynamo.counters
     return Compiled(counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values()))
 

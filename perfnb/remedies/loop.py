@@ -246,7 +246,7 @@ class LeverLoop:
         left, until = list(group), time.perf_counter() + budget_s
         while left:
             try:
-                rows = self._times(left, [one.switch for one in left], until - time.perf_counter(), words, "trial")
+                rows = self._times(left, [one.switch for one in left], until - time.perf_counter(), words)
             except Exception as error:
                 for one in (broken := self._broken(left, error)):
                     one.trial.verdict, one.trial.why_not = "not tried", _failed("the step fails with it", error)
@@ -260,16 +260,15 @@ class LeverLoop:
         return [], np.empty((1, 0))
 
     def _times(
-        self, levers: Sequence[PreparedLever], switches: Sequence[Switch], budget_s: float, words: str, what: str,
-        seed: int = SEED,
-    ) -> Floats:  # fmt: skip
+        self, levers: Sequence[PreparedLever], switches: Sequence[Switch], budget_s: float, words: str, seed: int = SEED
+    ) -> Floats:
         """Milliseconds of the unmodified step and under each switch, in the way that the levers in them need."""
         __tracebackhide__ = True
         for one in levers:
             one.on = False
         plan, settles = self.budget.plan, any(one.lever.settles for one in levers)
         return time_levers(
-            *(self.subject, switches, max(0.0, budget_s), self._telling(words), what),
+            *(self.subject, switches, max(0.0, budget_s), self._telling(words)),
             seed=seed,
             warm=plan.warm,
             block=plan.block if settles else 1,
@@ -307,7 +306,7 @@ class LeverLoop:
                 budget_s = max(budget.left_s / (len(good) - number), min(budget.left_s, fewest_s))
                 words = f"confirm {' + '.join(names)}"
                 try:
-                    times = self._times(combination, switches, budget_s, words, "confirm", SEED + 17 + number)
+                    times = self._times(combination, switches, budget_s, words, SEED + 17 + number)
                 except Exception as error:
                     self._broken(combination, error)
                     trial.notes.append(_failed("not confirmed: the step fails", error))

@@ -42,7 +42,6 @@ def time_levers(
     switches: Sequence[Switch],
     budget_s: float,
     progress: Callable[..., None],
-    what: str,
     *,
     seed: int = SEED,
     warm: int = 2,
@@ -72,12 +71,12 @@ def time_levers(
         bench = stack.enter_context(Bench(steps, None if ahead else subject.batches, progress, switches=variants))
         lead, turns = (1, block) if block > 1 else (0, 1)
         if ahead:
-            bench.blocks([everyone], lead=0, turns=warm, pass_name=what)  # starts the workers
+            bench.blocks([everyone], lead=0, turns=warm)  # starts the workers
             found = bench.prefetching()
             lead = turns = 1 + (0 if found is None else found.ahead)
             warm = 1
-        run = partial(bench.blocks, lead=lead, turns=turns) if lead else bench.rounds
-        pilot = run([everyone] * warm, pass_name=what, until=until)
+        run: Callable[..., Floats] = partial(bench.blocks, lead=lead, turns=turns) if lead else bench.rounds
+        pilot = run([everyone] * warm, until=until)
         kept = not_hopeless(pilot)
         if len(kept) == 1:
             return np.full_like(pilot, np.nan)
@@ -85,7 +84,7 @@ def time_levers(
         affordable = int((until - time.perf_counter()) / max(round_s, 1e-9))
         count = max(fewest_rounds(len(kept) - 1), min(affordable, _MOST_BLOCKS if ahead else _MOST_ROUNDS))
         orders = [[kept[place] for place in order] for order in random_orders(count, len(kept), seed)]
-        return run(orders, pass_name=what, planned=count, until=until + _SLACK * budget_s)
+        return run(orders, planned=count, until=until + _SLACK * budget_s)
 
 
 def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:

@@ -60,6 +60,7 @@ class LeverRequest:
 
     def __post_init__(self) -> None:
         require_seconds("budget_s", self.budget_s)
+        self.budget_s = float(self.budget_s)
         self.listed = _listed(self.levers)
         if self.goal not in GOALS:
             raise ValueError(f'goal must be "time" or "memory", not {shown(self.goal)}.')
@@ -309,10 +310,9 @@ def run_trials(
             budget.divide(step_s)
             chosen = [known[name] for name in request.listed] or worth_trying(known.values(), bounds, request.goal)
             LeverLoop(subject, request, budget, figures, progress, prove).try_each(chosen, bounds)
-            for lever in known.values() if not request.listed else ():
-                if lever not in chosen:
-                    why_not = lever.refuses(subject) or (_NO_REASON if profiled else _NO_PROFILE)
-                    figures.trials.append(LeverTrial(lever.name, "not tried", why_not=why_not))
+            for lever in [] if request.listed else [lever for lever in known.values() if lever not in chosen]:
+                why_not = lever.refuses(subject) or (_NO_REASON if profiled else _NO_PROFILE)
+                figures.trials.append(LeverTrial(lever.name, "not tried", why_not=why_not))
     figures.noise = conditions.facts
     return LeverTrials(figures)
 

@@ -1,4 +1,4 @@
-"""How trials of levers are judged: what is faster, what needs less memory, what may be kept, what to try first. Pure."""
+"""How levers are judged: which to try first, what is faster, what needs less memory, and what may be kept. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfnb.bench.values import NOISE, REDUCED, SAME, UNCHECKED, Values
-from perfnb.stats.comparisons import PairedComparison
 from perfnb.stats.intervals import Floats
 
 if TYPE_CHECKING:
     from perfnb.remedies.lever import Lever
+    from perfnb.stats.comparisons import PairedComparison
 
 #: A lever that makes the step so many times slower in rounds that warm up is not timed further.
 HOPELESS = 5.0

@@ -71,9 +71,8 @@ def test_what_is_kept_and_the_lines_for_it() -> None:
     untried = shown(TRIALS[-1:], None, rounds=0, noise={"load_before": 5.0, "cpus": 2}, fed_ms=12.0)
     assert "Nothing was tried." in str(untried)
     about = str(untried).splitlines()[0]
-    assert (
-        "(step 10.0 ms (12.0 ms with its batch), nothing timed; the machine was already busy (load 5.0 on 2 CPUs)" in about
-    )
+    assert "(step 10.0 ms (12.0 ms with its batch), nothing timed; " in about
+    assert "the machine was already busy (load 5.0 on 2 CPUs)" in about
     once = shown([replace(TRIALS[2], unconfirmed=True)], None, rounds=9, confirms=False)
     assert (once.best, once.code) == (("fused_optimizer",), CODE[0])
     assert "not confirmed (confirm=False)" in str(once)
