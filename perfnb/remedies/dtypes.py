@@ -1,4 +1,4 @@
-"""A step in another dtype: models, optimizers' state and inputs; in float64, with the random numbers that it draws now."""
+"""A step in another dtype: models, optimizers' state and inputs; in float64, with the random numbers that it draws."""
 
 from __future__ import annotations
 
