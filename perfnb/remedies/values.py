@@ -103,9 +103,7 @@ def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
     return errors_between(yardstick.own, found, yardstick.truth, random=yardstick.random, kind_of=_kind)
 
 
-def check(
-    levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstick, again: bool = True
-) -> Values:
+def check(levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstick, again: bool = True) -> Values:
     """Whether the step computes the same with levers on; prepared `again` if random numbers forbid to say."""
     __tracebackhide__ = True
     if len(levers) == 1 and (own_check := levers[0].lever.check) is not None:

@@ -203,7 +203,7 @@ def test_an_expanded_buffer_is_only_bound_again() -> None:
 def test_large_sparse_tensors_are_compared_and_put_back_without_being_made_dense() -> None:
     model: Any = nn.Linear(4, 4)
     places = torch.tensor([[3, 900_000], [5, 700_000]])
-    model.links = torch.sparse_coo_tensor(places, torch.ones(2), (1_000_000, 1_000_000))
+    model.links = torch.sparse_coo_tensor(places, torch.ones(2), (1_000_000, 1_000_000), check_invariants=True)
     subject = Subject(model, None, {"model": model}, {}, None)
     before = fingerprint(subject)
     with Restored([model], []):
