@@ -42,7 +42,8 @@ def lines_of(lever: Lever, subject: Subject) -> list[str]:
         return lines
     named = [*subject.models, *subject.optimizers, None if subject.loader is None else subject.loader[0]]
     words = {word for line in lines if not line.startswith("#") for word in re.findall(r"\w+", line)}
-    local = sorted(root for root in {root_of(name) for name in named} - {None} if root in words - known.keys())
+    roots = {root for name in named if (root := root_of(name)) is not None}
+    local = sorted(root for root in roots & words if root not in known)
     if not local:
         return lines
     owner, _, own = str(getattr(function, "__qualname__", "")).rpartition(".<locals>.")

@@ -252,11 +252,11 @@ class LeverLoop:
                     one.trial.verdict, one.trial.why_not = "not tried", _failed("the step fails with it", error)
                 left = [one for one in left if one not in broken]
                 continue
-            hopeless = np.isnan(rows).any(axis=1)
+            hopeless = [bool(np.isnan(row).any()) for row in rows]
             for one, slow in zip(left, hopeless[1:], strict=True):
                 if slow:
                     one.trial.why_not = _HOPELESS
-            return [one for one, slow in zip(left, hopeless[1:], strict=True) if not slow], rows[~hopeless]
+            return [one for one, slow in zip(left, hopeless[1:], strict=True) if not slow], rows[[not slow for slow in hopeless]]
         return [], np.empty((1, 0))
 
     def _times(

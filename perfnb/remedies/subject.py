@@ -208,7 +208,7 @@ def _version(grad: Tensor | None) -> tuple[int, int] | None:
 def _outermost(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Models that are no part of another one, each under its first name; losses and activations have no parameters."""
     inner = {id(part) for model in models.values() for part in model.modules() if part is not model}
-    first = {id(model): name for name, model in reversed(models.items())}
+    first = {id(model): name for name, model in reversed(list(models.items()))}
     return {
         name: model
         for name, model in models.items()
