@@ -254,9 +254,9 @@ class LeverLoop:
                 continue
             hopeless = [bool(np.isnan(row).any()) for row in rows]
             for one, slow in zip(left, hopeless[1:], strict=True):
-                if slow:
-                    one.trial.why_not = _HOPELESS
-            return [one for one, slow in zip(left, hopeless[1:], strict=True) if not slow], rows[[not slow for slow in hopeless]]
+                one.trial.why_not = _HOPELESS if slow else one.trial.why_not
+            kept = [one for one, slow in zip(left, hopeless[1:], strict=True) if not slow]
+            return kept, rows[[not slow for slow in hopeless]]
         return [], np.empty((1, 0))
 
     def _times(
