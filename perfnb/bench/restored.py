@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,12 @@ from perfnb.step.namespace import reachable
 
 #: Types of plain values.
 _PLAIN = (bool, int, float, complex, str)
+#: What holds the numbers of a sparse tensor, by its layout: methods that give strided tensors.
+_PARTS: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
+}
 #: Puts one thing back. It holds the thing, so that no other object can take its id.
 PutBack = Callable[[], object]
 
@@ -88,6 +94,18 @@ class Restored:
             self._save(optimizer, _optimizer)
 
 
+@contextmanager
+def kept_positions(loaders: Iterable[Any]) -> Iterator[None]:
+    """Put loaders that know their position back to it."""
+    stateful = [loader for loader in loaders if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")]
+    positions = [copy.deepcopy(loader.state_dict()) for loader in stateful]
+    try:
+        yield
+    finally:
+        for loader, position in zip(stateful, positions, strict=True):
+            loader.load_state_dict(position)
+
+
 def _module(module: nn.Module) -> PutBack:
     parts = (module._parameters, module._buffers, module._modules)
     training, held = module.training, [dict(part.items()) for part in parts]
@@ -126,14 +144,23 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether an attribute's numbers can be copied and written back.
+    """Whether a tensor's numbers can be copied and written back.
 
     Meta and nested tensors, other subclasses with a storage of their own, and tensors whose elements share memory, such
     as expanded ones, have none.
     """
-    if tensor.is_meta or tensor.is_nested or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    return not (tensor.is_meta or tensor.is_nested or _is_wrapped(tensor) or _overlaps(tensor))
+
+
+def _is_wrapped(tensor: Tensor) -> bool:
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether elements share memory, as those of an expanded tensor do, so that nothing can be written to them."""
+    if tensor.is_meta or tensor.is_nested or _is_wrapped(tensor) or tensor.layout is not torch.strided:
         return False
-    return tensor.layout is not torch.strided or tensor.numel() * tensor.itemsize <= tensor.untyped_storage().nbytes()
+    return tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes()
 
 
 def _attribute(tensor: Tensor) -> PutBack:
@@ -153,19 +180,22 @@ def _attribute(tensor: Tensor) -> PutBack:
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     """Compare bits, because NaN differs from itself, and writes through ``.data`` or NumPy do not raise the version."""
     kinds = [(each.shape, each.dtype, each.device, each.layout) for each in (one, other)]
-    if kinds[0] != kinds[1] or one.layout is not torch.strided:
-        return False
-    return torch.equal(_bits(one), _bits(other))
+    return kinds[0] == kinds[1] and all(map(torch.equal, bits(one), bits(other)))
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def bits(tensor: Tensor) -> list[Tensor]:
+    """The bits of a tensor's numbers; of a sparse one, those of its indices and of its values."""
+    tensor = tensor.detach()
     if tensor.is_quantized:
         tensor = tensor.int_repr()  # torch crashes when it compares quantized bits through a view
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
+    if tensor.layout is torch.strided:
+        return [tensor.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)]
+    parts = _PARTS.get(tensor.layout, ("to_dense",))
+    return [part for name in parts for part in bits(getattr(tensor, name)())]
 
 
 def _tensor(tensor: Tensor | None) -> PutBack | None:
-    if tensor is None or is_lazy(tensor):
+    if tensor is None or is_lazy(tensor) or _overlaps(tensor):
         return None
     value, derivable, grad = _copy(tensor), tensor.requires_grad, tensor.grad if tensor.is_leaf else None
     grad_value = None if grad is None else _copy(grad)

@@ -170,7 +170,8 @@ class Bench:
                     made[number] += [self._counted(number, arguments, turns, clocks[number]) for _ in range(parts)]
             self.sizes.append(common_size(arguments[0]) if arguments else None)
             self._progress(pass_name, done, planned)
-        return np.divide(self._durations(clocks), made)
+        counted = [each or [1.0] * max(map(len, made)) for each in made]  # of a step in no order
+        return np.divide(self._durations(clocks), counted)
 
     def prefetching(self) -> Prefetching | None:
         """What prefetches batches for one step while another runs; call it once each has run."""

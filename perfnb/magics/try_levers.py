@@ -58,7 +58,7 @@ class TryLeversMagics(Magics):
         The result is the cell's value; a trailing ; silences it. Variables that the code binds keep their last values.
         """
         __tracebackhide__ = True
-        from perfnb.remedies.try_levers import run_trials
+        from perfnb.remedies.try_levers import LeverRequest, run_trials
         from perfnb.step.namespace import namespace_of
 
         parser = TryLeversMagics.try_levers.parser
@@ -84,11 +84,8 @@ class TryLeversMagics(Magics):
             found = run_trials(
                 step_of(body, namespace, assign),
                 batches,
+                LeverRequest("auto" if names is None else names, options.goal, options.budget),
                 namespace={**fed, **namespace_of(FunctionType(body, namespace))},
-                wanted="auto" if names is None else names,
-                goal=options.goal,
-                budget_s=options.budget,
-                name="step",
                 quiet=options.quiet,
             )
         except ValueError as error:

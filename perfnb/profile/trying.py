@@ -14,7 +14,7 @@ from perfnb.draw.widget import json_of
 from perfnb.profile.kept_step import KeptStep
 
 #: What tries a lever, by name: the rooms below register it here.
-TRIER = "perfnb.remedies.try_one:try_one"
+TRIER = "perfnb.remedies.try_levers:try_one"
 _GONE = "The step of this profile is no longer there: profile it again."
 _STOPPED = "Stopped. Everything is as it was before."
 

@@ -1,17 +1,21 @@
-"""What a lever is, and what most levers are made of."""
+"""What a lever is, how one is prepared for a step, and what most levers are made of."""
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Callable, Iterator
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
 
 from perfnb.bench.values import Values
 from perfnb.remedies.subject import Subject
-from perfnb.stats.intervals import Floats
+from perfnb.remedies.verdicts import LeverTrial
 
 Switch = Callable[[], AbstractContextManager[Any]]
 
@@ -48,22 +52,102 @@ class Lever:
     settles: bool = False
     #: Its own check of results, with it prepared; by default results are compared with float64.
     check: Callable[[Subject, Switch], Values] | None = None
-    #: Its own timing, as `perfnb.remedies.trial.time_blocks`, if it cannot be switched in this process.
-    timed: Callable[..., Floats] | None = None
     #: What was chosen for this step, such as a number of workers, once it is prepared.
     says: Callable[[Subject], list[str]] = lambda _: []
     #: Of levers with the same word only one can be on.
     family: str = ""
 
+
+class Compiled(NamedTuple):
+    """What torch.compile did."""
+
+    graphs: int
+    breaks: int
+
+
+NOTHING_COMPILED = Compiled(0, 0)
+
+
+@dataclass(eq=False)
+class PreparedLever:
+    """A lever that works on the step: switched on and off at will."""
+
+    lever: Lever
+    switch: Switch
+    #: What preparing took beyond the steps themselves, such as compiling.
+    setup_s: float = 0.0
+    #: What was compiled while it was on: while preparing it, and until now.
+    at_first: Compiled = NOTHING_COMPILED
+    until_now: Compiled = NOTHING_COMPILED
+    on: bool = False  # stays so if the step raises with it on
+    #: What switching it on and off takes, which is in no time of a step.
+    switching_s: float = math.inf
+    #: What is noted about it.
+    trial: LeverTrial = field(default_factory=lambda: LeverTrial("", "not tried"))
+
     @property
-    def timed_alone(self) -> bool:
-        """Whether it has rounds of its own, which it does not share with other levers."""
-        return self.in_blocks or self.settles or self.timed is not None
+    def notes(self) -> list[str]:
+        """What to know of its compiling."""
+        graphs, breaks = self.at_first
+        again = self.until_now.graphs - graphs
+        notes = [f"{graphs} graph{'s' * (graphs > 1)}, {breaks} graph break{'s' * (breaks != 1)}"] if graphs else []
+        return notes + ([f"recompiled {again} times since"] if again else [])
 
 
-def nothing(_: Subject) -> str:
-    """No reason to refuse."""
-    return ""
+@contextmanager
+def prepared(lever: Lever, subject: Subject, step_s: float, set_up: int = 2) -> Iterator[PreparedLever]:
+    """Prepare a lever and run the step a few times with it on.
+
+    Raises
+    ------
+    Exception
+        Whatever the step raises with the lever on.
+    """
+    __tracebackhide__ = True
+    with lever.prepared(subject) as switch:
+
+        @contextmanager
+        def counted() -> Iterator[None]:
+            before, one.on = _compiled(), True
+            begin = time.perf_counter()
+            with switch():
+                one.switching_s = min(one.switching_s, 2 * (time.perf_counter() - begin))
+                yield
+            one.on = False
+            so_far = zip(one.until_now, _compiled(), before, strict=True)
+            one.until_now = Compiled(*(held + now - then for held, now, then in so_far))
+
+        one = PreparedLever(lever, counted)
+        begin = time.perf_counter()
+        with subject.restored(), ExitStack() as stack, counted():
+            run = subject.fed(stack) if lever.in_blocks else subject.run
+            with subject.gate.opened():
+                for _ in range(set_up):
+                    run()
+        one.setup_s = max(0.0, time.perf_counter() - begin - set_up * step_s)
+        one.at_first = one.until_now
+        yield one
+
+
+def _compiled() -> Compiled:
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return NOTHING_COMPILED
+    counters: Mapping[str, Mapping[str, int]] = dynamo.counters
+    return Compiled(counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values()))
+
+
+def all_on(switches: Sequence[Switch]) -> Switch:
+    """Several levers at once, in order."""
+
+    @contextmanager
+    def on() -> Iterator[None]:
+        with ExitStack() as stack:
+            for switch in switches:
+                stack.enter_context(switch())
+            yield
+
+    return on
 
 
 def without_models(subject: Subject) -> str:
@@ -71,14 +155,10 @@ def without_models(subject: Subject) -> str:
     return "" if subject.models else "the step calls no model that perfnb can see"
 
 
-def without_cuda(subject: Subject) -> str:
-    """Why what acts on CUDA does not apply."""
-    return "" if "cuda" in subject.kinds else "the step does not run on CUDA"
-
-
-def device_kind(subject: Subject) -> str:
-    """The kind of device that computes the step."""
-    return next((kind for kind in sorted(subject.kinds) if kind != "cpu"), "cpu")
+def without_float32(subject: Subject) -> str:
+    """Why what lowers precision does not apply."""
+    dtypes = {parameter.dtype for parameter in subject.parameters}
+    return "" if torch.float32 in dtypes else "the model is not in float32"
 
 
 def always(on: Callable[[Subject], AbstractContextManager[Any]]) -> Callable[[Subject], Any]:
@@ -107,7 +187,15 @@ def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def forward_within(subject: Subject, context: Switch) -> Iterator[None]:
+def forwards(changed: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Give modules another forward."""
+    with ExitStack() as stack:
+        for module, forward in list(changed):
+            stack.enter_context(attribute(module, "forward", forward))
+        yield
+
+
+def forward_within(subject: Subject, context: Switch) -> AbstractContextManager[None]:
     """Run the models' forward, and nothing else, within a context."""
 
     def inside(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,61 +205,4 @@ def forward_within(subject: Subject, context: Switch) -> Iterator[None]:
 
         return run
 
-    with ExitStack() as stack:
-        for model in subject.models.values():
-            stack.enter_context(attribute(model, "forward", inside(model.forward)))
-        yield
-
-
-def for_models(*lines: str) -> Callable[[Subject], list[str]]:
-    """Code with these lines for each model, whose name ``{0}`` stands for; a line without it comes once, at the end.
-
-    Comments where a model is in no variable.
-    """
-
-    def code(subject: Subject) -> list[str]:
-        if not subject.models:
-            return []
-        each = [written(line, name, model) for name, model in subject.models.items() for line in lines if "{0}" in line]
-        return each + [line for line in lines if "{0}" not in line]
-
-    return code
-
-
-def written(line: str, name: str | None, value: Any) -> str:
-    """A line with the name of a value for ``{0}``; a comment about its class if perfnb knows no name."""
-    if name is not None and is_named(name, value):
-        return line.format(name)
-    return "# with your " + type(value).__name__ + ": " + line.format(type(value).__name__.lower())
-
-
-def is_named(name: str, value: Any) -> bool:
-    """Whether a name is an expression of the user's: a variable, an attribute, or an item; not just the class."""
-    if name == type(value).__name__ or "<" in name:
-        return False
-    try:
-        found = ast.parse(name, mode="eval").body
-    except SyntaxError:
-        return False
-    while isinstance(found, (ast.Attribute, ast.Subscript)):
-        found = found.value
-    return isinstance(found, ast.Name)
-
-
-def lines_of(lever: Lever, subject: Subject) -> list[str]:
-    """The lines that keep a lever, under a comment that says where its names exist, unless they are global."""
-    lines = lever.code(subject)
-    function = getattr(subject.step, "__func__", subject.step)
-    known = getattr(function, "__globals__", None)
-    name = getattr(function, "__qualname__", "")
-    if known is None or str(getattr(function, "__module__", "")).startswith("perfnb."):
-        return lines
-    loader = [] if subject.loader is None or subject.loader[0] is None else [subject.loader[0]]
-    roots = {re.split(r"[.\[]", each)[0] for each in (*subject.models, *subject.optimizers, *loader)}
-    words = {word for line in lines if not line.startswith("#") for word in re.findall(r"\w+", line)}
-    local = sorted(root for root in roots & words if root not in known)
-    if not local:
-        return lines
-    owner, _, own = name.rpartition(".<locals>.")
-    where = f"inside {owner}, where {own} finds" if owner else f"where {own} finds"
-    return [f"# {where} {' and '.join(local)}:", *lines]
+    return forwards((model, inside(model.forward)) for model in subject.models.values())

@@ -1,4 +1,4 @@
-"""What a lever acts on: a step with the models, optimizers and loader that it uses, under the user's names."""
+"""What levers are tried on: a step with the models, optimizers and loader that it uses, under the user's names."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from perfnb.bench.restored import Restored
 from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
 from perfnb.step.namespace import name_of_batches, named_values, reachable
+from perfnb.step.optimizers import tensors_of
 from perfnb.step.steps import BatchSource, tensors_in
 
 _IDLE = (
@@ -30,7 +31,7 @@ _IDLE = (
 
 @dataclass
 class Subject:
-    """A step and what it uses; a part's name is ``None`` if no variable holds it."""
+    """A step and what it uses; a part's name is its class, or ``None`` for a loader, if no variable holds it."""
 
     step: Callable[..., Any]
     batches: Any  # as given: an iterable, a function that returns one, or None
@@ -45,24 +46,29 @@ class Subject:
     gate: InterruptGate = field(default_factory=InterruptGate)  # lets interrupts through where the step runs
     #: Why nothing is known of the optimizer of a step that trains; empty if it is known.
     idle: str = ""
-    #: Why the step cannot be put back without a model that perfnb knows; empty if it can.
-    lasting: str = ""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The models' parameters, each once."""
-        found = itertools.chain.from_iterable(model.parameters() for model in self.models.values())
-        return list({id(parameter): parameter for parameter in found}.values())
+        every = itertools.chain.from_iterable(model.parameters() for model in self.models.values())
+        return list({id(parameter): parameter for parameter in every}.values())
 
     @property
     def kind(self) -> str:
-        """The kind of device that it runs on."""
+        """The kind of device that computes the step."""
         return next((kind for kind in sorted(self.kinds) if kind != "cpu"), "cpu")
 
     def modules(self, *kinds: type[nn.Module]) -> Iterator[nn.Module]:
         """The modules of some classes in the models."""
         for model in self.models.values():
             yield from (module for module in model.modules() if isinstance(module, kinds))
+
+    def once(self, word: str, find: Callable[[Subject], Any]) -> Any:
+        """What `find` finds, kept in `chosen` under a word."""
+        __tracebackhide__ = True
+        if word not in self.chosen:
+            self.chosen[word] = find(self)
+        return self.chosen[word]
 
     def restored(self) -> Restored:
         """A context in which the step may run without lasting effect."""
@@ -72,6 +78,12 @@ class Subject:
         """Run the step once, on the sample; open the gate around it."""
         __tracebackhide__ = True
         return self.step(*self.sample)
+
+    def fed(self, stack: ExitStack) -> Callable[[], Any]:
+        """The step with batches of its own, from what feeds it now; the stack ends their iteration."""
+        source = BatchSource(self.batches)
+        stack.callback(source.close)
+        return lambda: self.step(source.next())
 
 
 def find_subject(
@@ -89,44 +101,74 @@ def find_subject(
     Raises
     ------
     CaptureError
-        If the batches are empty.
+        If the batches are empty, if a given part is not the step's, or if what the step changes could not be put back.
     Exception
         Whatever the step raises.
     """
     __tracebackhide__ = True
     given: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    if optimizer is not None and not all(isinstance(each, Optimizer) for each in given):
+    if optimizer is not None and not all(isinstance(one, Optimizer) for one in given):
         raise TypeError(f"optimizer must be a torch optimizer or a list of them, not {shown(optimizer)}.")
     if loader is not None and not isinstance(loader, DataLoader):
         raise TypeError(f"loader must be a torch DataLoader, not {shown(loader)}.")
-    candidates = _outermost(
-        dict(_modules(step, namespace)) if models is None else {_name_of(model, namespace): model for model in models}
-    )
+    named = dict(_modules(step, namespace))
+    if models is not None:
+        names = {id(model): name for name, model in reversed(named.items())}
+        named = {names.get(id(model), type(model).__name__): model for model in models}
+    candidates = _outermost(named)
+    subject = Subject(step, batches, candidates, {}, None, gate=gate or InterruptGate())
     loader = loader if loader is not None else batches if isinstance(batches, DataLoader) else None
-    named_loaders = {id(value): name for name, value in named_values(namespace, DataLoader)}
-
-    def name_of(one: DataLoader[Any]) -> str | None:  # a step that takes batches does not use their loader
-        return named_loaders.get(id(one)) or next(iter(name_of_batches(step, one)), None)
-
-    named = None if loader is None else (name_of(loader), loader)
-    subject = Subject(step, batches, candidates, {}, named, gate=gate or InterruptGate())
     if batches is not None:
         source = BatchSource(batches)
         try:
             with subject.restored(), subject.gate.opened():  # a loader that shuffles draws random numbers
                 subject.sample = (source.next(),)
             if loader is None and isinstance(source.made, DataLoader):  # a function gave it
-                subject.batches, subject.loader = source.made, (name_of(source.made), source.made)
+                subject.batches = loader = source.made
         finally:
             source.close()
+    if loader is not None:
+        of_loaders = {id(value): name for name, value in named_values(namespace, DataLoader)}
+        # A step that takes batches does not use their loader.
+        subject.loader = (of_loaders.get(id(loader)) or next(iter(name_of_batches(step, loader)), None), loader)
+
+    stepped, called, hidden = _watch(subject, parts=models is not None)
+    subject.models = {name: model for name, model in candidates.items() if models is not None or name in called}
+    if models is not None and not called:
+        raise CaptureError(f"The step calls no part of model= ({', '.join(candidates)}): pass the model that it calls.")
+    if hidden and not subject.models:
+        raise CaptureError(
+            f"try_levers found no model that the step calls, and the step {hidden}: keep the model in a variable that "
+            "the step uses, or pass model=."
+        )
+    if optimizer is not None:
+        held = {id(parameter) for parameter in subject.parameters}
+        for one in given:
+            if one not in stepped and held.isdisjoint(map(id, tensors_of(one))):
+                raise CaptureError(f"optimizer=: this {type(one).__name__} updates no parameter of the step's models.")
+    elif subject.trains and not stepped:
+        subject.idle = _IDLE
+    of_optimizers = {id(value): name for name, value in named_values(namespace, Optimizer)}
+    used = stepped if optimizer is None else given
+    subject.optimizers = {of_optimizers.get(id(one), type(one).__name__): one for one in used}
+    tensors: list[Tensor] = [*subject.parameters, *tensors_in(subject.sample)]
+    subject.kinds = {tensor.device.type for tensor in tensors} or {"cpu"}
+    return subject
+
+
+def _watch(subject: Subject, parts: bool) -> tuple[list[Optimizer], set[str], str]:
+    """Run the step once, with everything put back: the optimizers that it steps, the models that it calls, by name, and
+    what it changes out of sight, which could not be put back; empty if there is no such thing.
+
+    With `parts`, a model counts as called too if only a part of it is. Notes whether the step trains.
+    """
+    __tracebackhide__ = True
+    stepped: list[Optimizer] = []
     called: set[str] = set()
     unknown: set[str] = set()
-    known = {id(part) for model in candidates.values() for part in model.modules()}
-    versions = {
-        id(one): (one, one._version) for one in reachable([step]) if type(one) is Tensor and not one.is_inference()
-    }
-
-    stepped: dict[int, Optimizer] = {}
+    known = {id(part) for model in subject.models.values() for part in model.modules()}
+    plain = [one for one in reachable([subject.step]) if type(one) is Tensor and not one.is_inference()]
+    versions = [one._version for one in plain]
     with subject.restored(), ExitStack() as stack:
 
         def note_unknown(module: nn.Module, _: Any) -> None:
@@ -135,39 +177,27 @@ def find_subject(
                 known.update(id(part) for part in module.modules())
                 stack.enter_context(Restored([module], []))
 
-        before = [_version(parameter.grad) for parameter in subject.parameters]
-        for name, model in candidates.items():
-            for part in [model] if models is None else model.modules():  # a step may call a part of a given model
+        def note_step(optimizer: Optimizer, *_: Any) -> None:
+            if optimizer not in stepped:
+                stepped.append(optimizer)
+
+        for name, model in subject.models.items():
+            for part in model.modules() if parts else [model]:
                 hook = part.register_forward_pre_hook(lambda *_, name=name: called.add(name))
                 stack.callback(hook.remove)
-        stack.callback(register_optimizer_step_post_hook(lambda each, *_: stepped.update({id(each): each})).remove)
+        stack.callback(register_optimizer_step_post_hook(note_step).remove)
         stack.callback(register_module_forward_pre_hook(note_unknown).remove)
+        before = [_version(parameter.grad) for parameter in subject.parameters]
         with subject.gate.opened():
             subject.run()
-        subject.trains = bool(stepped) or any(
-            _version(parameter.grad) != earlier for parameter, earlier in zip(subject.parameters, before, strict=True)
-        )
-    subject.models = {name: model for name, model in candidates.items() if models is not None or name in called}
-    if models is not None and not called:
-        raise CaptureError(f"The step calls no part of model= ({', '.join(candidates)}): pass the model that it calls.")
-    optimized = {id(one) for each in stepped.values() for group in each.param_groups for one in group["params"]}
+        subject.trains = bool(stepped) or before != [_version(parameter.grad) for parameter in subject.parameters]
     if unknown:
-        subject.lasting = f"calls a {min(unknown)} that is in none of its variables"
-    elif any(one._version != version for key, (one, version) in versions.items() if key not in optimized):
-        subject.lasting = "changes a tensor in place that is part of no model"
-    if subject.trains and not stepped and optimizer is None:
-        subject.idle = _IDLE
-    names = {id(value): name for name, value in named_values(namespace, Optimizer)}
-    held = {id(parameter) for parameter in subject.parameters}
-    for each in [] if optimizer is None else given:
-        own = [id(parameter) for group in each.param_groups for parameter in group["params"]]
-        if id(each) not in stepped and held.isdisjoint(own):
-            raise CaptureError(f"optimizer=: this {type(each).__name__} updates no parameter of the step's models.")
-    used = stepped.values() if optimizer is None else given
-    subject.optimizers = {names.get(id(each), type(each).__name__): each for each in used}
-    tensors: list[Tensor] = [*subject.parameters, *tensors_in(subject.sample)]
-    subject.kinds = {tensor.device.type for tensor in tensors} or {"cpu"}
-    return subject
+        return stepped, called, f"calls a {min(unknown)} that is in none of its variables"
+    optimized = {id(tensor) for one in stepped for tensor in tensors_of(one)}
+    changed = any(
+        one._version != version for one, version in zip(plain, versions, strict=True) if id(one) not in optimized
+    )
+    return stepped, called, "changes a tensor in place that is part of no model" if changed else ""
 
 
 def _version(grad: Tensor | None) -> tuple[int, int] | None:
@@ -178,18 +208,12 @@ def _version(grad: Tensor | None) -> tuple[int, int] | None:
 def _outermost(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Models that are no part of another one, each under its first name; losses and activations have no parameters."""
     inner = {id(part) for model in models.values() for part in model.modules() if part is not model}
-    seen: set[int] = set()
-    kept = {}
-    for name, model in models.items():
-        if id(model) not in inner | seen and any(True for _ in model.parameters()):
-            kept[name] = model
-        seen.add(id(model))
-    return kept
-
-
-def _name_of(model: nn.Module, namespace: Mapping[str, Any]) -> str:
-    names = (name for name, value in named_values(namespace, nn.Module) if value is model)
-    return next(names, type(model).__name__)
+    first = {id(model): name for name, model in reversed(list(models.items()))}
+    return {
+        name: model
+        for name, model in models.items()
+        if id(model) not in inner and first[id(model)] == name and any(True for _ in model.parameters())
+    }
 
 
 def _modules(step: Callable[..., Any], namespace: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
@@ -202,12 +226,3 @@ def _modules(step: Callable[..., Any], namespace: Mapping[str, Any]) -> Iterator
             kind = type(value).__name__
             counts[kind] += 1
             yield kind if counts[kind] == 1 else f"{kind} {counts[kind]}", value
-
-
-def require_models(subject: Subject) -> None:
-    """Raise where what the step changes could not be put back, because perfnb cannot find its model."""
-    if not subject.models and subject.lasting:
-        raise CaptureError(
-            f"try_levers found no model that the step calls, and the step {subject.lasting}: keep the model in a "
-            "variable that the step uses, or pass model=."
-        )

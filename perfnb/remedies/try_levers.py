@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -18,88 +17,95 @@ from perfnb.draw.step_output import StepOutput
 from perfnb.failures import keeps_nothing
 from perfnb.interrupts import InterruptGate
 from perfnb.profile.timing import Timing
-from perfnb.remedies.verdicts import Confirmed, Trial, in_order, pays_after, plan_for
-from perfnb.remedies.view import trials_html, trials_line, trials_page, trials_text
+from perfnb.remedies.verdicts import LeverFigures, LeverTrial, pays_after, worth_trying
+from perfnb.remedies.view import trial_answer, trials_html, trials_line, trials_page, trials_text
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
+GOALS = ("time", "memory")
 #: Share of the budget for the short profile that finds what to try, and the fewest steps that it takes.
 _PROFILE_SHARE, _PROFILE_STEPS = 0.15, 8
-GOALS = ("time", "memory")
+#: Seconds for *Try it*, one compilation not counted: somebody is waiting.
+TRY_IT_S = 30.0
 _NO_REASON = "no finding gives reason to try it; name it in levers="
 _NO_PROFILE = "no time within the budget for the profile that could give reason to try it; name it in levers="
+
+
+@dataclass
+class LeverRequest:
+    """What to try and how to judge it, checked before anything runs.
+
+    Attributes
+    ----------
+    listed : list of str
+        The levers that the user named; empty for ``"auto"``.
+    accepted : dict of str to float
+        The largest accepted values by name.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit.
+    """
+
+    levers: Any = "auto"
+    goal: str = "time"
+    budget_s: float = 120.0
+    quality: Callable[[], Any] | None = None
+    limits: Mapping[str, float] | None = None
+    confirm: bool = True
+
+    def __post_init__(self) -> None:
+        require_seconds("budget_s", self.budget_s)
+        self.budget_s = float(self.budget_s)
+        self.listed = _listed(self.levers)
+        if self.goal not in GOALS:
+            raise ValueError(f'goal must be "time" or "memory", not {shown(self.goal)}.')
+        require_quality(self.quality)
+        self.accepted = limits_of(self.limits, judged=self.quality is not None, profiled=True)
+        if self.quality is None and DIFFERENCE in self.accepted:
+            raise ValueError(f"the limit of {DIFFERENCE!r} does not apply here: results are compared with float64.")
+
+
+def _listed(wanted: Any) -> list[str]:
+    if isinstance(wanted, str) and wanted == "auto":
+        return []
+    from perfnb.remedies.levers import by_name
+
+    known = list(by_name())
+    names = [wanted] if isinstance(wanted, str) else list(wanted) if isinstance(wanted, Iterable) else []
+    if names and all(name in known for name in names):
+        return names
+    unknown = [name for name in names if isinstance(name, str) and name not in known]
+    near = [close for name in unknown for close in difflib.get_close_matches(name, known, n=1)]
+    meant = f" Did you mean {', '.join(near)}?" if near else ""
+    raise ValueError(f'levers must be "auto" or a list of these: {", ".join(known)}; not {shown(wanted)}.{meant}')
 
 
 class LeverTrials(Page, Shown):
     """What each lever does to a step's time and results. Shows itself in a notebook."""
 
-    def __init__(
-        self,
-        trials: Sequence[Trial],
-        confirmed: Confirmed | None,
-        step_ms: float,
-        name: str,
-        rounds: int,
-        *,
-        goal: str = "time",
-        own_peak: int | None = None,
-        said: str = "",
-        confirms: bool = True,
-        fed_ms: float | None = None,
-        load: tuple[float, float] | None = None,
-        need_s: int | None = None,
-    ) -> None:
-        self._trials, self._confirmed, self._name = list(trials), confirmed, name
-        self._step_ms, self._rounds = step_ms, rounds
-        self._goal, self._own_peak = goal, own_peak
-        self._confirms = confirms
-        self._fed_ms = fed_ms  # the step with its batch, where a lever on the loader was timed
-        self._load = load  # of the machine, before, and its CPUs
-        self._need_s = need_s  # the budget that would do, where time was too short for some that were ready
-        self._said = said  # how values were checked, if not against float64
+    def __init__(self, figures: LeverFigures) -> None:
+        self.figures = figures
 
     @property
     def table(self) -> pd.DataFrame:
         """A row per lever.
 
-        ``verdict``, ``ratio`` to the step as it is, its simultaneous 95 % interval ``ratio_low`` to ``ratio_high``,
-        ``saves_ms``, ``memory`` (less, more, same), ``peak_bytes`` of a step and ``peak_change_bytes`` against the step
-        as it is, ``values`` (exact, within noise, reduced precision, different, not checked), ``error`` (largest
+        ``verdict``, ``ratio`` to the unmodified step, its simultaneous 95 % interval ``ratio_low`` to ``ratio_high``,
+        ``saves_ms``, ``memory`` (less, more, same), ``peak_bytes`` of a step and ``peak_change_bytes`` against the
+        unmodified step, ``values`` (exact, within noise, reduced precision, different, not checked), ``error`` (largest
         distance from float64, relative), ``setup_s``, ``pays_after_steps``, ``bound_ms`` (what the finding that it
         answers said at most), ``why_not`` (why it was not tried, or should not be kept), ``notes`` (graph breaks and
         recompiles, quality, what it does not go together with) and ``code``.
         """
-        rows = [
-            {
-                "lever": one.lever,
-                "verdict": one.verdict,
-                "ratio": one.ratio,
-                "ratio_low": one.ratio_ci[0] if one.ratio_ci else None,
-                "ratio_high": one.ratio_ci[1] if one.ratio_ci else None,
-                "saves_ms": one.saves_ms,
-                "memory": one.memory or None,
-                "peak_bytes": one.peak_bytes,
-                "peak_change_bytes": None
-                if one.peak_bytes is None or self._own_peak is None
-                else one.peak_bytes - self._own_peak,
-                "values": one.values.verdict,
-                "error": one.values.error,
-                "setup_s": one.setup_s,
-                "pays_after_steps": pays_after(one.setup_s, one.saves_ms if one.verdict == "faster" else None),
-                "bound_ms": one.bound_ms,
-                "why_not": one.why_not,
-                "notes": "; ".join(one.notes),
-                "code": "\n".join(one.code),
-            }
-            for one in self._trials
-        ]
+        table = pd.DataFrame([_row_of(trial, self.figures.own_peak) for trial in self.figures.trials])
         numbers = ["ratio", "ratio_low", "ratio_high", "saves_ms", "error", "setup_s", "bound_ms"]
         whole = ["peak_bytes", "peak_change_bytes", "pays_after_steps"]
-        table = pd.DataFrame(rows).set_index("lever")
-        return table.astype(dict.fromkeys(numbers, "Float64") | dict.fromkeys(whole, "Int64"))
+        return table.set_index("lever").astype(dict.fromkeys(numbers, "Float64") | dict.fromkeys(whole, "Int64"))
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -107,19 +113,19 @@ class LeverTrials(Page, Shown):
 
         With ``confirm=False``, those that helped, each by itself.
         """
-        if not self._confirms:
-            return tuple(one.lever for one in self._trials if one.unconfirmed)
-        return () if self._confirmed is None else self._confirmed.levers
+        return self.figures.best
 
     @property
     def code(self) -> str:
         """The lines that keep them."""
         lines: list[str] = []
-        said = ""  # the last line that says where names exist
-        for line in (line for one in self._trials if one.lever in self.best for line in one.code):
-            if not (line.startswith("# ") and line.endswith(":") and line == said):
+        scope = ""  # the last line that says where names exist
+        for line in (line for trial in self.figures.trials if trial.lever in self.best for line in trial.code):
+            if line.startswith("# ") and line.endswith(":"):
+                lines += [] if line == scope else [line]
+                scope = line
+            else:
                 lines.append(line)
-            said = line if line.startswith("# ") and line.endswith(":") else said
         return "\n".join(lines)
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
@@ -127,13 +133,14 @@ class LeverTrials(Page, Shown):
 
         A combination that is kept comes last, and is accepted instead of each of its levers.
         """
-        together = self._confirmed if self._confirmed is not None and len(self._confirmed.levers) > 1 else None
-        combined = together is not None and bool(together.times_ms)
-        for one in self._trials:
-            if one.times_ms:
-                yield Timing(one.times_ms, None), f"lever {one.lever}", one.lever in self.best and not combined
-        if together is not None and combined:
-            yield Timing(together.times_ms, None), f"levers {' and '.join(together.levers)}", True
+        confirmed = self.figures.confirmed
+        combined = confirmed is not None and len(self.best) > 1 and bool(confirmed.times_ms)
+        for trial in self.figures.trials:
+            if trial.times_ms:
+                kept = trial.lever in self.best and not combined
+                yield Timing(trial.times_ms, None), f"lever {trial.lever}", kept
+        if confirmed is not None and combined:
+            yield Timing(confirmed.times_ms, None), f"levers {confirmed.lever}", True
 
     def _line(self) -> str:
         return trials_line(self)
@@ -146,6 +153,30 @@ class LeverTrials(Page, Shown):
 
     def _page(self) -> str:
         return trials_page(self)
+
+
+def _row_of(trial: LeverTrial, own_peak: int | None) -> dict[str, Any]:
+    low, high = trial.ratio_ci or (None, None)
+    measured = trial.peak_bytes is not None and own_peak is not None
+    return {
+        "lever": trial.lever,
+        "verdict": trial.verdict,
+        "ratio": trial.ratio,
+        "ratio_low": low,
+        "ratio_high": high,
+        "saves_ms": trial.saves_ms,
+        "memory": trial.memory or None,
+        "peak_bytes": trial.peak_bytes,
+        "peak_change_bytes": (trial.peak_bytes or 0) - (own_peak or 0) if measured else None,
+        "values": trial.values.verdict,
+        "error": trial.values.error,
+        "setup_s": trial.setup_s,
+        "pays_after_steps": pays_after(trial.setup_s, trial.saves_ms if trial.verdict == "faster" else None),
+        "bound_ms": trial.bound_ms,
+        "why_not": trial.why_not,
+        "notes": "; ".join(trial.notes),
+        "code": "\n".join(trial.code),
+    }
 
 
 def levers() -> pd.DataFrame:
@@ -220,40 +251,25 @@ def try_levers(
     from perfnb.step.namespace import chosen_models, namespace_of
 
     __tracebackhide__ = True
-    require_seconds("budget_s", budget_s)
+    request = LeverRequest(levers, goal, budget_s, quality, limits, confirm)
     require_steps({"step": step}, batches, "try_levers(step, loader)")
-    chosen, names = chosen_models(model)
+    models, names = chosen_models(model)
+    space = {**namespace_of(step), **names}
+    name = str(getattr(step, "__name__", "step"))
     return run_trials(
-        step,
-        batches,
-        namespace={**namespace_of(step), **names},
-        models=chosen,
-        optimizer=optimizer,
-        loader=loader,
-        wanted=levers,
-        goal=goal,
-        budget_s=float(budget_s),
-        quality=quality,
-        limits=limits,
-        confirm=confirm,
-        name=str(getattr(step, "__name__", "step")),
+        step, batches, request, namespace=space, models=models, optimizer=optimizer, loader=loader, name=name
     )
 
 
 def run_trials(
     step: Callable[..., Any],
     batches: Any,
+    request: LeverRequest,
     *,
     namespace: Mapping[str, Any],
     models: Any = None,
     optimizer: Any = None,
     loader: Any = None,
-    wanted: Any = "auto",
-    goal: str = "time",
-    budget_s: float = 120.0,
-    quality: Callable[[], Any] | None = None,
-    limits: Mapping[str, float] | None = None,
-    confirm: bool = True,
     name: str = "step",
     quiet: bool = False,
     line: Line | None = None,
@@ -261,93 +277,69 @@ def run_trials(
     """`try_levers` for a step whose variables are known; what its magic and *Try it* call; `line` shows progress."""
     from torch.utils.data import DataLoader
 
+    from perfnb.bench.restored import kept_positions
+    from perfnb.remedies.budget import Budget
     from perfnb.remedies.levers import by_name
-    from perfnb.remedies.running import Run, try_each
-    from perfnb.remedies.state import kept_positions, untouched
-    from perfnb.remedies.subject import find_subject, require_models
-    from perfnb.remedies.trial import step_seconds
+    from perfnb.remedies.loop import LeverLoop
+    from perfnb.remedies.measuring import step_seconds
+    from perfnb.remedies.state import untouched
+    from perfnb.remedies.subject import find_subject
+    from perfnb.step.environment import Conditions
     from perfnb.step.namespace import named_values
 
     __tracebackhide__ = True
-    known = by_name()
-    wanted = [wanted] if isinstance(wanted, str) and wanted in known else wanted
-    listed = list(wanted) if isinstance(wanted, Iterable) and not isinstance(wanted, str) else []
-    if wanted != "auto" and (not listed or any(each not in list(known) for each in listed)):
-        raise ValueError(
-            f'levers must be "auto" or a list of these: {", ".join(known)}; not {shown(wanted)}.{near(wanted, known)}'
-        )
-    if goal not in GOALS:
-        raise ValueError(f'goal must be "time" or "memory", not {shown(goal)}.')
-    require_quality(quality)
-    accepted = limits_of(limits, judged=quality is not None, profiled=True)
-    if quality is None and DIFFERENCE in accepted:
-        raise ValueError(f"the limit of {DIFFERENCE!r} does not apply here: results are compared with float64.")
     if isinstance(batches, Iterator):
         raise TypeError(
             f"batches is a {type(batches).__name__}, which gives its batches once: pass the loader, a list, or a "
             "function that returns a new one."
         )
-    load = machine_load()
-    until = time.perf_counter() + budget_s
+    budget = Budget(request.budget_s, request.goal)
+    figures = LeverFigures(name, request.goal, confirms=request.confirm)
     loaders = [loader, batches, *(value for _, value in named_values(namespace, DataLoader))]
-    positions = kept_positions({id(each): each for each in loaders if isinstance(each, DataLoader)}.values())
-    with StepOutput(), Progress(not quiet, line=line) as progress, InterruptGate() as gate, positions:
+    positions = kept_positions({id(one): one for one in loaders if isinstance(one, DataLoader)}.values())
+    conditions, output = Conditions(), StepOutput()
+    with conditions, output, Progress(not quiet, line=line) as progress, InterruptGate() as gate, positions:
         subject = find_subject(step, batches, namespace, models=models, optimizer=optimizer, loader=loader, gate=gate)
-        require_models(subject)
         with untouched(subject) as prove:
-            step_s = step_seconds(subject, 0.02 * budget_s)
-            profiled = not listed and _PROFILE_STEPS * step_s < _PROFILE_SHARE * budget_s
-            bounds = _bounds(subject, namespace, goal, _PROFILE_SHARE * budget_s) if profiled else {}
-            plan = plan_for(goal, step_s, until - time.perf_counter())
-            run = Run(subject, step_s, until, progress, prove, goal, listed, quality, accepted, plan=plan)
-            run.budget_s = budget_s
-            names = listed or _auto(known, bounds, goal)
-            found = try_each(run, [known[each] for each in names], bounds, confirm)
-            why_not = _NO_REASON if profiled else _NO_PROFILE
-            others = [
-                Trial(name, "not tried", why_not=lever.refuses(subject) or why_not)
-                for name, lever in known.items()
-                if name not in names and not listed
-            ]
-    said = "" if found.yardstick is None else found.yardstick.why_not
-    said = said and f"results compared with the step on another number of threads: {said}"
-    if found.yardstick is not None and not found.yardstick.repeats:
-        said = "results not checked: the step does not repeat itself from the same state"
-    return LeverTrials(
-        [*found.trials, *others],
-        found.confirmed,
-        run.own_ms or run.fed_ms or step_s * 1e3,
-        name,
-        found.rounds,
-        goal=goal,
-        own_peak=found.own_peak,
-        confirms=confirm,
-        fed_ms=run.fed_ms,
-        load=load,
-        need_s=run.need_s,
-        said=said,
-    )
+            step_s = step_seconds(subject, 0.02 * budget.seconds)
+            figures.step_ms = step_s * 1e3
+            known, bounds = by_name(), dict[str, float]()
+            profiled = not request.listed and _PROFILE_STEPS * step_s < _PROFILE_SHARE * budget.seconds
+            if profiled:
+                bounds = _bounds(subject, namespace, request.goal, _PROFILE_SHARE * budget.seconds)
+            budget.divide(step_s)
+            chosen = [known[name] for name in request.listed] or worth_trying(known.values(), bounds, request.goal)
+            LeverLoop(subject, request, budget, figures, progress, prove).try_each(chosen, bounds)
+            for lever in [] if request.listed else [lever for lever in known.values() if lever not in chosen]:
+                why_not = lever.refuses(subject) or (_NO_REASON if profiled else _NO_PROFILE)
+                figures.trials.append(LeverTrial(lever.name, "not tried", why_not=why_not))
+    figures.noise = conditions.facts
+    return LeverTrials(figures)
 
 
-def near(wanted: Any, known: Iterable[str]) -> str:
-    """Which lever an unknown name may mean."""
-    names = [wanted] if isinstance(wanted, str) else list(wanted) if isinstance(wanted, Iterable) else []
-    found = [
-        close
-        for name in names
-        if isinstance(name, str)
-        for close in difflib.get_close_matches(name, list(known), n=1)
-        if name not in known
-    ]
-    return f" Did you mean {', '.join(found)}?" if found else ""
+def try_one(parts: Mapping[str, Any], lever: str, line: Line) -> dict[str, Any]:
+    """What *Try it* does: try a lever on a step; the answer is that of `perfnb.remedies.view.trial_answer`.
 
+    Parameters
+    ----------
+    parts : mapping of str to object
+        ``step``, ``batches``, ``namespace`` and ``models``, as `run_trials` takes them.
+    lever : str
+    line : Line
+        Shows progress.
 
-def machine_load() -> tuple[float, float] | None:
-    """How many threads wanted a CPU in the last minute, and how many CPUs there are; ``None`` if unknown."""
-    try:
-        return os.getloadavg()[0], float(os.cpu_count() or 1)
-    except (OSError, AttributeError):
-        return None
+    Raises
+    ------
+    Exception
+        Whatever the step raises without the lever, after everything has been put back.
+    """
+    from perfnb.remedies.levers import by_name
+
+    __tracebackhide__ = True
+    # A single lever, chosen before measuring, flatters nobody: there is nothing to confirm.
+    goal = "memory" if by_name()[lever].for_memory else "time"
+    request = LeverRequest([lever], goal, TRY_IT_S, confirm=False)
+    return trial_answer(run_trials(**parts, request=request, quiet=True, line=line), lever)
 
 
 def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: float) -> dict[str, float]:
@@ -361,15 +353,3 @@ def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: flo
         profile = run_profile(subject.step, subject.batches, plan=plan, models=None, namespace=namespace, quiet=True)
     found = profile.findings
     return dict(zip(found["bottleneck"], found["bound_ms"].fillna(0.0).astype(float), strict=True))
-
-
-def _auto(known: Mapping[str, Any], bounds: Mapping[str, float], goal: str) -> list[str]:
-    """Levers that answer a finding or cost little to try, the largest bound first; for memory, those for it."""
-    answers = {name: lever.answers for name, lever in known.items()}
-    names = [
-        name
-        for name, lever in known.items()
-        if not lever.costly or (goal == "memory" and lever.for_memory) or any(each in bounds for each in lever.answers)
-    ]
-    found = in_order(names, answers, bounds)
-    return sorted(found, key=lambda name: not known[name].for_memory) if goal == "memory" else found

@@ -8,7 +8,7 @@ threads, which sums in another order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, zip_longest
@@ -22,16 +22,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from perfnb.bench.distances import Results, differ, errors_between, kept
 from perfnb.bench.values import DIFFERENT, NOISE, SAME, UNCHECKED, Errors, Values, judge_values
-from perfnb.remedies.float64 import in_float64, widened
-from perfnb.remedies.lever import attribute
+from perfnb.remedies.dtypes import in_float64, widened
+from perfnb.remedies.lever import PreparedLever, Switch, all_on, attribute
 from perfnb.remedies.state import digest
 from perfnb.remedies.subject import Subject
+from perfnb.remedies.switches import THREADS, switched
 from perfnb.step.device import capacity_bytes
 from perfnb.telemetry.sampler.cgroup import memory_limit_bytes
 
 #: Batches of two loaders that are compared; more than the most workers, so that one gives two.
 _BATCHES = 6
-Switch = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -68,29 +68,21 @@ def measure_yardstick(
     steps = steps if subject.optimizers else 1
     own = results_of(subject, steps=steps)
     again = own if brief else results_of(subject, steps=steps)
+    # Bit by bit, or within noise.
+    repeats = not differ(own, again) or judge_values(errors_between(own, again, own, kind_of=_kind)).verdict == NOISE
     random = brief or differ(own, results_of(subject, seed_shift=1, steps=steps))
     free = free_bytes(subject.kind)
-    if peak_bytes is not None and free is not None and 2 * peak_bytes > free:
-        why_not = "there is no memory for float64"
-    else:
+    why_not = "there is no memory for float64" if peak_bytes and free is not None and 2 * peak_bytes > free else ""
+    if not why_not:
         try:
             truth = results_of(subject, float64=True, steps=steps)
-            return Yardstick(own, truth, "", random, _repeats(own, again), steps)
         except Exception as error:  # an operator or a part of the step that does not take float64
-            said = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-            why_not = f"the step does not run in float64 ({said[:150]})"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1 if threads == 1 else 1)
-    try:
-        truth = results_of(subject, steps=steps)
-        return Yardstick(own, truth, why_not, random, _repeats(own, again), steps)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _repeats(own: Results, again: Results) -> bool:
-    """Whether a second run from the same state computes the same, bit by bit or within noise."""
-    return not differ(own, again) or judge_values(errors_between(own, again, own, kind_of=_kind)).verdict == NOISE
+            words = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+            why_not = f"the step does not run in float64 ({words[:150]})"
+    if why_not:
+        with switched(THREADS, 2 if torch.get_num_threads() == 1 else 1):
+            truth = results_of(subject, steps=steps)
+    return Yardstick(own, truth, why_not, random, repeats, steps)
 
 
 def free_bytes(kind: str) -> int | None:
@@ -109,6 +101,28 @@ def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
     __tracebackhide__ = True
     found = results_of(subject, switch, steps=yardstick.steps)
     return errors_between(yardstick.own, found, yardstick.truth, random=yardstick.random, kind_of=_kind)
+
+
+def check(levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstick, again: bool = True) -> Values:
+    """Whether the step computes the same with levers on; prepared `again` if random numbers forbid to say."""
+    __tracebackhide__ = True
+    if len(levers) == 1 and (own_check := levers[0].lever.check) is not None:
+        return own_check(subject, levers[0].switch)
+    if not yardstick.repeats:
+        return Values(UNCHECKED, None, "the step does not repeat itself: run twice from the same state, results differ")
+    if not yardstick.own:
+        return Values(UNCHECKED, None, "the step calls no model and returns no tensor, so there is nothing to compare")
+    lowers = next((one.lever.lowers for one in levers if one.lever.lowers), "")
+    reorders = any(one.lever.reorders for one in levers)
+    switches = [one.switch for one in levers]
+    values = judge_values(errors_of(subject, all_on(switches), yardstick), lowers, reorders)
+    if values.verdict != UNCHECKED or not again or not any(one.lever.in_order for one in levers):
+        return values
+    with ExitStack() as stack:
+        for number, one in enumerate(levers):
+            if one.lever.in_order is not None:
+                switches[number] = stack.enter_context(one.lever.in_order(subject))
+        return judge_values(errors_of(subject, all_on(switches), yardstick), lowers, reorders)
 
 
 def compare_batches(mine: Iterable[Any], other: Iterable[Any], subject: Subject) -> Values:
@@ -187,10 +201,10 @@ def results_of(
             with subject.gate.opened():
                 for _ in range(steps - 1):
                     subject.step(*sample)
-        when = f"after {steps} steps" if steps > 1 else "after the step"
-        for root, model in subject.models.items():
-            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                results[f"{root}.{name} {when}"] = kept(tensor)
+            when = f"after {steps} steps" if steps > 1 else "after the step"
+            for root, model in subject.models.items():
+                for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                    results[f"{root}.{name} {when}"] = kept(tensor)
     return results
 
 

@@ -1,25 +1,30 @@
-"""What trials of levers say: verdicts on values, comparisons with the step as it is, which levers to keep. Pure."""
+"""How levers are judged: which to try first, what is faster, what needs less memory, and what may be kept. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from perfnb.bench.values import NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.stats.intervals import Floats
 
+if TYPE_CHECKING:
+    from perfnb.remedies.lever import Lever
+    from perfnb.stats.comparisons import PairedComparison
+
 #: A lever that makes the step so many times slower in rounds that warm up is not timed further.
 HOPELESS = 5.0
-#: Share of the budget for confirming.
-CONFIRM_SHARE = 0.25
 #: Smallest change of the peak of memory that matters; it hardly varies from step to step.
 MEMORY_MATTERS = 0.01
 
 
 @dataclass
-class Trial:
-    """One lever that was tried, or why it was not."""
+class LeverTrial:
+    """One lever that was tried, or why it was not; or several, all on at once."""
 
     lever: str
     verdict: str  # of its time: faster, slower, same, inconclusive; "not timed" or "not tried"
@@ -33,114 +38,51 @@ class Trial:
     bound_ms: float | None = None  # the most that the finding it answers said it could save
     times_ms: tuple[float, ...] = ()  # of the step with the lever on, a value per round
     peak_bytes: int | None = None  # of allocated memory in a step
-    memory: str = ""  # less, more or same, against the step as it is
+    memory: str = ""  # less, more or same, against the unmodified step
     smallest: float = 0.0  # the smallest relative difference of time that could have been seen
     notes: list[str] = field(default_factory=list)
     unconfirmed: bool = False  # it helps, and was not measured again
 
+    def timed(self, comparison: PairedComparison, own_ms: Floats, times_ms: Floats) -> None:
+        """Note what times say, beside those of the unmodified step in the same rounds."""
+        self.verdict, self.ratio, self.ratio_ci = comparison.verdict, comparison.ratio, comparison.ratio_ci
+        self.saves_ms = float(np.median(own_ms)) * (1 - comparison.ratio)
+        self.times_ms, self.smallest = tuple(times_ms.tolist()), comparison.smallest_detectable
+
+    def helps(self, goal: str) -> bool:
+        """Whether it makes the step faster or smaller, and may be kept."""
+        return not self.why_not and (self.memory == "less" if goal == "memory" else self.verdict == "faster")
+
 
 @dataclass
-class Confirmed:
-    """The levers to keep, all on at once, measured again on fresh pairs."""
+class LeverFigures:
+    """What trying levers on a step measured."""
 
-    levers: tuple[str, ...]
-    verdict: str
-    ratio: float | None
-    ratio_ci: tuple[float, float] | None
-    saves_ms: float | None
-    peak_bytes: int | None = None
-    times_ms: tuple[float, ...] = ()  # of the step with all of them on, a value per round
+    name: str  # of the step
+    goal: str = "time"
+    trials: list[LeverTrial] = field(default_factory=list)
+    kept: tuple[str, ...] = ()  # the levers to keep, confirmed together
+    confirmed: LeverTrial | None = None  # all of these on at once, measured again on fresh pairs
+    confirms: bool = True  # whether that is done
+    step_ms: float = 0.0  # of the unmodified step, in the rounds that levers are compared in
+    fed_ms: float | None = None  # with its batch, where a lever on the loader was timed
+    rounds: int = 0
+    own_peak: int | None = None  # bytes, of the unmodified step
+    caveat: str = ""  # how values were checked, if not against float64
+    noise: Mapping[str, Any] = field(default_factory=dict)  # what may have disturbed the steps
+    need_s: int | None = None  # the budget that would do, where time was too short for some that were ready
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        """The levers to keep, confirmed together; without confirming, those that helped, each by itself."""
+        if not self.confirms:
+            return tuple(trial.lever for trial in self.trials if trial.unconfirmed)
+        return self.kept
 
 
 def fewest_rounds(levers: int, level: float = 0.05) -> int:
     """The fewest pairs in which the smallest signed-rank p-value, 2 / 2**n, stands Holm's correction."""
     return max(6, math.ceil(1 + math.log2(max(1, levers) / level)))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How many steps things take: few for a step so long that the budget holds few of them."""
-
-    set_up: int = 2  # with a lever on, before it counts
-    checked: int = 3  # after which parameters are compared
-    weighed: int = 2  # for the peak of memory; 0 if it is not measured
-    warm: int = 2  # rounds before those that count
-    block: int = 3  # timed as one, for a lever that settles
-    timed: bool = True
-    brief: bool = False
-
-    def turn(self, in_blocks: bool, settles: bool) -> int:
-        """How many steps one turn of a lever takes; 1 if it shares rounds with others."""
-        return _BLOCK if in_blocks else self.block + 1 if settles and self.block > 1 else 1
-
-    @property
-    def own(self) -> int:
-        """How many steps it takes to see what the unmodified step computes, and how much memory it needs."""
-        return self.weighed + self.checked * (2 if self.brief else 4)
-
-    @property
-    def each(self) -> int:
-        """How many steps it takes to prepare and check a lever."""
-        return self.set_up + self.checked + self.weighed
-
-    def rounds_of(self, turns: Sequence[int]) -> int:
-        """How many steps it takes at least to time levers whose turns take so many steps, see `turn`."""
-        rounds, alone = fewest_rounds(len(turns)), [turn for turn in turns if turn > 1]
-        together = len(turns) - len(alone)
-        steps = 2 * sum(alone) * (rounds + self.warm)
-        return (steps + ((together + 1) * (self.warm + rounds) if together else 0)) if self.timed else 0
-
-    def confirming(self, turn: int = 1) -> int:
-        """How many steps it takes at least to confirm a lever."""
-        return 2 * (self.warm + fewest_rounds(2)) * turn if self.timed else 0
-
-
-#: With fewer steps than this in the budget, only what the goal needs is measured.
-_FEW_STEPS = 60
-#: Turns of a block of a lever that works ahead: two workers that hold two batches each.
-_BLOCK = 10
-
-
-def plan_for(goal: str, step_s: float, budget_s: float) -> Plan:
-    """What a budget allows."""
-    if budget_s >= _FEW_STEPS * step_s:
-        return Plan()
-    by_memory = goal == "memory"
-    return Plan(set_up=1, checked=1, block=1, weighed=2 if by_memory else 0, warm=1, timed=not by_memory, brief=True)
-
-
-def affordable(plan: Plan, turns: Sequence[int], step_s: float, budget_s: float, each_s: float = 0.0) -> list[int]:
-    """The places of the levers that can be tried within a budget, each as often as its level demands.
-
-    Parameters
-    ----------
-    turns : sequence of int
-        For each lever, how many steps one of its turns takes; see `Plan.turn`.
-    each_s : float
-        What each takes beyond steps, such as judging quality and switching instruments on and off.
-    """
-    chosen: list[int] = []
-    for place in range(len(turns)):
-        tried = [*chosen, place]
-        steps = plan.each * len(tried) + plan.rounds_of([turns[one] for one in tried])
-        if steps * step_s + len(tried) * each_s <= budget_s:
-            chosen = tried
-    return chosen
-
-
-def budget_for(
-    plan: Plan, turns: Sequence[int], step_s: float, spent_s: float, each_s: float = 0.0, confirm: bool = True
-) -> int:
-    """About how many seconds would do for all levers; as in `affordable`, after what is spent before."""
-    least = plan.confirming() * step_s if confirm else 0.0
-    low, high = 0.0, 1.0
-    while len(affordable(plan, turns, step_s, high, each_s)) < len(turns):
-        low, high = high, 2 * high
-    while high - low > 0.02 * high:
-        middle = (low + high) / 2
-        enough = len(affordable(plan, turns, step_s, middle, each_s)) == len(turns)
-        low, high = (low, middle) if enough else (middle, high)
-    return math.ceil(1.2 * (spent_s + max(high / (1 - CONFIRM_SHARE if confirm else 1.0), high + least)))
 
 
 def as_its_interval(verdict: str, interval: tuple[float, float] | None) -> str:
@@ -151,7 +93,7 @@ def as_its_interval(verdict: str, interval: tuple[float, float] | None) -> str:
 
 
 def memory_verdict(peak: int | None, own: int | None) -> str:
-    """Whether a lever needs less memory than the step as it is: less, more, same, or "" if not measured."""
+    """Whether a lever needs less memory than the unmodified step: less, more, same, or "" if not measured."""
     if peak is None or not own:
         return ""
     change = peak / own - 1
@@ -161,7 +103,7 @@ def memory_verdict(peak: int | None, own: int | None) -> str:
 def not_hopeless(pilot_ms: Floats) -> list[int]:
     """The rows of a few rounds that are worth more of them: the first, and those not many times slower."""
     best = pilot_ms.min(axis=1)
-    return [0, *(place for place in range(1, len(best)) if best[place] <= HOPELESS * best[0])]
+    return [0, *(row for row in range(1, len(best)) if best[row] <= HOPELESS * best[0])]
 
 
 def pays_after(setup_s: float | None, saves_ms: float | None) -> int | None:
@@ -190,10 +132,35 @@ def keepable(values: Values, listed: bool, quality: bool | None) -> str:
     return values.why or values.verdict
 
 
-def in_order(names: Sequence[str], answers: Mapping[str, Sequence[str]], bounds: Mapping[str, float]) -> list[str]:
-    """Levers that answer a finding first, the largest bound first; the others in their own order."""
+def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
+    """Which limit on time or memory a lever breaks, or what could not be measured for it; empty if neither."""
+    times = trial.times_ms
+    measured = {
+        "peak_memory_bytes": trial.peak_bytes,
+        "median_ms": float(np.median(times)) if times else None,
+        "p95_ms": float(np.quantile(times, 0.95)) if len(times) >= 59 else None,  # as in a report
+    }
+    for name, value in measured.items():
+        if name in limits and value is None:
+            return f"{name} has a limit and was not measured"
+        if name in limits and value is not None and value > limits[name]:
+            return f"{name} is {value:.4g}, above the limit of {limits[name]:.4g}"
+    return ""
 
-    def bound(name: str) -> float:
-        return max((bounds.get(each, 0.0) for each in answers[name]), default=0.0)
 
-    return sorted(names, key=lambda name: -bound(name))
+def bound_of(lever: Lever, bounds: Mapping[str, float]) -> float | None:
+    """The most that the findings which a lever answers said could be saved; ``None`` if it answers none of them."""
+    return max((bounds[cause] for cause in lever.answers if cause in bounds), default=None)
+
+
+def worth_trying(levers: Iterable[Lever], bounds: Mapping[str, float], goal: str) -> list[Lever]:
+    """The levers that a finding gives reason for, the largest bound first, then those that cost little to try.
+
+    With memory as the goal, levers for memory come before all others, however costly.
+    """
+
+    def for_goal(lever: Lever) -> bool:
+        return goal == "memory" and lever.for_memory
+
+    tried = [lever for lever in levers if not lever.costly or for_goal(lever) or bound_of(lever, bounds) is not None]
+    return sorted(tried, key=lambda lever: (not for_goal(lever), -(bound_of(lever, bounds) or 0.0)))

@@ -188,6 +188,31 @@ def test_attributes_whose_numbers_cannot_be_copied_are_only_bound_again(kind: st
     assert fingerprint(subject) == before
 
 
+def test_an_expanded_buffer_is_only_bound_again() -> None:
+    model: Any = nn.Linear(4, 4)
+    model.register_buffer("wide", wide := torch.zeros(1).expand(300_000, 300_000))
+    subject = Subject(model, None, {"model": model}, {}, None)
+    before = fingerprint(subject)
+    with Restored([model], []):
+        model(X).sum().backward()
+        model.wide = torch.ones(2)
+    assert model.wide is wide
+    assert fingerprint(subject) == before
+
+
+def test_large_sparse_tensors_are_compared_and_put_back_without_being_made_dense() -> None:
+    model: Any = nn.Linear(4, 4)
+    places = torch.tensor([[3, 900_000], [5, 700_000]])
+    model.links = torch.sparse_coo_tensor(places, torch.ones(2), (1_000_000, 1_000_000), check_invariants=True)
+    subject = Subject(model, None, {"model": model}, {}, None)
+    before = fingerprint(subject)
+    with Restored([model], []):
+        model.links._values().add_(1)
+        assert fingerprint(subject) != before
+    assert model.links._values().tolist() == [1.0, 1.0]
+    assert fingerprint(subject) == before
+
+
 class Nested(torch.optim.Optimizer):
     """Keeps its state in lists and dicts, and a count of its own beside the parameters' states."""
 

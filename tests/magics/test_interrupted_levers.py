@@ -91,7 +91,7 @@ def interrupted(bench: Bench, levers: tuple[str, ...], steps: int, delay_s: floa
 
 def passed_through(kernel: Kernel) -> str:
     functions = kernel.inside("interrupted_in()")
-    parts = ("measure_yardstick", "time_blocks", "check", "prepared", "time_switches", "_confirm", "step_seconds")
+    parts = ("measure_yardstick", "time_levers", "check", "prepared", "_confirm", "step_seconds")
     return next((name for name in parts if name in functions), "between")
 
 

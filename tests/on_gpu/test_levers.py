@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from perfnb.bench.values import NOISE, REDUCED, SAME
+from perfnb.remedies.lever import prepared
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.state import untouched
 from perfnb.remedies.subject import find_subject
-from perfnb.remedies.trial import check, prepared
-from perfnb.remedies.values import measure_yardstick
+from perfnb.remedies.values import check, measure_yardstick
 from perfnb.step.namespace import namespace_of
 from tests.on_gpu.steps import Transformer, convnet, images, tokens, training
 
@@ -50,7 +50,7 @@ def test_a_lever_computes_what_it_should_and_is_undone(name: str) -> None:
     with untouched(subject):
         yardstick = measure_yardstick(subject)
         with prepared(lever, subject, 0.0) as one:
-            values = check(one, subject, yardstick)
+            values = check([one], subject, yardstick)
     assert values.verdict in expected, values
 
 

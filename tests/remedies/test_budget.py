@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.remedies import trial
-from perfnb.remedies.lever import Lever
+from perfnb.remedies import lever as lever_module
+from perfnb.remedies.lever import Compiled, Lever
 from perfnb.remedies.subject import Subject
-from perfnb.remedies.trial import Compiled
 from tests.fake_clock import FakeClock
 from tests.remedies import hard_steps
 from tests.remedies.hard_steps import lever, plant, switched
@@ -160,7 +159,7 @@ def test_only_one_compilation_is_not_counted(clock: FakeClock, monkeypatch: pyte
 
         return lever(name, prepared, settles=True)
 
-    monkeypatch.setattr(trial, "_compiled", compiled)
+    monkeypatch.setattr(lever_module, "_compiled", compiled)
     plant(monkeypatch, *[compiling(f"compiling_{letter}") for letter in "abc"])
     monkeypatch.setattr(hard_steps, "pause", lambda: clock.sleep(0.0003))
     begin = clock.now_ns

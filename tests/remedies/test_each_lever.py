@@ -18,15 +18,15 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import perfnb
 from perfnb.bench.values import NOISE, REDUCED, SAME
 from perfnb.errors import CaptureError
-from perfnb.remedies.float32 import float32_precisions
-from perfnb.remedies.lever import Lever, lines_of
+from perfnb.remedies.lever import Lever, prepared
 from perfnb.remedies.levers import LEVERS, by_name
 from perfnb.remedies.levers.loading import workers_needed
 from perfnb.remedies.levers.precision import prepared_float16
+from perfnb.remedies.lines import lines_of
 from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject, find_subject
-from perfnb.remedies.trial import check, prepared
-from perfnb.remedies.values import measure_yardstick
+from perfnb.remedies.switches import float32_precisions
+from perfnb.remedies.values import check, measure_yardstick
 from perfnb.step.namespace import namespace_of
 
 TRAIN = "opt.zero_grad()\nloss = model(x).square().mean()\nloss.backward()\nopt.step()"
@@ -193,7 +193,7 @@ def test_what_each_lever_computes(name: str, monkeypatch: pytest.MonkeyPatch) ->
     with untouched(subject):
         yardstick = measure_yardstick(subject)
         with prepared(lever, subject, 0.0) as one:
-            assert check(one, subject, yardstick).verdict in EXPECTED[name]
+            assert check([one], subject, yardstick).verdict in EXPECTED[name]
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def test_attention_that_a_model_chose_for_good_is_refused_in_silence(caplog: pyt
 
 
 def test_attention_is_refused_where_the_step_still_calls_none_that_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfnb.remedies.levers.attention._traced", lambda subject: set())
+    monkeypatch.setattr("perfnb.remedies.levers.attention._attention_ops", lambda subject: set())
     assert "still calls no fused" in by_name()["attention"].refuses(subject_of(world(llama, LAST)))
 
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from perfnb.bench.values import DIFFERENT, NOISE, SAME, judge_values
-from perfnb.remedies.lever import Lever
+from perfnb.remedies.lever import Lever, prepared
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.subject import Subject, find_subject
-from perfnb.remedies.trial import prepared
 from perfnb.remedies.values import errors_of, measure_yardstick
 from perfnb.step.namespace import namespace_of
 from tests.remedies.hard_steps import forward

@@ -25,13 +25,12 @@ from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED
 from perfnb.errors import CaptureError
 from perfnb.findings import rules
 from perfnb.findings.rules import RULES
-from perfnb.remedies.lever import Lever
+from perfnb.remedies.lever import Lever, all_on, prepared
 from perfnb.remedies.levers import LEVERS, by_name
 from perfnb.remedies.levers.loading import loader_with_workers
 from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject, find_subject
-from perfnb.remedies.trial import all_on, check, prepared
-from perfnb.remedies.values import measure_yardstick
+from perfnb.remedies.values import check, measure_yardstick
 from perfnb.step.namespace import namespace_of
 from tests.fake_clock import FakeClock
 
@@ -68,7 +67,7 @@ def verdict(name: str, subject: Subject) -> str:
         yardstick = measure_yardstick(subject)
         assert yardstick.exact
         with prepared(lever, subject, 0.0) as one:
-            return check(one, subject, yardstick).verdict
+            return check([one], subject, yardstick).verdict
 
 
 def test_a_subject_has_what_the_step_uses_under_the_users_names() -> None:
@@ -144,7 +143,7 @@ def test_a_lever_that_computes_something_else_is_caught(kind: str) -> None:
     subject, _ = training()
     yardstick = measure_yardstick(subject)
     with prepared(wrong(WRONG[kind]), subject, 0.0) as one:
-        assert check(one, subject, yardstick).verdict == DIFFERENT
+        assert check([one], subject, yardstick).verdict == DIFFERENT
 
 
 def test_a_lever_that_is_left_on_is_an_error_that_names_what_changed() -> None:
@@ -230,7 +229,7 @@ def test_batches_of_a_loader_with_workers_are_compared(
     lever, before = by_name()["loader_workers"], fingerprint(subject)
     assert lever.refuses(subject) == ""
     with prepared(lever, subject, 0.0) as one:
-        assert check(one, subject, measure_yardstick(subject)).verdict == verdict
+        assert check([one], subject, measure_yardstick(subject)).verdict == verdict
     assert subject.batches is loader
     assert fingerprint(subject) == before
 

@@ -11,21 +11,23 @@ from torch import nn
 
 from perfnb.bench.values import Values
 from perfnb.profile.kept_step import kept_call
-from perfnb.remedies.try_levers import LeverTrials, Trial
-from perfnb.remedies.try_one import answer_of, try_one
+from perfnb.remedies.try_levers import LeverTrials, try_one
+from perfnb.remedies.verdicts import LeverFigures, LeverTrial
+from perfnb.remedies.view import trial_answer
 
 CODE = ["for group in opt.param_groups: group['fused'] = True"]
 
 
-def answered(trial: Trial) -> dict[str, Any]:
-    answer = answer_of(LeverTrials([trial], None, 10.0, "step", 40), trial.lever)
+def answered(trial: LeverTrial, **figures: Any) -> dict[str, Any]:
+    trials = LeverTrials(LeverFigures("step", trials=[trial], step_ms=10.0, rounds=40, **figures))
+    answer = trial_answer(trials, trial.lever)
     json.dumps(answer, allow_nan=False)
     return answer
 
 
 def test_a_lever_that_helps_is_to_be_kept() -> None:
     values = Values("within noise", 2e-7)
-    answer = answered(Trial("fused_optimizer", "faster", 0.86, (0.83, 0.89), 1.4, values, 21.5, "", CODE))
+    answer = answered(LeverTrial("fused_optimizer", "faster", 0.86, (0.83, 0.89), 1.4, values, 21.5, "", CODE))
 
     assert answer["said"] == "With fused_optimizer: faster, and its results pass the check."
     assert (answer["saves"], answer["share"], answer["shares"]) == ("1.40 ms", 0.14, [0.11, 0.17])
@@ -39,7 +41,7 @@ def test_a_lever_that_helps_is_to_be_kept() -> None:
 
 def test_a_faster_lever_with_other_results_is_not() -> None:
     values = Values("different", 0.5)
-    answer = answered(Trial("compile", "faster", 0.5, (0.4, 0.6), 5.0, values, 0.0, "its results differ", CODE))
+    answer = answered(LeverTrial("compile", "faster", 0.5, (0.4, 0.6), 5.0, values, 0.0, "its results differ", CODE))
 
     assert answer["said"] == "With compile: faster on this machine, but do not keep it as it is."
     assert (answer["code"], answer["keep"]) == ("", False)
@@ -55,7 +57,7 @@ def test_a_faster_lever_with_other_results_is_not() -> None:
     ],
 )
 def test_a_lever_that_does_not_help_saves_nothing(verdict: str, words: str, clear: bool) -> None:
-    answer = answered(Trial("compile", verdict, 1.02, None, -0.2, Values("exact", 0.0), 0.0, "", CODE))
+    answer = answered(LeverTrial("compile", verdict, 1.02, None, -0.2, Values("exact", 0.0), 0.0, "", CODE))
 
     assert answer["said"] == f"With compile: {words}."
     assert (answer["saves"], answer["clear"], answer["shares"], answer["code"]) == (None, clear, None, "")
@@ -69,10 +71,9 @@ def test_a_lever_that_does_not_help_saves_nothing(verdict: str, words: str, clea
     ],
 )
 def test_a_lever_for_memory_is_judged_by_it(peak: int, memory: str, words: str, keep: bool) -> None:
-    trial = Trial("checkpointing", "slower", 1.3, (1.2, 1.4), -3.0, Values("exact", 0.0), 0.0, "", CODE)
+    trial = LeverTrial("checkpointing", "slower", 1.3, (1.2, 1.4), -3.0, Values("exact", 0.0), 0.0, "", CODE)
     trial.peak_bytes, trial.memory = peak, memory
-    answer = answer_of(LeverTrials([trial], None, 10.0, "step", 40, goal="memory", own_peak=2 * 2**20), trial.lever)
-    json.dumps(answer, allow_nan=False)
+    answer = answered(trial, goal="memory", own_peak=2 * 2**20)
 
     assert answer["said"] == f"With checkpointing: {words}."
     assert (answer["keep"], bool(answer["code"])) == (keep, keep)
@@ -82,7 +83,7 @@ def test_a_lever_for_memory_is_judged_by_it(peak: int, memory: str, words: str, 
 
 
 def test_a_lever_that_does_not_apply_is_one_sentence() -> None:
-    answer = answered(Trial("attention", "not tried", why_not="no attention \x1b[31min it"))
+    answer = answered(LeverTrial("attention", "not tried", why_not="no attention \x1b[31min it"))
 
     assert answer["error"].startswith("It could not be tried: no attention ")
     assert "\x1b" not in answer["error"]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
 import numpy as np
 import pytest
 
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Errors, Values, judge_values
+from perfnb.remedies.budget import Budget, LeverPlan, plan_for
+from perfnb.remedies.lever import Lever, PreparedLever, always
 from perfnb.remedies.verdicts import (
-    Plan,
-    affordable,
     as_its_interval,
     fewest_rounds,
-    in_order,
     keepable,
     memory_verdict,
     pays_after,
-    plan_for,
+    worth_trying,
 )
 from perfnb.stats.comparisons import compare_with_first
+from tests.fake_clock import FakeClock
 
 
 def test_a_verdict_agrees_with_its_interval() -> None:
@@ -102,19 +106,39 @@ def test_a_lever_that_saves_a_tenth_is_found_among_ten() -> None:
     assert "faster" not in verdicts[:3] + verdicts[4:]
 
 
-def test_a_long_step_gets_as_many_levers_as_the_budget_allows() -> None:
-    assert affordable(Plan(), [1] * 10, 0.01, 60) == list(range(10))
-    few = len(affordable(Plan(), [1] * 10, 1.0, 60))
+def lever(name: str = "a", **traits: Any) -> Lever:
+    return Lever(name, "a lever of a test", lambda _: "", always(lambda _: nullcontext()), lambda _: [], **traits)
+
+
+def allowed(
+    plan: LeverPlan, levers: Sequence[Lever], step_s: float, budget_s: float, clock: FakeClock, each_s: float = 0.0
+) -> list[str]:
+    """The levers that are tried, as in the loop, if preparing one takes what is planned."""
+    budget, ready = Budget(budget_s, "time"), list[PreparedLever]()
+    budget.plan, budget.step_s, budget.each_s = plan, step_s, each_s
+    for one in levers:
+        if budget.allows(one, ready):
+            clock.sleep(plan.each * step_s + each_s)
+            ready.append(PreparedLever(one, nullcontext, switching_s=0.0))
+    return [one.lever.name for one in ready]
+
+
+def test_a_long_step_gets_as_many_levers_as_the_budget_allows(clock: FakeClock) -> None:
+    names = list("abcdefghij")
+    ten = [lever(name) for name in names]
+    assert allowed(LeverPlan(), ten, 0.01, 60, clock) == names
+    few = len(allowed(LeverPlan(), ten, 1.0, 60, clock))
     assert 1 <= few < 10
     assert (few + 1) * fewest_rounds(few) * 1.0 <= 60
-    assert affordable(plan_for("time", 5.0, 110), [1] * 10, 5.0, 100) == [0]
-    assert affordable(plan_for("time", 5.0, 60), [1] * 10, 5.0, 60) == []
-    assert affordable(plan_for("memory", 5.0, 110), [1] * 10, 5.0, 80) == [0, 1, 2, 3]
-    assert affordable(Plan(), [1] * 2, 0.1, 60, each_s=40) == [0]
+    assert allowed(plan_for("time", 5.0, 110), ten, 5.0, 100, clock) == ["a"]
+    assert allowed(plan_for("time", 5.0, 60), ten, 5.0, 60, clock) == []
+    assert allowed(plan_for("memory", 5.0, 110), ten, 5.0, 80, clock) == ["a", "b", "c", "d"]
+    assert allowed(LeverPlan(), ten[:2], 0.1, 60, clock, each_s=40) == ["a"]
 
 
-def test_a_lever_that_needs_many_steps_makes_room_for_the_next() -> None:
-    assert affordable(Plan(), [10, 1, 1], 1.0, 60) == [1, 2]
+def test_a_lever_that_needs_many_steps_makes_room_for_the_next(clock: FakeClock) -> None:
+    ahead = lever("ahead", in_blocks=True)
+    assert allowed(LeverPlan(), [ahead, lever("b"), lever("c")], 1.0, 60, clock) == ["b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -126,8 +150,16 @@ def test_a_verdict_on_memory(peak: int | None, own: int | None, said: str) -> No
 
 
 def test_levers_that_answer_a_finding_come_first() -> None:
-    answers = {"a": ("x",), "b": (), "c": ("y", "z")}
-    assert in_order(["a", "b", "c"], answers, {"x": 2.0, "z": 5.0}) == ["c", "a", "b"]
+    levers = [
+        lever("a", answers=("x",)),
+        lever("b"),
+        lever("c", answers=("y", "z"), costly=True),
+        lever("d", answers=("y",), costly=True),
+        lever("e", for_memory=True, costly=True),
+    ]
+    bounds = {"x": 2.0, "z": 5.0}
+    assert [one.name for one in worth_trying(levers, bounds, "time")] == ["c", "a", "b"]
+    assert [one.name for one in worth_trying(levers, bounds, "memory")] == ["e", "c", "a", "b"]
 
 
 @pytest.mark.parametrize(

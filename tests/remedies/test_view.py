@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import pathlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import perfnb
 from perfnb.bench.values import Values
-from perfnb.remedies.try_levers import Confirmed, LeverTrials, Trial
+from perfnb.remedies.try_levers import LeverTrials
+from perfnb.remedies.verdicts import LeverFigures, LeverTrial
 
 CODE = ["for group in opt.param_groups: group['fused'] = True"]
 TRIALS = [
-    Trial("threads", "same", 1.002, (0.99, 1.01), -0.02, Values("exact", 0.0), 0.0),
-    Trial("autocast", "slower", 1.4, (1.31, 1.5), -4.0, Values("reduced precision", 0.03), 0.1, "lower precision"),
-    Trial("fused_optimizer", "faster", 0.86, (0.83, 0.89), 1.4, Values("within noise", 2e-7), 0.02, "", CODE, 2.0),
-    Trial("compile", "inconclusive", 0.9, None, 1.0, Values("exact", 0.0), 21.0),
-    Trial("attention", "not tried", why_not="no <b>attention</b>"),
+    LeverTrial("threads", "same", 1.002, (0.99, 1.01), -0.02, Values("exact", 0.0), 0.0),
+    LeverTrial("autocast", "slower", 1.4, (1.31, 1.5), -4.0, Values("reduced precision", 0.03), 0.1, "lower precision"),
+    LeverTrial("fused_optimizer", "faster", 0.86, (0.83, 0.89), 1.4, Values("within noise", 2e-7), 0.02, "", CODE, 2.0),
+    LeverTrial("compile", "inconclusive", 0.9, None, 1.0, Values("exact", 0.0), 21.0),
+    LeverTrial("attention", "not tried", why_not="no <b>attention</b>"),
 ]
-KEPT = Confirmed(("fused_optimizer",), "faster", 0.87, (0.84, 0.9), 1.3)
+KEPT = LeverTrial("fused_optimizer", "faster", 0.87, (0.84, 0.9), 1.3)
 
 
-def found(confirmed: Confirmed | None = KEPT) -> LeverTrials:
-    return LeverTrials(TRIALS, confirmed, 10.0, "<script>", 40)
+def shown(
+    trials: list[LeverTrial] = TRIALS, confirmed: LeverTrial | None = KEPT, name: str = "step", **figures: Any
+) -> LeverTrials:
+    kept = () if confirmed is None else tuple(confirmed.lever.split(" and "))
+    options: dict[str, Any] = {"step_ms": 10.0, "rounds": 40, "kept": kept, "confirmed": confirmed} | figures
+    return LeverTrials(LeverFigures(name, trials=trials, **options))
+
+
+def found(confirmed: LeverTrial | None = KEPT) -> LeverTrials:
+    return shown(confirmed=confirmed, name="<script>")
 
 
 def test_the_ladder_as_text() -> None:
@@ -58,13 +68,12 @@ def test_what_is_kept_and_the_lines_for_it() -> None:
     said = "keep fused_optimizer: 1.30 ms (10.0 ms → 8.70 ms) saved, confirmed on fresh pairs: −13.0 % [−16.0, −10.0]"
     assert repr(found()) == f"<perfnb.LeverTrials: <script>: {said}>"
     assert "Not tried: attention (no <b>attention</b>)." in str(found())
-    untried = LeverTrials(TRIALS[-1:], None, 10.0, "step", 0, load=(5.0, 2.0), fed_ms=12.0)
+    untried = shown(TRIALS[-1:], None, rounds=0, noise={"load_before": 5.0, "cpus": 2}, fed_ms=12.0)
     assert "Nothing was tried." in str(untried)
     about = str(untried).splitlines()[0]
-    assert (
-        "(step 10.0 ms (12.0 ms with its batch), nothing timed; the machine was busy: a load of 5.0 on 2 CPUs" in about
-    )
-    once = LeverTrials([replace(TRIALS[2], unconfirmed=True)], None, 10.0, "step", 9, confirms=False)
+    assert "(step 10.0 ms (12.0 ms with its batch), nothing timed; " in about
+    assert "the machine was already busy (load 5.0 on 2 CPUs)" in about
+    once = shown([replace(TRIALS[2], unconfirmed=True)], None, rounds=9, confirms=False)
     assert (once.best, once.code) == (("fused_optimizer",), CODE[0])
     assert "not confirmed (confirm=False)" in str(once)
     nothing = found(None)
@@ -73,8 +82,8 @@ def test_what_is_kept_and_the_lines_for_it() -> None:
 
 
 def test_what_was_not_tried_takes_a_line() -> None:
-    left = [Trial(f"lever_{place}", "not tried", why_not=f"reason {place}, " * 9) for place in range(20)]
-    trials = LeverTrials([*TRIALS, *left], KEPT, 10.0, "step", 40)
+    left = [LeverTrial(f"lever_{place}", "not tried", why_not=f"reason {place}, " * 9) for place in range(20)]
+    trials = shown([*TRIALS, *left])
     (line,) = [line for line in str(trials).splitlines() if "ot tried" in line]
     assert line == ("Not tried: attention, lever_0, lever_1 and 18 more; .table says why.")
     assert "reason 7" in trials.table.loc["lever_7", "why_not"]
@@ -94,7 +103,7 @@ def test_a_journal_takes_an_entry_for_each_lever_that_was_tried(tmp_path: pathli
         for one in (*TRIALS[2:], *TRIALS[:2])
     ]
     journal = perfnb.journal(tmp_path / "experiments")
-    names = journal.add(LeverTrials(trials, KEPT, 10.0, "step", 3), hypothesis="one of them helps")
+    names = journal.add(shown(trials, rounds=3), hypothesis="one of them helps")
     history = journal.history
     assert len(names) == len(history) == 4
     assert history["change"].tolist() == ["lever fused_optimizer", "lever compile", "lever threads", "lever autocast"]
@@ -110,9 +119,9 @@ def test_a_journal_takes_an_entry_for_each_lever_that_was_tried(tmp_path: pathli
 def test_a_journal_takes_an_entry_for_the_combination_that_is_kept(tmp_path: pathlib.Path) -> None:
     times = tuple(8.0 + 0.01 * number for number in range(9))
     trials = [replace(one, times_ms=times) for one in (TRIALS[2], replace(TRIALS[0], verdict="faster"))]
-    both = replace(KEPT, levers=("fused_optimizer", "threads"), times_ms=tuple(each - 1 for each in times))
+    both = replace(KEPT, lever="fused_optimizer and threads", times_ms=tuple(each - 1 for each in times))
     journal = perfnb.journal(tmp_path / "experiments")
-    names = journal.add(LeverTrials(trials, both, 10.0, "step", 3))
+    names = journal.add(shown(trials, both, rounds=3))
     history = journal.history
     assert len(names) == 3
     assert history["change"].tolist()[-1] == "levers fused_optimizer and threads"

@@ -15,7 +15,6 @@ from perfnb.remedies.levers.loading import LOADER_WORKERS
 from perfnb.remedies.levers.memory import CHECKPOINTING
 from perfnb.remedies.levers.optimizers import FOREACH_OPTIMIZER, FUSED_OPTIMIZER, SET_TO_NONE
 from perfnb.remedies.levers.precision import AUTOCAST, AUTOCAST_FLOAT16, FLOAT32, FLOAT32_PRECISION
-from perfnb.remedies.levers.process import PROCESS
 from perfnb.remedies.levers.runtime import CUDNN_BENCHMARK, GC_FREEZE
 from perfnb.remedies.levers.threads import THREADS
 
@@ -40,7 +39,6 @@ LEVERS: tuple[Lever, ...] = (
     CUDNN_BENCHMARK,
     LOADER_WORKERS,
     CHECKPOINTING,
-    *PROCESS,
 )
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from perfnb.remedies.lever import Lever, always, for_models, forward_within, without_models
+from perfnb.remedies.lever import Lever, always, forward_within, without_models
+from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject
 from perfnb.step.tracer import Tracer, exclusive, read_trace
 
 _FUSED = "aten::scaled_dot_product_attention"
-_FAMILY = "sdpa"
 #: Backends by the word in the names of their ops and, as levers, in theirs; and the devices that have them.
 _BACKENDS: dict[str, tuple[SDPBackend, tuple[str, ...]]] = {
     "flash": (SDPBackend.FLASH_ATTENTION, ("cpu", "cuda")),
@@ -25,16 +26,8 @@ _BACKENDS: dict[str, tuple[SDPBackend, tuple[str, ...]]] = {
 }
 
 
-def _used(subject: Subject) -> set[str]:
+def _attention_ops(subject: Subject) -> set[str]:
     """Names of the step's ops of fused attention."""
-    __tracebackhide__ = True
-    if "attention" not in subject.chosen:
-        subject.chosen["attention"] = _traced(subject)
-    found: set[str] = subject.chosen["attention"]
-    return found
-
-
-def _traced(subject: Subject) -> set[str]:
     __tracebackhide__ = True
     with subject.restored(), exclusive(), Tracer() as tracer, subject.gate.opened():
         subject.run()
@@ -49,7 +42,7 @@ def _refuses(backend: str, subject: Subject) -> str:
         return why
     if not subject.kinds & set(_BACKENDS[backend][1]):
         return f"this backend is not for {' or '.join(sorted(subject.kinds))}"
-    used = _used(subject)
+    used = subject.once("attention", _attention_ops)
     if _FUSED not in used:
         return "the step does not call torch's scaled_dot_product_attention"
     if any(f"_attention_{backend}" in name or f"_{backend}_attention" in name for name in used):
@@ -67,7 +60,7 @@ def _sdpa(backend: str, words: str) -> Lever:
         always(lambda subject: forward_within(subject, lambda: sdpa_kernel(kind))),
         for_models("{0}.forward = torch.nn.attention.sdpa_kernel(" + name + ")({0}.forward)"),
         answers=("compute", "memory bandwidth"),
-        family=_FAMILY,
+        family="sdpa",
     )
 
 
@@ -77,11 +70,9 @@ def _of_hugging_face(subject: Subject) -> dict[str, Any]:
 
 def _switchable(subject: Subject) -> dict[str, Any]:
     """Models that take the switch; those whose attention is a class chosen when the model is made ignore it."""
-    if "switchable" not in subject.chosen:
-        found = _of_hugging_face(subject)
-        with _with_sdpa(found):
-            subject.chosen["switchable"] = [name for name, model in found.items() if _implementation(model) == "sdpa"]
-    return {name: subject.models[name] for name in subject.chosen["switchable"]}
+    models = _of_hugging_face(subject)
+    with _with_sdpa(models):
+        return {name: model for name, model in models.items() if _implementation(model) == "sdpa"}
 
 
 def _implementation(model: Any) -> Any:
@@ -90,24 +81,22 @@ def _implementation(model: Any) -> Any:
 
 def _cannot_switch(subject: Subject) -> str:
     __tracebackhide__ = True
-    found = _of_hugging_face(subject)
-    if not found:
+    models = _of_hugging_face(subject)
+    if not models:
         return "only models of Hugging Face can be switched to fused attention from outside"
-    if all(_implementation(model) == "sdpa" for model in found.values()):
+    if all(_implementation(model) == "sdpa" for model in models.values()):
         return "attention is fused already"
-    if not (takes := _switchable(subject)):
-        made = type(next(iter(found.values()))).__name__
+    takes = subject.once("switchable", _switchable)
+    if not takes:
+        made = type(next(iter(models.values()))).__name__
         return (
             f"{made} chooses its attention when it is made and does not switch later: make it with "
             f'{made}.from_pretrained(..., attn_implementation="sdpa"), or {made}._from_config(config, '
             'attn_implementation="sdpa")'
         )
-    if "switched" not in subject.chosen:
-        with _with_sdpa(takes):
-            subject.chosen["switched"] = _FUSED in _traced(subject)
-    if not subject.chosen["switched"]:
-        return "the models take the switch, but the step still calls no fused attention"
-    return ""
+    with _with_sdpa(takes):
+        fused = _FUSED in _attention_ops(subject)
+    return "" if fused else "the models take the switch, but the step still calls no fused attention"
 
 
 @contextmanager
@@ -123,16 +112,15 @@ def _with_sdpa(models: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _switch_code(subject: Subject) -> list[str]:
-    line: Callable[[Subject], list[str]] = for_models('{0}.set_attn_implementation("sdpa")')
-    known = _switchable(subject)
-    return [code for code in line(subject) if code.split(".set_attn")[0].lstrip("# ") in known]
+    switchable = replace(subject, models=subject.once("switchable", _switchable))
+    return for_models('{0}.set_attn_implementation("sdpa")')(switchable)
 
 
 ATTENTION = Lever(
     "attention",
     "fused attention in models of Hugging Face",
     _cannot_switch,
-    always(lambda subject: _with_sdpa(_switchable(subject))),
+    always(lambda subject: _with_sdpa(subject.once("switchable", _switchable))),
     _switch_code,
     answers=("attention unfused",),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from shutil import which
 from typing import Any
 
@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from perfnb.findings.code import lever_line
-from perfnb.remedies.lever import Lever, Switch, attribute, for_models, without_models
+from perfnb.remedies.lever import Lever, Switch, forwards, without_models
+from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject
-
-_FAMILY = "compile"
 
 
 def _refuses(subject: Subject) -> str:
@@ -54,9 +53,7 @@ def compiled(mode: str | None = None, **options: Any) -> Callable[[Subject], Any
         def on() -> Iterator[None]:
             if mode is not None:  # CUDA graphs reuse the memory of the last step's outputs
                 torch.compiler.cudagraph_mark_step_begin()
-            with ExitStack() as stack:
-                for name, model in subject.models.items():
-                    stack.enter_context(attribute(model, "forward", fast[name]))
+            with forwards((model, fast[name]) for name, model in subject.models.items()):
                 yield
 
         try:
@@ -70,40 +67,37 @@ def compiled(mode: str | None = None, **options: Any) -> Callable[[Subject], Any
     return prepared
 
 
-COMPILE = Lever(
+def _lever(name: str, words: str, mode: str | None, *answers: str) -> Lever:
+    return Lever(
+        name,
+        words,
+        _refuses_off_cuda if mode else _refuses,
+        compiled(mode),
+        for_models(lever_line(name, "{0}")),
+        answers=answers,
+        costly=True,
+        reorders=True,
+        in_order=None if mode else compiled(options={"fallback_random": True}),
+        family="compile",
+        settles=True,
+    )
+
+
+COMPILE = _lever(
     "compile",
     "torch.compile of the models that the step calls",
-    _refuses,
-    compiled(),
-    for_models(lever_line("compile", "{0}")),
-    answers=("dispatch overhead", "launch overhead", "memory bandwidth"),
-    costly=True,
-    reorders=True,
-    in_order=compiled(options={"fallback_random": True}),
-    family=_FAMILY,
-    settles=True,
+    None,
+    *("dispatch overhead", "launch overhead", "memory bandwidth"),
 )
-REDUCE_OVERHEAD = Lever(
+REDUCE_OVERHEAD = _lever(
     "compile_reduce_overhead",
     "torch.compile that replays each graph as a CUDA graph, so that the GPU does not wait for launches",
-    _refuses_off_cuda,
-    compiled("reduce-overhead"),
-    for_models(lever_line("compile_reduce_overhead", "{0}")),
-    answers=("launch overhead",),
-    costly=True,
-    reorders=True,
-    family=_FAMILY,
-    settles=True,
+    "reduce-overhead",
+    "launch overhead",
 )
-MAX_AUTOTUNE = Lever(
+MAX_AUTOTUNE = _lever(
     "compile_max_autotune",
     "torch.compile that times several kernels for each product and convolution; takes minutes to compile",
-    _refuses_off_cuda,
-    compiled("max-autotune"),
-    for_models(lever_line("compile_max_autotune", "{0}")),
-    answers=("launch overhead", "compute"),
-    costly=True,
-    reorders=True,
-    family=_FAMILY,
-    settles=True,
+    "max-autotune",
+    *("launch overhead", "compute"),
 )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
 
-from perfnb.remedies.lever import Lever, Switch, always, attribute, for_models, without_models
+from perfnb.remedies.lever import Lever, Switch, always, forwards, without_float32, without_models
+from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject
 
 _CONFIG = "Int8DynamicActivationInt8WeightConfig"
@@ -19,12 +20,6 @@ _CONFIG = "Int8DynamicActivationInt8WeightConfig"
 
 def _trains(subject: Subject) -> str:
     return "the step computes gradients" if subject.trains else ""
-
-
-@contextmanager
-def _inference(_: Subject) -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def _inference_code(subject: Subject) -> list[str]:
@@ -40,41 +35,30 @@ def _cannot_quantize(subject: Subject) -> str:
         return why
     if not any(True for _ in subject.modules(nn.Linear)):
         return "the model has no linear layers"
-    if torch.float32 not in {parameter.dtype for parameter in subject.parameters}:
-        return "the model is not in float32"
-    if find_spec("torchao") is None:
-        return "int8 needs torchao, which is not installed: pip install torchao"
-    return ""
+    if why := without_float32(subject):
+        return why
+    return "" if find_spec("torchao") else "int8 needs torchao, which is not installed: pip install torchao"
 
 
 @contextmanager
 def _quantized(subject: Subject) -> Iterator[Switch]:
     quantization: Any = __import__("torchao.quantization", fromlist=["quantize_"])
-    copies = {}
-    for name, model in subject.models.items():
-        copies[name] = copy.deepcopy(model)
-        quantization.quantize_(copies[name], getattr(quantization, _CONFIG)())
-
-    @contextmanager
-    def on() -> Iterator[None]:
-        with ExitStack() as stack:
-            for name, model in subject.models.items():
-                stack.enter_context(attribute(model, "forward", copies[name].forward))
-            yield
-
-    yield on
+    copies = copy.deepcopy(subject.models)
+    for model in copies.values():
+        quantization.quantize_(model, getattr(quantization, _CONFIG)())
+    yield lambda: forwards((model, copies[name].forward) for name, model in subject.models.items())
 
 
 def _quantize_code(subject: Subject) -> list[str]:
     lines = for_models(f"quantize_({{0}}, {_CONFIG}())")(subject)
-    return [f"from torchao.quantization import {_CONFIG}, quantize_", *lines] if lines else []
+    return [f"from torchao.quantization import {_CONFIG}, quantize_", *lines]
 
 
 INFERENCE_MODE = Lever(
     "inference_mode",
     "torch.inference_mode around a step without backward",
     _trains,
-    always(_inference),
+    always(lambda _: torch.inference_mode()),
     _inference_code,
 )
 QUANTIZE_DYNAMIC = Lever(

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from perfnb.findings.code import lever_line
-from perfnb.remedies.lever import Lever, Switch, for_models
+from perfnb.remedies.lever import Lever, always
+from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject
 
 
@@ -22,22 +23,15 @@ def without_convolutions(subject: Subject) -> str:
 
 
 @contextmanager
-def _prepared(subject: Subject) -> Iterator[Switch]:
-    weights = [parameter for parameter in subject.parameters if parameter.dim() == 4]
-
-    @contextmanager
-    def on() -> Iterator[None]:
-        with ExitStack() as stack:
-            for weight in weights:
-                before = weight.data
-                weight.data = before.contiguous(memory_format=torch.channels_last)
-                stack.callback(_copy_back, weight, before)
-            for model in subject.models.values():
-                hook = model.register_forward_pre_hook(lambda _, args: tree_map(_channels_last, args))
-                stack.callback(hook.remove)
-            yield
-
-    yield on
+def _on(subject: Subject) -> Iterator[None]:
+    with ExitStack() as stack:
+        for weight in (parameter for parameter in subject.parameters if parameter.dim() == 4):
+            stack.callback(_copy_back, weight, weight.data)
+            weight.data = _channels_last(weight.data)
+        for model in subject.models.values():
+            hook = model.register_forward_pre_hook(lambda _, args: tree_map(_channels_last, args))
+            stack.callback(hook.remove)
+        yield
 
 
 def _channels_last(value: Any) -> Any:
@@ -55,7 +49,7 @@ CHANNELS_LAST = Lever(
     "channels_last",
     "images and convolutions with the channels innermost",
     without_convolutions,
-    _prepared,
+    always(_on),
     for_models(
         lever_line("channels_last", "{0}"),
         "# and each batch of images: x = x.contiguous(memory_format=torch.channels_last)",

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice, pairwise
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -14,7 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from perfnb import quantities as fmt
 from perfnb.bench.values import Values
 from perfnb.findings.code import workers_line
-from perfnb.remedies.lever import Lever, Switch, is_named
+from perfnb.remedies.lever import Lever, Switch
+from perfnb.remedies.lines import is_named
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.values import compare_batches
 from perfnb.step.environment import usable_cpus
@@ -42,11 +44,11 @@ def workers_for(subject: Subject) -> int:
     One for a stream, of which each worker would load every sample.
     """
     __tracebackhide__ = True
-    if "workers" not in subject.chosen:
-        streams = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
-        subject.chosen["workers"] = 1 if streams else workers_needed(*_making(subject), usable_cpus())
-    found: int = subject.chosen["workers"]
-    return found
+    assert subject.loader is not None
+    if isinstance(subject.loader[1].dataset, IterableDataset):
+        return 1
+    workers: int = subject.once("workers", lambda subject: workers_needed(*_making(subject), usable_cpus()))
+    return workers
 
 
 def workers_needed(making_s: float, using_s: float, cores: float) -> int:
@@ -59,21 +61,18 @@ def _making(subject: Subject) -> tuple[float, float]:
     __tracebackhide__ = True
     assert subject.loader is not None
     with subject.restored(), subject.gate.opened():
-        batches, until = iter(subject.loader[1]), time.perf_counter() + _SECONDS
-        taken = []
-        for _ in range(_BATCHES):
-            begin = time.perf_counter()
-            if next(batches, None) is None:
+        batches, stops = iter(subject.loader[1]), [time.perf_counter()]
+        for _ in islice(batches, _BATCHES):
+            stops.append(time.perf_counter())
+            if stops[-1] > stops[0] + _SECONDS:
                 break
-            taken.append(time.perf_counter() - begin)
-            if time.perf_counter() > until:
-                break
-        steps = []
-        for _ in range(2):
-            begin = time.perf_counter()
-            subject.run()
-            steps.append(time.perf_counter() - begin)
-    return statistics.median(taken or [0.0]), min(steps)
+        begin = time.perf_counter()
+        subject.run()
+        middle = time.perf_counter()
+        subject.run()
+        using_s = min(middle - begin, time.perf_counter() - middle)
+    making_s = statistics.median(later - earlier for earlier, later in pairwise(stops)) if len(stops) > 1 else 0.0
+    return making_s, using_s
 
 
 def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False) -> DataLoader[Any]:
@@ -117,10 +116,9 @@ def _check(subject: Subject, _: Switch) -> Values:
 
 def _code(subject: Subject) -> list[str]:
     """The same loader again, from its own attributes."""
-    if subject.loader is None:
-        return []
+    assert subject.loader is not None
     name, loader = subject.loader
-    if name is None or not is_named(name, loader):
+    if not is_named(name, loader):
         return [f"# where the DataLoader is made: num_workers={workers_for(subject)}"]
     return [workers_line({"name": name, **loader_facts(loader)}, workers_for(subject), "cuda" in subject.kinds)]
 

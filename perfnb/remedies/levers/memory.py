@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from perfnb.remedies.lever import Lever, always, attribute, is_named
+from perfnb.remedies.lever import Lever, always, forwards
+from perfnb.remedies.lines import is_named
 from perfnb.remedies.subject import Subject
 
 
 def _refuses(subject: Subject) -> str:
     if not subject.trains:
         return "the step computes no gradients, so it keeps nothing for backward"
-    return "" if _blocks(subject) else "the model has no list of blocks (ModuleList or Sequential) to recompute"
+    return "" if _blocks(subject)[2] else "the model has no list of blocks (ModuleList or Sequential) to recompute"
 
 
-def _blocks(subject: Subject) -> tuple[str, str, list[nn.Module]] | None:
+def _blocks(subject: Subject) -> tuple[str, str, list[nn.Module]]:
     """The longest list of blocks, the layers of a transformer or the stages of a network: model, path, and blocks."""
     lists = [
         (name, path, list(module.children()))
         for name, model in subject.models.items()
         for path, module in model.named_modules()
-        if isinstance(module, (nn.ModuleList, nn.Sequential))
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 1
     ]
-    return max((found for found in lists if len(found[2]) > 1), key=lambda found: len(found[2]), default=None)
+    return max(lists, key=lambda found: len(found[2]), default=("", "", []))
 
 
-@contextmanager
-def _checkpointed(subject: Subject) -> Iterator[None]:
+def _checkpointed(subject: Subject) -> AbstractContextManager[None]:
     def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
-    found = _blocks(subject)
-    assert found is not None
-    with ExitStack() as stack:
-        for block in found[2]:
-            stack.enter_context(attribute(block, "forward", recomputed(block.forward)))
-        yield
+    return forwards((block, recomputed(block.forward)) for block in _blocks(subject)[2])
 
 
 def _code(subject: Subject) -> list[str]:
-    found = _blocks(subject)
-    if found is None:
-        return []
-    name, path, _ = found
+    name, path, _ = _blocks(subject)
     if not is_named(name, subject.models[name]):
         where = f"{type(subject.models[name]).__name__}'s {path}" if path else name
         return [f"# each block of {where}: torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"]

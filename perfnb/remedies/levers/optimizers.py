@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from perfnb.findings.code import update_line
-from perfnb.remedies.lever import Lever, always, attribute, is_named
+from perfnb.remedies.lever import Lever, always, attribute
+from perfnb.remedies.lines import is_named
 from perfnb.remedies.subject import Subject
 from perfnb.step.optimizers import cannot_foreach, cannot_fuse, has_sparse_gradients, tensors_of
 
@@ -55,20 +56,22 @@ def _fused(subject: Subject) -> Iterator[None]:
 @contextmanager
 def _steps_on_device(optimizer: Optimizer) -> Iterator[None]:
     """Keep the counts of updates on the parameters' devices, where a fused kernel reads them, and on the CPU again."""
-    before: dict[Any, Tensor] = {}
-    for parameter, state in optimizer.state.items():
-        count = state.get("step")
-        if isinstance(count, Tensor) and count.device != parameter.device:
-            before[parameter] = count
-            state["step"] = count.to(parameter.device, torch.float32)
+    counts = {parameter: state.get("step") for parameter, state in optimizer.state.items()}
+    before = {
+        parameter: count
+        for parameter, count in counts.items()
+        if isinstance(count, Tensor) and count.device != parameter.device
+    }
+    for parameter, count in before.items():
+        optimizer.state[parameter]["step"] = count.to(parameter.device, torch.float32)
     try:
         yield
     finally:
         for parameter, state in optimizer.state.items():
             count = state.get("step")
-            if parameter in before and isinstance(count, Tensor):
+            if parameter in before:
                 state["step"] = before[parameter].copy_(count)
-            elif isinstance(count, Tensor) and count.device.type != "cpu":  # made while the lever was on
+            elif isinstance(count, Tensor):  # made while the lever was on
                 state["step"] = count.cpu()
 
 
@@ -96,15 +99,6 @@ def _code(lever: str, argument: str) -> Callable[[Subject], list[str]]:
 def _zeroed(subject: Subject) -> dict[str, Any]:
     """The optimizers and models whose zero_grad the step calls with ``set_to_none=False``, by name."""
     __tracebackhide__ = True
-    if "zeroed" not in subject.chosen:
-        subject.chosen["zeroed"] = _watched(subject)
-    found: dict[str, Any] = subject.chosen["zeroed"]
-    return found
-
-
-def _watched(subject: Subject) -> dict[str, Any]:
-    __tracebackhide__ = True
-    owners: dict[str, Any] = {**subject.models, **subject.optimizers}
     filled: dict[str, Any] = {}
 
     def noting(name: str, owner: Any) -> Callable[..., Any]:
@@ -118,7 +112,7 @@ def _watched(subject: Subject) -> dict[str, Any]:
         return run
 
     with subject.restored(), ExitStack() as stack:
-        for name, owner in owners.items():
+        for name, owner in (*subject.models.items(), *subject.optimizers.items()):
             stack.enter_context(attribute(owner, "zero_grad", noting(name, owner)))
         stack.enter_context(subject.gate.opened())
         subject.run()
@@ -127,11 +121,9 @@ def _watched(subject: Subject) -> dict[str, Any]:
 
 def _keeps_gradients(subject: Subject) -> str:
     __tracebackhide__ = True
-    if not subject.trains:
-        return "the step computes no gradients"
-    if subject.idle:
-        return subject.idle
-    return "" if _zeroed(subject) else "no zero_grad of the step is called with set_to_none=False"
+    if not subject.trains or subject.idle:
+        return subject.idle or "the step computes no gradients"
+    return "" if subject.once("zeroed", _zeroed) else "no zero_grad of the step is called with set_to_none=False"
 
 
 @contextmanager
@@ -140,15 +132,14 @@ def _to_none(subject: Subject) -> Iterator[None]:
         return lambda set_to_none=True: zero_grad(True)
 
     with ExitStack() as stack:
-        for owner in _zeroed(subject).values():
+        for owner in subject.once("zeroed", _zeroed).values():
             stack.enter_context(attribute(owner, "zero_grad", freeing(owner.zero_grad)))
         yield
 
 
 def _zero_grad_code(subject: Subject) -> list[str]:
-    names = [
-        name if is_named(name, owner) else type(owner).__name__.lower() for name, owner in _zeroed(subject).items()
-    ]
+    owners = subject.once("zeroed", _zeroed).items()
+    names = [name if is_named(name, owner) else type(owner).__name__.lower() for name, owner in owners]
     return [f"# in the step: {name}.zero_grad()  instead of {name}.zero_grad(set_to_none=False)" for name in names]
 
 

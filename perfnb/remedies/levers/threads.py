@@ -12,6 +12,8 @@ from perfnb import quantities as fmt
 from perfnb.findings.code import lever_line
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.subject import Subject
+from perfnb.remedies.switches import THREADS as NUMBER
+from perfnb.remedies.switches import switched
 from perfnb.step.environment import usable_cpus
 
 #: Steps with each number while searching; of long steps one.
@@ -28,17 +30,6 @@ def _refuses(_: Subject) -> str:
     return "" if candidates() else "torch uses one thread per core already, and there is only one core"
 
 
-@contextmanager
-def with_threads(count: int) -> Iterator[None]:
-    """Let torch's operators use so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _fastest(subject: Subject, counts: list[int]) -> int:
     """The number with which the step ran fastest; its trial, on fresh pairs, decides whether that helps."""
     __tracebackhide__ = True
@@ -47,7 +38,7 @@ def _fastest(subject: Subject, counts: list[int]) -> int:
         for _ in range(_RUNS):
             for count in counts:
                 begin = time.perf_counter()
-                with with_threads(count):
+                with switched(NUMBER, count):
                     subject.run()
                 taken = time.perf_counter() - begin
                 best[count] = min(taken, best.get(count, taken))
@@ -60,14 +51,8 @@ def _fastest(subject: Subject, counts: list[int]) -> int:
 def _prepared(subject: Subject) -> Iterator[Switch]:
     __tracebackhide__ = True
     counts = candidates()
-    wanted = counts[0] if len(counts) == 1 else _fastest(subject, counts)
-    subject.chosen["threads"] = wanted
-    yield lambda: with_threads(wanted)
-
-
-def _code(subject: Subject) -> list[str]:
-    wanted = subject.chosen.get("threads") or next(iter(candidates()), None)
-    return [] if wanted is None else [lever_line("threads", wanted)]
+    wanted = subject.chosen["threads"] = counts[0] if len(counts) == 1 else _fastest(subject, counts)
+    yield lambda: switched(NUMBER, wanted)
 
 
 THREADS = Lever(
@@ -75,7 +60,7 @@ THREADS = Lever(
     "another number of threads for torch's operators: the fastest of one per core, half, a quarter, and one",
     _refuses,
     _prepared,
-    _code,
+    lambda subject: [lever_line("threads", subject.chosen["threads"])],
     answers=("threads and cores",),
     says=lambda subject: [fmt.counted(subject.chosen["threads"], "thread")],
 )

@@ -17,12 +17,12 @@ import perfnb
 from perfnb.bench.values import DIFFERENT, NOISE, SAME, UNCHECKED
 from perfnb.errors import CaptureError
 from perfnb.remedies import levers as registered
-from perfnb.remedies.lever import Lever, Switch, always, nothing
+from perfnb.remedies.lever import Lever, Switch, always, prepared
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.levers.compiling import compiled
+from perfnb.remedies.measuring import peak_bytes
 from perfnb.remedies.subject import Subject, find_subject
-from perfnb.remedies.trial import check, peak_bytes, prepared
-from perfnb.remedies.values import measure_yardstick
+from perfnb.remedies.values import check, measure_yardstick
 from perfnb.step.namespace import namespace_of
 from tests.fake_clock import FakeClock
 
@@ -44,6 +44,11 @@ def training(width: int = 16, pause: Callable[[], Any] = lambda: None, middle: n
 
 def plant(monkeypatch: pytest.MonkeyPatch, *levers: Lever) -> None:
     monkeypatch.setattr(registered, "LEVERS", (*registered.LEVERS, *levers))
+
+
+def nothing(_: Subject) -> str:
+    """No reason to refuse."""
+    return ""
 
 
 def lever(name: str, on: Callable[[Subject], Any], **traits: Any) -> Lever:
@@ -497,10 +502,10 @@ def test_a_lever_that_draws_otherwise_is_checked_with_random_numbers_in_order() 
     for in_order, expected in ((None, UNCHECKED), (other_dropout(0), SAME), (other_dropout(2), UNCHECKED)):
         draws = Lever("draws", "", nothing, other_dropout(1), lambda _: [], reorders=True, in_order=in_order)
         with prepared(draws, subject, 0.0) as one:
-            assert check(one, subject, yardstick).verdict == expected
+            assert check([one], subject, yardstick).verdict == expected
     plain = Lever("draws", "", nothing, other_dropout(1), lambda _: [])
     with prepared(plain, subject, 0.0) as one:
-        assert check(one, subject, yardstick).verdict == DIFFERENT
+        assert check([one], subject, yardstick).verdict == DIFFERENT
 
 
 @pytest.mark.deep
@@ -511,7 +516,7 @@ def test_dropout_is_checked_under_compile() -> None:
     if why := compile_.refuses(subject):
         pytest.skip(why)
     with prepared(compile_, subject, 0.0) as one:
-        assert check(one, subject, measure_yardstick(subject)).verdict in (SAME, NOISE)
+        assert check([one], subject, measure_yardstick(subject)).verdict in (SAME, NOISE)
 
 
 def test_without_memory_for_float64_the_yardstick_is_the_steps_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,141 @@
+"""What trying levers may spend: how many steps each part takes, and whether a part still fits into the time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from perfnb.remedies.verdicts import fewest_rounds
+
+if TYPE_CHECKING:
+    from perfnb.remedies.lever import Lever, PreparedLever
+
+#: Share of the time that is left for confirming.
+CONFIRM_SHARE = 0.25
+#: With fewer steps than this in the budget, only what the goal needs is measured.
+_FEW_STEPS = 60
+#: Turns of a block of a lever that works ahead: two workers that hold two batches each.
+_AHEAD = 10
+#: How much longer than planned what was done before a lever may have taken, for it still to be tried.
+_LATE = 1.1
+#: Room in the budget that is recommended, and how many steps more are run before any lever if there is time for them.
+_ROOM, _MORE = 1.2, 10
+
+
+@dataclass(frozen=True)
+class LeverPlan:
+    """How many steps things take: few for a step so long that the budget holds few of them."""
+
+    set_up: int = 2  # with a lever on, before it counts
+    checked: int = 3  # after which parameters are compared
+    weighed: int = 2  # for the peak of memory; 0 if it is not measured
+    warm: int = 2  # rounds before those that count
+    block: int = 3  # timed as one, for a lever that settles
+    timed: bool = True
+    brief: bool = False
+
+    @property
+    def own(self) -> int:
+        """How many steps it takes to see what the unmodified step computes, and how much memory it needs."""
+        return self.weighed + self.checked * (2 if self.brief else 4)
+
+    @property
+    def each(self) -> int:
+        """How many steps it takes to prepare and check a lever."""
+        return self.set_up + self.checked + self.weighed
+
+    def turn(self, lever: Lever) -> int:
+        """How many steps one turn of a lever takes; 1 if it shares rounds with others."""
+        return _AHEAD if lever.in_blocks else self.block + 1 if lever.settles and self.block > 1 else 1
+
+    def a_round(self, levers: Sequence[Lever]) -> int:
+        """How many steps a round of levers takes: those with longer turns each have the unmodified step beside them."""
+        turns = [self.turn(lever) for lever in levers]
+        shared = turns.count(1)
+        return 2 * sum(turn for turn in turns if turn > 1) + (shared + 1 if shared else 0)
+
+    def timing(self, levers: Sequence[Lever]) -> int:
+        """How many steps it takes at least to time levers."""
+        return self.a_round(levers) * (self.warm + fewest_rounds(len(levers))) if self.timed else 0
+
+    def confirming(self, settles: bool = False) -> int:
+        """How many steps it takes at least to confirm levers, one of which may settle."""
+        turn = self.block + 1 if settles and self.block > 1 else 1
+        return 2 * (self.warm + fewest_rounds(2)) * turn if self.timed else 0
+
+
+def plan_for(goal: str, step_s: float, budget_s: float) -> LeverPlan:
+    """What a budget allows."""
+    if budget_s >= _FEW_STEPS * step_s:
+        return LeverPlan()
+    weighed = 2 if goal == "memory" else 0
+    return LeverPlan(set_up=1, checked=1, block=1, weighed=weighed, warm=1, timed=not weighed, brief=True)
+
+
+class Budget:
+    """The time for all trials together, which starts to run when this is made.
+
+    Attributes
+    ----------
+    seconds, left_s : float
+        All of it, and what is left.
+    step_s, plan : float, LeverPlan
+        What a step takes, and how many steps are therefore spent on each part.
+    each_s : float
+        What preparing and checking a lever takes beyond its steps.
+    kept_s : float
+        What is kept for confirming.
+    compiling_s : float
+        What the first compilation took, which alone is not counted.
+    """
+
+    def __init__(self, seconds: float, goal: str) -> None:
+        self.seconds, self._goal = seconds, goal
+        self._until = time.perf_counter() + seconds
+        self.step_s = self.each_s = self.kept_s = self.compiling_s = self._before_s = 0.0
+        self.plan = LeverPlan()
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._until - time.perf_counter())
+
+    def divide(self, step_s: float) -> None:
+        """Choose a plan, now that it is known how long a step takes."""
+        self.step_s, self._before_s = step_s, self.seconds - self.left_s
+        self.plan = plan_for(self._goal, step_s, self.left_s)
+
+    def keep_for_confirming(self) -> None:
+        """Keep time for confirming one lever, and more if there is much."""
+        self.kept_s = max(CONFIRM_SHARE * self.left_s, self.plan.confirming() * self.step_s)
+
+    def compiled(self, seconds: float) -> None:
+        """Note how long a compilation took; the first is not taken from the levers' time."""
+        if not self.compiling_s:
+            self.compiling_s = seconds
+            self._until += seconds
+
+    def allows(self, lever: Lever, ready: Sequence[PreparedLever] = (), beside: int = 0) -> bool:
+        """Whether there is time to prepare and check a lever, to time it with those that are `ready`, and for some
+        steps `beside`."""
+        levers = [*(one.lever for one in ready), lever]
+        switching = [one.switching_s for one in ready]
+        switching_s = sum(switching) + max(switching, default=0.0)  # the new one is taken to switch as slowly as any
+        needed_s = self.each_s + self.step_s * (self.plan.each + self.plan.timing(levers) + beside)
+        needed_s += switching_s * (self.plan.warm + fewest_rounds(len(levers)))
+        return needed_s + self.compiling_s * lever.settles <= _LATE * (self.left_s - self.kept_s)
+
+    def need_s(self, levers: Sequence[Lever], confirm: bool, step_s: float) -> int:
+        """About how many seconds would do for all of these levers, if a step takes so long."""
+
+        def seconds(plan: LeverPlan) -> float:
+            steps = plan.own + plan.each * len(levers) + plan.timing(levers)
+            tried_s = self._before_s + steps * step_s + len(levers) * self.each_s
+            return max(tried_s / (1 - CONFIRM_SHARE), tried_s + plan.confirming() * step_s) if confirm else tried_s
+
+        need_s = seconds(self.plan)
+        if (fuller := plan_for(self._goal, step_s, need_s)) != self.plan:
+            need_s = seconds(fuller) + _MORE * step_s
+        return math.ceil(_ROOM * need_s)

@@ -1,0 +1,358 @@
+"""The loop that tries levers: each is prepared and checked, those that are ready are timed, and the best confirmed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from perfnb.bench.design import SEED
+from perfnb.bench.quality import RESOURCES, Loss
+from perfnb.bench.values import DIFFERENT, UNCHECKED
+from perfnb.remedies.budget import Budget
+from perfnb.remedies.lever import Lever, PreparedLever, Switch, all_on, prepared
+from perfnb.remedies.lines import lines_of
+from perfnb.remedies.measuring import losses, peak_bytes, time_levers
+from perfnb.remedies.subject import Subject
+from perfnb.remedies.values import Yardstick, check, measure_yardstick
+from perfnb.remedies.verdicts import (
+    HOPELESS,
+    MEMORY_MATTERS,
+    LeverFigures,
+    LeverTrial,
+    as_its_interval,
+    bound_of,
+    fewest_rounds,
+    keepable,
+    memory_verdict,
+    over_a_limit,
+)
+from perfnb.stats.comparisons import compare_with_first
+from perfnb.stats.intervals import Floats
+
+if TYPE_CHECKING:
+    from perfnb.remedies.try_levers import LeverRequest
+
+_NO_TIME = "no time within the budget: raise budget_s{}, or name fewer levers"
+#: A budget that was too short is at least so many times shorter than what would do.
+_MORE_THAN_TOO_LITTLE = 1.2
+_HOPELESS = f"too slow to keep timing: more than {HOPELESS:.0f} times the step's time in its first rounds"
+_UNCONFIRMED = "no time was left to confirm it: raise budget_s"
+#: Levers that are timed together: whether they work ahead, and whether they settle.
+_GROUPS = ((False, False), (False, True), (True, False))
+
+
+@dataclass
+class LeverLoop:
+    """Tries levers on a step within a budget."""
+
+    subject: Subject
+    request: LeverRequest
+    budget: Budget
+    figures: LeverFigures  # filled while trying
+    progress: Callable[..., None]
+    prove: Callable[[str], None]  # that everything is as before
+    own_losses: dict[str, float] = field(default_factory=dict)
+    yardstick: Yardstick | None = None
+
+    def try_each(self, levers: Sequence[Lever], bounds: Mapping[str, float]) -> None:
+        """Try levers in order, as many as the budget allows.
+
+        Parameters
+        ----------
+        bounds : mapping of str to float
+            What each finding said could be saved at most, in milliseconds.
+        """
+        __tracebackhide__ = True
+        possible = []
+        for lever in levers:
+            why_not, bound = lever.refuses(self.subject), bound_of(lever, bounds)
+            trial = LeverTrial(lever.name, "not tried", why_not=why_not, bound_ms=bound)
+            self.figures.trials.append(trial)
+            possible += [] if why_not else [(lever, trial)]
+        with ExitStack() as stack:
+            ready = self._prepare(stack, possible)
+            too_slow_s = self._time(ready) if self.budget.plan.timed else 0.0
+            self._say_what_would_do(possible, too_slow_s)
+            for one in ready:
+                one.trial.notes = [*one.lever.says(self.subject), *one.notes, *one.trial.notes]
+                one.trial.why_not = one.trial.why_not or over_a_limit(one.trial, self.request.accepted)
+            by_memory = self.request.goal == "memory"
+            good = [one for one in ready if one.trial.helps(self.request.goal)]
+            good.sort(key=lambda one: float((one.trial.peak_bytes if by_memory else one.trial.ratio) or 0))
+            if self.request.confirm:
+                self._confirm(good)
+            else:
+                families: set[str] = set()
+                for one in good:
+                    one.trial.unconfirmed = one.lever.family not in families
+                    families |= {one.lever.family} - {""}
+
+    def _telling(self, words: str) -> Callable[..., None]:
+        """A progress callback that says what is being tried and what is left of the budget."""
+        return lambda _pass="", done=0, planned=None: self.progress(
+            words, done, planned, f"{self.budget.left_s:.0f} s left"
+        )
+
+    def _say_what_would_do(self, possible: Sequence[tuple[Lever, LeverTrial]], too_slow_s: float) -> None:
+        """Give the reason, and a budget that would do, where the time was too short.
+
+        `too_slow_s` is what a step took, with switching, where it left too few rounds; 0 if there were enough.
+        """
+        budget = self.budget
+        short = [trial for _, trial in possible if not trial.why_not and trial.verdict == "not tried"]
+        need_s = budget.need_s([lever for lever, _ in possible], self.request.confirm, too_slow_s or budget.step_s)
+        if too_slow_s:
+            self.figures.need_s = need_s = max(need_s, math.ceil(_MORE_THAN_TOO_LITTLE * budget.seconds))
+            short += [trial for _, trial in possible if not trial.why_not and trial.verdict == "not timed"]
+        enough = f" (about {need_s:,} s would do for all)" if need_s > budget.seconds else ""
+        for trial in short:
+            trial.why_not = _NO_TIME.format(enough)
+
+    # Prepared and checked
+
+    def _prepare(self, stack: ExitStack, possible: Sequence[tuple[Lever, LeverTrial]]) -> list[PreparedLever]:
+        """Prepare and check levers while there is time to time them too; the stack undoes them."""
+        __tracebackhide__ = True
+        budget, ready = self.budget, list[PreparedLever]()
+        if not any(budget.allows(lever, beside=budget.plan.own) for lever, _ in possible):
+            return ready
+        self._measure_own()
+        if self.request.confirm:
+            budget.keep_for_confirming()
+            if not any(budget.allows(lever) for lever, _ in possible):
+                budget.kept_s = 0.0  # a lever that cannot be confirmed says more than none
+        for lever, trial in possible:
+            if budget.allows(lever, ready) and (one := self._ready(stack, lever, trial)) is not None:
+                ready.append(one)
+        return ready
+
+    def _measure_own(self) -> None:
+        """The unmodified step: its memory, how far it is from the truth, quality, and what these take beyond steps."""
+        __tracebackhide__ = True
+        self._telling("the unmodified step")()
+        begin, plan = time.perf_counter(), self.budget.plan
+        self.figures.own_peak = peak_bytes(self.subject) if plan.weighed else None
+        self.yardstick = measure_yardstick(self.subject, self.figures.own_peak, plan.brief, plan.checked)
+        self.budget.each_s = max(0.0, time.perf_counter() - begin - plan.own * self.budget.step_s) / 2
+        if not self.yardstick.exact:
+            self.figures.caveat = (
+                f"results compared with the step on another number of threads: {self.yardstick.why_not}"
+            )
+        if not self.yardstick.repeats:
+            self.figures.caveat = "results not checked: the step does not repeat itself from the same state"
+        if self.request.quality is None:
+            return
+        begin, limits = time.perf_counter(), self.request.accepted
+        own = losses(self.subject, self.request.quality, limits)
+        if unknown := [name for name in limits if name not in RESOURCES and name not in {one.name for one in own}]:
+            raise ValueError(f"limits names {unknown[0]!r}, which quality() does not return.")
+        self.own_losses = {one.name: one.candidate for one in own}
+        self.budget.each_s += time.perf_counter() - begin
+
+    def _ready(self, stack: ExitStack, lever: Lever, trial: LeverTrial) -> PreparedLever | None:
+        """Prepare a lever and check its results; ``None`` if the step fails with it."""
+        __tracebackhide__ = True
+        assert self.yardstick is not None
+        budget = self.budget
+        self._telling(f"prepare {lever.name}")()
+        begin = time.perf_counter()
+        stack.push(lambda kind, *_: self.prove(f"undoing {lever.name}") if kind is None else None)
+        try:
+            one = stack.enter_context(prepared(lever, self.subject, budget.step_s, budget.plan.set_up))
+            budget.compiled(one.setup_s if one.at_first.graphs else 0.0)
+            trial.values = check([one], self.subject, self.yardstick, again=budget.left_s > budget.compiling_s)
+            if budget.plan.weighed and not lever.in_blocks:
+                trial.peak_bytes = peak_bytes(self.subject, one.switch)
+        except Exception as error:  # with this lever the step fails; without it, it runs
+            budget.compiled(time.perf_counter() - begin if lever.settles else 0.0)
+            trial.why_not = _failed("the step fails with it", error)
+            self.prove(f"trying {lever.name}")
+            return None
+        took_s = time.perf_counter() - begin - budget.step_s * budget.plan.each
+        budget.each_s = max(budget.each_s, took_s - one.setup_s * lever.settles)
+        one.trial, trial.verdict = trial, "not timed"
+        trial.memory = memory_verdict(trial.peak_bytes, self.figures.own_peak)
+        trial.setup_s, trial.code = one.setup_s, lines_of(lever, self.subject)
+        passes, words = self._judged(one.switch)
+        trial.why_not = keepable(trial.values, lever.name in self.request.listed, passes)
+        trial.notes += [words] if words else []
+        self.prove(f"trying {lever.name}")
+        return one
+
+    def _judged(self, switch: Switch) -> tuple[bool | None, str]:
+        """Whether quality is good enough with a lever on, and what it is; ``None`` without a test of it."""
+        __tracebackhide__ = True
+        if self.request.quality is None:
+            return None, ""
+        judged = [
+            Loss(one.name, one.candidate, self.own_losses.get(one.name), one.limit)
+            for one in losses(self.subject, self.request.quality, self.request.accepted, switch)
+        ]
+        measured = ", ".join(f"{one.name} {one.candidate:.4g}" for one in judged)
+        over = [f"{one.name} above {one.largest:.4g}" for one in judged if one.exceeded and one.largest is not None]
+        return not any(one.exceeded for one in judged), "; ".join([f"quality: {measured}", *over])
+
+    # Timed
+
+    def _time(self, ready: Sequence[PreparedLever]) -> float:
+        """Time levers side by side, and note what the times say; keeps the time for confirming.
+
+        Returns how many seconds a step took, with switching, where these left too few rounds; 0 if there were enough.
+        """
+        __tracebackhide__ = True
+        alike = [[one for one in ready if (one.lever.in_blocks, one.lever.settles) == kind] for kind in _GROUPS]
+        groups = [group for group in alike if group]
+        times: list[Floats] = []
+        timed: list[tuple[PreparedLever, Floats, Floats]] = []
+        too_slow_s = 0.0
+        for number, group in enumerate(groups):
+            words = f"try {group[0].lever.name}" if len(group) == 1 else f"try {len(group)} levers"
+            begin, left_s = time.perf_counter(), max(0.0, self.budget.left_s - self.budget.kept_s)
+            kept, rows = self._rows_of(group, left_s / (len(groups) - number), words)
+            took_s, plan = time.perf_counter() - begin, self.budget.plan
+            self.prove(f"timing {', '.join(one.lever.name for one in group)}")
+            if not kept:
+                continue
+            if rows.shape[1] < fewest_rounds(1):
+                steps = plan.a_round([one.lever for one in group]) * (plan.warm + rows.shape[1])
+                too_slow_s = max(too_slow_s, took_s / steps)
+                continue
+            own_ms = float(np.median(rows[0]))
+            if kept[0].lever.in_blocks:
+                self.figures.fed_ms = own_ms
+            self.figures.step_ms = self.figures.step_ms if times else own_ms
+            self.figures.rounds = max(self.figures.rounds, rows.shape[1])
+            times.append(rows)
+            timed += [(one, rows[0], row) for one, row in zip(kept, rows[1:], strict=True)]
+        for (one, own, row), comparison in zip(timed, compare_with_first(*times), strict=True):
+            one.trial.timed(comparison, own, row)
+            one.trial.verdict = as_its_interval(comparison.verdict, comparison.ratio_ci)
+        return too_slow_s
+
+    def _rows_of(
+        self, group: Sequence[PreparedLever], budget_s: float, words: str
+    ) -> tuple[list[PreparedLever], Floats]:
+        """Those levers of a group that can be timed to the end, and the rows of the unmodified step and of each.
+
+        One with which the step fails is left out, and the others are timed again.
+        """
+        __tracebackhide__ = True
+        left, until = list(group), time.perf_counter() + budget_s
+        while left:
+            try:
+                rows = self._times(left, [one.switch for one in left], until - time.perf_counter(), words)
+            except Exception as error:
+                for one in (broken := self._broken(left, error)):
+                    one.trial.verdict, one.trial.why_not = "not tried", _failed("the step fails with it", error)
+                left = [one for one in left if one not in broken]
+                continue
+            hopeless = [bool(np.isnan(row).any()) for row in rows]
+            for one, slow in zip(left, hopeless[1:], strict=True):
+                one.trial.why_not = _HOPELESS if slow else one.trial.why_not
+            kept = [one for one, slow in zip(left, hopeless[1:], strict=True) if not slow]
+            return kept, rows[[not slow for slow in hopeless]]
+        return [], np.empty((1, 0))
+
+    def _times(
+        self, levers: Sequence[PreparedLever], switches: Sequence[Switch], budget_s: float, words: str, seed: int = SEED
+    ) -> Floats:
+        """Milliseconds of the unmodified step and under each switch, in the way that the levers in them need."""
+        __tracebackhide__ = True
+        for one in levers:
+            one.on = False
+        plan, settles = self.budget.plan, any(one.lever.settles for one in levers)
+        return time_levers(
+            *(self.subject, switches, max(0.0, budget_s), self._telling(words)),
+            seed=seed,
+            warm=plan.warm,
+            block=plan.block if settles else 1,
+            ahead=any(one.lever.in_blocks for one in levers),
+        )
+
+    def _broken(self, levers: Sequence[PreparedLever], error: Exception) -> list[PreparedLever]:
+        """The levers that were on when the step failed; raises its error if it fails without them too."""
+        __tracebackhide__ = True
+        broken = [one for one in levers if one.on]
+        if not broken:
+            raise error
+        with self.subject.restored(), self.subject.gate.opened():
+            self.subject.run()
+        return broken
+
+    # Confirmed
+
+    def _confirm(self, good: Sequence[PreparedLever]) -> None:
+        """Put together what is proven, the largest gain first, and measure it again on fresh rounds."""
+        __tracebackhide__ = True
+        budget, figures, by_memory = self.budget, self.figures, self.request.goal == "memory"
+        kept: list[PreparedLever] = []
+        for number, one in enumerate(good):
+            trial, together = one.trial, " and ".join(figures.kept)
+            if kept and budget.left_s > 0 and (why := self._apart(one, kept)):
+                trial.notes.append(f"not together with {together}: {why}")
+                continue
+            combination = [*kept, one]
+            names = [other.lever.name for other in combination]
+            switches = [all_on([other.switch for other in levers]) for levers in (combination, kept) if levers]
+            fewest_s = budget.plan.confirming(any(other.lever.settles for other in combination)) * budget.step_s
+            times: Floats | None = None
+            if budget.plan.timed and budget.left_s >= 0.4 * (1 + len(switches)) * fewest_s:
+                budget_s = max(budget.left_s / (len(good) - number), min(budget.left_s, fewest_s))
+                words = f"confirm {' + '.join(names)}"
+                try:
+                    times = self._times(combination, switches, budget_s, words, SEED + 17 + number)
+                except Exception as error:
+                    self._broken(combination, error)
+                    trial.notes.append(_failed("not confirmed: the step fails", error))
+                    continue
+            elif by_memory and not kept:  # it hardly varies
+                kept, figures.kept, figures.confirmed = combination, tuple(names), trial
+                continue
+            if times is None or np.isnan(times).any() or times.shape[1] < fewest_rounds(1):
+                trial.unconfirmed = True
+                trial.notes.append(_UNCONFIRMED)
+                continue
+            confirmed = LeverTrial(" and ".join(names), "", peak_bytes=trial.peak_bytes)
+            confirmed.timed(compare_with_first(times)[0], times[0], times[1])
+            if by_memory and figures.confirmed is not None:
+                confirmed.peak_bytes = peak_bytes(self.subject, switches[0])
+                before = figures.confirmed.peak_bytes or 0
+                better = (confirmed.peak_bytes or before) < before * (1 - MEMORY_MATTERS)
+            elif by_memory:
+                better = True  # seen before
+            else:
+                better = confirmed.verdict == "faster"
+                better = better and (not kept or compare_with_first(times[[2, 1]])[0].verdict == "faster")
+            if better:
+                kept, figures.kept, figures.confirmed = combination, tuple(names), confirmed
+            else:
+                trial.notes.append(f"adds nothing to {together}" if kept else "not confirmed on fresh pairs")
+
+    def _apart(self, one: PreparedLever, kept: Sequence[PreparedLever]) -> str:
+        """Why a lever cannot be on with others, or why that is not worth trying; empty if it can."""
+        __tracebackhide__ = True
+        assert self.yardstick is not None
+        if one.lever.family and one.lever.family in {other.lever.family for other in kept}:
+            return "only one of its kind can be on"
+        if self.request.goal == "time" and one.trial.ratio is not None and 1 - one.trial.ratio < one.trial.smallest:
+            return "what it saves is too little to be seen beside them"
+        combination = [*kept, one]
+        try:
+            values = check(combination, self.subject, self.yardstick)
+        except Exception as error:  # each of them works alone
+            return _failed("the step fails", error)
+        if values.verdict == DIFFERENT or (values.verdict == UNCHECKED and one.lever.name not in self.request.listed):
+            return values.why or "results differ"
+        passes, words = self._judged(all_on([other.switch for other in combination]))
+        return words if passes is False else ""
+
+
+def _failed(what: str, error: BaseException) -> str:
+    words = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{what}: {words[:200]}"
