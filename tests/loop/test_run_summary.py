@@ -90,7 +90,7 @@ def test_drift() -> None:
 def test_a_run_that_grew_many_times_cannot_save_more_than_it_took() -> None:
     found = run(usual(200) * np.exp(np.linspace(0, 5, 200)))
     assert found.verdict == "Slower and slower"
-    assert found.findings["share"].max() < 1
+    assert found.findings["bound_share"].max() < 1
 
 
 def test_a_jump_and_where_it_was() -> None:
