@@ -19,7 +19,7 @@ from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate
-from perfnb.findings import Finding, finding_table
+from perfnb.findings.finding import Finding, finding_table
 from perfnb.profile.profile import Profile
 from perfnb.ranks.buckets import BucketSizes, bucket_sizes
 from perfnb.ranks.findings import job_findings, without_waiting

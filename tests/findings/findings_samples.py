@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfnb.findings import Finding, Findings, finding_table
-from perfnb.findings.finding import Row
-from perfnb.findings.verdict import Verdict
+from perfnb.findings.finding import Finding, Findings, Row, Verdict, finding_table
 from perfnb.profile.summary import Summary
 from tests import summaries
 

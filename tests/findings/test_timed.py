@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from perfnb.attribution.attribution import attribute
-from perfnb.findings import verdict
+from perfnb.findings.doubts import held_up as is_held_up
 from perfnb.findings.facts import facts_of
-from perfnb.findings.finding import Finding, finding_table
+from perfnb.findings.finding import Finding, in_order
 from perfnb.findings.verdict import verdict_of
 from perfnb.profile.profile import Profile
 from perfnb.profile.summary import summarize
@@ -181,14 +181,9 @@ def test_never_more_workers_than_cores_and_the_line_agrees(workers: int, wait_ms
 )
 def test_a_surer_finding_that_is_not_much_less_is_the_verdict(bounds: list[tuple[float, Any]], verdict: str) -> None:
     known = facts_of(recording := one_long_op().recording(), attribute(recording), summarize(recording))
-    table = finding_table(
-        [Finding("compute", "b", 1.0 * bound, "c", "d", sure, "e", "f") for bound, sure in bounds], 1.0
-    )
+    found = in_order(Finding("compute", "b", 1.0 * bound, "c", "d", sure, "e", "f") for bound, sure in bounds)
 
-    said = verdict_of(known, table)
-
-    assert f"{verdict} confidence" in said.verdict
-    assert table["bound_ms"].tolist() == sorted(table["bound_ms"], reverse=True)
+    assert f"{verdict} confidence" in verdict_of(known, found).verdict
 
 
 @pytest.mark.parametrize(("load", "told"), [(5.0, True), (1.0, False)])
@@ -254,7 +249,7 @@ def test_only_batches_made_beside_the_step_explain_timed_steps_longer_than_trace
 
     known = facts_of(recording, attribute(recording), summary := summarize(recording))
 
-    assert verdict.held_up(known) == held_up
+    assert is_held_up(known) == held_up
     assert summary.findings is not None
     # A wait that is most of the timed step is told of all the same.
     assert summary.findings.verdict.verdict.startswith("No verdict") == (held_up and wait_ms < 5)
