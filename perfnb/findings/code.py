@@ -57,13 +57,11 @@ _NAMED: tuple[tuple[re.Pattern[str], Capability], ...] = (
 )
 #: Sets an environment variable of PyTorch's allocator.
 EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported'
-#: Profilers that record what a trace lacks: Python functions, and calls that wait for the GPU as well.
-RECORD_PYTHON = (
+#: A profiler that records what a trace may lack: Python functions, and calls that wait for the GPU.
+RECORD_MORE = (
     "profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, "
-    "torch.profiler.ProfilerActivity.CUDA], with_stack=True)"
-)
-RECORD_WAITS = (
-    f"{RECORD_PYTHON[:-1]}, experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))"
+    "torch.profiler.ProfilerActivity.CUDA], with_stack=True, "
+    "experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))"
 )
 #: The arguments of a DataLoader that a line may repeat.
 LOADER_WORDS = (
@@ -219,7 +217,7 @@ _SHAPES = tuple(
     re.compile(shape)
     for shape in (
         "",
-        *map(re.escape, (EXPANDABLE, RECORD_PYTHON, RECORD_WAITS)),
+        *map(re.escape, (EXPANDABLE, RECORD_MORE)),
         *(_shape_of(lever, line) for lever, line in _LINES.items()),
         *(
             rf"for group in {source}: group\.update\({re.escape(how)}\)"

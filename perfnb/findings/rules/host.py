@@ -11,13 +11,11 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.events import longest_calls
-from perfnb.attribution.interval_sets import difference, union
-from perfnb.findings.code import RECORD_PYTHON, RECORD_WAITS, compiling
+from perfnb.findings.code import RECORD_MORE, compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import LONG_NS, GpuFacts
-from perfnb.findings.lines import MOST_NAMED, NAMED, lines_in_words, not_below_samples, short
+from perfnb.findings.lines import NAMED, lines_in_words, not_below_samples, short
 from perfnb.findings.rules.fusion import chains_of
 from perfnb.findings.rules.optimizer import gaps_after_backward, updates_gradients_or_parameters
 from perfnb.findings.rules.repeated import model_calls
@@ -205,29 +203,20 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     memory = facts.figures.memory
     by_phase = pd.Series(python + ops).where(work.chosen, 0.0).groupby(cells["phase"].astype(TEXT).to_numpy()).sum()
     most = str(by_phase.idxmax())
-    called = _called(facts, work.chosen)
-    named = lines_in_words(facts, by_phase.index[by_phase > NAMED * by_phase.sum()])
-    advice = "Move it out of the step, or do it less often, in another thread or process, or with fewer calls."
-    if not facts.records_python and not named:
-        advice += " To see which function it is, profile with stacks=True."
+    named = lines_in_words(facts, by_phase.index[by_phase > NAMED * by_phase.sum()], bound)
+    ask = "" if named else " To see which function it is, profile with stacks=True."
     among = f", {fmt.duration(ops_ms)} of it in ops" if ops_ms > NAMED * bound else ""
     yield Finding(
         "host code",
         f"For {facts.of_step(bound)} the host runs code {_WHERE[most]}: Python, or another library{among}."
-        f"{named}{called}",
+        f"{named}",
         bound,
-        advice,
+        f"Move it out of the step, or do it less often, in another thread or process, or with fewer calls.{ask}",
         "",
         "low" if memory is not None and memory.peak_bytes > _LARGE and not named else "medium",
         "The time is known; "
-        + (
-            "which lines took it was sampled, a hundred times per second."
-            if named
-            else "recording slows functions down, short ones most."
-            if called
-            else "what it was spent on is not."
-        ),
-        ("" if called or named else "Which function ran. ") + "Freeing large memory looks the same.",
+        + ("which lines took it was sampled, a hundred times per second." if named else "what it was spent on is not."),
+        f"{'' if named else 'Which function ran. '}Freeing large memory looks the same.",
         rows("phase", [most]),
     )
 
@@ -285,28 +274,6 @@ def unnamed_share(facts: Facts) -> float:
     return facts.share(least) if least >= _LEAST_MS else 0.0
 
 
-def _called(facts: Facts, chosen: Bools) -> str:
-    """The functions that take most of the time of some blocks, if Python's calls were recorded.
-
-    Their times are as traced: recording slows down many short calls a lot, and a long one not at all.
-    """
-    host, outer = facts.attribution.host, facts.ops[facts.ops["outer"]]
-    main = host.blocks["main"].to_numpy(dtype=bool)
-    where = np.flatnonzero(chosen & main)
-    if not facts.records_python or len(where) == 0:
-        return ""
-    thread = int(host.blocks["thread"].to_numpy()[where[0]])
-    start, end = (host.blocks[name].to_numpy()[where] for name in ("start", "end"))
-    ops = union(outer["start"].to_numpy(), outer["end"].to_numpy())
-    inner = np.flatnonzero(main & np.isin(host.forest.parent, where))
-    inside = union(*(host.blocks[name].to_numpy()[inner] for name in ("start", "end")))
-    free = difference(difference(union(start, end), ops), inside)
-    ns = longest_calls(facts.recording.events, host, thread, free)
-    most = ns[ns >= NAMED * ns.sum()].head(MOST_NAMED)
-    parts = [f"{fmt.duration(value / 1e6 / facts.steps)} in {_short(str(name))}" for name, value in most.items()]
-    return f" Longest functions in a traced step: {', '.join(parts)}." if parts else ""
-
-
 def _short(name: str) -> str:
     if name == LAYER_SPAN:
         return "the code of a layer"
@@ -325,7 +292,7 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "host work",
         f"The GPU was idle for {facts.of_step(bound)} in pieces of more than {fmt.duration(LONG_NS / 1e6)}: launching "
-        f"takes less, so the host did something else. {_seen(gpu)}{lines_in_words(facts, PHASES)}",
+        f"takes less, so the host did something else. {_seen(gpu)}{lines_in_words(facts, PHASES, bound)}",
         bound,
         advice,
         code,
@@ -358,9 +325,7 @@ def _advice(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
         return (
             f"Look at {_short(longest['calls'])}: the first use of a GPU, a library or a kernel loads what it needs. "
             "Run a few steps before the traced one.",
-            ""
-            if facts.live or facts.recording.is_foreign
-            else "schedule = torch.profiler.schedule(wait=1, warmup=3, active=3)",
+            "",
         )
     if share["calls"] + share["ops"] >= _MAINLY:
         most = longest[max(("ops", "calls"), key=lambda place: share[place])]
@@ -376,7 +341,7 @@ def _advice(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
         return "Find out what the host does there: none of the recorded ops, calls and functions takes most of it.", ""
     if facts.live:
         return "Find out what the host does there: profile with stacks=True to record Python functions too.", ""
-    return "Find out what the host does there: record Python functions too.", RECORD_PYTHON
+    return "Find out what the host does there: record Python functions too.", RECORD_MORE
 
 
 @rule("unexplained idle time", "", explained=False)
@@ -402,7 +367,7 @@ def unexplained_idle(facts: Facts) -> Iterator[Finding]:
         "Record more: the host's ops and calls together with the GPU's work, "
         + ("" if facts.records_python or facts.recording.is_foreign else "Python stacks, ")
         + "synchronisation events, and only whole steps.",
-        "" if facts.live or facts.recording.is_foreign else RECORD_WAITS,
+        "" if facts.live or facts.recording.is_foreign else RECORD_MORE,
         "low",
         "If the trace is complete, the GPU certainly ran nothing; the cause is unknown.",
         "Work missing from the trace, work of other processes, other streams, and ranks that were late.",

@@ -153,7 +153,7 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
         return
     looped = reads.looped.any() and bound > taken
     then = f", then {fmt.duration(after_ms)} of Python before the next op starts" if after_ms > 0 else ""
-    named = lines_in_words(facts, phases)
+    named = lines_in_words(facts, phases, bound)
     yield Finding(
         "synchronisation",
         f"{_what(facts, reads.ops)}: at least {fmt.duration(taken)} in the reads and the code after them, and up to "
