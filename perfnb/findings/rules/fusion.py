@@ -112,7 +112,7 @@ def _advice(facts: Facts, layers: list[str]) -> str:
     if own:
         return (
             "Use the fused operator, which keeps no full attention matrix in memory: nn.MultiheadAttention does so if "
-            f"its weights are not requested. Call {facts.path_of(own[0])} with need_weights=False."
+            f"its weights are not requested. Call {own[0]} with need_weights=False."
         )
     return (
         "Use torch.nn.functional.scaled_dot_product_attention, which keeps no full attention matrix in memory; pass a "

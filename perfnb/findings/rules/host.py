@@ -17,7 +17,7 @@ from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import LONG_NS, GpuFacts
 from perfnb.findings.lines import NAMED, lines_in_words, not_below_samples, short
 from perfnb.findings.rules.fusion import chains_of
-from perfnb.findings.rules.optimizer import gaps_after_backward, updates_gradients_or_parameters
+from perfnb.findings.rules.optimizer import clips_gradients, gaps_after_backward
 from perfnb.findings.rules.repeated import model_calls
 from perfnb.findings.rules.synchronisation import FREEING_NS, reads_of
 from perfnb.recording.nesting import Bools, Floats
@@ -250,7 +250,7 @@ def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
     ops = np.bincount(line[counts], weights=whole[counts], minlength=len(cells)).astype(float)
     python = np.maximum(facts.left_ns - chains_of(facts).gaps_ns - np.where(other, 0.0, _USUAL_NS * (calls + 1)), 0.0)
     chosen = (python + ops > _STRETCH_NS) & cells["phase"].isin(list(phases)).to_numpy()
-    return HostTime(python, ops, chosen & ~updates_gradients_or_parameters(facts))
+    return HostTime(python, ops, chosen & ~clips_gradients(facts))
 
 
 def unnamed_share(facts: Facts) -> float:

@@ -15,7 +15,7 @@ from perfnb.findings.facts import Facts, typical
 from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import READS, GpuFacts
 from perfnb.findings.lines import lines_in_words, not_below_samples
-from perfnb.findings.rules.optimizer import gaps_after_backward, updates_gradients_or_parameters
+from perfnb.findings.rules.optimizer import clips_gradients, gaps_after_backward
 from perfnb.recording.nesting import Bools, Floats
 from perfnb.recording.text import TEXT, of_labels
 
@@ -90,7 +90,7 @@ class Reads:
 def reads_of(facts: Facts) -> Reads:
     """The reads of a step on the CPU, except those of the optimizer, the loader and the clipping of gradients."""
     reads, nothing = _reads(facts), np.zeros(len(facts.cells_ns))
-    claimed = updates_gradients_or_parameters(facts)[facts.lines[reads["block"].to_numpy()]]
+    claimed = clips_gradients(facts)[facts.lines[reads["block"].to_numpy()]]
     reads = reads[~reads["phase"].isin(("optimizer", "data")) & ~claimed]
     if reads.empty:
         return Reads(reads, nothing, nothing, nothing)

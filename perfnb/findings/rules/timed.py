@@ -43,7 +43,7 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
         if facts.share(bound) < _WORTH:
             return
     source = f"mean of {len(facts.waits_ms)} timed steps" if measured else "in the traced steps"
-    batches = _batches(facts)
+    batches = int(facts.meta.get("batches", 1))
     whose = "its batch" if batches == 1 else f"its {batches:,} batches"
     advice, code = _advice(facts, waited)
     yield Finding(
@@ -68,11 +68,6 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
 def _without_longest(ms: Floats) -> float:
     """The mean over all steps, leaving out the longest 2 %, so that a single hiccup does not count."""
     return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
-
-
-def _batches(facts: Facts) -> int:
-    """Batches of a step: several if it accumulates their gradients."""
-    return int(facts.meta.get("batches", 1))
 
 
 def _setting(facts: Facts) -> str:
@@ -105,7 +100,7 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     making = waited if workers == 0 else workers * facts.step_ms
     needed = math.ceil(making / rest)
     wanted, cores = max(workers + 1, needed), facts.cores
-    batches = _batches(facts)
+    batches = int(facts.meta.get("batches", 1))
     what = "a batch takes" if batches == 1 else f"the step's {batches:,} batches take"
     takes = f"{what} about {fmt.duration(making)} to make and {fmt.duration(rest)} to use"
     if facts.loader.get("iterable"):
@@ -117,10 +112,9 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
         )
     elif cores is not None and workers >= max(1, int(cores)) and wanted > cores:
         wanted = max(1, int(cores))
-        share = f"{fmt.counted(workers, 'worker')} share {cores:g} cores, and more would not help"
         advice = (
-            f"Make batches cheaper: {share if workers > cores else 'there are as many workers as cores'}. Cache what "
-            "is read or decoded; vectorise. If making batches is CPU work, fewer workers may even be faster."
+            f"Make batches cheaper: {fmt.counted(workers, 'worker')} share {cores:g} cores, and more would not help. "
+            "Cache what is read or decoded; vectorise. If making batches is CPU work, fewer workers may even be faster."
         )
     elif cores is not None and wanted > cores:
         wanted = max(1, int(cores))
@@ -148,21 +142,7 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
 def threads_and_cores(facts: Facts) -> Iterator[Finding]:
     """More or fewer threads than cores, judged by steps that were run with another number."""
     threads, cores, tried = facts.environment.get("threads"), facts.cores, facts.meta.get("threads_tried")
-    if facts.gpu is not None or not threads or cores is None or not facts.live:
-        return
-    advice = "Use as many threads as there are cores: "
-    if not tried and threads > cores:
-        yield Finding(
-            "threads and cores",
-            f"torch uses {threads} threads on {cores:g} cores. There was no time to try steps with fewer.",
-            None,
-            f"{advice}more of them compete and wait for each other.",
-            lever_line("threads", max(1, int(cores))),
-            "low",
-            "More threads than cores rarely help, but it was not tried here.",
-            "How long the step takes with fewer threads: with a longer budget_s perfnb tries it.",
-        )
-    if not tried:
+    if facts.gpu is not None or not threads or cores is None or not facts.live or not tried:
         return
     other = np.asarray(tried["steps_ms"], dtype=float)
     typical, faster = float(np.median(facts.timed_ms)), float(np.median(other))
@@ -180,7 +160,8 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
         f"step took {fmt.duration(faster)} instead of {fmt.duration(typical)} (medians of {len(other)} and "
         f"{len(facts.timed_ms)} steps), {fmt.share(facts.share(bound))} less.{throttled}",
         bound,
-        advice + ("more of them compete and wait for each other." if threads > cores else "the others are idle."),
+        "Use as many threads as there are cores: "
+        + ("more of them compete and wait for each other." if threads > cores else "the others are idle."),
         lever_line("threads", tried["threads"]),
         "high",
         "The same steps were run with the other number of threads.",
