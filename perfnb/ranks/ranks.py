@@ -23,7 +23,7 @@ from perfnb.findings.finding import Finding, finding_table
 from perfnb.profile.profile import Profile
 from perfnb.ranks.buckets import BucketSizes, bucket_sizes
 from perfnb.ranks.findings import job_findings, without_waiting
-from perfnb.ranks.report_head import Told
+from perfnb.ranks.report_head import JobHead
 from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
 from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
 from perfnb.recording import folder
@@ -254,7 +254,7 @@ class Ranks(Page, Shown):
         return summarize_ranks([profile._recording for profile in self])
 
     @cached_property
-    def _told(self) -> Told:
+    def _head(self) -> JobHead:
         """What the report says first. The findings of each rank are asked for only if perfnb profiled a few ranks."""
         times = {rank: one.timing for rank, one in self._profiles.items()}
         medians = {rank: fmt.known(timing.median_ms) for rank, timing in times.items()}
@@ -262,16 +262,16 @@ class Ranks(Page, Shown):
         asked = self.findings if len(timed) == len(self) <= _MOST_ASKED else self._findings_of_job
         wall = self._summary.times["wall_ms"]
         count = min((len(times[rank].samples_ms) for rank in timed), default=0)
-        return Told(timed, count, self._summary.times["step"].nunique(), float(wall.mean()), asked)
+        return JobHead(timed, count, self._summary.times["step"].nunique(), float(wall.mean()), asked)
 
     def _text(self, width: int = 100) -> str:
-        return ranks_text(self._summary, self._told, width, self._buckets)
+        return ranks_text(self._summary, self._head, width, self._buckets)
 
     def _line(self) -> str:
         return f"{', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}"
 
     def _html(self) -> str:
-        return ranks_html(self._summary, self._told, self._buckets)
+        return ranks_html(self._summary, self._head, self._buckets)
 
 
 def load_ranks(path: Path) -> Ranks:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from perfnb.attribution.events import all_events
@@ -43,8 +41,6 @@ class Doubts:
         Ranks by the world size in their traces, if these differ.
     devices : dict of str to tuple of int
         Ranks by the names of their GPUs, if these differ.
-    same : tuple of tuple of int
-        Ranks whose traces have the same events at the same times.
     one_rank : dict of int to tuple of int
         Renumbered ranks, by the one rank that their traces or file names all give.
     on_host : bool
@@ -57,7 +53,6 @@ class Doubts:
     world_size: int | None
     world_sizes: dict[int, tuple[int, ...]]
     devices: dict[str, tuple[int, ...]]
-    same: tuple[tuple[int, ...], ...]
     one_rank: dict[int, tuple[int, ...]]
     on_host: bool
     reduced: bool
@@ -269,13 +264,11 @@ def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
     size = next(iter(sizes)) if len(sizes) == 1 else None
     devices = _grouped((_devices(one), one.rank) for one in recordings)
     told = _grouped((_told(one, "rank"), one.rank) for one in recordings)
-    contents = _grouped((_content(one), one.rank) for one in recordings)
     return Doubts(
         absent=0 if size is None else max(0, int(size) - len(recordings)),
         world_size=None if size is None else int(size),
         world_sizes=sizes if len(sizes) > 1 else {},
         devices=devices if len(devices) > 1 else {},
-        same=tuple(ranks for ranks in contents.values() if len(ranks) > 1),
         one_rank={rank: ranks for rank, ranks in told.items() if len(ranks) > 1},
         on_host=not any(is_one_of(one.events["category"], DEVICE_WORK).any() for one in recordings),
         reduced=any("reduced" in one.meta for one in recordings),
@@ -303,14 +296,3 @@ def _devices(recording: Recording) -> str | None:
         others = [device for device in recording.meta.get("devices", []) if isinstance(device, dict)]
         named = sorted({device["name"] for device in others if isinstance(device.get("name"), str)})
     return ", ".join(named) or None
-
-
-def _content(recording: Recording) -> str | None:
-    """A digest of all start times and durations."""
-    events = recording.events
-    if not len(events):
-        return None
-    digest = hashlib.blake2b(str(recording.meta.get("base_ns", 0)).encode(), digest_size=16)
-    for name in ("start_ns", "duration_ns"):
-        digest.update(np.ascontiguousarray(events[name].to_numpy(dtype=np.int64)).tobytes())
-    return digest.hexdigest()
