@@ -37,8 +37,6 @@ def rows(kind: str, names: Iterable[object]) -> tuple[Row, ...]:
 class Finding:
     """Something that holds a step, a run or a job back."""
 
-    #: The name of its rule.
-    bottleneck: str
     #: The figures behind it.
     evidence: str
     #: The most that removing it could save per step, in milliseconds (Amdahl); ``None`` if that is unknown. For uneven
@@ -46,8 +44,6 @@ class Finding:
     bound_ms: float | None
     #: The recommendation.
     advice: str
-    #: A line of Python that follows it, in the user's own names; empty if these are unknown or one line cannot do it.
-    code: str
     #: ``high``, ``medium`` or ``low``.
     confidence: Confidence
     #: Why not more, and why not less.
@@ -56,6 +52,9 @@ class Finding:
     blind: str
     #: What it is about.
     rows: tuple[Row, ...] = ()
+    #: A line of Python that follows the advice, in the user's own names; empty if these are unknown or one line cannot
+    #: do it.
+    code: str = ""
     #: The most memory that removing it could free, for findings about memory.
     bound_bytes: int | None = None
     #: The step that the bound is a share of, if not the typical one.
@@ -64,6 +63,8 @@ class Finding:
     remedy: str = ""
     #: 1 comes before all others, whatever its bound, and decides the verdict; -1 comes after them.
     urgency: int = 0
+    #: The name of its rule, which sets it.
+    bottleneck: str = ""
 
     def share(self, step_ms: float | None) -> float:
         """The bound as a share of the step; 0 if there is none."""
@@ -103,7 +104,10 @@ class Rule:
     remedy: str = ""
 
     def __call__(self, facts: Any) -> list[Finding]:
-        return [replace(finding, remedy=finding.remedy or self.remedy) for finding in self.search(facts)]
+        return [
+            replace(finding, bottleneck=self.name, remedy=finding.remedy or self.remedy)
+            for finding in self.search(facts)
+        ]
 
     def words_for(self, facts: Any) -> tuple[str, str]:
         """Headline and saving."""

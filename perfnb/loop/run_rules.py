@@ -63,13 +63,11 @@ def input_pipeline(run: RunFigures) -> Iterator[Finding]:
     in_bursts = " The waits come in bursts: the slowest steps were mostly waits." if 2 * bursts > len(run.slow) else ""
     caveat = " The GPU may have worked during the wait." if run.has_device else ""
     yield Finding(
-        "input pipeline",
         f"Steps wait {fmt.duration(bound)} for {whose} on average, {_share(wait)} of their time.{in_bursts}{caveat}",
         bound,
         "Make batches in more worker processes while the step computes (num_workers of your DataLoader, "
         "dataloader_num_workers in the TrainingArguments of a Hugging Face Trainer), or make them cheaper: cache, "
         "vectorise. Then compare the runs: perfnb compare, or run.compare(other).",
-        "",
         "medium" if run.has_device else "high",
         "The wait for each batch was timed.",
         "Which part of the pipeline is slow: reading, decoding or transforms.",
@@ -95,7 +93,6 @@ def stalls(run: RunFigures) -> Iterator[Finding]:
     often = f"every {period:,} steps" if period else f"{least}{len(slow):,} of {count:,} steps"
     worst = slow.iloc[0]
     yield Finding(
-        "stalls",
         f"Some steps are far slower than those around them ({often}; the slowest, step {int(worst['step']):,}, took "
         f"{fmt.duration(worst['wall_ms'])}). They lost {fmt.duration(run.lost_ms)} in all, "
         f"{fmt.share(bound / run.mean_ms)} of the steps' time, waits for data not counted.",
@@ -104,7 +101,6 @@ def stalls(run: RunFigures) -> Iterator[Finding]:
         if period
         else "Look for work that is done only now and then, and for other programs on the machine; "
         "perfnb.watch() shows what the machine does meanwhile.",
-        "",
         "medium" if period or len(slow) >= 3 else "low",
         f"The slow steps recur every {period:,} steps." if period else _OTHERS,
         "What these steps did: they ran without instrumentation.",
@@ -125,12 +121,10 @@ def between_steps(run: RunFigures) -> Iterator[Finding]:
     if bound < _WORTH * whole:
         return
     yield Finding(
-        "between steps",
         f"{fmt.duration(bound * run.counted)} passed between steps, {fmt.share(bound / whole)} of the time: "
         "validation, logging, checkpoints, and whatever else is done outside the steps.",
         bound,
         "Do it less often, or at the same time as the steps (asynchronous checkpoints, logging without .item()).",
-        "",
         "high",
         "The time from the end of each step to the start of the next one was measured.",
         "What was done in that time.",
@@ -149,11 +143,9 @@ def drift(run: RunFigures) -> Iterator[Finding]:
         return
     rise = fmt.change(changes.ratio.estimate, _ends(changes.ratio))
     yield Finding(
-        "drift",
         f"Step time rose over the run from {fmt.duration(first)} to {fmt.duration(last)}, {rise}.",
         min((last - first) / 2, run.mean_ms - first),
         _WHERE_TO_LOOK,
-        "",
         "medium",
         f"The medians of consecutive blocks of steps grow. {_OTHERS}",
         "Whether all steps did the same work.",
@@ -179,11 +171,9 @@ def change_of_pace(run: RunFigures) -> Iterator[Finding]:
     between = fmt.change(changes.ratio.estimate, _ends(changes.ratio))
     end = f" From first to last level: {between}." if len(jumps) == 1 else ""
     yield Finding(
-        "change of pace",
         f"Step time changed {', then '.join(jumps)}.{end}",
         bound,
         _WHERE_TO_LOOK,
-        "",
         "medium",
         f"The medians of consecutive blocks of steps jump and stay. {_OTHERS}",
         "Whether all steps did the same work.",
@@ -209,13 +199,11 @@ def memory_growth(run: RunFigures) -> Iterator[Finding]:
         full = f" At this rate {fmt.size(room)} are full after about {round(left, -2):,.0f} more steps." if left else ""
         ends = fmt.growth(slope.bytes_per_step, (slope.ci_low, slope.ci_high))
         yield Finding(
-            "memory growth",
             f"{words} grows by {ends}, by {fmt.size(grown)} over the run.{full}",
             None,
             "Look for what each step leaves behind: often it is a loss that is kept with its graph (keep "
             "loss.item()), or a list that is appended to. Where a step is a function of your own, "
             "perfnb.find_leaks(step, loader) names it.",
-            "",
             "medium",
             "The whole interval of the growth per step is above 0.",
             "What keeps the memory, and whether a cache is still filling up.",

@@ -65,14 +65,12 @@ def straggler(job: JobFacts) -> Iterator[Finding]:
     if late is not None:
         where = rows("phase", [late.phase]) + rows("layer", [late.layer] if late.layer else [])
     yield Finding(
-        "straggler",
         f"Rank {rank} arrives last at collectives: the others wait {fmt.duration(waited)} per step for it "
         f"({fmt.share(waited / job.step_ms)} of the step); it waits {fmt.duration(own) if own > 0 else 'for none'}."
         f"{_late(job.ranks)}",
         waited - explained,
         "Check what this rank does more of, or slower: its share of the data, its host, GPU clocks and links; and "
         "its own findings.",
-        "",
         "medium",
         f"From the starts of matched collectives; clocks are compared by their ends.{_evidence(job.ranks)}",
         "Collectives that could not be matched between the ranks.",
@@ -136,11 +134,9 @@ def unbalanced_input(job: JobFacts) -> Iterator[Finding]:
     if bound <= _WORTH * job.step_ms:
         return
     yield Finding(
-        "unbalanced input",
         evidence,
         bound,
         advice,
-        "",
         confidence,
         "From the samples in each rank's batches, or its waits for data, and the waits of the others in collectives.",
         "Whether samples cost equally much: sequences of other lengths do not.",
@@ -157,12 +153,10 @@ def larger_buckets(job: JobFacts) -> Iterator[Finding]:
     if buckets.fewer_ms <= _WORTH * job.step_ms or (buckets.low_ms or 0.0) <= 0:
         return
     yield Finding(
-        "bucket sizes",
         bucket_sentence(buckets),
         buckets.fewer_ms,
         "Try larger buckets (bucket_cap_mb of DistributedDataParallel), and compare: they start later, so that less of "
         "them is hidden.",
-        "",
         "medium",
         "From a line through the transfers of buckets of several sizes, without waiting for the last rank.",
         "How much more of larger buckets backward would hide.",

@@ -170,7 +170,7 @@ def test_never_more_workers_than_cores_and_the_line_agrees(workers: int, wait_ms
 )
 def test_a_surer_finding_that_is_not_much_less_is_the_verdict(bounds: list[tuple[float, Any]], verdict: str) -> None:
     known = facts_of(recording := one_long_op().recording(), attribute(recording), summarize(recording))
-    found = in_order(Finding("compute", "b", 1.0 * bound, "c", "d", sure, "e", "f") for bound, sure in bounds)
+    found = in_order(Finding("b", bound, "c", sure, "e", "f", bottleneck="compute") for bound, sure in bounds)
 
     assert f"{verdict} confidence" in verdict_of(known, found).verdict
 

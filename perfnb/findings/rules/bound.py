@@ -115,7 +115,6 @@ def compute(facts: Facts) -> Iterator[Finding]:
     layout = any(facts.kinds.get(name) == "Conv2d" for name in work.layers)
     model = facts.variable(work.layers[0])
     yield Finding(
-        "compute",
         f"Compute-bound layers take {facts.of_step(work.ms)} and reach {fmt.share(work.efficiency)} of the rate of "
         "large products on this machine.",
         bound,
@@ -125,11 +124,11 @@ def compute(facts: Facts) -> Iterator[Finding]:
         if near
         else "Larger products use the machine better: larger batches (perfnb.scaling_study shows whether they make a "
         "sample cheaper), sizes that are multiples of 16" + (", channels last for convolutions." if layout else "."),
-        lever_line("channels_last", model) if model and layout and not near else "",
         "medium" if near and not doubt else "low",
         f"{doubt}The roof was measured with large square products; small or odd-sized ones cannot reach it.",
         "How much of a layer's time is arithmetic and how much is waiting for memory.",
         rows("layer", work.layers),
+        code=lever_line("channels_last", model) if model and layout and not near else "",
         remedy="channels_last" if layout and not near else "",
     )
 
@@ -179,17 +178,16 @@ def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
         return
     note, code = compiling(facts, work.layers)
     yield Finding(
-        "memory bandwidth",
         f"Memory-bound layers take {facts.of_step(work.ms)}; the bytes that they must move take "
         f"{fmt.duration(work.least_ms)} at this machine's bandwidth.",
         bound,
         "Move fewer bytes: fuse such layers with their neighbours (torch.compile), use lower precision, avoid copies "
         f"and layout changes.{note}",
-        code,
         "medium",
         "Fused into their neighbours they would move almost nothing, but all of them can rarely be fused.",
         _CACHES,
         rows("layer", work.layers),
+        code=code,
         remedy="compile",
     )
 
@@ -205,19 +203,18 @@ def _weights(facts: Facts, roofline: Roofline) -> Iterator[Finding]:
     halves = _pays(facts) and not trains  # in bfloat16, small updates of weights are lost
     model = facts.variable(work.layers[0])
     yield Finding(
-        "memory bandwidth",
         f"Layers that read their weights for only a few samples take {facts.of_step(work.ms)}; the bytes that they "
         f"must move take {fmt.duration(work.least_ms)} at this machine's bandwidth, their arithmetic "
         f"{fmt.duration(work.arithmetic_ms)}.",
         bound,
         "Let more samples share each read of the weights: a larger batch takes little longer, as perfnb.scaling_study "
         "can show. Smaller weights (lower precision, quantisation) shorten the step itself.",
-        f"{model} = {model}.to(torch.bfloat16)  # and its inputs" if model and halves else "",
         "medium",
         "Bytes are those of the layers' tensors, most of them weights. The bound applies per sample, for a batch large "
         "enough to be compute-bound.",
         _CACHES,
         rows("layer", work.layers),
+        code=f"{model} = {model}.to(torch.bfloat16)  # and its inputs" if model and halves else "",
     )
 
 
@@ -246,12 +243,10 @@ def low_precision(facts: Facts) -> Iterator[Finding]:
     if facts.share(bound) < _WORTH:
         return
     yield Finding(
-        "low precision unused",
         f"Products in float32 take {facts.of_step(work.ms)}. Large ones run {faster:.2g} times as fast in bfloat16 "
         "here, as measured.",
         bound,
         f"Compute products in bfloat16, {_autocast(facts)}, and check that the result is still good.",
-        "",
         "low",  # a measured MLP saved a third of such a bound
         f"{_doubt(facts)}Both rates were measured with large products. Smaller ones gain less, and conversions cost "
         "time.",
@@ -285,20 +280,19 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     note, code = ("", "") if how else compiling(facts, facts.heaviest_layers(facts.ops), "compile_max_autotune")
     part = "none of them is" if single < _WORTH * ms else f"{fmt.duration(single)} of that is"
     yield Finding(
-        "compute",
         f"Matrix kernels run for {facts.of_step(ms)}; the GPU is busy for {fmt.share(1 - gpu.idle_share)} of it. By "
         f"their names, {part} in float32.",
         ms,
         "The GPU is working: less arithmetic helps, by "
         + (f"lower precision ({how}), " if how else f"kernels tuned to these sizes{facts.for_torch(_TUNED)}, ")
         + f"another algorithm, or less to compute.{note}",
-        code,
         "low",
         "Inferred from kernel names; a trace does not say how much arithmetic they do, so how close they are to the "
         "roof is unknown. The bound is all of their time: a change can remove only part of it.",
         "FLOPs and bytes: such kernels may wait for memory too, as products with few rows do. And the precision of "
         "kernels whose names do not give it.",
         _heaviest(gpu, products),
+        code=code,
         remedy="autocast" if how else "compile_max_autotune" if code else "",
     )
 
@@ -317,17 +311,16 @@ def _moves_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         return
     note, code = compiling(facts, facts.heaviest_layers(facts.ops))
     yield Finding(
-        "memory bandwidth",
         "Kernels that multiply no matrices (elementwise, norms, softmax, copies within the device) run for "
         f"{facts.of_step(ms)}.",
         ms,
         f"Fuse them with their neighbours{facts.for_torch(' (torch.compile)')}, use lower precision, avoid layout "
         f"changes.{note}",
-        code,
         "low",
         "Inferred from kernel names: most such kernels are memory-bound, but the trace does not hold their bytes.",
         "Bytes moved, and the GPU's bandwidth.",
         _heaviest(gpu, others),
+        code=code,
         remedy="compile",
     )
 
@@ -339,16 +332,15 @@ def _float32_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         return
     tf32 = has_units(facts.recording, "TF32")
     yield Finding(
-        "low precision unused",
         f"Matrix kernels in float32 run for {facts.of_step(ms)}.",
         ms,
         f"Let products use TF32{facts.for_torch(' (torch.set_float32_matmul_precision)')}, or lower precision: {how}."
         if tf32 is not False
         else f"Compute products in lower precision: {how}. This GPU has no units for TF32 and bfloat16.",
-        lever_line("float32_precision", "high") if tf32 else "",
         "low",
         "Inferred from kernel names; how much faster they become depends on the GPU.",
         "Whether the model keeps its quality." if tf32 is not None else "Which units this GPU has.",
         _heaviest(gpu, single),
+        code=lever_line("float32_precision", "high") if tf32 else "",
         remedy="float32_precision" if tf32 else "autocast",
     )

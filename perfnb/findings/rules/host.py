@@ -80,7 +80,6 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
     leaves = int((~modules.index.isin(modules["parent"])).sum())
     among = f" (in {fmt.counted(leaves, 'layer')})" if leaves else ""  # a trace may know no layers
     yield Finding(
-        "dispatch overhead",
         f"{count:,.0f} of {len(outer) / facts.steps:,.0f} ops in forward and backward{among} are shorter than "
         f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes "
         + (
@@ -94,12 +93,12 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
         if rounds > _FEWEST_ROUNDS
         else "Make each op do more: a larger batch, fewer and wider layers, or fusion"
         f"{facts.for_torch(' with torch.compile')}.{note}",
-        "" if rounds > _FEWEST_ROUNDS else code,
         "low" if facts.busy else "medium",
         "All time of these phases outside longer ops counts as overhead, up to what calls can cost; a little of it is "
         "work." + (" The CPU was busy with other work." if facts.busy else ""),
         "How much of this a compiler would actually fuse, and how much of the work a longer op would need.",
         rows("layer", layers) + rows("op", small.groupby("op", observed=True)["whole_ns"].sum().nlargest(2).index),
+        code="" if rounds > _FEWEST_ROUNDS else code,
     )
 
 
@@ -166,12 +165,10 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
             f"graphs, which launch a whole step at once.{note}"
         )
     yield Finding(
-        "launch overhead",
         f"The GPU was idle for {facts.of_step(bound)} because the host had launched nothing yet; "
         f"a step has {gpu.kernels:,.0f} kernels{short}.{speed}",
         bound,
         advice,
-        code,
         "high" if mostly_idle else "medium",
         "Each gap ended with work that was launched too late"
         + (
@@ -181,6 +178,7 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
         ),
         "How much the profiler itself slowed down the host; without it the gaps are shorter.",
         rows("op", gpu.late_ops[:3]),
+        code=code,
         remedy="compile_reduce_overhead" if gpu.graph_share < _GRAPHS else "",
     )
 
@@ -207,12 +205,10 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     ask = "" if named else " To see which function it is, profile with stacks=True."
     among = f", {fmt.duration(ops_ms)} of it in ops" if ops_ms > NAMED * bound else ""
     yield Finding(
-        "host code",
         f"For {facts.of_step(bound)} the host runs code {_WHERE[most]}: Python, or another library{among}."
         f"{named}",
         bound,
         f"Move it out of the step, or do it less often, in another thread or process, or with fewer calls.{ask}",
-        "",
         "low" if memory is not None and memory.peak_bytes > _LARGE and not named else "medium",
         "The time is known; "
         + ("which lines took it was sampled, a hundred times per second." if named else "what it was spent on is not."),
@@ -290,17 +286,16 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     advice, code = _advice(facts, gpu)
     longest = gpu.doing.longest["ops"]
     yield Finding(
-        "host work",
         f"The GPU was idle for {facts.of_step(bound)} in pieces of more than {fmt.duration(LONG_NS / 1e6)}: launching "
         f"takes less, so the host did something else. {_seen(gpu)}{lines_in_words(facts, PHASES, bound)}",
         bound,
         advice,
-        code,
         "high" if known and gpu.idle_share > 0.5 else "medium",
         "The host had launched nothing that the GPU could have run"
         + ("." if known else ", but for most of that time the trace does not show what the host did."),
         "What the host did outside recorded ops, calls and functions; work that is missing from the trace.",
         rows("op", [longest] if longest else []),
+        code=code,
     )
 
 
@@ -361,14 +356,13 @@ def unexplained_idle(facts: Facts) -> Iterator[Finding]:
         if gpu.idle_by[why] >= 0.01 * bound
     ]
     yield Finding(
-        "unexplained idle time",
         f"The GPU was idle for {facts.of_step(bound)}, and the trace does not show why: {'; '.join(said)}.",
         bound,
         "Record more: the host's ops and calls together with the GPU's work, "
         + ("" if facts.records_python or facts.recording.is_foreign else "Python stacks, ")
         + "synchronisation events, and only whole steps.",
-        "" if facts.live or facts.recording.is_foreign else RECORD_MORE,
         "low",
         "If the trace is complete, the GPU certainly ran nothing; the cause is unknown.",
         "Work missing from the trace, work of other processes, other streams, and ranks that were late.",
+        code="" if facts.live or facts.recording.is_foreign else RECORD_MORE,
     )

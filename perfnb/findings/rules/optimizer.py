@@ -69,7 +69,6 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     lever, names = lever_for(facts, known, classes), [str(part["name"]) for part in known if part.get("name")]
     line = shown(update_line(lever, names), facts.variables) if lever and known and len(names) == len(known) else ""
     yield Finding(
-        "optimizer",
         f"{f'{names[0]}.step()' if len(known) == len(names) == 1 else 'The optimizer'} takes "
         f"{fmt.share(facts.shown_share('optimizer'))} of the step "
         f"({fmt.duration(facts.figures.phases['ms']['optimizer'])} as traced), in {fmt.counted(count, 'op')} run one "
@@ -77,13 +76,13 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
         bound,
         "Update all parameters in one call instead of a loop over them"
         f"{_switched(lever, names) if line else _how(facts, classes)}.{_sparse(facts)}",
-        line,
         "medium",
         "The phase's time was measured. What remains is an estimate: the bytes that an update must move, and what "
         "torch does per parameter even if it updates all at once.",
         "Gradient clipping or synchronisation in between counts as the optimizer's. Keeping all parameters in one flat "
         "tensor would save what remains, too.",
         rows("phase", ["optimizer"]) + rows("op", top),
+        code=line,
         remedy=lever,
     )
 
@@ -104,14 +103,12 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
     if facts.share(bound) < _WORTH:
         return
     yield Finding(
-        "gradient clipping",
         f"Between the backward pass and the optimizer, {fmt.counted(len(own) / facts.steps, 'op')} run one by one for "
         f"{facts.of_step(taken)}: {fmt.counted(count, 'gradient')} are changed in place, each on its own.",
         bound,
         "Clip all gradients in one call: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True), "
         "or clip_grad_value_. The first clips by the norm of all gradients together: keep the loop if it clips each "
         "gradient by its own norm.",
-        "",
         "medium",
         "The time was measured. That these ops clip gradients is inferred from where they run and that they work in "
         "place.",

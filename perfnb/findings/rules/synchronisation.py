@@ -55,13 +55,11 @@ def _on_gpu(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     reads = _reads(facts)
     what = _what(facts, reads) if len(reads) else fmt.counted(calls, "synchronising call")
     yield Finding(
-        "synchronisation",
         f"After {what} the GPU was idle for {facts.of_step(bound)}: the host had waited "
         f"({fmt.duration(waited)} per step in synchronising calls) and had queued nothing.",
         bound,
         f"Read results less often, or later: accumulate losses on the device{facts.for_torch(' (loss.detach())')} and "
         "read the sum every hundred steps.",
-        "",
         "low" if gpu.is_unsure("synchronisation") else "medium",
         "This idle time started while the host waited; without the wait the host might still be too slow to fill it.",
         "Which line of the program waited.",
@@ -155,7 +153,6 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
     then = f", then {fmt.duration(after_ms)} of Python before the next op starts" if after_ms > 0 else ""
     named = lines_in_words(facts, phases, bound)
     yield Finding(
-        "synchronisation",
         f"{_what(facts, reads.ops)}: at least {fmt.duration(taken)} in the reads and the code after them, and up to "
         f"{facts.of_step(bound)} with the rest of the loops that they are in.{named}"
         if looped
@@ -168,7 +165,6 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
         else "The time goes into using the results (printing, logging, plotting): do it every hundred steps."
         if taken - read_ms > read_ms
         else "Read results less often, or stay with tensors: a mask instead of indices, a sum instead of numbers.",
-        "",
         "medium",
         "The loop was seen; that all of it is there for what it reads is an assumption."
         if looped

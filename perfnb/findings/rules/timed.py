@@ -47,12 +47,10 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
     whose = "its batch" if batches == 1 else f"its {batches:,} batches"
     advice, code = _advice(facts, waited)
     yield Finding(
-        "input pipeline",
         f"The step waits {fmt.duration(waited)} for {whose}, {fmt.share(facts.share(waited))} of "
         f"{facts.step_words} ({source}){hidden}.{_setting(facts)}",
         bound,
         advice,
-        code,
         "low" if facts.uneven else "high" if measured and facts.gpu is None else "medium",
         f"{fmt.capital(facts.uneven)}, so the wait's share of a step is uncertain."
         if facts.uneven
@@ -62,6 +60,7 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
         "Which part of the pipeline is slow: reading, decoding or transforms. Workers that compete with the step for "
         "cores slow down its other phases too.",
         rows("phase", ["data"]),
+        code=code,
     )
 
 
@@ -155,17 +154,16 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
     room = f"{facts.environment.get('cpus')} cores" + (f", limited to {limit:g} by its cgroup" if limit else "")
     throttled = f" The limit stopped the process for {fmt.duration(stopped)} in that time." if stopped else ""
     yield Finding(
-        "threads and cores",
         f"torch uses {threads} threads, and the process has {room}. With {fmt.counted(tried['threads'], 'thread')} the "
         f"step took {fmt.duration(faster)} instead of {fmt.duration(typical)} (medians of {len(other)} and "
         f"{len(facts.timed_ms)} steps), {fmt.share(facts.share(bound))} less.{throttled}",
         bound,
         "Use as many threads as there are cores: "
         + ("more of them compete and wait for each other." if threads > cores else "the others are idle."),
-        lever_line("threads", tried["threads"]),
         "high",
         "The same steps were run with the other number of threads.",
         "Threads of other libraries and of data-loading workers; cores that are hyperthreads of one another.",
+        code=lever_line("threads", tried["threads"]),
     )
 
 
@@ -191,18 +189,17 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     period = _period(heavy, len(per_step))
     often = f"every {period} steps" if period else f"in {fmt.counted(len(heavy), 'step')} of {len(per_step)}"
     yield Finding(
-        "garbage collection",
         f"Python collected garbage {often}, for {fmt.duration(float(per_step[heavy].mean()))} each time: on average "
         f"{facts.of_step(bound)}. The longest pause took {fmt.duration(max(ms for _, ms in pauses))}.",
         bound,
         "Hide long-lived objects from the collector once they exist, and switch it off. Collect between steps if "
         "memory grows, because cycles are not freed then.",
-        lever_line("gc_freeze"),
         "high" if len(heavy) >= _OFTEN else "medium" if again else "low",
         "The collector's own callbacks timed each pause in the timed steps"
         + ("." if again else ", but there was only one: more steps would show how often they occur."),
         "Which objects keep the collector busy; memory may grow if it is switched off.",
         rows("step", heavy[:5]),
+        code=lever_line("gc_freeze"),
     )
 
 
@@ -230,7 +227,6 @@ def uneven_steps(facts: Facts) -> Iterator[Finding]:
     often = f"every {period} steps" if period else f"{len(slow)} of {len(rest)} steps"
     mean_ms = facts.step_ms + bound
     yield Finding(
-        "uneven steps",
         f"Some steps are far slower than the others ({often}): {fmt.duration(float(np.median(rest[slow])))} instead of "
         f"{fmt.duration(typical)}. That adds {fmt.duration(bound)} to the mean step, {fmt.share(bound / mean_ms)} of "
         f"it.{said}",
@@ -239,7 +235,6 @@ def uneven_steps(facts: Facts) -> Iterator[Finding]:
         if period
         else "Profile again on a quiet machine. If it persists, look for work that is done only now and then; "
         "watch=True shows what the machine does during the slow steps.",
-        "",
         "medium" if period else "low",
         f"The slow steps recur every {period} steps." if period else "Other work on the machine looks the same.",
         "What these steps did: the timed pass runs without instrumentation.",
