@@ -1,4 +1,4 @@
-"""What makes the bounds of a step doubtful: too few timed steps, or timed and traced steps that do not fit each other."""
+"""What makes bounds doubtful: too few timed steps, or timed and traced steps that do not fit each other."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ _LONGEST, _LONGEST_CODE = 60, 80
 def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> str:
     """The user's functions with most of the sampled time of some phases, each with its heaviest line.
 
-    In shares, because a sampled step does not last as long as a timed one; none is above the bound of the finding. Empty
-    if stacks were not sampled, or if no sample of these phases met a function of the user.
+    In shares, because a sampled step does not last as long as a timed one, and at most the share of the finding's
+    bound. Empty if stacks were not sampled, or if no sample of these phases met a function of the user.
     """
     table = facts.lines_of_code
     table = table[table["process"] == "step"]

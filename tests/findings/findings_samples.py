@@ -86,7 +86,12 @@ def hostile(name: str) -> Findings:
 def with_remedy(call: object = None) -> Findings:
     """One that a lever may cure, in a profile that was asked for by `call`."""
     found = Finding(
-        *("269 ops are short.", 4.0, "Fuse them.", "medium", "Why.", "Blind."),
+        "269 ops are short.",
+        4.0,
+        "Fuse them.",
+        "medium",
+        "Why.",
+        "Blind.",
         remedy="compile",
         bottleneck="dispatch overhead",
     )

@@ -73,32 +73,31 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
     calling, rounds = _calling_ms(facts, small["whole_ns"].to_numpy(), ~looped), _rounds(facts)
     if facts.share(calling) < _WORTH:
         return
-    bound = min(max(calling, _together_ms(facts, rounds)), facts.step_ms) if rounds > _FEWEST_ROUNDS else calling
-    layers = facts.heaviest_layers(small)
-    modules = facts.recording.modules
-    note, code = compiling(facts, layers)
+    layers, modules = facts.heaviest_layers(small), facts.recording.modules
+    if rounds > _FEWEST_ROUNDS:
+        bound, code = min(max(calling, _together_ms(facts, rounds)), facts.step_ms), ""
+        takes = (
+            f"at least {fmt.duration(calling)}. The model is called {rounds:,.0f} times per step, and one call could "
+            f"save up to {facts.of_step(bound)}"
+        )
+        advice = "Call the model once, with all samples in one batch, if no call needs the result of another."
+    else:
+        bound, (note, code) = calling, compiling(facts, layers)
+        takes, fuse = facts.of_step(bound), facts.for_torch(" with torch.compile")
+        advice = f"Make each op do more: a larger batch, fewer and wider layers, or fusion{fuse}.{note}"
     leaves = int((~modules.index.isin(modules["parent"])).sum())
     among = f" (in {fmt.counted(leaves, 'layer')})" if leaves else ""  # a trace may know no layers
     yield Finding(
         f"{count:,.0f} of {len(outer) / facts.steps:,.0f} ops in forward and backward{among} are shorter than "
-        f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes "
-        + (
-            f"at least {fmt.duration(calling)}. The model is called {rounds:,.0f} times per step, and one call could "
-            f"save up to {facts.of_step(bound)}."
-            if rounds > _FEWEST_ROUNDS
-            else f"{facts.of_step(bound)}."
-        ),
+        f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes {takes}.",
         bound,
-        "Call the model once, with all samples in one batch, if a call does not need the result of the one before it."
-        if rounds > _FEWEST_ROUNDS
-        else "Make each op do more: a larger batch, fewer and wider layers, or fusion"
-        f"{facts.for_torch(' with torch.compile')}.{note}",
+        advice,
         "low" if facts.busy else "medium",
         "All time of these phases outside longer ops counts as overhead, up to what calls can cost; a little of it is "
         "work." + (" The CPU was busy with other work." if facts.busy else ""),
         "How much of this a compiler would actually fuse, and how much of the work a longer op would need.",
         rows("layer", layers) + rows("op", small.groupby("op", observed=True)["whole_ns"].sum().nlargest(2).index),
-        code="" if rounds > _FEWEST_ROUNDS else code,
+        code=code,
     )
 
 
@@ -327,16 +326,14 @@ def _advice(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
         return f"Look at {_short(most)}: it runs on the host for a long time and launches late.", ""
     if share["functions"] >= _MAINLY:
         return "Take this function off the critical path: call it less often, elsewhere, or before the loop.", ""
+    how, code = "record Python functions too", RECORD_MORE
     if facts.recording.is_foreign:
-        return (
-            "Find out what the host does there: mark its parts with ranges, or sample its stacks, and record again.",
-            "",
-        )
-    if facts.records_python:
-        return "Find out what the host does there: none of the recorded ops, calls and functions takes most of it.", ""
-    if facts.live:
-        return "Find out what the host does there: profile with stacks=True to record Python functions too.", ""
-    return "Find out what the host does there: record Python functions too.", RECORD_MORE
+        how, code = "mark its parts with ranges, or sample its stacks, and record again", ""
+    elif facts.records_python:
+        how, code = "none of the recorded ops, calls and functions takes most of it", ""
+    elif facts.live:
+        how, code = "profile with stacks=True to record Python functions too", ""
+    return f"Find out what the host does there: {how}.", code
 
 
 @rule("unexplained idle time", "", explained=False)
