@@ -48,6 +48,7 @@ def activation_memory(facts: Facts) -> Iterator[Finding]:
         "Whether memory is short at all. Recomputation costs up to another forward pass.",
         rows("layer", filter(None, layers)) + rows("memory", [f"{memory.peak_ms:.6g}"]),
         bound_bytes=held,
+        urgency=1 if memory.incomplete else 0,  # the step ran out of memory
     )
 
 
