@@ -17,7 +17,8 @@ from perfnb import quantities as fmt
 from perfnb.attribution.interval_sets import union
 from perfnb.findings.finding import Confidence, Finding, Row, Rule, found_by, rows, rule
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence
-from perfnb.ranks.summary import RanksSummary, in_timed_steps
+from perfnb.ranks.host import LateWork
+from perfnb.ranks.summary import RanksSummary
 
 #: How many times the mean number of samples a rank may have.
 _MORE = 1.05
@@ -31,19 +32,21 @@ _MEASURED: Confidence = "medium"
 class JobFacts:
     """What the rules about a job argue from."""
 
-    #: Its times are those of timed steps, if all ranks timed theirs.
     ranks: RanksSummary
     buckets: BucketSizes | None
+    #: The step that bounds refer to: the timed one, if all ranks timed theirs.
+    step_ms: float
 
     @cached_property
-    def step_ms(self) -> float:
-        """The mean step of all ranks."""
-        return float(self.ranks.times["wall_ms"].mean())
+    def scale(self) -> float:
+        """Factor from the traced steps of `ranks` to that step."""
+        return self.step_ms / float(self.ranks.times["wall_ms"].mean())
 
     @cached_property
     def waiting_ms(self) -> pd.Series:
         """By rank, its mean wait in collectives for the last rank, if that is known."""
-        return self.ranks.times.groupby("rank")["waiting_ms"].mean().dropna().astype(float)
+        waiting = self.ranks.times.groupby("rank")["waiting_ms"].mean().dropna().astype(float)
+        return waiting * self.scale
 
     def others_wait_ms(self, rank: int) -> float:
         """How long the other ranks wait per step."""
@@ -67,37 +70,36 @@ def straggler(job: JobFacts) -> Iterator[Finding]:
     yield Finding(
         f"Rank {rank} arrives last at collectives: the others wait {fmt.duration(waited)} per step for it "
         f"({fmt.share(waited / job.step_ms)} of the step); it waits {fmt.duration(own) if own > 0 else 'for none'}."
-        f"{_late(job.ranks)}",
+        f"{_late(late, job.scale)}",
         waited - explained,
         "Check what this rank does more of, or slower: its share of the data, its host, GPU clocks and links; and "
         "its own findings.",
         "medium",
-        f"From the starts of matched collectives; clocks are compared by their ends.{_evidence(job.ranks)}",
+        f"From the starts of matched collectives; clocks are compared by their ends.{_evidence(job)}",
         "Collectives that could not be matched between the ranks.",
         rows("rank", [rank]) + where,
     )
 
 
-def _evidence(ranks: RanksSummary) -> str:
+def _evidence(job: JobFacts) -> str:
     """On what the verdict rests, in words."""
-    late = ranks.lateness
+    late = job.ranks.lateness
     if late is None:
         return ""
     seen = f"{fmt.counted(late.collectives, 'collective')} in {fmt.counted(late.steps, 'step')}"
     if late.low_ms is None or late.high_ms is None:
         return f" The others waited longer in {late.longer:,} of {seen}."
-    ends = f"{fmt.duration(max(late.low_ms, 0.0))} to {fmt.duration(late.high_ms)}"
+    ends = f"{fmt.duration(max(late.low_ms, 0.0) * job.scale)} to {fmt.duration(late.high_ms * job.scale)}"
     return f" Each of the others waited at least {ends} per step longer ({seen}, 90 % confidence)."
 
 
-def _late(ranks: RanksSummary) -> str:
+def _late(late: LateWork | None, scale: float) -> str:
     """Where it was late, in words."""
-    late = ranks.late
     if late is None:
         return ""
     phase = "code outside model, loss and optimizer" if late.phase == "other" else late.phase.replace("_", " ")
-    layer = f", most of all in {late.layer} ({fmt.duration(late.layer_ms)})" if late.layer else ""
-    return f" It is late in {phase}, which takes it {fmt.duration(late.more_ms)} longer than the others{layer}."
+    layer = f", most of all in {late.layer} ({fmt.duration(late.layer_ms * scale)})" if late.layer else ""
+    return f" It is late in {phase}, which takes it {fmt.duration(late.more_ms * scale)} longer than the others{layer}."
 
 
 @rule("unbalanced input", "Held up by unbalanced input", "giving each rank equally much")
@@ -106,7 +108,8 @@ def unbalanced_input(job: JobFacts) -> Iterator[Finding]:
     if len(job.waiting_ms) < 2:
         return
     samples = {rank: count for rank, count in job.ranks.samples.items() if rank in job.waiting_ms.index}
-    data = {rank: float(host.phases["data"].mean()) for rank, host in job.ranks.host.items() if host is not None}
+    hosts = {rank: host for rank, host in job.ranks.host.items() if host is not None}
+    data = {rank: float(host.phases["data"].mean()) * job.scale for rank, host in hosts.items()}
     most = max(samples, key=lambda rank: samples[rank], default=None)
     slowest = max(data, key=lambda rank: data[rank], default=None)
     if most is not None and samples[most] > _MORE * sum(samples.values()) / len(samples):
@@ -177,8 +180,8 @@ def job_findings(ranks: RanksSummary, buckets: BucketSizes | None, timed_ms: flo
     timed_ms : float, optional
         A timed step, if all ranks timed theirs: the figures of traced steps are scaled to it.
     """
-    job = JobFacts(ranks if timed_ms is None else in_timed_steps(ranks, timed_ms), buckets)
-    return found_by(RULES, job, job.step_ms)
+    step_ms = float(ranks.times["wall_ms"].mean()) if timed_ms is None else timed_ms
+    return found_by(RULES, JobFacts(ranks, buckets, step_ms), step_ms)
 
 
 def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: Finding) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -119,84 +119,49 @@ class RanksSummary:
 
 def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
     """Compare recordings of different ranks."""
-    parts, of_gpu, tables = [], [], {}
-    for recording in recordings:
-        events = all_events(recording)
-        parts.append(_times(recording, events))
-        of_gpu.append(gpu_lane(events))
-        base = int(recording.meta.get("base_ns", 0))
-        tables[recording.rank] = collectives(events, recording.rank, base, _only_step(recording))
-    matched, clocks = matching(tables)
-    work = {
-        recording.rank: host_rank(recording) if table["on_host"].any() else None
-        for recording, table in zip(recordings, tables.values(), strict=True)
-    }
+    parts: list[pd.DataFrame] = []
+    tables: dict[int, pd.DataFrame] = {}
+    lanes: dict[int, pd.DataFrame] = {}
+    hosts: dict[int, HostRank | None] = {}
     bases = {recording.rank: int(recording.meta.get("base_ns", 0)) for recording in recordings}
-    alone = {rank: waits_alone(one, bases[rank]) for rank, one in work.items() if one is not None}
-    waited = waits(matched, clocks, alone)
-    parts = [
-        part if (own := work[recording.rank]) is None else with_host_times(part, own)
-        for recording, part in zip(recordings, parts, strict=True)
-    ]
-    times = pd.concat(parts, ignore_index=True).merge(
-        waited[["rank", "step", "waiting_ms"]].astype({"rank": "Int64", "step": "Int64"}),
-        on=["rank", "step"],
-        how="left",
-    )
+    for recording in recordings:
+        rank, events = recording.rank, all_events(recording)
+        tables[rank] = collectives(events, rank, bases[rank], _only_step(recording))
+        hosts[rank] = host = host_rank(recording) if tables[rank]["on_host"].any() else None
+        times = _times(recording, events)
+        parts.append(times if host is None else with_host_times(times, host))
+        lanes[rank] = gpu_lane(events) if host is None else host.lane
+    matched, clocks = matching(tables)
+    known_hosts = {rank: host for rank, host in hosts.items() if host is not None}
+    alone = {rank: waits_alone(host, bases[rank]) for rank, host in known_hosts.items()}
+    waited = waits(matched, clocks, alone)[["rank", "step", "waiting_ms"]].astype({"rank": "Int64", "step": "Int64"})
+    times = pd.concat(parts, ignore_index=True).merge(waited, on=["rank", "step"], how="left")
     times["waiting_ms"] = times["waiting_ms"].astype("Float64")
     straggler, lateness = _candidate(times, waited_for(matched, clocks, alone)), None
     if straggler is not None:
         lateness = judge_lateness(straggler, waited_beyond(matched, clocks, straggler, alone), len(recordings))
         straggler = straggler if lateness.certain else None
-    names = {recording.rank: str(recording.meta["name"]) for recording in recordings}
     together = tuple(int(rank) for rank in clocks.index[clocks["collectives"].fillna(0) > 0]) if len(matched) else ()
     each = waited_each(matched, clocks)
-    late = late_work({rank: one for rank, one in work.items() if one is not None}, straggler)
-    doubts = _doubts_of(recordings)
-    parts_of = _parts(times)
     ahead = clocks["ahead_us"].dropna()
-    known = {rank: bases[rank] - round(us * 1e3) for rank, us in ahead.items() if rank in together}
-    drawn = {
-        recording.rank: gpu if (own := work[recording.rank]) is None else own.lane
-        for recording, gpu in zip(recordings, of_gpu, strict=True)
-        if recording.rank in known
-    }
-    lanes = step_lanes(drawn, each, times, {rank: -base for rank, base in known.items()}) if len(drawn) > 1 else None
+    shift = {int(rank): round(us * 1e3) - bases[int(rank)] for rank, us in ahead.items() if rank in together}
+    drawn = {rank: lanes[rank] for rank in shift}
     return RanksSummary(
-        names,
-        times,
-        clocks,
-        straggler,
-        lateness,
-        doubts,
-        together,
-        parts_of,
-        each,
-        late,
-        work,
-        _samples(recordings),
-        bases,
-        lanes,
+        names={recording.rank: str(recording.meta["name"]) for recording in recordings},
+        times=times,
+        clocks=clocks,
+        straggler=straggler,
+        lateness=lateness,
+        doubts=_doubts_of(recordings),
+        matched=together,
+        parts=_parts(times),
+        collectives=each,
+        late=late_work(known_hosts, straggler),
+        host=hosts,
+        samples=_samples(recordings),
+        base_ns=bases,
+        lanes=step_lanes(drawn, each, times, shift) if len(drawn) > 1 else None,
     )
-
-
-def in_timed_steps(summary: RanksSummary, timed_ms: float) -> RanksSummary:
-    """The same with the times of its steps scaled, so that a mean step is as long as a timed one."""
-    times = summary.times
-    factor = timed_ms / float(times["wall_ms"].mean())
-    late, lateness = summary.late, summary.lateness
-    return replace(
-        summary,
-        times=times.assign(**{str(name): times[name] * factor for name in times if str(name).endswith("_ms")}),
-        late=late and replace(late, more_ms=late.more_ms * factor, layer_ms=late.layer_ms * factor),
-        lateness=lateness and replace(lateness, **_scaled(lateness, factor)),
-        host={rank: one and replace(one, phases=one.phases * factor) for rank, one in summary.host.items()},
-    )
-
-
-def _scaled(lateness: Lateness, factor: float) -> dict[str, Any]:
-    found = {name: getattr(lateness, name) for name in ("more_ms", "low_ms", "high_ms")}
-    return {name: None if ms is None else ms * factor for name, ms in found.items()}
 
 
 def with_waits(calls: pd.DataFrame, summary: RanksSummary, rank: int) -> pd.DataFrame:

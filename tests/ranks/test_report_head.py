@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import pandas as pd
 
 from perfnb.ranks.findings import _late
@@ -77,6 +74,6 @@ def test_more_findings_than_are_shown() -> None:
 def test_a_straggler_that_is_late_in_no_phase_of_its_own() -> None:
     late = LateWork("other", 6.72, "", 0.0)
 
-    assert _late(cast(RanksSummary, SimpleNamespace(late=late))) == (
+    assert _late(late, 1.0) == (
         " It is late in code outside model, loss and optimizer, which takes it 6.72 ms longer than the others."
     )
