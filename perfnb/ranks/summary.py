@@ -12,7 +12,7 @@ import pandas as pd
 
 from perfnb.attribution.events import all_events
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
-from perfnb.ranks.collectives import collectives, matching, waited_beyond, waited_each, waited_for, waits
+from perfnb.ranks.collectives import collectives, matching, waited_beyond, waited_for, waits, with_waiting
 from perfnb.ranks.host import HostRank, LateWork, host_rank, late_work, waits_alone, with_host_times
 from perfnb.ranks.lanes import StepLanes, gpu_lane, step_lanes
 from perfnb.ranks.lateness import Lateness, judge_lateness
@@ -134,15 +134,15 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
     matched, clocks = matching(tables)
     known_hosts = {rank: host for rank, host in hosts.items() if host is not None}
     alone = {rank: waits_alone(host, bases[rank]) for rank, host in known_hosts.items()}
-    waited = waits(matched, clocks, alone)[["rank", "step", "waiting_ms"]].astype({"rank": "Int64", "step": "Int64"})
+    shared = with_waiting(matched, clocks, alone)
+    waited = waits(shared).astype({"rank": "Int64", "step": "Int64"})
     times = pd.concat(parts, ignore_index=True).merge(waited, on=["rank", "step"], how="left")
     times["waiting_ms"] = times["waiting_ms"].astype("Float64")
-    straggler, lateness = _candidate(times, waited_for(matched, clocks, alone)), None
+    straggler, lateness = _candidate(times, waited_for(shared)), None
     if straggler is not None:
-        lateness = judge_lateness(straggler, waited_beyond(matched, clocks, straggler, alone), len(recordings))
+        lateness = judge_lateness(straggler, waited_beyond(shared, straggler), len(recordings))
         straggler = straggler if lateness.certain else None
     together = tuple(int(rank) for rank in clocks.index[clocks["collectives"].fillna(0) > 0]) if len(matched) else ()
-    each = waited_each(matched, clocks)
     ahead = clocks["ahead_us"].dropna()
     shift = {int(rank): round(us * 1e3) - bases[int(rank)] for rank, us in ahead.items() if rank in together}
     drawn = {rank: lanes[rank] for rank in shift}
@@ -155,12 +155,12 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
         doubts=_doubts_of(recordings),
         matched=together,
         parts=_parts(times),
-        collectives=each,
+        collectives=shared,
         late=late_work(known_hosts, straggler),
         host=hosts,
         samples=_samples(recordings),
         base_ns=bases,
-        lanes=step_lanes(drawn, each, times, shift) if len(drawn) > 1 else None,
+        lanes=step_lanes(drawn, shared, times, shift) if len(drawn) > 1 else None,
     )
 
 

@@ -150,13 +150,12 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
     clearly = float(np.percentile(other, 75)) < float(np.percentile(facts.timed_ms, 25))
     if facts.share(bound) < _WORTH_THREADS or not clearly:
         return
-    limit, stopped = facts.environment.get("cpu_limit"), facts.meta.get("noise", {}).get("throttled_ms")
+    limit = facts.environment.get("cpu_limit")
     room = f"{facts.environment.get('cpus')} cores" + (f", limited to {limit:g} by its cgroup" if limit else "")
-    throttled = f" The limit stopped the process for {fmt.duration(stopped)} in that time." if stopped else ""
     yield Finding(
         f"torch uses {threads} threads, and the process has {room}. With {fmt.counted(tried['threads'], 'thread')} the "
         f"step took {fmt.duration(faster)} instead of {fmt.duration(typical)} (medians of {len(other)} and "
-        f"{len(facts.timed_ms)} steps), {fmt.share(facts.share(bound))} less.{throttled}",
+        f"{len(facts.timed_ms)} steps), {fmt.share(facts.share(bound))} less.",
         bound,
         "Use as many threads as there are cores: "
         + ("more of them compete and wait for each other." if threads > cores else "the others are idle."),
@@ -218,18 +217,12 @@ def uneven_steps(facts: Facts) -> Iterator[Finding]:
     period = _period(slow, len(rest))
     if facts.share(bound) < _WORTH or (period is None and facts.busy):
         return
-    noise, hints = facts.meta.get("noise", {}), []
-    if noise.get("throttled_ms"):
-        hints.append(f"the cgroup's CPU limit stopped the process for {fmt.duration(noise['throttled_ms'])}")
-    if noise.get("gpu_throttle_reasons"):
-        hints.append("the GPU was throttled")
-    said = f" During the timed steps {' and '.join(hints)}." if hints else ""
     often = f"every {period} steps" if period else f"{len(slow)} of {len(rest)} steps"
     mean_ms = facts.step_ms + bound
     yield Finding(
         f"Some steps are far slower than the others ({often}): {fmt.duration(float(np.median(rest[slow])))} instead of "
         f"{fmt.duration(typical)}. That adds {fmt.duration(bound)} to the mean step, {fmt.share(bound / mean_ms)} of "
-        f"it.{said}",
+        f"it.",
         bound,
         "Look for what happens only in these steps: checkpoints, logging, evaluation, batches of another size."
         if period
