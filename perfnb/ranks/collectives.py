@@ -234,7 +234,7 @@ def with_waiting(
         the rank waited in several at a time; otherwise the same.
     """
     ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
-    on_clock = (matched["start_ns"] - matched["rank"].map(ahead)).to_numpy(dtype=np.int64)
+    on_clock = (matched["start_ns"] - matched["rank"].map(ahead).astype("int64")).to_numpy(dtype=np.int64)
     latest = pd.Series(on_clock).groupby(matched["place"].to_numpy()).transform("max").to_numpy()
     waited = np.clip(latest - on_clock, 0, (matched["end_ns"] - matched["start_ns"]).to_numpy(dtype=np.int64))
     own, on_host = waited.copy(), matched["on_host"].to_numpy(dtype=bool)
