@@ -10,6 +10,7 @@ import pytest
 
 from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import Facts, facts_of
+from perfnb.findings.finding import Finding, in_order
 from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
 from perfnb.findings.rules.memory import activation_memory, allocator, growth
 from perfnb.findings.verdict import verdict_of
@@ -153,6 +154,16 @@ def test_activations_dominate_from_half_of_the_peak_on(held: int, told: bool) ->
     found = activation_memory(facts(memory=memory(by_category={"activations": held})))
 
     assert [(one.bound_bytes, one.bound_ms) for one in found] == ([(held, None)] if told else [])
+
+
+def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
+    known = facts(memory=memory(by_category={"activations": 90 * MIB}, incomplete="OutOfMemoryError"))
+    (held,) = activation_memory(known)
+    slow = Finding("It is slow.", 1.0, "Do less.", "high", "Why.", "Blind.", bottleneck="compute")
+
+    verdict = verdict_of(known, in_order([slow, held]))
+
+    assert (verdict.verdict, verdict.finding) == ("Out of memory: activations take most of it.", 0)
 
 
 def test_an_allocator_that_tried_again_is_told_of() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfnb.findings.facts import typical
-from perfnb.findings.finding import Finding, Row, finding_table
+from perfnb.findings.finding import Finding, Row, Rule, deciding, finding_table, found_by
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import SCHEMA
@@ -358,6 +359,25 @@ def test_the_greatest_bound_comes_first_and_what_has_none_last(bounds: list[floa
     assert table["bound_ms"].tolist()[: len(known)] == sorted(known, reverse=True)
     assert table["bound_ms"].isna().tolist()[len(known) :] == [True] * (len(bounds) - len(known))
     assert {name: str(dtype) for name, dtype in table.dtypes.items()}["bound_ms"] == "Float64"
+
+
+def test_what_is_urgent_comes_first_and_what_others_may_have_caused_last() -> None:
+    finding = Finding("a", 1.0, "b", "high", "c", "d")
+    found = [replace(finding, urgency=-1, bound_ms=9.0), finding, replace(finding, urgency=1, bound_ms=None)]
+
+    assert finding_table(found, 10.0)["bound_ms"].astype(object).tolist() == [pd.NA, 1.0, 9.0]
+    rule = Rule("", "", "", lambda facts: iter(found))
+    assert deciding(found_by([rule], None, 10.0), {"": rule}, 10.0, 0.5) == 0
+
+
+def test_a_finding_has_no_more_confidence_than_it_may_and_tells_the_reason() -> None:
+    finding = Finding("a", 1.0, "b", "high", "c", "d")
+
+    assert finding.at_most("medium", "Few.").why == "Few. c"
+    assert finding.at_most("medium", "Few.").at_most("low", "Busy.") == replace(
+        finding, confidence="low", why="Busy. Few. c"
+    )
+    assert finding.at_most("low", "Busy.").at_most("medium", "Few.").why == "Busy. c"
 
 
 def test_a_node_of_backward_is_an_owner_like_any_other() -> None:

@@ -17,6 +17,7 @@ from perfnb.loop import run_summary
 from perfnb.loop.record import RunRecorder
 from perfnb.loop.run import RunSummary, summarise
 from perfnb.recording.folder import load_meta
+from perfnb.recording.schema import SCHEMA
 from tests.loop.planted_runs import MIB, recorded, run, steady_memory, usual
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -54,6 +55,25 @@ def test_waits_for_data() -> None:
     assert low <= 100 * share <= high
     assert high - low < 2
     assert "at most 5.99 ms" in found.next  # type: ignore[operator]
+
+
+def test_findings_have_the_columns_of_a_profiles() -> None:
+    waits = usual(N, 6.0, seed=2)
+    found = run(usual(N) + waits, waits).findings
+    assert list(found.columns) == list(SCHEMA["findings"])
+    assert found["rows"].tolist() == [[{"kind": "phase", "name": "data"}]]
+    assert found["why"].str.len().min() > 0
+    assert list(run(usual(N)).findings.columns) == list(SCHEMA["findings"])
+
+
+def test_a_surer_finding_that_is_not_much_smaller_is_the_verdict() -> None:
+    other, wall = np.zeros(N), usual(N)
+    other[[500, 1500]] = 700.0
+    wall[1000] = 2500.0  # one slow step, as other work on the machine causes
+    found = run(wall, other_ms=other)
+    assert bottlenecks(found) == ["stalls", "between steps"]
+    assert found.findings["confidence"].tolist() == ["low", "high"]
+    assert found.verdict == "Much time passes between steps"
 
 
 def test_few_waits_are_no_input_bound_run() -> None:
