@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
@@ -150,19 +150,16 @@ class Ranks(Page, Shown):
 
         Those are a straggler, unbalanced input and bucket sizes.
         """
-        both: list[tuple[int | None, pd.DataFrame]] = [(None, self._findings_of_job)]
-        both += [(rank, self._findings_of(rank)) for rank in self._profiles]
-        parts = [part.assign(rank=pd.array([rank] * len(part), dtype="Int64")) for rank, part in both if len(part)]
-        if not parts:
-            return finding_table([], None).assign(rank=pd.array([], dtype="Int64"))
-        whole = pd.concat(parts, ignore_index=True)
+        return self._findings_of_job_and(self._profiles)
+
+    def _findings_of_job_and(self, ranks: Iterable[int]) -> pd.DataFrame:
+        step_ms = self._timed_ms or float(self._summary.times["wall_ms"].mean())
+        tables: dict[int | None, pd.DataFrame] = {None: finding_table(self._found_in_job, step_ms)}
+        tables |= {rank: self._findings_of(rank) for rank in ranks}
+        of_rank = [table.assign(rank=rank).astype({"rank": "Int64"}) for rank, table in tables.items() if len(table)]
+        whole = pd.concat(of_rank or [tables[None].assign(rank=pd.array([], dtype="Int64"))], ignore_index=True)
         whole.insert(0, "rank", whole.pop("rank"))
         return whole.sort_values("bound_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
-
-    @property
-    def _findings_of_job(self) -> pd.DataFrame:
-        table = finding_table(self._found_in_job, self._timed_ms or float(self._summary.times["wall_ms"].mean()))
-        return table.assign(rank=pd.array([None] * len(table), dtype="Int64"))
 
     @cached_property
     def _found_in_job(self) -> list[Finding]:
@@ -259,7 +256,7 @@ class Ranks(Page, Shown):
         times = {rank: one.timing for rank, one in self._profiles.items()}
         medians = {rank: fmt.known(timing.median_ms) for rank, timing in times.items()}
         timed = {rank: ms for rank, ms in medians.items() if ms is not None}
-        asked = self.findings if len(timed) == len(self) <= _MOST_ASKED else self._findings_of_job
+        asked = self._findings_of_job_and(self._profiles if len(timed) == len(self) <= _MOST_ASKED else ())
         wall = self._summary.times["wall_ms"]
         count = min((len(times[rank].samples_ms) for rank in timed), default=0)
         return JobHead(timed, count, self._summary.times["step"].nunique(), float(wall.mean()), asked)
