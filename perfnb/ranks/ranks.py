@@ -156,8 +156,11 @@ class Ranks(Page, Shown):
         step_ms = self._timed_ms or float(self._summary.times["wall_ms"].mean())
         tables: dict[int | None, pd.DataFrame] = {None: finding_table(self._found_in_job, step_ms)}
         tables |= {rank: self._findings_of(rank) for rank in ranks}
-        of_rank = [table.assign(rank=rank).astype({"rank": "Int64"}) for rank, table in tables.items() if len(table)]
-        whole = pd.concat(of_rank or [tables[None].assign(rank=pd.array([], dtype="Int64"))], ignore_index=True)
+        kept = {rank: table for rank, table in tables.items() if len(table)} or {None: tables[None]}
+        numbered = [
+            table.assign(rank=pd.array([rank] * len(table), dtype="Int64")) for rank, table in kept.items()
+        ]
+        whole = pd.concat(numbered, ignore_index=True)
         whole.insert(0, "rank", whole.pop("rank"))
         return whole.sort_values("bound_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
 
