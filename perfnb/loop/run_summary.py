@@ -100,12 +100,12 @@ class RunFigures:
 
     @cached_property
     def mean_ms(self) -> float:
-        """Mean time of a step, and..."""
+        """Mean time of a step."""
         return float(self.judged["sum_wall_ms"].sum()) / self.counted
 
     @cached_property
     def between_ms(self) -> float:
-        """...mean time between two steps."""
+        """Mean time from the end of a step to the start of the next one."""
         return float(self.judged["sum_other_ms"].sum()) / self.counted
 
     @cached_property
