@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-import pandas as pd
-
 from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts
 from perfnb.recording.text import TEXT

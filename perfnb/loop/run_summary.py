@@ -306,9 +306,7 @@ def _changes(rows: pd.DataFrame, times: Floats) -> Changes | None:
     return Changes(changes.kind, places, changes.levels, changes.ratio)
 
 
-def _memory(
-    memory: pd.DataFrame, kind: str, first: int, steps: pd.DataFrame, facts: Mapping[str, Any]
-) -> RunMemory:
+def _memory(memory: pd.DataFrame, kind: str, first: int, steps: pd.DataFrame, facts: Mapping[str, Any]) -> RunMemory:
     column, peak = f"{kind}_bytes", int(facts[f"peak_{kind}_bytes"])
     known = memory[column].dropna()
     last = int(known.iloc[-1]) if len(known) else None

@@ -12,7 +12,6 @@ from weakref import WeakMethod
 import pandas as pd
 
 from perfnb.analysis_version import analysis_version
-from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.collectives import collective_calls, collective_table
 from perfnb.attribution.device_work import WORK_COLUMNS
 from perfnb.attribution.events import all_events, event_table

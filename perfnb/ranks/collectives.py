@@ -214,9 +214,7 @@ def _only(ends: Ends, keys: pd.Index) -> np.ndarray:
     return np.flatnonzero(np.isin(ends.key, keys.to_numpy()))
 
 
-def with_waiting(
-    matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] = _ALL
-) -> pd.DataFrame:
+def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] = _ALL) -> pd.DataFrame:
     """The collectives that ranks share, with how long each waited for the last rank to arrive.
 
     Parameters

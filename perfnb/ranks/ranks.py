@@ -157,9 +157,7 @@ class Ranks(Page, Shown):
         tables: dict[int | None, pd.DataFrame] = {None: finding_table(self._found_in_job, step_ms)}
         tables |= {rank: self._findings_of(rank) for rank in ranks}
         kept = {rank: table for rank, table in tables.items() if len(table)} or {None: tables[None]}
-        numbered = [
-            table.assign(rank=pd.array([rank] * len(table), dtype="Int64")) for rank, table in kept.items()
-        ]
+        numbered = [table.assign(rank=pd.array([rank] * len(table), dtype="Int64")) for rank, table in kept.items()]
         whole = pd.concat(numbered, ignore_index=True)
         whole.insert(0, "rank", whole.pop("rank"))
         return whole.sort_values("bound_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)

@@ -331,9 +331,7 @@ def test_lower_precision_is_advised_where_the_gpu_has_units_for_it(
         ("GPU 0", {}, None),
     ],
 )
-def test_what_a_gpu_can_do_is_known_by_its_number(
-    name: str, facts: dict[str, Any], can: set[str] | None
-) -> None:
+def test_what_a_gpu_can_do_is_known_by_its_number(name: str, facts: dict[str, Any], can: set[str] | None) -> None:
     recording = live_gpu()
     meta = {"devices": [{"id": 0, "name": name, **facts}] if facts else [], "environment": {"gpus": [name]}}
     recording = replace(recording, meta={**recording.meta, **meta})

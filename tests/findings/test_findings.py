@@ -351,9 +351,7 @@ def test_typical_values_are_medians_over_steps_that_did_the_same(rows: list[list
 @pytest.mark.slow
 @given(st.lists(st.none() | st.floats(0, 1e6), max_size=6))
 def test_the_greatest_bound_comes_first_and_what_has_none_last(bounds: list[float | None]) -> None:
-    table = finding_table(
-        [Finding("a", bound, "b", "low", "c", "d", (Row("op", "x"),)) for bound in bounds], 10.0
-    )
+    table = finding_table([Finding("a", bound, "b", "low", "c", "d", (Row("op", "x"),)) for bound in bounds], 10.0)
 
     known = [bound for bound in bounds if bound is not None]
     assert table["bound_ms"].tolist()[: len(known)] == sorted(known, reverse=True)

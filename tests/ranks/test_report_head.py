@@ -7,7 +7,6 @@ import pandas as pd
 from perfnb.ranks.findings import _late
 from perfnb.ranks.host import LateWork
 from perfnb.ranks.report_head import JobHead, found_html, found_text, head_lines
-from perfnb.ranks.summary import RanksSummary
 
 BAD = "<b>every micro-step</b>"
 

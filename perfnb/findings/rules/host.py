@@ -204,8 +204,7 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     ask = "" if named else " To see which function it is, profile with stacks=True."
     among = f", {fmt.duration(ops_ms)} of it in ops" if ops_ms > NAMED * bound else ""
     yield Finding(
-        f"For {facts.of_step(bound)} the host runs code {_WHERE[most]}: Python, or another library{among}."
-        f"{named}",
+        f"For {facts.of_step(bound)} the host runs code {_WHERE[most]}: Python, or another library{among}.{named}",
         bound,
         f"Move it out of the step, or do it less often, in another thread or process, or with fewer calls.{ask}",
         "low" if memory is not None and memory.peak_bytes > _LARGE and not named else "medium",
