@@ -243,8 +243,8 @@ def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int
 
 def waits(rows: pd.DataFrame) -> pd.DataFrame:
     """How long each rank waited alone in collectives (from `with_waiting`): ``rank``, ``step``, ``waiting_ms``."""
-    sums = rows.groupby(["rank", "step"], as_index=False)["alone_ns"].sum()
-    return sums[["rank", "step"]].assign(waiting_ms=sums["alone_ns"] / 1e6)
+    sums: pd.DataFrame = rows.groupby(["rank", "step"], as_index=False)[["alone_ns"]].sum()
+    return sums.assign(waiting_ms=sums["alone_ns"] / 1e6).drop(columns="alone_ns")
 
 
 def waited_for(rows: pd.DataFrame) -> pd.Series:
