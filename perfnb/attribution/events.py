@@ -12,13 +12,12 @@ import pandas as pd
 from perfnb.attribution.attribution import Attribution, blocks_of_events, owner_names
 from perfnb.attribution.blocks import Host, Kind
 from perfnb.attribution.device_work import known_or_na
-from perfnb.attribution.interval_sets import IntervalSet
 from perfnb.recording.from_trace import rows_of_trace
-from perfnb.recording.nesting import NONE, Ints, children_sums, nest
+from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT, is_one_of, of_labels
-from perfnb.trace_names import PYTHON_CALLS, SPAN_CATEGORY, own_word, without_address
+from perfnb.trace_names import PYTHON_CALLS, SPAN_CATEGORY, own_word
 
 
 def calls_of(events: pd.DataFrame) -> Ints:
@@ -44,23 +43,6 @@ def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
             return found
         above = host.forest.parent[found]
         found = np.where(over, np.where(of_blocks[above] == thread, above, NONE), found)
-
-
-def longest_calls(events: pd.DataFrame, host: Host, thread: int, time: IntervalSet) -> pd.Series:
-    """Self time in ns of each Python function of a thread within a set of time, longest first.
-
-    A method of many objects, such as ``append`` of lists, is one function.
-    """
-    rows = calls_of(events)
-    rows = rows[_threads(events, host, rows) == thread]
-    begin = events["start_ns"].to_numpy()[rows]
-    end = begin + events["duration_ns"].to_numpy()[rows]
-    inside = time.within(begin, end).astype(np.float64)
-    own = inside - children_sums(nest(np.zeros(len(rows), dtype=np.int64), begin, end).parent, inside)
-    names = events["name"].array[rows]
-    sums = pd.Series(np.maximum(own, 0.0)).groupby(names, observed=True).sum()
-    sums = sums.groupby([without_address(str(name)) for name in sums.index]).sum()
-    return sums[sums > 0].sort_values(ascending=False, kind="stable")
 
 
 def _threads(events: pd.DataFrame, host: Host, rows: Ints) -> npt.NDArray[np.int64]:

@@ -43,27 +43,14 @@ _UPDATES: Mapping[str, str] = {
     "foreach_optimizer": "foreach=True",
 }
 _OTHERS = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}")
-#: By name, if the recording holds no number.
-_NAMED: tuple[tuple[re.Pattern[str], Capability], ...] = (
-    (re.compile(r"\bP100\b"), (6, 0)),
-    (re.compile(r"\bP40?\b|GTX 10\d\d"), (6, 1)),
-    (re.compile(r"\bV100|TITAN V\b"), (7, 0)),
-    (re.compile(r"\bT4\b|RTX 20\d\d|GTX 16\d\d|Quadro RTX"), (7, 5)),
-    (re.compile(r"\bA100|\bA30\b"), (8, 0)),
-    (re.compile(r"\bA10G?\b|\bA40\b|RTX 30\d\d|RTX A\d{4}"), (8, 6)),
-    (re.compile(r"\bL4\b|\bL40S?\b|RTX 40\d\d"), (8, 9)),
-    (re.compile(r"\bH100|\bH200|\bGH200"), (9, 0)),
-    (re.compile(r"\bB200|\bGB200"), (10, 0)),
-)
+_NVIDIA = re.compile(r"NVIDIA|^(?:Tesla|GeForce|Quadro|TITAN)")
 #: Sets an environment variable of PyTorch's allocator.
 EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported'
-#: Profilers that record what a trace lacks: Python functions, and calls that wait for the GPU as well.
-RECORD_PYTHON = (
+#: A profiler that records what a trace may lack: Python functions, and calls that wait for the GPU.
+RECORD_MORE = (
     "profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, "
-    "torch.profiler.ProfilerActivity.CUDA], with_stack=True)"
-)
-RECORD_WAITS = (
-    f"{RECORD_PYTHON[:-1]}, experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))"
+    "torch.profiler.ProfilerActivity.CUDA], with_stack=True, "
+    "experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))"
 )
 #: The arguments of a DataLoader that a line may repeat.
 LOADER_WORDS = (
@@ -219,7 +206,7 @@ _SHAPES = tuple(
     re.compile(shape)
     for shape in (
         "",
-        *map(re.escape, (EXPANDABLE, RECORD_PYTHON, RECORD_WAITS)),
+        *map(re.escape, (EXPANDABLE, RECORD_MORE)),
         *(_shape_of(lever, line) for lever, line in _LINES.items()),
         *(
             rf"for group in {source}: group\.update\({re.escape(how)}\)"
@@ -287,33 +274,28 @@ def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tu
 
 def has_units(recording: Recording, what: str) -> bool | None:
     """Whether every GPU meets one of `NEEDS`; ``None`` if that is unknown."""
-    known = [_capability(name, facts) for name, facts in _devices(recording)]
+    known = [_capability(device) for device in _devices(recording)]
     return None if not known or None in known else all(one >= NEEDS[what] for one in known if one is not None)
 
 
 def is_amd(recording: Recording) -> bool:
     """Whether the work ran on an AMD GPU: its runtime's calls start with ``hip``."""
     names = recording.events["name"].cat.categories.astype(TEXT)
-    return bool(names.str.startswith("hip").any()) or any(_OTHERS.search(name) for name, _ in _devices(recording))
+    devices = (str(device.get("name")) for device in _devices(recording))
+    return bool(names.str.startswith("hip").any()) or any(_OTHERS.search(name) for name in devices)
 
 
-def _devices(recording: Recording) -> list[tuple[str, Mapping[str, Any]]]:
-    """Name and facts of each GPU that was used; of all known GPUs if the recording does not say which."""
+def _devices(recording: Recording) -> list[Mapping[str, Any]]:
+    """The facts of each GPU that was used; of all known ones if the recording does not say which."""
     found = recording.meta.get("devices")
-    known = [one for one in found if isinstance(one, Mapping)] if isinstance(found, (list, tuple)) else []
-    gpus = recording.meta.get("environment", {}).get("gpus") or []
-    names = [str(name) for name in gpus] if isinstance(gpus, (list, tuple)) else []
-    of_name = {str(one.get("name")): one for one in known}
-    if names and all(name in of_name for name in names):
-        return [(name, of_name[name]) for name in dict.fromkeys(names)]
-    return [(str(one.get("name")), one) for one in known] or [(name, {}) for name in names]
+    known = [device for device in found if isinstance(device, Mapping)] if isinstance(found, (list, tuple)) else []
+    used = recording.meta.get("environment", {}).get("gpus") or ()
+    return [device for device in known if device.get("name") in used] or known
 
 
-def _capability(name: str, facts: Mapping[str, Any]) -> Capability | None:
+def _capability(device: Mapping[str, Any]) -> Capability | None:
     """The compute capability of an NVIDIA GPU; other vendors number theirs differently."""
-    if _OTHERS.search(name):
-        return None
-    major, minor = facts.get("computeMajor"), facts.get("computeMinor")
-    if isinstance(major, int) and isinstance(minor, int) and re.search(r"NVIDIA|^(?:Tesla|GeForce|Quadro|TITAN)", name):
+    name, major, minor = str(device.get("name")), device.get("computeMajor"), device.get("computeMinor")
+    if isinstance(major, int) and isinstance(minor, int) and _NVIDIA.search(name) and not _OTHERS.search(name):
         return major, minor
-    return next((capability for pattern, capability in _NAMED if pattern.search(name)), None)
+    return None

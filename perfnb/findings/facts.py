@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from perfnb.attribution.blocks import Kind
 from perfnb.attribution.collectives import collective_calls
 from perfnb.attribution.events import calls_of
 from perfnb.findings.code import MODULES, root_of
+from perfnb.findings.doubts import doubt_of, too_few_steps
 from perfnb.findings.gpu_facts import GpuFacts, gpu_facts
 from perfnb.flame.step_stacks import step_stacks
 from perfnb.memory.table import MemorySummary
@@ -142,6 +142,16 @@ class Facts:
         if usual <= 0 or mean <= _FAR * usual:
             return ""
         return f"the timed steps' own work takes {fmt.duration(mean)} on average but mostly {fmt.duration(usual)}"
+
+    @cached_property
+    def doubt(self) -> str:
+        """Why bounds may be far off, in sentences; empty if nothing speaks against them."""
+        return doubt_of(self)
+
+    @cached_property
+    def too_few(self) -> str:
+        """Why no figure is certain, in a sentence; empty if there are enough timed steps."""
+        return too_few_steps(self)
 
     def share(self, ms: float) -> float:
         """A time as a share of the step."""
@@ -344,11 +354,11 @@ class Facts:
     def root(self, layer: str | None = None) -> str | None:
         """The model that a layer belongs to; without a layer, the one with most parameters; ``None`` if none is."""
         modules = self.recording.modules
-        if layer is not None:
-            line = self._line(layer)
-            return str(modules["name"].iloc[line[-1]]) if line else None
         roots = modules.loc[modules["parent"] == NONE].sort_values("parameters", ascending=False, kind="stable")
-        return str(roots["name"].iloc[0]) if len(roots) else None
+        names = [str(name) for name in roots["name"]]
+        if layer is None:
+            return names[0] if names else None
+        return max((name for name in names if f"{layer}.".startswith(f"{name}.")), key=len, default=None)
 
     def variable(self, layer: str | None = None) -> str | None:
         """The user's name for the model that a layer belongs to; ``None`` if no variable is known to hold it."""
@@ -358,15 +368,6 @@ class Facts:
     def is_called(self, layer: str | None = None) -> bool:
         """Whether the step calls that model itself, rather than one of its methods or layers."""
         return self._models.get(self.root(layer) or "", False)
-
-    def _line(self, layer: str) -> list[int]:
-        """The row of a layer among the modules, then those of the layers around it up to its model."""
-        modules, line = self.recording.modules, []
-        place = max(np.flatnonzero((modules["name"] == layer).to_numpy()), default=NONE)
-        while place != NONE:
-            line.append(int(place))
-            place = modules["parent"].iloc[place]
-        return line
 
     @cached_property
     def kinds(self) -> dict[str, str]:
@@ -395,31 +396,15 @@ class Facts:
     def updates(self) -> float:
         """How often each optimizer steps per profiled step: more than once if that contains a loop."""
         blocks, events = self.attribution.host.blocks, self.recording.events
-        steps, most = blocks[blocks["kind"] == Kind.STEP], 1.0
-        if steps.empty:
-            return most
-        begin, end = min(0, steps["start"].min()), steps["end"].max()
-        inside = events["start_ns"].between(begin, end, inclusive="left")
-        for label, count in events.loc[inside, "name"].value_counts().items():
-            if kind := stepped_optimizer(str(label)):
-                of_class = max(sum(one["class"] == kind for one in self.optimizers), 1)
-                most = max(most, count / len(steps) / of_class)
-        return most
+        steps = blocks[blocks["kind"] == Kind.STEP]
+        inside = events["start_ns"].between(min(0, steps["start"].min()), steps["end"].max(), inclusive="left")
+        stepped = of_labels(events["name"], lambda name: stepped_optimizer(name) is not None) & inside.to_numpy()
+        return max(float(stepped.sum()) / self.steps / max(len(self.optimizers), 1), 1.0)
 
     @property
     def loader(self) -> Mapping[str, Any]:
         """Name and settings of the loader; empty if unknown."""
         return next((_named(one) for one in _maps([self._parts.get("loader")])), {})
-
-    def path_of(self, layer: str) -> str:
-        """A layer as a Python expression that starts with its model."""
-        names, kinds, line = self.recording.modules["name"], self.recording.modules["module"], self._line(layer)
-        path = str(names.iloc[line[-1]]) if line else ""
-        for place, above in reversed([*pairwise(line)]):
-            own = str(names.iloc[place]).removeprefix(f"{names.iloc[above]}.")
-            is_place = own.isdecimal() and kinds.iloc[above] in ("Sequential", "ModuleList")
-            path += f"[{own}]" if is_place else f".{own}" if own.isidentifier() else f".get_submodule({own!a})"
-        return path
 
     def heaviest_layers(self, chosen: pd.DataFrame, weight: str = "whole_ns", most: int = 3) -> list[str]:
         """The layers in which some operators take the most time."""

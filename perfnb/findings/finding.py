@@ -1,20 +1,22 @@
-"""Findings, and the rules that make them."""
+"""Findings, the rules that make them, and what steps, runs and jobs do with them alike: order, table and choice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
 from perfnb.recording.schema import conform
 
-if TYPE_CHECKING:
-    from perfnb.findings.facts import Facts
-
 Confidence = Literal["high", "medium", "low"]
+_SUREST_FIRST: tuple[Confidence, ...] = ("high", "medium", "low")
 _TEXTS = ("bottleneck", "evidence", "advice", "code", "remedy", "confidence", "why", "blind")
+#: How large a more certain finding must be, as a share of the largest one, to be preferred to it.
+_RATHER = 1 / 3
+#: Share of the step above which unexplained idle time outweighs every finding.
+_OUTWEIGHS = 0.5
 
 
 class Row(NamedTuple):
@@ -33,10 +35,8 @@ def rows(kind: str, names: Iterable[object]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that holds the step back."""
+    """Something that holds a step, a run or a job back."""
 
-    #: The name of its rule.
-    bottleneck: str
     #: The figures behind it.
     evidence: str
     #: The most that removing it could save per step, in milliseconds (Amdahl); ``None`` if that is unknown. For uneven
@@ -44,8 +44,6 @@ class Finding:
     bound_ms: float | None
     #: The recommendation.
     advice: str
-    #: A line of Python that follows it, in the user's own names; empty if these are unknown or one line cannot do it.
-    code: str
     #: ``high``, ``medium`` or ``low``.
     confidence: Confidence
     #: Why not more, and why not less.
@@ -54,17 +52,35 @@ class Finding:
     blind: str
     #: What it is about.
     rows: tuple[Row, ...] = ()
+    #: A line of Python that follows the advice, in the user's own names; empty if these are unknown or one line cannot
+    #: do it.
+    code: str = ""
     #: The most memory that removing it could free, for findings about memory.
     bound_bytes: int | None = None
     #: The step that the bound is a share of, if not the typical one.
     of_ms: float | None = None
     #: The lever of `perfnb.try_levers` that may cure it; by default that of its rule.
     remedy: str = ""
+    #: 1 comes before all others, whatever its bound, and decides the verdict; -1 comes after them.
+    urgency: int = 0
+    #: The name of its rule, which sets it.
+    bottleneck: str = ""
+
+    def share(self, step_ms: float | None) -> float:
+        """The bound as a share of the step; 0 if there is none."""
+        whole = self.of_ms or step_ms
+        return self.bound_ms / whole if self.bound_ms and whole else 0.0
+
+    def at_most(self, confidence: Confidence, reason: str) -> Finding:
+        """The finding with no more than this confidence, and the reason if it had more."""
+        if _SUREST_FIRST.index(self.confidence) >= _SUREST_FIRST.index(confidence):
+            return self
+        return replace(self, confidence=confidence, why=f"{reason} {self.why}")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A bottleneck: how to find it, and what the verdict says about it. Calling it searches a step."""
+    """A bottleneck: how to find it, and what the verdict says about it. Calling it with the facts searches them."""
 
     #: The bottleneck in two or three words, as in the frame ``findings``.
     name: str
@@ -73,9 +89,9 @@ class Rule:
     #: What could save the time: ``removing the wait``.
     saving: str
     #: Yields the findings.
-    search: Callable[[Facts], Iterator[Finding]]
-    #: Gives headline and saving where they depend on the step.
-    words: Callable[[Facts], tuple[str, str]] | None = None
+    search: Callable[[Any], Iterator[Finding]]
+    #: Gives headline and saving where they depend on the facts.
+    words: Callable[[Any], tuple[str, str]] | None = None
     #: Whether a GPU's bound is all of the work, which no change removes as a whole.
     ceiling: bool = False
     #: Whether only timed steps show it, so that traced steps without it are no argument against it.
@@ -87,19 +103,40 @@ class Rule:
     #: The lever of `perfnb.try_levers` that may cure it, if any.
     remedy: str = ""
 
-    def __call__(self, facts: Facts) -> list[Finding]:
-        return [replace(one, remedy=one.remedy or self.remedy) for one in self.search(facts)]
+    def __call__(self, facts: Any) -> list[Finding]:
+        return [
+            replace(finding, bottleneck=self.name, remedy=finding.remedy or self.remedy)
+            for finding in self.search(facts)
+        ]
+
+    def words_for(self, facts: Any) -> tuple[str, str]:
+        """Headline and saving."""
+        return self.words(facts) if self.words else (self.headline, self.saving)
 
 
 def rule(
     name: str, headline: str, saving: str = "removing it", **traits: Any
-) -> Callable[[Callable[[Facts], Iterator[Finding]]], Rule]:
+) -> Callable[[Callable[[Any], Iterator[Finding]]], Rule]:
     """Turn the function that searches for a bottleneck into its `Rule`; `traits` are the other attributes."""
     return lambda search: Rule(name, headline, saving, search, **traits)
 
 
+def found_by(rules: Iterable[Rule], facts: Any, step_ms: float) -> list[Finding]:
+    """What rules find, in order. No bound is longer than the step that it is a part of."""
+    return in_order(_within(finding.of_ms or step_ms, finding) for rule in rules for finding in rule(facts))
+
+
+def _within(whole_ms: float, finding: Finding) -> Finding:
+    return finding if finding.bound_ms is None else replace(finding, bound_ms=min(finding.bound_ms, whole_ms))
+
+
+def in_order(found: Iterable[Finding]) -> list[Finding]:
+    """The most urgent first, then the largest bound, then those without a bound."""
+    return sorted(found, key=lambda finding: (-finding.urgency, finding.bound_ms is None, -(finding.bound_ms or 0.0)))
+
+
 def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFrame:
-    """The frame ``findings``, largest bound first, findings without a bound last.
+    """The frame ``findings``, in order.
 
     Parameters
     ----------
@@ -107,16 +144,73 @@ def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFra
     step_ms : float or None
         The step that `bound_share` is a share of.
     """
-    listed = list(found)
+    listed = in_order(found)
     table = pd.DataFrame(
         {
-            **{name: [getattr(one, name) for one in listed] for name in _TEXTS},
-            "bound_ms": pd.array([one.bound_ms for one in listed], dtype="Float64"),
-            "bound_bytes": pd.array([one.bound_bytes for one in listed], dtype="Int64"),
-            "rows": [[row._asdict() for row in one.rows] for one in listed],
+            **{name: [getattr(finding, name) for finding in listed] for name in _TEXTS},
+            "bound_ms": pd.array([finding.bound_ms for finding in listed], dtype="Float64"),
+            "bound_bytes": pd.array([finding.bound_bytes for finding in listed], dtype="Int64"),
+            "rows": [[row._asdict() for row in finding.rows] for finding in listed],
         }
     )
-    whole = pd.array([one.of_ms or step_ms or None for one in listed], dtype="Float64")
+    whole = pd.array([finding.of_ms or step_ms or None for finding in listed], dtype="Float64")
     table["bound_share"] = table["bound_ms"] / whole
-    table = conform(table, "findings")
-    return table.sort_values("bound_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
+    return conform(table, "findings")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What holds a step or a run back, in three lines."""
+
+    #: What it is.
+    verdict: str
+    #: The evidence.
+    why: str
+    #: What to try.
+    next: str
+    #: Row of the frame ``findings`` that it rests on.
+    finding: int | None = None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All findings on a step or a run."""
+
+    #: The frame ``findings``.
+    table: pd.DataFrame
+    verdict: Verdict
+    #: The step that the bounds are shares of.
+    step_ms: float | None
+    #: How the profile was asked for; see `perfnb.findings.code.trial_line`.
+    call: object = None
+    #: The share of the step that is the host's own work; see `perfnb.findings.rules.host.unnamed_share`.
+    host_share: float = 0.0
+
+
+def deciding(found: Sequence[Finding], rules: Mapping[str, Rule], step_ms: float, least: float) -> int | None:
+    """The place of the finding to start with: the largest with a known cause, if it is large enough.
+
+    A bound of low confidence is often far from what can be saved, so a surer one that is not much smaller is preferred.
+
+    Parameters
+    ----------
+    found : sequence of Finding
+        In order.
+    rules : mapping of str to Rule
+        By bottleneck.
+    step_ms : float
+    least : float
+        Share of the step that a finding must be able to save.
+    """
+    if found and found[0].urgency > 0:
+        return 0
+    shares = [finding.share(step_ms) for finding in found]
+    large = [place for place, share in enumerate(shares) if share >= least]
+    known = [place for place in large if rules[found[place].bottleneck].explained]
+    unknown = [place for place in large if place not in known]
+    if unknown and (not known or shares[unknown[0]] > _OUTWEIGHS):
+        return unknown[0]
+    sure = [
+        place for place in known if found[place].confidence != "low" and shares[place] >= _RATHER * shares[known[0]]
+    ]
+    return next(iter(sure or known), None)

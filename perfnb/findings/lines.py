@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-import pandas as pd
-
 from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts
 from perfnb.recording.text import TEXT
 
 #: Functions that are named: at most this many, each with this share of the time.
-MOST_NAMED, NAMED = 3, 0.1
+_MOST_NAMED, NAMED = 3, 0.1
 #: Most letters of a name and of a line of code.
-LONGEST, _LONGEST_CODE = 60, 80
+_LONGEST, _LONGEST_CODE = 60, 80
 
 
-def lines_in_words(facts: Facts, phases: Collection[str]) -> str:
+def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> str:
     """The user's functions with most of the sampled time of some phases, each with its heaviest line.
 
-    In shares, because a sampled step does not last as long as a timed one. Empty if stacks were not sampled, or if no
-    sample of these phases met a function of the user.
+    In shares, because a sampled step does not last as long as a timed one, and at most the share of the finding's
+    bound. Empty if stacks were not sampled, or if no sample of these phases met a function of the user.
     """
     table = facts.lines_of_code
     table = table[table["process"] == "step"]
@@ -29,17 +27,17 @@ def lines_in_words(facts: Facts, phases: Collection[str]) -> str:
     whole, step_ms = float(chosen["self_ms"].sum()), float(table["self_ms"].sum())
     if whole <= 0:
         return ""
-    file, function = (chosen[name].fillna("").astype(TEXT) for name in ("file", "function"))
-    number = pd.Series(list(zip(file, function, strict=True)), index=chosen.index).astype(object)
-    parts = []
-    functions = chosen["self_ms"].groupby(number, sort=False).sum().sort_values(ascending=False, kind="stable")
-    for key, ms in functions[functions >= NAMED * whole].head(MOST_NAMED).items():
-        mine = chosen[[each == key for each in number]]
+    chosen = chosen.assign(**{name: chosen[name].fillna("").astype(TEXT) for name in ("file", "function")})
+    functions = chosen.groupby(["file", "function"], sort=False)["self_ms"].sum()
+    functions = functions[functions >= NAMED * whole].sort_values(ascending=False, kind="stable").head(_MOST_NAMED)
+    parts, most = [], facts.share(bound_ms)
+    for (file, function), ms in functions.items():  # type: ignore[misc]
+        mine = chosen[(chosen["file"] == file) & (chosen["function"] == function)]
         line = mine.iloc[int(mine["self_ms"].to_numpy().argmax())]
-        code = line["code"] if isinstance(line["code"], str) else ""
-        where = f"{_place(str(line['file']))}line {int(line['line'])}"
-        said = f"{fmt.share(float(ms) / step_ms)} of the step in {short(str(line['function']))} ({where}"
-        parts.append(f"{said}: {_cut(code, _LONGEST_CODE)})" if code else f"{said})")
+        where = f"{_place(file)}line {int(line['line'])}"
+        if isinstance(line["code"], str) and line["code"]:
+            where += f": {_cut(line['code'], _LONGEST_CODE)}"
+        parts.append(f"{fmt.share(min(float(ms) / step_ms, most))} of the step in {short(function)} ({where})")
     return f" Sampled: {', '.join(parts)}."
 
 
@@ -64,7 +62,7 @@ def not_below_samples(facts: Facts, phases: Collection[str], ms: float) -> float
 
 def short(name: str) -> str:
     """The name of a function, its beginning cut off if it is long."""
-    return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
+    return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
 
 
 def _cut(text: str, most: int) -> str:

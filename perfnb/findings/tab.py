@@ -13,7 +13,7 @@ from perfnb.draw.tab import Tab
 from perfnb.findings.code import trial_line
 
 if TYPE_CHECKING:
-    from perfnb.findings import Findings
+    from perfnb.findings.finding import Findings
 
 #: Labels of the three lines of a verdict.
 HEADS = ("Verdict", "Why", "Next")

@@ -32,8 +32,8 @@ class RankFigures:
     slow_part: str | None  # the part of its steps that is longer
 
 
-def rank_figures(runs: Mapping[int, tuple[RunFigures, pd.DataFrame]]) -> RankFigures:
-    """Compare runs, given by rank with their steps.
+def rank_figures(runs: Mapping[int, RunFigures]) -> RankFigures:
+    """Compare runs by rank.
 
     In each part of the step, ranks are compared with the one in the middle (the lower of two). The 95 % intervals hold
     for all ranks together (Bonferroni).
@@ -41,21 +41,21 @@ def rank_figures(runs: Mapping[int, tuple[RunFigures, pd.DataFrame]]) -> RankFig
     times = _times(runs)
     differences = _differences(runs, times)
     straggler, part = _straggler(differences, times)
-    return RankFigures({rank: figures for rank, (figures, _) in runs.items()}, times, differences, straggler, part)
+    return RankFigures(runs, times, differences, straggler, part)
 
 
-def _times(runs: Mapping[int, tuple[RunFigures, pd.DataFrame]]) -> pd.DataFrame:
+def _times(runs: Mapping[int, RunFigures]) -> pd.DataFrame:
     rows = {}
-    for rank, (figures, steps) in runs.items():
-        mean = compare_runs(figures, steps, figures, steps).step["a_ms"]
-        data = mean["waiting for data"] if fmt.known(figures.phases["ms"]["data"]) is not None else pd.NA
+    for rank, run in runs.items():
+        mean = compare_runs(run, run).step["a_ms"]
+        data = mean["waiting for data"] if fmt.known(run.phases["ms"]["data"]) is not None else pd.NA
         rows[rank] = (mean["step"], data, mean["working"], mean["between steps"])
     columns = ["step_ms", "data_ms", "working_ms", "other_ms"]
     made = pd.DataFrame.from_dict(rows, orient="index", columns=columns).astype("Float64")
     return made.rename_axis("rank")
 
 
-def _differences(runs: Mapping[int, tuple[RunFigures, pd.DataFrame]], times: pd.DataFrame) -> pd.DataFrame:
+def _differences(runs: Mapping[int, RunFigures], times: pd.DataFrame) -> pd.DataFrame:
     rows, wider = [], _wider(len(times) - 1)
     for what, column in _PARTS.items():
         if times[column].isna().any():
@@ -64,9 +64,9 @@ def _differences(runs: Mapping[int, tuple[RunFigures, pd.DataFrame]], times: pd.
         for rank in runs:
             if rank == middle:
                 continue
-            changes = compare_runs(*runs[middle], *runs[rank])
+            changes = compare_runs(runs[middle], runs[rank])
             row = changes.step.loc[what]
-            change, low, high = (math.nan if (one := fmt.known(row[end])) is None else one for end in _CHANGE)
+            change, low, high = (math.nan if (value := fmt.known(row[end])) is None else value for end in _CHANGE)
             if changes.ratio_ci is None:  # too few steps
                 low = high = math.nan
             rows.append((rank, what, middle, change, *(change + wider * (end - change) for end in (low, high))))

@@ -64,7 +64,7 @@ class RankRuns(Shown, Page):
 
     @cached_property
     def _figures(self) -> RankFigures:
-        return rank_figures({rank: (run._figures, run._steps) for rank, run in self._runs.items()})
+        return rank_figures({rank: run._figures for rank, run in self._runs.items()})
 
     def _line(self) -> str:
         return f"{', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}"

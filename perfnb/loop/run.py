@@ -21,7 +21,6 @@ from perfnb.loop.run_view import (
     changes_line,
     changes_sentences,
     changes_text,
-    next_step,
     run_html,
     run_line,
     run_sentences,
@@ -103,7 +102,7 @@ class RunSummary(Shown, Page):
     @property
     def verdict(self) -> str:
         """What held the run back, in a few words; "Steady" if nothing did, or that there were too few steps."""
-        return self._figures.verdict
+        return self._figures.findings.verdict.verdict
 
     @property
     def sentences(self) -> list[str]:
@@ -113,7 +112,7 @@ class RunSummary(Shown, Page):
     @property
     def next(self) -> str | None:
         """What to do next, with what it could save at most; ``None`` if nothing stands out."""
-        return next_step(self._figures)
+        return self._figures.findings.verdict.next or None
 
     @property
     def median_ms(self) -> float | None:
@@ -149,8 +148,8 @@ class RunSummary(Shown, Page):
 
     @property
     def findings(self) -> pd.DataFrame:
-        """What held the run back, most important first: evidence, bound, recommendation (`advice`), confidence."""
-        return self._figures.findings.copy()
+        """What held the run back, most important first; the columns are those of `Profile.findings`."""
+        return self._figures.findings.table.copy()
 
     @property
     def slow(self) -> pd.DataFrame:
@@ -236,7 +235,7 @@ class RunComparison(Shown, Page):
         within = finite(equal_within)
         if within is None or not 0 <= within < 1:
             raise ValueError(f"equal_within must be between 0 and 1 (0.02 is 2 %), not {shown(equal_within)}.")
-        self._changes = compare_runs(a._figures, a._steps, b._figures, b._steps, within)
+        self._changes = compare_runs(a._figures, b._figures, within)
 
     @property
     def verdict(self) -> str:
@@ -319,7 +318,9 @@ def load_run(path: str | Path) -> RunSummary:
     if any((steps[f"{which}_data_ns"] > steps[f"{which}_wall_ns"]).any() for which in ("sum", "one")):
         raise RecordingError(f"{source} is damaged: a step waits for its data for longer than it takes.")
     try:
-        return RunSummary(Recorded(**tables, facts=saved.facts), saved.outcome)
+        run = RunSummary(Recorded(**tables, facts=saved.facts), saved.outcome)
+        run._figures.findings  # noqa: B018 what is damaged shows when it is computed
+        return run
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise RecordingError(f"{source} is damaged: its steps are not those of a run ({error}).") from error
 

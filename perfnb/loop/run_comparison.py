@@ -51,18 +51,16 @@ class RunChanges:
     equal_within: float
 
 
-def compare_runs(
-    a: RunFigures, a_steps: pd.DataFrame, b: RunFigures, b_steps: pd.DataFrame, equal_within: float = 0.02
-) -> RunChanges:
+def compare_runs(a: RunFigures, b: RunFigures, equal_within: float = 0.02) -> RunChanges:
     """Compare two runs, profiled windows and warm-up left out.
 
     Intervals come from blocks of consecutive steps: single steps depend on their neighbours, and count for less than
     their number. They cover what varied within each run, not what differed on the machine between the runs.
     """
-    sides = [judged_steps(figures, steps) for figures, steps in ((a, a_steps), (b, b_steps))]
+    sides = [a.judged, b.judged]
     medians = [log_median_of_blocks(side["ms"].to_numpy(float)) for side in sides]
     apart = difference(*medians)
-    enough = apart.bounded and all(int(side["steps"].sum()) >= FEWEST_STEPS for side in sides)
+    enough = apart.bounded and all(run.counted >= FEWEST_STEPS for run in (a, b))
     ratio = math.exp(apart.estimate) if math.isfinite(apart.estimate) else None
     bounds = (math.exp(apart.low), math.exp(apart.high)) if enough else None
     verdict = "inconclusive"
@@ -70,13 +68,6 @@ def compare_runs(
         inner = [math.exp(apart.estimate + _INNER * (edge - apart.estimate)) for edge in (apart.low, apart.high)]
         verdict = judge(bounds, ratio, within_band((inner[0], inner[1]), equal_within))
     return RunChanges(a, b, _times(sides), ratio, bounds, verdict, _memory(a, b), equal_within)
-
-
-def judged_steps(figures: RunFigures, steps: pd.DataFrame) -> pd.DataFrame:
-    """The steps that a run is judged by, with their time in `ms`."""
-    own = steps[~steps["profiled"]].iloc[figures.warmup :]
-    ms = own["device_ms"].fillna(own["wall_ms"]) if figures.device else own["wall_ms"]
-    return own.assign(ms=ms, working=own["sum_wall_ms"] - own["sum_data_ms"])
 
 
 def _times(sides: list[pd.DataFrame]) -> pd.DataFrame:
@@ -120,11 +111,11 @@ def _change(one: Centre, other: Centre) -> tuple[float | None, ...]:
 def _memory(a: RunFigures, b: RunFigures) -> pd.DataFrame:
     rows: list[tuple[str, float | None, float | None, float | None, float | None, float | None]] = []
     for kind in ("resident", "allocated"):
-        one, other = a.peaks[kind], b.peaks[kind]
+        one, other = (run.memory[kind].peak_bytes for run in (a, b))
         if one is not None or other is not None:
             rows.append((kind, one, other, None if one is None or other is None else other - one, None, None))
     for kind in ("resident", "allocated"):
-        slopes = [getattr(figures, kind) for figures in (a, b)]
+        slopes = [run.memory[kind].growth for run in (a, b)]
         if any(slope is not None for slope in slopes):
             centres = [_of_slope(slope) for slope in slopes]
             known = [None if math.isnan(one.estimate) else one.estimate for one in centres]

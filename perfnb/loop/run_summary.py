@@ -1,15 +1,18 @@
-"""What a whole run's steps say: its phases, what held it back, and whether its profiled windows were typical."""
+"""What a whole run's steps say: times, phases, slow steps, memory, and whether its profiled windows were typical."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
+from perfnb.findings.finding import Findings
+from perfnb.loop.run_rules import run_findings
 from perfnb.loop.thinning import COLUMNS, Rows
 from perfnb.recording.text import TEXT
 from perfnb.stats.blocks import (
@@ -26,18 +29,10 @@ from perfnb.stats.slope import Slope, memory_slope
 
 #: Fewest steps after the warm-up for a verdict: below, there are no blocks for an interval.
 FEWEST_STEPS = FEWEST_BLOCKS * SHORTEST
-#: Share of the run from which a wait, time between steps or a change matters, and from which stalls do.
-_WORTH, _WORTH_STALLS = 0.05, 0.02
-#: Share of the steps' time from which waiting for data is what bounds the run.
-_BOUND = 0.2
 #: Steps that take this many times as long as their neighbours are slow; leading ones this many are warm-up.
 _SLOW, _WARMING = 2.0, 1.5
 #: Most of a run that can be warm-up: a longer start is a change of its own.
 _MOST_WARMUP = 0.1
-#: Growth over the run that matters, in bytes and relative to the level.
-_LEAST_GROWTH, _GROWTH = 16 * 2**20, 0.01
-#: Memory that would be full within this many times the run's length is the most urgent.
-_URGENT = 10
 #: Most readings for the slope, which compares all pairs.
 _MOST_READINGS = 400
 #: A window is typical if its median step takes this many times the run's.
@@ -45,15 +40,24 @@ TYPICAL = (0.8, 1.25)
 #: Steps on each side of a window without timed steps that stand for it.
 _NEIGHBOURS = 20
 
-#: Work for this many times the machine's CPUs makes it busy; findings that other programs can cause, too.
-_BUSY, _BY_NOISE = 1.25, frozenset({"stalls", "drift", "change of pace"})
+#: Work for this many times the machine's CPUs makes it busy.
+_BUSY = 1.25
 
 PHASES = ("data", "step", "other", "profiled")
 
 
 @dataclass(frozen=True)
+class RunMemory:
+    """What one kind of memory did over a run."""
+
+    peak_bytes: int | None
+    last_bytes: int | None
+    growth: Slope | None  # per step
+
+
+@dataclass(frozen=True)
 class RunFigures:
-    """The facts of a run; views only format and draw them."""
+    """The facts of a run: its rules argue from them, and views format and draw them."""
 
     name: str
     steps: int  # all of them
@@ -63,23 +67,51 @@ class RunFigures:
     warmup: int  # slow ones at the start, left out of the verdict
     stride: int  # how many steps a row stands for
     duration_ms: float  # from the first step's start to the last step's end
-    median_ms: float | None
-    ci_ms: tuple[float, float] | None
+    judged: pd.DataFrame  # the steps without those left out, with their time in `ms` and without waits in `working`
+    ci_ms: tuple[float, float] | None  # of the median
+    has_device: bool  # whether an accelerator worked
     device: str | None  # the device whose events timed the steps, if any
     phases: pd.DataFrame  # by phase: `ms`, `share`; they add up to the run
     wait: Centre  # share of the steps' time that is waiting for data
     slow: pd.DataFrame  # `step`, `start_s`, `wall_ms`, `data_ms`, `lost_ms`: slowest first, one of a row at most
     lost_ms: float  # by slow steps beyond waiting for data
     changes: Changes | None  # of the step time; places are steps
-    resident: Slope | None  # growth per step
-    allocated: Slope | None
-    peaks: Mapping[str, int | None]  # bytes: `resident`, `allocated`
+    memory: Mapping[str, RunMemory]  # `resident`, `allocated`
+    memory_bytes: int | None  # of the machine
     windows: pd.DataFrame  # `step`, `steps`, `ms`, `ratio`, `typical`, `judged_by`
-    findings: pd.DataFrame  # `bottleneck`, `evidence`, `bound_ms` (per step), `share`, `advice`, `confidence`
-    verdict: str
     load: tuple[float, int] | None  # of the machine, and its CPUs, if there was work for more than these
     rank: int | None
     ranks: int | None
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough steps for a verdict."""
+        return len(self.judged) >= FEWEST_STEPS
+
+    @property
+    def median_ms(self) -> float | None:
+        """Median time of a step; ``None`` without any."""
+        return float(self.judged["ms"].median()) if len(self.judged) else None
+
+    @property
+    def counted(self) -> int:
+        """The number of steps that it is judged by."""
+        return int(self.judged["steps"].sum())
+
+    @cached_property
+    def mean_ms(self) -> float:
+        """Mean time of a step."""
+        return float(self.judged["sum_wall_ms"].sum()) / self.counted
+
+    @cached_property
+    def between_ms(self) -> float:
+        """Mean time from the end of a step to the start of the next one."""
+        return float(self.judged["sum_other_ms"].sum()) / self.counted
+
+    @cached_property
+    def findings(self) -> Findings:
+        """What held the run back."""
+        return run_findings(self)
 
 
 def steps_frame(rows: Rows, windows: Rows) -> pd.DataFrame:
@@ -129,38 +161,15 @@ def run_figures(steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, A
     facts : mapping
         As `perfnb.loop.record.Recorded.facts`.
     """
-    own = steps[~steps["profiled"]]
-    warmup = _warmup(own["wall_ms"].to_numpy(float)) if int(facts["stride"]) == 1 else 0
+    own, stride = steps[~steps["profiled"]], int(facts["stride"])
+    warmup = _warmup(own["wall_ms"].to_numpy(float)) if stride == 1 else 0
     judged = own.iloc[warmup:]
-    device = judged["device_ms"].notna().mean() > 0.9 if len(judged) else False
-    times = _times(judged, bool(device))
-    median = float(np.median(times)) if len(times) else None
+    on_device = bool(judged["device_ms"].notna().mean() > 0.9)  # not of no steps
+    ms = judged["device_ms"].fillna(judged["wall_ms"]) if on_device else judged["wall_ms"]
+    judged = judged.assign(ms=ms, working=judged["sum_wall_ms"] - judged["sum_data_ms"])
+    times, first = ms.to_numpy(float), int(judged["step"].iloc[0]) if len(judged) else 0
     interval = interval_of_median(times)
-    enough = int(judged["steps"].sum()) >= FEWEST_STEPS and len(judged) >= FEWEST_STEPS
     slow, lost_ms = _slow(judged)
-    changes = _changes(judged, times) if enough else None
-    slopes: dict[str, Any] = {
-        kind: _growth(memory, f"{kind}_bytes", int(own["step"].iloc[warmup]) if warmup < len(own) else 0, steps)
-        for kind in ("resident", "allocated")
-    }
-    parts: dict[str, Any] = {
-        "phases": _phases(steps, facts),
-        "wait": ratio_of_sums(judged["sum_data_ms"].to_numpy(float), judged["sum_wall_ms"].to_numpy(float)),
-        "slow": slow,
-        "lost_ms": lost_ms,
-        "changes": changes,
-        **slopes,
-        "peaks": {kind: _known(facts[f"peak_{kind}_bytes"]) for kind in ("resident", "allocated")},
-    }
-    found = list(_findings(judged, memory, facts, parts)) if enough else []
-    if busy := _busy(facts):
-        found = [(*one[:-1], "low") if one[0] in _BY_NOISE else one for one in found]
-        found.sort(key=lambda one: one[0] in _BY_NOISE)  # what other programs cannot cause comes first
-    findings = pd.DataFrame(found, columns=["bottleneck", "evidence", "bound_ms", "share", "advice", "confidence"])
-    findings = findings.astype(
-        dict.fromkeys(("bottleneck", "evidence", "advice", "confidence"), TEXT)
-        | dict.fromkeys(("bound_ms", "share"), "Float64")
-    )
     return RunFigures(
         name=str(facts["name"]),
         steps=int(facts["steps"]),
@@ -168,18 +177,23 @@ def run_figures(steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, A
         batches=int(facts.get("batches", 1)),
         profiled=int(steps.loc[steps["profiled"], "steps"].sum()) + int(facts["dropped_windows"]["steps"]),
         warmup=warmup,
-        stride=int(facts["stride"]),
+        stride=stride,
         duration_ms=facts["duration_ns"] / 1e6,
-        median_ms=median,
+        judged=judged,
         ci_ms=None if interval is None else interval[:2],
-        device=facts["device"] if device else None,
+        has_device=bool(facts["device"]),
+        device=facts["device"] if on_device else None,
+        phases=_phases(steps, facts),
+        wait=ratio_of_sums(judged["sum_data_ms"].to_numpy(float), judged["sum_wall_ms"].to_numpy(float)),
+        slow=slow,
+        lost_ms=lost_ms,
+        changes=_changes(judged, times) if len(judged) >= FEWEST_STEPS else None,
+        memory={kind: _memory(memory, kind, first, steps, facts) for kind in ("resident", "allocated")},
+        memory_bytes=facts.get("memory_bytes"),
         windows=_windows(steps, own, times),
-        findings=findings,
-        verdict=_verdict(findings, enough),
-        load=busy,
+        load=_busy(facts),
         rank=facts.get("rank"),
         ranks=facts.get("ranks"),
-        **parts,
     )
 
 
@@ -216,16 +230,6 @@ def strip(steps: pd.DataFrame, width: int, slow: pd.Series[Any] | None = None) -
         inside = slice(int(first * width // count), int((first + steps_inside - 1) * width // count))
         made.loc[inside, "profiled"] = True  # both ends included
     return made
-
-
-def _known(count: int) -> int | None:
-    return None if count < 0 else int(count)
-
-
-def _times(rows: pd.DataFrame, device: bool) -> Floats:
-    """The time of one step of each row: as the device saw it if it was watched, else as the host did."""
-    wall = rows["wall_ms"]
-    return (rows["device_ms"].fillna(wall) if device else wall).to_numpy(float)
 
 
 def _warmup(times: Floats) -> int:
@@ -302,6 +306,13 @@ def _changes(rows: pd.DataFrame, times: Floats) -> Changes | None:
     return Changes(changes.kind, places, changes.levels, changes.ratio)
 
 
+def _memory(memory: pd.DataFrame, kind: str, first: int, steps: pd.DataFrame, facts: Mapping[str, Any]) -> RunMemory:
+    column, peak = f"{kind}_bytes", int(facts[f"peak_{kind}_bytes"])
+    known = memory[column].dropna()
+    last = int(known.iloc[-1]) if len(known) else None
+    return RunMemory(None if peak < 0 else peak, last, _growth(memory, column, first, steps))
+
+
 def _growth(memory: pd.DataFrame, column: str, first: int, steps: pd.DataFrame) -> Slope | None:
     """Growth per step after the warm-up and the first tenth of the run, in which caches and pools fill.
 
@@ -343,192 +354,3 @@ def _windows(steps: pd.DataFrame, own: pd.DataFrame, times: Floats) -> pd.DataFr
     frame = pd.DataFrame(found, columns=columns)
     types = {"step": "int64", "steps": "int64", "ms": "Float64", "ratio": "Float64", "typical": "boolean"}
     return frame.astype({**types, "judged_by": TEXT})
-
-
-_Found = tuple[str, str, float | None, float | None, str, str]
-
-
-def _findings(
-    rows: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, Any], parts: Mapping[str, Any]
-) -> Iterator[_Found]:
-    """What held the run back, the most urgent first, then by what it costs."""
-    wall, count = float(rows["sum_wall_ms"].sum()), int(rows["steps"].sum())
-    found = [
-        *_input(rows, facts, parts, wall / count),
-        *_stalls(parts, rows, wall, count),
-        *_between(rows, wall, count),
-        *_slower(parts["changes"], rows, wall, count),
-    ]
-    yield from _memory(memory, facts, parts, urgent=True)
-    yield from sorted(found, key=lambda one: -(one[2] or 0.0))
-    yield from _memory(memory, facts, parts, urgent=False)
-
-
-def _input(rows: pd.DataFrame, facts: Mapping[str, Any], parts: Mapping[str, Any], mean_ms: float) -> Iterator[_Found]:
-    wait: Centre = parts["wait"]
-    if wait.estimate < _WORTH or not wait.low > 0:
-        return
-    share, batches = _shares(wait), int(facts.get("batches", 1))
-    whose = "their batch" if batches == 1 else f"their {batches:,} batches"
-    bursts = int((parts["slow"]["data_ms"] > parts["slow"]["wall_ms"] / 2).sum())
-    said = " The waits come in bursts: the slowest steps were mostly waits." if bursts > len(parts["slow"]) / 2 else ""
-    caveat = " The GPU may have worked during the wait." if facts["device"] else ""
-    yield (
-        "input pipeline",
-        f"Steps wait {fmt.duration(wait.estimate * mean_ms)} for {whose} on average, {share} of their time."
-        f"{said}{caveat}",
-        wait.estimate * mean_ms,
-        wait.estimate,
-        "Make batches in more worker processes while the step computes (num_workers of your DataLoader, "
-        "dataloader_num_workers in the TrainingArguments of a Hugging Face Trainer), or make them cheaper: cache, "
-        "vectorise. Then compare the runs: perfnb compare, or run.compare(other).",
-        "medium" if facts["device"] else "high",
-    )
-
-
-def _shares(share: Centre) -> str:
-    if not share.bounded:
-        return fmt.share(share.estimate)
-    value, low, high = (f"{100 * each:.1f}" for each in (share.estimate, share.low, min(1.0, share.high)))
-    return f"{value} % [{low}, {high}]"
-
-
-def _stalls(parts: Mapping[str, Any], rows: pd.DataFrame, wall: float, count: int) -> Iterator[_Found]:
-    lost, slow = parts["lost_ms"], parts["slow"]
-    if slow.empty or lost < _WORTH_STALLS * wall:
-        return
-    period = _period(slow["step"].to_numpy(np.int64))
-    least = "at least " if count > len(rows) else ""
-    often = f"every {period:,} steps" if period else f"{least}{len(slow):,} of {count:,} steps"
-    worst = slow.iloc[0]
-    yield (
-        "stalls",
-        f"Some steps are far slower than those around them ({often}; the slowest, step {int(worst['step']):,}, took "
-        f"{fmt.duration(worst['wall_ms'])}). They lost {fmt.duration(lost)} in all, {fmt.share(lost / wall)} of the "
-        "steps' time, waits for data not counted.",
-        lost / count,
-        lost / wall,
-        "Look for what happens only in these steps: checkpoints, logging, evaluation, batches of another size."
-        if period
-        else "Look for work that is done only now and then, and for other programs on the machine; "
-        "perfnb.watch() shows what the machine does meanwhile.",
-        "medium" if period or len(slow) >= 3 else "low",
-    )
-
-
-def _period(steps: np.ndarray[Any, Any]) -> int | None:
-    """The distance between slow steps, if it is always the same."""
-    apart = np.diff(np.sort(steps))
-    return int(apart[0]) if len(steps) >= 3 and apart.min() == apart.max() >= 2 else None
-
-
-def _between(rows: pd.DataFrame, wall: float, count: int) -> Iterator[_Found]:
-    other = float(rows["sum_other_ms"].sum())
-    share = other / (wall + other)
-    if share < _WORTH:
-        return
-    yield (
-        "between steps",
-        f"{fmt.duration(other)} passed between steps, {fmt.share(share)} of the time: validation, logging, "
-        "checkpoints, and whatever else is done outside the steps.",
-        other / count,
-        share,
-        "Do it less often, or beside the steps (asynchronous checkpoints, logging without .item()).",
-        "high",
-    )
-
-
-def _slower(changes: Changes | None, rows: pd.DataFrame, wall: float, count: int) -> Iterator[_Found]:
-    """Step times that grew: by jumps, or little by little."""
-    if changes is None or changes.kind == "steady":
-        return
-    first, last, mean = changes.levels[0], changes.levels[-1], wall / count
-    if changes.kind == "drift":
-        if changes.ratio.low <= 1 or changes.ratio.estimate < 1 + _WORTH or mean <= first:
-            return
-        bound = min((last - first) / 2, mean - first)
-        rise = fmt.change(changes.ratio.estimate, _ends(changes))
-        evidence = f"Step time rose over the run from {fmt.duration(first)} to {fmt.duration(last)}, {rise}."
-    else:
-        steps = rows["step"].to_numpy(np.int64)
-        weights = np.diff(np.searchsorted(steps, [steps[0], *changes.places, steps[-1] + 1]))
-        level = np.asarray(changes.levels)
-        bound = min(float(((level - level.min()) * weights).sum() / weights.sum()), mean - float(level.min()))
-        if max(level) / min(level) < 1 + _WORTH or bound < _WORTH * mean / 2:
-            return
-        told = [
-            f"from {fmt.duration(before)} to {fmt.duration(after)} at step {place:,}"
-            for before, after, place in zip(changes.levels, changes.levels[1:], changes.places, strict=False)
-        ]
-        between = fmt.change(changes.ratio.estimate, _ends(changes))
-        end = f" From first to last level: {between}." if len(told) == 1 else ""
-        evidence = f"Step time changed {', then '.join(told)}.{end}"
-    yield (
-        "drift" if changes.kind == "drift" else "change of pace",
-        evidence,
-        bound,
-        bound / mean,
-        "Profile a fast and a slow part of the run (at=[early, late]; --at EARLY,LATE of perfnb run) and compare them "
-        "with Profile.compare. If their work is the same, the machine changed: perfnb.watch() records clocks, "
-        "throttling and load.",
-        "medium",
-    )
-
-
-def _ends(changes: Changes) -> tuple[float, float] | None:
-    return (changes.ratio.low, changes.ratio.high) if changes.ratio.bounded else None
-
-
-def _memory(
-    memory: pd.DataFrame, facts: Mapping[str, Any], parts: Mapping[str, Any], *, urgent: bool
-) -> Iterator[_Found]:
-    """Memory that grows, resident or allocated, whichever is told first; whether it soon fills the machine."""
-    for kind, words in (("allocated", "Memory allocated on the device"), ("resident", "The process's memory")):
-        slope: Slope | None = parts[kind]
-        levels = memory[f"{kind}_bytes"].dropna()
-        if slope is None or not slope.grows or levels.empty:
-            continue
-        steps, level = int(facts["steps"]), int(levels.iloc[-1])
-        grown = slope.bytes_per_step * steps
-        if grown < max(_LEAST_GROWTH, _GROWTH * level):
-            continue
-        room = facts.get("memory_bytes") if kind == "resident" else None
-        left = (room - level) / slope.bytes_per_step if room else None
-        if urgent != (left is not None and left < _URGENT * steps):
-            continue
-        ends = fmt.growth(slope.bytes_per_step, (slope.ci_low, slope.ci_high))
-        full = f" At this rate {fmt.size(room)} are full after about {round(left, -2):,.0f} more steps." if left else ""
-        yield (
-            "memory growth",
-            f"{words} grows by {ends}, by {fmt.size(grown)} over the run.{full}",
-            None,
-            None,
-            "Look for what each step leaves behind: often it is a loss that is kept with its graph (keep "
-            "loss.item()), or a list that is appended to. Where a step is a function of your own, "
-            "perfnb.find_leaks(step, loader) names it.",
-            "medium",
-        )
-        return
-
-
-_HEADLINES = {
-    "input pipeline": "Input-bound: the run waits for its data",
-    "stalls": "Held up by stalls",
-    "between steps": "Much time passes between steps",
-    "drift": "Slower and slower",
-    "change of pace": "Its pace changed",
-    "memory growth": "Memory grows",
-}
-STEADY, TOO_FEW = "Steady", "Too few steps for a verdict"
-
-
-def _verdict(findings: pd.DataFrame, enough: bool) -> str:
-    """The headline."""
-    if not enough:
-        return TOO_FEW
-    if findings.empty:
-        return STEADY
-    first = findings.iloc[0]
-    if first["bottleneck"] == "input pipeline" and first["share"] < _BOUND:
-        return "Slowed by waits for data"
-    return _HEADLINES[str(first["bottleneck"])]

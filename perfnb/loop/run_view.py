@@ -24,10 +24,10 @@ _CAUTION = (
 
 def run_line(figures: RunFigures) -> str:
     """The run in a few words."""
-    steps = fmt.counted(figures.steps, "step")
+    steps, verdict = fmt.counted(figures.steps, "step"), figures.findings.verdict.verdict
     if figures.median_ms is None:
-        return f"{steps}, {figures.verdict.lower()}"
-    verdict = figures.verdict[:1].lower() + figures.verdict[1:]
+        return f"{steps}, {verdict.lower()}"
+    verdict = verdict[:1].lower() + verdict[1:]
     per = " per batch" if figures.by_batch else ""
     return f"{steps} of {fmt.interval(figures.median_ms, figures.ci_ms)}{per}, {verdict}"
 
@@ -53,17 +53,16 @@ def run_sentences(figures: RunFigures) -> list[str]:
             f"{figures.profiled:,} profiled {'step' if figures.profiled == 1 else 'steps'}" if figures.profiled else "",
         ]
         sentences.append(f"Left out of all figures but the phases: {' and '.join(filter(None, left))}.")
-    for finding in figures.findings.itertuples():
-        sentences.append(str(finding.evidence))
+    sentences += figures.findings.table["evidence"].tolist()
     if figures.load is not None:
         load, cpus = figures.load
         sentences.append(
             f"The machine was busy: a mean load of {load:.1f} on {fmt.counted(cpus, 'CPU')}. Step times and slow steps "
             "may come from other programs."
         )
-    if figures.verdict.startswith("Too few"):
+    if not figures.enough:
         sentences.append("30 steps after the warm-up are needed.")
-    elif figures.findings.empty:
+    elif figures.findings.table.empty:
         sentences.append(f"{_nothing(figures)} What the steps themselves spend their time on, a profile shows.")
     return sentences
 
@@ -75,30 +74,20 @@ def _nothing(figures: RunFigures) -> str:
     parts.append("few steps are slow" if len(figures.slow) else "no step is slow")
     if figures.changes is not None:
         parts.append("the step time does not drift" if figures.changes.kind == "steady" else "its pace hardly changed")
-    known = figures.resident is not None and figures.resident.ci_low is not None
+    growth = figures.memory["resident"].growth
+    known = growth is not None and growth.ci_low is not None
     parts.append("memory does not grow" if known else "there are too few readings of memory to tell whether it grows")
     return f"{fmt.capital(', '.join(parts[:-1]))}, and {parts[-1]}."
-
-
-def next_step(figures: RunFigures) -> str | None:
-    """The one recommendation, with its bound."""
-    if figures.findings.empty:
-        return None
-    first = figures.findings.iloc[0]
-    bound = fmt.known(first["bound_ms"])
-    most = f" It can save at most {fmt.duration(bound)} per step, {fmt.share(first['share'])}." if bound else ""
-    return f"{first['advice']}{most} Confidence: {first['confidence']}."
 
 
 def run_text(figures: RunFigures, steps: pd.DataFrame, width: int = 100) -> str:
     """The run as text for a terminal or a log."""
     width = max(_NARROWEST, width)
     title = escape.shorten(f"perfnb · whole run · {escape.plain(_name(figures), width // 2)}", width)
-    lines = [title, *escape.wrapped(f"{figures.verdict}.", width)]
+    lines = [title, *escape.wrapped(f"{figures.findings.verdict.verdict}.", width)]
     for sentence in run_sentences(figures):
         lines += escape.wrapped(sentence, width)
-    action = next_step(figures)
-    if action:
+    if action := figures.findings.verdict.next:
         lines += escape.bullets([f"Next: {action}"], width)
     parts = [lines, _phase_lines(figures, width), _strip_lines(figures, steps, width)]
     parts += [_memory_lines(figures, width), _window_lines(figures, width), _slow_lines(figures, width)]
@@ -150,10 +139,10 @@ def _sign(row: object) -> str:
 def _memory_rows(figures: RunFigures) -> Iterator[tuple[str, str, str]]:
     """Each kind of memory: its name, peak and growth."""
     for kind, words in (("resident", "process (resident)"), ("allocated", "allocated on the device")):
-        slope = getattr(figures, kind)
-        if figures.peaks[kind] is not None:
+        peak, slope = figures.memory[kind].peak_bytes, figures.memory[kind].growth
+        if peak is not None:
             grows = fmt.UNKNOWN if slope is None else fmt.growth(slope.bytes_per_step, (slope.ci_low, slope.ci_high))
-            yield words, fmt.size(figures.peaks[kind]), grows
+            yield words, fmt.size(peak), grows
 
 
 def _memory_lines(figures: RunFigures, width: int) -> list[str]:
@@ -206,9 +195,9 @@ def _slow_title(figures: RunFigures) -> str:
 
 def run_html(figures: RunFigures, steps: pd.DataFrame) -> str:
     """The run as static HTML with a picture of all steps."""
-    action = next_step(figures)
-    facts = [*run_sentences(figures), *([f"Next: {action}"] if action else [])]
-    body = header(escape.plain(_name(figures)), "whole run", figures.verdict, *facts)
+    verdict = figures.findings.verdict
+    facts = [*run_sentences(figures), *([f"Next: {verdict.next}"] if verdict.next else [])]
+    body = header(escape.plain(_name(figures)), "whole run", verdict.verdict, *facts)
     shares = figures.phases["share"].fillna(0.0).astype(float).tolist()
     if sum(shares) > 0:
         marks = [palette.RUN[str(phase)] for phase in figures.phases.index]

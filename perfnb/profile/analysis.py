@@ -10,7 +10,9 @@ from perfnb.attribution.arithmetic import counted_ops, work_by_op
 from perfnb.attribution.attribution import Attribution, attribute, blocks_of_events
 from perfnb.attribution.blocks import Host, Kind, host_blocks
 from perfnb.attribution.tables import layer_op_table, layer_table, op_calls, op_table, op_times, phase_table
-from perfnb.findings import Findings, StepFigures, find
+from perfnb.findings.facts import StepFigures
+from perfnb.findings.finding import Findings
+from perfnb.findings.verdict import find
 from perfnb.gpu.summary import GpuSummary, gpu_summary
 from perfnb.memory.allocations import Watched, watched_memory
 from perfnb.memory.table import MemorySummary, memory_summary, memory_table, most_used_device

@@ -10,7 +10,7 @@ from perfnb import quantities as fmt
 from perfnb.attribution.attribution import Attribution
 from perfnb.attribution.blocks import Kind, marks_step
 from perfnb.attribution.tables import inside_compiled, own_losses
-from perfnb.findings.verdict import disagree, traced_ms
+from perfnb.findings.doubts import disagree, traced_ms
 from perfnb.memory.from_trace import CPU, memory_of_trace
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from perfnb.findings import Findings
+from perfnb.findings.finding import Findings
 from perfnb.gpu.summary import GpuSummary
 from perfnb.memory.table import MemorySummary
 from perfnb.profile.analysis import Analysis

@@ -214,29 +214,41 @@ def _only(ends: Ends, keys: pd.Index) -> np.ndarray:
     return np.flatnonzero(np.isin(ends.key, keys.to_numpy()))
 
 
-def waits(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] = _ALL) -> pd.DataFrame:
-    """How long each rank waited in collectives for the last one to arrive, by rank and step.
+def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] = _ALL) -> pd.DataFrame:
+    """The collectives that ranks share, with how long each waited for the last rank to arrive.
 
     Parameters
     ----------
     matched, clocks : DataFrame
         From `matching`.
     alone : mapping of int to IntervalSet
-        When ranks whose collectives the host runs did nothing but wait for one: only that counts.
+        When ranks whose collectives the host runs did nothing but wait for one.
 
     Returns
     -------
     DataFrame
-        ``rank``, ``step``, ``waiting_ms``, ``collectives`` (found on several ranks), ``last`` (how many of them it
-        was last at).
+        `matched` with ``on_clock_ns`` (the start on the clock of the reference), ``waiting_ns``, ``is_last`` (whether
+        it is the last rank's), and ``alone_ns``: for collectives of the host only the waiting that nothing hid, once if
+        the rank waited in several at a time; otherwise the same.
     """
-    waited, is_last = _waited(matched, clocks, alone)
-    rows = matched[["rank", "step"]].assign(waiting_ms=waited / 1e6, collectives=1, last=is_last.astype(np.int64))
-    return rows.groupby(["rank", "step"], as_index=False).sum()
+    ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
+    on_clock = (matched["start_ns"] - matched["rank"].map(ahead).astype("int64")).to_numpy(dtype=np.int64)
+    latest = pd.Series(on_clock).groupby(matched["place"].to_numpy()).transform("max").to_numpy()
+    waited = np.clip(latest - on_clock, 0, (matched["end_ns"] - matched["start_ns"]).to_numpy(dtype=np.int64))
+    own, on_host = waited.copy(), matched["on_host"].to_numpy(dtype=bool)
+    if on_host.any():
+        own[on_host] = _once(matched[on_host], waited[on_host], alone)
+    return matched.assign(on_clock_ns=on_clock, waiting_ns=waited, is_last=on_clock == latest, alone_ns=own)
 
 
-def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] = _ALL) -> pd.Series:
-    """How much longer than a rank the ranks it shares collectives with waited in these; parameters as for `waits`.
+def waits(rows: pd.DataFrame) -> pd.DataFrame:
+    """How long each rank waited alone in collectives (from `with_waiting`): ``rank``, ``step``, ``waiting_ms``."""
+    sums: pd.DataFrame = rows.groupby(["rank", "step"], as_index=False)[["alone_ns"]].sum()
+    return sums.assign(waiting_ms=sums["alone_ns"] / 1e6).drop(columns="alone_ns")
+
+
+def waited_for(rows: pd.DataFrame) -> pd.Series:
+    """How much longer than a rank the ranks it shares collectives with waited in these; `rows` as for `waits`.
 
     Returns
     -------
@@ -244,25 +256,22 @@ def waited_for(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, 
         By rank, for the one of the others that waited least: milliseconds over all steps; negative if that one waited
         less than the rank itself.
     """
-    waited, _ = _waited(matched, clocks, alone)
-    ranks = list(clocks.index)
-    rank = matched["rank"].map({rank: number for number, rank in enumerate(ranks)}).to_numpy(dtype=np.int64)
+    rank, ranks = pd.factorize(rows["rank"], sort=True)
     more = np.zeros((len(ranks), len(ranks)))  # more[a, b]: wait of b in what it shares with a, minus that of a
     shared = np.zeros((len(ranks), len(ranks)), dtype=bool)
-    who = pd.Series(rank).groupby(matched["place"].to_numpy()).agg(lambda one: ",".join(map(str, sorted(one))))
-    for together, waiting in pd.Series(waited).groupby(matched["place"].map(who).to_numpy()):
+    who = pd.Series(rank).groupby(rows["place"].to_numpy()).agg(lambda members: ",".join(map(str, sorted(members))))
+    waited = pd.Series(rows["alone_ns"].to_numpy(dtype=float) / 1e6)
+    for together, waiting in waited.groupby(rows["place"].map(who).to_numpy()):
         members = np.array([int(number) for number in str(together).split(",")])
-        sums = np.bincount(rank[waiting.index], waiting.to_numpy() / 1e6, len(ranks))[members]
+        sums = np.bincount(rank[waiting.index], waiting.to_numpy(), len(ranks))[members]
         more[np.ix_(members, members)] += sums[None, :] - sums[:, None]
         shared[np.ix_(members, members)] = True
     np.fill_diagonal(shared, False)
-    least = np.where(shared, more, np.inf).min(axis=1)
+    least = np.where(shared, more, np.inf).min(axis=1, initial=np.inf)
     return pd.Series(least, index=ranks).replace(np.inf, np.nan).dropna()
 
 
-def waited_beyond(
-    matched: pd.DataFrame, clocks: pd.DataFrame, rank: int, alone: Mapping[int, IntervalSet] = _ALL
-) -> pd.DataFrame:
+def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
     """Collective by collective, how much longer than a rank another waited: the one of `waited_for`.
 
     Returns
@@ -270,43 +279,14 @@ def waited_beyond(
     DataFrame
         ``step`` and ``more_ms``, in order of time.
     """
-    waited, _ = _waited(matched, clocks, alone)
-    rows = matched[["rank", "place", "step"]].assign(ms=waited / 1e6, at=matched["end_ns"])
-    mine = rows[rows["rank"] == rank].drop_duplicates("place").set_index("place")
+    mine = rows[rows["rank"] == rank].drop_duplicates("place").set_index("place")["alone_ns"]
     others = rows[(rows["rank"] != rank) & rows["place"].isin(mine.index)]
-    more = others.assign(more_ms=others["ms"] - mine["ms"].reindex(others["place"]).to_numpy())
+    more = others.assign(more_ms=(others["alone_ns"] - mine.reindex(others["place"]).to_numpy()) / 1e6)
     least = more.groupby("rank")["more_ms"].sum()
     if least.empty:
         return pd.DataFrame({"step": [], "more_ms": []})
-    chosen = more[more["rank"] == least.idxmin()].sort_values("at", kind="stable")
+    chosen = more[more["rank"] == least.idxmin()].sort_values("end_ns", kind="stable")
     return chosen[["step", "more_ms"]].reset_index(drop=True)
-
-
-def waited_each(matched: pd.DataFrame, clocks: pd.DataFrame) -> pd.DataFrame:
-    """`matched` with ``waiting_ns``: how long each waited for the last rank, ``is_last`` and ``on_clock_ns``."""
-    waited, is_last = _waited(matched, clocks)
-    ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
-    on_clock = matched["start_ns"] - matched["rank"].map(ahead).astype("int64")
-    return matched.assign(waiting_ns=waited, is_last=is_last, on_clock_ns=on_clock)
-
-
-def _waited(
-    matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """How long each row waited for the last rank, in nanoseconds, and whether it is that rank's.
-
-    With `alone`, only what nothing hid counts for collectives of the host, and once if several are waited for.
-    """
-    ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
-    shift = matched["rank"].map(ahead).to_numpy(dtype=np.int64)
-    start = matched["start_ns"].to_numpy(dtype=np.int64) - shift
-    latest = pd.Series(start).groupby(matched["place"].to_numpy()).transform("max").to_numpy()
-    duration = (matched["end_ns"] - matched["start_ns"]).to_numpy(dtype=np.int64)
-    waited = np.clip(latest - start, 0, duration)
-    on_host = matched["on_host"].to_numpy(dtype=bool)
-    if alone is not None and on_host.any():
-        waited[on_host] = _once(matched[on_host], waited[on_host], alone)
-    return waited, start == latest
 
 
 def _once(rows: pd.DataFrame, waited: np.ndarray, alone: Mapping[int, IntervalSet]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Findings about all ranks of a job: each rule is a function from `RanksSummary` to findings.
+"""Findings about all ranks of a job: one rule per cause.
 
 All bounds of a job refer to the timed step, and no cost is in two of them: waiting for a late rank belongs to the
 finding about that rank, and not to the communication of the ranks that wait.
@@ -7,147 +7,167 @@ finding about that rank, and not to the communication of the ranks that wait.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.interval_sets import union
-from perfnb.findings.finding import Finding, Row, rows
+from perfnb.findings.finding import Confidence, Finding, Row, Rule, found_by, rows, rule
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence
-from perfnb.ranks.summary import RanksSummary, in_timed_steps
+from perfnb.ranks.host import LateWork
+from perfnb.ranks.summary import RanksSummary
 
-#: How many times the mean number of samples a rank may have, and how many times the mean time it may wait for data.
+#: How many times the mean number of samples a rank may have.
 _MORE = 1.05
 #: Least share of a step that is worth a finding.
 _WORTH = 0.02
+_COUNTED: Confidence = "high"
+_MEASURED: Confidence = "medium"
 
 
-def straggler(ranks: RanksSummary) -> Iterator[Finding]:
-    """The rank that arrives last at collectives, so that the others wait for it."""
-    if ranks.straggler is None:
+@dataclass(frozen=True)
+class JobFacts:
+    """What the rules about a job argue from."""
+
+    ranks: RanksSummary
+    buckets: BucketSizes | None
+    #: The step that bounds refer to: the timed one, if all ranks timed theirs.
+    step_ms: float
+
+    @cached_property
+    def scale(self) -> float:
+        """Factor from the traced steps of `ranks` to that step."""
+        return self.step_ms / float(self.ranks.times["wall_ms"].mean())
+
+    @cached_property
+    def waiting_ms(self) -> pd.Series:
+        """By rank, its mean wait in collectives for the last rank, if that is known."""
+        waiting = self.ranks.times.groupby("rank")["waiting_ms"].mean().dropna().astype(float)
+        return waiting * self.scale
+
+    def others_wait_ms(self, rank: int) -> float:
+        """How long the other ranks wait per step."""
+        return float(self.waiting_ms.drop(rank).mean())
+
+
+@rule("straggler", "Held up by a slow rank", "making it as fast as the others")
+def straggler(job: JobFacts) -> Iterator[Finding]:
+    """The rank that arrives last at collectives, so that the others wait for it, as far as its input is not why."""
+    rank = job.ranks.straggler
+    if rank is None:
         return
-    mean = ranks.times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
-    waited = float(mean["waiting_ms"].drop(ranks.straggler).mean())
-    step_ms = float(mean["wall_ms"].mean())
-    own = float(mean["waiting_ms"][ranks.straggler])
+    waited, own = job.others_wait_ms(rank), float(job.waiting_ms[rank])
+    explained = sum(finding.bound_ms or 0.0 for finding in unbalanced_input(job) if finding.rows[0].name == str(rank))
+    if explained and waited - explained <= _WORTH * job.step_ms:
+        return
+    late = job.ranks.late
+    where: tuple[Row, ...] = ()
+    if late is not None:
+        where = rows("phase", [late.phase]) + rows("layer", [late.layer] if late.layer else [])
     yield Finding(
-        "straggler",
-        f"Rank {ranks.straggler} arrives last at collectives: the others wait {fmt.duration(waited)} per step for "
-        f"it ({fmt.share(waited / step_ms)} of the step); it waits {fmt.duration(own) if own > 0 else 'for none'}."
-        f"{_late(ranks)}",
-        min(waited, step_ms),
+        f"Rank {rank} arrives last at collectives: the others wait {fmt.duration(waited)} per step for it "
+        f"({fmt.share(waited / job.step_ms)} of the step); it waits {fmt.duration(own) if own > 0 else 'for none'}."
+        f"{_late(late, job.scale)}",
+        waited - explained,
         "Check what this rank does more of, or slower: its share of the data, its host, GPU clocks and links; and "
         "its own findings.",
-        "",
         "medium",
-        f"From the starts of matched collectives; clocks are compared by their ends.{_evidence(ranks)}",
+        f"From the starts of matched collectives; clocks are compared by their ends.{_evidence(job)}",
         "Collectives that could not be matched between the ranks.",
-        (Row("rank", str(ranks.straggler)), *_late_rows(ranks)),
+        rows("rank", [rank]) + where,
     )
 
 
-def _evidence(ranks: RanksSummary) -> str:
+def _evidence(job: JobFacts) -> str:
     """On what the verdict rests, in words."""
-    late = ranks.lateness
+    late = job.ranks.lateness
     if late is None:
         return ""
     seen = f"{fmt.counted(late.collectives, 'collective')} in {fmt.counted(late.steps, 'step')}"
     if late.low_ms is None or late.high_ms is None:
         return f" The others waited longer in {late.longer:,} of {seen}."
-    ends = f"{fmt.duration(max(late.low_ms, 0.0))} to {fmt.duration(late.high_ms)}"
+    ends = f"{fmt.duration(max(late.low_ms, 0.0) * job.scale)} to {fmt.duration(late.high_ms * job.scale)}"
     return f" Each of the others waited at least {ends} per step longer ({seen}, 90 % confidence)."
 
 
-def _late(ranks: RanksSummary) -> str:
+def _late(late: LateWork | None, scale: float) -> str:
     """Where it was late, in words."""
-    late = ranks.late
     if late is None:
         return ""
     phase = "code outside model, loss and optimizer" if late.phase == "other" else late.phase.replace("_", " ")
-    layer = f", most of all in {late.layer} ({fmt.duration(late.layer_ms)})" if late.layer else ""
-    return f" It is late in {phase}, which takes it {fmt.duration(late.more_ms)} longer than the others{layer}."
+    layer = f", most of all in {late.layer} ({fmt.duration(late.layer_ms * scale)})" if late.layer else ""
+    return f" It is late in {phase}, which takes it {fmt.duration(late.more_ms * scale)} longer than the others{layer}."
 
 
-def _late_rows(ranks: RanksSummary) -> tuple[Row, ...]:
-    late = ranks.late
-    if late is None:
-        return ()
-    return (*rows("phase", [late.phase]), *(rows("layer", [late.layer]) if late.layer else ()))
-
-
-def unbalanced_input(ranks: RanksSummary) -> Iterator[Finding]:
-    """Ranks that get more samples than others, or wait longer for them."""
-    mean = ranks.times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
-    step_ms, waits = float(mean["wall_ms"].mean()), mean["waiting_ms"].dropna()
-    samples = {rank: count for rank, count in ranks.samples.items() if rank in waits.index}
-    most = max(samples, key=lambda rank: samples[rank], default=None)
-    if len(waits) < 2:
+@rule("unbalanced input", "Held up by unbalanced input", "giving each rank equally much")
+def unbalanced_input(job: JobFacts) -> Iterator[Finding]:
+    """A rank that gets more samples than others, or else a late rank that waits longer for them."""
+    if len(job.waiting_ms) < 2:
         return
+    samples = {rank: count for rank, count in job.ranks.samples.items() if rank in job.waiting_ms.index}
+    hosts = {rank: host for rank, host in job.ranks.host.items() if host is not None}
+    data = {rank: float(host.phases["data"].mean()) * job.scale for rank, host in hosts.items()}
+    most = max(samples, key=lambda rank: samples[rank], default=None)
+    slowest = max(data, key=lambda rank: data[rank], default=None)
     if most is not None and samples[most] > _MORE * sum(samples.values()) / len(samples):
-        waited = float(waits.drop(most).mean() - waits[most])
-        least = min(samples, key=lambda rank: samples[rank])
-        said = (
-            f"Rank {most} gets {samples[most]:.3g} samples per step, rank {least} only {samples[least]:.3g}: in "
-            f"collectives the others wait {fmt.duration(max(waited, 0.0))} per step longer than it does."
+        rank, least, confidence = most, min(samples, key=lambda rank: samples[rank]), _COUNTED
+        bound = job.others_wait_ms(rank) - float(job.waiting_ms[rank])
+        evidence = (
+            f"Rank {rank} gets {samples[rank]:.3g} samples per step, rank {least} only {samples[least]:.3g}: in "
+            f"collectives the others wait {fmt.duration(max(bound, 0.0))} per step longer than it does."
         )
-        what = (
+        advice = (
             "Give each rank equally much: torch.utils.data.DistributedSampler with drop_last=True, or batches of equal "
             "cost."
         )
-        yield from _unbalanced(most, waited, step_ms, said, what, "high")
+    elif slowest is not None and slowest == job.ranks.straggler and len(data) > 1:
+        rank, confidence = slowest, _MEASURED
+        more = data[rank] - sum(ms for other, ms in data.items() if other != rank) / (len(data) - 1)
+        bound = min(more, job.others_wait_ms(rank))
+        evidence = (
+            f"Rank {rank} waits {fmt.duration(data[rank])} per step for its data, {fmt.duration(more)} longer than "
+            "the others, which then wait for it in collectives."
+        )
+        advice = "Look at this rank's loader: its workers, its share of the files, its disk; and its own findings."
+    else:
         return
-    data = {rank: float(one.phases["data"].mean()) for rank, one in ranks.host.items() if one is not None}
-    slowest = max(data, key=lambda rank: data[rank], default=None)
-    if slowest is None or slowest != ranks.straggler or len(data) < 2:
-        return
-    others = [ms for rank, ms in data.items() if rank != slowest]
-    more = data[slowest] - sum(others) / len(others)
-    waited = min(more, float(waits.drop(slowest).mean()))
-    said = (
-        f"Rank {slowest} waits {fmt.duration(data[slowest])} per step for its data, {fmt.duration(more)} longer than "
-        "the others, which then wait for it in collectives."
-    )
-    what = "Look at this rank's loader: its workers, its share of the files, its disk; and its own findings."
-    yield from _unbalanced(slowest, waited, step_ms, said, what, "medium")
-
-
-def _unbalanced(rank: int, bound: float, step_ms: float, said: str, what: str, confidence: str) -> Iterator[Finding]:
-    if bound <= _WORTH * step_ms:
+    if bound <= _WORTH * job.step_ms:
         return
     yield Finding(
-        "unbalanced input",
-        said,
-        min(bound, step_ms),
-        what,
-        "",
-        "high" if confidence == "high" else "medium",
+        evidence,
+        bound,
+        advice,
+        confidence,
         "From the samples in each rank's batches, or its waits for data, and the waits of the others in collectives.",
         "Whether samples cost equally much: sequences of other lengths do not.",
-        (Row("rank", str(rank)),),
+        rows("rank", [rank]),
     )
 
 
-def larger_buckets(ranks: RanksSummary, found: BucketSizes | None) -> Iterator[Finding]:
+@rule("bucket sizes", "Communication-bound by the latency of its buckets", "sending fewer and larger ones")
+def larger_buckets(job: JobFacts) -> Iterator[Finding]:
     """DDP's buckets are so many that their latencies add up."""
-    if found is None or found.fewer_ms is None:
+    buckets = job.buckets
+    if buckets is None or buckets.fewer_ms is None:
         return
-    step_ms = float(ranks.times["wall_ms"].mean())
-    if found.fewer_ms <= _WORTH * step_ms or (found.low_ms or 0.0) <= 0:
+    if buckets.fewer_ms <= _WORTH * job.step_ms or (buckets.low_ms or 0.0) <= 0:
         return
     yield Finding(
-        "bucket sizes",
-        bucket_sentence(found),
-        min(found.fewer_ms, step_ms),
+        bucket_sentence(buckets),
+        buckets.fewer_ms,
         "Try larger buckets (bucket_cap_mb of DistributedDataParallel), and compare: they start later, so that less of "
         "them is hidden.",
-        "",
         "medium",
         "From a line through the transfers of buckets of several sizes, without waiting for the last rank.",
         "How much more of larger buckets backward would hide.",
         rows("phase", ["communication"]),
     )
+
+
+RULES: tuple[Rule, ...] = (straggler, unbalanced_input, larger_buckets)
 
 
 def job_findings(ranks: RanksSummary, buckets: BucketSizes | None, timed_ms: float | None = None) -> list[Finding]:
@@ -160,19 +180,8 @@ def job_findings(ranks: RanksSummary, buckets: BucketSizes | None, timed_ms: flo
     timed_ms : float, optional
         A timed step, if all ranks timed theirs: the figures of traced steps are scaled to it.
     """
-    if timed_ms is not None:
-        ranks = in_timed_steps(ranks, timed_ms)
-    late, uneven = list(straggler(ranks)), list(unbalanced_input(ranks))
-    return [*(rest for one in late for rest in _beyond(one, uneven, ranks)), *uneven, *larger_buckets(ranks, buckets)]
-
-
-def _beyond(late: Finding, uneven: list[Finding], ranks: RanksSummary) -> Iterator[Finding]:
-    """The finding about a late rank without the part that its input explains, unless little is left."""
-    step_ms = float(ranks.times["wall_ms"].mean())
-    explained = sum(one.bound_ms or 0.0 for one in uneven if one.rows[:1] == late.rows[:1])
-    rest = max((late.bound_ms or 0.0) - explained, 0.0)
-    if not explained or rest > _WORTH * step_ms:
-        yield replace(late, bound_ms=rest)
+    step_ms = float(ranks.times["wall_ms"].mean()) if timed_ms is None else timed_ms
+    return found_by(RULES, JobFacts(ranks, buckets, step_ms), step_ms)
 
 
 def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: Finding) -> pd.DataFrame:
@@ -205,7 +214,7 @@ def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: F
     covered = f"rank {name}, which the finding {late.bottleneck} covers"
     for place in np.flatnonzero(part < 1):
         if found["bottleneck"].iloc[place] == "collectives":
-            ms, waited = (fmt.duration(one.iloc[place]) for one in (result["bound_ms"], explained))
+            ms, waited = (fmt.duration(times.iloc[place]) for times in (result["bound_ms"], explained))
             evidence[place] = (
                 f"For {ms} ({fmt.share(result['bound_share'].iloc[place])} of the step) the rank only waits for the "
                 f"transfers of collectives. It waits another {waited} in them for {covered}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,11 @@ from perfnb.draw.progress import Progress
 from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate
-from perfnb.findings import Finding, finding_table
+from perfnb.findings.finding import Finding, finding_table
 from perfnb.profile.profile import Profile
 from perfnb.ranks.buckets import BucketSizes, bucket_sizes
 from perfnb.ranks.findings import job_findings, without_waiting
-from perfnb.ranks.report_head import Told
+from perfnb.ranks.report_head import JobHead
 from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
 from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
 from perfnb.recording import store
@@ -150,19 +150,17 @@ class Ranks(Page, Shown):
 
         Those are a straggler, unbalanced input and bucket sizes.
         """
-        both: list[tuple[int | None, pd.DataFrame]] = [(None, self._findings_of_job)]
-        both += [(rank, self._findings_of(rank)) for rank in self._profiles]
-        parts = [part.assign(rank=pd.array([rank] * len(part), dtype="Int64")) for rank, part in both if len(part)]
-        if not parts:
-            return finding_table([], None).assign(rank=pd.array([], dtype="Int64"))
-        whole = pd.concat(parts, ignore_index=True)
+        return self._findings_of_job_and(self._profiles)
+
+    def _findings_of_job_and(self, ranks: Iterable[int]) -> pd.DataFrame:
+        step_ms = self._timed_ms or float(self._summary.times["wall_ms"].mean())
+        tables: dict[int | None, pd.DataFrame] = {None: finding_table(self._found_in_job, step_ms)}
+        tables |= {rank: self._findings_of(rank) for rank in ranks}
+        kept = {rank: table for rank, table in tables.items() if len(table)} or {None: tables[None]}
+        numbered = [table.assign(rank=pd.array([rank] * len(table), dtype="Int64")) for rank, table in kept.items()]
+        whole = pd.concat(numbered, ignore_index=True)
         whole.insert(0, "rank", whole.pop("rank"))
         return whole.sort_values("bound_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
-
-    @property
-    def _findings_of_job(self) -> pd.DataFrame:
-        table = finding_table(self._found_in_job, self._timed_ms or float(self._summary.times["wall_ms"].mean()))
-        return table.assign(rank=pd.array([None] * len(table), dtype="Int64"))
 
     @cached_property
     def _found_in_job(self) -> list[Finding]:
@@ -251,24 +249,24 @@ class Ranks(Page, Shown):
         return summarize_ranks([profile._recording for profile in self])
 
     @cached_property
-    def _told(self) -> Told:
+    def _head(self) -> JobHead:
         """What the report says first. The findings of each rank are asked for only if perfnb profiled a few ranks."""
         times = {rank: one.timing for rank, one in self._profiles.items()}
         medians = {rank: fmt.known(timing.median_ms) for rank, timing in times.items()}
         timed = {rank: ms for rank, ms in medians.items() if ms is not None}
-        asked = self.findings if len(timed) == len(self) <= _MOST_ASKED else self._findings_of_job
+        asked = self._findings_of_job_and(self._profiles if len(timed) == len(self) <= _MOST_ASKED else ())
         wall = self._summary.times["wall_ms"]
         count = min((len(times[rank].samples_ms) for rank in timed), default=0)
-        return Told(timed, count, self._summary.times["step"].nunique(), float(wall.mean()), asked)
+        return JobHead(timed, count, self._summary.times["step"].nunique(), float(wall.mean()), asked)
 
     def _text(self, width: int = 100) -> str:
-        return ranks_text(self._summary, self._told, width, self._buckets)
+        return ranks_text(self._summary, self._head, width, self._buckets)
 
     def _line(self) -> str:
         return f"{', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}"
 
     def _html(self) -> str:
-        return ranks_html(self._summary, self._told, self._buckets)
+        return ranks_html(self._summary, self._head, self._buckets)
 
 
 def load_ranks(path: Path) -> Ranks:

@@ -17,7 +17,7 @@ _MOST, _MOST_NAMED = 4, 8
 _UNLIKE = 1.5
 
 
-class Told(NamedTuple):
+class JobHead(NamedTuple):
     """Median of the timed steps by rank, their number, traced steps, and the findings, of which some were not asked."""
 
     timed_ms: Mapping[int, float]
@@ -27,50 +27,50 @@ class Told(NamedTuple):
     findings: pd.DataFrame
 
 
-def told_lines(told: Told) -> list[str]:
+def head_lines(head: JobHead) -> list[str]:
     """The step's time in sentences; none if no step was timed."""
-    if not told.timed_ms:
+    if not head.timed_ms:
         return []
-    slowest = max(told.timed_ms, key=lambda rank: told.timed_ms[rank])
-    ms = told.timed_ms[slowest]
-    of = f" on rank {slowest}, the slowest" if len(told.timed_ms) > 1 else ""
+    slowest = max(head.timed_ms, key=lambda rank: head.timed_ms[rank])
+    ms = head.timed_ms[slowest]
+    of = f" on rank {slowest}, the slowest" if len(head.timed_ms) > 1 else ""
     lines = [
         f"Step {fmt.duration(ms)}{of}.",
-        f"That is the median of {fmt.counted(told.timed, 'timed step')}. What follows is the mean of "
-        f"{fmt.counted(told.traced, 'traced step')}.",
+        f"That is the median of {fmt.counted(head.timed, 'timed step')}. What follows is the mean of "
+        f"{fmt.counted(head.traced, 'traced step')}.",
     ]
-    if not 1 / _UNLIKE <= told.traced_ms / ms <= _UNLIKE:
+    if not 1 / _UNLIKE <= head.traced_ms / ms <= _UNLIKE:
         lines.append(
-            f"Traced steps took {fmt.duration(told.traced_ms)}, unlike timed ones. Other work on the machine, uneven "
+            f"Traced steps took {fmt.duration(head.traced_ms)}, unlike timed ones. Other work on the machine, uneven "
             "steps or the cost of tracing may be the cause: profile again before trusting what follows."
         )
     return lines
 
 
-def found_text(told: Told, width: int) -> list[str]:
+def found_text(head: JobHead, width: int) -> list[str]:
     """The findings that could save most, as lines."""
-    if not len(told.findings):
+    if not len(head.findings):
         return []
-    lines = [_head(told)]
-    for place, (name, row) in enumerate(_worst(told.findings)[:_MOST], start=1):
+    lines = [_title(head)]
+    for place, (name, row) in enumerate(_worst(head.findings)[:_MOST], start=1):
         lines += escape.wrapped(f"{place}. {name}: {bound_words(row)}, {row['confidence']} confidence", width)
         for words in filter(None, (row["evidence"], row["advice"] and f"Try: {row['advice']}")):
             lines += [f"   {line}" for line in escape.wrapped(escape.plain(words, 2000), width - 3)]
     return lines
 
 
-def found_html(told: Told) -> str:
+def found_html(head: JobHead) -> str:
     """The same as a list."""
     items = [
         f"<li><strong>{escape.html(name)}</strong>: {escape.html(bound_words(row))}, {escape.html(row['confidence'])} "
         f"confidence<br>{escape.html_sentence(row['evidence'])}<br>Try: {escape.html_sentence(row['advice'])}</li>"
-        for name, row in _worst(told.findings)[:_MOST]
+        for name, row in _worst(head.findings)[:_MOST]
     ]
-    return f"<p><strong>{escape.html(_head(told))}</strong></p><ol>{''.join(items)}</ol>" if items else ""
+    return f"<p><strong>{escape.html(_title(head))}</strong></p><ol>{''.join(items)}</ol>" if items else ""
 
 
-def _head(told: Told) -> str:
-    of = f"; {_MOST} of {count}" if (count := len(_worst(told.findings))) > _MOST else ""
+def _title(head: JobHead) -> str:
+    of = f"; {_MOST} of {count}" if (count := len(_worst(head.findings))) > _MOST else ""
     return f"Findings (with the most that each could save per step{of}; all are in .findings)"
 
 

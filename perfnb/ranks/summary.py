@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from perfnb.attribution.events import all_events
 from perfnb.gpu.device_time import gpu_time, gpu_time_by_step
-from perfnb.ranks.collectives import collectives, matching, waited_beyond, waited_each, waited_for, waits
+from perfnb.ranks.collectives import collectives, matching, waited_beyond, waited_for, waits, with_waiting
 from perfnb.ranks.host import HostRank, LateWork, host_rank, late_work, waits_alone, with_host_times
 from perfnb.ranks.lanes import StepLanes, gpu_lane, step_lanes
 from perfnb.ranks.lateness import Lateness, judge_lateness
@@ -43,8 +41,6 @@ class Doubts:
         Ranks by the world size in their traces, if these differ.
     devices : dict of str to tuple of int
         Ranks by the names of their GPUs, if these differ.
-    same : tuple of tuple of int
-        Ranks whose traces have the same events at the same times.
     one_rank : dict of int to tuple of int
         Renumbered ranks, by the one rank that their traces or file names all give.
     on_host : bool
@@ -57,7 +53,6 @@ class Doubts:
     world_size: int | None
     world_sizes: dict[int, tuple[int, ...]]
     devices: dict[str, tuple[int, ...]]
-    same: tuple[tuple[int, ...], ...]
     one_rank: dict[int, tuple[int, ...]]
     on_host: bool
     reduced: bool
@@ -124,84 +119,49 @@ class RanksSummary:
 
 def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
     """Compare recordings of different ranks."""
-    parts, of_gpu, tables = [], [], {}
-    for recording in recordings:
-        events = all_events(recording)
-        parts.append(_times(recording, events))
-        of_gpu.append(gpu_lane(events))
-        base = int(recording.meta.get("base_ns", 0))
-        tables[recording.rank] = collectives(events, recording.rank, base, _only_step(recording))
-    matched, clocks = matching(tables)
-    work = {
-        recording.rank: host_rank(recording) if table["on_host"].any() else None
-        for recording, table in zip(recordings, tables.values(), strict=True)
-    }
+    parts: list[pd.DataFrame] = []
+    tables: dict[int, pd.DataFrame] = {}
+    lanes: dict[int, pd.DataFrame] = {}
+    hosts: dict[int, HostRank | None] = {}
     bases = {recording.rank: int(recording.meta.get("base_ns", 0)) for recording in recordings}
-    alone = {rank: waits_alone(one, bases[rank]) for rank, one in work.items() if one is not None}
-    waited = waits(matched, clocks, alone)
-    parts = [
-        part if (own := work[recording.rank]) is None else with_host_times(part, own)
-        for recording, part in zip(recordings, parts, strict=True)
-    ]
-    times = pd.concat(parts, ignore_index=True).merge(
-        waited[["rank", "step", "waiting_ms"]].astype({"rank": "Int64", "step": "Int64"}),
-        on=["rank", "step"],
-        how="left",
-    )
+    for recording in recordings:
+        rank, events = recording.rank, all_events(recording)
+        tables[rank] = collectives(events, rank, bases[rank], _only_step(recording))
+        hosts[rank] = host = host_rank(recording) if tables[rank]["on_host"].any() else None
+        times = _times(recording, events)
+        parts.append(times if host is None else with_host_times(times, host))
+        lanes[rank] = gpu_lane(events) if host is None else host.lane
+    matched, clocks = matching(tables)
+    known_hosts = {rank: host for rank, host in hosts.items() if host is not None}
+    alone = {rank: waits_alone(host, bases[rank]) for rank, host in known_hosts.items()}
+    shared = with_waiting(matched, clocks, alone)
+    waited = waits(shared).astype({"rank": "Int64", "step": "Int64"})
+    times = pd.concat(parts, ignore_index=True).merge(waited, on=["rank", "step"], how="left")
     times["waiting_ms"] = times["waiting_ms"].astype("Float64")
-    straggler, lateness = _candidate(times, waited_for(matched, clocks, alone)), None
+    straggler, lateness = _candidate(times, waited_for(shared)), None
     if straggler is not None:
-        lateness = judge_lateness(straggler, waited_beyond(matched, clocks, straggler, alone), len(recordings))
+        lateness = judge_lateness(straggler, waited_beyond(shared, straggler), len(recordings))
         straggler = straggler if lateness.certain else None
-    names = {recording.rank: str(recording.meta["name"]) for recording in recordings}
     together = tuple(int(rank) for rank in clocks.index[clocks["collectives"].fillna(0) > 0]) if len(matched) else ()
-    each = waited_each(matched, clocks)
-    late = late_work({rank: one for rank, one in work.items() if one is not None}, straggler)
-    doubts = _doubts_of(recordings)
-    parts_of = _parts(times)
     ahead = clocks["ahead_us"].dropna()
-    known = {rank: bases[rank] - round(us * 1e3) for rank, us in ahead.items() if rank in together}
-    drawn = {
-        recording.rank: gpu if (own := work[recording.rank]) is None else own.lane
-        for recording, gpu in zip(recordings, of_gpu, strict=True)
-        if recording.rank in known
-    }
-    lanes = step_lanes(drawn, each, times, {rank: -base for rank, base in known.items()}) if len(drawn) > 1 else None
+    shift = {int(rank): round(us * 1e3) - bases[int(rank)] for rank, us in ahead.items() if rank in together}
+    drawn = {rank: lanes[rank] for rank in shift}
     return RanksSummary(
-        names,
-        times,
-        clocks,
-        straggler,
-        lateness,
-        doubts,
-        together,
-        parts_of,
-        each,
-        late,
-        work,
-        _samples(recordings),
-        bases,
-        lanes,
+        names={recording.rank: str(recording.meta["name"]) for recording in recordings},
+        times=times,
+        clocks=clocks,
+        straggler=straggler,
+        lateness=lateness,
+        doubts=_doubts_of(recordings),
+        matched=together,
+        parts=_parts(times),
+        collectives=shared,
+        late=late_work(known_hosts, straggler),
+        host=hosts,
+        samples=_samples(recordings),
+        base_ns=bases,
+        lanes=step_lanes(drawn, shared, times, shift) if len(drawn) > 1 else None,
     )
-
-
-def in_timed_steps(summary: RanksSummary, timed_ms: float) -> RanksSummary:
-    """The same with the times of its steps scaled, so that a mean step is as long as a timed one."""
-    times = summary.times
-    factor = timed_ms / float(times["wall_ms"].mean())
-    late, lateness = summary.late, summary.lateness
-    return replace(
-        summary,
-        times=times.assign(**{str(name): times[name] * factor for name in times if str(name).endswith("_ms")}),
-        late=late and replace(late, more_ms=late.more_ms * factor, layer_ms=late.layer_ms * factor),
-        lateness=lateness and replace(lateness, **_scaled(lateness, factor)),
-        host={rank: one and replace(one, phases=one.phases * factor) for rank, one in summary.host.items()},
-    )
-
-
-def _scaled(lateness: Lateness, factor: float) -> dict[str, Any]:
-    found = {name: getattr(lateness, name) for name in ("more_ms", "low_ms", "high_ms")}
-    return {name: None if ms is None else ms * factor for name, ms in found.items()}
 
 
 def with_waits(calls: pd.DataFrame, summary: RanksSummary, rank: int) -> pd.DataFrame:
@@ -269,13 +229,11 @@ def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
     size = next(iter(sizes)) if len(sizes) == 1 else None
     devices = _grouped((_devices(one), one.rank) for one in recordings)
     told = _grouped((_told(one, "rank"), one.rank) for one in recordings)
-    contents = _grouped((_content(one), one.rank) for one in recordings)
     return Doubts(
         absent=0 if size is None else max(0, int(size) - len(recordings)),
         world_size=None if size is None else int(size),
         world_sizes=sizes if len(sizes) > 1 else {},
         devices=devices if len(devices) > 1 else {},
-        same=tuple(ranks for ranks in contents.values() if len(ranks) > 1),
         one_rank={rank: ranks for rank, ranks in told.items() if len(ranks) > 1},
         on_host=not any(is_one_of(one.events["category"], DEVICE_WORK).any() for one in recordings),
         reduced=any("reduced" in one.meta for one in recordings),
@@ -303,14 +261,3 @@ def _devices(recording: Recording) -> str | None:
         others = [device for device in recording.meta.get("devices", []) if isinstance(device, dict)]
         named = sorted({device["name"] for device in others if isinstance(device.get("name"), str)})
     return ", ".join(named) or None
-
-
-def _content(recording: Recording) -> str | None:
-    """A digest of all start times and durations."""
-    events = recording.events
-    if not len(events):
-        return None
-    digest = hashlib.blake2b(str(recording.meta.get("base_ns", 0)).encode(), digest_size=16)
-    for name in ("start_ns", "duration_ns"):
-        digest.update(np.ascontiguousarray(events[name].to_numpy(dtype=np.int64)).tobytes())
-    return digest.hexdigest()

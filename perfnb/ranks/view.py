@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,16 +12,13 @@ from perfnb.draw import escape, palette, tables
 from perfnb.draw.frame import framed, header, notes_html
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence
 from perfnb.ranks.lanes_view import heat_html, heat_text, lanes_html, lanes_text
-from perfnb.ranks.report_head import Told, found_html, found_text, told_lines
+from perfnb.ranks.report_head import JobHead, found_html, found_text, head_lines
 from perfnb.ranks.summary import RanksSummary
 
 #: Most ranks listed in tables, and named in a sentence.
 _MOST, _MOST_NAMED = 64, 8
 #: Width of the longest bar.
 _BAR_PX = 400
-#: Characters kept before the first difference of two names.
-_BEFORE = 2
-_ENDING = re.compile(r"(\.pt)?(\.trace)?\.json(\.gz)?$", re.IGNORECASE)
 _COLUMNS = {
     "wall_ms": "step",
     "computation_ms": "computing",
@@ -38,7 +33,7 @@ _LEGEND = (
 )
 
 
-def ranks_text(summary: RanksSummary, told: Told, width: int = 100, buckets: BucketSizes | None = None) -> str:
+def ranks_text(summary: RanksSummary, head: JobHead, width: int = 100, buckets: BucketSizes | None = None) -> str:
     """A line per rank, mean over its steps, and notes."""
     means = _means(summary)
     heads = [*_COLUMNS.values(), "clock"]
@@ -46,34 +41,32 @@ def ranks_text(summary: RanksSummary, told: Told, width: int = 100, buckets: Buc
     room = max(10, width - 6 - sum(widths) - len(widths) - 2)
     lines = [
         f"perfnb · {ranks_count(len(summary.names))} · mean step",
-        *(line for words in told_lines(told) for line in escape.wrapped(words, width)),
+        *(line for words in head_lines(head) for line in escape.wrapped(words, width)),
         f"{'rank':>5} {'':<{room}}{''.join(f' {head:>{w}}' for head, w in zip(heads, widths, strict=True))}",
         "─" * width,
     ]
-    names = distinct_names(list(means["name"].head(_MOST)), room)
-    for name, (rank, row) in zip(names, means.head(_MOST).iterrows(), strict=True):
+    for rank, row in means.head(_MOST).iterrows():
         figures = "".join(f" {value:>{w}}" for value, w in zip(_figures(row), widths, strict=True))
-        lines.append(f"{rank:>5} {escape.fit(name, room)}{figures}")
+        lines.append(f"{rank:>5} {escape.fit(row['name'], room)}{figures}")
     if len(means) > _MOST:
         lines.append(f"… {len(means) - _MOST:,} more")
     if (waits := waits_by_step(summary)) is not None:
         lines += ["", *heat_text(waits, width)]
     if summary.lanes is not None:
         lines += ["", *lanes_text(summary.lanes, width)]
-    if found := found_text(told, width):
+    if found := found_text(head, width):
         lines += ["", *found]
     said = escape.bullets([_legend(summary), *_notes(summary, buckets)], width)
     return "\n".join([*(line.rstrip() for line in lines), "", "Notes", *said])
 
 
-def ranks_html(summary: RanksSummary, told: Told, buckets: BucketSizes | None = None) -> str:
+def ranks_html(summary: RanksSummary, head: JobHead, buckets: BucketSizes | None = None) -> str:
     """The same as a table."""
     means = _means(summary)
-    names = distinct_names(list(means["name"].head(_MOST)), 60)
     unlike = means["name"].nunique() > 1
     rows = [
-        (escape.html(str(rank)), *([_file(row["name"], name)] * unlike), *map(escape.html, _figures(row)))
-        for name, (rank, row) in zip(names, means.head(_MOST).iterrows(), strict=True)
+        (escape.html(str(rank)), *([tables.name(row["name"])] * unlike), *map(escape.html, _figures(row)))
+        for rank, row in means.head(_MOST).iterrows()
     ]
     count = ranks_count(len(summary.names))
     left = f" ({len(means) - _MOST:,} more not listed)" if len(means) > _MOST else ""
@@ -81,12 +74,12 @@ def ranks_html(summary: RanksSummary, told: Told, buckets: BucketSizes | None = 
     table = tables.table(f"{count}, mean step{left}", heads, rows, texts=1 + unlike)
     size = summary.doubts.world_size
     of = f" of {size:,}" if summary.doubts.absent else ""
-    head = header(f"{count}{of}", "what each did, and who waited for whom", *told_lines(told))
+    title = header(f"{count}{of}", "what each did, and who waited for whom", *head_lines(head))
     waits = waits_by_step(summary)
     heat = "" if waits is None else f"<p><strong>Waiting</strong></p>{heat_html(waits)}"
     lanes = "" if summary.lanes is None else f"<p><strong>One step</strong></p>{lanes_html(summary.lanes)}"
     notes = notes_html([_legend(summary), *_notes(summary, buckets)])
-    return framed(f"{head}{found_html(told)}{_bars(summary)}{table}{lanes}{heat}{notes}", narrow=True)
+    return framed(f"{title}{found_html(head)}{_bars(summary)}{table}{lanes}{heat}{notes}", narrow=True)
 
 
 def _legend(summary: RanksSummary) -> str:
@@ -100,10 +93,6 @@ def waits_by_step(summary: RanksSummary) -> pd.DataFrame | None:
     if times["waiting_ms"].isna().all() or times["step"].nunique() < 2:
         return None
     return times.pivot_table(index="rank", columns="step", values="waiting_ms", aggfunc="sum", dropna=False)
-
-
-def _file(name: object, shown: str) -> str:
-    return f'<bdi title="{escape.html(name)}">{escape.html(shown)}</bdi>'
 
 
 def _bars(summary: RanksSummary) -> str:
@@ -235,9 +224,6 @@ def _doubts(summary: RanksSummary) -> Iterator[str]:
     if doubts.devices:
         kinds = "; ".join(f"{escape.plain(name, 60)} ({_listed(ranks)})" for name, ranks in doubts.devices.items())
         yield f"The ranks ran on different GPUs, so they may not be from one job: {kinds}."
-    for ranks in doubts.same:
-        who, times = _listed(ranks, "Ranks"), "twice" if len(ranks) == 2 else f"{len(ranks):,} times"
-        yield f"{who} have the same events at the same times: one trace, loaded {times}."
     for rank, ranks in doubts.one_rank.items():
         who = _listed(ranks, "Ranks")
         yield f"{who} all are rank {rank} by their traces or file names, so ranks are numbered in the order given."
@@ -248,31 +234,3 @@ def _listed(ranks: Sequence[int], word: str = "ranks") -> str:
     numbers = ", ".join(map(str, ranks[:_MOST_NAMED]))
     more = f" and {len(ranks) - _MOST_NAMED:,} more" if len(ranks) > _MOST_NAMED else ""
     return f"{word.removesuffix('s') if len(ranks) == 1 else word} {numbers}{more}"
-
-
-def distinct_names(names: Sequence[str], width: int) -> list[str]:
-    """File names in at most `width` cells, different where the names are, as far as there is room.
-
-    The endings of traces go first, then the middle; if that makes two alike, the start.
-    """
-    whole = [escape.plain(name, 1000) for name in names]
-    bare = [_ENDING.sub("", name) or name for name in whole]
-    if any(escape.cells(name) > width for name in whole) and len(set(bare)) == len(set(whole)):
-        whole = bare
-    shown = [escape.shorten(name, width) for name in whole]
-    alike: defaultdict[str, list[int]] = defaultdict(list)
-    for place, name in enumerate(shown):
-        alike[name].append(place)
-    for places in alike.values():
-        group = [whole[place] for place in places]
-        if len(set(group)) == 1:
-            continue
-        first = max(0, _first_difference(group) - _BEFORE)
-        for place in places:
-            shown[place] = "…" + escape.shorten(whole[place][first:], width - 1)
-    return shown
-
-
-def _first_difference(names: Sequence[str]) -> int:
-    places = (place for place, chars in enumerate(zip(*names, strict=False)) if len(set(chars)) > 1)
-    return next(places, min(map(len, names)))

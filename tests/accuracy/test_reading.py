@@ -14,7 +14,7 @@ import perfnb
 from perfnb.attribution.attribution import attribute
 from perfnb.experiments.journal_files import ENTRY, read_entries
 from perfnb.experiments.journal_table import journal_history
-from perfnb.findings import find
+from perfnb.findings.verdict import find
 from tests.accuracy.judging import Figures
 from tests.experiments.test_journal_files import a_thousand_entries
 from tests.public_profiles import profile_of

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from perfnb.findings import verdict
+from perfnb.findings import doubts
 from perfnb.gpu import device_time
 from perfnb.memory.leaks import judge as leaks
 from perfnb.recording.schema import SCHEMA
@@ -56,8 +56,8 @@ def test_every_frame_of_a_profile_has_its_section() -> None:
         f"{timeline_data.PAGE_BYTES / 1e6:g} MB in a page)",
         f"`make accuracy` allows {100 * POINTS:g}",
         f"within {100 * QUIET_BAND:g} % of what removing them saves",
-        f"more than a factor of {verdict._APART:g} apart",
-        f"timed ones took {verdict._HELD_UP:g} times as long",
+        f"more than a factor of {doubts._APART:g} apart",
+        f"timed ones took {doubts._HELD_UP:g} times as long",
     ],
 )
 def test_thresholds_are_those_of_the_code(words: str) -> None:

@@ -16,8 +16,8 @@ from perfnb.attribution.attribution import attribute
 from perfnb.findings.code import is_own_line
 from perfnb.findings.cures import REMEDIES
 from perfnb.findings.facts import Facts, facts_of
-from perfnb.findings.finding import Finding
-from perfnb.findings.rules import RULES, found_by_rules
+from perfnb.findings.finding import Finding, found_by
+from perfnb.findings.rules import RULES
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import ArithmeticRecord, Recording
 from tests.recordings import ByHand
@@ -166,7 +166,7 @@ def obeys_the_laws(recording: Recording) -> list[Finding]:
     known, table = unfolded(recording)
     for rule in RULES:
         assert {one.bottleneck for one in rule(known)} <= {rule.name}
-    found = found_by_rules(known)
+    found = found_by(RULES, known, known.step_ms)
     for one in found:
         whole = one.of_ms or known.step_ms
         assert one.bound_ms is None or -1e-9 <= one.bound_ms <= whole * (1 + 1e-9), (one, whole)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfnb.findings import Finding, Findings, finding_table
-from perfnb.findings.finding import Row
-from perfnb.findings.verdict import Verdict
+from perfnb.findings.finding import Finding, Findings, Row, Verdict, finding_table
 from perfnb.profile.summary import Summary
 from tests import summaries
 
@@ -17,38 +15,38 @@ def three() -> Findings:
     """Two that cost time and one that costs memory, of `summaries.small_cnn`."""
     found = [
         Finding(
-            "input pipeline",
             "The step waits 6.15 ms for its batch.",
             6.15,
             "Use 2 workers.",
-            "loader = DataLoader(dataset, num_workers=2)",
             "high",
             "It was timed.",
             "Which part is slow.",
             (Row("phase", "data"),),
+            code="loader = DataLoader(dataset, num_workers=2)",
+            bottleneck="input pipeline",
         ),
         Finding(
-            "memory bandwidth",
             "Layers wait for memory.",
             1.23,
             "Fuse them.",
-            "model = torch.compile(model)",
             "low",
             "Guessed.",
             "Caches.",
             (Row("layer", "model.features.1"), Row("op", "aten::relu"), Row("layer", "no such layer")),
+            code="model = torch.compile(model)",
+            bottleneck="memory bandwidth",
         ),
         Finding(
-            "activation memory",
             "Activations take most.",
             None,
             "Checkpoint.",
-            "x = checkpoint(block, x)",
             "medium",
             "Counted.",
             "Whether it is short.",
             (Row("memory", "1.5"),),
+            code="x = checkpoint(block, x)",
             bound_bytes=3 * 2**20,
+            bottleneck="activation memory",
         ),
     ]
     verdict = Verdict("Bound by waiting for data.", "The step waits.", "Use 2 workers.", 0)
@@ -66,28 +64,36 @@ def none() -> Findings:
 
 def at_instant(ms: str) -> Findings:
     """One that speaks of an instant of memory."""
-    found = Finding("memory", "It grows.", None, "Less.", "del x", "low", "Why.", "Blind.", (Row("memory", ms),))
+    found = Finding("It grows.", None, "Less.", "low", "Why.", "Blind.", (Row("memory", ms),), bottleneck="memory")
     return Findings(finding_table([found], STEP_MS), Verdict("Grows.", "It does.", "Less.", 0), STEP_MS)
 
 
 def growing() -> Findings:
     """One of memory that a step adds, with advice in words alone."""
     found = Finding(
-        "memory may grow", "It grows.", None, "Keep less.", "", "low", "Why.", "Blind.", bound_bytes=5 * 2**19
+        "It grows.", None, "Keep less.", "low", "Why.", "Blind.", bound_bytes=5 * 2**19, bottleneck="memory may grow"
     )
     return Findings(finding_table([found], STEP_MS), Verdict("Grows.", "It does.", "Less.", 0), STEP_MS)
 
 
 def hostile(name: str) -> Findings:
     """Every text that may hold a stranger's name is one."""
-    found = Finding(name, name, 1.0, name, name, "low", name, name, (Row("layer", name), Row("op", name)))
+    rows = (Row("layer", name), Row("op", name))
+    found = Finding(name, 1.0, name, "low", name, name, rows, code=name, bottleneck=name)
     return Findings(finding_table([found], STEP_MS), Verdict(name, name, name, 0), STEP_MS)
 
 
 def with_remedy(call: object = None) -> Findings:
     """One that a lever may cure, in a profile that was asked for by `call`."""
     found = Finding(
-        "dispatch overhead", "269 ops are short.", 4.0, "Fuse them.", "", "medium", "Why.", "Blind.", remedy="compile"
+        "269 ops are short.",
+        4.0,
+        "Fuse them.",
+        "medium",
+        "Why.",
+        "Blind.",
+        remedy="compile",
+        bottleneck="dispatch overhead",
     )
     verdict = Verdict("Bound by dispatch overhead.", "Ops are short.", "Fuse them.", 0)
     return Findings(finding_table([found], STEP_MS), verdict, STEP_MS, call)

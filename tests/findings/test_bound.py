@@ -10,7 +10,7 @@ import pytest
 
 from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import Facts, facts_of
-from perfnb.findings.finding import finding_table
+from perfnb.findings.finding import Finding, in_order
 from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
 from perfnb.findings.rules.memory import activation_memory, allocator, growth
 from perfnb.findings.verdict import verdict_of
@@ -80,7 +80,7 @@ def test_what_is_at_the_roof_or_far_from_it_is_no_finding_of_arithmetic(gflop: f
 def test_a_step_is_bound_by_a_roof_only_if_most_of_it_is_near(flops: int, moved: int, bound_by: str) -> None:
     known = facts(roofline=roofline(flops, moved, 1.0))
 
-    verdict = verdict_of(known, finding_table([], 1.0))
+    verdict = verdict_of(known, [])
 
     assert verdict.verdict == f"Nothing stands out. The step is bound by {bound_by}."
     assert ("at 60 % of the machine's" in verdict.why) == (bound_by != "the forward pass")
@@ -122,7 +122,7 @@ def test_no_finding_rests_on_a_ceiling_that_the_step_itself_exceeds(half: float)
     assert made.points["efficiency"].tolist() == [1.0]
     assert compute(known) == []
     assert low_precision(known) == []
-    assert "arithmetic" not in verdict_of(known, finding_table([], 1.0)).verdict
+    assert "arithmetic" not in verdict_of(known, []).verdict
 
 
 def test_lower_precision_is_not_compared_with_a_rate_that_the_step_exceeds() -> None:
@@ -154,6 +154,16 @@ def test_activations_dominate_from_half_of_the_peak_on(held: int, told: bool) ->
     found = activation_memory(facts(memory=memory(by_category={"activations": held})))
 
     assert [(one.bound_bytes, one.bound_ms) for one in found] == ([(held, None)] if told else [])
+
+
+def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
+    known = facts(memory=memory(by_category={"activations": 90 * MIB}, incomplete="OutOfMemoryError"))
+    (held,) = activation_memory(known)
+    slow = Finding("It is slow.", 1.0, "Do less.", "high", "Why.", "Blind.", bottleneck="compute")
+
+    verdict = verdict_of(known, in_order([slow, held]))
+
+    assert (verdict.verdict, verdict.finding) == ("Out of memory: activations take most of it.", 0)
 
 
 def test_an_allocator_that_tried_again_is_told_of() -> None:

@@ -15,8 +15,7 @@ from perfnb.findings.code import (
     EXPANDABLE,
     LOADER_WORDS,
     NEEDS,
-    RECORD_PYTHON,
-    RECORD_WAITS,
+    RECORD_MORE,
     has_units,
     is_own_line,
     lever_line,
@@ -133,7 +132,7 @@ def test_an_edited_name_ends_up_in_no_line(name: str) -> None:
         ),
         *(f"import torch; {lever_line('compile', name)}" for name in ("net", "self.parts[-1]")),
         f"import os; {EXPANDABLE}",
-        *(f"import torch; {line}" for line in (RECORD_PYTHON, RECORD_WAITS)),
+        f"import torch; {RECORD_MORE}",
         f"import gc; {lever_line('gc_freeze')}",
         *(update_line(lever, names) for lever in _UPDATES for names in (["o"], ["o", "self.other"])),
         workers_line({"name": "data", "same": LOADER_WORDS}, 4, True),
@@ -326,16 +325,13 @@ def test_lower_precision_is_advised_where_the_gpu_has_units_for_it(
     ("name", "facts", "can"),
     [
         ("NVIDIA H100 80GB HBM3", {"computeMajor": 9, "computeMinor": 0}, {"float16", "bfloat16", "TF32", "float8"}),
-        ("Tesla T4", {}, {"float16"}),
-        ("NVIDIA L4", {}, {"float16", "bfloat16", "TF32", "float8"}),
-        ("NVIDIA GeForce GTX 1080 Ti", {}, set()),
+        ("Tesla T4", {"computeMajor": 7, "computeMinor": 5}, {"float16"}),
+        ("NVIDIA GeForce GTX 1080 Ti", {"computeMajor": 6, "computeMinor": 1}, set()),
         ("AMD Radeon Graphics", {"computeMajor": 9, "computeMinor": 0}, None),
         ("GPU 0", {}, None),
     ],
 )
-def test_what_a_gpu_can_do_is_known_by_its_number_or_its_name(
-    name: str, facts: dict[str, Any], can: set[str] | None
-) -> None:
+def test_what_a_gpu_can_do_is_known_by_its_number(name: str, facts: dict[str, Any], can: set[str] | None) -> None:
     recording = live_gpu()
     meta = {"devices": [{"id": 0, "name": name, **facts}] if facts else [], "environment": {"gpus": [name]}}
     recording = replace(recording, meta={**recording.meta, **meta})

@@ -95,7 +95,7 @@ def test_levers_named_by_findings_accept_the_step(name: str, monkeypatch: pytest
     subject, levers = find_subject(step, batches, namespace_of(step)), by_name()
 
     named = {lever for lever in JUDGED if taken(facts, lever)}
-    updates = lever_for(facts, facts.optimizers, [], by_hand=False)
+    updates = lever_for(facts, facts.optimizers, [])
 
     accepted = {lever for lever in JUDGED if not levers[lever].refuses(subject)}
     assert named <= accepted

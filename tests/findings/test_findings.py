@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfnb.findings.facts import typical
-from perfnb.findings.finding import Finding, Row, finding_table
+from perfnb.findings.finding import Finding, Row, Rule, deciding, finding_table, found_by
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import SCHEMA
@@ -105,15 +106,13 @@ def forward_and_backward(hand: ByHand, model: int, t: int) -> None:
     hand.node("MmBackward0", t + 500, t + 1000, 1)
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_a_loop_over_parameters_counts_less_what_an_update_at_once_costs(by_hand: bool) -> None:
+def test_a_loop_over_parameters_counts_less_what_an_update_at_once_costs() -> None:
     hand = ByHand()
     model = hand.layer("model")
     for number in range(STEPS):
         t = 10_000 * number
         forward_and_backward(hand, model, t)
-        if not by_hand:
-            hand.event("Optimizer.step#SGD.step", t + 1000, t + 3000, "user_annotation")
+        hand.event("Optimizer.step#SGD.step", t + 1000, t + 3000, "user_annotation")
         for place in range(200):
             hand.op("aten::add_", t + 1001 + 9.9 * place, t + 1005 + 9.9 * place)
     recording = hand.recording(bare_cost={"op_ns": 1000.0})
@@ -121,7 +120,7 @@ def test_a_loop_over_parameters_counts_less_what_an_update_at_once_costs(by_hand
     loop = found(recording).loc["optimizer"]
 
     assert loop["bound_ms"] == pytest.approx(2.0 - 200 * 1.2e-3, rel=0.01)
-    assert loop["rows"][0] == {"kind": "phase", "name": "other" if by_hand else "optimizer"}
+    assert loop["rows"][0] == {"kind": "phase", "name": "optimizer"}
 
 
 @pytest.mark.parametrize(("updates", "told"), [(1, True), (2, True), (8, False)])
@@ -148,11 +147,22 @@ def test_several_updates_in_a_step_cost_what_each_of_them_does_at_once(updates: 
         assert ("in 2 updates" in loops.loc["optimizer", "evidence"]) == (updates == 2)
 
 
-def test_an_optimizer_that_updates_all_at_once_is_no_loop() -> None:
-    hand = one_long_op()
+def test_an_update_without_an_optimizer_is_the_host_s_own_code() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
     for number in range(STEPS):
-        t = 2000 * number
-        hand.event("Optimizer.step#SGD.step", t + 999, t + 1000, "user_annotation")
+        t = 10_000 * number
+        forward_and_backward(hand, model, t)
+        for place in range(200):
+            hand.op("aten::add_", t + 1001 + 9.9 * place, t + 1005 + 9.9 * place)
+
+    table = found(hand.recording())
+
+    assert "optimizer" not in table.index
+    assert table.loc["host code", "bound_ms"] == pytest.approx(2.0, rel=0.02)
+
+
+def test_an_optimizer_that_updates_all_at_once_is_no_loop() -> None:
     hand = ByHand()
     model = hand.layer("model")
     for number in range(STEPS):
@@ -341,14 +351,31 @@ def test_typical_values_are_medians_over_steps_that_did_the_same(rows: list[list
 @pytest.mark.slow
 @given(st.lists(st.none() | st.floats(0, 1e6), max_size=6))
 def test_the_greatest_bound_comes_first_and_what_has_none_last(bounds: list[float | None]) -> None:
-    table = finding_table(
-        [Finding("a", "b", bound, "c", "d", "low", "e", "f", (Row("op", "x"),)) for bound in bounds], 10.0
-    )
+    table = finding_table([Finding("a", bound, "b", "low", "c", "d", (Row("op", "x"),)) for bound in bounds], 10.0)
 
     known = [bound for bound in bounds if bound is not None]
     assert table["bound_ms"].tolist()[: len(known)] == sorted(known, reverse=True)
     assert table["bound_ms"].isna().tolist()[len(known) :] == [True] * (len(bounds) - len(known))
     assert {name: str(dtype) for name, dtype in table.dtypes.items()}["bound_ms"] == "Float64"
+
+
+def test_what_is_urgent_comes_first_and_what_others_may_have_caused_last() -> None:
+    finding = Finding("a", 1.0, "b", "high", "c", "d")
+    found = [replace(finding, urgency=-1, bound_ms=9.0), finding, replace(finding, urgency=1, bound_ms=None)]
+
+    assert finding_table(found, 10.0)["bound_ms"].astype(object).tolist() == [pd.NA, 1.0, 9.0]
+    rule = Rule("", "", "", lambda facts: iter(found))
+    assert deciding(found_by([rule], None, 10.0), {"": rule}, 10.0, 0.5) == 0
+
+
+def test_a_finding_has_no_more_confidence_than_it_may_and_tells_the_reason() -> None:
+    finding = Finding("a", 1.0, "b", "high", "c", "d")
+
+    assert finding.at_most("medium", "Few.").why == "Few. c"
+    assert finding.at_most("medium", "Few.").at_most("low", "Busy.") == replace(
+        finding, confidence="low", why="Busy. Few. c"
+    )
+    assert finding.at_most("low", "Busy.").at_most("medium", "Few.").why == "Busy. c"
 
 
 def test_a_node_of_backward_is_an_owner_like_any_other() -> None:

@@ -43,40 +43,6 @@ def test_code_between_ops_is_found_outside_of_the_layers() -> None:
     assert "host code" not in found(with_pause("op").recording()).index  # large memory given back looks alike
 
 
-@pytest.mark.parametrize("recorded", ["nothing", "modules", "calls"])
-def test_functions_that_take_the_time_are_named_where_they_are_on_record(recorded: str) -> None:
-    hand = with_pause("step")
-    for number in range(STEPS):
-        t = 10_000 * number
-        if recorded == "modules":
-            hand.event("nn.Module: Model_0", t, t + 2000, "python_function")
-        if recorded == "calls":
-            hand.event("a.py(1): step", t, t + 4000, "python_function")
-            hand.event("<built-in function sleep>", t + 2100, t + 3600, "python_function")
-            hand.event("<built-in function sleep>", t + 10, t + 900, "python_function", thread=9)
-
-    code = found(hand.recording()).loc["host code"]
-
-    named = "in a traced step: 1.50 ms in <built-in function sleep>, 0.490 ms in a.py(1): step."
-    assert (named in code["evidence"]) == (recorded == "calls")
-    assert ("stacks=True" in code["advice"]) == (recorded != "calls")
-    assert ("Which function ran." in code["blind"]) == (recorded != "calls")
-
-
-def test_a_method_of_many_objects_is_one_function() -> None:
-    hand = with_pause("step")
-    for number in range(STEPS):
-        t = 10_000 * number
-        for place in range(3):
-            name = f"<built-in method append of list object at 0x7f{number}{place}>"
-            hand.event(name, t + 2100 + 200 * place, t + 2200 + 200 * place, "python_function")
-        hand.event("a.py(1): step", t + 3000, t + 3200, "python_function")
-
-    evidence = found(hand.recording()).loc["host code", "evidence"]
-
-    assert "0.300 ms in <built-in method append of list object>, 0.200 ms in a.py(1): step." in evidence
-
-
 def test_calls_of_python_have_the_step_and_phase_in_which_they_begin() -> None:
     hand = ByHand()
     model = hand.layer("model")

@@ -129,7 +129,9 @@ def test_python_in_the_model_is_host_code_only_where_samples_name_it(named: bool
     assert ("host code" in table.index) == named
     if named:
         assert table.loc["host code", "bound_ms"] == pytest.approx(2.0, rel=0.06)
-        assert "in Net.forward (net.py, line 7: sort(x))" in table.loc["host code", "evidence"]
+        # All samples of forward met it, but no line can take more than the finding says.
+        most = f"Sampled: {100 * table.loc['host code', 'bound_share']:.0f} % of the step"
+        assert f"{most} in Net.forward (net.py, line 7: sort(x))" in table.loc["host code", "evidence"]
 
 
 @pytest.mark.parametrize(

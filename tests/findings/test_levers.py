@@ -287,7 +287,7 @@ def test_a_layer_of_attention_is_told_that_nobody_wants_its_weights() -> None:
     finding = found(hand.recording()).loc["attention unfused"]
 
     assert finding["code"] == ""
-    assert "Call net.layers[0].get_submodule('a b') with need_weights=False." in finding["advice"]
+    assert "Call net.layers.0.a b with need_weights=False." in finding["advice"]
     assert "weights are not requested" in finding["advice"]
 
 

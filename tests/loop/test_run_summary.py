@@ -16,6 +16,7 @@ from perfnb.errors import RecordingError
 from perfnb.loop import run_summary
 from perfnb.loop.record import RunRecorder
 from perfnb.loop.run import RunSummary, summarise
+from perfnb.recording.schema import SCHEMA
 from perfnb.recording.store import SavedFolder
 from tests.loop.planted_runs import MIB, recorded, run, steady_memory, usual
 
@@ -56,6 +57,25 @@ def test_waits_for_data() -> None:
     assert "at most 5.99 ms" in found.next  # type: ignore[operator]
 
 
+def test_findings_have_the_columns_of_a_profiles() -> None:
+    waits = usual(N, 6.0, seed=2)
+    found = run(usual(N) + waits, waits).findings
+    assert list(found.columns) == list(SCHEMA["findings"])
+    assert found["rows"].tolist() == [[{"kind": "phase", "name": "data"}]]
+    assert found["why"].str.len().min() > 0
+    assert list(run(usual(N)).findings.columns) == list(SCHEMA["findings"])
+
+
+def test_a_surer_finding_that_is_not_much_smaller_is_the_verdict() -> None:
+    other, wall = np.zeros(N), usual(N)
+    other[[500, 1500]] = 700.0
+    wall[1000] = 2500.0  # one slow step, as other work on the machine causes
+    found = run(wall, other_ms=other)
+    assert bottlenecks(found) == ["stalls", "between steps"]
+    assert found.findings["confidence"].tolist() == ["low", "high"]
+    assert found.verdict == "Much time passes between steps"
+
+
 def test_few_waits_are_no_input_bound_run() -> None:
     waits = usual(N, 1.0, seed=2)
     assert run(usual(N) + waits, waits).verdict == "Slowed by waits for data"
@@ -90,7 +110,7 @@ def test_drift() -> None:
 def test_a_run_that_grew_many_times_cannot_save_more_than_it_took() -> None:
     found = run(usual(200) * np.exp(np.linspace(0, 5, 200)))
     assert found.verdict == "Slower and slower"
-    assert found.findings["share"].max() < 1
+    assert found.findings["bound_share"].max() < 1
 
 
 def test_a_jump_and_where_it_was() -> None:

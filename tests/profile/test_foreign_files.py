@@ -56,13 +56,3 @@ def test_without_layers_the_heaviest_ops_are_listed(tmp_path: Path) -> None:
     assert "Ops, most host time of their own first · 13" not in table
     assert "op 8" in table
     assert "<b>x" not in table
-
-
-def test_what_other_threads_did_is_told(tmp_path: Path) -> None:
-    spans = [("main", 1, 0, 20), ("last", 1, 90, 10), *(("work", tid, 10, 40) for tid in (2, 3))]
-    events = [{"ph": "X", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid} for name, tid, ts, dur in spans]
-    (tmp_path / "a.json").write_text(json.dumps([*events, {**events[0], "ts": 100, "dur": 50}]))
-
-    said = " ".join(str(perfnb.load(tmp_path / "a.json")).split())
-    assert "80.0 µs in ops, and" in said
-    assert "shows nothing; 80.0 µs in ops on 2 other threads." in said

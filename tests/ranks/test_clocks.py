@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from perfnb.ranks.collectives import matching, waited_for, waits
+from perfnb.ranks.collectives import matching, waited_for, waits, with_waiting
 
 AHEAD_NS = 5_000_000_000
 
@@ -44,7 +44,7 @@ def test_collectives_close_together(gap_us: int | str, off_ns: int, steps: int) 
     assert clocks["ahead_us"].tolist() == pytest.approx([0, AHEAD_NS / 1e3], abs=off_ns / 1e3 + 1e-3)
     assert clocks["spread_us"].max() <= off_ns / 1e3
     assert clocks["collectives"].tolist() == [60, 60]
-    waited = waits(matched, clocks).groupby("rank")["waiting_ms"].sum()
+    waited = waits(with_waiting(matched, clocks)).groupby("rank")["waiting_ms"].sum()
     assert waited.tolist() == pytest.approx([60 * 0.015, 0], abs=60 * off_ns / 1e6 + 1e-6)
 
 
@@ -57,7 +57,7 @@ def test_several_differences_that_fit_as_well_are_not_told(gap_us: int) -> None:
     assert clocks["ahead_us"].isna().tolist() == [False, True]
     assert clocks["reference"].isna().tolist() == [False, True]
     assert clocks["collectives"].tolist() == [0, 0]
-    assert waits(matched, clocks).empty
+    assert waits(with_waiting(matched, clocks)).empty
 
 
 @pytest.mark.slow
@@ -131,11 +131,11 @@ def test_a_rank_is_waited_for_by_those_of_its_groups() -> None:
     tables = {rank: table(rank, end, durations[rank], group=f"{rank // 2}") for rank in range(4)}
     matched, clocks = matching(tables)
     assert clocks["reference"].tolist() == [0, 0, 2, 2]
-    assert waited_for(matched, clocks).to_dict() == pytest.approx({0: 0, 1: 0, 2: -0.8, 3: 0.8})
+    assert waited_for(with_waiting(matched, clocks)).to_dict() == pytest.approx({0: 0, 1: 0, 2: -0.8, 3: 0.8})
 
     crossing = {rank: table(rank, end + 15_000_000, durations[rank], group=f"x{rank % 2}") for rank in range(4)}
     both = {rank: pd.concat([tables[rank], crossing[rank]], ignore_index=True) for rank in range(4)}
     matched, clocks = matching(both)
     assert clocks["reference"].tolist() == [0] * 4
     assert clocks["collectives"].tolist() == [80] * 4
-    assert waited_for(matched, clocks)[3] == pytest.approx(0.8)
+    assert waited_for(with_waiting(matched, clocks))[3] == pytest.approx(0.8)

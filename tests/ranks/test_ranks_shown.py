@@ -9,9 +9,7 @@ import pytest
 
 import perfnb
 from perfnb.draw import palette
-from perfnb.draw.escape import cells
 from perfnb.errors import RecordingError
-from perfnb.ranks.view import distinct_names
 from tests.ranks.rank_traces import rank_trace, written
 from tests.trace.test_public_traces import FOLDER
 from tests.written_traces import Written
@@ -92,18 +90,16 @@ def test_times_in_notes_are_written_as_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_trace_loaded_twice_is_told(tmp_path: Path) -> None:
+def test_ranks_of_one_number_are_told(tmp_path: Path) -> None:
     paths = written(tmp_path, [rank_trace(0, distributedInfo={"rank": 3})] * 2 + [rank_trace(7)], "trace{}.json")
 
     ranks = perfnb.load(paths)
     text = " ".join(str(ranks).split())
 
-    assert "Ranks 0, 1 have the same events at the same times: one trace, loaded twice." in text
     assert "Ranks 0, 1 all are rank 3 by their traces or file names, so ranks are numbered in the order given." in text
     again = perfnb.load(ranks.save(tmp_path / "saved"))
     assert str(again) == str(ranks)
     text = str(perfnb.load(written(tmp_path, [rank_trace(0), rank_trace(0, clock=5)])))
-    assert "same events" not in text
     assert "all are rank" not in text
 
 
@@ -135,24 +131,6 @@ def test_one_rank_is_not_several(tmp_path: Path) -> None:
     page = ranks.to_html(tmp_path / "ranks.html").read_text("utf-8")
     assert "<title>1 rank · perfnb</title>" in page
     assert "1 ranks" not in page + str(ranks)
-
-
-@pytest.mark.parametrize(
-    ("names", "width", "expected"),
-    [
-        (["a.json", "b.json"], 20, ["a.json", "b.json"]),
-        (["mi300_compile_triton.json.gz", "mi300_vit.json.gz"], 15, ["mi300_c…_triton", "mi300_vit"]),
-        (["job_of_today_7_on_node.json", "job_of_today_8_on_node.json"], 11, ["…y_7_o…node", "…y_8_o…node"]),
-        (["a_long_name_of_it.json", "a_long_name_of_it.json.gz"], 20, None),
-        (["same_long_name.json", "same_long_name.json"], 9, ["same…name"] * 2),
-    ],
-)
-def test_names_of_files_stay_apart_when_cut(names: list[str], width: int, expected: list[str] | None) -> None:
-    shown = distinct_names(names, width)
-
-    assert expected is None or shown == expected
-    assert len(set(shown)) == len(set(names))
-    assert max(map(cells, shown)) <= width
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no folder of public traces at {FOLDER}; set PERFNB_TRACES")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import pandas as pd
 
 from perfnb.ranks.findings import _late
 from perfnb.ranks.host import LateWork
-from perfnb.ranks.report_head import Told, found_html, found_text, told_lines
-from perfnb.ranks.summary import RanksSummary
+from perfnb.ranks.report_head import JobHead, found_html, found_text, head_lines
 
 BAD = "<b>every micro-step</b>"
 
@@ -28,24 +24,24 @@ def finding(rank: int | None, name: str, ms: float) -> dict[str, object]:
     }
 
 
-def told(timed: dict[int, float], traced_ms: float = 20.0, rows: list[dict[str, object]] | None = None) -> Told:
+def told(timed: dict[int, float], traced_ms: float = 20.0, rows: list[dict[str, object]] | None = None) -> JobHead:
     table = pd.DataFrame(rows or [], columns=list(finding(0, "", 0.0)))
-    return Told(timed, 200, 3, traced_ms, table.astype({"rank": "Int64"}))
+    return JobHead(timed, 200, 3, traced_ms, table.astype({"rank": "Int64"}))
 
 
 def test_the_timed_step_of_the_slowest_rank_comes_first() -> None:
-    assert told_lines(told({0: 18.7, 1: 19.6})) == [
+    assert head_lines(told({0: 18.7, 1: 19.6})) == [
         "Step 19.6 ms on rank 1, the slowest.",
         "That is the median of 200 timed steps. What follows is the mean of 3 traced steps.",
     ]
-    assert told_lines(told({0: 18.7}))[0] == "Step 18.7 ms."
-    assert told_lines(told({})) == []
+    assert head_lines(told({0: 18.7}))[0] == "Step 18.7 ms."
+    assert head_lines(told({})) == []
 
 
 def test_traced_steps_unlike_the_timed_ones_are_said() -> None:
     for traced_ms in (155.0, 2000.0):
-        assert any("unlike timed ones" in line for line in told_lines(told({0: 705.0}, traced_ms)))
-    assert not any("unlike" in line for line in told_lines(told({0: 705.0}, 800.0)))
+        assert any("unlike timed ones" in line for line in head_lines(told({0: 705.0}, traced_ms)))
+    assert not any("unlike" in line for line in head_lines(told({0: 705.0}, 800.0)))
 
 
 def test_each_bottleneck_is_shown_once_with_the_ranks_that_have_it() -> None:
@@ -77,6 +73,6 @@ def test_more_findings_than_are_shown() -> None:
 def test_a_straggler_that_is_late_in_no_phase_of_its_own() -> None:
     late = LateWork("other", 6.72, "", 0.0)
 
-    assert _late(cast(RanksSummary, SimpleNamespace(late=late))) == (
+    assert _late(late, 1.0) == (
         " It is late in code outside model, loss and optimizer, which takes it 6.72 ms longer than the others."
     )

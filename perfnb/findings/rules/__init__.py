@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from perfnb.findings.facts import Facts
-from perfnb.findings.finding import Finding, Rule
+from perfnb.findings.finding import Rule
 from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
 from perfnb.findings.rules.communication import every_micro_step, exposed_on_host, small_buckets, unused_parameters
 from perfnb.findings.rules.double import float64
@@ -51,14 +48,3 @@ RULES: tuple[Rule, ...] = (
 )
 #: Rules of one name differ only in how they search.
 BY_NAME = {rule.name: rule for rule in RULES}
-
-
-def found_by_rules(facts: Facts) -> list[Finding]:
-    """What the rules find, in their order. No bound is longer than the step that it is a part of."""
-    return [_within_the_step(found, facts) for rule in RULES for found in rule(facts)]
-
-
-def _within_the_step(found: Finding, facts: Facts) -> Finding:
-    if found.bound_ms is None:
-        return found
-    return replace(found, bound_ms=min(found.bound_ms, found.of_ms or facts.step_ms))

@@ -28,8 +28,6 @@ _MOST, _MUCH = 0.4, 0.15
 _FAR, BINDS, _NEAR = 0.3, 0.5, 0.7
 #: Share of a layer's traffic above which it waits for its weights.
 _WEIGHTS = 0.5
-#: The dtype that products could be computed in instead; float64 has a rule of its own.
-_LOWER = {"float32": ("float32", "bfloat16")}
 #: Least speedup of lower precision worth reporting.
 _FASTER = 1.2
 #: Kernels that multiply matrices, and those that do so in float32 without the units for lower precision.
@@ -47,7 +45,7 @@ _FLOAT32 = re.compile(
 
 
 @dataclass(frozen=True)
-class Work:
+class RoofWork:
     """Layers on one side of the ridge."""
 
     #: Their time in a timed step.
@@ -67,11 +65,11 @@ class Work:
 
 def work_under(
     facts: Facts, bound: str, least: float, without: Collection[str] = (), only: Collection[str] | None = None
-) -> Work:
+) -> RoofWork:
     """The layers under one part of the roof that reach at least a share of it, `without` some or `only` some."""
     roofline = facts.figures.roofline
     if roofline is None:
-        return Work(0.0, 0.0, 0.0, ())
+        return RoofWork(0.0, 0.0, 0.0, ())
     points = roofline.points
     # Ops without a formula, such as elementwise ones, are judged by their bytes alone: they must move them fast.
     unknown = points["bound"].isna() & (bound == MEMORY)
@@ -97,7 +95,7 @@ def work_under(
         together = facts.layers_on_gpu_ms(set(points["name"][ms.index]))
         shorter = together / float(ms.sum())
         needed, arithmetic, ms = needed * shorter, arithmetic * shorter, ms * shorter
-    return Work(float(ms.sum()), float(needed.sum()), float(arithmetic.sum()), tuple(map(str, heaviest)))
+    return RoofWork(float(ms.sum()), float(needed.sum()), float(arithmetic.sum()), tuple(map(str, heaviest)))
 
 
 @rule("compute", "Compute-bound", "computing as fast as large products do", ceiling=True)
@@ -117,21 +115,20 @@ def compute(facts: Facts) -> Iterator[Finding]:
     layout = any(facts.kinds.get(name) == "Conv2d" for name in work.layers)
     model = facts.variable(work.layers[0])
     yield Finding(
-        "compute",
         f"Compute-bound layers take {facts.of_step(work.ms)} and reach {fmt.share(work.efficiency)} of the rate of "
         "large products on this machine.",
         bound,
         "The step is close to what the machine can do: only less arithmetic helps, by "
-        + (f"lower precision ({_autocast(facts)}) or " if _pays(facts, "float32", "bfloat16") else "")
+        + (f"lower precision ({_autocast(facts)}) or " if _pays(facts) else "")
         + "a smaller model or a better algorithm."
         if near
         else "Larger products use the machine better: larger batches (perfnb.scaling_study shows whether they make a "
         "sample cheaper), sizes that are multiples of 16" + (", channels last for convolutions." if layout else "."),
-        lever_line("channels_last", model) if model and layout and not near else "",
         "medium" if near and not doubt else "low",
         f"{doubt}The roof was measured with large square products; small or odd-sized ones cannot reach it.",
         "How much of a layer's time is arithmetic and how much is waiting for memory.",
         rows("layer", work.layers),
+        code=lever_line("channels_last", model) if model and layout and not near else "",
         remedy="channels_last" if layout and not near else "",
     )
 
@@ -145,12 +142,12 @@ def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
     return f'forward and loss under torch.autocast("{device}", dtype=torch.{dtype}){scaled}'
 
 
-def _pays(facts: Facts, now: str, lower: str) -> bool:
-    """Whether lower precision was measured to be faster, and nothing in the step contradicts either rate."""
+def _pays(facts: Facts) -> bool:
+    """Whether bfloat16 was measured to be faster than float32, and nothing in the step contradicts either rate."""
     roofline = facts.figures.roofline
-    if roofline is None or now in roofline.refuted or lower in roofline.refuted:
+    if roofline is None or roofline.refuted.keys() & {"float32", "bfloat16"}:
         return False
-    full, less = roofline.peaks.get(now), roofline.peaks.get(lower)
+    full, less = roofline.peaks.get("float32"), roofline.peaks.get("bfloat16")
     return bool(full and less and less >= _FASTER * full)
 
 
@@ -181,17 +178,16 @@ def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
         return
     note, code = compiling(facts, work.layers)
     yield Finding(
-        "memory bandwidth",
         f"Memory-bound layers take {facts.of_step(work.ms)}; the bytes that they must move take "
         f"{fmt.duration(work.least_ms)} at this machine's bandwidth.",
         bound,
         "Move fewer bytes: fuse such layers with their neighbours (torch.compile), use lower precision, avoid copies "
         f"and layout changes.{note}",
-        code,
         "medium",
         "Fused into their neighbours they would move almost nothing, but all of them can rarely be fused.",
         _CACHES,
         rows("layer", work.layers),
+        code=code,
         remedy="compile",
     )
 
@@ -204,22 +200,21 @@ def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
     bound = work.ms - work.arithmetic_ms
     if facts.share(bound) < _MUCH:
         return
-    halves = _pays(facts, "float32", "bfloat16") and not trains  # in bfloat16, small updates of weights are lost
+    halves = _pays(facts) and not trains  # in bfloat16, small updates of weights are lost
     model = facts.variable(work.layers[0])
     yield Finding(
-        "memory bandwidth",
         f"Layers that read their weights for only a few samples take {facts.of_step(work.ms)}; the bytes that they "
         f"must move take {fmt.duration(work.least_ms)} at this machine's bandwidth, their arithmetic "
         f"{fmt.duration(work.arithmetic_ms)}.",
         bound,
         "Let more samples share each read of the weights: a larger batch takes little longer, as perfnb.scaling_study "
         "can show. Smaller weights (lower precision, quantisation) shorten the step itself.",
-        f"{model} = {model}.to(torch.bfloat16)  # and its inputs" if model and halves else "",
         "medium",
         "Bytes are those of the layers' tensors, most of them weights. The bound applies per sample, for a batch large "
         "enough to be compute-bound.",
         _CACHES,
         rows("layer", work.layers),
+        code=f"{model} = {model}.to(torch.bfloat16)  # and its inputs" if model and halves else "",
     )
 
 
@@ -232,41 +227,26 @@ def _reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times: int
     return [str(name) for name in points["name"][(weights > _WEIGHTS * points["bytes"]).fillna(False)]]
 
 
-def _dtypes(facts: Facts) -> tuple[str, str] | None:
-    """The dtype of all products, and the lower one that was measured to be faster; ``None`` if there is none."""
-    roofline = facts.figures.roofline
-    if roofline is None:
-        return None
-    types = set(roofline.points.loc[(roofline.points["bound"] == COMPUTE).fillna(False).to_numpy(dtype=bool), "dtype"])
-    pair = _LOWER.get(types.pop()) if len(types) == 1 else None
-    return pair if pair and _pays(facts, *pair) else None
-
-
-def _precision_words(facts: Facts) -> tuple[str, str]:
-    now, lower = _dtypes(facts) or ("float32", "")
-    return f"Compute-bound in {now}", {"bfloat16": "bf16 autocast", "": "lower precision"}.get(lower, lower)
-
-
-@rule("low precision unused", "Compute-bound", "lower precision", words=_precision_words, ceiling=True)
+@rule("low precision unused", "Compute-bound in float32", "lower precision", ceiling=True)
 def low_precision(facts: Facts) -> Iterator[Finding]:
     """Products in float32 on hardware that multiplies lower precision faster."""
     roofline = facts.figures.roofline
     if roofline is None:
         yield from _float32_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
         return
-    if (pair := _dtypes(facts)) is None:
+    points = roofline.points
+    products = points.loc[(points["bound"] == COMPUTE).fillna(False).to_numpy(dtype=bool), "dtype"]
+    if set(products) != {"float32"} or not _pays(facts):  # float64 has a rule of its own
         return
-    (now, lower), work = pair, work_under(facts, COMPUTE, _FAR)
-    bound = work.least_ms * (1 - roofline.peaks[now] / roofline.peaks[lower])
+    work, faster = work_under(facts, COMPUTE, _FAR), roofline.peaks["bfloat16"] / roofline.peaks["float32"]
+    bound = work.least_ms * (1 - 1 / faster)
     if facts.share(bound) < _WORTH:
         return
     yield Finding(
-        "low precision unused",
-        f"Products in {now} take {facts.of_step(work.ms)}. Large ones run "
-        f"{roofline.peaks[lower] / roofline.peaks[now]:.2g} times as fast in {lower} here, as measured.",
+        f"Products in float32 take {facts.of_step(work.ms)}. Large ones run {faster:.2g} times as fast in bfloat16 "
+        "here, as measured.",
         bound,
         f"Compute products in bfloat16, {_autocast(facts)}, and check that the result is still good.",
-        "",
         "low",  # a measured MLP saved a third of such a bound
         f"{_doubt(facts)}Both rates were measured with large products. Smaller ones gain less, and conversions cost "
         "time.",
@@ -298,28 +278,21 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         return
     how = _lower_precision(facts) if single >= _WORTH * ms else ""
     note, code = ("", "") if how else compiling(facts, facts.heaviest_layers(facts.ops), "compile_max_autotune")
+    part = "none of them is" if single < _WORTH * ms else f"{fmt.duration(single)} of that is"
     yield Finding(
-        "compute",
-        f"Matrix kernels run for {facts.of_step(ms)}; the GPU is busy for {fmt.share(1 - gpu.idle_share)} of it. "
-        + (
-            f"By their names, {fmt.duration(single)} of that is in float32, which lower precision would shorten."
-            if how
-            else "By their names, none of them is in float32, where lower precision would help most."
-            if single < _WORTH * ms
-            else f"By their names, {fmt.duration(single)} of that is in float32; this GPU has no units for lower "
-            "precision."
-        ),
+        f"Matrix kernels run for {facts.of_step(ms)}; the GPU is busy for {fmt.share(1 - gpu.idle_share)} of it. By "
+        f"their names, {part} in float32.",
         ms,
         "The GPU is working: less arithmetic helps, by "
         + (f"lower precision ({how}), " if how else f"kernels tuned to these sizes{facts.for_torch(_TUNED)}, ")
         + f"another algorithm, or less to compute.{note}",
-        code,
         "low",
         "Inferred from kernel names; a trace does not say how much arithmetic they do, so how close they are to the "
         "roof is unknown. The bound is all of their time: a change can remove only part of it.",
         "FLOPs and bytes: such kernels may wait for memory too, as products with few rows do. And the precision of "
         "kernels whose names do not give it.",
         _heaviest(gpu, products),
+        code=code,
         remedy="autocast" if how else "compile_max_autotune" if code else "",
     )
 
@@ -338,17 +311,16 @@ def _moves_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         return
     note, code = compiling(facts, facts.heaviest_layers(facts.ops))
     yield Finding(
-        "memory bandwidth",
         "Kernels that multiply no matrices (elementwise, norms, softmax, copies within the device) run for "
         f"{facts.of_step(ms)}.",
         ms,
         f"Fuse them with their neighbours{facts.for_torch(' (torch.compile)')}, use lower precision, avoid layout "
         f"changes.{note}",
-        code,
         "low",
         "Inferred from kernel names: most such kernels are memory-bound, but the trace does not hold their bytes.",
         "Bytes moved, and the GPU's bandwidth.",
         _heaviest(gpu, others),
+        code=code,
         remedy="compile",
     )
 
@@ -360,16 +332,15 @@ def _float32_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         return
     tf32 = has_units(facts.recording, "TF32")
     yield Finding(
-        "low precision unused",
         f"Matrix kernels in float32 run for {facts.of_step(ms)}.",
         ms,
         f"Let products use TF32{facts.for_torch(' (torch.set_float32_matmul_precision)')}, or lower precision: {how}."
         if tf32 is not False
         else f"Compute products in lower precision: {how}. This GPU has no units for TF32 and bfloat16.",
-        lever_line("float32_precision", "high") if tf32 else "",
         "low",
         "Inferred from kernel names; how much faster they become depends on the GPU.",
         "Whether the model keeps its quality." if tf32 is not None else "Which units this GPU has.",
         _heaviest(gpu, single),
+        code=lever_line("float32_precision", "high") if tf32 else "",
         remedy="float32_precision" if tf32 else "autocast",
     )

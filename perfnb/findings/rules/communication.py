@@ -45,13 +45,11 @@ def exposed_on_host(facts: Facts) -> Iterator[Finding]:
             f"Perfect overlap alone would {most}: the rest of the step is shorter than that. More takes sending less."
         )
     yield Finding(
-        "collectives",
         f"For {facts.of_step(exposed)} the step only waits for collectives ({listed} per step), which are in flight "
         f"for {fmt.duration(flying)}; {fmt.share(hidden)} of that is hidden. {perfect}",
         exposed,
         "Overlap communication with computation: start it earlier (smaller first buckets, gradients reduced during "
         "backward), synchronise less often, or send less, in lower precision.",
-        "",
         "medium",
         "Waiting for a slower rank counts as communication.",
         "Which rank was late: load the profiles or traces of all ranks together to find a straggler.",
@@ -77,17 +75,16 @@ def small_buckets(facts: Facts) -> Iterator[Finding]:
     model = facts.variable(name) if name is not None and facts.kinds.get(name) == _DDP else None
     line = f"{model} = torch.nn.parallel.DistributedDataParallel({model}.module, bucket_cap_mb=25)" if model else ""
     yield Finding(
-        "small buckets",
         f"DDP sends {fmt.size(whole)} of gradients per step in {count:.3g} buckets of about {fmt.size(size)}; nothing "
         f"hides {facts.of_step(exposed)} of that.",
         bound,
         f"Use larger buckets: with bucket_cap_mb=25, torch's default, there would be {fewer:.0f}. Each message has a "
         "latency of its own, but larger ones start later: compare two sizes.",
-        line,
         "low",
         "The bound assumes that the time depends on the number of messages alone.",
         "How much longer larger messages take, and how much of them the rest of backward would hide.",
         rows("phase", ["communication"]),
+        code=line,
     )
 
 
@@ -107,7 +104,6 @@ def unused_parameters(facts: Facts) -> Iterator[Finding]:
         model = facts.variable(layer)
         line = f"{model} = torch.nn.parallel.DistributedDataParallel({model}.module)" if model else ""
         yield Finding(
-            "unused parameters",
             f"{layer} was made with find_unused_parameters=True"
             + (", but DDP found no unused parameter. " if certain else ". ")
             + f"The module itself, where the graph is searched, takes {fmt.duration(own)} per step"
@@ -115,11 +111,11 @@ def unused_parameters(facts: Facts) -> Iterator[Finding]:
             min(own + told, facts.step_ms),
             "Leave find_unused_parameters out, or use static_graph=True if the same parameters are unused in each "
             "step.",
-            line,
             "medium" if certain else "low",
             "The module's own time includes other work of DDP's forward.",
             "Whether other batches leave parameters unused.",
             rows("layer", [layer]),
+            code=line,
         )
 
 
@@ -149,12 +145,10 @@ def every_micro_step(facts: Facts) -> Iterator[Finding]:
     name = facts.root()
     model = (facts.variable(name) if name is not None else None) or "model"
     yield Finding(
-        "every micro-step",
         f"Gradients are sent after each of {per_step:.3g} backward passes per step of the optimizer: {told}.",
         bound,
         f"Run all micro-steps but the last, forward and backward, inside `with {model}.no_sync():`. Gradients then add "
         "up on each rank and are sent once.",
-        "",
         "medium",
         "The last backward pass still sends everything; overlap costs less on a CPU with spare cores.",
         "Whether the gradients of each pass are used before the last one, as clipping each would.",

@@ -40,20 +40,21 @@ def float64(facts: Facts) -> Iterator[Finding]:
     model = facts.variable(names[0]) if names else None
     where = "" if names else " None of it is in the model."
     yield Finding(
-        "float64",
         f"Ops in float64 take {facts.of_step(whole)}. {_rates(double, single)} Other ops move half the bytes, which "
         f"may fit into a faster cache.{where}",
         bound,
         "Compute in float32 unless the problem needs more: NumPy arrays are float64 by default, and so are tensors "
         "made from them. Convert the model before you make its optimizer.",
         # The state of an optimizer would stay in float64.
-        lever_line("float32", model)
-        if model and facts.has_parameters_of(8) and not facts.optimizers and not facts.optimizer_classes
-        else "",
         "medium",
         "The time in float64 was measured. What float32 takes is an estimate: short ops gain less.",
         "Whether the result is still good enough in float32.",
         rows("layer", names) + rows("op", ops["ms"].nlargest(2).index),
+        code=(
+            lever_line("float32", model)
+            if model and facts.has_parameters_of(8) and not facts.optimizers and not facts.optimizer_classes
+            else ""
+        ),
         remedy="float32",
     )
 

@@ -72,13 +72,11 @@ def unfused_attention(facts: Facts) -> Iterator[Finding]:
         return
     top = facts.heaviest_layers(used)
     yield Finding(
-        "attention unfused",
         f"Attention runs as separate products and a softmax in {fmt.counted(count / facts.steps, 'place')} per step, "
         f"for {facts.of_step(whole)}: {fmt.duration(products)} in the products and {fmt.duration(whole - products)} in "
         "between, where the full attention matrices go through memory.",
         max(whole - remains, 0.0),
         _advice(facts, top),
-        "",
         "medium",
         "Inferred from the order of operators. The products remain"
         + (
@@ -112,7 +110,7 @@ def _advice(facts: Facts, layers: list[str]) -> str:
     if own:
         return (
             "Use the fused operator, which keeps no full attention matrix in memory: nn.MultiheadAttention does so if "
-            f"its weights are not requested. Call {facts.path_of(own[0])} with need_weights=False."
+            f"its weights are not requested. Call {own[0]} with need_weights=False."
         )
     return (
         "Use torch.nn.functional.scaled_dot_product_attention, which keeps no full attention matrix in memory; pass a "
@@ -238,18 +236,17 @@ def elementwise_chains(facts: Facts) -> Iterator[Finding]:
     note, code = compiling(facts, layers) if layers else ("", "")
     what = "the model that computes it" if layers else "the function that computes it (it is in no layer)"
     yield Finding(
-        "memory bandwidth",
         f"{fmt.counted(len(used) / facts.steps, 'elementwise op')} per step ({', '.join(map(str, by_op))}) run back to "
         f"back in {fmt.counted(chains.count / facts.steps, 'chain')} and take {facts.of_step(whole)}: each reads its "
         "whole tensor from memory and writes another, with little arithmetic per byte.",
         bound,
         f"Fuse each chain into one pass over the data: compile {what} with torch.compile. Or write into existing "
         f"tensors (out=, in-place), which at least avoids new memory.{note}",
-        code,
         "medium",
         "One pass remains: the longest op of each chain.",
         "Whether each op needs the result of the previous one, and whether the tensors fit into a cache.",
         rows("layer", layers) + rows("op", by_op),
+        code=code,
     )
 
 

@@ -11,15 +11,13 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.events import longest_calls
-from perfnb.attribution.interval_sets import difference, union
-from perfnb.findings.code import RECORD_PYTHON, RECORD_WAITS, compiling
+from perfnb.findings.code import RECORD_MORE, compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import LONG_NS, GpuFacts
-from perfnb.findings.lines import MOST_NAMED, NAMED, lines_in_words, not_below_samples, short
+from perfnb.findings.lines import NAMED, lines_in_words, not_below_samples, short
 from perfnb.findings.rules.fusion import chains_of
-from perfnb.findings.rules.optimizer import gaps_after_backward, updates_gradients_or_parameters
+from perfnb.findings.rules.optimizer import clips_gradients, gaps_after_backward
 from perfnb.findings.rules.repeated import model_calls
 from perfnb.findings.rules.synchronisation import FREEING_NS, reads_of
 from perfnb.recording.nesting import Bools, Floats
@@ -75,33 +73,31 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
     calling, rounds = _calling_ms(facts, small["whole_ns"].to_numpy(), ~looped), _rounds(facts)
     if facts.share(calling) < _WORTH:
         return
-    bound = min(max(calling, _together_ms(facts, rounds)), facts.step_ms) if rounds > _FEWEST_ROUNDS else calling
-    layers = facts.heaviest_layers(small)
-    modules = facts.recording.modules
-    note, code = compiling(facts, layers)
+    layers, modules = facts.heaviest_layers(small), facts.recording.modules
+    if rounds > _FEWEST_ROUNDS:
+        bound, code = min(max(calling, _together_ms(facts, rounds)), facts.step_ms), ""
+        takes = (
+            f"at least {fmt.duration(calling)}. The model is called {rounds:,.0f} times per step, and one call could "
+            f"save up to {facts.of_step(bound)}"
+        )
+        advice = "Call the model once, with all samples in one batch, if no call needs the result of another."
+    else:
+        bound, (note, code) = calling, compiling(facts, layers)
+        takes, fuse = facts.of_step(bound), facts.for_torch(" with torch.compile")
+        advice = f"Make each op do more: a larger batch, fewer and wider layers, or fusion{fuse}.{note}"
     leaves = int((~modules.index.isin(modules["parent"])).sum())
     among = f" (in {fmt.counted(leaves, 'layer')})" if leaves else ""  # a trace may know no layers
     yield Finding(
-        "dispatch overhead",
         f"{count:,.0f} of {len(outer) / facts.steps:,.0f} ops in forward and backward{among} are shorter than "
-        f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes "
-        + (
-            f"at least {fmt.duration(calling)}. The model is called {rounds:,.0f} times per step, and one call could "
-            f"save up to {facts.of_step(bound)}."
-            if rounds > _FEWEST_ROUNDS
-            else f"{facts.of_step(bound)}."
-        ),
+        f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes {takes}.",
         bound,
-        "Call the model once, with all samples in one batch, if a call does not need the result of the one before it."
-        if rounds > _FEWEST_ROUNDS
-        else "Make each op do more: a larger batch, fewer and wider layers, or fusion"
-        f"{facts.for_torch(' with torch.compile')}.{note}",
-        "" if rounds > _FEWEST_ROUNDS else code,
+        advice,
         "low" if facts.busy else "medium",
         "All time of these phases outside longer ops counts as overhead, up to what calls can cost; a little of it is "
         "work." + (" The CPU was busy with other work." if facts.busy else ""),
         "How much of this a compiler would actually fuse, and how much of the work a longer op would need.",
         rows("layer", layers) + rows("op", small.groupby("op", observed=True)["whole_ns"].sum().nlargest(2).index),
+        code=code,
     )
 
 
@@ -168,12 +164,10 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
             f"graphs, which launch a whole step at once.{note}"
         )
     yield Finding(
-        "launch overhead",
         f"The GPU was idle for {facts.of_step(bound)} because the host had launched nothing yet; "
         f"a step has {gpu.kernels:,.0f} kernels{short}.{speed}",
         bound,
         advice,
-        code,
         "high" if mostly_idle else "medium",
         "Each gap ended with work that was launched too late"
         + (
@@ -183,6 +177,7 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
         ),
         "How much the profiler itself slowed down the host; without it the gaps are shorter.",
         rows("op", gpu.late_ops[:3]),
+        code=code,
         remedy="compile_reduce_overhead" if gpu.graph_share < _GRAPHS else "",
     )
 
@@ -205,29 +200,17 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     memory = facts.figures.memory
     by_phase = pd.Series(python + ops).where(work.chosen, 0.0).groupby(cells["phase"].astype(TEXT).to_numpy()).sum()
     most = str(by_phase.idxmax())
-    called = _called(facts, work.chosen)
-    named = lines_in_words(facts, by_phase.index[by_phase > NAMED * by_phase.sum()])
-    advice = "Move it out of the step, or do it less often, in another thread or process, or with fewer calls."
-    if not facts.records_python and not named:
-        advice += " To see which function it is, profile with stacks=True."
+    named = lines_in_words(facts, by_phase.index[by_phase > NAMED * by_phase.sum()], bound)
+    ask = "" if named else " To see which function it is, profile with stacks=True."
     among = f", {fmt.duration(ops_ms)} of it in ops" if ops_ms > NAMED * bound else ""
     yield Finding(
-        "host code",
-        f"For {facts.of_step(bound)} the host runs code {_WHERE[most]}: Python, or another library{among}."
-        f"{named}{called}",
+        f"For {facts.of_step(bound)} the host runs code {_WHERE[most]}: Python, or another library{among}.{named}",
         bound,
-        advice,
-        "",
+        f"Move it out of the step, or do it less often, in another thread or process, or with fewer calls.{ask}",
         "low" if memory is not None and memory.peak_bytes > _LARGE and not named else "medium",
         "The time is known; "
-        + (
-            "which lines took it was sampled, a hundred times per second."
-            if named
-            else "recording slows functions down, short ones most."
-            if called
-            else "what it was spent on is not."
-        ),
-        ("" if called or named else "Which function ran. ") + "Freeing large memory looks the same.",
+        + ("which lines took it was sampled, a hundred times per second." if named else "what it was spent on is not."),
+        f"{'' if named else 'Which function ran. '}Freeing large memory looks the same.",
         rows("phase", [most]),
     )
 
@@ -261,7 +244,7 @@ def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
     ops = np.bincount(line[counts], weights=whole[counts], minlength=len(cells)).astype(float)
     python = np.maximum(facts.left_ns - chains_of(facts).gaps_ns - np.where(other, 0.0, _USUAL_NS * (calls + 1)), 0.0)
     chosen = (python + ops > _STRETCH_NS) & cells["phase"].isin(list(phases)).to_numpy()
-    return HostTime(python, ops, chosen & ~updates_gradients_or_parameters(facts))
+    return HostTime(python, ops, chosen & ~clips_gradients(facts))
 
 
 def unnamed_share(facts: Facts) -> float:
@@ -285,28 +268,6 @@ def unnamed_share(facts: Facts) -> float:
     return facts.share(least) if least >= _LEAST_MS else 0.0
 
 
-def _called(facts: Facts, chosen: Bools) -> str:
-    """The functions that take most of the time of some blocks, if Python's calls were recorded.
-
-    Their times are as traced: recording slows down many short calls a lot, and a long one not at all.
-    """
-    host, outer = facts.attribution.host, facts.ops[facts.ops["outer"]]
-    main = host.blocks["main"].to_numpy(dtype=bool)
-    where = np.flatnonzero(chosen & main)
-    if not facts.records_python or len(where) == 0:
-        return ""
-    thread = int(host.blocks["thread"].to_numpy()[where[0]])
-    start, end = (host.blocks[name].to_numpy()[where] for name in ("start", "end"))
-    ops = union(outer["start"].to_numpy(), outer["end"].to_numpy())
-    inner = np.flatnonzero(main & np.isin(host.forest.parent, where))
-    inside = union(*(host.blocks[name].to_numpy()[inner] for name in ("start", "end")))
-    free = difference(difference(union(start, end), ops), inside)
-    ns = longest_calls(facts.recording.events, host, thread, free)
-    most = ns[ns >= NAMED * ns.sum()].head(MOST_NAMED)
-    parts = [f"{fmt.duration(value / 1e6 / facts.steps)} in {_short(str(name))}" for name, value in most.items()]
-    return f" Longest functions in a traced step: {', '.join(parts)}." if parts else ""
-
-
 def _short(name: str) -> str:
     if name == LAYER_SPAN:
         return "the code of a layer"
@@ -323,17 +284,16 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     advice, code = _advice(facts, gpu)
     longest = gpu.doing.longest["ops"]
     yield Finding(
-        "host work",
         f"The GPU was idle for {facts.of_step(bound)} in pieces of more than {fmt.duration(LONG_NS / 1e6)}: launching "
-        f"takes less, so the host did something else. {_seen(gpu)}{lines_in_words(facts, PHASES)}",
+        f"takes less, so the host did something else. {_seen(gpu)}{lines_in_words(facts, PHASES, bound)}",
         bound,
         advice,
-        code,
         "high" if known and gpu.idle_share > 0.5 else "medium",
         "The host had launched nothing that the GPU could have run"
         + ("." if known else ", but for most of that time the trace does not show what the host did."),
         "What the host did outside recorded ops, calls and functions; work that is missing from the trace.",
         rows("op", [longest] if longest else []),
+        code=code,
     )
 
 
@@ -358,25 +318,21 @@ def _advice(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
         return (
             f"Look at {_short(longest['calls'])}: the first use of a GPU, a library or a kernel loads what it needs. "
             "Run a few steps before the traced one.",
-            ""
-            if facts.live or facts.recording.is_foreign
-            else "schedule = torch.profiler.schedule(wait=1, warmup=3, active=3)",
+            "",
         )
     if share["calls"] + share["ops"] >= _MAINLY:
         most = longest[max(("ops", "calls"), key=lambda place: share[place])]
         return f"Look at {_short(most)}: it runs on the host for a long time and launches late.", ""
     if share["functions"] >= _MAINLY:
         return "Take this function off the critical path: call it less often, elsewhere, or before the loop.", ""
+    how, code = "record Python functions too", RECORD_MORE
     if facts.recording.is_foreign:
-        return (
-            "Find out what the host does there: mark its parts with ranges, or sample its stacks, and record again.",
-            "",
-        )
-    if facts.records_python:
-        return "Find out what the host does there: none of the recorded ops, calls and functions takes most of it.", ""
-    if facts.live:
-        return "Find out what the host does there: profile with stacks=True to record Python functions too.", ""
-    return "Find out what the host does there: record Python functions too.", RECORD_PYTHON
+        how, code = "mark its parts with ranges, or sample its stacks, and record again", ""
+    elif facts.records_python:
+        how, code = "none of the recorded ops, calls and functions takes most of it", ""
+    elif facts.live:
+        how, code = "profile with stacks=True to record Python functions too", ""
+    return f"Find out what the host does there: {how}.", code
 
 
 @rule("unexplained idle time", "", explained=False)
@@ -396,14 +352,13 @@ def unexplained_idle(facts: Facts) -> Iterator[Finding]:
         if gpu.idle_by[why] >= 0.01 * bound
     ]
     yield Finding(
-        "unexplained idle time",
         f"The GPU was idle for {facts.of_step(bound)}, and the trace does not show why: {'; '.join(said)}.",
         bound,
         "Record more: the host's ops and calls together with the GPU's work, "
         + ("" if facts.records_python or facts.recording.is_foreign else "Python stacks, ")
         + "synchronisation events, and only whole steps.",
-        "" if facts.live or facts.recording.is_foreign else RECORD_WAITS,
         "low",
         "If the trace is complete, the GPU certainly ran nothing; the cause is unknown.",
         "Work missing from the trace, work of other processes, other streams, and ranks that were late.",
+        code="" if facts.live or facts.recording.is_foreign else RECORD_MORE,
     )

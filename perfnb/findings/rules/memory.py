@@ -37,19 +37,18 @@ def activation_memory(facts: Facts) -> Iterator[Finding]:
     )
     layers = memory.owners.loc[memory.owners["category"] == "activations", "layer"].dropna().head(3)
     yield Finding(
-        "activation memory",
         f"Activations take {fmt.size(held)} of the peak of {fmt.size(memory.peak_bytes)}, "
         f"{fmt.share(held / memory.peak_bytes)}{': ' + said if said else ''}.",
         None,
         "Recompute activations in the backward pass instead of keeping them (torch.utils.checkpoint.checkpoint around "
         "each block), or use smaller batches and accumulate gradients; this saves memory, not time."
         + "".join(f" {way.detail}" for way in checkpointing.itertuples()),
-        "",
         "medium" if len(checkpointing) else "high",
         "The bytes were counted" + ("; what a change frees is estimated." if len(checkpointing) else "."),
         "Whether memory is short at all. Recomputation costs up to another forward pass.",
         rows("layer", filter(None, layers)) + rows("memory", [f"{memory.peak_ms:.6g}"]),
         bound_bytes=held,
+        urgency=1 if memory.incomplete else 0,  # the step ran out of memory
     )
 
 
@@ -64,12 +63,10 @@ def recomputation(facts: Facts) -> Iterator[Finding]:
         return
     layers = [name for name in dict.fromkeys(facts.owners[again].tolist()) if name and not name.startswith("(")]
     yield Finding(
-        "recomputation",
         f"The backward pass recomputes forward work for {facts.of_step(bound)}.",
         bound,
         "Checkpoint fewer blocks, only those with the most memory for their time, or none if memory "
         f"suffices{facts.for_torch(': call them without torch.utils.checkpoint.checkpoint')}.",
-        "",
         "high",
         "Calls of layers inside the backward pass were traced.",
         "Whether memory suffices without it: perfnb.estimate_memory predicts that without running anything.",
@@ -85,7 +82,6 @@ def allocator(facts: Facts) -> Iterator[Finding]:
         in_calls, calls = gpu.calls_ms["allocator"]
         unsure = gpu.is_unsure("allocator")
         yield Finding(
-            "allocator",
             f"The GPU was idle for {facts.of_step(bound)} while the host allocated or freed device memory: "
             f"{fmt.counted(calls, 'call')} in the trace, {fmt.duration(in_calls)} per step. Each waits until all work "
             "is done.",
@@ -94,7 +90,6 @@ def allocator(facts: Facts) -> Iterator[Finding]:
             "empty_cache(), changing sizes) or what fills it."
             if facts.uses_torch
             else "Keep buffers from step to step, or take them from a pool.",
-            "",
             "low" if unsure else "high",
             "The calls are in the trace, and the GPU was idle while they ran"
             + (", but the launch of the next work is not in it." if unsure else "."),
@@ -110,15 +105,14 @@ def allocator(facts: Facts) -> Iterator[Finding]:
         again = "was" if retries == 1 else "were"
         tried = f"{fmt.counted(retries, 'allocation')} {again} retried after emptying the cache; " if retries else ""
         yield Finding(
-            "allocator",
             f"{tried}{fmt.size(idle)} of {fmt.size(reserved)} reserved memory were unused between blocks at the peak.",
             None,
             "Let segments grow instead of adding new ones, and keep shapes the same from step to step.",
-            "" if is_amd(facts.recording) else EXPANDABLE,
             "high" if retries else "medium",
             "These are the allocator's own counts.",
             "How much time the retries cost.",
             rows("memory", [f"{memory.peak_ms:.6g}"]),
+            code="" if is_amd(facts.recording) else EXPANDABLE,
             bound_bytes=idle,
         )
 
@@ -134,12 +128,10 @@ def growth(facts: Facts) -> Iterator[Finding]:
         return
     owner = f", most of it allocated by {memory.kept_by}" if memory.kept_by else ""
     yield Finding(
-        "memory may grow",
         f"Both steps whose allocations were recorded left {fmt.size(kept)} each that nothing freed{owner}.",
         None,
         "Two steps do not prove a leak: let perfnb.find_leaks watch more of them. Something may keep tensors, such as "
         "a list of losses with their graphs (keep loss.detach() instead).",
-        "",
         "low",
         "Only two steps were watched; a cache or a history may still be filling up.",
         "Later steps.",

@@ -1,4 +1,4 @@
-"""An optimizer that loops over parameters where one call could update them all."""
+"""An optimizer, or gradient clipping, that loops over parameters where one call could update them all."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from perfnb.recording.nesting import Bools
 from perfnb.recording.text import found
 
 _WORTH = 0.05
-#: How many times longer than typical a phase must be on average for the report to mention both.
-_OFTEN_LESS = 1.2
 #: Fewest operators in an update that count as a loop.
 _FEWEST = 40
 _READ = re.compile("aten::_local_scalar")
 #: Fewest gradients changed in place, one by one, that count as clipping in a loop; the ops that do so.
 _FEWEST_CLIPPED = 20
 _CLIPS = re.compile(r"aten::(?:mul|div|clamp|clamp_min|clamp_max|clip|copy)_$")
-_IN_PLACE = re.compile(r"_$")
 _AT_ONCE = re.compile(r"aten::_(?:foreach|fused)_")
 #: Bytes moved per byte of a parameter: read it and its gradient, write it; more with two moments.
 _MOVED, _MOVED_WITH_STATE = 3, 7
@@ -37,27 +34,17 @@ _PER_TENSOR, _PER_TENSOR_WITH_STATE, _BARE_NS = 1.2, 5.5, 650.0
 #: torch's optimizers that take fused=True, those that do so only on a CPU, and those that take foreach=True.
 _FUSED, _FUSED_ON_CPU = ("SGD", "Adam", "AdamW"), ("Adagrad",)
 _FOREACH = ("ASGD", "Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
-_FOREACH_CALLS = ": torch._foreach_add_ and similar functions take lists of tensors"
 _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 
 
 @rule("optimizer", "Bound by the optimizer's loop over parameters", "updating all parameters at once")
 def optimizer_loop(facts: Facts) -> Iterator[Finding]:
-    """Many small operators in the optimizer's step, or after the last backward pass if users update by hand."""
+    """Many small operators in the optimizer's step."""
     if not facts.uses_torch:
         return
-    ops = facts.ops
-    own = ops[ops["outer"] & (ops["phase"] == "optimizer")]
-    by_hand = own.empty
-    phase_ms = facts.phases_ms["optimizer"]
-    if by_hand:
-        own, phase_ms = _after_backward(facts)
-        phase_ms = min(phase_ms, facts.shown_ms("other"))
-        if found(own["op"], _IN_PLACE.search).sum() < _FEWEST * facts.steps:
-            return
-    own = own[~found(own["op"], _READ.match)]
+    ops, phase_ms, updates = facts.ops, facts.phases_ms["optimizer"], facts.updates
+    own = ops[ops["outer"] & (ops["phase"] == "optimizer") & ~found(ops["op"], _READ.match)]
     count = len(own) / facts.steps
-    updates = 1.0 if by_hand else facts.updates
     if count / updates < _FEWEST or facts.share(phase_ms) < _WORTH:
         return
     at_once = found(own["op"], _AT_ONCE.match)
@@ -67,34 +54,35 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     bound, waits = max(phase_ms - floor, 0.0), ""
     if facts.gpu is not None:
         # A busy GPU does not wait for the loop.
-        idle = facts.gpu.late_ms(_blocks(facts, by_hand))
+        idle = facts.gpu.late_ms(_blocks(facts))
         bound, waits = min(bound, idle), f" The GPU was idle for {fmt.duration(idle)} of that."
     if facts.share(bound) < _WORTH:
         return
-    known = [] if by_hand else facts.optimizers
-    classes = _classes(facts, known)
+    known = facts.optimizers
+    classes = list(dict.fromkeys(str(part["class"]) for part in known if part.get("class"))) or facts.optimizer_classes
     if classes == ["LBFGS"]:  # its vectors hold all parameters already
         return
-    tensors = sum(int(one.get("tensors") or 0) for one in known)
+    tensors = sum(int(part.get("tensors") or 0) for part in known)
     over = f" over {tensors:,} parameters" if tensors else ""
     over += f" in {updates:,.3g} updates" if updates > 1 else ""
     top = own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
-    lever, names = lever_for(facts, known, classes, by_hand), [str(one["name"]) for one in known if one.get("name")]
+    lever, names = lever_for(facts, known, classes), [str(part["name"]) for part in known if part.get("name")]
     line = shown(update_line(lever, names), facts.variables) if lever and known and len(names) == len(known) else ""
-    how = _switched(lever, names) if line else _how(facts, classes, by_hand)
     yield Finding(
-        "optimizer",
-        f"{_what(known, by_hand)} takes {_taken(facts, phase_ms, by_hand)}, in {fmt.counted(count, 'op')} run one by "
-        f"one{over}; updating all at once would take about {fmt.duration(floor)}.{waits}",
+        f"{f'{names[0]}.step()' if len(known) == len(names) == 1 else 'The optimizer'} takes "
+        f"{fmt.share(facts.shown_share('optimizer'))} of the step "
+        f"({fmt.duration(facts.figures.phases['ms']['optimizer'])} as traced), in {fmt.counted(count, 'op')} run one "
+        f"by one{over}; updating all at once would take about {fmt.duration(floor)}.{waits}",
         bound,
-        f"Update all parameters in one call instead of a loop over them{how}.{_sparse(facts)}",
-        line,
+        "Update all parameters in one call instead of a loop over them"
+        f"{_switched(lever, names) if line else _how(facts, classes)}.{_sparse(facts)}",
         "medium",
         "The phase's time was measured. What remains is an estimate: the bytes that an update must move, and what "
         "torch does per parameter even if it updates all at once.",
         "Gradient clipping or synchronisation in between counts as the optimizer's. Keeping all parameters in one flat "
         "tensor would save what remains, too.",
-        rows("phase", ["other" if by_hand else "optimizer"]) + rows("op", top),
+        rows("phase", ["optimizer"]) + rows("op", top),
+        code=line,
         remedy=lever,
     )
 
@@ -115,14 +103,12 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
     if facts.share(bound) < _WORTH:
         return
     yield Finding(
-        "gradient clipping",
         f"Between the backward pass and the optimizer, {fmt.counted(len(own) / facts.steps, 'op')} run one by one for "
         f"{facts.of_step(taken)}: {fmt.counted(count, 'gradient')} are changed in place, each on its own.",
         bound,
         "Clip all gradients in one call: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True), "
         "or clip_grad_value_. The first clips by the norm of all gradients together: keep the loop if it clips each "
         "gradient by its own norm.",
-        "",
         "medium",
         "The time was measured. That these ops clip gradients is inferred from where they run and that they work in "
         "place.",
@@ -141,37 +127,12 @@ def _clipping(facts: Facts) -> tuple[pd.DataFrame, float]:
     return own, float(found(own["op"], _CLIPS.match).sum()) / facts.steps
 
 
-def updates_gradients_or_parameters(facts: Facts) -> Bools:
-    """The blocks that `gradient_clipping` or an update by hand explains."""
+def clips_gradients(facts: Facts) -> Bools:
+    """The blocks that `gradient_clipping` explains."""
     result = np.zeros(len(facts.cells_ns), dtype=bool)
-    if next(iter(gradient_clipping.search(facts)), None) is not None:
+    if gradient_clipping(facts):
         result[np.unique(_clipping(facts)[0]["block"].to_numpy())] = True
-    if any(row.name == "other" for one in optimizer_loop.search(facts) for row in one.rows if row.kind == "phase"):
-        result |= gaps_after_backward(facts)
     return result
-
-
-def _taken(facts: Facts, phase_ms: float, by_hand: bool) -> str:
-    """What the update takes, of the whole phase as the report shows it."""
-    if by_hand:
-        return facts.of_step(phase_ms)
-    shown, usual = facts.shown_share("optimizer"), facts.share(facts.typical_ms("optimizer"))
-    said = f"{fmt.share(shown)} of the step ({fmt.duration(facts.figures.phases['ms']['optimizer'])} as traced"
-    if shown > _OFTEN_LESS * usual:
-        said += f" on average, but most traced steps spent only about {fmt.share(usual)} there"
-    return f"{said})"
-
-
-def _classes(facts: Facts, known: list[Mapping[str, Any]]) -> list[str]:
-    """Classes of the optimizers that ran: of the known ones, otherwise as the trace names their steps."""
-    return list(dict.fromkeys(str(one["class"]) for one in known if one.get("class"))) or facts.optimizer_classes
-
-
-def _what(known: list[Mapping[str, Any]], by_hand: bool) -> str:
-    if by_hand:
-        return "The update by hand"
-    names = [one.get("name") for one in known]
-    return f"{names[0]}.step()" if len(names) == 1 and names[0] else "The optimizer"
 
 
 def _switched(lever: str, names: list[str]) -> str:
@@ -180,15 +141,13 @@ def _switched(lever: str, names: list[str]) -> str:
     return f": this line switches the existing {existing} to {lever.removesuffix('_optimizer')}=True"
 
 
-def _how(facts: Facts, classes: list[str], by_hand: bool) -> str:
+def _how(facts: Facts, classes: list[str]) -> str:
     """How to make it update all at once, in words, where no line does."""
-    if by_hand:
-        return _FOREACH_CALLS
-    said = {_argument(facts, kind) for kind in classes}
-    if said == {None}:
-        return _FOREACH_CALLS
-    if len(said) == 1:
-        return f": construct {' and '.join(f'torch.optim.{kind}' for kind in classes)} with {said.pop()}=True"
+    arguments = {_argument(facts, kind) for kind in classes}
+    if arguments == {None}:
+        return ": torch._foreach_add_ and similar functions take lists of tensors"
+    if len(arguments) == 1:
+        return f": construct {' and '.join(f'torch.optim.{kind}' for kind in classes)} with {arguments.pop()}=True"
     return ": most of torch's optimizers take fused=True or foreach=True"
 
 
@@ -198,16 +157,14 @@ def _argument(facts: Facts, kind: str) -> str | None:
     return "fused" if fused else "foreach" if kind in _FOREACH else None
 
 
-def lever_for(facts: Facts, known: list[Mapping[str, Any]], classes: list[str], by_hand: bool) -> str:
+def lever_for(facts: Facts, known: list[Mapping[str, Any]], classes: list[str]) -> str:
     """The lever that all these optimizers take; empty if there is none.
 
     On a GPU, a fused update would need the optimizers' state on the device.
     """
-    if by_hand:
-        return ""
     words = ("foreach", "fused") if facts.gpu is not None else ("fused", "foreach")
-    taken = [list(one.get("at_once") or ()) for one in known] or [[_argument(facts, kind)] for kind in classes]
-    return next((f"{word}_optimizer" for word in words if taken and all(word in one for one in taken)), "")
+    taken = [list(part.get("at_once") or ()) for part in known] or [[_argument(facts, kind)] for kind in classes]
+    return next((f"{word}_optimizer" for word in words if taken and all(word in takes for takes in taken)), "")
 
 
 def _sparse(facts: Facts) -> str:
@@ -229,12 +186,6 @@ def _sparse(facts: Facts) -> str:
     )
 
 
-def _after_backward(facts: Facts) -> tuple[pd.DataFrame, float]:
-    """Operators in the gap after each step's last backward pass, and the gap's time."""
-    ops, after = facts.ops, gaps_after_backward(facts)
-    return ops[ops["outer"] & after[ops["block"].to_numpy()]], facts.per_step(float(facts.cells_ns[after].sum()))
-
-
 def gaps_after_backward(facts: Facts) -> Bools:
     """Which blocks come after their step's last backward pass."""
     blocks = facts.attribution.host.blocks
@@ -243,11 +194,9 @@ def gaps_after_backward(facts: Facts) -> Bools:
     return np.asarray((blocks["kind"] == Kind.GAP) & (blocks["phase"] == "other") & after)
 
 
-def _blocks(facts: Facts, by_hand: bool) -> pd.DataFrame:
+def _blocks(facts: Facts) -> pd.DataFrame:
     """The outermost blocks of the update."""
     blocks = facts.attribution.host.blocks
-    if by_hand:
-        return blocks[gaps_after_backward(facts)]
     chosen = blocks[(blocks["phase"] == "optimizer") & blocks["main"]].sort_values(["start", "end"])
     reach = chosen["end"].cummax().shift(fill_value=np.iinfo(np.int64).min)
     return chosen[chosen["end"] > reach]
@@ -256,7 +205,7 @@ def _blocks(facts: Facts, by_hand: bool) -> pd.DataFrame:
 def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
     """The least that these updates take if each is done at once: memory traffic, and a cost per parameter."""
     moments = bool(found(own["op"], _ADAM.match).any())
-    known = sum(int(one.get("tensors") or 0) for one in facts.optimizers)
+    known = sum(int(part.get("tensors") or 0) for part in facts.optimizers)
     tensors = known * updates or float(own["op"].value_counts().max()) / facts.steps
     bare = facts.bare_op_ns or _BARE_NS
     # The bare cost is the minimum of many; steps are slower than their own minimum because of other work.

@@ -38,13 +38,11 @@ def repeated_forward(facts: Facts) -> Iterator[Finding]:
     name = str(facts.recording.modules["name"].iloc[layer])
     number, every = len(again) / facts.steps, (calls["layer"] == layer).sum() / facts.steps
     yield Finding(
-        "repeated forward",
         f"{name} is called {fmt.counted(every, 'time')} per step, and "
         f"{fmt.counted(number, 'call')} of them has no backward pass: {facts.of_step(bound)}.",
         bound,
         "If both calls get the same inputs, keep the outputs of the trained call and compute metrics from them. "
         "If not, this is no waste: run what only evaluates under torch.no_grad(), and less often where you can.",
-        "",
         "low",
         "Calls and backward passes were counted. Whether both calls get the same inputs is not known.",
         "The inputs of the calls.",

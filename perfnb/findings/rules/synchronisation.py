@@ -15,7 +15,7 @@ from perfnb.findings.facts import Facts, typical
 from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import READS, GpuFacts
 from perfnb.findings.lines import lines_in_words, not_below_samples
-from perfnb.findings.rules.optimizer import gaps_after_backward, updates_gradients_or_parameters
+from perfnb.findings.rules.optimizer import clips_gradients, gaps_after_backward
 from perfnb.recording.nesting import Bools, Floats
 from perfnb.recording.text import TEXT, of_labels
 
@@ -55,13 +55,11 @@ def _on_gpu(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     reads = _reads(facts)
     what = _what(facts, reads) if len(reads) else fmt.counted(calls, "synchronising call")
     yield Finding(
-        "synchronisation",
         f"After {what} the GPU was idle for {facts.of_step(bound)}: the host had waited "
         f"({fmt.duration(waited)} per step in synchronising calls) and had queued nothing.",
         bound,
         f"Read results less often, or later: accumulate losses on the device{facts.for_torch(' (loss.detach())')} and "
         "read the sum every hundred steps.",
-        "",
         "low" if gpu.is_unsure("synchronisation") else "medium",
         "This idle time started while the host waited; without the wait the host might still be too slow to fill it.",
         "Which line of the program waited.",
@@ -90,7 +88,7 @@ class Reads:
 def reads_of(facts: Facts) -> Reads:
     """The reads of a step on the CPU, except those of the optimizer, the loader and the clipping of gradients."""
     reads, nothing = _reads(facts), np.zeros(len(facts.cells_ns))
-    claimed = updates_gradients_or_parameters(facts)[facts.lines[reads["block"].to_numpy()]]
+    claimed = clips_gradients(facts)[facts.lines[reads["block"].to_numpy()]]
     reads = reads[~reads["phase"].isin(("optimizer", "data")) & ~claimed]
     if reads.empty:
         return Reads(reads, nothing, nothing, nothing)
@@ -153,9 +151,8 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
         return
     looped = reads.looped.any() and bound > taken
     then = f", then {fmt.duration(after_ms)} of Python before the next op starts" if after_ms > 0 else ""
-    named = lines_in_words(facts, phases)
+    named = lines_in_words(facts, phases, bound)
     yield Finding(
-        "synchronisation",
         f"{_what(facts, reads.ops)}: at least {fmt.duration(taken)} in the reads and the code after them, and up to "
         f"{facts.of_step(bound)} with the rest of the loops that they are in.{named}"
         if looped
@@ -168,7 +165,6 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
         else "The time goes into using the results (printing, logging, plotting): do it every hundred steps."
         if taken - read_ms > read_ms
         else "Read results less often, or stay with tensors: a mask instead of indices, a sum instead of numbers.",
-        "",
         "medium",
         "The loop was seen; that all of it is there for what it reads is an assumption."
         if looped

@@ -43,16 +43,14 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
         if facts.share(bound) < _WORTH:
             return
     source = f"mean of {len(facts.waits_ms)} timed steps" if measured else "in the traced steps"
-    batches = _batches(facts)
+    batches = int(facts.meta.get("batches", 1))
     whose = "its batch" if batches == 1 else f"its {batches:,} batches"
     advice, code = _advice(facts, waited)
     yield Finding(
-        "input pipeline",
         f"The step waits {fmt.duration(waited)} for {whose}, {fmt.share(facts.share(waited))} of "
         f"{facts.step_words} ({source}){hidden}.{_setting(facts)}",
         bound,
         advice,
-        code,
         "low" if facts.uneven else "high" if measured and facts.gpu is None else "medium",
         f"{fmt.capital(facts.uneven)}, so the wait's share of a step is uncertain."
         if facts.uneven
@@ -62,17 +60,13 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
         "Which part of the pipeline is slow: reading, decoding or transforms. Workers that compete with the step for "
         "cores slow down its other phases too.",
         rows("phase", ["data"]),
+        code=code,
     )
 
 
 def _without_longest(ms: Floats) -> float:
     """The mean over all steps, leaving out the longest 2 %, so that a single hiccup does not count."""
     return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
-
-
-def _batches(facts: Facts) -> int:
-    """Batches of a step: several if it accumulates their gradients."""
-    return int(facts.meta.get("batches", 1))
 
 
 def _setting(facts: Facts) -> str:
@@ -105,7 +99,7 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     making = waited if workers == 0 else workers * facts.step_ms
     needed = math.ceil(making / rest)
     wanted, cores = max(workers + 1, needed), facts.cores
-    batches = _batches(facts)
+    batches = int(facts.meta.get("batches", 1))
     what = "a batch takes" if batches == 1 else f"the step's {batches:,} batches take"
     takes = f"{what} about {fmt.duration(making)} to make and {fmt.duration(rest)} to use"
     if facts.loader.get("iterable"):
@@ -117,10 +111,9 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
         )
     elif cores is not None and workers >= max(1, int(cores)) and wanted > cores:
         wanted = max(1, int(cores))
-        share = f"{fmt.counted(workers, 'worker')} share {cores:g} cores, and more would not help"
         advice = (
-            f"Make batches cheaper: {share if workers > cores else 'there are as many workers as cores'}. Cache what "
-            "is read or decoded; vectorise. If making batches is CPU work, fewer workers may even be faster."
+            f"Make batches cheaper: {fmt.counted(workers, 'worker')} share {cores:g} cores, and more would not help. "
+            "Cache what is read or decoded; vectorise. If making batches is CPU work, fewer workers may even be faster."
         )
     elif cores is not None and wanted > cores:
         wanted = max(1, int(cores))
@@ -148,21 +141,7 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
 def threads_and_cores(facts: Facts) -> Iterator[Finding]:
     """More or fewer threads than cores, judged by steps that were run with another number."""
     threads, cores, tried = facts.environment.get("threads"), facts.cores, facts.meta.get("threads_tried")
-    if facts.gpu is not None or not threads or cores is None or not facts.live:
-        return
-    advice = "Use as many threads as there are cores: "
-    if not tried and threads > cores:
-        yield Finding(
-            "threads and cores",
-            f"torch uses {threads} threads on {cores:g} cores. There was no time to try steps with fewer.",
-            None,
-            f"{advice}more of them compete and wait for each other.",
-            lever_line("threads", max(1, int(cores))),
-            "low",
-            "More threads than cores rarely help, but it was not tried here.",
-            "How long the step takes with fewer threads: with a longer budget_s perfnb tries it.",
-        )
-    if not tried:
+    if facts.gpu is not None or not threads or cores is None or not facts.live or not tried:
         return
     other = np.asarray(tried["steps_ms"], dtype=float)
     typical, faster = float(np.median(facts.timed_ms)), float(np.median(other))
@@ -171,20 +150,19 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
     clearly = float(np.percentile(other, 75)) < float(np.percentile(facts.timed_ms, 25))
     if facts.share(bound) < _WORTH_THREADS or not clearly:
         return
-    limit, stopped = facts.environment.get("cpu_limit"), facts.meta.get("noise", {}).get("throttled_ms")
+    limit = facts.environment.get("cpu_limit")
     room = f"{facts.environment.get('cpus')} cores" + (f", limited to {limit:g} by its cgroup" if limit else "")
-    throttled = f" The limit stopped the process for {fmt.duration(stopped)} in that time." if stopped else ""
     yield Finding(
-        "threads and cores",
         f"torch uses {threads} threads, and the process has {room}. With {fmt.counted(tried['threads'], 'thread')} the "
         f"step took {fmt.duration(faster)} instead of {fmt.duration(typical)} (medians of {len(other)} and "
-        f"{len(facts.timed_ms)} steps), {fmt.share(facts.share(bound))} less.{throttled}",
+        f"{len(facts.timed_ms)} steps), {fmt.share(facts.share(bound))} less.",
         bound,
-        advice + ("more of them compete and wait for each other." if threads > cores else "the others are idle."),
-        lever_line("threads", tried["threads"]),
+        "Use as many threads as there are cores: "
+        + ("more of them compete and wait for each other." if threads > cores else "the others are idle."),
         "high",
         "The same steps were run with the other number of threads.",
         "Threads of other libraries and of data-loading workers; cores that are hyperthreads of one another.",
+        code=lever_line("threads", tried["threads"]),
     )
 
 
@@ -210,18 +188,17 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     period = _period(heavy, len(per_step))
     often = f"every {period} steps" if period else f"in {fmt.counted(len(heavy), 'step')} of {len(per_step)}"
     yield Finding(
-        "garbage collection",
         f"Python collected garbage {often}, for {fmt.duration(float(per_step[heavy].mean()))} each time: on average "
         f"{facts.of_step(bound)}. The longest pause took {fmt.duration(max(ms for _, ms in pauses))}.",
         bound,
         "Hide long-lived objects from the collector once they exist, and switch it off. Collect between steps if "
         "memory grows, because cycles are not freed then.",
-        lever_line("gc_freeze"),
         "high" if len(heavy) >= _OFTEN else "medium" if again else "low",
         "The collector's own callbacks timed each pause in the timed steps"
         + ("." if again else ", but there was only one: more steps would show how often they occur."),
         "Which objects keep the collector busy; memory may grow if it is switched off.",
         rows("step", heavy[:5]),
+        code=lever_line("gc_freeze"),
     )
 
 
@@ -240,25 +217,17 @@ def uneven_steps(facts: Facts) -> Iterator[Finding]:
     period = _period(slow, len(rest))
     if facts.share(bound) < _WORTH or (period is None and facts.busy):
         return
-    noise, hints = facts.meta.get("noise", {}), []
-    if noise.get("throttled_ms"):
-        hints.append(f"the cgroup's CPU limit stopped the process for {fmt.duration(noise['throttled_ms'])}")
-    if noise.get("gpu_throttle_reasons"):
-        hints.append("the GPU was throttled")
-    said = f" During the timed steps {' and '.join(hints)}." if hints else ""
     often = f"every {period} steps" if period else f"{len(slow)} of {len(rest)} steps"
     mean_ms = facts.step_ms + bound
     yield Finding(
-        "uneven steps",
         f"Some steps are far slower than the others ({often}): {fmt.duration(float(np.median(rest[slow])))} instead of "
         f"{fmt.duration(typical)}. That adds {fmt.duration(bound)} to the mean step, {fmt.share(bound / mean_ms)} of "
-        f"it.{said}",
+        f"it.",
         bound,
         "Look for what happens only in these steps: checkpoints, logging, evaluation, batches of another size."
         if period
         else "Profile again on a quiet machine. If it persists, look for work that is done only now and then; "
         "watch=True shows what the machine does during the slow steps.",
-        "",
         "medium" if period else "low",
         f"The slow steps recur every {period} steps." if period else "Other work on the machine looks the same.",
         "What these steps did: the timed pass runs without instrumentation.",

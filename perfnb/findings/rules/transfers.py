@@ -35,13 +35,11 @@ def host_device_copies(facts: Facts) -> Iterator[Finding]:
     said = [blocked] if held else []
     said += [f"copies ran for {fmt.duration(gpu.copies_ms)} with nothing computing"] if gpu.copies_ms else []
     yield Finding(
-        "host-device copies",
         f"{fmt.capital(' and '.join(said))}: {fmt.share(facts.share(bound))} of the step "
         f"({fmt.counted(calls, 'copying call')} in the trace, {fmt.duration(in_calls)} of host time per "
         f"step{_moved(gpu)}).{behind if perhaps else ''}",
         bound,
         _advice(facts, gpu),
-        "",
         "low" if unsure else "medium",
         "The host was certainly blocked, but the GPU may have been idle for another reason: the copy may have waited, "
         "too."
@@ -116,12 +114,10 @@ def exposed_communication(facts: Facts) -> Iterator[Finding]:
         "(gradient_as_bucket_view=True)"
     )
     yield Finding(
-        "collectives",
         f"The GPU communicates for {fmt.duration(gpu.communication_ms)} per step; for {facts.of_step(gpu.exposed_ms)} "
         f"it computes nothing at the same time. {fmt.share(hidden)} of the communication is hidden.",
         gpu.exposed_ms,
         f"Overlap communication with computation: {how}, fewer synchronisations. Or send less, in lower precision.",
-        "",
         "medium",
         "These are the kernels' times; waiting for a slower rank counts as communication.",
         "Which rank was late: load the traces of all ranks together to find a straggler.",

@@ -1,0 +1,105 @@
+"""What makes bounds doubtful: too few timed steps, or timed and traced steps that do not fit each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.recording.recording import Recording
+
+if TYPE_CHECKING:
+    from perfnb.findings.facts import Facts
+
+#: How many times longer timed steps may take than traced ones, or the reverse. Tracing only adds time, and what it adds
+#: has been subtracted.
+_APART = 1.5
+#: From here on the timed steps say nothing about the step.
+_HELD_UP = 2.5
+#: Ratio of the longest to the shortest traced step above which they disagree.
+_DISAGREE = 1.5
+#: Batches that exist already: nothing makes them in the background.
+_AT_HAND = ("list", "tuple", "range", "dict", "Tensor", "ndarray")
+#: How many times less than explained traced steps wait if batches were prefetched, and the least share of a timed step
+#: that is a wait.
+_LESS, _WAITS = 2.0, 0.05
+
+
+def held_up(facts: Facts) -> bool:
+    """Whether timed steps took far longer than traced ones, which do the same and more: something held them up.
+
+    If batches are made in the background, that may be what slowed the steps.
+    """
+    return facts.live and facts.gpu is None and facts.scale > _HELD_UP and not _works_ahead(facts)
+
+
+def too_few_steps(facts: Facts) -> str:
+    """Why no figure of the step is certain, in a sentence; empty if there are enough timed steps for an interval."""
+    timing = facts.figures.timing
+    if not facts.live or timing.ci_ms is not None:
+        return ""
+    steps = "1 timed step is" if timing.steps == 1 else f"{timing.steps} timed steps are"
+    return f"Low confidence: {steps} too few for a 95 % interval."
+
+
+def doubt_of(facts: Facts) -> str:
+    """Why bounds may be far off, and what to do, in sentences; empty if nothing speaks against them."""
+    if not facts.live or facts.gpu is not None:
+        return ""
+    reasons = [reason for reason in (facts.uneven, *_disturbances(facts)) if reason]
+    if not reasons:
+        return ""
+    doubt = f"Low confidence: {'; '.join(reasons)}. Bounds can be off by half or more."
+    if (facts.busy or facts.scale > _APART) and (facts.environment.get("threads") or 1) > 1:
+        doubt += " Threads wait for the one that got no core: try torch.set_num_threads(1)."
+    return doubt
+
+
+def _disturbances(facts: Facts) -> list[str]:
+    """What says that timed and traced steps were not the same, or not alone on the machine."""
+    reasons = []
+    # The test leaves out waits and the cost of tracing; the sentence gives the ratio that the report shows.
+    ratio = facts.figures.slowdown or 0.0
+    if facts.scale > _APART and not _works_ahead(facts):
+        reasons.append(
+            f"timed steps took {fmt.significant(1 / ratio, trim=True)} times as long as traced ones, which do more"
+            if 0 < ratio < 1
+            else "timed steps took longer than traced ones minus tracing overhead"
+        )
+    elif 0 < facts.scale < 1 / _APART and not facts.meta.get("stacks"):
+        reasons.append(
+            f"traced steps took {fmt.significant(ratio, trim=True)} times as long as timed ones, more than tracing adds"
+            if ratio > 1
+            else "traced steps took longer than timed ones by more than tracing adds"
+        )
+    traced = traced_ms(facts.recording)
+    if disagree(traced):
+        reasons.append(f"the traced steps disagree ({fmt.durations(traced)})")
+    if facts.busy:
+        reasons.append("the CPU was busy with other work")
+    return reasons
+
+
+def _works_ahead(facts: Facts) -> bool:
+    """Whether batches are made in the background, by workers or a thread.
+
+    They compete with the timed steps for cores, while the traced ones find prefetched batches. Nothing says what other
+    kinds of iterables do; they are recognised by traced steps that waited far less than the other work explains.
+    """
+    kind, workers = facts.loader.get("class"), facts.loader.get("num_workers")
+    if isinstance(workers, int) and (workers > 0 or kind == "DataLoader"):
+        return workers > 0
+    waited = float(facts.waits_ms.mean())
+    return kind not in _AT_HAND and waited > _LESS * facts.typical_ms("data") and facts.share(waited) >= _WAITS
+
+
+def disagree(traced: pd.Series) -> bool:
+    """Whether the longest traced step took so much longer than the shortest that their mean says little."""
+    return bool(traced.max() > _DISAGREE * traced.min())
+
+
+def traced_ms(recording: Recording) -> pd.Series:
+    """Wall time of each traced step."""
+    steps: pd.DataFrame = recording.steps
+    return steps.loc[steps["pass"] == "traced", "wall_ms"]
