@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from perfnb.launching.job_folder import tell
+
 #: Environment variables: the folder of the job, and the process that started a rank.
 FOLDER, STARTED_BY = "PERFNB_JOB_FOLDER", "PERFNB_JOB_STARTED_BY"
-#: Files in the folder of a job: what is asked of its ranks, how far they are, and that they are to end.
-ORDER, PROGRESS, STOP = "order", "progress", "stop"
 #: Seconds between two looks at the parent.
 _LOOK_S = 0.2
 #: Linux's option to get a signal when the process that started this one ends.
@@ -79,14 +79,6 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
-def tell(path: Path, text: str | bytes) -> None:
-    """Write a file of the job's folder, all at once, for this user alone: pickles in it are run by who reads them."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(text.encode() if isinstance(text, str) else text)
-    os.replace(fresh, path)
-
-
 def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
     """Leave an exception with its traceback, from the user's first line on; the first one of a rank stays."""
     path = folder / f"failed_{rank}"
@@ -95,7 +87,7 @@ def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
     at = time.monotonic()
     trace = _users(error.__traceback__)
     words = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-    facts = {"at": at, "rank": rank, "kind": type(error).__name__, "said": str(error), "traceback": words}
+    facts = {"at": at, "rank": rank, "kind": type(error).__name__, "message": str(error), "traceback": words}
     with suppress(Exception):
         import cloudpickle
 

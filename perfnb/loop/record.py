@@ -8,7 +8,6 @@ are read when the device has passed them, and nothing ever waits for them.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from array import array
 from collections import deque
@@ -21,6 +20,7 @@ import psutil
 
 from perfnb.loop.thinning import COLUMNS, Rows, joined, rows_of
 from perfnb.step.device import accelerator_in_use, accelerators, capacity_bytes
+from perfnb.step.environment import place_in_job
 
 #: Rows beyond which neighbours are joined; steps between two looks at that, a power of two.
 MOST_ROWS, _CHUNK = 100_000, 4096
@@ -323,9 +323,8 @@ def _allocated_bytes() -> int:
 
 def _place() -> dict[str, int | None]:
     """Rank and number of ranks, if this process is one of several: as torch knows them, else as a launcher told it."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return {"rank": int(distributed.get_rank()), "ranks": int(distributed.get_world_size())}
+    if (job := place_in_job()) is not None:
+        return {"rank": job["rank"], "ranks": job["world_size"]}
     given = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
     if all(number.isascii() and number.isdigit() and len(number) < 9 for number in given):
         rank, ranks = map(int, given)
