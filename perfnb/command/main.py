@@ -1,4 +1,13 @@
-"""``perfnb`` and ``python -m perfnb``: parse the words, run the sub-command, and tell errors in a sentence."""
+"""``perfnb`` and ``python -m perfnb``: parse the words, run the sub-command, and tell errors in a sentence.
+
+examples:
+  perfnb show trace.json.gz                      the report of a trace that somebody sent
+  perfnb compare before.perfnb after.perfnb      what changed between two profiles
+  perfnb run train.py --epochs 3                 profile some steps of a script, unchanged
+  perfnb watch -- python train.py                CPU, memory and GPUs while a command runs
+
+perfnb COMMAND --help describes a command.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +19,7 @@ from difflib import get_close_matches
 from pkgutil import resolve_name
 
 import perfnb
-from perfnb.command.sub_command import WRONG, SubCommand, end_by
+from perfnb.command.sub_command import WRONG, SubCommand, below_first_line, end_by
 from perfnb.errors import PerfnbError
 
 #: The sub-commands in the order of the help. A new one is a module and a line here.
@@ -24,15 +33,6 @@ SUB_COMMANDS = (
 )
 
 _WHAT = "Where the time and memory of PyTorch steps go, from a terminal."
-_MORE = """\
-examples:
-  perfnb show trace.json.gz                      the report of a trace that somebody sent
-  perfnb compare before.perfnb after.perfnb      what changed between two profiles
-  perfnb run train.py --epochs 3                 profile some steps of a script, unchanged
-  perfnb watch -- python train.py                CPU, memory and GPUs while a command runs
-
-perfnb COMMAND --help describes a command."""
-
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -107,7 +107,7 @@ def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
         "perfnb",
         usage="perfnb COMMAND ...",
         description=_WHAT,
-        epilog=_MORE,
+        epilog=below_first_line(__doc__),
         formatter_class=_Help,
         allow_abbrev=False,
     )
@@ -124,7 +124,7 @@ def _parser_of(command: SubCommand) -> argparse.ArgumentParser:
         f"perfnb {command.name}",
         usage=command.usage,
         description=command.summary,
-        epilog=command.more,
+        epilog=below_first_line(command.more),
         formatter_class=_Help,
         allow_abbrev=False,
     )

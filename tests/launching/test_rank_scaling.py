@@ -110,7 +110,7 @@ def test_runs_that_disagree_are_said() -> None:
 
 
 def test_it_shows_itself() -> None:
-    study = RankScaling(rank_scaling_figures(jobs(), "strong", 2))
+    study = RankScaling(**vars(rank_scaling_figures(jobs(), "strong", 2)))
 
     text, html = study._text(), study._html()
 

@@ -9,7 +9,6 @@ import pytest
 
 import perfnb
 from perfnb.loop.driver import LoopProfiler
-from perfnb.loop.record import RunRecorder
 from perfnb.loop.run import RunSummary, summarise
 from perfnb.loop.script_steps import ScriptSteps
 from perfnb.profile.profile import Profile
@@ -22,20 +21,19 @@ SHORT: dict[str, Any] = {"steps": 8, "traced": 2}
 
 def as_script(made: type[Accumulating] = Accumulating, by: str = "first") -> tuple[Profile, RunSummary]:
     """As `perfnb run` drives a script."""
-    recorder, drivers = RunRecorder(), list[LoopProfiler]()
+    drivers = list[LoopProfiler]()
 
     def start(loader: Any) -> LoopProfiler:
-        found = LoopProfiler(at=4, namespace=lambda: training.namespace, loader=loader, recorder=recorder, **SHORT)
-        found.by_batch = by == "batch"
-        drivers.append(found)
-        return found
+        drivers.append(LoopProfiler(at=4, namespace=lambda: training.namespace, loader=loader, **SHORT))
+        drivers[0].recorder.by_batch = by == "batch"
+        return drivers[0]
 
     with ScriptSteps(start, by).installed():
         training = made()
         training.loop(training.loader)
     [driver] = drivers
     driver.close()
-    run = summarise(recorder)
+    run = summarise(driver.recorder)
     assert run is not None
     return driver.profiles[0], run
 
