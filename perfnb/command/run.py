@@ -170,12 +170,9 @@ class _Report:
                 "perfnb run: no profile: a step ends where an optimizer steps, and none did. --steps-by batch ends it "
                 "with the next batch."
             )
-        else:
-            notes.append(
-                f"perfnb run: no profile: the script ended after {driver.done:,} steps, and the profiled ones are "
-                f"{driver.length} after the first {min(self._options.at):,}. Try --at "
-                f"{min(max(driver.done - driver.length, 0), 10)}."
-            )
+        elif driver.planned_at is not None:
+            sooner = min(max(driver.done - driver.length, 0), 10)
+            notes.append(f"perfnb run: no profile: the script {driver.why_no_profile('its end')}. Try --at {sooner}.")
         yield wrapped(*notes)
 
     def _short(self, path: Path) -> Path:

@@ -76,14 +76,10 @@ class TrainerProfiler:
         self._steps.pause()
         driver = self._steps.driver
         driver.close()
-        first, done, length = driver.planned_at, driver.done, driver.length
-        if not driver.profiles and first is not None:
-            why = f"no window of {length} steps fits before a validation or the end of the training"
-            if done < first + length:
-                why = f"the training had {done:,} steps, and a window of {length} steps at step {first:,} needs more"
+        if not driver.profiles and driver.planned_at is not None:
             warnings.warn(
-                f"perfnb: no profile was made, because {why}. Fewer are needed with smaller steps= and traced=, and "
-                "without memory= and flops=.",
+                f"perfnb: no profile was made: the training {driver.why_no_profile('a validation or its end')}. Fewer "
+                "steps are needed with smaller at=, steps= and traced=, and without memory= and flops=.",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
         "perfnb.integrations.transformers needs transformers, which is not installed here: pip install transformers."
     ) from None
 
-#: The training itself, which is guarded by `_Guarded`.
+#: The training itself.
 _LOOP = "_inner_training_loop"
 #: What it calls that may fail, for a callback that was added too late to guard all of it: where, and names.
 _FAILING = {
@@ -60,7 +60,7 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = _trainer()
         if trainer is not None and not self._guards(trainer):
-            setattr(trainer, _LOOP, _Guarded(getattr(trainer, _LOOP), self))
+            setattr(trainer, _LOOP, self._removed_on_failure(getattr(trainer, _LOOP)))
             self._guarded = weakref.ref(trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -127,21 +127,6 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
                 raise
 
         return guarded
-
-
-class _Guarded:
-    """A trainer's training, after which a callback removes everything, however it ended."""
-
-    def __init__(self, function: Callable[..., Any], callback: ProfileCallback) -> None:
-        self._function, self._callback = function, callback
-        functools.update_wrapper(self, function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        try:
-            return self._function(*args, **kwargs)
-        finally:
-            self._callback._remove()
 
 
 class _Waited:

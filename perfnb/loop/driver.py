@@ -16,6 +16,7 @@ from perfnb.loop.kept import KeptProfiles
 from perfnb.loop.record import RunRecorder
 from perfnb.loop.windows import Windows
 from perfnb.profile.profile import Profile
+from perfnb.quantities import counted
 from perfnb.step.budget import FLOOR, FLOOR_GPU, Plan
 from perfnb.step.capture import loop_passes
 from perfnb.step.checks import require_name
@@ -138,6 +139,13 @@ class LoopProfiler:
         """Steps in a window, apart from warm-up steps at the start of a run."""
         plan = self._plan
         return (plan.steps or 0) + 1 + plan.traced + 2 * plan.memory + plan.flops
+
+    def why_no_profile(self, until: str) -> str:
+        """Why there is no profile yet, after a loop's name; `until` is what a window must be over before."""
+        at, had = self.planned_at or 0, f"had {counted(self.done, 'step')}, and"
+        if self.done <= at:
+            return f"{had} the window of {self.length} opens only after {at:,}"
+        return f"{had} no window of {self.length} fitted between step {at:,} and {until}"
 
     def wait(self) -> None:
         """The loop asks for a batch: the next step begins, or the open one waits once more."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from perfnb.draw import escape
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.run import RUN_FOLDER, RunSummary, summarise
+from perfnb.quantities import counted
 from perfnb.recording.job import place_of_rank, tell_of_ranks
 from perfnb.shell import in_notebook
 
@@ -37,25 +38,25 @@ class KeptRun:
         self._driver, self.asked = driver, asked
         self._folder = driver.profiles.folder
         self._process, self._saved_s = os.getpid(), time.monotonic()
-        #: Whether the loop is running, and whether it has ended, perhaps for a while.
-        self.begun = self._ended = False
+        #: Whether the loop is running, and has not ended, perhaps for a while.
+        self.begun = False
 
     def begin(self) -> None:
         """The loop starts, or goes on with the next epoch: the end of the process will find it."""
         atexit.unregister(_tell_all)
         atexit.register(_tell_all)
-        for other in [one for one in _to_tell if one._ended and one is not self]:
+        for other in [kept for kept in _to_tell if not kept.begun and kept is not self]:
             _to_tell.remove(other)
             if other._folder != self._folder:
                 with suppress(Exception):
                     other._saved()
         if self not in _to_tell:
             _to_tell.append(self)
-        self.begun, self._ended = True, False
+        self.begun = True
 
     def end(self, *, for_good: bool = False) -> None:
         """The loop has ended, perhaps until the next epoch: then it is saved now and then."""
-        self.begun, self._ended = False, True
+        self.begun = False
         due = for_good or in_notebook() or time.monotonic() > self._saved_s + _BETWEEN_S
         if due and self._folder is not None:
             self._saved_s = time.monotonic()
@@ -71,27 +72,23 @@ class KeptRun:
     def _tell(self) -> None:
         if os.getpid() != self._process:
             return  # forked from it
+        number = len(self._driver.profiles)
         try:
             run = self._saved()
             if run is None or in_notebook() or run._figures.rank:
                 return
-            if self._folder is None and (self.asked or not self._driver.profiles):
-                return
-            if self._folder is None:  # it is gone with the process
-                text = f"{run._text()}\n\nperfnb: {self._where()}"
+            what = f"The run and {counted(number, 'profile')}" if number else "The run"
+            if self._folder is not None:
+                where = f"{what}: perfnb show {shlex.quote(str(self._driver.profiles.given))}"
+                text = f"perfnb: {escape.plain(f'{run._line()}. {where}', 500)}"
+            elif number and not self.asked:  # it is gone with the process
+                text = f"{run._text()}\n\nperfnb: {what} were not saved; save= would."
             else:
-                text = f"perfnb: {escape.plain(f'{run._line()}. {self._where()}', 500)}"
+                return
         except Exception as error:
             text = f"perfnb: {escape.plain(f'the run was not saved: {type(error).__name__}: {error}', 500)}"
         with suppress(OSError, ValueError, AttributeError):  # the script may have closed it
             print(text, file=sys.stderr, flush=True)
-
-    def _where(self) -> str:
-        number, given = len(self._driver.profiles), self._driver.profiles.given
-        what = "The run" + (f" and {number:,} profile{'s' * (number != 1)}" if number else "")
-        if self._folder is None:
-            return f"{what} {'were' if number else 'was'} not saved; save= would."
-        return f"{what}: perfnb show {shlex.quote(str(given))}"
 
 
 #: The loops to be told of at the end.

@@ -8,7 +8,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from perfnb import quantities as fmt
 from perfnb.arguments import shown
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept import KeptProfiles
@@ -186,7 +185,11 @@ class ProfiledLoop(Generic[_Batch]):
         self._show_run()
         if not profiler.profiles and not self._said and profiler.next_at is not None:
             self._said = True
-            print_text(_too_early(profiler.done, profiler.planned_at or 0, profiler.length))
+            why = profiler.why_no_profile("the epoch's end")
+            print_text(
+                f"perfnb: no step was profiled yet: the loop {why}. Choose a smaller at= or steps=, or make one profiled "
+                "object before the epochs and iterate over it in each of them."
+            )
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -230,17 +233,6 @@ class ProfiledLoop(Generic[_Batch]):
             self._run_shown.display(run)
         else:
             self._run_shown.update(run)
-
-
-def _too_early(done: int, at: int, length: int) -> str:
-    """Why an epoch has ended without a profile, and what to do."""
-    ran = f"perfnb: no step was profiled yet: the loop has run {fmt.counted(done, 'step')}, and the window of {length} "
-    one = "make one profiled object before the epochs and iterate over it in each of them."
-    if done <= at:
-        return f"{ran}opens only after {at:,} (at={at}). Choose a smaller at=, or {one}"
-    return (
-        f"{ran}did not fit between step {at:,} (at={at}) and the epoch's end. Choose a smaller at= or steps=, or {one}"
-    )
 
 
 def _users_variables() -> dict[str, Any]:

@@ -180,7 +180,7 @@ def test_a_short_run_is_told_what_to_do(tmp_path: Path) -> None:
 
     done = perfnb("run", "--save", "kept", "loop.py", cwd=tmp_path)
     assert done.returncode == 0
-    assert "no profile: the script ended after 49 steps" in done.stderr
+    assert "no profile: the script had 49 steps" in done.stderr
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["run"]
 
 
