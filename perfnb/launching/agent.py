@@ -41,7 +41,9 @@ def main() -> None:
     try:
         for rank in range(ranks):
             own = address | os.environ | job | variables_of(rank, ranks)
-            running[rank] = subprocess.Popen([sys.executable, "-c", _RANK], env=own)
+            with (folder / f"output_{rank}").open("wb") as output:
+                command = [sys.executable, "-c", _RANK]
+                running[rank] = subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.STDOUT)
             tell(folder / f"pid_{rank}", str(running[rank].pid))
         while running and not asked and os.getppid() == parent:
             for rank, process in list(running.items()):

@@ -17,7 +17,6 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from perfnb.launching.job_folder import tell
 
@@ -35,7 +34,8 @@ def main() -> None:
     _end_with(int(os.environ[STARTED_BY]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     folder, rank = Path(os.environ[FOLDER]), int(os.environ["RANK"])
-    _print_to(folder / f"output_{rank}")
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
         from perfnb.launching.rank import run
 
@@ -107,15 +107,3 @@ def _users(trace: TracebackType | None) -> TracebackType | None:
             return inner
         inner = inner.tb_next
     return trace
-
-
-def _print_to(path: Path) -> None:
-    """Send all output of this process, and of those it starts, to a file."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for number in (1, 2):
-        os.dup2(file, number)
-    os.close(file)
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure: Any = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")

@@ -36,13 +36,6 @@ _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_AD
 class RankTraceback(Exception):
     """The traceback of a rank, shown as the cause of the exception that it raised there."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__(words)
-        self._words = words
-
-    def __str__(self) -> str:
-        return f"\n{self._words}"
-
 
 class FollowedRanks:
     """The ranks of a job, whatever runs them; `folder` is where they leave what they have to say."""
@@ -65,18 +58,16 @@ class FollowedRanks:
         """
         __tracebackhide__ = True
         while True:
-            ended = self._have_ended()  # before the files are read, which are then complete
+            ended = self._have_ended() or bool(self._missing())  # before the files are read, which are then complete
             self._show_progress(progress)
             self._show_output(show)
-            failed = self._files("failed")
-            if failed or ended or self._missing():
+            failed, done = self._files("failed"), len(self._files("done")) == self._ranks
+            if failed or (ended and not done):
                 break
-            if len(self._files("done")) == self._ranks:
+            if done:
                 self._wait_for(self._have_ended)
                 return
             time.sleep(_LOOK_S)
-        if not failed and len(self._files("done")) == self._ranks:
-            return
         self._wait_for(self._have_ended, 4 * _LOOK_S)  # another rank may have failed first
         time.sleep(_LOOK_S)
         self._show_output(show)
@@ -153,7 +144,7 @@ class FollowedRanks:
             error = CaptureError(f"Rank {rank} of {self._ranks} ended with {words}")
         if not isinstance(error, CaptureError):
             error.add_note(f"perfnb: raised by rank {rank} of {self._ranks}; its traceback is above.")
-        raise error from RankTraceback(first["traceback"])
+        raise error from RankTraceback(f"\n{first['traceback']}")
 
 
 class Job(FollowedRanks):
