@@ -120,7 +120,6 @@ class _Report:
         self._driver = LoopProfiler(
             options.at, options.every, self._folder, name=self._name, namespace=script_variables, loader=loader
         )
-        self._driver.recorder.by_batch = options.steps_by == "batch"
         return self._driver
 
     def finish(self, steps: ScriptSteps) -> None:

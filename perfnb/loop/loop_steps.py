@@ -1,8 +1,11 @@
-"""Where the steps of a loop end, if its owner says when it asks for batches and uses them."""
+"""Where the steps of a loop end, given when it asks for batches, uses them, and its optimizer steps."""
 
 from __future__ import annotations
 
-from perfnb.loop.driver import LoopProfiler
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perfnb.loop.driver import LoopProfiler
 
 
 class LoopSteps:
@@ -10,7 +13,7 @@ class LoopSteps:
 
     Until an optimizer steps for the first time, nobody knows whether the loop has one, and each batch is a step. When
     it does step, all batches so far become one step. A step ends where the next batch is asked for, so that logging is
-    in its phase *other*.
+    in its phase *other*, or before, where its owner says `end_if_over`.
 
     Parameters
     ----------
@@ -72,11 +75,16 @@ class LoopSteps:
         if were_batches:
             self.batches = self.driver.join_first()
 
+    def skip(self) -> None:
+        """The open step does not take place."""
+        self.restart()
+        self.driver.skip()
+
     def pause(self) -> None:
         """Something that is no step comes before the next batch: a checkpoint, or the end of an epoch."""
         self.end_if_over()
         if not self._works:
-            self.driver.skip()
+            self.skip()
 
     def validate(self) -> None:
         """The loop runs its model for something else than training."""

@@ -12,6 +12,7 @@ from inspect import CO_OPTIMIZED
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from perfnb.loop.loop_steps import LoopSteps
 from perfnb.step.loaders import Nameless, only_here, see_loaders
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _LIBRARIES = ("perfnb", "torch", "runpy", "contextlib")
 
 
 class ScriptSteps:
-    """Finds the steps of a script's training loop and tells a driver of them.
+    """Finds out which loader and which optimizer make the steps of a script's training loop.
 
     A step ends when the chosen optimizer has stepped, and the next one starts where the loop asks the same loader for
     the next batch. Whatever is asked for until that step ends belongs to it: further batches, as for accumulated
@@ -47,7 +48,7 @@ class ScriptSteps:
 
     def __init__(self, make_driver: Callable[[Any], LoopProfiler], by: str = "first") -> None:
         self._make_driver, self._by = make_driver, by
-        self._driver: LoopProfiler | None = None
+        self._steps: LoopSteps | None = None
         self._chosen: weakref.ref[Any] | None = None
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         #: The loader of the steps, once that is `_known`, the one that was asked last since the last step, the first
@@ -70,7 +71,7 @@ class ScriptSteps:
             raise
         if waits:
             self._open = True
-            self._driver_of(None).begin(batch if self._is_own(loader) else None)
+            self._steps_with(loader).get(batch if self._is_own(loader) else None)
         return batch
 
     def _is_own(self, loader: Any) -> bool:
@@ -79,7 +80,7 @@ class ScriptSteps:
 
     def _ask(self, loader: Any) -> bool:
         """A batch is asked for; whether a step waits for it."""
-        driver = self._driver_of(None if isinstance(loader, Nameless) else loader)
+        steps = self._steps_with(loader)
         before, self._asked = self._asked, weakref.ref(loader)
         self._first = self._first or self._asked
         own = self._is_own(loader)
@@ -87,15 +88,15 @@ class ScriptSteps:
             return False
         if self._open and own:
             if self._by == "batch":
-                driver.end()
+                steps.use()
                 self._open = False
             elif self._ran_out or not (self._known or _is(before, loader)):
-                driver.skip()  # what came before was no step: no optimizer has stepped
+                steps.skip()  # what came before was no step: no optimizer has stepped
                 self._open = False
         if self._by == "batch" and not self._known:
             self._known, self._loader = True, self._asked
         self._ran_out = self._ran_out and self._open
-        driver.wait()
+        steps.ask()
         return True
 
     def _run_out(self, loader: Any, waits: bool) -> None:
@@ -103,15 +104,15 @@ class ScriptSteps:
         if _is(self._first, loader):
             self._first = None
         if waits and not self._open:
-            self._driver_of(None).skip()
+            self._steps_with(loader).skip()
             return
         if waits:
-            self._driver_of(None).begin()
+            self._steps_with(loader).get()
         self._ran_out |= self._is_own(loader)
 
     def step(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
-        driver, first = self._driver_of(None), optimizer not in self._seen
+        steps, first = self._steps_with(None), optimizer not in self._seen
         if first:
             self._seen.add(optimizer)
             self.optimizers += 1
@@ -123,26 +124,29 @@ class ScriptSteps:
             return  # the step has ended with another optimizer; the next one will end with this one
         whole = self._open and (self._known or not self._ran_out)
         if whole:
-            driver.end()
+            steps.step()
+            steps.end_if_over()
         elif self._open:
-            driver.skip()  # a loader ran out before the first step: what it was for is not known
+            steps.skip()  # a loader ran out before the first step: what it was for is not known
         if not (whole and self._known):
             self._loader = None if self._ran_out else self._asked
         elif self._first is not None and _is(self._first_before, self._first()):
             self._loader = self._first
         loader = self._loader and self._loader()
-        driver.loader = None if isinstance(loader, Nameless) else loader
+        steps.driver.loader = None if isinstance(loader, Nameless) else loader
         self._first_before, self._first = self._first, None
         self._known, self._asked = True, None
         self._open = self._ran_out = False
         if self._loader is None:
             self._open = True
-            driver.begin()
+            steps.get()
 
-    def _driver_of(self, loader: Any) -> LoopProfiler:
-        if self._driver is None:
-            self._driver = self._make_driver(loader)
-        return self._driver
+    def _steps_with(self, loader: Any) -> LoopSteps:
+        """What tells the driver of the steps; made at the first batch or step, when torch is loaded."""
+        if self._steps is None:
+            driver = self._make_driver(None if isinstance(loader, Nameless) else loader)
+            self._steps = LoopSteps(driver, optimizers_end_steps=self._by != "batch")
+        return self._steps
 
     @contextmanager
     def installed(self) -> Iterator[None]:

@@ -25,7 +25,6 @@ def as_script(made: type[Accumulating] = Accumulating, by: str = "first") -> tup
 
     def start(loader: Any) -> LoopProfiler:
         drivers.append(LoopProfiler(at=4, namespace=lambda: training.namespace, loader=loader, **SHORT))
-        drivers[0].recorder.by_batch = by == "batch"
         return drivers[0]
 
     with ScriptSteps(start, by).installed():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ class Told:
     def __init__(self) -> None:
         self.words = ""
         self.loader: Any = None
+        self.recorder = SimpleNamespace(by_batch=False)
 
     def wait(self) -> None:
         self.words += "w"
@@ -139,9 +141,10 @@ def test_the_steps_of_torch_are_seen_and_then_no_longer() -> None:
 def test_torch_need_not_be_loaded() -> None:
     code = """
 import sys
+from types import SimpleNamespace
 from perfnb.loop.script_steps import ScriptSteps
 class Told:
-    words = ""
+    words, recorder = "", SimpleNamespace(by_batch=False)
     def wait(self): self.words += "w"
     def begin(self, batch=None): self.words += "b"
     def end(self): self.words += "e"
