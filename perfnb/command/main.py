@@ -19,7 +19,7 @@ from difflib import get_close_matches
 from pkgutil import resolve_name
 
 import perfnb
-from perfnb.command.sub_command import WRONG, SubCommand, below_first_line, end_by
+from perfnb.command.sub_command import WRONG, SubCommand, end_by
 from perfnb.errors import PerfnbError
 
 #: The sub-commands in the order of the help. A new one is a module and a line here.
@@ -58,7 +58,9 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.parse_args(given)
         parser.print_help(sys.stderr)
         return WRONG
-    parser, own, program = _parser_of(command), given[1:], list[str]()
+    parser = _new_parser(f"perfnb {command.name}", command.usage, command.summary, command.more)
+    command.add_options(parser)
+    own, program = given[1:], list[str]()
     if command.starts_a_program:
         own, program = split_program(parser, own)
     options = parser.parse_args(own)
@@ -103,14 +105,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
     """The parser of ``perfnb`` itself, which knows the names of the sub-commands."""
-    parser = argparse.ArgumentParser(
-        "perfnb",
-        usage="perfnb COMMAND ...",
-        description=_WHAT,
-        epilog=below_first_line(__doc__),
-        formatter_class=_Help,
-        allow_abbrev=False,
-    )
+    parser = _new_parser("perfnb", "perfnb COMMAND ...", _WHAT, __doc__)
     parser.add_argument("--version", action="version", version=f"perfnb {perfnb.__version__}")
     names = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in commands:
@@ -118,15 +113,9 @@ def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
     return parser
 
 
-def _parser_of(command: SubCommand) -> argparse.ArgumentParser:
-    """The parser of a sub-command."""
-    parser = argparse.ArgumentParser(
-        f"perfnb {command.name}",
-        usage=command.usage,
-        description=command.summary,
-        epilog=below_first_line(command.more),
-        formatter_class=_Help,
-        allow_abbrev=False,
+def _new_parser(name: str, usage: str, summary: str, docstring: str | None) -> argparse.ArgumentParser:
+    """A parser whose help has what is below the first line of a docstring; nothing where Python drops docstrings."""
+    more = (docstring or "").partition("\n\n")[2].rstrip()
+    return argparse.ArgumentParser(
+        name, usage=usage, description=summary, epilog=more, formatter_class=_Help, allow_abbrev=False
     )
-    command.add_options(parser)
-    return parser

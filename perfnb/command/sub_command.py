@@ -51,11 +51,6 @@ class SubCommand:
     starts_a_program: bool = False
 
 
-def below_first_line(docstring: str | None) -> str:
-    """A docstring without its summary; nothing where Python drops docstrings."""
-    return (docstring or "").partition("\n\n")[2].rstrip()
-
-
 def end_by(signum: int) -> int:
     """End this process as the signal would, so that a shell sees it as for any other program."""
     sys.stdout.flush()
