@@ -65,21 +65,10 @@ class RankScalingFigures:
 
     Attributes
     ----------
-    mode : str
-        ``strong`` or ``weak``.
     table : pd.DataFrame
         A row for each job.
-
-        ``ranks``, ``threads`` of each, ``step_ms`` with its interval from ``ci_low_ms`` to ``ci_high_ms``. ``speedup``
-        is work per second against one rank of the same code, ``efficiency`` the same per rank, both with an interval;
-        ``against_plain`` is the speed-up against one rank without DDP, ``against_best`` against one process with all
-        cores.
     losses : pd.DataFrame
-        Milliseconds of a step beyond perfect scaling (``ideal_ms``), for each number of ranks above 1.
-
-        ``compute_ms`` (a smaller batch, or ranks that share a resource, compute less efficiently), ``communication_ms``
-        (exposed: nothing computes meanwhile), ``imbalance_ms`` (waiting for the slowest rank) and ``input_ms`` add up
-        to ``loss_ms``. A part that became shorter is negative.
+        A row for each number of ranks above 1: where the time beyond perfect scaling goes.
     """
 
     mode: str
