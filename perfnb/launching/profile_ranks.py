@@ -211,10 +211,10 @@ def run_ranks(
                 job.follow(progress, functools.partial(print, end="", flush=True) if show else lambda _: None)
         finally:
             job.end()
-        found = _loaded(folder / PROFILES, order, ranks)
-    if show and len(found) > 1 and all(len(profile.collectives) == 0 for profile in found):
+        profiles = _loaded(folder / PROFILES, order, ranks)
+    if show and len(profiles) > 1 and all(len(profile.collectives) == 0 for profile in profiles):
         print_text(_silence(order.ddp))
-    return found
+    return profiles
 
 
 def _loaded(folder: Path, order: Order, ranks: int) -> Ranks:
@@ -225,10 +225,10 @@ def _loaded(folder: Path, order: Order, ranks: int) -> Ranks:
         raise CaptureError(
             f"The script ended before a step was profiled: its first {order.at:,} steps are not. Pass a smaller at."
         )
-    found = load(windows[-1])
-    if not isinstance(found, Profile | Ranks):
-        raise PerfnbError(f"The ranks saved {type(found).__name__}, not profiles.")
-    return Ranks([found]) if isinstance(found, Profile) else found
+    saved = load(windows[-1])
+    if not isinstance(saved, Profile | Ranks):
+        raise PerfnbError(f"The ranks saved {type(saved).__name__}, not profiles.")
+    return Ranks([saved]) if isinstance(saved, Profile) else saved
 
 
 def _silence(ddp: bool) -> str:

@@ -135,8 +135,8 @@ def rank_scaling(
             payload=payload,
         )
         try:
-            found = run_ranks(order, job.ranks, env, note=f"job {place} of {len(order_of_runs)}", show=False)
-            job.runs.append(_measured(found))
+            profiles = run_ranks(order, job.ranks, env, note=f"job {place} of {len(order_of_runs)}", show=False)
+            job.runs.append(_measured(profiles))
         except Exception as error:
             if of_ranks:
                 raise
@@ -156,22 +156,22 @@ def _numbers(ranks: Sequence[int]) -> list[int]:
     return sorted({1, *numbers})
 
 
-def _measured(found: Ranks) -> JobRun:
+def _measured(profiles: Ranks) -> JobRun:
     """Step times and parts of a job's step."""
-    timed = [profile.steps.loc[profile.steps["pass"] == "timed", "wall_ms"].to_numpy(dtype=float) for profile in found]
+    timed = [profile.steps.loc[profile.steps["pass"] == "timed", "wall_ms"].to_numpy(dtype=float) for profile in profiles]
     steps_ms = np.max(np.stack(timed), axis=0)
-    phases = [profile.phases["share"] for profile in found]
+    phases = [profile.phases["share"] for profile in profiles]
     data, exposed = (
         float(np.mean([float(shares.get(name, 0.0)) for shares in phases])) for name in ("data", "communication")
     )
     waited: float | None = 0.0
-    if len(found) > 1 and exposed > 0:
-        times = found.times
+    if len(profiles) > 1 and exposed > 0:
+        times = profiles.times
         mean = times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
         known = not mean["waiting_ms"].isna().any()
         # Some of the waiting may be hidden behind computing.
         waited = min(exposed, float((mean["waiting_ms"] / mean["wall_ms"]).mean())) if known else None
     communication = exposed - (waited or 0.0)
     parts = {"input": data, "communication": communication, "imbalance": waited}
-    words = "" if found._buckets is None else bucket_sentence(found._buckets)
+    words = "" if profiles._buckets is None else bucket_sentence(profiles._buckets)
     return JobRun(steps_ms.tolist(), {**parts, "compute": 1.0 - data - exposed}, words)
