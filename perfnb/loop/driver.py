@@ -169,7 +169,7 @@ class LoopProfiler:
         if turn is not None and self._around is not None:
             executed = step.end(turn.pass_name)
             self._guarded(self._end_in_window, executed, wait_ns)
-        elif begin_ns:
+        elif step.is_open:
             wall_ns = time.perf_counter_ns() - begin_ns
             step.reset()
             self.recorder.step(wall_ns, wait_ns, begin_ns)
@@ -234,7 +234,7 @@ class LoopProfiler:
 
     def _begin_step(self) -> None:
         """Begin a step unless one is open, in the open window or in one that is due."""
-        if self._step.begin_ns:
+        if self._step.is_open:
             return
         due = self._passes is not None or (self.next_at is not None and self.done >= self.next_at)
         if not (due and self._guarded(self._enter)):

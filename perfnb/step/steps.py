@@ -239,18 +239,20 @@ class Intake:
 
     Attributes
     ----------
+    is_open : bool
+        Whether a step is open.
     begin_ns : int
-        `time.perf_counter_ns` at the start of the open step; 0 if none is open.
+        `time.perf_counter_ns` at its start.
     wait_ns : int
         How long it has waited; -1 if nobody said when it waited.
     """
 
     def __init__(self) -> None:
-        self.begin_ns = 0
         self.reset()
 
     def reset(self) -> None:
         """No step is open."""
+        self.is_open = False
         self.begin_ns, self.wait_ns, self._waits_from_ns, self._own_ns = 0, -1, 0, 0
         self._seen: Callable[[Any], None] | None = None
         self._loader: weakref.ref[Any] | None = None
@@ -260,11 +262,11 @@ class Intake:
     def begin(self, seen: Callable[[Any], None] | None = None) -> None:
         """A step begins; `seen` is called with its batches."""
         self.reset()
-        self._seen, self.begin_ns = seen, time.perf_counter_ns()
+        self._seen, self.is_open, self.begin_ns = seen, True, time.perf_counter_ns()
 
     def wait(self) -> None:
         """The open step waits for a batch, or still does."""
-        if self.begin_ns and not self._waits_from_ns:
+        if self.is_open and not self._waits_from_ns:
             self._waits_from_ns = time.perf_counter_ns()
 
     def get(self, batch: Any = None) -> None:
@@ -283,7 +285,7 @@ class Intake:
     def take(self, loader: Any, fetch: Callable[[], Any]) -> Any:
         """Fetch a batch that the open step asks of a loader, as `see_loaders` wants it."""
         __tracebackhide__ = True
-        if not self.begin_ns or self._waits_from_ns:  # what the step waits for already may ask loaders itself
+        if not self.is_open or self._waits_from_ns:  # what the step waits for already may ask loaders itself
             return fetch()
         if not self._sizes:
             self._loader = weakref.ref(loader)
