@@ -116,7 +116,8 @@ class _Report:
 
         options = self._options
         if options.save is None:
-            self._folder = _new_folder(self._folder)
+            with suppress(OSError):  # what cannot be saved is told where it is saved
+                self._folder = _new_folder(self._folder)
         self._driver = LoopProfiler(
             options.at, options.every, self._folder, name=self._name, namespace=script_variables, loader=loader
         )
