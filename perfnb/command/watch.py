@@ -49,7 +49,8 @@ def _run(options: argparse.Namespace) -> int:
     command = options.program[0]
     if shutil.which(command) is None:
         there = os.path.exists(command)
-        print(f"perfnb watch: {command}: {'it cannot be run' if there else 'there is no such command'}.", file=sys.stderr)
+        why = "it cannot be run" if there else "there is no such command"
+        print(f"perfnb watch: {command}: {why}.", file=sys.stderr)
         return _NOT_RUN if there else _NOT_FOUND
     words = ["sh", "-c", _HELD, "sh", *options.program]
     # Python ignores these, not whoever started it.

@@ -159,9 +159,9 @@ def order_for(
     elif backend not in (*_BACKENDS, _BOTH):
         raise ValueError(f"backend {shown(backend)} is unknown: use {', '.join(_BACKENDS)}.")
     if "nccl" in backend and gpus < ranks:
+        have = counted(gpus, "GPU") if gpus else "no GPU"
         raise CaptureError(
-            f"{ranks} ranks with nccl need a GPU each, but this machine has {counted(gpus, 'GPU') if gpus else 'no GPU'}"
-            ": use backend='gloo', or fewer ranks."
+            f"{ranks} ranks with nccl need a GPU each, but this machine has {have}: use backend='gloo', or fewer ranks."
         )
     gpus = gpus if gpus >= ranks else 0
     return Order(kind, plan=plan, name=name, backend=backend, threads=threads, gpus=gpus, **others)

@@ -158,8 +158,8 @@ def _numbers(ranks: Sequence[int]) -> list[int]:
 
 def _measured(profiles: Ranks) -> JobRun:
     """Step times and parts of a job's step."""
-    timed = [profile.steps.loc[profile.steps["pass"] == "timed", "wall_ms"].to_numpy(dtype=float) for profile in profiles]
-    steps_ms = np.max(np.stack(timed), axis=0)
+    timed = [profile.steps.loc[profile.steps["pass"] == "timed", "wall_ms"] for profile in profiles]
+    steps_ms = np.max(np.stack([wall_ms.to_numpy(dtype=float) for wall_ms in timed]), axis=0)
     phases = [profile.phases["share"] for profile in profiles]
     data, exposed = (
         float(np.mean([float(shares.get(name, 0.0)) for shares in phases])) for name in ("data", "communication")

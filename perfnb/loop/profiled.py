@@ -187,8 +187,8 @@ class ProfiledLoop(Generic[_Batch]):
             self._said = True
             why = profiler.why_no_profile("the epoch's end")
             print_text(
-                f"perfnb: no step was profiled yet: the loop {why}. Choose a smaller at= or steps=, or make one profiled "
-                "object before the epochs and iterate over it in each of them."
+                f"perfnb: no step was profiled yet: the loop {why}. Choose a smaller at= or steps=, or make one "
+                "profiled object before the epochs and iterate over it in each of them."
             )
 
     def __len__(self) -> int:
