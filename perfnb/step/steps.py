@@ -248,6 +248,8 @@ class Intake:
     """
 
     def __init__(self) -> None:
+        self._sizes: list[int | None] = []
+        self._tokens: list[int | None] = []
         self.reset()
 
     def reset(self) -> None:
@@ -256,8 +258,8 @@ class Intake:
         self.begin_ns, self.wait_ns, self._waits_from_ns, self._own_ns = 0, -1, 0, 0
         self._seen: Callable[[Any], None] | None = None
         self._loader: weakref.ref[Any] | None = None
-        self._sizes: list[int | None] = []
-        self._tokens: list[int | None] = []
+        self._sizes.clear()
+        self._tokens.clear()
 
     def begin(self, seen: Callable[[Any], None] | None = None) -> None:
         """A step begins; `seen` is called with its batches."""
