@@ -34,6 +34,7 @@ SUB_COMMANDS = (
 
 _WHAT = "Where the time and memory of PyTorch steps go, from a terminal."
 
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line.
 

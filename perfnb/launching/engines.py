@@ -61,9 +61,7 @@ class EngineJob(FollowedRanks):
             self._wait_for(self._have_ended, _PATIENCE_S)
         gone = self._missing()
         left = [
-            str(self._ids[rank])
-            for rank, answer in enumerate(self._answers)
-            if not answer.ready() and rank not in gone
+            str(self._ids[rank]) for rank, answer in enumerate(self._answers) if not answer.ready() and rank not in gone
         ]
         if left:
             print_text(
