@@ -25,11 +25,9 @@ class AgreedPlan(Plan):
         here = vars(self)
         key = str(here["_asked"])
         here["_asked"] += 1
-        if here["_rank"] != 0:
-            return json.loads(here["_meeting"].get(key))
-        decided = decide()
-        here["_meeting"].set(key, json.dumps(decided, default=lambda number: number.item()))
-        return decided
+        if here["_rank"] == 0:
+            here["_meeting"].set(key, json.dumps(decide(), default=lambda number: number.item()))
+        return json.loads(here["_meeting"].get(key))
 
     def goes_on_timing(self, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
         here = vars(self)
