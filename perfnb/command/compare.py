@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +118,10 @@ def _compared(a: str, b: str) -> _Compared:
 def _of_steps(result: Any, change: StepChange) -> _Compared:
     a, b, found = change.a, change.b, change.found
     too_few = f"at least 6 {change.kind} steps of each, and there are {a.steps:,} and {b.steps:,}"
-    ratio = (None, None, None) if found is None else (found.ratio, found.ratio_ci, found.verdict)
-    return _Compared(result, change.kind, a.median_ms, b.median_ms, *ratio, change.words(), too_few)
+    compared = _Compared(result, change.kind, a.median_ms, b.median_ms, words=change.words(), too_few=too_few)
+    if found is None:
+        return compared
+    return replace(compared, ratio=found.ratio, ratio_ci=found.ratio_ci, verdict=found.verdict)
 
 
 def _say(compared: _Compared, a: str, b: str) -> None:
