@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-
-from perfnb.command.output import rows_of
 
 #: The attributes of each kind of result that are printed, in this order. A new kind is a line here.
 _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
@@ -40,7 +39,8 @@ def _value(value: Any) -> Any:
     if callable(value):
         value = value()
     if isinstance(value, pd.DataFrame):
-        return rows_of(value)
+        named = any(name is not None for name in value.index.names)
+        return json.loads((value.reset_index() if named else value).to_json(orient="records", double_precision=15))
     if type(value).__name__ in _ATTRIBUTES:
-        return {name: found for name, found in facts_of(value).items() if name != "kind"}
+        return {name: figure for name, figure in facts_of(value).items() if name != "kind"}
     return value

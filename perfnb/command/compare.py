@@ -1,21 +1,5 @@
-"""``perfnb compare``: what changed between two profiles, traces, runs or timings; and a check for scripts and CI."""
+"""``perfnb compare``: what changed between two profiles, traces, runs or timings; and a check for scripts and CI.
 
-from __future__ import annotations
-
-import argparse
-import re
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from perfnb import quantities as fmt
-from perfnb.command.output import add_page_options, columns, require_one_form, say, say_json, write_page
-from perfnb.command.sub_command import FAILED, SubCommand, WrongUse
-
-if TYPE_CHECKING:
-    from perfnb.diff.step_times import StepChange
-
-_MORE = """\
 A and B are two profiles, two traces, two runs, or two saved step times; B is usually the later
 one. Step times are compared by their medians, with a 95 % interval of the ratio.
 
@@ -30,7 +14,23 @@ examples:
   perfnb compare v100.json.gz mi300.json.gz --html compared.html
 
 exit codes: 0 compared, and not slower than allowed; 1 slower than allowed; 2 A or B cannot be
-read or compared, or has too few steps for --fail-if-slower"""
+read or compared, or has too few steps for --fail-if-slower
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfnb import quantities as fmt
+from perfnb.command.output import add_page_options, columns, say, say_json, write_page
+from perfnb.command.sub_command import FAILED, SubCommand, WrongUse
+
+if TYPE_CHECKING:
+    from perfnb.diff.step_times import StepChange
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -57,33 +57,36 @@ _percent.__name__ = "percentage"  # as argparse names it in its error
 
 @dataclass(frozen=True)
 class _Compared:
-    """Two things compared."""
+    """Two things compared: the median step times, and the result, which shows itself; ``None`` for two timings."""
 
-    result: Any  # what shows itself; `None` for two timings
-    words: str  # on the step time, if the result's own text does not say enough
-    step: dict[str, Any]
-    ratio_ci: tuple[float, float] | None
-    too_few: str  # why there is no interval
+    result: Any
+    steps: str  # which were compared, as the JSON names them
+    a_ms: float | None = None
+    b_ms: float | None = None
+    ratio: float | None = None
+    ratio_ci: tuple[float, float] | None = None
+    verdict: str | None = None
+    words: str = ""  # on the step times, if the result's own text does not say enough
+    too_few: str = ""  # why there is no interval
 
 
 def _run(options: argparse.Namespace) -> int:
     from perfnb.diff.step_times import slower_by_more_than
 
-    require_one_form(options)
-    compared = _compared(options.a, options.b)
-    limit = options.fail_if_slower
+    compared, limit = _compared(options.a, options.b), options.fail_if_slower
     slower = None if limit is None else slower_by_more_than(compared.ratio_ci, limit)
     if limit is not None and slower is None:
         raise WrongUse(f"--fail-if-slower needs an interval of the ratio: {compared.too_few}.")
-    if options.html is not None:
-        if compared.result is None:
-            raise WrongUse("--html needs two profiles, traces or runs: step times have no page.")
-        say(f"Written to {write_page(compared.result, options.html, 'comparison')}.")
-    elif options.json:
+    if options.json:
         _say_json(compared, limit, slower)
-    else:
+        return FAILED if slower else 0
+    if options.html is None:
         _say(compared, options.a, options.b)
-    if compared.ratio_ci is not None and limit is not None and not options.json:
+    elif compared.result is None:
+        raise WrongUse("--html needs two profiles, traces or runs: step times have no page.")
+    else:
+        say(f"Written to {write_page(compared.result, options.html, 'comparison')}.")
+    if compared.ratio_ci is not None and limit is not None:
         _say_lines(_judged(compared.ratio_ci, limit, bool(slower)))
     return FAILED if slower else 0
 
@@ -103,35 +106,22 @@ def _compared(a: str, b: str) -> _Compared:
         return _of_steps(None, step_change(first, second))
     if isinstance(first, RunSummary) and isinstance(second, RunSummary):
         runs = first.compare(second)
-        figures = ("all", first.median_ms, second.median_ms, runs.ratio, runs.ratio_ci, runs.verdict)
-        return _Compared(runs, "", _step(*figures), runs.ratio_ci, "the runs have too few steps")
+        figures = first.median_ms, second.median_ms, runs.ratio, runs.ratio_ci, runs.verdict
+        return _Compared(runs, "all", *figures, too_few="the runs have too few steps")
     if isinstance(first, HostProfile) and isinstance(second, HostProfile):
-        return _Compared(first.compare(second), "", _step("none", *[None] * 5), None, "host profiles have no steps")
-    kinds = " and ".join(f"{Path(path).name} ({type(one).__name__})" for path, one in ((a, first), (b, second)))
+        return _Compared(first.compare(second), "none", too_few="host profiles have no steps")
+    kinds = " and ".join(f"{Path(path).name} ({type(result).__name__})" for path, result in ((a, first), (b, second)))
     hint = " Compare one rank with one." if "Ranks" in kinds else ""
     raise WrongUse(f"these are not two profiles, traces, runs or timings: {kinds}.{hint}")
 
 
 def _of_steps(result: Any, change: StepChange) -> _Compared:
-    ratio, ratio_ci, verdict = (None, None, None) if (f := change.found) is None else (f.ratio, f.ratio_ci, f.verdict)
-    a, b = change.a, change.b
+    a, b, found = change.a, change.b, change.found
     too_few = f"at least 6 {change.kind} steps of each, and there are {a.steps:,} and {b.steps:,}"
-    step = _step(change.kind, a.median_ms, b.median_ms, ratio, ratio_ci, verdict)
-    return _Compared(result, change.words(), step, ratio_ci, too_few)
-
-
-def _step(
-    kind: str,
-    a_ms: float | None,
-    b_ms: float | None,
-    ratio: float | None,
-    ratio_ci: tuple[float, float] | None,
-    verdict: str | None,
-) -> dict[str, Any]:
-    """The step times for JSON."""
-    low, high = ratio_ci or (None, None)
-    figures = {"a_ms": a_ms, "b_ms": b_ms, "ratio": ratio, "ci_low": low, "ci_high": high}
-    return {"steps": kind, **figures, "verdict": verdict}
+    compared = _Compared(result, change.kind, a.median_ms, b.median_ms, words=change.words(), too_few=too_few)
+    if found is None:
+        return compared
+    return replace(compared, ratio=found.ratio, ratio_ci=found.ratio_ci, verdict=found.verdict)
 
 
 def _say(compared: _Compared, a: str, b: str) -> None:
@@ -165,17 +155,20 @@ def _say_json(compared: _Compared, limit: float | None, slower: bool | None) -> 
     from perfnb.command.as_json import facts_of
 
     tables = {} if compared.result is None else facts_of(compared.result)
-    limits = {} if limit is None else {"fail_if_slower_percent": limit, "failed": slower}
     if "step" in tables:  # of runs: what changed in a step, in detail
         tables["changes"] = tables.pop("step")
-    say_json({**tables, "kind": "comparison", "step": compared.step, **limits})
+    low, high = compared.ratio_ci or (None, None)
+    step = {name: getattr(compared, name) for name in ("steps", "a_ms", "b_ms", "ratio")}
+    step |= {"ci_low": low, "ci_high": high, "verdict": compared.verdict}
+    limits = {} if limit is None else {"fail_if_slower_percent": limit, "failed": slower}
+    say_json({**tables, "kind": "comparison", "step": step, **limits})
 
 
 COMMAND = SubCommand(
     name="compare",
     summary="Show what changed between two profiles, traces or runs, and fail if the second is slower.",
     usage="perfnb compare A B [--fail-if-slower PERCENT] [--html OUT] [--json]",
-    more=_MORE,
+    more=__doc__,
     add_options=_options,
     run=_run,
 )

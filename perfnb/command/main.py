@@ -1,4 +1,13 @@
-"""``perfnb`` and ``python -m perfnb``: parse the words, run the sub-command, and tell errors in a sentence."""
+"""``perfnb`` and ``python -m perfnb``: parse the words, run the sub-command, and tell errors in a sentence.
+
+examples:
+  perfnb show trace.json.gz                      the report of a trace that somebody sent
+  perfnb compare before.perfnb after.perfnb      what changed between two profiles
+  perfnb run train.py --epochs 3                 profile some steps of a script, unchanged
+  perfnb watch -- python train.py                CPU, memory and GPUs while a command runs
+
+perfnb COMMAND --help describes a command.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +33,6 @@ SUB_COMMANDS = (
 )
 
 _WHAT = "Where the time and memory of PyTorch steps go, from a terminal."
-_MORE = """\
-examples:
-  perfnb show trace.json.gz                      the report of a trace that somebody sent
-  perfnb compare before.perfnb after.perfnb      what changed between two profiles
-  perfnb run train.py --epochs 3                 profile some steps of a script, unchanged
-  perfnb watch -- python train.py                CPU, memory and GPUs while a command runs
-
-perfnb COMMAND --help describes a command."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -58,7 +59,9 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.parse_args(given)
         parser.print_help(sys.stderr)
         return WRONG
-    parser, own, program = _parser_of(command), given[1:], list[str]()
+    parser = _new_parser(f"perfnb {command.name}", command.usage, command.summary, command.more)
+    command.add_options(parser)
+    own, program = given[1:], list[str]()
     if command.starts_a_program:
         own, program = split_program(parser, own)
     options = parser.parse_args(own)
@@ -103,14 +106,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
     """The parser of ``perfnb`` itself, which knows the names of the sub-commands."""
-    parser = argparse.ArgumentParser(
-        "perfnb",
-        usage="perfnb COMMAND ...",
-        description=_WHAT,
-        epilog=_MORE,
-        formatter_class=_Help,
-        allow_abbrev=False,
-    )
+    parser = _new_parser("perfnb", "perfnb COMMAND ...", _WHAT, __doc__)
     parser.add_argument("--version", action="version", version=f"perfnb {perfnb.__version__}")
     names = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in commands:
@@ -118,15 +114,9 @@ def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
     return parser
 
 
-def _parser_of(command: SubCommand) -> argparse.ArgumentParser:
-    """The parser of a sub-command."""
-    parser = argparse.ArgumentParser(
-        f"perfnb {command.name}",
-        usage=command.usage,
-        description=command.summary,
-        epilog=command.more,
-        formatter_class=_Help,
-        allow_abbrev=False,
+def _new_parser(name: str, usage: str, summary: str, docstring: str | None) -> argparse.ArgumentParser:
+    """A parser whose help has what is below the first line of a docstring; nothing where Python drops docstrings."""
+    more = (docstring or "").partition("\n\n")[2].rstrip()
+    return argparse.ArgumentParser(
+        name, usage=usage, description=summary, epilog=more, formatter_class=_Help, allow_abbrev=False
     )
-    command.add_options(parser)
-    return parser

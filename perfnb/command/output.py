@@ -11,13 +11,10 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfnb.command.sub_command import WrongUse
 from perfnb.shell import print_text
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Text is at most this wide.
 WIDEST = 100
@@ -62,43 +59,45 @@ def say_profiles(folder: str | Path, command: str) -> None:
         say("\n" + "\n  ".join(lines))
 
 
-def rows_of(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """A frame for JSON: a row per entry, with the names that its index has."""
-    whole = table.reset_index() if any(name is not None for name in table.index.names) else table
-    records: list[dict[str, Any]] = json.loads(whole.to_json(orient="records", double_precision=15))
-    return records
-
-
 def _plain(value: Any) -> Any:
     """A value that JSON can hold."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
 def add_page_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a result that has a page: ``--html`` and ``--json``."""
-    parser.add_argument("--html", metavar="OUT", help="Write one self-contained HTML file instead.")
-    parser.add_argument("--json", action="store_true", help="Print JSON instead: figures and tables.")
+    """Add the options of a result that has a page: ``--html`` and ``--json``, each of which replaces the text."""
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--html", metavar="OUT", help="Write one self-contained HTML file instead.")
+    forms.add_argument("--json", action="store_true", help="Print JSON instead: figures and tables.")
 
 
-def require_one_form(options: argparse.Namespace) -> None:
-    """Refuse a page and JSON at once."""
-    if options.json and options.html is not None:
-        raise WrongUse("--json and --html exclude each other: each replaces the text.")
+def say_result(result: Any, options: argparse.Namespace, title: str) -> bool:
+    """Print a result as JSON, write its page, or print its text, as the options say; whether it was the text."""
+    from perfnb.command.as_json import facts_of
+
+    if options.json:
+        say_json(facts_of(result))
+    elif options.html is not None:
+        say(f"Written to {write_page(result, options.html, title)}.")
+    else:
+        say(result._text(columns()))
+        return True
+    return False
 
 
-def write_page(thing: Any, path: str | None, title: str) -> Path:
+def write_page(result: Any, path: str | None, title: str) -> Path:
     """Write the page of a result, to a new temporary file if no path is given."""
     from perfnb.draw.frame import static_page
     from perfnb.draw.shown import Page
     from perfnb.files import write_text
 
     target = Path(tempfile.mkdtemp(prefix="perfnb-")) / "report.html" if path is None else Path(path)
-    if isinstance(thing, Page):
-        return thing.to_html(target)
-    return write_text(static_page(title, thing._html()), target)
+    if isinstance(result, Page):
+        return result.to_html(target)
+    return write_text(static_page(title, result._html()), target)

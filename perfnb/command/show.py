@@ -1,17 +1,5 @@
-"""``perfnb show``: the report of anything that `perfnb.load` reads."""
+"""``perfnb show``: the report of anything that `perfnb.load` reads.
 
-from __future__ import annotations
-
-import argparse
-import shlex
-from pathlib import Path
-
-from perfnb.command.listing import Entry, lines_of
-from perfnb.command.output import add_page_options, columns, require_one_form, say, say_json, say_profiles, write_page
-from perfnb.command.sub_command import SubCommand, WrongUse
-from perfnb.draw import escape
-
-_MORE = """\
 FILE is a trace of torch.profiler, something that perfnb saved (a profile, ranks, a watch, a
 performance report, step times), a folder with the traces of one job, a CUDA memory snapshot, or
 anything else that perfnb.load reads. Nothing in it is executed. A folder with several saved runs or
@@ -25,7 +13,27 @@ examples:
   perfnb show report.sqlite --steps iteration
   perfnb show step.perfnb --json | jq '.timing.median_ms'
 
-exit codes: 0 shown; 2 FILE cannot be read"""
+exit codes: 0 shown; 2 FILE cannot be read
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from perfnb.command.listing import Entry, lines_of
+from perfnb.command.output import (
+    add_page_options,
+    columns,
+    say,
+    say_json,
+    say_profiles,
+    say_result,
+    write_page,
+)
+from perfnb.command.sub_command import SubCommand, WrongUse
+from perfnb.draw import escape
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -44,31 +52,25 @@ def _name(word: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from perfnb.command.as_json import facts_of
     from perfnb.command.listing import saved_entries, unrelated_traces
     from perfnb.profile.loading import load, several_in
     from perfnb.ranks.ranks import Ranks
 
-    require_one_form(options)
     folder = Path(options.file)
     if inside := several_in(folder):
         return _list(*saved_entries(inside), options)
     found = load(options.file, steps=options.steps)
     if isinstance(found, Ranks) and folder.is_dir() and (traces := unrelated_traces(found, folder)):
         return _list(traces, 0, options)
-    if options.html is not None or options.open:
-        page = write_page(found, options.html, Path(options.file).name)
-        if options.open:
-            import webbrowser
+    if options.open:
+        import webbrowser
 
-            webbrowser.open(page.resolve().as_uri())
+        page = write_page(found, options.html, folder.name)
+        webbrowser.open(page.resolve().as_uri())
         if not options.json:
             say(f"Written to {page}.")
             return 0
-    if options.json:
-        say_json(facts_of(found))
-    else:
-        say(found._text(columns()))
+    if say_result(found, options, folder.name):
         say_profiles(options.file, "show")
     return 0
 
@@ -92,7 +94,7 @@ COMMAND = SubCommand(
     name="show",
     summary="Show the report of a trace, a saved profile or anything else that perfnb reads.",
     usage="perfnb show FILE [--steps NAME] [--html OUT] [--open] [--json]",
-    more=_MORE,
+    more=__doc__,
     add_options=_options,
     run=_run,
 )

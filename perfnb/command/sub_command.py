@@ -31,8 +31,8 @@ class SubCommand:
         What it does, in one line.
     usage : str
         Its words, as the help shows them.
-    more : str
-        Examples and exit codes, below the options.
+    more : str or None
+        Its module's docstring: what is below the first line follows the options in the help.
     add_options : callable
         Adds its options to its parser.
     run : callable
@@ -45,7 +45,7 @@ class SubCommand:
     name: str
     summary: str
     usage: str
-    more: str
+    more: str | None
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int | BaseException]
     starts_a_program: bool = False

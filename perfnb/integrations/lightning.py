@@ -5,18 +5,11 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
-from perfnb.integrations.trainer_steps import TrainerSteps
-
-if TYPE_CHECKING:
-    from perfnb.loop.run import RunSummary
-    from perfnb.profile.profile import Profile
+from perfnb.integrations.trainer_profiler import TrainerProfiler
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -36,7 +29,7 @@ def _callbacks() -> tuple[type, ...]:
     )
 
 
-class ProfileCallback(*_callbacks()):  # type: ignore[misc]
+class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
     """Profile a few steps in the middle of ``Trainer.fit``, each executed once.
 
     A step is one optimizer step with all batches whose gradients it accumulates, from the request for its first batch
@@ -58,47 +51,17 @@ class ProfileCallback(*_callbacks()):  # type: ignore[misc]
         As in `perfnb.profiled`.
     """
 
-    def __init__(
-        self,
-        at: int | Iterable[int] = 100,
-        every: int | None = None,
-        save: str | Path | None = None,
-        on_done: Callable[[Profile], Any] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__()
-        self._given = (at if isinstance(at, int) else tuple(at), every, save, on_done, options)
-        self._steps = TrainerSteps(*self._given)
-        self._installed = ExitStack()
-        self._optimizer_steps = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_given": self._given}  # for strategies that start processes
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        at, every, save, on_done, options = state["_given"]
-        self.__init__(at, every, save, on_done, **options)  # type: ignore[misc]
-
-    @property
-    def profiles(self) -> Sequence[Profile]:
-        """The profiles of the last training, in the order of their steps."""
-        return self._steps.driver.profiles
-
-    @property
-    def run(self) -> RunSummary | None:
-        """The whole last training: all its steps, profiled or not; ``None`` before the first has ended."""
-        return self._steps.run
+    _optimizer_steps = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._remove()
-        at, every, save, on_done, options = self._given
-        own = {
-            "name": type(pl_module).__name__,
-            "namespace": lambda: {"model": pl_module, **_optimizers(trainer)},
-            "loader": trainer.train_dataloader,
-            "left": lambda: _left(trainer),
-        }
-        self._steps = TrainerSteps(at, every, save, on_done, own | options)
+        self._prepare(
+            optimizers_end_steps=pl_module.automatic_optimization,
+            name=type(pl_module).__name__,
+            namespace=lambda: {"model": pl_module, **_optimizers(trainer)},
+            loader=trainer.train_dataloader,
+            left=lambda: _left(trainer),
+        )
         self._optimizer_steps = trainer.global_step
         # The epoch's loop gives these to whatever fetches the batches.
         loop, steps = trainer.fit_loop.epoch_loop, self._steps
@@ -106,38 +69,37 @@ class ProfileCallback(*_callbacks()):  # type: ignore[misc]
 
         def fetches() -> None:
             before()
-            steps.fetches()
+            self._ask()
 
         def fetched() -> None:
-            steps.fetched()
+            steps.get()
             after()
 
         self._installed.enter_context(replaced(loop, "_on_before_fetch", fetches))
         self._installed.enter_context(replaced(loop, "_on_after_fetch", fetched))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._steps.takes(batch)
+        self._steps.get(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         optimizer_steps = trainer.global_step  # not cheap
         if optimizer_steps != self._optimizer_steps:
             self._optimizer_steps = optimizer_steps
-            self._steps.stepped()
-        elif not pl_module.automatic_optimization:
-            self._steps.used_a_batch()
+            self._steps.step()
+        self._steps.use()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._steps.validates()
+        self._steps.validate()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        self._steps.pauses()
+        self._steps.pause()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._steps.pauses()
+        self._steps.pause()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         try:
-            self._steps.finish()
+            self._finish()
         finally:
             self._remove()
 
@@ -146,12 +108,6 @@ class ProfileCallback(*_callbacks()):  # type: ignore[misc]
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._remove()
-
-    def _remove(self) -> None:
-        try:
-            self._steps.close()
-        finally:
-            self._installed.close()
 
 
 def _optimizers(trainer: Any) -> dict[str, Any]:

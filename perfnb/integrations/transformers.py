@@ -6,14 +6,12 @@ import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
-from perfnb.integrations.trainer_steps import TrainerSteps
+from perfnb.integrations.trainer_profiler import TrainerProfiler
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -24,11 +22,7 @@ except ModuleNotFoundError as error:
         "perfnb.integrations.transformers needs transformers, which is not installed here: pip install transformers."
     ) from None
 
-if TYPE_CHECKING:
-    from perfnb.loop.run import RunSummary
-    from perfnb.profile.profile import Profile
-
-#: The training itself, which is guarded by `_Guarded`.
+#: The training itself.
 _LOOP = "_inner_training_loop"
 #: What it calls that may fail, for a callback that was added too late to guard all of it: where, and names.
 _FAILING = {
@@ -40,7 +34,7 @@ _FAILING = {
 }
 
 
-class ProfileCallback(TrainerCallback):
+class ProfileCallback(TrainerProfiler, TrainerCallback):
     """Profile a few steps in the middle of ``Trainer.train``, each executed once.
 
     A step is one optimizer step with all batches whose gradients it accumulates, from the request for its first batch
@@ -61,62 +55,39 @@ class ProfileCallback(TrainerCallback):
         As in `perfnb.profiled`.
     """
 
-    def __init__(
-        self,
-        at: int | Iterable[int] = 100,
-        every: int | None = None,
-        save: str | Path | None = None,
-        on_done: Callable[[Profile], Any] | None = None,
-        **options: Any,
-    ) -> None:
-        self._given = (at if isinstance(at, int) else tuple(at), every, save, on_done, options)
-        self._steps = TrainerSteps(*self._given)
-        self._installed = ExitStack()
-        self._guarded: weakref.ref[Trainer] | None = None
-
-    @property
-    def profiles(self) -> Sequence[Profile]:
-        """The profiles of the last training, in the order of their steps."""
-        return self._steps.driver.profiles
-
-    @property
-    def run(self) -> RunSummary | None:
-        """The whole last training: all its steps, profiled or not; ``None`` before the first has ended."""
-        return self._steps.run
+    _guarded: weakref.ref[Trainer] | None = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = _trainer()
         if trainer is not None and not self._guards(trainer):
-            setattr(trainer, _LOOP, _Guarded(getattr(trainer, _LOOP), self))
+            setattr(trainer, _LOOP, self._removed_on_failure(getattr(trainer, _LOOP)))
             self._guarded = weakref.ref(trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._remove()
-        at, every, save, on_done, options = self._given
         model, optimizer, loader = (kwargs.get(name) for name in ("model", "optimizer", "train_dataloader"))
         trainer = _trainer()
-        own = {
-            "name": type(model).__name__,
-            "namespace": lambda: {
+        self._prepare(
+            name=type(model).__name__,
+            namespace=lambda: {
                 "model": getattr(trainer, "model_wrapped", model),
                 "optimizer": getattr(optimizer, "optimizer", optimizer),  # as accelerate wraps it
             },
-            "loader": loader,
-            "left": lambda: _left(args, state, loader),
-        }
-        self._steps = TrainerSteps(at, every, save, on_done, own | options)
+            loader=loader,
+            left=lambda: _left(args, state, loader),
+        )
         if trainer is not None:
             self._install(trainer)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._steps.pauses()
+        self._steps.pause()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._steps.stepped()
+        self._steps.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         try:
-            self._steps.finish()
+            self._finish()
         finally:
             self._remove()
 
@@ -125,14 +96,14 @@ class ProfileCallback(TrainerCallback):
 
         @functools.wraps(batches_of)
         def get_batch_samples(iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
-            found = batches_of(_Told(iterator, steps), *args, **kwargs)
-            for batch in found[0]:
-                steps.takes(batch)
-            return found
+            fetched = batches_of(_Waited(iterator, self), *args, **kwargs)
+            for batch in fetched[0]:
+                steps.get(batch)
+            return fetched
 
         install = self._installed.enter_context
         install(replaced(trainer, "get_batch_samples", get_batch_samples))
-        for name, first in (("evaluate", steps.validates), ("_save_checkpoint", steps.pauses)):
+        for name, first in (("evaluate", steps.validate), ("_save_checkpoint", steps.pause)):
             install(replaced(trainer, name, _after(first, getattr(trainer, name))))
         if self._guards(trainer):
             return
@@ -157,43 +128,22 @@ class ProfileCallback(TrainerCallback):
 
         return guarded
 
-    def _remove(self) -> None:
-        try:
-            self._steps.close()
-        finally:
-            self._installed.close()
 
+class _Waited:
+    """An iterator of batches, whose waits are the steps'."""
 
-class _Guarded:
-    """A trainer's training, after which a callback removes everything, however it ended."""
+    def __init__(self, batches: Iterator[Any], callback: ProfileCallback) -> None:
+        self._batches, self._callback = batches, callback
 
-    def __init__(self, function: Callable[..., Any], callback: ProfileCallback) -> None:
-        self._function, self._callback = function, callback
-        functools.update_wrapper(self, function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        try:
-            return self._function(*args, **kwargs)
-        finally:
-            self._callback._remove()
-
-
-class _Told:
-    """An iterator whose waits are told."""
-
-    def __init__(self, batches: Iterator[Any], steps: TrainerSteps) -> None:
-        self._batches, self._steps = batches, steps
-
-    def __iter__(self) -> _Told:
+    def __iter__(self) -> _Waited:
         return self
 
     def __next__(self) -> Any:
-        self._steps.fetches()
+        self._callback._ask()
         try:
             return next(self._batches)
         finally:
-            self._steps.fetched()
+            self._callback._steps.get()
 
 
 def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:

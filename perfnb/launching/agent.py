@@ -14,12 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from perfnb.launching.child import FOLDER, STARTED_BY, set_process_option, tell, variables_of
+from perfnb.launching.child import FOLDER, STARTED_BY, set_process_option, variables_of
+from perfnb.launching.job_folder import tell
 
 #: Seconds between two looks at the ranks, and that a rank has for its own cleanup.
 _LOOK_S, _GRACE_S = 0.05, 1.5
@@ -40,7 +41,9 @@ def main() -> None:
     try:
         for rank in range(ranks):
             own = address | os.environ | job | variables_of(rank, ranks)
-            running[rank] = subprocess.Popen([sys.executable, "-c", _RANK], env=own)
+            with (folder / f"output_{rank}").open("wb") as output:
+                command = [sys.executable, "-c", _RANK]
+                running[rank] = subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.STDOUT)
             tell(folder / f"pid_{rank}", str(running[rank].pid))
         while running and not asked and os.getppid() == parent:
             for rank, process in list(running.items()):
@@ -56,9 +59,9 @@ def main() -> None:
 
 def _free_port() -> str:
     """A port for a script that sets its process group up by itself; it is not held until then."""
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 def _end_all() -> None:

@@ -3,45 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from perfnb.errors import CaptureError
-from perfnb.launching.child import tell
+from perfnb.launching.job_folder import Meeting
 from perfnb.step.budget import Plan
-
-#: Seconds between two looks at what another rank says.
-_LOOK_S = 0.001
-
-
-class Meeting:
-    """What ranks tell each other, as files in the folder of their job, which only its user can read.
-
-    Unlike a store of torch's it needs no port, and waiting ends with an interrupt or when `stopping` is set.
-    """
-
-    def __init__(self, folder: Path, stopping: threading.Event | None = None) -> None:
-        self._folder, self._stopping = folder, stopping or threading.Event()
-
-    def set(self, key: str, value: str) -> None:
-        """Give a key a value."""
-        tell(self._folder / f"told_{key}", value)
-
-    def get(self, key: str) -> str:
-        """Wait for a key's value.
-
-        Raises
-        ------
-        CaptureError
-            If the job is stopped meanwhile.
-        """
-        path = self._folder / f"told_{key}"
-        while not path.exists():
-            if self._stopping.wait(_LOOK_S):
-                raise CaptureError("The job was stopped.")
-        return path.read_text()
 
 
 class AgreedPlan(Plan):
@@ -53,55 +19,41 @@ class AgreedPlan(Plan):
 
     def __init__(self, plan: Plan, rank: int, meeting: Meeting) -> None:
         super().__init__(**{name: getattr(plan, name) for name in Plan.__dataclass_fields__})
-        vars(self).update(_plan=plan, _rank=rank, _meeting=meeting, _asked=0, _timed=None)  # a frozen class otherwise
+        vars(self).update(_own=plan, _rank=rank, _meeting=meeting, _asked=0, _timed=None)  # a frozen class otherwise
 
-    def _agreed(self, decide: Callable[[], Any]) -> Any:
-        own = vars(self)
-        key = str(own["_asked"])
-        own["_asked"] += 1
-        if own["_rank"] != 0:
-            return json.loads(own["_meeting"].get(key))
-        decided = decide()
-        own["_meeting"].set(key, json.dumps(decided))
-        return decided
-
-    def goes_on_warming(self, times_ns: Sequence[int], spent_s: float, gpu: bool) -> bool:
-        return bool(self._agreed(lambda: bool(self._own.goes_on_warming(times_ns, spent_s, gpu))))
-
-    def steps_are_long(self, times_ns: Sequence[int], spent_s: float) -> bool:
-        return bool(self._agreed(lambda: bool(self._own.steps_are_long(times_ns, spent_s))))
-
-    def timed_steps(self, warm_ns: Sequence[int]) -> int:
-        return int(self._agreed(lambda: self._own.timed_steps(warm_ns)))
+    def _agree(self, decide: Callable[[], Any]) -> Any:
+        here = vars(self)
+        key = str(here["_asked"])
+        here["_asked"] += 1
+        if here["_rank"] == 0:
+            here["_meeting"].set(key, json.dumps(decide(), default=lambda number: number.item()))
+        return json.loads(here["_meeting"].get(key))
 
     def goes_on_timing(self, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
+        here = vars(self)
+
         def count() -> int:
             number = done
-            while number < wanted and self._own.goes_on_timing(
-                number, wanted, spent_s + (number - done) * step_s, step_s
-            ):
+            while here["_own"].goes_on_timing(number, wanted, spent_s + (number - done) * step_s, step_s):
                 number += 1
             return number
 
-        own = vars(self)
-        if own["_timed"] is None:
-            own["_timed"] = self._agreed(count)
-        return bool(done < own["_timed"])
+        if here["_timed"] is None:
+            here["_timed"] = self._agree(count)
+        return bool(done < here["_timed"])
 
     def steps_to_try(self, spent_s: float, step_s: float) -> int:
         return 0  # the threads of ranks are chosen so that they do not fight
 
-    def traced_steps(self, spent_s: float, step_s: float) -> tuple[int, bool]:
-        count, lead_in = self._agreed(lambda: self._own.traced_steps(spent_s, step_s))
-        return int(count), bool(lead_in)
 
-    def sampled_steps(self, spent_s: float, step_s: float) -> int:
-        return int(self._agreed(lambda: self._own.sampled_steps(spent_s, step_s)))
+def _agreed(name: str) -> Callable[..., Any]:
+    """A decision of the plan, made by rank 0."""
 
-    def affords_lead_in(self, spent_s: float, step_s: float) -> bool:
-        return bool(self._agreed(lambda: bool(self._own.affords_lead_in(spent_s, step_s))))
+    def decision(self: AgreedPlan, *args: Any) -> Any:
+        return self._agree(lambda: getattr(vars(self)["_own"], name)(*args))
 
-    @property
-    def _own(self) -> Plan:
-        plan: Plan = vars(self)["_plan"]
-        return plan
+    return decision
+
+
+for _name in ("goes_on_warming", "steps_are_long", "timed_steps", "traced_steps", "sampled_steps", "affords_lead_in"):
+    setattr(AgreedPlan, _name, _agreed(_name))

@@ -17,12 +17,11 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+
+from perfnb.launching.job_folder import tell
 
 #: Environment variables: the folder of the job, and the process that started a rank.
 FOLDER, STARTED_BY = "PERFNB_JOB_FOLDER", "PERFNB_JOB_STARTED_BY"
-#: Files in the folder of a job: what is asked of its ranks, how far they are, and that they are to end.
-ORDER, PROGRESS, STOP = "order", "progress", "stop"
 #: Seconds between two looks at the parent.
 _LOOK_S = 0.2
 #: Linux's option to get a signal when the process that started this one ends.
@@ -35,7 +34,8 @@ def main() -> None:
     _end_with(int(os.environ[STARTED_BY]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     folder, rank = Path(os.environ[FOLDER]), int(os.environ["RANK"])
-    _print_to(folder / f"output_{rank}")
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
         from perfnb.launching.rank import run
 
@@ -79,14 +79,6 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
-def tell(path: Path, text: str | bytes) -> None:
-    """Write a file of the job's folder, all at once, for this user alone: pickles in it are run by who reads them."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(text.encode() if isinstance(text, str) else text)
-    os.replace(fresh, path)
-
-
 def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
     """Leave an exception with its traceback, from the user's first line on; the first one of a rank stays."""
     path = folder / f"failed_{rank}"
@@ -95,7 +87,7 @@ def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
     at = time.monotonic()
     trace = _users(error.__traceback__)
     words = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-    facts = {"at": at, "rank": rank, "kind": type(error).__name__, "said": str(error), "traceback": words}
+    facts = {"at": at, "rank": rank, "kind": type(error).__name__, "message": str(error), "traceback": words}
     with suppress(Exception):
         import cloudpickle
 
@@ -115,15 +107,3 @@ def _users(trace: TracebackType | None) -> TracebackType | None:
             return inner
         inner = inner.tb_next
     return trace
-
-
-def _print_to(path: Path) -> None:
-    """Send all output of this process, and of those it starts, to a file."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for number in (1, 2):
-        os.dup2(file, number)
-    os.close(file)
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure: Any = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")

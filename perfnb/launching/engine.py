@@ -16,14 +16,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 from perfnb.errors import CaptureError
-from perfnb.launching.agreement import Meeting
-from perfnb.launching.child import ORDER, STOP, tell, tell_failure, variables_of
-from perfnb.launching.place import is_abandoned
+from perfnb.launching.child import tell_failure, variables_of
+from perfnb.launching.job_folder import ORDER, STOP, Meeting, is_abandoned, tell
 
 #: Seconds between two looks at the folder, and between two interrupts.
 _LOOK_S, _AGAIN_S = 0.1, 1.0
@@ -32,36 +31,33 @@ _LOOK_S, _AGAIN_S = 0.1, 1.0
 _KEPT: list[Any] = []
 
 
-def run_on_engine(place: str, rank: int, ranks: int, env: Mapping[str, str]) -> None:
+def run_on_engine(job: str, rank: int, ranks: int, env: Mapping[str, str]) -> None:
     """Do what the order in a job's folder says, as one rank; put everything back."""
-    folder = Path(place)
+    folder = Path(job)
     if not (folder / ORDER).is_file():
         raise CaptureError(
             "An engine does not see the folder of the job: engines must run on the machine that calls profile_ranks."
         )
     if threading.current_thread() is not threading.main_thread():
         raise CaptureError("The executor runs functions in a thread, where no rank can be interrupted.")
-    output_of = folder / f"output_{rank}"
-    done = False
+    output_file = folder / f"output_{rank}"
     with (
-        output_of.open("w", encoding="utf-8", errors="backslashreplace", buffering=1) as output,
+        output_file.open("w", encoding="utf-8", errors="backslashreplace", buffering=1) as output,
         redirect_stdout(output),
         redirect_stderr(output),
         _Stopper(folder) as stopper,
     ):
         tell(folder / f"pid_{rank}", str(os.getpid()))
         try:
-            with _as_before(), _environment(rank, ranks, env):
+            with _as_rank(rank, ranks, env):
                 _run(folder, rank, ranks, stopper)
-            done = True
-        except BaseException as error:  # the caller raises it, and the engine goes on
+            tell(folder / f"done_{rank}", str(output_file.stat().st_size))
+        except BaseException as error:  # the caller raises it, and the engine continues
             stopper.armed = False
             tell_failure(folder, rank, error)
             traceback.clear_frames(error.__traceback__)  # which hold the models, and they the process group
         gc.collect()
-    if done:
-        tell(folder / f"done_{rank}", str(output_of.stat().st_size))
-    elif is_abandoned(folder):
+    if is_abandoned(folder):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -158,39 +154,30 @@ class _Stopper:
 
 def _connections() -> dict[int, int]:
     """Open sockets of this process: descriptor and inode."""
-    found = {}
+    sockets = {}
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):
             facts = os.fstat(int(name))
             if stat.S_ISSOCK(facts.st_mode):
-                found[int(name)] = facts.st_ino
-    return found
+                sockets[int(name)] = facts.st_ino
+    return sockets
 
 
 @contextmanager
-def _as_before() -> Iterator[None]:
-    """Put back paths, arguments, threads and the current GPU."""
+def _as_rank(rank: int, ranks: int, env: Mapping[str, str]) -> Iterator[None]:
+    """Set the variables of a rank; put them back, and paths, arguments, threads and the current GPU."""
     import torch
 
-    path, argv, threads = list(sys.path), list(sys.argv), torch.get_num_threads()
-    with ExitStack() as stack:
-        stack.callback(torch.set_num_threads, threads)
-        if torch.cuda.is_initialized():
-            stack.callback(torch.cuda.set_device, torch.cuda.current_device())
-        try:
-            yield
-        finally:
-            sys.path[:], sys.argv[:] = path, argv
-
-
-@contextmanager
-def _environment(rank: int, ranks: int, env: Mapping[str, str]) -> Iterator[None]:
-    """Set the variables of a rank, and put the environment back."""
-    before = dict(os.environ)
+    variables, path, argv, threads = dict(os.environ), list(sys.path), list(sys.argv), torch.get_num_threads()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     os.environ |= {**variables_of(rank, ranks), **env}
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
+        sys.path[:], sys.argv[:] = path, argv
+        for name in os.environ.keys() - variables.keys():
             del os.environ[name]
-        os.environ |= before
+        os.environ |= variables
+        torch.set_num_threads(threads)
+        if gpu is not None:
+            torch.cuda.set_device(gpu)

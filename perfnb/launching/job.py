@@ -18,8 +18,9 @@ import psutil
 
 from perfnb.draw import escape
 from perfnb.errors import CaptureError
-from perfnb.launching.child import ORDER, PROGRESS, tell
+from perfnb.launching.job_folder import ORDER, PROGRESS, tell
 from perfnb.launching.order import Order
+from perfnb.quantities import counted
 
 #: Seconds between two looks at the ranks; that ranks have for an end that is due; that the launcher has to end them.
 _LOOK_S, _LAST_S, _PATIENCE_S = 0.05, 3.0, 30.0
@@ -28,24 +29,19 @@ _CHATTER = (b"[Gloo] Rank ",)
 #: In what a rank raises if another one is gone.
 _LOST_PEER = ("connection", "gloo", "nccl", "peer")
 _MOST_OF_A_LINE = 2000
+#: Variables by which a launcher tells a rank of its place.
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
 class RankTraceback(Exception):
     """The traceback of a rank, shown as the cause of the exception that it raised there."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__(words)
-        self._words = words
-
-    def __str__(self) -> str:
-        return f"\n{self._words}"
-
 
 class FollowedRanks:
     """The ranks of a job, whatever runs them; `folder` is where they leave what they have to say."""
 
-    def __init__(self, folder: Path, order: Order, ranks: int, note: str = "") -> None:
-        self._folder, self._ranks, self._note = folder, ranks, note
+    def __init__(self, folder: Path, order: Order, ranks: int, note: str) -> None:
+        self._folder, self._ranks, self._words = folder, ranks, f"{counted(ranks, 'rank')} · {note}"
         self._read = [0] * ranks
         self._started = False
         tell(folder / ORDER, pickle.dumps(order))
@@ -62,18 +58,16 @@ class FollowedRanks:
         """
         __tracebackhide__ = True
         while True:
-            ended = self._have_ended()  # before the files are read, which are then complete
+            ended = self._have_ended() or bool(self._missing())  # before the files are read, which are then complete
             self._show_progress(progress)
             self._show_output(show)
-            failed = self._files("failed")
-            if failed or ended or self._missing():
+            failed, done = self._files("failed"), len(self._files("done")) == self._ranks
+            if failed or (ended and not done):
                 break
-            if len(self._files("done")) == self._ranks:
+            if done:
                 self._wait_for(self._have_ended)
                 return
             time.sleep(_LOOK_S)
-        if not failed and len(self._files("done")) == self._ranks:
-            return
         self._wait_for(self._have_ended, 4 * _LOOK_S)  # another rank may have failed first
         time.sleep(_LOOK_S)
         self._show_output(show)
@@ -97,20 +91,16 @@ class FollowedRanks:
         """Say which rank ended without an exception."""
         raise NotImplementedError
 
-    def _files(self, kind: str) -> list[Path]:
-        paths = [self._folder / f"{kind}_{rank}" for rank in range(self._ranks)]
-        return [path for path in paths if path.exists()]
+    def _files(self, kind: str) -> dict[int, Path]:
+        """The files of this kind that ranks have written, by rank."""
+        paths = {rank: self._folder / f"{kind}_{rank}" for rank in range(self._ranks)}
+        return {rank: path for rank, path in paths.items() if path.exists()}
 
     def _missing(self) -> list[int]:
         """Ranks that have ended without saying how."""
-        found = []
-        for path in self._files("pid"):
-            rank = int(path.name.rpartition("_")[2])
-            if not _runs(int(path.read_text())):
-                told = [self._folder / f"{kind}_{rank}" for kind in ("done", "failed")]
-                if not any(one.exists() for one in told):
-                    found.append(rank)
-        return found
+        gone = [rank for rank, path in self._files("pid").items() if not _runs(int(path.read_text()))]
+        told = self._files("done").keys() | self._files("failed").keys()  # written before the rank ended
+        return [rank for rank in gone if rank not in told]
 
     def _show_progress(self, progress: Callable[..., None]) -> None:
         with suppress(OSError, ValueError):
@@ -120,37 +110,28 @@ class FollowedRanks:
         if not self._started:
             progress("starting ranks", 0, None, self._words)
 
-    @property
-    def _words(self) -> str:
-        ranks = f"{self._ranks:,} ranks" if self._ranks > 1 else "1 rank"
-        return f"{ranks} · {self._note}" if self._note else ranks
-
     def _show_output(self, show: Callable[[str], None]) -> None:
         """Show the whole lines that the ranks have printed since, each with its rank."""
-        for rank in range(self._ranks):
-            with suppress(OSError):
-                with (self._folder / f"output_{rank}").open("rb") as file:
-                    file.seek(self._read[rank])
-                    new = file.read()[: self._until(rank) - self._read[rank]]
-                whole = new[: new.rfind(b"\n") + 1]
-                self._read[rank] += len(whole)
-                for line in whole.splitlines():
-                    if not line.startswith(_CHATTER):
-                        show(f"[rank {rank}] {line.decode(errors='replace')[:_MOST_OF_A_LINE]}\n")
-
-    def _until(self, rank: int) -> int:
-        """Where a rank's output ends: what follows its last word is not shown."""
-        done = self._folder / f"done_{rank}"
-        return int(done.read_text()) if done.exists() else sys.maxsize
+        for rank, path in self._files("output").items():
+            with path.open("rb") as file:
+                file.seek(self._read[rank])
+                new = file.read()
+            if (last := self._files("done").get(rank)) is not None:  # what follows its last word is not shown
+                new = new[: int(last.read_text()) - self._read[rank]]
+            whole = new[: new.rfind(b"\n") + 1]
+            self._read[rank] += len(whole)
+            for line in whole.splitlines():
+                if not line.startswith(_CHATTER):
+                    show(f"[rank {rank}] {line.decode(errors='replace')[:_MOST_OF_A_LINE]}\n")
 
     def _fail(self) -> NoReturn:
         """Raise what ended the job: the exception of the rank that failed first, or how a rank ended."""
         __tracebackhide__ = True
-        told = [json.loads(path.read_text()) for path in self._files("failed")]
-        if not told:
+        failures = [json.loads(path.read_text()) for path in self._files("failed").values()]
+        if not failures:
             raise CaptureError(self._how_it_ended())
-        first = min(told, key=lambda one: float(one["at"]))
-        if any(word in first["said"].lower() for word in _LOST_PEER):
+        first = min(failures, key=lambda failure: float(failure["at"]))
+        if any(word in first["message"].lower() for word in _LOST_PEER):
             self._wait_for(lambda: bool(self._missing()) or len(self._files("failed")) == self._ranks)
             if self._missing():
                 raise CaptureError(self._how_it_ended())
@@ -159,17 +140,17 @@ class FollowedRanks:
         with suppress(Exception):
             error = pickle.loads((self._folder / f"raised_{rank}").read_bytes())
         if not isinstance(error, Exception):
-            said = escape.plain(f"{first['kind']}: {first['said']}", 500)
-            error = CaptureError(f"Rank {rank} of {self._ranks} ended with {said}")
+            words = escape.plain(f"{first['kind']}: {first['message']}", 500)
+            error = CaptureError(f"Rank {rank} of {self._ranks} ended with {words}")
         if not isinstance(error, CaptureError):
             error.add_note(f"perfnb: raised by rank {rank} of {self._ranks}; its traceback is above.")
-        raise error from RankTraceback(first["traceback"])
+        raise error from RankTraceback(f"\n{first['traceback']}")
 
 
 class Job(FollowedRanks):
     """Ranks as processes of their own."""
 
-    def __init__(self, folder: Path, order: Order, ranks: int, env: Mapping[str, str], note: str = "") -> None:
+    def __init__(self, folder: Path, order: Order, ranks: int, env: Mapping[str, str], note: str) -> None:
         super().__init__(folder, order, ranks, note)
         with (folder / "launcher").open("wb") as log:
             self._launcher = subprocess.Popen(
@@ -194,21 +175,17 @@ class Job(FollowedRanks):
             self._launcher.wait()
 
     def _how_it_ended(self) -> str:
-        missing = self._missing()
-        self._wait_for(lambda: any((self._folder / f"exit_{rank}").exists() for rank in missing))
-        told = [path for path in self._files("exit") if int(path.name.rpartition("_")[2]) in missing]
-        if not told:
+        missing = set(self._missing())
+        self._wait_for(lambda: bool(missing & self._files("exit").keys()))
+        exits = {rank: path for rank, path in self._files("exit").items() if rank in missing}
+        if not exits:
             log = (self._folder / "launcher").read_text(errors="replace").strip().splitlines()
-            said = f": {escape.plain(log[-1], 500)}" if log else ""
-            return f"The ranks could not be started{said}"
-        first = min(told, key=lambda path: path.stat().st_mtime_ns)  # others may have ended because of it
-        rank, code = first.name.rpartition("_")[2], int(first.read_text())
+            return "The ranks could not be started" + (f": {escape.plain(log[-1], 500)}" if log else "")
+        rank = min(exits, key=lambda rank: exits[rank].stat().st_mtime_ns)  # others may have ended because of it
+        code = int(exits[rank].read_text())
         if code >= 0:
             return f"Rank {rank} of {self._ranks} ended before its profile was complete."
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
+        name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
         memory = ", as the system does if memory runs out" if name == "SIGKILL" else ""
         return f"Rank {rank} of {self._ranks} was ended by {name}{memory}."
 
@@ -220,12 +197,12 @@ def of_loopback() -> dict[str, str]:
 
 def _environment(threads: int, given: Mapping[str, str]) -> dict[str, str]:
     """The environment of the ranks: this one, with loopback for gloo and their number of threads."""
-    own = dict(os.environ)
     # This process may be a rank of another job, and may have another launcher's settings.
-    for name in [one for one in own if one.startswith(("TORCHELASTIC_", "PERFNB_JOB_"))]:
-        del own[name]
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"):
-        own.pop(name, None)
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_A_RANK and not name.startswith(("TORCHELASTIC_", "PERFNB_JOB_"))
+    }
     here = str(Path(__file__).parents[2])
     own["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [own.get("PYTHONPATH")])])
     own |= of_loopback()  # whatever the interface that a cluster's settings name

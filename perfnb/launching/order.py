@@ -41,8 +41,9 @@ class Order:
     split: bool = False
     #: One for each rank, or none.
     gpus: int = 0
-    path: Sequence[str] = ()
-    argv: Sequence[str] = ()
+    #: Where this process finds its modules, and its arguments.
+    path: Sequence[str] = field(default_factory=lambda: [str(entry) for entry in sys.path])
+    argv: Sequence[str] = field(default_factory=lambda: list(sys.argv))
     #: Lines of code by file name, for tracebacks through cells.
     lines: Mapping[str, list[str]] = field(default_factory=dict)
 
@@ -104,12 +105,11 @@ def _packed(value: Any, parts: Mapping[str, Any]) -> bytes:
     try:
         return _pickled(cloudpickle, value)
     except Exception as error:
-        failed, why = _culprit(cloudpickle, parts) or (None, error)
-    words = escape.plain(f"{type(why).__name__}: {why}", _MOST_WORDS)
-    what = "The step" if failed is None else escape.plain(failed, _MOST_WORDS)
+        name, why = _culprit(cloudpickle, parts) or ("The step", error)
     raise CaptureError(
-        f"{what} cannot be sent to the ranks, which are processes of their own ({words}): create it inside the "
-        "function or the cell that they run."
+        f"{escape.plain(name, _MOST_WORDS)} cannot be sent to the ranks, which are processes of their own "
+        f"({escape.plain(f'{type(why).__name__}: {why}', _MOST_WORDS)}): create it inside the function or the cell "
+        "that they run."
     ) from None
 
 
@@ -122,8 +122,8 @@ def _culprit(cloudpickle: Any, parts: Mapping[str, Any]) -> tuple[str, Exception
             _pickled(cloudpickle, part)
         except Exception as error:
             inside = namespace_of(part) if isinstance(part, FunctionType) else {}
-            found = _culprit(cloudpickle, {key: one for key, one in inside.items() if one is not part})
-            return found or (name, error)
+            used = {key: value for key, value in inside.items() if value is not part}
+            return _culprit(cloudpickle, used) or (name, error)
     return None
 
 
@@ -131,8 +131,3 @@ def _pickled(cloudpickle: Any, value: Any) -> bytes:
     file = io.BytesIO()
     cloudpickle.CloudPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
-
-
-def places() -> dict[str, Any]:
-    """Where this process finds its modules, and its arguments."""
-    return {"path": [str(one) for one in sys.path], "argv": list(sys.argv)}

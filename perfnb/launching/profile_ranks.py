@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from perfnb.draw.progress import Progress
 from perfnb.errors import CaptureError, PerfnbError
 from perfnb.interrupts import InterruptGate
 from perfnb.launching.engines import EngineJob, chosen_engines
-from perfnb.launching.job import FollowedRanks, Job, of_loopback
-from perfnb.launching.order import Order, pack_function, places
-from perfnb.launching.place import job_folder
+from perfnb.launching.job import FollowedRanks, Job
+from perfnb.launching.job_folder import PROFILES, job_folder
+from perfnb.launching.order import Order, pack_function
 from perfnb.profile.loading import load
 from perfnb.profile.profile import Profile
 from perfnb.quantities import counted
@@ -23,8 +23,6 @@ from perfnb.recording.job import rank_folder
 from perfnb.recording.saved_profile import SavedProfile
 from perfnb.shell import print_text
 
-#: Folder of the profiles inside the job's.
-_PROFILES = "profiles"
 #: Ranks that a machine may always start, and those that it may start for each core.
 _MANY, _MANY_PER_CORE = 64, 4
 _BACKENDS = ("gloo", "nccl", "mpi", "xccl")
@@ -112,24 +110,24 @@ def profile_ranks(
     require_name(name)
     plan = {"warmup": warmup, "steps": steps, "traced": traced, "budget_s": budget_s, "memory": memory, "flops": flops}
     Plan(**plan)  # type: ignore[arg-type]  # checks them
-    given: dict[str, Any] = {"backend": backend, "threads": threads, "ddp": ddp, "split": split}
+    what: dict[str, Any] = {}
     if isinstance(target, str | Path):
         script = Path(target)
         if not script.is_file():
             raise CaptureError(f"{script} does not exist, or is not a file: give a script, or a function.")
-        for what, value in (("batches", batches), ("ddp", ddp or None), ("split", split or None)):
+        given = {"batches": batches, "ddp": ddp or None, "split": split or None, "executor": executor}
+        for option, value in given.items():
             if value is not None:
-                raise TypeError(f"{what} is for functions: a script makes its own.")
-        if executor is not None:
-            raise TypeError("executor is for functions: a script starts in a process of its own.")
+                raise TypeError(f"{option} is for functions: a script sets up its own job, in processes of its own.")
         require_count("at", at, 0)
-        order = order_for("script", ranks, plan, name, **given, program=(str(script.resolve()), *map(str, args)), at=at)
+        kind, what = "script", {"program": (str(script.resolve()), *map(str, args)), "at": at}
     elif callable(target):
         if tuple(args):
             raise TypeError("args are for scripts: a function finds its variables by itself.")
-        order = order_for("function", ranks, plan, name, **given, payload=pack_function(target, batches))
+        kind, what = "function", {"payload": pack_function(target, batches)}
     else:
         raise TypeError(f"target must be a function that returns the step, or a script's path, not {shown(target)}.")
+    order = order_for(kind, ranks, plan, name, backend=backend, threads=threads, ddp=ddp, split=split, **what)
     return run_ranks(order, ranks, env, executor=executor)
 
 
@@ -137,21 +135,19 @@ def order_for(
     kind: str,
     ranks: int,
     plan: Mapping[str, Any],
-    name: str | None,
+    name: str | None = None,
     *,
-    backend: str | None,
-    threads: int | None,
-    ddp: bool,
-    split: bool,
+    backend: str | None = None,
+    threads: int | None = None,
     **others: Any,
 ) -> Order:
-    """Check the options of a job, and choose those that are not given."""
+    """Check the options of a job, and choose those that are not given; `others` are those of `Order`."""
     from perfnb.launching.rank import gpu_count
     from perfnb.step.environment import usable_cpus
 
     require_ranks(ranks)
-    require_flag("ddp", ddp)
-    require_flag("split", split)
+    require_flag("ddp", others.get("ddp", False))
+    require_flag("split", others.get("split", False))
     if threads is None:
         threads = max(1, int(usable_cpus()) // ranks)
     require_count("threads", threads, 1)
@@ -163,22 +159,12 @@ def order_for(
     elif backend not in (*_BACKENDS, _BOTH):
         raise ValueError(f"backend {shown(backend)} is unknown: use {', '.join(_BACKENDS)}.")
     if "nccl" in backend and gpus < ranks:
-        have = "no GPU" if gpus == 0 else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        have = counted(gpus, "GPU") if gpus else "no GPU"
         raise CaptureError(
             f"{ranks} ranks with nccl need a GPU each, but this machine has {have}: use backend='gloo', or fewer ranks."
         )
-    return Order(
-        kind,
-        plan=plan,
-        name=name,
-        backend=backend,
-        threads=threads,
-        ddp=ddp,
-        split=split,
-        gpus=gpus if gpus >= ranks else 0,
-        **places(),
-        **others,
-    )
+    gpus = gpus if gpus >= ranks else 0
+    return Order(kind, plan=plan, name=name, backend=backend, threads=threads, gpus=gpus, **others)
 
 
 def require_ranks(ranks: int) -> None:
@@ -209,7 +195,7 @@ def run_ranks(
     `executor` has engines that carry them; `note` is shown with the progress; `show` is whether the ranks' output is.
     """
     __tracebackhide__ = True
-    if env is not None and not all(isinstance(one, str) for pair in env.items() for one in pair):
+    if env is not None and not all(isinstance(text, str) for pair in env.items() for text in pair):
         raise TypeError("env must be a mapping of text to text.")
     if executor is not None:
         chosen_engines(executor, ranks)
@@ -218,46 +204,35 @@ def run_ranks(
         job_folder() as folder,
         Progress(enabled=not quiet) as progress,
     ):
-        words = note or f"{counted(order.threads, 'thread')} each"
-        job: FollowedRanks
-        if executor is None:
-            job = Job(folder, order, ranks, env or {}, words)
-        else:
-            job = EngineJob(folder, order, ranks, {**of_loopback(), **(env or {})}, executor, words)
+        start = Job if executor is None else functools.partial(EngineJob, executor=executor)
+        job: FollowedRanks = start(folder, order, ranks, env or {}, note or f"{counted(order.threads, 'thread')} each")
         try:
             with gate.opened():
-                job.follow(progress, _show if show else lambda _: None)
+                job.follow(progress, functools.partial(print, end="", flush=True) if show else lambda _: None)
         finally:
             job.end()
-        found = _loaded(folder / _PROFILES, order, ranks)
-    if show and len(found) > 1 and all(len(profile.collectives) == 0 for profile in found):
+        profiles = _loaded(folder / PROFILES, order, ranks)
+    if show and len(profiles) > 1 and all(len(profile.collectives) == 0 for profile in profiles):
         print_text(_silence(order.ddp))
-    return found
+    return profiles
 
 
 def _loaded(folder: Path, order: Order, ranks: int) -> Ranks:
     if order.kind != "script":
         return Ranks([Profile(SavedProfile(folder / rank_folder(rank))) for rank in range(ranks)])
-    windows = sorted(one for one in folder.glob("step_*") if one.is_dir())
+    windows = sorted(path for path in folder.glob("step_*") if path.is_dir())
     if not windows:
         raise CaptureError(
             f"The script ended before a step was profiled: its first {order.at:,} steps are not. Pass a smaller at."
         )
-    found = load(windows[-1])
-    if isinstance(found, Profile):
-        return Ranks([found])
-    if not isinstance(found, Ranks):
-        raise PerfnbError(f"The ranks saved {type(found).__name__}, not profiles.")
-    return found
+    saved = load(windows[-1])
+    if not isinstance(saved, Profile | Ranks):
+        raise PerfnbError(f"The ranks saved {type(saved).__name__}, not profiles.")
+    return Ranks([saved]) if isinstance(saved, Profile) else saved
 
 
 def _silence(ddp: bool) -> str:
-    said = "perfnb: the ranks did not communicate. "
+    question = "Does the step use a model under DDP? In a function ddp=True wraps it, in a cell --ddp."
     if ddp:
-        return said + "DDP sends gradients in backward: does the step call it?"
-    return said + "Does the step use a model under DDP? In a function ddp=True wraps it, in a cell --ddp."
-
-
-def _show(line: str) -> None:
-    sys.stdout.write(line)
-    sys.stdout.flush()
+        question = "DDP sends gradients in backward: does the step call it?"
+    return f"perfnb: the ranks did not communicate. {question}"

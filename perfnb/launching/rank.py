@@ -21,15 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from perfnb.errors import CaptureError
-from perfnb.launching.agreement import AgreedPlan, Meeting
-from perfnb.launching.child import ORDER, PROGRESS, tell, tell_failure
+from perfnb.launching.agreement import AgreedPlan
+from perfnb.launching.child import tell_failure
+from perfnb.launching.job_folder import ORDER, PROFILES, PROGRESS, Meeting, tell
 from perfnb.launching.order import Cell, Order
 from perfnb.step.budget import Plan
 from perfnb.step.cells import batches_of, step_of
 from perfnb.step.namespace import is_empty, names_in, namespace_of
 
-#: Folder of the profiles inside the job's.
-PROFILES = "profiles"
 #: No rank gives up on another: a job that hangs is interrupted by its user.
 _PATIENCE = timedelta(days=7)
 
@@ -41,7 +40,11 @@ def run(folder: Path, rank: int) -> None:
         linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
     if order.kind == "script":
         sys.argv[:] = ["perfnb", "run", "--at", str(order.at), "--save", str(folder / PROFILES), *order.program]
-        _as_module(rank, folder)
+        try:
+            runpy.run_module("perfnb", run_name="__main__", alter_sys=True)
+        except SystemExit as end:  # without an error, a script has ended well
+            if end.code not in (None, 0):
+                raise
         return
     ranks = int(os.environ["WORLD_SIZE"])
     if order.gpus:
@@ -68,15 +71,6 @@ def gpu_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _as_module(rank: int, folder: Path) -> None:
-    """Run ``perfnb run``; a script that ends by `sys.exit` without an error has ended well."""
-    try:
-        runpy.run_module("perfnb", run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
-
-
 def profile_in_group(
     order: Order,
     folder: Path,
@@ -97,6 +91,10 @@ def profile_in_group(
     connecting : context manager
         Entered while the ranks connect.
     """
+    from perfnb.profile.profile import Profile
+    from perfnb.profile.profiling import profile_call, run_profile
+    from perfnb.recording.job import rank_folder
+
     meeting.set(f"here_{rank}", "")
     for other in range(ranks):  # before torch waits for them, which cannot be interrupted
         meeting.get(f"here_{other}")
@@ -105,15 +103,6 @@ def profile_in_group(
     store.set_timeout(_PATIENCE)
     with connecting:
         distributed.init_process_group(order.backend, store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
-    _profile(order, folder, rank, ranks, meeting, on_failure)
-
-
-def _profile(
-    order: Order, folder: Path, rank: int, ranks: int, meeting: Meeting, on_failure: Callable[[], None]
-) -> None:
-    from perfnb.profile.profile import Profile
-    from perfnb.profile.profiling import profile_call, run_profile
-    from perfnb.recording.job import rank_folder
 
     def guarded(step: Callable[..., Any]) -> Callable[..., None]:
         def run_step(*batch: Any) -> None:
@@ -137,12 +126,10 @@ def _profile(
             _wrap_variables(namespace, [name for name in sent.variables if not name.startswith("_")])
         clause = sent.clause
         batches: Any = None if clause is None else batches_of(clause, namespace, CaptureError)
-        if batches is not None and order.split:
-            batches = _Split(batches, rank, ranks)
         step = step_of(sent.body, namespace, None if clause is None else clause.assign)
         profile = run_profile(
             guarded(step),
-            batches,
+            _Split(batches, rank, ranks) if order.split and batches is not None else batches,
             used=namespace_of(FunctionType(sent.body, namespace)),
             plan=plan,
             models=None if sent.models is None else [namespace[name] for name in sent.models],
@@ -167,8 +154,8 @@ def _profile(
 
 def _set_up(target: Callable[[], Any], given: Any) -> tuple[Any, Any]:
     """The step that a target returns, and the batches: those given, or those returned with the step."""
-    made = target()
-    step, batches = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    returned = target()
+    step, batches = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not callable(step):
         raise CaptureError(
             f"The function sent to the ranks returned {type(step).__name__}, not a step: return the function that runs "
@@ -200,10 +187,10 @@ class _Split:
         self._batches, self._rank, self._ranks = batches, rank, ranks
 
     def __iter__(self) -> Iterator[Any]:
-        made = self._batches
-        if callable(made) and not isinstance(made, Iterable):
-            made = made()
-        return (self._part(batch) for batch in made)
+        batches = self._batches
+        if callable(batches) and not isinstance(batches, Iterable):
+            batches = batches()
+        return (self._part(batch) for batch in batches)
 
     def _part(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.dim() > 0:
@@ -211,7 +198,7 @@ class _Split:
                 raise CaptureError(f"A batch of {len(value)} cannot be split among {self._ranks} ranks.")
             return value.tensor_split(self._ranks)[self._rank]
         if isinstance(value, Mapping):
-            return {key: self._part(one) for key, one in value.items()}
+            return {key: self._part(item) for key, item in value.items()}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(self._part, value))
         return type(value)(map(self._part, value)) if isinstance(value, (list, tuple)) else value
@@ -221,8 +208,7 @@ def _wrap_variables(namespace: dict[str, Any], names: Iterable[str]) -> None:
     """Wrap the models in these variables in DistributedDataParallel."""
     values = {name: namespace[name] for name in names}
     wrapped = _wrapped(values)
-    for name, value in values.items():
-        namespace[name] = wrapped.get(id(value), value)
+    namespace |= {name: wrapped.get(id(value), value) for name, value in values.items()}
 
 
 def _replace_in(step: Any, new: Mapping[int, Any]) -> None:
@@ -256,15 +242,13 @@ def _wrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
     parallel = nn.parallel.DistributedDataParallel
     models = [value for value in values.values() if isinstance(value, nn.Module)]
     parts = {id(part) for model in models for part in list(model.modules())[1:]}
-    chosen = {id(model): model for model in models if id(model) not in parts and not isinstance(model, parallel)}
-    trained = {key: model for key, model in chosen.items() if any(one.requires_grad for one in model.parameters())}
-    if not trained and any(isinstance(model, parallel) for model in models):
-        raise CaptureError(
-            "ddp has nothing to wrap: the step's model is in DistributedDataParallel already. Leave out ddp."
-        )
+    chosen = [model for model in models if id(model) not in parts and not isinstance(model, parallel)]
+    trained = {id(model): model for model in chosen if any(weight.requires_grad for weight in model.parameters())}
     if not trained:
         raise CaptureError(
-            "ddp finds no model to wrap: the step names none in a variable of its own. Wrap it in "
+            "ddp has nothing to wrap: the step's model is in DistributedDataParallel already. Leave out ddp."
+            if any(isinstance(model, parallel) for model in models)
+            else "ddp finds no model to wrap: the step names none in a variable of its own. Wrap it in "
             "DistributedDataParallel in the function that sets the job up."
         )
     return {key: parallel(model) for key, model in trained.items()}

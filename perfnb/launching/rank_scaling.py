@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from perfnb.arguments import require_count, shown
 from perfnb.draw import escape
 from perfnb.draw.shown import Shown
-from perfnb.launching.order import Order, pack_function
+from perfnb.launching.order import pack_function
 from perfnb.launching.profile_ranks import order_for, require_ranks, run_ranks
 from perfnb.launching.scaling_figures import JobRun, RankScalingFigures, ScalingJob, rank_scaling_figures
 from perfnb.launching.scaling_view import rank_scaling_html, rank_scaling_line, rank_scaling_text
@@ -22,46 +20,36 @@ from perfnb.ranks.ranks import Ranks
 _MODES = ("strong", "weak")
 
 
-class RankScaling(Shown):
-    """How a job scales over ranks. Shows itself in a notebook."""
+class RankScaling(Shown, RankScalingFigures):
+    """How a job scales over ranks. Shows itself in a notebook.
 
-    def __init__(self, figures: RankScalingFigures) -> None:
-        self._figures = figures
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """A row for each job.
+    Attributes
+    ----------
+    mode : str
+        ``strong`` or ``weak``.
+    table : pd.DataFrame
+        A row for each job.
 
         ``ranks``, ``threads`` of each, ``step_ms`` with its interval from ``ci_low_ms`` to ``ci_high_ms``. ``speedup``
         is work per second against one rank of the same code, ``efficiency`` the same per rank, both with an interval;
         ``against_plain`` is the speed-up against one rank without DDP, ``against_best`` against one process with all
         cores.
-        """
-        return self._figures.table.copy()
-
-    @property
-    def losses(self) -> pd.DataFrame:
-        """Milliseconds of a step beyond perfect scaling (``ideal_ms``), for each number of ranks.
+    losses : pd.DataFrame
+        Milliseconds of a step beyond perfect scaling (``ideal_ms``), for each number of ranks above 1.
 
         ``compute_ms`` (a smaller batch, or ranks that share a resource, compute less efficiently), ``communication_ms``
         (exposed: nothing computes meanwhile), ``imbalance_ms`` (waiting for the slowest rank) and ``input_ms`` add up
         to ``loss_ms``. A part that became shorter is negative.
-        """
-        return self._figures.losses.copy()
-
-    @property
-    def mode(self) -> str:
-        """``strong`` or ``weak``."""
-        return self._figures.mode
+    """
 
     def _line(self) -> str:
-        return rank_scaling_line(self._figures)
+        return rank_scaling_line(self)
 
     def _text(self, width: int = 100) -> str:
-        return rank_scaling_text(self._figures, width)
+        return rank_scaling_text(self, width)
 
     def _html(self) -> str:
-        return rank_scaling_html(self._figures)
+        return rank_scaling_html(self)
 
 
 def rank_scaling(
@@ -122,56 +110,39 @@ def rank_scaling(
     numbers = _numbers(ranks)
     require_count("rounds", rounds, 1)
     cores = max(1, int(usable_cpus()))
-    each = max(1, cores // numbers[-1]) if threads is None else threads
-    jobs = [_Asked("ranks", number, each) for number in numbers] + [_Asked("plain", 1, each)]
-    if each != cores:
-        jobs.append(_Asked("best", 1, cores))
+    own_threads = max(1, cores // numbers[-1]) if threads is None else threads
+    jobs = [ScalingJob("ranks", number, own_threads) for number in numbers] + [ScalingJob("plain", 1, own_threads)]
+    if own_threads != cores:
+        jobs.append(ScalingJob("best", 1, cores))
     share_s = budget_s / (rounds * len(jobs))
     plan = {"warmup": warmup, "steps": steps, "traced": traced, "budget_s": share_s, "memory": False, "flops": False}
     Plan(**plan)  # type: ignore[arg-type]  # checks them
     payload = pack_function(target, batches)
-    for number in range(rounds):
-        for place, job in enumerate(jobs if number % 2 == 0 else reversed(jobs), start=1):
-            with_ddp = job.kind == "ranks"
-            order = order_for(
-                "function",
-                job.ranks,
-                plan,
-                None,
-                backend=backend,
-                threads=job.threads,
-                ddp=ddp and with_ddp,
-                split=mode == "strong",
-                payload=payload,
-            )
-            note = f"job {number * len(jobs) + place} of {rounds * len(jobs)}"
-            counted = {**plan, "flops": with_ddp and job.ranks > 1}  # which tells the bytes of buckets
-            job.run(replace(order, plan=counted, plain=not with_ddp), env, note)
-    found = [ScalingJob(job.kind, job.ranks, job.threads, job.runs, job.failed) for job in jobs]
-    return RankScaling(rank_scaling_figures(found, mode, cores))
-
-
-@dataclass
-class _Asked:
-    """A job to run, and what it gave."""
-
-    kind: str
-    ranks: int
-    threads: int
-    runs: list[JobRun] = field(default_factory=list)
-    failed: str = ""
-
-    def run(self, order: Order, env: Mapping[str, str] | None, note: str) -> None:
-        """Run it once; a job without DDP may fail, because code may ask DDP's model for what others lack."""
-        __tracebackhide__ = True
-        if self.failed:
-            return
+    order_of_runs = [job for number in range(rounds) for job in (jobs if number % 2 == 0 else reversed(jobs))]
+    for place, job in enumerate(order_of_runs, start=1):
+        if job.failed:
+            continue
+        of_ranks = job.kind == "ranks"
+        order = order_for(
+            "function",
+            job.ranks,
+            {**plan, "flops": of_ranks and job.ranks > 1},  # which tells the bytes of buckets
+            backend=backend,
+            threads=job.threads,
+            ddp=ddp and of_ranks,
+            split=mode == "strong",
+            plain=not of_ranks,
+            payload=payload,
+        )
         try:
-            self.runs.append(_measured(run_ranks(order, self.ranks, env, note=note, show=False)))
+            profiles = run_ranks(order, job.ranks, env, note=f"job {place} of {len(order_of_runs)}", show=False)
+            job.runs.append(_measured(profiles))
         except Exception as error:
-            if self.kind == "ranks":
+            if of_ranks:
                 raise
-            self.runs, self.failed = [], escape.plain(f"{type(error).__name__}: {error}", 200)
+            # Code may ask DDP's model for what others lack.
+            job.runs, job.failed = [], escape.plain(f"{type(error).__name__}: {error}", 200)
+    return RankScaling(**vars(rank_scaling_figures(jobs, mode, cores)))
 
 
 def _numbers(ranks: Sequence[int]) -> list[int]:
@@ -185,23 +156,22 @@ def _numbers(ranks: Sequence[int]) -> list[int]:
     return sorted({1, *numbers})
 
 
-def _measured(found: Ranks) -> JobRun:
+def _measured(profiles: Ranks) -> JobRun:
     """Step times and parts of a job's step."""
-    timed = [profile.steps.loc[profile.steps["pass"] == "timed", "wall_ms"].to_numpy(dtype=float) for profile in found]
-    steps_ms = np.max(np.stack(timed), axis=0)
-    phases = [profile.phases["share"] for profile in found]
+    timed = [profile.steps.loc[profile.steps["pass"] == "timed", "wall_ms"] for profile in profiles]
+    steps_ms = np.max(np.stack([wall_ms.to_numpy(dtype=float) for wall_ms in timed]), axis=0)
+    phases = [profile.phases["share"] for profile in profiles]
     data, exposed = (
-        float(np.mean([float(one.get(name, 0.0)) for one in phases])) for name in ("data", "communication")
+        float(np.mean([float(shares.get(name, 0.0)) for shares in phases])) for name in ("data", "communication")
     )
     waited: float | None = 0.0
-    if len(found) > 1 and exposed > 0:
-        times = found.times
+    if len(profiles) > 1 and exposed > 0:
+        times = profiles.times
         mean = times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
         known = not mean["waiting_ms"].isna().any()
         # Some of the waiting may be hidden behind computing.
         waited = min(exposed, float((mean["waiting_ms"] / mean["wall_ms"]).mean())) if known else None
     communication = exposed - (waited or 0.0)
-    shares = {"input": data, "communication": communication, "imbalance": waited}
-    buckets = found._buckets
-    words = "" if buckets is None else bucket_sentence(buckets)
-    return JobRun(steps_ms.tolist(), {**shares, "compute": 1.0 - data - exposed}, words)
+    parts = {"input": data, "communication": communication, "imbalance": waited}
+    words = "" if profiles._buckets is None else bucket_sentence(profiles._buckets)
+    return JobRun(steps_ms.tolist(), {**parts, "compute": 1.0 - data - exposed}, words)

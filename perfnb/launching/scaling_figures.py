@@ -40,9 +40,9 @@ class JobRun:
     buckets: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ScalingJob:
-    """A job that was run several times.
+    """A job that is run several times.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class ScalingJob:
     kind: str
     ranks: int
     threads: int
-    runs: Sequence[JobRun] = ()
+    runs: list[JobRun] = field(default_factory=list)
     failed: str = ""
 
 
@@ -121,11 +121,11 @@ def _time(job: ScalingJob) -> tuple[float, float, float]:
     if not job.runs:
         return np.nan, np.nan, np.nan
     medians = [float(np.median(run.steps_ms)) for run in job.runs]
-    found = [interval_of_median(run.steps_ms, CONFIDENCE) for run in job.runs]
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
+    intervals = [interval_of_median(run.steps_ms, CONFIDENCE) for run in job.runs]
+    known = [interval for interval in intervals if interval is not None]
+    if len(known) < len(intervals):
         return float(np.mean(medians)), np.nan, np.nan
-    return float(np.mean(medians)), min(one.low for one in known), max(one.high for one in known)
+    return float(np.mean(medians)), min(bounds.low for bounds in known), max(bounds.high for bounds in known)
 
 
 def _doubts(job: ScalingJob) -> Iterator[str]:

@@ -1,57 +1,33 @@
-"""The passes of a capture laid over the steps of a loop that goes on: whoever runs the loop says where they begin."""
+"""The passes of a capture laid over the steps of a running loop: whoever runs the loop says where they begin."""
 
 from __future__ import annotations
 
 import atexit
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from perfnb.arguments import MOST, require_flag, shown
 from perfnb.loop.kept import KeptProfiles
+from perfnb.loop.record import RunRecorder
 from perfnb.loop.windows import Windows
 from perfnb.profile.profile import Profile
+from perfnb.quantities import counted
 from perfnb.step.budget import FLOOR, FLOOR_GPU, Plan
 from perfnb.step.capture import loop_passes
 from perfnb.step.checks import require_name
 from perfnb.step.device import accelerator_in_use
 from perfnb.step.namespace import chosen_models
 from perfnb.step.session import Capture
-from perfnb.step.steps import ExecutedStep, Passes, SkippedStep, Turn, common_size, token_count, total
+from perfnb.step.steps import ExecutedStep, Intake, Passes, SkippedStep, Turn
 from perfnb.step.to_recording import recording_of
 
 if TYPE_CHECKING:
     from perfnb.profile.profiling import Models
-
-#: No window is to come.
-_NEVER = sys.maxsize
-#: A step's wait for data, if nobody said when it waited.
-_UNKNOWN = -1
-
-
-class StepRecorder(Protocol):
-    """What is told of every step."""
-
-    #: Whether each batch counts as a step, and how many batches a step takes.
-    by_batch: bool
-    batches: int
-
-    def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
-        """Note a step: its duration, its wait for data (-1 if unknown), `time.perf_counter_ns` at its start."""
-
-    def join_first(self) -> bool:
-        """Make one step of all so far, which were its batches; whether that was possible."""
-
-    def enter(self, pass_name: str) -> None:
-        """The steps noted from now on belong to a window, in this pass of it."""
-
-    def leave(self) -> None:
-        """The window, if there was one, is over and everything is removed."""
 
 
 class LoopProfiler:
@@ -94,8 +70,6 @@ class LoopProfiler:
     left : callable, optional
         Returns the number of steps that are certain to come, or ``None`` if that is not known: a window that would not
         fit times fewer steps, or waits until after these steps.
-    recorder : StepRecorder, optional
-        Told of every step, inside the windows and outside.
 
     Attributes
     ----------
@@ -103,8 +77,12 @@ class LoopProfiler:
         Those made so far; saved ones are loaded when they are asked for.
     done : int
         Number of steps that have ended.
+    next_at, planned_at : int or None
+        Number of steps before the next window, and that for which the user planned it: less, if it did not fit there.
     loader : object
         The loader, which its owner may name later than at the start, but before a window opens.
+    recorder : RunRecorder
+        Notes every step, inside the windows and outside.
     """
 
     def __init__(
@@ -122,10 +100,9 @@ class LoopProfiler:
         stacks: bool = False,
         keep_trace: bool | None = None,
         name: str = "loop",
-        namespace: Callable[[], Mapping[str, Any]] | None = None,
+        namespace: Callable[[], Mapping[str, Any]] = dict,
         loader: Any = None,
-        left: Callable[[], int | None] | None = None,
-        recorder: StepRecorder | None = None,
+        left: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._windows = Windows(at, every)
         self._plan = Plan(warmup=0, steps=steps, traced=traced, budget_s=float(MOST), memory=memory, flops=flops)
@@ -139,44 +116,18 @@ class LoopProfiler:
         self._namespace, self._left = namespace, left
         self.loader = loader
         self._stacks, self._name, self._on_done = stacks, name, on_done
-        self.recorder = recorder
+        self.recorder = RunRecorder(name)
         self.profiles = KeptProfiles(save, keep_trace=self._windows.single if keep_trace is None else bool(keep_trace))
         self.done = 0
-        self._by_batch = False
-        #: Steps before the next window as the user planned it, and before the one that opens: later if it did not fit.
-        self._planned = self._next = self._due(0)
-        #: The open window, if there is one: its passes, their next turn, and what surrounds the open step.
+        self.planned_at = self.next_at = self._windows.next(0)
+        self._step = Intake()
+        #: The open window, if there is one: its passes, their next turn, and what surrounds the open step and its wait.
         self._passes: Passes[Capture] | None = None
         self._turn: Turn | None = None
         self._around: ExitStack | None = None
         self._waiting: ExitStack | None = None
         self._first = 0
-        #: Of the open step: when its wait and it itself began (0 for not), how long it has waited, its batches' sizes.
-        self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
-        self._sizes: list[int | None] = []
-        self._tokens: list[int | None] = []
         self._made: Profile | None = None
-
-    @property
-    def next_at(self) -> int | None:
-        """Number of steps before the next window; ``None`` if there is none to come."""
-        return None if self._next == _NEVER else self._next
-
-    @property
-    def planned_at(self) -> int | None:
-        """Number of steps after which the user planned the next window, also if it did not fit there."""
-        return None if self._planned == _NEVER else self._planned
-
-    @property
-    def by_batch(self) -> bool:
-        """Whether each batch counts as a step because no optimizer's step shows where a step ends."""
-        return self._by_batch
-
-    @by_batch.setter
-    def by_batch(self, by_batch: bool) -> None:
-        self._by_batch = by_batch
-        if self.recorder is not None:
-            self.recorder.by_batch = by_batch
 
     @property
     def is_open(self) -> bool:
@@ -189,39 +140,49 @@ class LoopProfiler:
         plan = self._plan
         return (plan.steps or 0) + 1 + plan.traced + 2 * plan.memory + plan.flops
 
+    def why_no_profile(self, until: str) -> str:
+        """Why there is no profile yet, after a loop's name; `until` is what a window must be over before."""
+        at, had = self.planned_at or 0, f"had {counted(self.done, 'step')}, and"
+        if self.done <= at:
+            return f"{had} the window of {self.length} opens only after {at:,}"
+        return f"{had} no window of {self.length} fitted between step {at:,} and {until}"
+
     def wait(self) -> None:
         """The loop asks for a batch: the next step begins, or the open one waits once more."""
-        if self._passes is not None or (not self._begin_ns and self.done >= self._next):
-            self._guarded(self._starts_to_wait)
-        elif not self._wait_ns:
-            self._wait_ns = time.perf_counter_ns()
-            self._begin_ns = self._begin_ns or self._wait_ns
+        self._begin_step()
+        if self._turn is not None and self._waiting is None:
+            self._guarded(self._open_wait, self._turn)
+        self._step.wait()
 
     def begin(self, batch: Any = None) -> None:
         """The loop has the batch that it asked for, if there was one, and works on it."""
-        if self._passes is not None or (not self._begin_ns and self.done >= self._next):
-            self._guarded(self._works_on, batch)
+        self._begin_step()
+        if self._turn is None:
+            self._step.get()
         else:
-            self._note_wait()
+            self._guarded(self._close_wait, batch)
 
     def end(self) -> None:
         """The step has ended."""
-        if self._passes is not None:
-            self._guarded(self._step_ends, time.perf_counter_ns())
-        elif self._begin_ns:
-            begin, data = self._begin_ns, self._data_ns
-            self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
-            if self.recorder is not None:
-                self.recorder.step(time.perf_counter_ns() - begin, data, begin)
+        step, turn = self._step, self._turn
+        begin_ns, wait_ns = step.begin_ns, step.wait_ns
+        if turn is not None and self._around is not None:
+            executed = step.end(turn.pass_name)
+            self._guarded(self._end_in_window, executed, wait_ns)
+        elif step.is_open:
+            wall_ns = time.perf_counter_ns() - begin_ns
+            step.reset()
+            self.recorder.step(wall_ns, wait_ns, begin_ns)
         self.done += 1
-        if self._made is not None:
-            self._tell()
+        profile, self._made = self._made, None
+        if self._on_done is not None and profile is not None:
+            self._on_done(profile)  # its errors are the user's
 
     def skip(self) -> None:
-        """The step that has begun does not take place: its batches ran out, or it failed and the loop goes on."""
-        self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
+        """The step that has begun does not take place: its batches ran out, or it failed and the loop continues."""
+        self._step.reset()
         if self._around is not None:
-            self._guarded(self._step_is_skipped)
+            self._guarded(self._advance, None)
 
     def close(self) -> None:
         """Remove everything. A window that was open is given up, and starts over if more steps come.
@@ -229,17 +190,16 @@ class LoopProfiler:
         Can be called at any time, as before a validation, and again.
         """
         passes, self._passes, self._turn = self._passes, None, None
-        self._wait_ns, self._begin_ns, self._data_ns = 0, 0, _UNKNOWN
+        self._step.reset()
         if passes is None:
             return
         atexit.unregister(self.close)
-        self._next = self.done
+        self.next_at = self.done
         try:
             self._leave(GeneratorExit())
         finally:
             passes.close()
-            if self.recorder is not None:
-                self.recorder.leave()
+            self.recorder.leave()
 
     def join_first(self) -> int:
         """Count all steps so far as one, because they were its batches: its batches, or 1 if that was not possible.
@@ -248,20 +208,20 @@ class LoopProfiler:
         """
         self.close()
         batches = self.done
-        if self.profiles or self.recorder is None or not self.recorder.join_first():
+        if self.profiles or not self.recorder.join_first():
             return 1
         self.recorder.batches = batches
-        self.done, self._next = 1, max(1, self._planned)
+        self.done, self.next_at = 1, max(1, self.planned_at or 1)
         return batches
 
-    def _guarded(self, part: Callable[..., None], *args: Any) -> None:
-        """Run a part of a window; if it fails, the window is given up and the loop goes on."""
+    def _guarded(self, part: Callable[..., Any], *args: Any) -> Any:
+        """Run a part of a window; if it fails, the window is given up and the loop continues."""
         first = self.done if self._passes is None else self._first
         try:
-            part(*args)
+            return part(*args)
         except Exception as error:
             self.close()
-            self._next = self._due(self.done + 1)
+            self._plan_next()
             warnings.warn(
                 f"perfnb: no profile at step {first}: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=3
             )
@@ -269,82 +229,43 @@ class LoopProfiler:
             self.close()
             raise
 
-    def _due(self, done: int) -> int:
-        due = self._windows.next(done)
-        self._planned = _NEVER if due is None else due
-        return self._planned
+    def _plan_next(self) -> None:
+        self.planned_at = self.next_at = self._windows.next(self.done + 1)
 
-    def _note_wait(self) -> None:
-        """Add the wait that ends now, if there was one, to the step's."""
-        now = time.perf_counter_ns()
-        if self._wait_ns:
-            self._data_ns = max(0, self._data_ns) + now - self._wait_ns
-            self._wait_ns = 0
-        self._begin_ns = self._begin_ns or now
+    def _begin_step(self) -> None:
+        """Begin a step unless one is open, in the open window or in one that is due."""
+        if self._step.is_open:
+            return
+        due = self._passes is not None or (self.next_at is not None and self.done >= self.next_at)
+        if not (due and self._guarded(self._enter)):
+            self._step.begin()
 
-    def _starts_to_wait(self) -> None:
-        if self._waiting is not None:
-            return
-        begins = self._around is None
-        if begins and not self._enter():
-            self._wait_ns = self._begin_ns = time.perf_counter_ns()
-            return
+    def _enter(self) -> bool:
+        """Begin a step of a window, which opens now if none is open; whether there is one."""
+        if self._passes is None and not self._open():
+            return False
         assert self._turn is not None
-        self._wait_ns = self._begin_ns if begins else time.perf_counter_ns()
-        self._waiting = ExitStack()
-        self._waiting.enter_context(self._turn.data())
-
-    def _works_on(self, batch: Any) -> None:
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting.close()
-        elif self._around is None:
-            self._enter()
-        self._note_wait()
-        if batch is None or self._turn is None:
-            return
-        if self._turn.seen is not None:
-            self._turn.seen(batch)
-        begin = time.perf_counter_ns()
-        self._sizes.append(common_size(batch))
-        self._tokens.append(token_count(batch))
-        self._begin_ns += time.perf_counter_ns() - begin  # not the step's
-
-    def _step_ends(self, now: int) -> None:
-        turn = self._turn
-        if self._around is None or self._waiting is not None or turn is None:
-            return
-        begin, data = self._begin_ns, self._data_ns
-        taken = total(self._sizes), total(self._tokens), max(1, len(self._sizes))
-        self._leave(None)
-        self._begin_ns, self._data_ns = 0, _UNKNOWN
-        if self.recorder is not None:
-            self.recorder.enter(turn.pass_name)
-            self.recorder.step(now - begin, data, begin)
-        self._advance(ExecutedStep(turn.pass_name, begin, now - begin, max(0, data), *taken))
-
-    def _step_is_skipped(self) -> None:
-        self._leave(SkippedStep())
-        self._advance(None)
+        self._around = ExitStack()
+        self._around.enter_context(self._turn.around())
+        self._step.begin(self._turn.seen)
+        return True
 
     def _open(self) -> bool:
-        """Open a window unless one is open already; whether one is now."""
-        if self._passes is not None:
-            return True
+        """Open a window if it fits before what ends or interrupts the loop; whether it does."""
         floor = FLOOR_GPU if accelerator_in_use() else FLOOR
         warmup, steps = max(0, floor - self.done), self._plan.steps or 1
-        left = None if self._left is None else self._left()
+        left = self._left()
         if left is not None:
             missing = warmup + self.length - left
             if missing >= steps:
-                self._next = self.done + max(1, left)
+                self.next_at = self.done + max(1, left)
                 return False
             steps -= max(0, missing)
         self._first = self.done
         self._passes = loop_passes(
             plan=replace(self._plan, warmup=warmup, steps=steps),
             models=self._models,
-            namespace=self._variables,
+            namespace=lambda: {**self._namespace(), **self._names},
             batches=self.loader,
             stacks=self._stacks,
         )
@@ -353,20 +274,21 @@ class LoopProfiler:
         self._turn = next(self._passes)
         return True
 
-    def _variables(self) -> Mapping[str, Any]:
-        return {**({} if self._namespace is None else self._namespace()), **self._names}
+    def _open_wait(self, turn: Turn) -> None:
+        self._waiting = ExitStack()
+        self._waiting.enter_context(turn.data())
 
-    def _enter(self) -> bool:
-        """Open what surrounds the next step, in a window that is open or opens now; whether there is one."""
-        if not self._open():
-            return False
-        assert self._turn is not None
-        self._sizes.clear()
-        self._tokens.clear()
-        self._around = ExitStack()
-        self._around.enter_context(self._turn.around())
-        self._wait_ns, self._data_ns, self._begin_ns = 0, _UNKNOWN, time.perf_counter_ns()
-        return True
+    def _close_wait(self, batch: Any) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.close()
+        self._step.get(batch)
+
+    def _end_in_window(self, executed: ExecutedStep, wait_ns: int) -> None:
+        self._leave(None)
+        self.recorder.enter(executed.pass_name)
+        self.recorder.step(executed.wall_ns, wait_ns, executed.begin_ns)
+        self._advance(executed)
 
     def _leave(self, error: BaseException | None) -> None:
         """Close what surrounds the open step."""
@@ -376,32 +298,27 @@ class LoopProfiler:
                 stack.__exit__(None if error is None else type(error), error, None)
 
     def _advance(self, executed: ExecutedStep | None) -> None:
+        """Send the passes the step, or that it did not take place; the last one ends the window."""
         assert self._passes is not None
+        if executed is None:
+            self._leave(SkippedStep())
         try:
             self._turn = self._passes.send(executed)
         except StopIteration as end:
             self._passes = self._turn = None
             atexit.unregister(self.close)
-            self._next = self._due(self.done + 1)
+            self._plan_next()
             try:
                 self._finish(end.value)
             finally:
-                if self.recorder is not None:
-                    self.recorder.leave()
+                self.recorder.leave()
 
     def _finish(self, capture: Capture) -> None:
         recording = recording_of(capture, self._name)
-        loop = {"step": self._first, "batches": recording.meta.get("batches", 1)}
-        if self.by_batch:
+        self.recorder.batches = recording.meta.get("batches", 1)
+        loop = {"step": self._first, "batches": self.recorder.batches}
+        if self.recorder.by_batch:
             loop["by_batch"] = True
-        if self.recorder is not None:
-            self.recorder.batches = loop["batches"]
         profile = Profile(replace(recording, meta={**recording.meta, "loop": loop}))
         self.profiles.add(profile, self._first)
         self._made = profile
-
-    def _tell(self) -> None:
-        """Give the profile just made to the user, whose errors are not perfnb's."""
-        profile, self._made = self._made, None
-        if self._on_done is not None and profile is not None:
-            self._on_done(profile)

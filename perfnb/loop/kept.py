@@ -23,15 +23,16 @@ class KeptProfiles(Sequence[Profile]):
         Steps before each profile.
     paths : list of Path
         Their folders; empty if they are not saved.
+    given, folder : str or Path, and Path; or None
+        Where they are saved: as the user named it, and wherever the loop changes the working folder to.
     """
 
     def __init__(self, save: str | Path | None = None, *, keep_trace: bool = True) -> None:
         self.at: list[int] = []
         self.paths: list[Path] = []
-        # The loop may change the working folder.
-        self._folder = None if save is None else usable(save).absolute()
-        if self._folder is not None:
-            require_writable(self._folder)
+        self.given, self.folder = save, None if save is None else usable(save).absolute()
+        if self.folder is not None:
+            require_writable(self.folder)
         self._keep_trace = keep_trace
         #: Each profile, or where it is saved.
         self._kept: list[Profile | Path] = []
@@ -40,19 +41,16 @@ class KeptProfiles(Sequence[Profile]):
         """Save the profile of the window after `at` steps, or keep it, also if it cannot be saved."""
         profile = profile if self._keep_trace else profile._reduced()
         kept: Profile | Path = profile
-        if self._folder is not None:
+        if self.folder is not None:
+            target = self.folder / f"step_{at:06d}"
             try:
-                kept = self._saved(profile, self._folder / f"step_{at:06d}")
+                kept = profile.save(place_of_rank(target, profile.meta))
+                tell_of_ranks(target, profile.meta)
                 self.paths.append(kept)
             except RecordingError as error:
                 warnings.warn(f"perfnb: kept in memory: {error}", RuntimeWarning, stacklevel=2)
         self._kept.append(kept)
         self.at.append(at)
-
-    def _saved(self, profile: Profile, folder: Path) -> Path:
-        path = profile.save(place_of_rank(folder, profile.meta))
-        tell_of_ranks(folder, profile.meta)
-        return path
 
     def __len__(self) -> int:
         return len(self.at)
@@ -63,7 +61,7 @@ class KeptProfiles(Sequence[Profile]):
     def __getitem__(self, place: slice) -> list[Profile]: ...
     def __getitem__(self, place: int | slice) -> Profile | list[Profile]:
         if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
+            return [self[number] for number in range(len(self))[place]]
         if not self._kept:
             raise IndexError("there is no profile yet: no window of profiled steps has ended.")
         kept = self._kept[place]

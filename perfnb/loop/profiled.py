@@ -8,12 +8,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from perfnb import quantities as fmt
 from perfnb.arguments import shown
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept import KeptProfiles
 from perfnb.loop.kept_run import KeptRun
-from perfnb.loop.record import RunRecorder
+from perfnb.loop.loop_steps import LoopSteps
 from perfnb.loop.run import RunSummary, summarise
 from perfnb.profile.profile import Profile
 from perfnb.shell import in_notebook, print_text
@@ -43,12 +42,12 @@ def profiled(
     keep_trace: bool | None = None,
     name: str = "loop",
 ) -> ProfiledLoop[_Batch]:
-    """Profile some steps of a loop that goes on: ``for batch in perfnb.profiled(loader):``.
+    """Profile some steps of a running loop: ``for batch in perfnb.profiled(loader):``.
 
     A step is an optimizer step with all batches whose gradients it accumulates, and waiting for them is its phase
     ``data``. In a loop without an optimizer of torch each batch is a step. From step `at` on, the passes of
     `profile_step` are laid over the loop's own steps, each executed once; then everything is removed. Before and after,
-    only the time of each step is noted, for `ProfiledLoop.run`. Used for several epochs, the same object goes on.
+    only the time of each step is noted, for `ProfiledLoop.run`. Used for several epochs, the same object continues.
 
     Parameters
     ----------
@@ -121,21 +120,13 @@ class ProfiledLoop(Generic[_Batch]):
         if steps_by not in (None, "batch") and not hasattr(steps_by, "register_step_post_hook"):
             raise TypeError(f'steps_by must be an optimizer or "batch", not {shown(steps_by)}.')
         self._loader, self._steps_by = loader, steps_by
-        #: Whether an optimizer has stepped since the step began, and whether it is known that optimizers end steps.
-        self._stepped, self._accumulates = False, steps_by not in (None, "batch")
-        #: Batches in an epoch, if known, those given in this one, those of the open step, and those of the last one.
-        self._batches: int | None = None
-        self._given = self._taken = 0
-        self._per_step = 1
-        self._shown = 0
-        self._said = False
-        self._recorder = RunRecorder(str(options.get("name", "loop")))
+        #: Batches of this epoch that are still to come, if known.
+        self._batches_left: int | None = None
+        self._shown, self._said = 0, False
         self._run_shown: Any = None
-        self._profiler = LoopProfiler(
-            **options, namespace=_users_variables, loader=loader, left=self._left, recorder=self._recorder
-        )
-        self._kept_run = KeptRun(self._recorder, self._profiler.profiles, options.get("save"))
-        self._kept_run.asked = options.get("on_done") is not None
+        self._profiler = LoopProfiler(**options, namespace=_users_variables, loader=loader, left=self._left)
+        self._steps = LoopSteps(self._profiler, optimizers_end_steps=steps_by not in (None, "batch"))
+        self._kept_run = KeptRun(self._profiler, asked=options.get("on_done") is not None)
 
     @property
     def profiles(self) -> KeptProfiles:
@@ -147,7 +138,7 @@ class ProfiledLoop(Generic[_Batch]):
     def run(self) -> RunSummary | None:
         """All steps so far, inside the windows and outside; ``None`` before the first has ended."""
         self._kept_run.asked = True
-        return summarise(self._recorder)
+        return summarise(self._profiler.recorder)
 
     def close(self) -> None:
         """Remove everything at once; a window that is open starts over if the loop goes on."""
@@ -155,28 +146,36 @@ class ProfiledLoop(Generic[_Batch]):
 
     def __iter__(self) -> Iterator[_Batch]:
         __tracebackhide__ = True
-        profiler = self._profiler
+        profiler, steps = self._profiler, self._steps
         self._kept_run.begin()
         with ExitStack() as stack:
             stack.push(self._show_at_once)
             stack.callback(self._kept_run.end)
             stack.callback(profiler.close)
-            self._batches = self._length()
-            self._given = self._taken = 0
-            first, self._stepped = profiler.done, False
-            self._watch_optimizers(stack)
+            try:
+                self._batches_left = len(self._loader)  # type: ignore[arg-type]
+            except Exception:  # the loop does not need the length, so any failure of the loader is fine
+                self._batches_left = None
+            first = profiler.done
+            steps.restart()
+            if self._steps_by != "batch":
+                stack.callback(after_optimizer_steps(steps.step, self._steps_by))
             source = iter(self._loader)
             while True:
-                profiler.wait()
+                steps.ask()
                 try:
                     # In a list, because a variable here would keep the batch alive while the loop's body runs.
                     box = [next(source)]
                 except StopIteration:
                     break
-                profiler.begin(box[0])
-                self._given += 1
+                steps.get(box[0])
+                if self._batches_left is not None:
+                    self._batches_left -= 1
                 yield box.pop()
-                self._end_batch()
+                steps.use()
+                steps.end_if_over()
+                if profiler.next_at is None:
+                    self._show()
             # Between epochs comes what belongs to no step, such as a validation: a window that fits starts over.
             if profiler.done - first >= profiler.length:
                 profiler.close()
@@ -186,43 +185,11 @@ class ProfiledLoop(Generic[_Batch]):
         self._show_run()
         if not profiler.profiles and not self._said and profiler.next_at is not None:
             self._said = True
-            print_text(_too_early(profiler.done, profiler.planned_at or 0, profiler.length))
-
-    def _length(self) -> int | None:
-        """Batches in an epoch, if the loader knows."""
-        try:
-            return len(self._loader)  # type: ignore[arg-type]
-        except Exception:  # the loop does not need the length, so any failure of the loader is fine
-            return None
-
-    def _watch_optimizers(self, stack: ExitStack) -> None:
-        """Note in the block that optimizers step: the user's, or any."""
-        if self._steps_by == "batch":
-            return
-        stack.callback(after_optimizer_steps(self._note_step, self._steps_by))
-
-    def _note_step(self, *_: object) -> None:
-        self._stepped = True
-
-    def _end_batch(self) -> None:
-        """The loop's body has used a batch: the step ends, unless it takes more.
-
-        Until an optimizer steps for the first time, it cannot be told whether the loop has one: each batch is a step.
-        """
-        __tracebackhide__ = True
-        profiler, (stepped, self._stepped) = self._profiler, (self._stepped, False)
-        self._taken += 1
-        if self._accumulates and not stepped:
-            return
-        too_short = stepped and profiler.by_batch
-        self._accumulates |= stepped
-        profiler.by_batch = not self._accumulates
-        self._per_step, self._taken = self._taken, 0
-        profiler.end()
-        if too_short:
-            self._per_step = profiler.join_first()
-        if profiler.next_at is None:
-            self._show()
+            why = profiler.why_no_profile("the epoch's end")
+            print_text(
+                f"perfnb: no step was profiled yet: the loop {why}. Choose a smaller at= or steps=, or make one "
+                "profiled object before the epochs and iterate over it in each of them."
+            )
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -237,8 +204,7 @@ class ProfiledLoop(Generic[_Batch]):
 
     def _left(self) -> int | None:
         """Steps of this epoch that are still to come."""
-        left = None if self._batches is None else self._batches - self._given
-        return None if left is None else left // self._per_step
+        return None if self._batches_left is None else self._batches_left // self._steps.batches
 
     def _show(self) -> None:
         """Show the last profile in a notebook, once."""
@@ -257,7 +223,7 @@ class ProfiledLoop(Generic[_Batch]):
 
     def _show_run(self) -> None:
         """Show the whole run in a notebook, below the profile; after each further epoch, anew in the same place."""
-        run = summarise(self._recorder) if in_notebook() else None
+        run = summarise(self._profiler.recorder) if in_notebook() else None
         if run is None:
             return
         if self._run_shown is None:
@@ -267,17 +233,6 @@ class ProfiledLoop(Generic[_Batch]):
             self._run_shown.display(run)
         else:
             self._run_shown.update(run)
-
-
-def _too_early(done: int, at: int, length: int) -> str:
-    """Why an epoch has ended without a profile, and what to do."""
-    ran = f"perfnb: no step was profiled yet: the loop has run {fmt.counted(done, 'step')}, and the window of {length} "
-    one = "make one profiled object before the epochs and iterate over it in each of them."
-    if done <= at:
-        return f"{ran}opens only after {at:,} (at={at}). Choose a smaller at=, or {one}"
-    return (
-        f"{ran}did not fit between step {at:,} (at={at}) and the epoch's end. Choose a smaller at= or steps=, or {one}"
-    )
 
 
 def _users_variables() -> dict[str, Any]:

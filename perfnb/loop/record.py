@@ -8,7 +8,6 @@ are read when the device has passed them, and nothing ever waits for them.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from array import array
 from collections import deque
@@ -21,6 +20,7 @@ import psutil
 
 from perfnb.loop.thinning import COLUMNS, Rows, joined, rows_of
 from perfnb.step.device import accelerator_in_use, accelerators, capacity_bytes
+from perfnb.step.environment import place_in_job
 
 #: Rows beyond which neighbours are joined; steps between two looks at that, a power of two.
 MOST_ROWS, _CHUNK = 100_000, 4096
@@ -31,8 +31,6 @@ _KEPT = 5
 #: Nanoseconds between readings of memory at first, the multiple of its cost that a reading must be apart from the next,
 #: and readings beyond which every second one is dropped.
 _READING_NS, _REST, MOST_READINGS = 50_000_000, 1000, 2048
-#: Profiled windows beyond which only every second one is kept by itself.
-MOST_WINDOWS = 4096
 #: A device's time of a step is unknown if the host paused before it for more than this share of it.
 _PAUSED = 0.05
 #: Kinds of devices whose events tell times.
@@ -81,7 +79,6 @@ class RunRecorder:
         self._pass: str | None = None
         self._timed_ns: list[int] = []
         self._windows: list[tuple[int, ...]] = []
-        self._dropped = [0] * 5
         self._readings: list[tuple[int, int, int, int]] = []
         self._due_ns, self._spacing_ns, self._peaks = 0, _READING_NS, [-1, -1]
         self._waits_known = False
@@ -124,16 +121,13 @@ class RunRecorder:
         """
         if self._pass is not None or not 1 < self._count <= _MOST_JOINED:
             return False
-        waits = [wait for wait in self._chunk[3::_KEPT] if wait >= 0]
-        wall, begin = self._end_ns - self._first_ns, self._first_ns
+        waits = [wait for wait in self._chunk[3::_KEPT] if wait >= 0] + [window[4] for window in self._windows]
+        wall = self._end_ns - self._first_ns
+        del self._chunk[:]
         if self._windows:
-            self._waits_known |= bool(waits)
-            data = sum(waits) + sum(window[4] for window in self._windows)
-            self._windows = [(0, 1, 0, wall, data, 0, 0, -1)]
-            del self._chunk[:]
+            self._windows = [(0, 1, 0, wall, sum(waits), 0, 0, -1)]
         else:
-            del self._chunk[:]
-            self._add((0, begin, wall, sum(waits) if waits else -1, 0))
+            self._add((0, self._first_ns, wall, sum(waits) if waits else -1, 0))
         self._count = 1
         self._readings = [(at_ns, 0, resident, allocated) for at_ns, _, resident, allocated in self._readings]
         self._device = None  # it has numbered the batches; another one is made when memory is next read
@@ -157,23 +151,15 @@ class RunRecorder:
         self._end_ns = max(now_ns, self._end_ns)
         if self._device is not None:
             self._device.cut(self._count)
-        if len(self._windows) > MOST_WINDOWS:
-            for dropped in self._windows[1::2]:
-                self._dropped = [total + one for total, one in zip(self._dropped, dropped[1:6], strict=True)]
-            del self._windows[1::2]
 
     def recorded(self) -> Recorded:
         """What has been recorded so far; the run may go on."""
         self._look_around()
-        rows, stride = [*self._rows, joined(self._rows_of_chunk(), self._stride, self._choice)], self._stride
-        whole = np.concatenate(rows)
-        open_window = self._window_row()
-        windows = [*self._windows, *([open_window] if open_window is not None else [])]
-        readings = list(self._readings)
-        if self._count:
-            readings.append(self._look(self._end_ns))
+        rows = [*self._rows, joined(self._rows_of_chunk(), self._stride, self._choice)]
+        windows = self._windows + ([] if (open_window := self._window_row()) is None else [open_window])
+        readings = self._readings + ([self._look(self._end_ns)] if self._count else [])
         return Recorded(
-            whole,
+            np.concatenate(rows),
             np.array(windows, dtype=np.int64).reshape(-1, len(WINDOW_COLUMNS)),
             np.array(readings, dtype=np.int64).reshape(-1, len(READING_COLUMNS)),
             {
@@ -181,9 +167,9 @@ class RunRecorder:
                 **({"by_batch": True} if self.by_batch else {}),
                 **({"batches": self.batches} if self.batches > 1 and not self.by_batch else {}),
                 "steps": self._count,
-                "stride": stride,
+                "stride": self._stride,
                 "duration_ns": self._end_ns - self._first_ns,
-                "dropped_windows": dict(zip(WINDOW_COLUMNS[1:6], self._dropped, strict=True)),
+                "dropped_windows": dict.fromkeys(WINDOW_COLUMNS[1:6], 0),  # earlier versions kept only 4,096
                 "peak_resident_bytes": self._peaks[0],
                 "peak_allocated_bytes": self._peaks[1],
                 "memory_bytes": capacity_bytes("cpu"),
@@ -236,7 +222,7 @@ class RunRecorder:
         first = int(step[0])
         if first == 0:
             self._first_ns, other[0] = int(begin[0]), 0
-        sums = (int(one.sum()) for one in (wall, data, other))
+        sums = (int(times.sum()) for times in (wall, data, other))
         median = int(np.median(self._timed_ns)) if self._timed_ns else -1
         return (first, len(step), int(begin[0]) - self._first_ns, *sums, len(self._timed_ns), median)
 
@@ -265,7 +251,7 @@ class RunRecorder:
     def _look(self, now_ns: int) -> tuple[int, int, int, int]:
         resident = int(self._process.memory_info().rss)
         allocated = _allocated_bytes()
-        self._peaks = [max(seen, now) for seen, now in zip(self._peaks, (resident, allocated), strict=True)]
+        self._peaks = [max(self._peaks[0], resident), max(self._peaks[1], allocated)]
         with suppress(OSError, AttributeError):  # not every system has it
             self._loads = [self._loads[0] + os.getloadavg()[0], self._loads[1] + 1]
         if not self._first_ns:
@@ -327,21 +313,21 @@ def _device_clock() -> _DeviceClock | None:
 def _allocated_bytes() -> int:
     """Bytes of tensors on all accelerators in use; -1 without one, as torch does not count those of the CPU."""
     held = [
-        sum(int(one.module.memory_allocated(index)) for index in one.indices)
-        for one in (accelerators() if accelerator_in_use() else ())
-        if hasattr(one.module, "memory_allocated")
+        int(used.module.memory_allocated(index))
+        for used in (accelerators() if accelerator_in_use() else ())
+        if hasattr(used.module, "memory_allocated")
+        for index in used.indices
     ]
     return sum(held) if held else -1
 
 
 def _place() -> dict[str, int | None]:
     """Rank and number of ranks, if this process is one of several: as torch knows them, else as a launcher told it."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return {"rank": int(distributed.get_rank()), "ranks": int(distributed.get_world_size())}
-    told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    if all(one.isascii() and one.isdigit() and len(one) < 9 for one in told):
-        rank, ranks = map(int, told)
+    if (job := place_in_job()) is not None:
+        return {"rank": job["rank"], "ranks": job["world_size"]}
+    given = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if all(number.isascii() and number.isdigit() and len(number) < 9 for number in given):
+        rank, ranks = map(int, given)
         if rank < ranks and ranks > 1:
             return {"rank": rank, "ranks": ranks}
     return {"rank": None, "ranks": None}

@@ -10,9 +10,13 @@ from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from inspect import CO_OPTIMIZED
 from types import FrameType, ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from perfnb.loop.loop_steps import LoopSteps
 from perfnb.step.loaders import Nameless, only_here, see_loaders
+
+if TYPE_CHECKING:
+    from perfnb.loop.driver import LoopProfiler
 
 #: What ends a step: a step of the first optimizer that stepped, or of the one that came last, or the next batch.
 BY = ("first", "last", "batch")
@@ -20,27 +24,8 @@ BY = ("first", "last", "batch")
 _LIBRARIES = ("perfnb", "torch", "runpy", "contextlib")
 
 
-class Driver(Protocol):
-    """What is told of the steps, as `perfnb.loop.driver.LoopProfiler` is."""
-
-    #: The loader of the steps, once that is known.
-    loader: Any
-
-    def wait(self) -> None:
-        """A step begins by waiting for a batch, or the open one waits once more."""
-
-    def begin(self, batch: Any = None) -> None:
-        """The wait is over, and the step works, on this batch if it is one of its own."""
-
-    def end(self) -> None:
-        """It has ended."""
-
-    def skip(self) -> None:
-        """It does not take place."""
-
-
 class ScriptSteps:
-    """Finds the steps of a script's training loop and tells a driver of them.
+    """Finds out which loader and which optimizer make the steps of a script's training loop.
 
     A step ends when the chosen optimizer has stepped, and the next one starts where the loop asks the same loader for
     the next batch. Whatever is asked for until that step ends belongs to it: further batches, as for accumulated
@@ -61,9 +46,9 @@ class ScriptSteps:
         Number of optimizers that have stepped.
     """
 
-    def __init__(self, make_driver: Callable[[Any], Driver], by: str = "first") -> None:
+    def __init__(self, make_driver: Callable[[Any], LoopProfiler], by: str = "first") -> None:
         self._make_driver, self._by = make_driver, by
-        self._driver: Driver | None = None
+        self._steps: LoopSteps | None = None
         self._chosen: weakref.ref[Any] | None = None
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         #: The loader of the steps, once that is `_known`, the one that was asked last since the last step, the first
@@ -75,49 +60,59 @@ class ScriptSteps:
         self._known = self._open = self._ran_out = False
         self.optimizers = 0
 
-    def asks(self, loader: Any) -> bool:
+    def take(self, loader: Any, fetch: Callable[[], Any]) -> Any:
+        """Fetch a batch that the script asks of a loader, as `see_loaders` wants it."""
+        __tracebackhide__ = True
+        waits = self._ask(loader)
+        try:
+            batch = fetch()
+        except BaseException:
+            self._run_out(loader, waits)
+            raise
+        if waits:
+            self._open = True
+            self._steps_with(loader).get(batch if self._is_own(loader) else None)
+        return batch
+
+    def _is_own(self, loader: Any) -> bool:
+        """Whether a loader's batches are the steps', as far as that is known."""
+        return not self._known or _is(self._loader, loader)
+
+    def _ask(self, loader: Any) -> bool:
         """A batch is asked for; whether a step waits for it."""
-        driver = self._driver_of(None if isinstance(loader, Nameless) else loader)
+        steps = self._steps_with(loader)
         before, self._asked = self._asked, weakref.ref(loader)
         self._first = self._first or self._asked
-        own = not self._known or _is(self._loader, loader)
+        own = self._is_own(loader)
         if not self._open and not own:
             return False
         if self._open and own:
             if self._by == "batch":
-                driver.end()
+                steps.use()
                 self._open = False
             elif self._ran_out or not (self._known or _is(before, loader)):
-                driver.skip()  # what came before was no step: no optimizer has stepped
+                steps.skip()  # what came before was no step: no optimizer has stepped
                 self._open = False
         if self._by == "batch" and not self._known:
             self._known, self._loader = True, self._asked
         self._ran_out = self._ran_out and self._open
-        driver.wait()
+        steps.ask()
         return True
 
-    def gets(self, batch: Any) -> None:
-        """The batch that a step waited for is there."""
-        own = not self._known or _is(self._loader, self._asked and self._asked())
-        self._open = True
-        self._driver_of(None).begin(batch if own else None)
-
-    def runs_out(self, waiting: bool) -> None:
-        """A loader had no batch, or none could be made; `waiting` is what `asks` said."""
-        asked = self._asked and self._asked()
-        if _is(self._first, asked):
+    def _run_out(self, loader: Any, waits: bool) -> None:
+        """A loader had no batch, or none could be made."""
+        if _is(self._first, loader):
             self._first = None
-        if waiting and self._open:
-            self._driver_of(None).begin()
-        elif waiting:
-            self._driver_of(None).skip()
+        if waits and not self._open:
+            self._steps_with(loader).skip()
             return
-        if not self._known or _is(self._loader, asked):
-            self._ran_out = True
+        if waits:
+            self._steps_with(loader).get()
+        self._ran_out |= self._is_own(loader)
 
-    def stepped(self, optimizer: Any) -> None:
+    def step(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
-        driver, first = self._driver_of(None), optimizer not in self._seen
+        steps, first = self._steps_with(None), optimizer not in self._seen
         if first:
             self._seen.add(optimizer)
             self.optimizers += 1
@@ -129,26 +124,29 @@ class ScriptSteps:
             return  # the step has ended with another optimizer; the next one will end with this one
         whole = self._open and (self._known or not self._ran_out)
         if whole:
-            driver.end()
+            steps.step()
+            steps.end_if_over()
         elif self._open:
-            driver.skip()  # a loader ran out before the first step: what it was for is not known
+            steps.skip()  # a loader ran out before the first step: what it was for is not known
         if not (whole and self._known):
             self._loader = None if self._ran_out else self._asked
         elif self._first is not None and _is(self._first_before, self._first()):
             self._loader = self._first
-        found = self._loader and self._loader()
-        driver.loader = None if isinstance(found, Nameless) else found
+        loader = self._loader and self._loader()
+        steps.driver.loader = None if isinstance(loader, Nameless) else loader
         self._first_before, self._first = self._first, None
         self._known, self._asked = True, None
         self._open = self._ran_out = False
         if self._loader is None:
             self._open = True
-            driver.begin()
+            steps.get()
 
-    def _driver_of(self, loader: Any) -> Driver:
-        if self._driver is None:
-            self._driver = self._make_driver(loader)
-        return self._driver
+    def _steps_with(self, loader: Any) -> LoopSteps:
+        """What tells the driver of the steps; made at the first batch or step, when torch is loaded."""
+        if self._steps is None:
+            driver = self._make_driver(None if isinstance(loader, Nameless) else loader)
+            self._steps = LoopSteps(driver, optimizers_end_steps=self._by != "batch")
+        return self._steps
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -156,15 +154,12 @@ class ScriptSteps:
         with ExitStack() as undo:
             hooks: dict[str, Callable[[ModuleType], Any]] = {
                 "torch.optim.optimizer": lambda module: undo.callback(self._see_optimizers(module)),
-                "torch.utils.data.dataloader": lambda module: undo.callback(see_loaders(module, self)),
+                "torch.utils.data.dataloader": lambda module: undo.callback(see_loaders(module, self.take)),
             }
-            later = {}
-            for name, hook in hooks.items():
-                if name in sys.modules:
-                    hook(sys.modules[name])
-                else:
-                    later[name] = hook
-            finder = _AfterImport(later)
+            loaded = hooks.keys() & sys.modules.keys()
+            for name in loaded:
+                hooks[name](sys.modules[name])
+            finder = _AfterImport({name: hook for name, hook in hooks.items() if name not in loaded})
             sys.meta_path.insert(0, finder)
             try:
                 yield
@@ -196,7 +191,7 @@ class ScriptSteps:
                     result = own(*args, **kwargs)
                 finally:
                     running = False
-                self.stepped(args[0])
+                self.step(args[0])
                 return result
 
             return wrapper
@@ -212,21 +207,21 @@ class ScriptSteps:
 
 def script_variables() -> dict[str, Any]:
     """The variables of the functions that are running now, those of the script itself included; inner ones first."""
-    found: dict[str, Any] = {}
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _LIBRARIES:
             frames.insert(0, frame)
         frame = frame.f_back
-    for each in frames:
-        found |= {name: value for name, value in each.f_globals.items() if not name.startswith("__")}
-    for each in frames:
-        own: Any = each.f_locals
-        found |= own
-        if each.f_code.co_flags & CO_OPTIMIZED and type(own) is dict and sys.gettrace() is None:
+    variables: dict[str, Any] = {}
+    for frame in frames:
+        variables |= {name: value for name, value in frame.f_globals.items() if not name.startswith("__")}
+    for frame in frames:
+        own: Any = frame.f_locals
+        variables |= own
+        if frame.f_code.co_flags & CO_OPTIMIZED and type(own) is dict and sys.gettrace() is None:
             own.clear()  # before Python 3.13 a copy, which would keep what the function lets go
-    return found
+    return variables
 
 
 class _AfterImport:

@@ -44,14 +44,14 @@ def joined(rows: Rows, size: int, choice: np.random.Generator) -> Rows:
 
 
 def _of_groups(groups: Any, choice: np.random.Generator) -> Rows:
-    made: Rows = groups[:, 0].copy()
+    joined_rows: Rows = groups[:, 0].copy()
     every = np.arange(len(groups))
     counts = groups[:, :, _AT["steps"]]
-    made[:, _AT["steps"]] = counts.sum(axis=1)
-    made[:, _SUMS] = groups[:, :, _SUMS].sum(axis=1)
-    made[:, _SLOWEST] = groups[every, groups[:, :, _AT["slowest_ns"]].argmax(axis=1)][:, _SLOWEST]
+    joined_rows[:, _AT["steps"]] = counts.sum(axis=1)
+    joined_rows[:, _SUMS] = groups[:, :, _SUMS].sum(axis=1)
+    joined_rows[:, _SLOWEST] = groups[every, groups[:, :, _AT["slowest_ns"]].argmax(axis=1)][:, _SLOWEST]
     # Each row is chosen as often as it has steps, so that each step is equally likely to be the one.
     reached = np.cumsum(counts, axis=1)
     drawn = (choice.random(len(groups)) * reached[:, -1]).astype(np.int64)
-    made[:, _ONE] = groups[every, (drawn[:, None] >= reached).sum(axis=1)][:, _ONE]
-    return made
+    joined_rows[:, _ONE] = groups[every, (drawn[:, None] >= reached).sum(axis=1)][:, _ONE]
+    return joined_rows

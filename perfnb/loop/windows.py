@@ -22,8 +22,8 @@ class Windows:
     def __init__(self, at: int | Iterable[int], every: int | None = None) -> None:
         given: Any = at
         planned: list[int] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-        for one in planned:
-            require_count("at", one, 0)
+        for steps in planned:
+            require_count("at", steps, 0)
         if not planned:
             raise ValueError("at must name at least one step.")
         if every is not None:

@@ -1,4 +1,4 @@
-"""What a loop asks of torch's data loaders, told to whoever counts the waits and batches of its steps."""
+"""What a loop asks of torch's data loaders, shown to whoever counts the waits and batches of its steps."""
 
 from __future__ import annotations
 
@@ -8,28 +8,18 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
-
-class Told(Protocol):
-    """Receives every batch that this thread asks for."""
-
-    def asks(self, loader: Any) -> bool:
-        """A batch is asked for; whether that is a wait to be told the end of."""
-
-    def gets(self, batch: Any) -> None:
-        """The batch of such a wait is there."""
-
-    def runs_out(self, waiting: bool) -> None:
-        """There was no batch, or it could not be made; `waiting` is what `asks` said."""
+#: Called with a loader and with what fetches its next batch: calls that, and returns the batch.
+Take: TypeAlias = Callable[[Any, Callable[[], Any]], Any]
 
 
 class Nameless:
     """Stands for a loader that nobody holds, while one of its iterators is used."""
 
 
-def see_loaders(module: ModuleType, told: Told) -> Callable[[], None]:
-    """Wrap what all iterators of loaders have in common; returns what unwraps it.
+def see_loaders(module: ModuleType, take: Take) -> Callable[[], None]:
+    """Have every batch that this thread asks of a loader fetched by `take`; returns what ends that.
 
     `module` is ``torch.utils.data.dataloader``, which need not be loaded yet when this one is.
     """
@@ -55,7 +45,7 @@ def see_loaders(module: ModuleType, told: Told) -> Callable[[], None]:
         if loader is None:  # as in `for batch in DataLoader(data)`
             loader = nameless.setdefault(id(self_._dataset), Nameless())
         try:
-            return fetched(told, loader, functools.partial(following, self_))
+            return take(loader, functools.partial(following, self_))
         finally:
             inside.release()
 
@@ -64,20 +54,6 @@ def see_loaders(module: ModuleType, told: Told) -> Callable[[], None]:
 
     iterators.__init__, iterators.__next__ = __init__, __next__
     return undo
-
-
-def fetched(told: Told, loader: Any, fetch: Callable[[], Any]) -> Any:
-    """Take a batch from a loader and report the wait for it."""
-    __tracebackhide__ = True
-    waiting = told.asks(loader)
-    try:
-        batch = fetch()
-    except BaseException:
-        told.runs_out(waiting)
-        raise
-    if waiting:
-        told.gets(batch)
-    return batch
 
 
 def only_here() -> Callable[[], bool]:

@@ -29,7 +29,7 @@ from torch import nn
 
 from perfnb.step.layers import Layer, is_compiled
 from perfnb.step.loaders import see_loaders
-from perfnb.step.steps import BatchSource, StepRunner
+from perfnb.step.steps import BatchSource, Intake, StepRunner
 from perfnb.step.worker_stacks import WorkerStack
 
 #: Mean time between samples, in seconds; it varies by half, so as not to keep pace with the step.
@@ -212,7 +212,7 @@ def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
         code = frame.f_code
         if code is _RUN:
             return tuple(reversed(found)), waits
-        if code is _NEXT_BATCH or code.co_filename == _LOADERS:
+        if code in _FETCHING or code.co_filename == _LOADERS:
             waits = True
         elif len(found) < _DEEPEST:
             module = None
@@ -226,7 +226,7 @@ def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
 
 
 _RUN = StepRunner._run.__code__
-_NEXT_BATCH = BatchSource.next.__code__
+_FETCHING = (BatchSource.next.__code__, Intake.take.__code__)
 #: Whatever is below its functions waits for a batch that the step itself asks for.
 _LOADERS = see_loaders.__code__.co_filename
 

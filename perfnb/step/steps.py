@@ -178,7 +178,7 @@ class StepRunner:
         self._step = taking_batches(step)
         self._source = source
         self._last: Any = _END
-        self._taken = _Taken()
+        self._intake = Intake()
 
     def drive(self, passes: Passes[_Result]) -> _Result:
         """Run a step for each turn of the passes; return their result.
@@ -188,7 +188,7 @@ class StepRunner:
         __tracebackhide__ = True
         failure: BaseException | None = None
         executed: ExecutedStep | None = None
-        undo = see_loaders(dataloader, self._taken)
+        undo = see_loaders(dataloader, self._intake.take)
         try:
             while True:
                 turn = passes.send(executed) if failure is None else passes.throw(failure)
@@ -211,94 +211,101 @@ class StepRunner:
 
     def _run(self, turn: Turn) -> ExecutedStep:
         __tracebackhide__ = True
-        taken = self._taken
-        if self._source is None:
-            taken.start(turn.seen)
-        begin = time.perf_counter_ns()
+        intake = self._intake
+        intake.begin(turn.seen)
         try:
             if self._source is None:
                 self._step()
-                wall = time.perf_counter_ns() - begin - taken.own_ns
-                sizes = taken.samples, taken.tokens, max(1, taken.batches)
-                return ExecutedStep(turn.pass_name, begin, wall, taken.wait_ns, *sizes)
+                return intake.end(turn.pass_name)
+            intake.wait()
             with turn.data():
                 again = turn.again and self._last is not _END
-                batch = self._last if again else self._source.next()
-                self._last = batch  # released when the step has ended
-            data = time.perf_counter_ns() - begin
-            if turn.seen is not None:
-                turn.seen(batch)
-            taken.start(None)
-            self._step(batch)
-            wall = time.perf_counter_ns() - begin - taken.own_ns
+                self._last = self._last if again else self._source.next()  # released when the step has ended
+            intake.get(self._last)
+            self._step(self._last)
+            executed = intake.end(turn.pass_name)
             self._last = _END
-            data += taken.wait_ns
-            return ExecutedStep(turn.pass_name, begin, wall, data, common_size(batch), token_count(batch))
+            return executed
         finally:
-            taken.stop()
+            intake.reset()
 
 
-class _Taken:
-    """What a step takes from torch's data loaders by itself: how long it waits, and for what."""
+class Intake:
+    """What a step takes: how long it waits for batches, and how many samples and tokens they have.
+
+    Whoever runs the step says when it waits. `take` sees what a step itself asks of torch's data loaders: all these
+    waits are the step's. Its batches are those that it is given, or those of the loader that it asks first; those of
+    other loaders come with them.
+
+    Attributes
+    ----------
+    is_open : bool
+        Whether a step is open.
+    begin_ns : int
+        `time.perf_counter_ns` at its start.
+    wait_ns : int
+        How long it has waited; -1 if nobody said when it waited.
+    """
 
     def __init__(self) -> None:
-        self._running = False
-        self._seen: Callable[[Any], None] | None = None
-        self._loader: weakref.ref[Any] | None = None
-        self._asked: Any = None
-        self._begin_ns = self.wait_ns = self.own_ns = 0
         self._sizes: list[int | None] = []
         self._tokens: list[int | None] = []
+        self.reset()
 
-    def start(self, seen: Callable[[Any], None] | None) -> None:
-        """A step begins; `seen` is called with its batches."""
-        self._seen, self._loader, self._running = seen, None, True
-        self.wait_ns = self.own_ns = 0
+    def reset(self) -> None:
+        """No step is open."""
+        self.is_open = False
+        self.begin_ns, self.wait_ns, self._waits_from_ns, self._own_ns = 0, -1, 0, 0
+        self._seen: Callable[[Any], None] | None = None
+        self._loader: weakref.ref[Any] | None = None
         self._sizes.clear()
         self._tokens.clear()
 
-    def stop(self) -> None:
-        """It has ended."""
-        self._running = False
-        self._seen = self._asked = None
+    def begin(self, seen: Callable[[Any], None] | None = None) -> None:
+        """A step begins; `seen` is called with its batches."""
+        self.reset()
+        self._seen, self.is_open, self.begin_ns = seen, True, time.perf_counter_ns()
 
-    @property
-    def samples(self) -> int | None:
-        """In its batches; ``None`` if that is not known."""
-        return total(self._sizes)
+    def wait(self) -> None:
+        """The open step waits for a batch, or still does."""
+        if self.is_open and not self._waits_from_ns:
+            self._waits_from_ns = time.perf_counter_ns()
 
-    @property
-    def tokens(self) -> int | None:
-        """Token ids in its batches, if these name them."""
-        return total(self._tokens)
-
-    @property
-    def batches(self) -> int:
-        """Batches of the loader that was asked first; those of others come with them."""
-        return len(self._sizes)
-
-    def asks(self, loader: Any) -> bool:
-        """A batch is asked for."""
-        if self._running:
-            self._loader, self._asked = self._loader or weakref.ref(loader), loader
-            self._begin_ns = time.perf_counter_ns()
-        return self._running
-
-    def gets(self, batch: Any) -> None:
-        """It is there."""
+    def get(self, batch: Any = None) -> None:
+        """The wait, if there was one, is over; `batch` is the step's, if given."""
         now = time.perf_counter_ns()
-        self.wait_ns += now - self._begin_ns
-        if self._loader is not None and self._loader() is self._asked:
+        if self._waits_from_ns:
+            self.wait_ns = max(0, self.wait_ns) + now - self._waits_from_ns
+            self._waits_from_ns = 0
+        if batch is not None:
             if self._seen is not None:
                 self._seen(batch)
             self._sizes.append(common_size(batch))
             self._tokens.append(token_count(batch))
-        self.own_ns += time.perf_counter_ns() - now
+            self._own_ns += time.perf_counter_ns() - now
 
-    def runs_out(self, waiting: bool) -> None:
-        """There is none."""
-        if waiting:
-            self.wait_ns += time.perf_counter_ns() - self._begin_ns
+    def take(self, loader: Any, fetch: Callable[[], Any]) -> Any:
+        """Fetch a batch that the open step asks of a loader, as `see_loaders` wants it."""
+        __tracebackhide__ = True
+        if not self.is_open or self._waits_from_ns:  # what the step waits for already may ask loaders itself
+            return fetch()
+        if not self._sizes:
+            self._loader = weakref.ref(loader)
+        batch = None
+        self.wait()
+        try:
+            batch = fetch()
+        finally:
+            self.get(batch if self._loader is not None and self._loader() is loader else None)
+        return batch
+
+    def end(self, pass_name: str) -> ExecutedStep:
+        """The open step has ended."""
+        wall_ns = time.perf_counter_ns() - self.begin_ns - self._own_ns
+        taken = total(self._sizes), total(self._tokens), max(1, len(self._sizes))
+        executed = ExecutedStep(pass_name, self.begin_ns, wall_ns, max(0, self.wait_ns), *taken)
+        self.reset()
+        return executed
 
 
 def common_size(batch: Any) -> int | None:

@@ -47,7 +47,7 @@ def test_without_a_command_it_shows_the_help_and_fails() -> None:
         (("show", "a", "--htm", "b"), "perfnb show: error: unrecognized arguments: --htm b"),
         (("compare", "a", "b", "--fail-if-slower", "-3"), "--fail-if-slower"),
         (("compare", "a", "b", "--fail-if-slower", "much"), "invalid percentage value: 'much'"),
-        (("show", "a", "--json", "--html", "b"), "perfnb show: --json and --html exclude each other"),
+        (("show", "a", "--json", "--html", "b"), "error: argument --html: not allowed with argument --json"),
         (("watch",), "perfnb watch: there is no command to watch"),
         (("watch", "--interval", "0", "--", "true"), "perfnb watch: --interval must be between 0.02 and 3600 seconds"),
         (("system", "--data", "nowhere"), "perfnb system: there is no 'nowhere'"),

@@ -180,7 +180,7 @@ def test_a_short_run_is_told_what_to_do(tmp_path: Path) -> None:
 
     done = perfnb("run", "--save", "kept", "loop.py", cwd=tmp_path)
     assert done.returncode == 0
-    assert "no profile: the script ended after 49 steps" in done.stderr
+    assert "no profile: the script had 49 steps" in done.stderr
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["run"]
 
 
@@ -216,10 +216,10 @@ def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monke
     from perfnb.command.run import _new_folder
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert _new_folder(tmp_path / "runs", "gan") == [tmp_path / "runs" / "gan", tmp_path / "runs"]
-    assert _new_folder(tmp_path / "runs", "gan") == [tmp_path / "runs" / "gan_2"]
+    gan = tmp_path / "runs" / "gan"
+    assert [_new_folder(gan) for _ in range(3)] == [gan, gan.with_name("gan_2"), gan.with_name("gan_3")]
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert _new_folder(tmp_path / "runs", "gan") == [tmp_path / "runs" / "gan"]
+    assert _new_folder(gan) == gan
 
 
 @pytest.mark.deep

@@ -14,7 +14,6 @@ import perfnb
 from perfnb.integrations.lightning import ProfileCallback as ForLightning
 from perfnb.integrations.transformers import ProfileCallback as ForTransformers
 from perfnb.loop.driver import LoopProfiler
-from perfnb.loop.record import RunRecorder
 from perfnb.loop.script_steps import ScriptSteps
 from tests.fake_clock import FakeClock
 from tests.integrations.trainings import ROWS, Classifier, Sentences, fitted, points, trained
@@ -90,7 +89,7 @@ def test_every_way_sees_the_same_step(train: Train, callback: Any, clock: FakeCl
     drivers: list[LoopProfiler] = []
 
     def start(loader: Any) -> LoopProfiler:
-        drivers.append(LoopProfiler(**WINDOW, loader=loader, recorder=RunRecorder()))
+        drivers.append(LoopProfiler(**WINDOW, loader=loader))
         return drivers[-1]
 
     with ScriptSteps(start).installed():

@@ -195,7 +195,7 @@ def test_a_window_that_never_fits_before_a_validation_is_told(callback: Any, tra
     )
     profiler = callback(at=5, **SHORT)
 
-    with pytest.warns(RuntimeWarning, match="no window of 11 steps fits") as said:
+    with pytest.warns(RuntimeWarning, match="no window of 11 fitted between step 5 and a validation") as said:
         plain = train(tmp_path, profiler, steps=30, **options)
 
     assert len([one for one in said if one.category is RuntimeWarning]) == 1

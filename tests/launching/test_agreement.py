@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfnb.errors import CaptureError
-from perfnb.launching.agreement import AgreedPlan, Meeting
+from perfnb.launching.agreement import AgreedPlan
+from perfnb.launching.job_folder import Meeting
 from perfnb.step.budget import Plan
 
 

@@ -74,7 +74,7 @@ def test_imbalance_is_missing_if_waiting_is_unknown() -> None:
     assert figures.losses["imbalance_ms"].isna().all()
     assert figures.losses.loc[2, "communication_ms"] == pytest.approx(16)
     assert "2 ranks: the collectives of the ranks could not be matched" in figures.notes[0]
-    assert "n/a" in RankScaling(figures)._text()
+    assert "n/a" in RankScaling(**vars(figures))._text()
 
 
 def test_a_job_that_fails_without_ddp() -> None:
@@ -110,7 +110,7 @@ def test_runs_that_disagree_are_said() -> None:
 
 
 def test_it_shows_itself() -> None:
-    study = RankScaling(rank_scaling_figures(jobs(), "strong", 2))
+    study = RankScaling(**vars(rank_scaling_figures(jobs(), "strong", 2)))
 
     text, html = study._text(), study._html()
 

@@ -20,9 +20,10 @@ from tests.loop.loops import Batch, Training, driven
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def run(training: Training, *args: Any, waits: bool = True, **options: Any) -> LoopProfiler:
+def run(training: Training, *args: Any, waits: bool = True, recorder: Any = None, **options: Any) -> LoopProfiler:
     """A whole training run under a profiler."""
     profiler = LoopProfiler(*args, namespace=lambda: training.namespace, **options)
+    profiler.recorder = recorder or profiler.recorder
     for batch in driven(profiler, training.batches, waits=waits):
         training(batch)
     profiler.close()
@@ -239,22 +240,24 @@ def test_the_users_function_is_called_and_its_errors_are_theirs() -> None:
 class Recorder:
     """Notes what it is told."""
 
+    by_batch, batches = False, 1
+
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, int]] = []
         self.passes: list[str] = []
         self.open = ""
 
     def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
-        """As `StepRecorder`."""
+        """As `RunRecorder`."""
         self.steps.append((wall_ns, data_ns, begin_ns))
         self.passes.append(self.open)
 
     def enter(self, pass_name: str) -> None:
-        """As `StepRecorder`."""
+        """As `RunRecorder`."""
         self.open = pass_name
 
     def leave(self) -> None:
-        """As `StepRecorder`."""
+        """As `RunRecorder`."""
         self.open = ""
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import perfnb
 from perfnb.errors import RecordingError
+from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept_run import KeptRun, keep_run
 from perfnb.loop.profiled import ProfiledLoop
 from tests.command.processes import environment
@@ -130,9 +131,9 @@ def test_no_profile_yet_is_said_so() -> None:
 
 
 def test_a_hostile_folder_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorder = recorder_of(usual(60), name="\x1b[31mevil\n")
-    kept = KeptRun(recorder, perfnb.profiled([]).profiles, tmp_path / "\x1b[31m a\nb\u202e")
-    kept._tell()
+    driver = LoopProfiler(save=tmp_path / "\x1b[31m a\nb\u202e")
+    driver.recorder = recorder_of(usual(60), name="\x1b[31mevil\n")
+    KeptRun(driver, asked=False)._tell()
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert not set("\x1b\u202e") & set(said)

@@ -9,7 +9,6 @@ import pytest
 
 import perfnb
 from perfnb.loop.driver import LoopProfiler
-from perfnb.loop.record import RunRecorder
 from perfnb.loop.run import RunSummary, summarise
 from perfnb.loop.script_steps import ScriptSteps
 from perfnb.profile.profile import Profile
@@ -22,20 +21,18 @@ SHORT: dict[str, Any] = {"steps": 8, "traced": 2}
 
 def as_script(made: type[Accumulating] = Accumulating, by: str = "first") -> tuple[Profile, RunSummary]:
     """As `perfnb run` drives a script."""
-    recorder, drivers = RunRecorder(), list[LoopProfiler]()
+    drivers = list[LoopProfiler]()
 
     def start(loader: Any) -> LoopProfiler:
-        found = LoopProfiler(at=4, namespace=lambda: training.namespace, loader=loader, recorder=recorder, **SHORT)
-        found.by_batch = by == "batch"
-        drivers.append(found)
-        return found
+        drivers.append(LoopProfiler(at=4, namespace=lambda: training.namespace, loader=loader, **SHORT))
+        return drivers[0]
 
     with ScriptSteps(start, by).installed():
         training = made()
         training.loop(training.loader)
     [driver] = drivers
     driver.close()
-    run = summarise(recorder)
+    run = summarise(driver.recorder)
     assert run is not None
     return driver.profiles[0], run
 
@@ -169,13 +166,16 @@ def test_the_message_about_a_loop_too_short_has_its_true_steps(
     training.loop(perfnb.profiled(training.loader, at=10, **SHORT))
     training.loop(perfnb.profiled(training.loader, at=9, **SHORT))
     length = SHORT["steps"] + SHORT["traced"] + 4
+    advice = (
+        "Choose a smaller at= or steps=, or make one profiled object before the epochs and iterate over it in each of "
+        "them."
+    )
     assert capsys.readouterr().out.splitlines() == [
-        f"perfnb: no step was profiled yet: the loop has run 10 steps, and the window of {length} opens only after 10 "
-        "(at=10). Choose a smaller at=, or make one profiled object before the epochs and iterate over it in each of "
-        "them.",
-        f"perfnb: no step was profiled yet: the loop has run 10 steps, and the window of {length} did not fit between "
-        "step 9 (at=9) and the epoch's end. Choose a smaller at= or steps=, or make one profiled object before the "
-        "epochs and iterate over it in each of them.",
+        f"perfnb: no step was profiled yet: the loop had 10 steps, and {why}. {advice}"
+        for why in (
+            f"the window of {length} opens only after 10",
+            f"no window of {length} fitted between step 9 and the epoch's end",
+        )
     ]
 
 

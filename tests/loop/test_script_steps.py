@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ class Told:
     def __init__(self) -> None:
         self.words = ""
         self.loader: Any = None
+        self.recorder = SimpleNamespace(by_batch=False)
 
     def wait(self) -> None:
         self.words += "w"
@@ -40,20 +43,28 @@ class Thing:
     """A loader or an optimizer."""
 
 
+def asked(steps: ScriptSteps, loader: Thing, *, empty: bool) -> None:
+    """Ask a loader for a batch, of which it may have no more."""
+
+    def fetch() -> int:
+        if empty:
+            raise StopIteration
+        return 1
+
+    with suppress(StopIteration):
+        steps.take(loader, fetch)
+
+
 def told(script: str, by: str = "first") -> str:
     """What the driver is told of a script: a capital asks the loader of that name, which has a batch for it, or with
     ``!`` none; a digit is a step of the optimizer of that name."""
     driver, things = Told(), {name: Thing() for name in "ABV123"}
-    steps = ScriptSteps(lambda loader: driver, by)
+    steps = ScriptSteps(lambda loader: driver, by)  # type: ignore[arg-type, return-value]
     for word in script.split():
         if word[0].isdigit():
-            steps.stepped(things[word])
+            steps.step(things[word])
         else:
-            waiting = steps.asks(things[word[0]])
-            if word.endswith("!"):
-                steps.runs_out(waiting)
-            elif waiting:
-                steps.gets(None)
+            asked(steps, things[word[0]], empty=word.endswith("!"))
     return driver.words.strip()
 
 
@@ -107,7 +118,7 @@ def test_the_steps_of_torch_are_seen_and_then_no_longer() -> None:
             return super().step(closure)
 
     driver, model = Told(), nn.Linear(2, 2)
-    steps = ScriptSteps(lambda loader: driver)
+    steps = ScriptSteps(lambda loader: driver)  # type: ignore[arg-type, return-value]
     following = DataLoader([1.0]).__iter__().__class__.__next__
 
     def loop(optimizer: torch.optim.Optimizer) -> None:
@@ -130,9 +141,10 @@ def test_the_steps_of_torch_are_seen_and_then_no_longer() -> None:
 def test_torch_need_not_be_loaded() -> None:
     code = """
 import sys
+from types import SimpleNamespace
 from perfnb.loop.script_steps import ScriptSteps
 class Told:
-    words = ""
+    words, recorder = "", SimpleNamespace(by_batch=False)
     def wait(self): self.words += "w"
     def begin(self, batch=None): self.words += "b"
     def end(self): self.words += "e"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from perfnb.launching.child import ORDER, tell, tell_failure
+from perfnb.launching.child import tell_failure
 from perfnb.launching.job import FollowedRanks
+from perfnb.launching.job_folder import ORDER, is_abandoned, job_folder, remove_abandoned, tell
 from perfnb.launching.order import Order
-from perfnb.launching.place import is_abandoned, job_folder, remove_abandoned
 
 OWNER = (
-    "import os, sys\nfrom perfnb.launching.place import job_folder\n"
+    "import os, sys\nfrom perfnb.launching.job_folder import job_folder\n"
     "with job_folder() as folder:\n    print(folder, flush=True)\n    sys.stdin.read()\n"
 )
 
@@ -75,7 +75,7 @@ def test_what_is_told_is_for_this_user_alone(tmp_path: Path) -> None:
     try:
         tell(tmp_path / "text", "done")
         tell_failure(tmp_path, 0, ValueError("the step's own"))
-        FollowedRanks(tmp_path, Order("script"), 1)
+        FollowedRanks(tmp_path, Order("script"), 1, "1 thread each")
     finally:
         os.umask(before)
 

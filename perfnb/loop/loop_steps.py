@@ -1,0 +1,93 @@
+"""Where the steps of a loop end, given when it asks for batches, uses them, and its optimizer steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perfnb.loop.driver import LoopProfiler
+
+
+class LoopSteps:
+    """Tells a `LoopProfiler` the steps of a loop: each ends with the batch after which an optimizer has stepped.
+
+    Until an optimizer steps for the first time, nobody knows whether the loop has one, and each batch is a step. When
+    it does step, all batches so far become one step. A step ends where the next batch is asked for, so that logging is
+    in its phase *other*, or before, where its owner says `end_if_over`.
+
+    Parameters
+    ----------
+    driver : LoopProfiler
+    optimizers_end_steps : bool
+        Whether that is known from the start.
+
+    Attributes
+    ----------
+    batches : int
+        Batches of the last step that ended.
+    """
+
+    def __init__(self, driver: LoopProfiler, *, optimizers_end_steps: bool) -> None:
+        self.driver, self._known = driver, optimizers_end_steps
+        self.batches = 1
+        self.restart()
+
+    def restart(self) -> None:
+        """No step is open."""
+        #: Of the open step: batches that were used, whether there was one, and whether an optimizer has stepped.
+        self._used, self._works, self._stepped = 0, False, False
+        #: Whether the step was given up of which more batches are to come.
+        self._given_up = False
+
+    def ask(self) -> None:
+        """The loop asks for a batch."""
+        self.end_if_over()
+        if not self._given_up:
+            self.driver.wait()
+
+    def get(self, batch: object = None) -> None:
+        """The loop has what it asked for, if there was one, or works on this batch."""
+        self._works |= batch is not None
+        if not self._given_up:
+            self.driver.begin(batch)
+
+    def use(self) -> None:
+        """The loop has used a batch."""
+        self._used += 1
+
+    def step(self, *_: object) -> None:
+        """An optimizer has stepped."""
+        self._stepped = True
+
+    def end_if_over(self) -> None:
+        """End the open step, unless it takes more batches."""
+        __tracebackhide__ = True
+        if not (self._stepped or (self._used and not self._known)):
+            return
+        recorder = self.driver.recorder
+        were_batches = self._stepped and recorder.by_batch
+        self._known |= self._stepped
+        recorder.by_batch = not self._known
+        given_up, self.batches = self._given_up, max(1, self._used)
+        self.restart()
+        if not given_up:
+            self.driver.end()
+        if were_batches:
+            self.batches = self.driver.join_first()
+
+    def skip(self) -> None:
+        """The open step does not take place."""
+        self.restart()
+        self.driver.skip()
+
+    def pause(self) -> None:
+        """Something that is no step comes before the next batch: a checkpoint, or the end of an epoch."""
+        self.end_if_over()
+        if not self._works:
+            self.skip()
+
+    def validate(self) -> None:
+        """The loop runs its model for something else than training."""
+        self.pause()
+        self.driver.close()
+        self._given_up = self._works
