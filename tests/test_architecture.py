@@ -23,11 +23,11 @@ MOST_MODULES = 25
 MAY_GROW = ("labs",)
 #: Public objects that are handed tensors or models by the user and show what they made of them.
 BINDS: tuple[str, ...] = (
-    "bench/self_check.py",
     "inference/compare_inference.py",
     "memory/estimate/estimate.py",
     "models/architectures.py",
     "remedies/try_levers.py",
+    "system/resolution.py",
 )
 
 #: Rooms that only parse, call and display.

@@ -1,1 +1,4 @@
-"""Timing without instrumentation: `time_step`, `ab_test`, `confirm_input_bound`, `selfcheck`."""
+"""Timing without instrumentation: `time_step`, `confirm_input_bound`, and what experiments share.
+
+Steps in pairs, rounds or blocks, how many of them, what they return and leave behind, and what to decide.
+"""

@@ -1,1 +1,1 @@
-"""Decide about changes and keep track of them: `report` and `journal`."""
+"""Experiments on a step: `ab_test`, and the `journal` that keeps what was tried."""

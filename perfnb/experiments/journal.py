@@ -14,10 +14,10 @@ import pandas as pd
 from perfnb import arguments as amounts
 from perfnb.draw.shown import Page, Shown
 from perfnb.experiments import journal_files as storage
+from perfnb.experiments.ab_test import ABTest
 from perfnb.experiments.journal_files import Entry
 from perfnb.experiments.journal_table import journal_history
 from perfnb.experiments.journal_view import journal_figure, journal_html, journal_line, journal_page, journal_text
-from perfnb.experiments.report import PerformanceReport
 from perfnb.files import usable
 from perfnb.profile.loading import load
 from perfnb.profile.profile import Profile
@@ -27,7 +27,7 @@ from perfnb.stats import step_times as analysis
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Thing = PerformanceReport | Profile | Timing
+Thing = ABTest | Profile | Timing
 
 
 class Trials(Protocol):
@@ -57,7 +57,7 @@ class Journal(Page, Shown):
     def history(self) -> pd.DataFrame:
         """A row per entry, in chronological order.
 
-        Columns: ``number``, ``at``, ``kind`` (report, profile, timing), ``name``, ``hypothesis``, ``change``,
+        Columns: ``number``, ``at``, ``kind`` (report, which is an A/B test, profile, timing), ``name``, ``hypothesis``, ``change``,
         ``decision`` and ``reason`` (of a report), ``accepted``; the step time ``median_ms`` with its 95 % interval (of
         a report, the candidate's), and of a report that of its ``baseline`` and the ``candidate_ratio`` of its pairs.
 
@@ -98,22 +98,22 @@ class Journal(Page, Shown):
         name: str = "",
         accepted: bool | None = None,
     ) -> str | list[str]:
-        """Add a report, profile or timing with its environment, atomically; trials of levers or backends add several.
+        """Add an A/B test, profile or timing with its environment, atomically; trials of levers or backends add several.
 
-        A report knows its environment. A timing gets the current one, so add it where it was measured. A profile gets
+        An A/B test knows its environment. A timing gets the current one, so add it where it was measured. A profile gets
         the current host and commit, unless it was loaded; then they are unknown.
 
         Parameters
         ----------
-        measured : PerformanceReport, Profile, Timing, LeverTrials or InferenceComparison
+        measured : ABTest, Profile, Timing, LeverTrials or InferenceComparison
         hypothesis : str
             What you expect, and why.
         change : str, optional
-            The one thing you changed; by default that of the report.
+            The one thing you changed; by default that of the test.
         name : str
             Name of the step, if the journal covers several: only entries of the same name are compared.
         accepted : bool, optional
-            Whether later entries are compared with this one; by default, if it is a report that accepts.
+            Whether later entries are compared with this one; by default, if it is a test that accepts.
 
         Returns
         -------
@@ -137,13 +137,13 @@ class Journal(Page, Shown):
                 self._write(timing, hypothesis, name, change=what, accepted=kept, options={"lever": True})
                 for timing, what, kept in entries()
             ]
-        if not isinstance(given, (PerformanceReport, Profile, analysis.Timing)):
-            raise TypeError(f"a journal takes reports, profiles, timings and trials, not {type(measured).__name__}.")
+        if not isinstance(given, (ABTest, Profile, analysis.Timing)):
+            raise TypeError(f"a journal takes A/B tests, profiles, timings and trials, not {type(measured).__name__}.")
         _require_texts(hypothesis=hypothesis, change=change or "", name=name)
         if not (accepted is None or isinstance(accepted, bool)):
             raise TypeError(f"accepted must be True, False or None, not {amounts.shown(accepted)}.")
-        thing = given if isinstance(given, (PerformanceReport, Profile, Timing)) else shown(given)
-        given_too = {"change": change, "accepted": accepted}  # else those of a report
+        thing = given if isinstance(given, (ABTest, Profile, Timing)) else shown(given)
+        given_too = {"change": change, "accepted": accepted}  # else those of the test
         return self._write(
             thing, hypothesis, name, **{key: value for key, value in given_too.items() if value is not None}
         )
@@ -237,8 +237,8 @@ def _facts(thing: Thing) -> dict[str, Any]:
     """The facts of an entry, without the user's texts."""
     from perfnb.step.environment import provenance
 
-    if isinstance(thing, PerformanceReport):
-        ab, candidate, baseline = thing.ab, thing.candidate, thing.baseline
+    if isinstance(thing, ABTest):
+        baseline, candidate = thing.baseline, thing.candidate
         return _measured("report", candidate.timing) | {
             "throughput_per_s": candidate.throughput_per_s,
             "change": thing.change,
@@ -247,12 +247,12 @@ def _facts(thing: Thing) -> dict[str, Any]:
             "reason": thing.reason,
             "baseline_ms": baseline.median_ms,
             "baseline_ci_ms": baseline.timing.ci_ms,
-            "ratio": ab.ratio,
-            "ratio_ci": ab.ratio_ci,
+            "ratio": thing.ratio,
+            "ratio_ci": thing.ratio_ci,
             "utilisation": candidate.utilisation,
             "peak_memory_bytes": candidate.peak_memory_bytes,
-            "environment": thing.meta["environment"],
-            "options": thing.meta["options"],
+            "environment": thing.environment,
+            "options": thing.options,
         }
     if isinstance(thing, Profile):
         memory, roofline, meta = thing._summary.memory, thing.roofline, thing.meta

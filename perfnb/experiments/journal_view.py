@@ -27,7 +27,7 @@ MIN_WIDTH = 80
 HEADS = ("", "added (UTC)", "what", "step", "vs last accepted", "decision")
 _CAUTION = (
     "Entries were measured in separate sessions, not in pairs: changes of the machine in between affect the ratio, but "
-    "not its interval. perfnb.report and perfnb.ab_test compare in pairs."
+    "not its interval. perfnb.ab_test compares in pairs."
 )
 #: Most entries in the chart (the last ones), and panels, one per step name.
 MOST_ENTRIES, MOST_PANELS = 60, 4

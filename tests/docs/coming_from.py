@@ -17,7 +17,7 @@ SETUP = f"""
 
 import shutil
 from pathlib import Path
-from perfnb import Ranks
+from perfnb.results import Ranks
 
 %load_ext perfnb
 

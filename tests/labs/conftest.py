@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from perfnb import ArchitectureComparison
+from perfnb.results import ArchitectureComparison
 from tests.labs.lab_05_answers import figures_of
 
 

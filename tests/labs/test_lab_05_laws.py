@@ -13,10 +13,11 @@ import pandas as pd
 import pytest
 from scipy.optimize import nnls
 
-from perfnb import ArchitectureComparison, ScalingStudy, Timing, labs
+from perfnb import Timing, labs
 from perfnb.labs import lab_05
 from perfnb.labs.ledger import exercise_of, judged
 from perfnb.models.size_laws import scaling_figures
+from perfnb.results import ArchitectureComparison, ScalingStudy
 from tests.labs.judging import hint
 from tests.labs.lab_05_answers import CNN, RATIO, SHARES, USES, accuracy, figures_of, says
 

@@ -34,7 +34,7 @@ def shows(thing: Any, folder: Path) -> None:
         for name in FRAMES:
             getattr(thing, name)
         thing.to_html(folder / "report.html")
-    elif isinstance(thing, perfnb.Ranks):
+    elif isinstance(thing, perfnb.results.Ranks):
         thing.times, thing.clocks, thing.straggler, thing.findings, thing.ops  # noqa: B018
         thing.to_html(folder / "report.html")
     elif isinstance(thing, perfnb.Watch):

@@ -224,11 +224,11 @@ reports, made_of = {}, {}
 
 
 def tried(change, candidate, before=None, given=batches, nets=None, budget_s=6, expected=None, of=None):
-    """Performance report of a change, kept in `reports` and the journal; `candidate` and `before` are steps."""
+    """A/B test of a change, kept in `reports` and the journal; `candidate` and `before` are steps."""
     if wrong(Net(), *held_out) is None:
         print("Write wrong first, exercise 7.2.")
         return None
-    reports[change] = perfnb.report(
+    reports[change] = perfnb.ab_test(
         before,
         candidate,
         change=change,
@@ -236,7 +236,6 @@ def tried(change, candidate, before=None, given=batches, nets=None, budget_s=6, 
         quality=lambda: {"added wrong share": float(wrong(nets[1], *held_out) - wrong(nets[0], *held_out))},
         limits={"added wrong share": ACCEPTED},
         budget_s=budget_s,
-        profile=False,
     )
     made_of[change] = of  # what the report tested, so that the check recognises an outdated report
     before_wrong, after_wrong = (wrong(net, *held_out) for net in nets)
@@ -479,7 +478,7 @@ reports.get("compile")
 # %%
 if "compile" in reports:
     r = reports["compile"]
-    steps = pays_after(first["seconds"], r.baseline.median_ms, r.ab.ratio, r.ab.verdict)
+    steps = pays_after(first["seconds"], r.baseline.median_ms, r.ratio, r.verdict)
     if steps == math.inf:
         print("Paid back: never, as far as this report tells; no gain was shown.")
     elif steps is not None:
@@ -586,7 +585,7 @@ labs.check("7.7", quantised, net=trained.net, x=held_out[0], reports=reports, ma
 # both were, `Best` is the script: write `pass`. We leave out larger batches and compilation here in any case.
 #
 # Then bind three names. `product`: the product of the speed-ups in it, each `1 / ratio` with the ratio of its report,
-# `reports["fused"].ab.ratio` (1.0 if there are none); that is what you expect. `best`: the report that
+# `reports["fused"].ratio` (1.0 if there are none); that is what you expect. `best`: the report that
 # `tried_training("best", Best(), expected=product)` makes. `speedup`: `1 / ratio` of that report.
 #
 # Your reports decide, and those of another run may decide differently. So if you make a report again, or restart the
@@ -610,9 +609,9 @@ product = ...
 best = ...
 speedup = ...
 ### BEGIN SOLUTION
-product = math.prod(1 / reports[name].ab.ratio for name in ("fused", "bf16") if reports[name].decision == "accept")
+product = math.prod(1 / reports[name].ratio for name in ("fused", "bf16") if reports[name].decision == "accept")
 best = tried_training("best", Best(), expected=product)
-speedup = 1 / best.ab.ratio
+speedup = 1 / best.ratio
 ### END SOLUTION
 
 # %%
