@@ -95,7 +95,7 @@ def comparisons(trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def judge(trial: Trial, verdict: str, losses: Sequence[Loss] | None, limits: Mapping[str, float]) -> Judged:
-    """Whether to use a backend, by the rules of `perfnb.report`.
+    """Whether to use a backend, by the rules of `perfnb.ab_test`.
 
     `losses` are those of the user's quality function; ``None`` without one: then outputs are judged.
     """

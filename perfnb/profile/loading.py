@@ -22,7 +22,7 @@ from perfnb.recording.storage import PROFILE, SavedProfile
 from perfnb.trace.trace_file import FORMATS_ARE, Limits, looks_like, reader_of
 
 if TYPE_CHECKING:  # what the rooms above register; the import contracts name these exceptions
-    from perfnb.experiments.report import PerformanceReport
+    from perfnb.experiments.ab_test import ABTest
     from perfnb.flame.host_profile import HostProfile
     from perfnb.loop.rank_runs import RankRuns
     from perfnb.loop.run import RunSummary
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
     from perfnb.watching.watch import Watch
 
     Loaded: TypeAlias = (
-        Profile | HostProfile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing | RunSummary | RankRuns
+        Profile | HostProfile | MemorySnapshot | Watch | Ranks | ABTest | Timing | RunSummary | RankRuns
     )
 
 #: Entries of a folder that are looked at.

@@ -89,7 +89,7 @@ def test_every_tab_of_the_report(open_page: OpenPage, summary: Summary) -> None:
 
 
 def test_narrow_pages_without_scripts(open_page: OpenPage, summary: Summary) -> None:
-    figures = performance_samples.figures(ab=performance_samples.experiment(0.8))
+    figures = performance_samples.figures(0.8)
     for html in (static_page("A step", summary_html(summary)), report_page(figures)):
         assert violations(open_page(html, viewport={"width": 700, "height": 900})) == []
 

@@ -35,7 +35,7 @@ def timing(ms: float) -> perfnb.Timing:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> perfnb.Journal:
+def journal(tmp_path: Path) -> perfnb.results.Journal:
     return perfnb.journal(tmp_path / "experiments")
 
 
@@ -43,7 +43,7 @@ def journal(tmp_path: Path) -> perfnb.Journal:
 @pytest.mark.usefixtures("clock")
 def test_what_is_added_comes_back(journal: perfnb.results.Journal) -> None:
     steps = sleeping(9.0), sleeping(3.0)
-    report = perfnb.report(*steps, change="sleeps less", budget_s=10, equal_within=0.2, profile=False)
+    report = perfnb.ab_test(*steps, change="sleeps less", budget_s=10, equal_within=0.2, check=0.0)
     profile = perfnb.profile_step(steps[1], warmup=1, steps=6, traced=1, flops=False)
     names = [
         journal.add(timing(6.0), hypothesis="where we begin"),
@@ -59,12 +59,12 @@ def test_what_is_added_comes_back(journal: perfnb.results.Journal) -> None:
     assert history["accepted"].tolist() == [False, True, False]
     assert history.loc[names[1], "reason"] == report.reason
     assert history.loc[names[1], "median_ms"] == report.candidate.median_ms
-    assert history.loc[names[1], "candidate_ratio"] == report.ab.ratio
+    assert history.loc[names[1], "candidate_ratio"] == report.ratio
     assert history.loc[names[2], "peak_memory_bytes"] == profile.memory["total"].max() > 0
     assert history["torch"].tolist() == [torch.__version__] * 3
     assert [type(journal.load(place)) for place in (1, 2, -1)] == [
         perfnb.Timing,
-        perfnb.PerformanceReport,
+        perfnb.results.ABTest,
         perfnb.Profile,
     ]
     assert str(journal.load(names[1])) == str(report)

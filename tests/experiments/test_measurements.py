@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perfnb.bench.ab_view import ab_html, ab_text
-from perfnb.bench.design import ABFigures, ab_figures
+from perfnb.bench.paired_times import PairedTimes, paired_times
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.view import diff_html, diff_text
 from perfnb.models.scaling_view import scaling_data, scaling_html, scaling_text
@@ -33,11 +33,11 @@ NOISE = {
 }
 
 
-def experiment(ratio: float, pairs: int = 60, a: str = "old", b: str = "new", noise: float = 0.01) -> ABFigures:
+def experiment(ratio: float, pairs: int = 60, a: str = "old", b: str = "new", noise: float = 0.01) -> PairedTimes:
     times = 10 * np.exp(np.random.default_rng(3).normal(0, noise, (2, pairs)))
-    return ab_figures(
+    return paired_times(
         times[0].tolist(), (ratio * times[1]).tolist(), equal_within=0.02, a_name=a, b_name=b, planned=pairs,
-        needed=pairs, seed=1, check="", steady=True,
+        needed=pairs, steady=True,
     )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_more_pairs_are_asked_for_only_where_they_would_help() -> None:
 def test_hostile_names_are_text(name: str) -> None:
     a, b = summaries.small_cnn(), summaries.hostile()
     pages = [
-        ab_html(replace(experiment(0.8, a=name, b=name), check=name)),
+        ab_html(experiment(0.8, a=name, b=name), name),
         diff_html(diff_profiles(replace(a, name=name), b)),
         scaling_html(replace(study(), device=name, notes=(name,))),
     ]

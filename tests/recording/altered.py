@@ -40,7 +40,7 @@ def shows(thing: Any, folder: Path) -> None:
     elif isinstance(thing, perfnb.Watch):
         thing.summary(), thing.samples, thing.marks, thing.notes
         thing._repr_mimebundle_()
-    elif isinstance(thing, perfnb.PerformanceReport):
+    elif isinstance(thing, perfnb.results.ABTest):
         thing.table, thing.decision, thing.reason, thing.to_markdown()
         thing.to_html(folder / "report.html")
     else:
