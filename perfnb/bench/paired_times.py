@@ -12,7 +12,7 @@ import pandas as pd
 
 from perfnb.stats.comparisons import PairedComparison, compare_pairs
 from perfnb.stats.planning import smallest_detectable
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class PairedTimes:
         return 1 if self.blocks is None else self.blocks.turns
 
     @property
-    def a(self) -> Timing:
+    def a(self) -> StepTimes:
         """Times of a."""
-        return Timing(self.a_ms, self.batch_size, steady=self.steady, noise=self.noise)
+        return StepTimes(self.a_ms, self.batch_size, steady=self.steady, noise=self.noise)
 
     @property
-    def b(self) -> Timing:
+    def b(self) -> StepTimes:
         """Times of b."""
-        return Timing(self.b_ms, self.batch_size, steady=self.steady, noise=self.noise)
+        return StepTimes(self.b_ms, self.batch_size, steady=self.steady, noise=self.noise)
 
     def detectable_in(self, seconds: float) -> float | None:
         """Smallest relative difference that a test this long detects in 9 of 10 runs; ``None`` if unknown."""

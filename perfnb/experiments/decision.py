@@ -17,7 +17,7 @@ from perfnb.bench.quality import DIFFERENCE, RESOURCES, Loss
 from perfnb.profile.summary import Summary
 from perfnb.recording.text import TEXT
 from perfnb.stats.intervals import quantile_interval
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
 #: Columns of `ABTest.table` and their types, after the index ``metric``.
 COLUMNS: Mapping[str, str] = MappingProxyType(
@@ -70,7 +70,7 @@ class Side:
     ----------
     name : str
         Name of the step.
-    timing : Timing
+    timing : StepTimes
         Its times in the pairs.
     utilisation : float or None
         Model FLOPs utilisation, 0 to 1, at its step time in the pairs.
@@ -83,7 +83,7 @@ class Side:
     """
 
     name: str
-    timing: Timing
+    timing: StepTimes
     utilisation: float | None = None
     peak_memory_bytes: int | None = None
     flops: int | None = None
@@ -119,7 +119,7 @@ def limited_resources(candidate: Side, limits: Mapping[str, float]) -> tuple[Res
     )
 
 
-def side_of(name: str, timing: Timing, profile: Summary | None) -> Side:
+def side_of(name: str, timing: StepTimes, profile: Summary | None) -> Side:
     """The figures of a step, given the summary of its profile, if there is one."""
     if profile is None:
         return Side(name, timing)

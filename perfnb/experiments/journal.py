@@ -22,7 +22,7 @@ from perfnb.files import usable
 from perfnb.profile.loading import load
 from perfnb.profile.profile import Profile
 from perfnb.profile.timing import Timing, noise_facts, shown
-from perfnb.stats import step_times as analysis
+from perfnb.stats.step_times import StepTimes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,7 +137,7 @@ class Journal(Page, Shown):
                 self._write(timing, hypothesis, name, change=what, accepted=kept, options={"lever": True})
                 for timing, what, kept in entries()
             ]
-        if not isinstance(given, (ABTest, Profile, analysis.Timing)):
+        if not isinstance(given, (ABTest, Profile, StepTimes)):
             raise TypeError(f"a journal takes A/B tests, profiles, timings and trials, not {type(measured).__name__}.")
         _require_texts(hypothesis=hypothesis, change=change or "", name=name)
         if not (accepted is None or isinstance(accepted, bool)):
@@ -265,7 +265,7 @@ def _facts(thing: Thing) -> dict[str, Any]:
     return _measured("timing", thing) | {"environment": provenance()}
 
 
-def _measured(kind: str, timing: analysis.Timing) -> dict[str, Any]:
+def _measured(kind: str, timing: StepTimes) -> dict[str, Any]:
     known = timing.median_ms is not None and math.isfinite(timing.median_ms)
     return {
         "kind": kind,

@@ -16,7 +16,7 @@ from perfnb.bench.quality import DIFFERENCE, RESOURCES, Loss
 from perfnb.bench.values import DIFFERENT, NOISE, SAME, UNCHECKED, Values
 from perfnb.stats.comparisons import compare_with_first
 from perfnb.stats.intervals import interval_of_median, quantile_interval
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
 #: Relative difference of time up to which two backends count as the same.
 EQUAL_WITHIN = 0.02
@@ -57,7 +57,7 @@ def table_of(trials: Sequence[Trial], judged: Mapping[str, Judged]) -> pd.DataFr
     found = comparisons(trials)
     rows = []
     for one in trials:
-        timing, pair = Timing(one.times_ms), found.get(one.backend)
+        timing, pair = StepTimes(one.times_ms), found.get(one.backend)
         interval = interval_of_median(one.times_ms) if one.times_ms else None
         rows.append(
             {
@@ -100,7 +100,7 @@ def judge(trial: Trial, verdict: str, losses: Sequence[Loss] | None, limits: Map
     `losses` are those of the user's quality function; ``None`` without one: then outputs are judged.
     """
     known = _losses_of_values(trial, limits) if losses is None else tuple(losses)
-    timing = Timing(trial.times_ms)
+    timing = StepTimes(trial.times_ms)
     measured: dict[str, float | None] = {
         "peak_memory_bytes": trial.peak_bytes,
         "median_ms": timing.median_ms,

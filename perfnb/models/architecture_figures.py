@@ -14,7 +14,7 @@ from perfnb.recording.schema import SPECIAL_ROWS
 from perfnb.recording.text import TEXT
 from perfnb.stats.comparisons import compare_all, ratio_table
 from perfnb.stats.intervals import interval_of_median
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
 #: Columns of `ArchitectureFigures.table` and their types.
 COLUMNS = {
@@ -105,7 +105,7 @@ def architecture_figures(
         Samples in each model's batch.
     """
     rows = {
-        name: _row(summary, Timing(tuple(samples_ms[name]), batch_sizes[name])) for name, summary in summaries.items()
+        name: _row(summary, StepTimes(tuple(samples_ms[name]), batch_sizes[name])) for name, summary in summaries.items()
     }
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).rename_axis("name")
     shares = [_shares(name, summary, float(rows[name]["median_ms"])) for name, summary in summaries.items()]
@@ -123,7 +123,7 @@ def architecture_figures(
     )
 
 
-def _row(summary: Summary, timing: Timing) -> dict[str, Any]:
+def _row(summary: Summary, timing: StepTimes) -> dict[str, Any]:
     layers = summary.layers
     roots = layers[(layers["depth"] == 0) & ~layers.index.isin(SPECIAL_ROWS)]
     sums = {

@@ -17,7 +17,7 @@ from perfnb.experiments.decision import COLUMNS, Quality
 from perfnb.experiments.report_view import notes
 from perfnb.roofline.levels import Roofline
 from perfnb.stats.intervals import quantile_interval
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 from tests import summaries
 from tests.experiments.report_samples import SAME, experiment, profiles_of
 
@@ -28,7 +28,7 @@ def profiled(
     """A summary of a profile that found this."""
     roofline = Roofline("", {}, None, pd.DataFrame(), utilisation, flops, dtype=dtype)
     memory = None if peak is None else type("Memory", (), {"peak_bytes": peak})()
-    timing = Timing((median_ms,) * 3)
+    timing = StepTimes((median_ms,) * 3)
     return replace(summaries.small_cnn(), roofline=roofline, memory=memory, timing=timing)
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 import perfnb
 from perfnb.errors import RecordingError
-from perfnb.stats import step_times as analysis
+from perfnb.stats.step_times import StepTimes
 from perfnb.step.environment import provenance
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -118,7 +118,7 @@ def test_two_journals_of_one_folder_see_each_other(journal: perfnb.results.Journ
 
 
 def test_a_plain_timing_of_a_profile_may_be_added(journal: perfnb.results.Journal) -> None:
-    journal.add(analysis.Timing((1.0,) * 10, batch_size=4, noise={"load_before": 9.0, "cpus": 2}))
+    journal.add(StepTimes((1.0,) * 10, batch_size=4, noise={"load_before": 9.0, "cpus": 2}))
 
     assert journal.history["throughput_per_s"].tolist() == [4000.0]
     assert "load 9.0 on 2 CPUs" in journal.history["disturbed"].iloc[0]

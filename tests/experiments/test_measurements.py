@@ -17,7 +17,7 @@ from perfnb.models.scaling_view import scaling_data, scaling_html, scaling_text
 from perfnb.models.size_laws import ScalingFigures, scaling_figures
 from perfnb.profile.report import notes_of, report_data, summary_html, summary_text
 from perfnb.profile.timing import noise_facts, shown, timing_html
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 from tests import summaries
 from tests.pages import spaced
 from tests.summaries import HOSTILE
@@ -87,7 +87,7 @@ def test_hostile_names_are_text(name: str) -> None:
 
 
 def test_a_timing_tells_what_disturbed_it() -> None:
-    timing = Timing(tuple(10 + RNG.normal(0, 0.1, 100)), 32, 3200, (30.0, 12.0), True, NOISE)
+    timing = StepTimes(tuple(10 + RNG.normal(0, 0.1, 100)), 32, 3200, (30.0, 12.0), True, NOISE)
     text = " ".join(str(shown(timing)).split())
     assert re.match(r"\S+ ms \[\S+ \S+\] \(95 % interval, median of 100 timed steps\) · \S+ samples/s · p95 ", text)
     assert "steady after 2 warm-up steps" in text
@@ -99,8 +99,8 @@ def test_a_timing_tells_what_disturbed_it() -> None:
 
 def test_nothing_is_told_where_nothing_is_known() -> None:
     assert noise_facts({}) == []
-    assert str(shown(Timing(()))) == "no step was timed"
-    assert "<img" not in timing_html(Timing((1.0,)))
+    assert str(shown(StepTimes(()))) == "no step was timed"
+    assert "<img" not in timing_html(StepTimes((1.0,)))
 
 
 def test_a_study_tells_its_law_and_where_it_does_not_hold() -> None:
