@@ -57,8 +57,8 @@ class Journal(Page, Shown):
     def history(self) -> pd.DataFrame:
         """A row per entry, in chronological order.
 
-        Columns: ``number``, ``at``, ``kind`` (report, which is an A/B test, profile, timing), ``name``, ``hypothesis``, ``change``,
-        ``decision`` and ``reason`` (of a report), ``accepted``; the step time ``median_ms`` with its 95 % interval (of
+        Columns: ``number``, ``at``, ``kind`` (report, profile, timing; an A/B test is a report on a change), ``name``,
+        ``hypothesis``, ``change``, ``decision`` and ``reason`` (of a report), ``accepted``; the step time ``median_ms`` with its 95 % interval (of
         a report, the candidate's), and of a report that of its ``baseline`` and the ``candidate_ratio`` of its pairs.
 
         ``ratio`` with its interval, ``verdict`` and ``regression`` compare the entry (of a report, its baseline) with

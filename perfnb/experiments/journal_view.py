@@ -70,7 +70,7 @@ def journal_text(history: pd.DataFrame, damaged: Mapping[str, str], where: str, 
     for sentence in journal_sentences(history, damaged):
         lines += escape.wrapped(sentence, width)
     if not len(history):
-        return "\n".join([*lines, "Nothing added yet: journal.add(report, hypothesis=..., change=...)."])
+        return "\n".join([*lines, "Nothing added yet: journal.add(test, hypothesis=..., change=...)."])
     several = history["name"].nunique() > 1
     listed = [row for _, row in history.iloc[: -MOST_ROWS - 1 : -1].iterrows()]
     rows = [HEADS, *(_row(row, intervals=False) for row in listed)]

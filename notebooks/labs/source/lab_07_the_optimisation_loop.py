@@ -297,7 +297,7 @@ tried_training("fused", Fused())
 # machine: if it was not in steady state, or neighbouring pairs are autocorrelated, the interval is wider.
 #
 # Utilisation, memory and FLOPs are `n/a` (not measured): they need a profile of both sides, and we spend all the time
-# on pairs (`profile=False`).
+# on pairs.
 #
 # Changed your answer? Run its cell *and* the report's again: a report on the old code says nothing about the new code.
 # The check runs its own trial.
