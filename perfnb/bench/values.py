@@ -11,8 +11,8 @@ from dataclasses import dataclass
 #: Distance of two results, relative to the largest value, that a different order of rounding explains, by dtype.
 #: Everything else, such as integers, must be equal.
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
-#: What keeps the dtype may be so many times as far from float64 as the original, plus the tolerance of float32: PyTorch's
-#: own benchmark suite allows 3 times and a tenth of 1e-3.
+#: What keeps the dtype may be so many times as far from float64 as the original, plus the tolerance of float32:
+#: PyTorch's own benchmark suite allows 3 times and a tenth of 1e-3.
 FARTHER = 3.0
 #: What lower precision may cost, in units of the dtype's rounding (the gap between 1 and the next number).
 ROUNDINGS = 64

@@ -39,9 +39,6 @@ PAIRS_SHARE, PROFILE_SHARE = 0.6, 0.2
 #: Steps of each profile; few are enough, because the pairs have warmed up and timed both steps.
 _STEPS: dict[str, Any] = {"warmup": 1, "steps": 3, "traced": 2}
 
-#: Says how two results differ: nothing or ``True`` if they agree, else ``False`` or an `AssertionError`.
-Check = Callable[[Any, Any], Any]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ABTest(PairedTimes, Page, Shown):
@@ -174,7 +171,7 @@ def ab_test(
     profile: bool = False,
     budget_s: float = 20.0,
     equal_within: float = 0.02,
-    check: float | Check | None = None,
+    check: float | Callable[[Any, Any], Any] | None = None,
 ) -> ABTest:
     """Find out whether the candidate is faster than the baseline, and whether to accept it, in a randomised experiment.
 

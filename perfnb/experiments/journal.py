@@ -58,8 +58,9 @@ class Journal(Page, Shown):
         """A row per entry, in chronological order.
 
         Columns: ``number``, ``at``, ``kind`` (report, profile, timing; an A/B test is a report on a change), ``name``,
-        ``hypothesis``, ``change``, ``decision`` and ``reason`` (of a report), ``accepted``; the step time ``median_ms`` with its 95 % interval (of
-        a report, the candidate's), and of a report that of its ``baseline`` and the ``candidate_ratio`` of its pairs.
+        ``hypothesis``, ``change``, ``decision`` and ``reason`` (of a report), ``accepted``; the step time ``median_ms``
+        with its 95 % interval (of a report, the candidate's), and of a report that of its ``baseline`` and the
+        ``candidate_ratio`` of its pairs.
 
         ``ratio`` with its interval, ``verdict`` and ``regression`` compare the entry (of a report, its baseline) with
         the last accepted one before it (``against``) of the same ``name``, machine and batch size. These two were not
@@ -98,10 +99,10 @@ class Journal(Page, Shown):
         name: str = "",
         accepted: bool | None = None,
     ) -> str | list[str]:
-        """Add an A/B test, profile or timing with its environment, atomically; trials of levers or backends add several.
+        """Add an A/B test, profile or timing with its environment, atomically; trials of levers or backends add many.
 
-        An A/B test knows its environment. A timing gets the current one, so add it where it was measured. A profile gets
-        the current host and commit, unless it was loaded; then they are unknown.
+        An A/B test knows its environment. A timing gets the current one, so add it where it was measured. A profile
+        gets the current host and commit, unless it was loaded; then they are unknown.
 
         Parameters
         ----------

@@ -105,7 +105,8 @@ def architecture_figures(
         Samples in each model's batch.
     """
     rows = {
-        name: _row(summary, StepTimes(tuple(samples_ms[name]), batch_sizes[name])) for name, summary in summaries.items()
+        name: _row(summary, StepTimes(tuple(samples_ms[name]), batch_sizes[name]))
+        for name, summary in summaries.items()
     }
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).rename_axis("name")
     shares = [_shares(name, summary, float(rows[name]["median_ms"])) for name, summary in summaries.items()]

@@ -144,7 +144,9 @@ def test_what_cannot_be_compared_neither_agrees_nor_differs(value: Any, other: A
     assert off.words.startswith("the result[1] differs by up to 0.25")
 
 
-@pytest.mark.parametrize(("first", "second"), [(None, ONE), (ONE, None), (None, None), ((), ()), (["word", None], ["word", None])])
+@pytest.mark.parametrize(
+    ("first", "second"), [(None, ONE), (ONE, None), (None, None), ((), ()), (["word", None], ["word", None])]
+)
 def test_results_without_numbers_are_not_compared(first: Any, second: Any) -> None:
     worst = worst_difference(first, second)
 
