@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from perfnb.errors import PerfnbError
 
 if TYPE_CHECKING:
-    from perfnb import integrations, labs, results
+    from perfnb import integrations as integrations
+    from perfnb import labs as labs
+    from perfnb import results as results
     from perfnb.bench.input_bound import confirm_input_bound
     from perfnb.bench.timing import time_step
     from perfnb.experiments.ab_test import ab_test

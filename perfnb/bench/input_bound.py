@@ -99,6 +99,4 @@ def confirm_input_bound(
         trial.learn()
         rounds, steps = input_rounds(trial, list(KINDS), begin, budget_s, progress)
     executed, noise = trial.conditions.step, trial.conditions.facts
-    return InputBoundTest(
-        rounds, steps, executed, trial.unforeseen_ms, noise, trial.batches_a_start, trial.parallel
-    )
+    return InputBoundTest(rounds, steps, executed, trial.unforeseen_ms, noise, trial.batches_a_start, trial.parallel)

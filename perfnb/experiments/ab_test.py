@@ -32,7 +32,8 @@ from perfnb.experiments.report_files import SIDES, read_report, save_report
 from perfnb.experiments.report_view import reason, report_html, report_line, report_markdown, report_page, report_text
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import profile_step
-from perfnb.profile.timing import Timing, shown as shown_timing
+from perfnb.profile.timing import Timing
+from perfnb.profile.timing import shown as shown_timing
 
 #: Shares of the budget that the pairs and each of the two profiles may take, if both steps are profiled.
 PAIRS_SHARE, PROFILE_SHARE = 0.6, 0.2

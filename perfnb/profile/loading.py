@@ -31,9 +31,7 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
     from perfnb.ranks.ranks import Ranks
     from perfnb.watching.watch import Watch
 
-    Loaded: TypeAlias = (
-        Profile | HostProfile | MemorySnapshot | Watch | Ranks | ABTest | Timing | RunSummary | RankRuns
-    )
+    Loaded: TypeAlias = Profile | HostProfile | MemorySnapshot | Watch | Ranks | ABTest | Timing | RunSummary | RankRuns
 
 #: Entries of a folder that are looked at.
 _MOST_INSIDE = 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfnb.system.check import Check, SystemFacts, CheckResult, Judge, check, judged
+from perfnb.system.check import Check, CheckResult, Judge, SystemFacts, check, judged
 from perfnb.system.read.reading import Unreadable
 
 #: The first of these that a GPU has decides the row.

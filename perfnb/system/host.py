@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from perfnb import quantities as fmt
-from perfnb.system.check import Check, SystemFacts, CheckResult, check
+from perfnb.system.check import Check, CheckResult, SystemFacts, check
 from perfnb.system.read.reading import Unreadable
 
 GIB = 1 << 30

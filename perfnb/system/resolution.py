@@ -71,8 +71,8 @@ def _sentences(found: Resolution) -> list[str]:
     count = len(found.a_ms)
     sentences = [
         f"A step compared with itself: {found.verdict}, {_MEANING[found.verdict]}.",
-        f"The ratio is {fmt.relative(found.ratio, found.ratio_ci)} over {fmt.counted(count, 'pair')} of steps that take "
-        f"{fmt.duration(found.a.median_ms)}.",
+        f"The ratio is {fmt.relative(found.ratio, found.ratio_ci)} over {fmt.counted(count, 'pair')} of steps that "
+        f"take {fmt.duration(found.a.median_ms)}.",
         f"Noise floor: half of all single pairs differ by more than {fmt.share(found.noise_floor)}.",
     ]
     if found.outliers.count:

@@ -32,15 +32,13 @@ def profiled(
     return replace(summaries.small_cnn(), roofline=roofline, memory=memory, timing=timing)
 
 
-def tested(times: PairedTimes, quality: Quality, limits: dict[str, float], profiles: Sequence[Any] = ()) -> ABTest:
+def judged(times: PairedTimes, quality: Quality, limits: dict[str, float], profiles: Sequence[Any] = ()) -> ABTest:
     return ABTest(**vars(times), quality=quality, limits=limits, profiles=profiles_of(*profiles))
 
 
 def test_figures_are_those_of_the_pairs_and_of_the_profiles() -> None:
     ab = experiment(0.5, pairs=100)
-    found = tested(
-        ab, SAME, {"p95_ms": 7.0}, [profiled(20.0, 0.1, 1000, 4000), profiled(20.0, 0.3, 2000, 6000)]
-    )
+    found = judged(ab, SAME, {"p95_ms": 7.0}, [profiled(20.0, 0.1, 1000, 4000), profiled(20.0, 0.3, 2000, 6000)])
     table = found.table
 
     assert list(table.columns) == list(COLUMNS)
@@ -65,7 +63,7 @@ def test_utilisations_of_two_ceilings_have_no_ratio_and_flops_per_second_do() ->
     ab = experiment(1.32, pairs=100)
     profiles = [profiled(10.0, 0.5, 1000, None), profiled(13.2, 0.7, 1000, None, "bfloat16")]
 
-    found = tested(ab, SAME, {}, profiles)
+    found = judged(ab, SAME, {}, profiles)
 
     table = found.table
     assert table.loc["utilisation", ["baseline", "candidate"]].notna().all()
@@ -75,12 +73,12 @@ def test_utilisations_of_two_ceilings_have_no_ratio_and_flops_per_second_do() ->
     assert table.loc["flops_per_s", "ci_high"] < 1
     said = " ".join(notes(found))
     assert "relative to the float32 ceiling, the candidate's to the bfloat16 ceiling: compare FLOP" in said
-    under_one = tested(ab, SAME, {}, [profiles[0], profiles[0]]).table
+    under_one = judged(ab, SAME, {}, [profiles[0], profiles[0]]).table
     assert "flops_per_s" not in under_one.index
 
 
 def test_what_is_unknown_is_missing_and_not_zero() -> None:
-    found = tested(experiment(0.5, pairs=20), SAME, {})
+    found = judged(experiment(0.5, pairs=20), SAME, {})
 
     for name in ("p95_ms", "utilisation", "peak_memory_bytes", "flops"):
         assert found.table.loc[name, ["baseline", "candidate", "difference", "ratio", "ci_low"]].isna().all(), name
@@ -89,7 +87,7 @@ def test_what_is_unknown_is_missing_and_not_zero() -> None:
 
 def test_a_baseline_without_arithmetic_has_no_ratio() -> None:
     profiles = [profiled(20.0, 0.0, 0, 0), profiled(20.0, None, None, None)]
-    found = tested(experiment(0.5), SAME, {}, profiles)
+    found = judged(experiment(0.5), SAME, {}, profiles)
 
     assert found.table["ratio"].isna()[["utilisation", "peak_memory_bytes", "flops"]].all()
 
@@ -99,7 +97,7 @@ def test_limits_reach_the_decision() -> None:
     quality = Quality((Loss("loss", 0.3, limit=0.4),), "function")
 
     def decided(**limits: float) -> tuple[str, tuple[str, ...]]:
-        test = tested(experiment(0.5), quality, limits, profiles)
+        test = judged(experiment(0.5), quality, limits, profiles)
         return test.decision, test.outcome.about
 
     assert decided() == ("accept", ())
@@ -140,6 +138,6 @@ def test_the_ratio_of_the_95th_percentiles_holds_the_truth() -> None:
         generator = np.random.default_rng(seed)
         a, b = 10 * np.exp(generator.normal(0, 0.2, (2, 150)))
         ab = replace(experiment(0.8, pairs=150), a_ms=tuple(a), b_ms=tuple(0.8 * b))
-        row = tested(ab, SAME, {}).table.loc["p95_ms"]
+        row = judged(ab, SAME, {}).table.loc["p95_ms"]
         held += bool(row["ci_low"] <= 0.8 <= row["ci_high"])
     assert held >= 55

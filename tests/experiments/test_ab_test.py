@@ -232,9 +232,7 @@ def test_what_could_not_be_checked_is_never_accepted() -> None:
     few = perfnb.ab_test(sleeping(40.0), sleeping(10.0), limits={"p95_ms": 1e4}, **brief)
     assert few.decision == "inconclusive"
     assert "p95 step could not be measured" in few.reason
-    unlimited = perfnb.ab_test(
-        sleeping(6.0), sleeping(2.0), quality=lambda: {"loss": 0.1}, limits={"los": 1}, **COARSE
-    )
+    unlimited = perfnb.ab_test(sleeping(6.0), sleeping(2.0), quality=lambda: {"loss": 0.1}, limits={"los": 1}, **COARSE)
     assert unlimited.decision == "inconclusive"
     assert "pass limits={'loss': ...}; limits names 'los', which quality does not return" in unlimited.reason
     misnamed = perfnb.ab_test(
@@ -265,9 +263,7 @@ def test_a_report_that_is_saved_and_loaded_is_the_same(accepted: ABTest, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["pairs.parquet", "losses.parquet", "report.json", "baseline/profile.json"])
-def test_a_damaged_report_is_one_error_that_names_it(
-    accepted: ABTest, tmp_path: Path, file: str
-) -> None:
+def test_a_damaged_report_is_one_error_that_names_it(accepted: ABTest, tmp_path: Path, file: str) -> None:
     path = accepted.save(tmp_path / "report")
     (path / file).write_bytes(b"{}")
 

@@ -162,7 +162,8 @@ def test_a_step_of_two_arguments_is_told_to_unpack_its_batch(batches: Any) -> No
 
 def test_what_is_no_step_is_named_with_what_to_write_instead() -> None:
     loader = DataLoader([1])
-    with pytest.raises(TypeError, match=r"^candidate must be .*, not DataLoader: write ab_test\(baseline, candidate, loader\)\.$"):
+    write = r"^candidate must be .*, not DataLoader: write ab_test\(baseline, candidate, loader\)\.$"
+    with pytest.raises(TypeError, match=write):
         perfnb.ab_test(none, loader)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^step must be .*, not DataLoader: write time_step\(step, loader\)\.$"):
         perfnb.time_step(loader, none)  # type: ignore[arg-type]
@@ -177,7 +178,7 @@ def test_what_is_no_step_is_named_with_what_to_write_instead() -> None:
     for step in (later, makes):
         with pytest.raises(TypeError, match=r"^candidate must run when called"):
             perfnb.ab_test(none, step)
-    with pytest.raises(TypeError, match=r"^resolution takes an argument, but is called without any: wrap it, as in lambda:"):
+    with pytest.raises(TypeError, match=r"^resolution takes an argument, but is called without any: wrap it, as"):
         perfnb.system_check(resolution=never)  # type: ignore[arg-type]
 
 
