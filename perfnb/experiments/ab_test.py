@@ -127,8 +127,8 @@ class ABTest(PairedTimes, Page, Shown):
 
     @property
     def judged(self) -> bool:
-        """Whether the test was asked for a decision, with `quality`, `limits` or `profile`."""
-        return bool(self.options.get("judged", True))
+        """Whether a decision was asked for, with `quality`, `limits` or `profile`."""
+        return self.quality.judged_by in ("function", "results") or bool(self.limits or self.profiles)
 
     def to_markdown(self) -> str:
         """The decision, the table and caveats as Markdown, for example for a pull request."""
@@ -256,14 +256,12 @@ def ab_test(
     require_quality(quality)
     if not isinstance(given[1], bool):
         raise TypeError(f"profile must be True or False, not {shown(profile)}.")
-    judged = quality is not None or limits is not None or profile
     accepted = limits_of(limits, judged=quality is not None, profiled=profile)
-    tolerance = accepted.get(DIFFERENCE) if check is None or callable(check) else float(check)
     found = NOT_COMPARED
 
     def compare(first: Any, second: Any) -> None:
         nonlocal found
-        found = compare_results(first, second, check if callable(check) else None, tolerance)
+        found = compare_results(first, second, check, accepted.get(DIFFERENCE))
 
     times = time_pairs(
         baseline,
@@ -272,7 +270,7 @@ def ab_test(
         _names(baseline, candidate),
         budget_s=PAIRS_SHARE * budget_s if profile else budget_s,
         equal_within=equal_within,
-        compare=compare if check is not None or (judged and quality is None) else None,
+        compare=compare if quality is None and (check is not None or limits is not None or profile) else None,
     )
     if quality is not None:
         found = Quality(losses_of(quality(), accepted), "function")
@@ -286,7 +284,7 @@ def ab_test(
         quality=found,
         limits=accepted,
         change=change,
-        options={"budget_s": budget_s, "equal_within": equal_within, "profile": profile, "judged": judged},
+        options={"budget_s": budget_s, "equal_within": equal_within, "profile": profile},
         environment=provenance(),
         profiles=profiles,
     )

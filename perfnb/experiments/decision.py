@@ -33,7 +33,7 @@ class Quality:
     """What is known about the quality of the candidate's results."""
 
     losses: tuple[Loss, ...]  # empty if quality is unknown
-    # "function" (the user's), "results" (the steps' return values were compared), "check" (by the user's), or "nothing"
+    # "function" (the user's), "results" (the steps' return values were compared), "check" (the same, as asked), or "nothing"
     judged_by: str
     said: str = ""  # how the results differ, or why they could not be compared; empty if they agree
     dtype: str = ""  # the dtype that set the limit of the difference; empty if none did
@@ -44,22 +44,24 @@ NOT_COMPARED = Quality((), "nothing", "they were not compared")
 
 
 def compare_results(
-    first: Any, second: Any, check: Callable[[Any, Any], Any] | None, tolerance: float | None
+    first: Any, second: Any, check: float | Callable[[Any, Any], Any] | None, limit: float | None
 ) -> Quality:
-    """Compare what the two steps returned, with `check` or else within `tolerance`, by default that of their dtype."""
+    """Compare what the two steps returned, by `check`, else within `limit`, by default the tolerance of their dtype."""
     from perfnb.bench.distances import worst_difference
 
-    if check is not None:
+    if callable(check):
         try:
             said = "check says that the results differ" if check(first, second) is False else ""
         except AssertionError as error:
             said = " ".join(str(error).split()) or "the check failed"
         return Quality((Loss(DIFFERENCE, math.inf if said else 0.0, limit=0.0),), "check", said)
-    worst = worst_difference(first, second, tolerance)
-    limit = worst.tolerance if tolerance is None else tolerance
-    losses = (Loss(DIFFERENCE, worst.relative, limit=limit),) if worst.known else ()
-    said = "" if worst.known and worst.relative <= limit else worst.words
-    return Quality(losses, "results", said, worst.dtype if losses and tolerance is None else "")
+    given = limit if check is None else float(check)
+    worst = worst_difference(first, second, given)
+    tolerance = worst.tolerance if given is None else given
+    losses = (Loss(DIFFERENCE, worst.relative, limit=tolerance),) if worst.known else ()
+    said = "" if worst.known and worst.relative <= tolerance else worst.words
+    dtype = worst.dtype if losses and given is None else ""
+    return Quality(losses, "results" if check is None else "check", said, dtype)
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def reason(test: ABTest) -> str:
 
 
 def rows(test: ABTest) -> list[tuple[str, str, str, str, str]]:
-    """A row per metric: its label, both test, the change, and the limit."""
+    """A row per metric: its label, both figures, the change, and the limit."""
     losses = {loss.name: loss for loss in test.quality.losses}
     resources = {resource.name: resource for resource in test.resources}
     found: list[tuple[str, str, str, str, str]] = []
@@ -162,7 +162,7 @@ def rows(test: ABTest) -> list[tuple[str, str, str, str, str]]:
 
 
 def notes(test: ABTest) -> list[str]:
-    """Caveats and explanations of the test."""
+    """Caveats and explanations of the figures."""
     said = []
     quality = test.quality
     if quality.judged_by == "results" and quality.losses:

@@ -48,4 +48,4 @@ def an_ab_test(
         blocks=BlockPlan("worker processes", turns, turns, None) if turns > 1 else None,
     )
     times = replace(times, comparison=replace(times.comparison, **comparison))
-    return ABTest(**vars(times), quality=NOT_COMPARED if check is None else Quality((), "results", check))
+    return ABTest(**vars(times), quality=NOT_COMPARED if check is None else Quality((), "check", check))
