@@ -34,14 +34,14 @@ def time_pairs(
         if compare is not None:
             compare(*bench.results)
         bench.results = []
-        blocks, turn_ms, found = None, None, bench.prefetching()
-        if found is None and (slower := slower_back_to_back(bench, budget_s)) is not None:
-            found, turn_ms = slower
-        if found is None:
+        blocks, turn_ms, prefetching = None, None, bench.prefetching()
+        if prefetching is None and (slower := slower_back_to_back(bench, budget_s)) is not None:
+            prefetching, turn_ms = slower
+        if prefetching is None:
             plan, times = planned_rounds(bench, begin, budget_s, equal_within)
         else:
             steady = None  # the warm-up was interleaved, which says nothing about turns back to back
-            plan, blocks, times = planned_blocks(bench, begin, budget_s, found, turn_ms)
+            plan, blocks, times = planned_blocks(bench, begin, budget_s, prefetching, turn_ms)
     sizes = set(bench.sizes)
     return paired_times(
         times[0].tolist(),

@@ -150,12 +150,12 @@ def _attribute(tensor: Tensor) -> PutBack:
     return put_back
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
+def _same_bits(first: Tensor, second: Tensor) -> bool:
     """Compare bits, because NaN differs from itself, and writes through ``.data`` or NumPy do not raise the version."""
-    kinds = [(each.shape, each.dtype, each.device, each.layout) for each in (one, other)]
-    if kinds[0] != kinds[1] or one.layout is not torch.strided:
+    kinds = [(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in (first, second)]
+    if kinds[0] != kinds[1] or first.layout is not torch.strided:
         return False
-    return torch.equal(_bits(one), _bits(other))
+    return torch.equal(_bits(first), _bits(second))
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -257,11 +257,11 @@ def ab_test(
     if not isinstance(given[1], bool):
         raise TypeError(f"profile must be True or False, not {shown(profile)}.")
     accepted = limits_of(limits, judged=quality is not None, profiled=profile)
-    found = NOT_COMPARED
+    judgement = NOT_COMPARED
 
     def compare(first: Any, second: Any) -> None:
-        nonlocal found
-        found = compare_results(first, second, check, accepted.get(DIFFERENCE))
+        nonlocal judgement
+        judgement = compare_results(first, second, check, accepted.get(DIFFERENCE))
 
     times = time_pairs(
         baseline,
@@ -273,7 +273,7 @@ def ab_test(
         compare=compare if quality is None and (check is not None or limits is not None or profile) else None,
     )
     if quality is not None:
-        found = Quality(losses_of(quality(), accepted), "function")
+        judgement = Quality(losses_of(quality(), accepted), "function")
     profiles, numbers = {}, random_state()
     for side, step, name in zip(SIDES, (baseline, candidate), (times.a_name, times.b_name), strict=True):
         if profile:
@@ -281,7 +281,7 @@ def ab_test(
             profiles[side] = profile_step(step, batches, name=name, budget_s=PROFILE_SHARE * budget_s, **_STEPS)
     return ABTest(
         **vars(times),
-        quality=found,
+        quality=judgement,
         limits=accepted,
         change=change,
         options={"budget_s": budget_s, "equal_within": equal_within, "profile": profile},
