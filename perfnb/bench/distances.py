@@ -67,11 +67,14 @@ def differences(first: Any, second: Any, where: str = "the result") -> Iterator[
     Everything else must be equal.
     """
     try:
+        if _is_number(first) and _is_number(second):
+            yield _of_numbers(first, second, where)
+            return
         first, second = _as_tensors(first, second)
         if isinstance(first, Tensor) and isinstance(second, Tensor):
             yield _of_tensors(first, second, where)
             return
-    except (RuntimeError, TypeError, ValueError) as error:  # a layout or dtype that lacks these operations
+    except (RuntimeError, TypeError, ValueError) as error:  # a layout, dtype or kind of number without these operations
         yield _unknown(where, type(error).__name__)
         return
     if isinstance(first, Mapping) and isinstance(second, Mapping):
@@ -89,10 +92,6 @@ def differences(first: Any, second: Any, where: str = "the result") -> Iterator[
     elif dataclasses.is_dataclass(first) and not isinstance(first, type) and type(first) is type(second):
         for name in (field.name for field in dataclasses.fields(first)):
             yield from differences(getattr(first, name, None), getattr(second, name, None), f"{where}.{name}")
-    elif _is_number(first) and _is_number(second):
-        whole = isinstance(first, Integral) and isinstance(second, Integral)
-        difference = _distance(*(_wide(torch.tensor(value)) for value in (first, second)), where)
-        yield difference._replace(dtype="" if whole else _OF_NUMBERS)
     else:
         yield _of_others(first, second, where)
 
@@ -139,6 +138,12 @@ def _as_tensor(value: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Number) and not isinstance(value, bool)
+
+
+def _of_numbers(first: Any, second: Any, where: str) -> Difference:
+    whole = isinstance(first, Integral) and isinstance(second, Integral)
+    difference = _distance(_wide(torch.tensor(first)), _wide(torch.tensor(second)), where)
+    return difference._replace(dtype="" if whole else _OF_NUMBERS)
 
 
 def _of_tensors(first: Tensor, second: Tensor, where: str) -> Difference:

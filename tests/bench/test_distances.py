@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,7 @@ def test_the_worst_part_is_the_one_farthest_beyond_its_tolerance() -> None:
         ({"a": ONE, "b": float("nan")}, {"a": ONE, "b": float("nan")}, "the result['b'] is NaN in both"),
         ((ONE, Cache()), (ONE, Cache()), "the result[1] cannot be compared (Cache)"),
         ((ONE, pd.Series([1.0])), (ONE, pd.Series([1.0])), "the result[1] cannot be compared (Series)"),
+        (Decimal(1), Decimal(1), "the result cannot be compared ("),
         (torch.ones(2, device="meta"), torch.ones(2, device="meta"), "the result cannot be compared ("),
     ],
 )
