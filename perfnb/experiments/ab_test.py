@@ -21,6 +21,7 @@ from perfnb.diff.layers import diff_profiles
 from perfnb.draw.shown import Page, Shown
 from perfnb.experiments.decision import (
     NOT_COMPARED,
+    SIDES,
     Quality,
     Side,
     compare_results,
@@ -28,7 +29,7 @@ from perfnb.experiments.decision import (
     metrics,
     side_of,
 )
-from perfnb.experiments.report_files import SIDES, read_report, save_report
+from perfnb.experiments.report_files import read_report, save_report
 from perfnb.experiments.report_view import reason, report_html, report_line, report_markdown, report_page, report_text
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import profile_step

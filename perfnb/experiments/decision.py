@@ -19,11 +19,13 @@ from perfnb.recording.text import TEXT
 from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import StepTimes
 
+#: The two steps, and their names if they have none of their own, or equal ones.
+SIDES = ("baseline", "candidate")
 #: Columns of `ABTest.table` and their types, after the index ``metric``.
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "unit": TEXT,
-        **dict.fromkeys(("baseline", "candidate", "difference", "ratio", "ci_low", "ci_high", "limit"), "Float64"),
+        **dict.fromkeys((*SIDES, "difference", "ratio", "ci_low", "ci_high", "limit"), "Float64"),
     }
 )
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 from perfnb.bench.paired_times import BlockPlan, PairedTimes, paired_times
 from perfnb.bench.quality import Loss
 from perfnb.errors import RecordingError
-from perfnb.experiments.decision import Quality
+from perfnb.experiments.decision import SIDES, Quality
 from perfnb.files import usable
 from perfnb.recording import folder, raw_columns, storage
 from perfnb.recording.folder import Kind
@@ -26,8 +26,6 @@ from perfnb.recording.text import TEXT
 if TYPE_CHECKING:
     from perfnb.experiments.ab_test import ABTest
 
-#: Folders of the two profiles.
-SIDES = ("baseline", "candidate")
 #: What is saved of the times and of quality, besides the frames.
 _EXPERIMENT = ("a_name", "b_name", "planned", "needed", "noise", "steady", "batch_size")
 _QUALITY = ("judged_by", "said", "dtype")

@@ -13,7 +13,7 @@ from perfnb.diff.layers import ProfileDiff
 from perfnb.diff.view import diff_html
 from perfnb.draw import escape, tables
 from perfnb.draw.frame import framed, header, static_page
-from perfnb.experiments.decision import of_two_ceilings
+from perfnb.experiments.decision import SIDES, of_two_ceilings
 from perfnb.profile.summary import device_words
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ _LABELS = {
 }
 #: How far apart, in log units, the ratio of the medians and that of the pairs may be without a note.
 _APART = 0.01
-#: Names of steps without names of their own, or with equal names; these are not shown.
-SIDES = ("baseline", "candidate")
 #: Smallest width that fits the columns.
 MIN_WIDTH = 80
 
