@@ -35,7 +35,8 @@ class Quality:
     """What is known about the quality of the candidate's results."""
 
     losses: tuple[Loss, ...]  # empty if quality is unknown
-    # "function" (the user's), "results" (the steps' return values were compared), "check" (the same, as asked), or "nothing"
+    # "function" (the user's), "results" (the steps' return values were compared), "check" (the same, on request), or
+    # "nothing"
     judged_by: str
     said: str = ""  # how the results differ, or why they could not be compared; empty if they agree
     dtype: str = ""  # the dtype that set the limit of the difference; empty if none did
