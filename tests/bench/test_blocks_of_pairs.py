@@ -96,7 +96,7 @@ def stepping(clock: FakeClock, ms: float, ahead: Ahead | None = None) -> Callabl
 
 def test_a_worker_that_is_no_gain_is_not_accepted(clock: FakeClock, tmp_path: Path) -> None:
     none, one = stepping(clock, 12), stepping(clock, 0.1, Ahead(clock, 12))
-    report = perfnb.ab_test(none, one, limits={}, change="a worker", budget_s=8, equal_within=0.15)
+    report = perfnb.ab_test(none, one, limits={}, change="a worker", budget_s=5, equal_within=0.15)
 
     assert report.decision != "accept"
     assert report.ratio == pytest.approx(1, abs=0.03)  # in turns it would be about 0.01
@@ -143,7 +143,7 @@ def test_what_prepares_batches_for_both_favours_none(clock: FakeClock) -> None:
 
 
 def test_where_there_is_no_time_for_blocks_there_is_no_verdict(clock: FakeClock) -> None:
-    report = perfnb.ab_test(stepping(clock, 400), stepping(clock, 1, Ahead(clock, 100, 8)), limits={}, budget_s=1)
+    report = perfnb.ab_test(stepping(clock, 400), stepping(clock, 1, Ahead(clock, 100, 8)), limits={}, budget_s=0.6)
 
     assert report.decision == "inconclusive"
     assert "A fair comparison then needs blocks, and there was no time for any" in report.reason

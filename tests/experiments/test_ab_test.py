@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left", "clock")
 
 X = torch.linspace(0, 1, 64)
 #: Few pairs tell a step from one of half the time.
-COARSE: dict[str, Any] = {"budget_s": 2, "equal_within": 0.2}
+COARSE: dict[str, Any] = {"budget_s": 1.2, "equal_within": 0.2}
 
 
 def sleeping(ms: float, result: Any = X) -> Callable[..., Any]:
@@ -143,7 +143,7 @@ def test_quality_is_judged_after_both_have_run_equally_often() -> None:
 
 
 def test_an_equal_candidate_is_no_gain_or_cannot_be_told() -> None:
-    report = perfnb.ab_test(sleeping(3.0), sleeping(3.0), budget_s=2, limits={})
+    report = perfnb.ab_test(sleeping(3.0), sleeping(3.0), budget_s=1.2, limits={})
 
     assert report.decision in ("reject", "inconclusive")
     assert report.verdict in ("same", "inconclusive")
@@ -228,7 +228,7 @@ def test_what_could_not_be_checked_is_never_accepted() -> None:
     silent = perfnb.ab_test(sleeping(6.0, None), sleeping(2.0, None), limits={}, **COARSE)
     assert silent.decision == "inconclusive"
     assert "Return the loss from both steps, or pass quality" in silent.reason
-    brief = COARSE | {"budget_s": 4}
+    brief = COARSE | {"budget_s": 2.4}
     few = perfnb.ab_test(sleeping(40.0), sleeping(10.0), limits={"p95_ms": 1e4}, **brief)
     assert few.decision == "inconclusive"
     assert "p95 step could not be measured" in few.reason

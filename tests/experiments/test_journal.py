@@ -43,7 +43,7 @@ def journal(tmp_path: Path) -> perfnb.results.Journal:
 @pytest.mark.usefixtures("clock")
 def test_what_is_added_comes_back(journal: perfnb.results.Journal) -> None:
     steps = sleeping(9.0), sleeping(3.0)
-    report = perfnb.ab_test(*steps, change="sleeps less", budget_s=10, equal_within=0.2, check=0.0)
+    report = perfnb.ab_test(*steps, change="sleeps less", budget_s=6, equal_within=0.2, check=0.0)
     profile = perfnb.profile_step(steps[1], warmup=1, steps=6, traced=1, flops=False)
     names = [
         journal.add(timing(6.0), hypothesis="where we begin"),

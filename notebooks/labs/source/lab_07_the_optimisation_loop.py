@@ -223,7 +223,7 @@ ACCEPTED = 0.03
 reports, made_of = {}, {}
 
 
-def tried(change, candidate, before=None, given=batches, nets=None, budget_s=6, expected=None, of=None):
+def tried(change, candidate, before=None, given=batches, nets=None, budget_s=4, expected=None, of=None):
     """A/B test of a change, kept in `reports` and the journal; `candidate` and `before` are steps."""
     if wrong(Net(), *held_out) is None:
         print("Write wrong first, exercise 7.2.")
@@ -247,7 +247,7 @@ def tried(change, candidate, before=None, given=batches, nets=None, budget_s=6, 
     return reports[change]
 
 
-def tried_training(change, candidate, budget_s=6, expected=None):
+def tried_training(change, candidate, budget_s=4, expected=None):
     """The same for a training against the script; a larger `budget_s` gives more pairs."""
     before = Script()
     return tried(
@@ -343,7 +343,7 @@ labs.check("7.4", Bf16, script=Script, batches=batches, reports=reports, made_of
 # %% [markdown]
 # What did it say here? `accept`, `reject` and `inconclusive` are all correct if the report says so. The last one does
 # not mean *no gain*: it means that so few pairs on such a noisy machine cannot tell. If you want to know, give it more
-# time, as in `tried_training("bf16", Bf16(), budget_s=20)`.
+# time, as in `tried_training("bf16", Bf16(), budget_s=12)`.
 #
 # A second report may come to a different decision, especially if the gain is small or the machine noisy. The remedy is
 # more pairs, not repeating until it says `accept`: if you ask often enough, you get every answer once. Decide on the
@@ -389,7 +389,7 @@ tried(
     lambda samples: learn(small, samples, 32),
     given=portions,
     nets=(few[0].net, few[1].net),
-    budget_s=8,
+    budget_s=5,
     of=learn,
 )
 
@@ -561,7 +561,7 @@ if small_net is not None:
     sides, nets = (answering(small_net), answering(trained.net)), (trained.net, small_net)
     for change, size, expected in (("int8", 256, None), ("int8, one at a time", 1, one_at_a_time)):
         images_given = list(images[:1280].split(size))
-        tried(change, *sides, given=images_given, nets=nets, budget_s=4, expected=expected, of=quantised)
+        tried(change, *sides, given=images_given, nets=nets, budget_s=2.5, expected=expected, of=quantised)
 reports.get("int8")
 
 # %%
