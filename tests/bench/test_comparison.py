@@ -148,7 +148,7 @@ def test_steps_of_one_name_are_told_apart_by_their_places(busy: Busy) -> None:
     assert "between candidate and baseline" in str(test) or "candidate and baseline take the same time" in str(test)
 
 
-def test_a_faster_step_is_accepted_only_if_its_results_were_judged(busy: Busy) -> None:
+def test_a_faster_step_is_accepted_only_if_its_results_were_judged(busy: Busy, tmp_path: Path) -> None:
     plain = perfnb.ab_test(busy(4.0), busy(2.0), budget_s=1)
     checked = perfnb.ab_test(busy(4.0), busy(2.0), budget_s=1, check=0.6)
     slower = perfnb.ab_test(busy(2.0), busy(4.0), budget_s=1)
@@ -157,6 +157,10 @@ def test_a_faster_step_is_accepted_only_if_its_results_were_judged(busy: Busy) -
     assert plain.reason.endswith("its results could not be checked: they were not compared. Pass check or quality.")
     assert str(plain).startswith("candidate is faster than baseline: ")
     assert plain.table.loc["median_ms", "ratio"] == plain.ratio
+    for test in (plain, checked):
+        loaded = perfnb.load(test.save(tmp_path / "test"))
+        assert isinstance(loaded, perfnb.results.ABTest)
+        assert (str(loaded), loaded.check, loaded.decision) == (str(test), test.check, test.decision)
 
 
 def test_a_step_that_is_never_steady_is_flagged_and_ends(busy: Busy) -> None:
