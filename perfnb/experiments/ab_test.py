@@ -143,7 +143,7 @@ class ABTest(PairedTimes, Page, Shown):
         RecordingError
             If `path` holds something else, or cannot be written.
         """
-        return save_report(self, {side: profile._recording for side, profile in self.profiles.items()}, path)
+        return save_report(self, path)
 
     def _summary(self, side: str) -> Any:
         return self.profiles[side]._summary if side in self.profiles else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
@@ -75,10 +74,10 @@ REPORT = Kind(
 )
 
 
-def save_report(test: ABTest, profiles: Mapping[str, Recording], path: str | Path) -> Path:
+def save_report(test: ABTest, path: str | Path) -> Path:
     """Save a test to the folder `path`, atomically; an earlier one there is replaced.
 
-    The table, decision and reason are for other tools; they are not read back. `profiles` are by `SIDES`, or empty.
+    The table, decision and reason are for other tools; they are not read back.
     """
     types = {name: TEXT if name == "name" else "float64" for name in _LOSS}
     frames = {
@@ -95,7 +94,8 @@ def save_report(test: ABTest, profiles: Mapping[str, Recording], path: str | Pat
         },
         "quality": {name: getattr(test.quality, name) for name in _QUALITY},
     }
-    parts = {name: (recording.frames(), recording.meta) for name, recording in profiles.items()}
+    recordings = {side: profile._recording for side, profile in test.profiles.items()}
+    parts = {side: (recording.frames(), recording.meta) for side, recording in recordings.items()}
     return folder.save(REPORT, frames, facts, path, parts, storage.PROFILE)
 
 
