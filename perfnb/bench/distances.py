@@ -1,6 +1,8 @@
 """How far results are from each other: what two steps return, part by part, and results by name from the truth.
 
-One distance is used throughout: the largest difference between two elements, relative to the largest finite value.
+A difference is measured in one place, relative to the size of what is compared with. The size is the largest value where
+two results should agree, so that no element hides behind others, and the root mean square where rounding is compared
+with rounding, because single elements of that vary by chance.
 """
 
 from __future__ import annotations
@@ -153,8 +155,21 @@ def _of_tensors(first: Tensor, second: Tensor, where: str) -> Difference:
     return difference._replace(dtype=dtype if dtype in TOLERANCES else "")
 
 
-def _distance(first: Tensor, second: Tensor, where: str = "", floor: float = 0.0) -> Difference:
-    """The largest difference between two elements, relative to the largest value of the first, at least `floor`."""
+def _largest(value: Tensor) -> float:
+    return float(value.abs().max())
+
+
+def _mean_square_root(value: Tensor) -> float:
+    return float(torch.linalg.vector_norm(value)) / math.sqrt(value.numel())
+
+
+def _distance(
+    first: Tensor, second: Tensor, where: str = "", size: Callable[[Tensor], float] = _largest, floor: float = 0.0
+) -> Difference:
+    """The size of the difference relative to that of the first, at least `floor`; what is infinite in both is left out.
+
+    Infinite if only one of two elements is finite.
+    """
     if first.shape != second.shape:
         return Difference(math.inf, f"{where} has shape {tuple(second.shape)} instead of {tuple(first.shape)}")
     if first.numel() == 0:
@@ -167,16 +182,11 @@ def _distance(first: Tensor, second: Tensor, where: str = "", floor: float = 0.0
         places = "1 place" if odd == 1 else f"{odd:,} places"
         return Difference(math.inf, f"{where} differs in {places} where one value is infinite or NaN")
     # Values infinite in both would make every other difference look small.
-    worst, scale = (_size(torch.where(finite, value, 0.0)) for value in (first - second, first))
+    worst, scale = (size(torch.where(finite, value, 0.0)) for value in (first - second, first))
     if max(scale, floor) == 0 and worst > 0:
         return Difference(math.inf, f"{where} differs by up to {worst:.2g} where the first is all zeros")
     relative = worst / max(scale, floor) if worst > 0 else 0.0
     return Difference(relative, f"{where} differs by up to {relative:.2g} times the largest value")
-
-
-def _size(value: Tensor) -> float:
-    """The largest finite value."""
-    return float(torch.where(torch.isfinite(value), value.abs(), 0.0).max()) if value.numel() else 0.0
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -226,7 +236,7 @@ def _floors(truth: Results, kind_of: Callable[[str], str]) -> dict[str, float]:
     floors: dict[str, float] = defaultdict(float)
     for name, value in truth.items():
         if value is not None:
-            floors[kind_of(name)] = max(floors[kind_of(name)], _SMALL * _size(value))
+            floors[kind_of(name)] = max(floors[kind_of(name)], _SMALL * _finite_size(value))
     return floors
 
 
@@ -234,7 +244,11 @@ def _error(found: Tensor | None, truth: Tensor | None, floor: float) -> float:
     """Distance from the truth; infinite if one of the two is missing."""
     if found is None or truth is None:
         return 0.0 if found is truth else math.inf
-    return _distance(truth, found, floor=floor).relative
+    return _distance(truth, found, size=_mean_square_root, floor=floor).relative
+
+
+def _finite_size(value: Tensor) -> float:
+    return _mean_square_root(torch.where(torch.isfinite(value), value, 0.0)) if value.numel() else 0.0
 
 
 def differ(a: Results, b: Results) -> bool:
@@ -253,4 +267,4 @@ def _is_finite(value: Tensor | None) -> bool:
 
 
 def _is_above(value: Tensor | None, size: float) -> bool:
-    return value is not None and _size(value) > size
+    return value is not None and _finite_size(value) > size

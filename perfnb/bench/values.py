@@ -76,4 +76,4 @@ def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Va
     if errors.random and reorders:
         return Values(UNCHECKED, worst, "the step draws random numbers, and compiled code draws them in another order")
     worst_name = max(far, key=lambda name: errors.other[name] / allowed[name])
-    return Values(DIFFERENT, worst, f"{worst_name} is off by {errors.other[worst_name]:.2g} of its largest value")
+    return Values(DIFFERENT, worst, f"{worst_name} is off by {errors.other[worst_name]:.2g} of its length")
