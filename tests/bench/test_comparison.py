@@ -231,8 +231,8 @@ def test_what_makes_no_sense_is_refused(busy: Busy) -> None:
         perfnb.time_step(lambda batch: None, [])
 
 
-def test_a_step_against_itself(busy: Busy) -> None:
-    whole = perfnb.system_check(resolution=busy(1.0), budget_s=2)
+def test_a_step_against_itself(busy: Busy, tmp_path: Path) -> None:
+    whole = perfnb.system_check(tmp_path, resolution=busy(1.0), budget_s=2)
     check = whole.resolution
 
     assert check is not None
@@ -244,7 +244,7 @@ def test_a_step_against_itself(busy: Busy) -> None:
     assert "detects in 9 of 10 runs: " in str(check)
     assert repr(check).endswith(f", noise floor {share(check.noise_floor)}>")
     assert str(whole).endswith(str(check))
-    assert perfnb.system_check().resolution is None
+    assert perfnb.system_check(tmp_path).resolution is None
     assert "<table>" in check._repr_mimebundle_()["text/html"]
 
 
