@@ -100,11 +100,14 @@ def system_check(
     TypeError, ValueError
         If `resolution` is neither a flag nor a step, or for an invalid budget.
     """
+    from perfnb.step.checks import require_steps
     from perfnb.system.read import read_system
 
     __tracebackhide__ = True
     require_seconds("budget_s", budget_s)
-    if not isinstance(resolution, bool) and not callable(resolution):
+    if callable(resolution):
+        require_steps({"resolution": resolution}, None, "")
+    elif not isinstance(resolution, bool):
         raise TypeError(f"resolution must be True, False or a step, not {shown(resolution)}.")
     path = os.fsdecode(data)
     if not os.path.exists(path):
