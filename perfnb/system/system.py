@@ -105,9 +105,10 @@ def system_check(
 
     __tracebackhide__ = True
     require_seconds("budget_s", budget_s)
-    if callable(resolution):
-        require_steps({"resolution": resolution}, None, "")
-    elif not isinstance(resolution, bool):
+    given: Any = resolution
+    if callable(given):
+        require_steps({"resolution": given}, None, "")
+    elif not isinstance(given, bool):
         raise TypeError(f"resolution must be True, False or a step, not {shown(resolution)}.")
     path = os.fsdecode(data)
     if not os.path.exists(path):
@@ -115,4 +116,4 @@ def system_check(
     checks = check_table(read_system(path))
     if resolution is False:
         return SystemCheck(checks)
-    return SystemCheck(checks, find_resolution(None if resolution is True else resolution, budget_s))
+    return SystemCheck(checks, find_resolution(given if callable(given) else None, budget_s))
