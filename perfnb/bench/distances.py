@@ -1,8 +1,8 @@
 """How far results are from each other: what two steps return, part by part, and results by name from the truth.
 
 A difference is measured in one place, relative to the size of what is compared with. The size is the largest value if
-two results should agree, so that no element hides behind others. It is the root mean square if rounding is compared with
-rounding, because single elements of that vary by chance.
+two results should agree, so that no element hides behind others. It is the root mean square if rounding is compared
+with rounding, because single elements of that vary by chance.
 """
 
 from __future__ import annotations
