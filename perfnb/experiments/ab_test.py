@@ -165,7 +165,7 @@ class ABTest(PairedTimes, Page, Shown):
 def ab_test(
     baseline: Callable[..., Any],
     candidate: Callable[..., Any],
-    batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
+    batches: Iterable[Any] | None = None,
     *,
     quality: Callable[[], Mapping[str, Any]] | None = None,
     limits: Mapping[str, float] | None = None,
