@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from perfnb.errors import PerfnbError
 
 if TYPE_CHECKING:
-    from perfnb import integrations as integrations
-    from perfnb import labs as labs
     from perfnb import results as results
     from perfnb.bench.input_bound import confirm_input_bound
     from perfnb.bench.timing import time_step

@@ -116,7 +116,7 @@ class ABTest(PairedTimes, Page, Shown):
         """Figures of the candidate."""
         return side_of(self.b_name, super().b, self._summary("candidate"))
 
-    @cached_property
+    @property
     def table(self) -> pd.DataFrame:
         """Figures of both steps, a row per metric.
 
@@ -124,7 +124,7 @@ class ABTest(PairedTimes, Page, Shown):
         divided by baseline; for times, that of the pairs) with its 95 % interval ``ci_low`` to ``ci_high`` if the
         metric varies, and ``limit`` (largest accepted value of the candidate).
         """
-        return metrics(self, self.baseline, self.candidate, self.quality.losses, self.limits)
+        return self._metrics.copy()
 
     @property
     def judged(self) -> bool:
@@ -144,6 +144,10 @@ class ABTest(PairedTimes, Page, Shown):
             If `path` holds something else, or cannot be written.
         """
         return save_report(self, path)
+
+    @cached_property
+    def _metrics(self) -> pd.DataFrame:
+        return metrics(self, self.baseline, self.candidate, self.quality.losses, self.limits)
 
     def _summary(self, side: str) -> Any:
         return self.profiles[side]._summary if side in self.profiles else None

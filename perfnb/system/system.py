@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -24,33 +23,36 @@ COLUMNS = ("check", "found", "expected", "verdict", "why", "how")
 CHECKS = (*OF_THE_HOST, *OF_GPUS)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
 class SystemCheck(Shown):
-    """Checks of the machine. Displays itself in a notebook, problems first.
+    """Checks of the machine. Displays itself in a notebook, problems first."""
 
-    Attributes
-    ----------
-    checks : DataFrame
-        One row per check, all text: ``check``, ``found``, ``expected``, ``verdict``, ``why``, ``how``. ``verdict`` is
-        "ok", "attention" (may cost speed or make timings unsteady), "info" (neither good nor bad by itself) or
-        "unknown" (could not be read; ``found`` says why).
-    resolution : Resolution or None
-        How small a difference the machine can detect; ``None`` unless that was asked for.
-    """
+    def __init__(self, checks: pd.DataFrame, resolution: Resolution | None = None) -> None:
+        self._checks, self._resolution = checks, resolution
 
-    checks: pd.DataFrame
-    resolution: Resolution | None = None
+    @property
+    def checks(self) -> pd.DataFrame:
+        """One row per check, all text: ``check``, ``found``, ``expected``, ``verdict``, ``why``, ``how``.
+
+        ``verdict`` is "ok", "attention" (may cost speed or make timings unsteady), "info" (neither good nor bad by
+        itself) or "unknown" (could not be read; ``found`` says why).
+        """
+        return self._checks.copy()
+
+    @property
+    def resolution(self) -> Resolution | None:
+        """How small a difference the machine can detect; ``None`` unless that was asked for."""
+        return self._resolution
 
     def _text(self, width: int = 100) -> str:
-        text = system_text(self.checks, width)
+        text = system_text(self._checks, width)
         return text if self.resolution is None else f"{text}\n\n{self.resolution}"
 
     def _line(self) -> str:
-        line = system_line(self.checks)
+        line = system_line(self._checks)
         return line if self.resolution is None else f"{line}; {self.resolution._line()}"
 
     def _html(self) -> str:
-        return system_html(self.checks) + ("" if self.resolution is None else self.resolution._html())
+        return system_html(self._checks) + ("" if self.resolution is None else self.resolution._html())
 
 
 def check_table(facts: Mapping[str, Any]) -> pd.DataFrame:
