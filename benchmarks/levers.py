@@ -8,6 +8,7 @@ import sys
 import torch
 
 import perfnb
+from perfnb.remedies.levers import LEVERS
 from tests.accuracy.judging import machine
 from tests.lever_steps import STEPS
 
@@ -21,7 +22,7 @@ def main(budget_s: float = 120.0) -> None:
     for name, make in STEPS.items():
         torch.manual_seed(0)
         curable = make()
-        levers = list(perfnb.levers().index)
+        levers = [lever.name for lever in LEVERS]
         found = perfnb.try_levers(curable.step, curable.batches, levers=levers, budget_s=budget_s)
         print(f"\n{name}: kept {', '.join(found.best) or 'nothing'}\n{found}\n")
         tried = found.table[found.table["verdict"] != "not tried"]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from perfnb.profile.summary import Summary
 from perfnb.recording import schema
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
 HOSTILE = (
     '</script><img src=x onerror="window.__pwned=1">',
@@ -92,7 +92,7 @@ def make_summary(
     layer_ops = _layer_ops(rows, gpu)
     return Summary(
         name=name,
-        timing=Timing(_SAMPLES, batch_size),
+        timing=StepTimes(_SAMPLES, batch_size),
         executed=_EXECUTED,
         traced_ms=traced,
         slowdown=traced / 12.3,
@@ -205,7 +205,7 @@ def unknown_figures() -> Summary:
         made,
         layers=layers,
         phases=phases,
-        timing=Timing((12.3,)),
+        timing=StepTimes((12.3,)),
         slowdown=None,
         ops=made.ops.iloc[:0],
         layer_ops=made.layer_ops.iloc[:0],
@@ -224,7 +224,7 @@ def empty() -> Summary:
         layer_ops=made.layer_ops.iloc[:0],
         hot_path=(),
         phases=made.phases.iloc[:0],
-        timing=Timing(()),
+        timing=StepTimes(()),
         executed={},
         notes=(),
     )

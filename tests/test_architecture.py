@@ -23,11 +23,11 @@ MOST_MODULES = 25
 MAY_GROW = ("labs",)
 #: Public objects that are handed tensors or models by the user and show what they made of them.
 BINDS: tuple[str, ...] = (
-    "bench/self_check.py",
     "inference/compare_inference.py",
     "memory/estimate/estimate.py",
     "models/architectures.py",
     "remedies/try_levers.py",
+    "system/resolution.py",
 )
 
 #: Rooms that only parse, call and display.
@@ -148,10 +148,17 @@ def names_that_say_nothing(package: Path) -> list[str]:
             if any(SAYS_NOTHING.fullmatch(part) for part in path.with_suffix("").parts)]  # fmt: skip
 
 
+def names_of(assignment: ast.Assign) -> list[str]:
+    return [target.id for target in assignment.targets if isinstance(target, ast.Name)]
+
+
 def public_rooms(package: Path) -> list[str]:
     """Rooms that would replace a public function of their name once they are imported."""
-    listed = ast.parse((package / "__init__.py").read_text("utf-8"))
-    names = {node.value for node in ast.walk(listed) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    text = (package / "__init__.py").read_text("utf-8")
+    (listed,) = (
+        node.value for node in ast.parse(text).body if isinstance(node, ast.Assign) and "__all__" in names_of(node)
+    )
+    names = set(ast.literal_eval(listed))
     return [f"{path.parent.name}: a room named like something public" for path in package.glob("*/__init__.py")
             if path.parent.name in names]  # fmt: skip
 

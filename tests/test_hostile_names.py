@@ -40,7 +40,8 @@ def named(name: str) -> nn.Module:
 def test_the_repr_of_a_comparison_of_architectures_shows_names_and_does_nothing() -> None:
     figures = architecture_samples.hostile()
     names = {name: NAME + name for name in figures.table.index}
-    text = repr(ArchitectureComparison(replace(figures, table=figures.table.rename(index=names)), {}))
+    figures = replace(figures, table=figures.table.rename(index=names))
+    text = repr(ArchitectureComparison(**vars(figures), profiles={}))
 
     assert r"e\x1b[31mvil\u202e" in text
     assert not invisible(text)

@@ -45,7 +45,7 @@ GIVEN: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
     "ab_test equal_within": (lambda v: perfnb.ab_test(never, never, equal_within=v), (*NOT_ABOVE_0, 1)),
     "find_leaks steps": (lambda v: perfnb.find_leaks(never, steps=v), (*NO_COUNTS, 0)),
     "find_leaks warmup": (lambda v: perfnb.find_leaks(never, warmup=v), NO_COUNTS),
-    "selfcheck budget_s": (lambda v: perfnb.selfcheck(never, budget_s=v), NOT_ABOVE_0),
+    "system_check budget_s": (lambda v: perfnb.system_check(resolution=never, budget_s=v), NOT_ABOVE_0),
     "scaling_study sizes": (lambda v: perfnb.scaling_study(lambda n: never, [1, v]), (10**400, math.inf, "3", -1, 0)),
     "confirm_input_bound budget_s": (
         lambda v: perfnb.confirm_input_bound(never_on, [X], MODEL, budget_s=v),

@@ -19,7 +19,7 @@ from perfnb.stats.planning import MOST_NEEDED
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from perfnb.bench.design import ABFigures
+    from perfnb.bench.paired_times import PairedTimes
 
 _INCHES = (6.4, 2.1)
 _COLOURS = {
@@ -38,33 +38,33 @@ _WHO = {
 _SHOWN = 6
 
 
-def ab_line(figures: ABFigures) -> str:
+def ab_line(times: PairedTimes) -> str:
     """The verdict in a few words."""
-    return f"{verdict_words(figures)}: {fmt.relative(figures.comparison.ratio, figures.comparison.ratio_ci)}"
+    return f"{verdict_words(times)}: {fmt.relative(times.ratio, times.ratio_ci)}"
 
 
-def ab_sentences(figures: ABFigures) -> list[str]:
-    """The result, what the experiment could detect, and caveats."""
-    comparison = figures.comparison
-    sentences = [f"{ab_line(figures)} × the time of {escape.plain(figures.a_name, 40)}."]
-    if figures.check:
-        sentences.insert(0, f"Check: {escape.plain(figures.check, 400)}.")
-    elif figures.check is not None:
+def ab_sentences(times: PairedTimes, check: str | None = None) -> list[str]:
+    """The result, what the experiment could detect, and caveats; `check` says how the results differ, or is empty."""
+    comparison = times.comparison
+    sentences = [f"{ab_line(times)} × the time of {escape.plain(times.a_name, 40)}."]
+    if check:
+        sentences.insert(0, f"Check: {escape.plain(check, 400)}.")
+    elif check is not None:
         sentences.append("The results agree.")
-    sentences += _pairs_words(figures)
-    if figures.blocks is None and figures.needed > len(figures.a_ms) and figures.verdict == "inconclusive":
-        needed = f"more than {MOST_NEEDED:,}" if figures.needed >= MOST_NEEDED else f"{figures.needed:,}"
+    sentences += _pairs_words(times)
+    if times.blocks is None and times.needed > len(times.a_ms) and times.verdict == "inconclusive":
+        needed = f"more than {MOST_NEEDED:,}" if times.needed >= MOST_NEEDED else f"{times.needed:,}"
         sentences.append(f"The pilot suggests {needed} pairs, more than the budget allows: raise budget_s.")
     if comparison.correlation:
         sentences.append("Successive pairs are autocorrelated, so the interval is wider.")
-    if figures.steady is False:
+    if times.steady is False:
         sentences.append("The steps had not reached a steady state when the warm-up ended.")
-    return [*sentences, *noise_sentences(figures.noise)]
+    return [*sentences, *noise_sentences(times.noise)]
 
 
-def too_few_words(figures: ABFigures) -> str:
+def too_few_words(times: PairedTimes) -> str:
     """Why there are too few pairs for a verdict, and what to do."""
-    pairs, blocks = figures.comparison.pairs, figures.blocks
+    pairs, blocks = len(times.a_ms), times.blocks
     few = fmt.counted(pairs, "pair") + ("" if blocks is None else " of blocks")
     take = ""
     if blocks is not None and blocks.round_s is not None:
@@ -77,11 +77,11 @@ def too_few_words(figures: ABFigures) -> str:
     return f"{few} {'is' if pairs == 1 else 'are'} too few for a verdict ({needed}): raise budget_s."
 
 
-def _pairs_words(figures: ABFigures) -> list[str]:
+def _pairs_words(times: PairedTimes) -> list[str]:
     """How many pairs there are, of what, and what they can detect."""
-    comparison, blocks = figures.comparison, figures.blocks
+    comparison, blocks = times.comparison, times.blocks
     if blocks is not None and not blocks.lead:
-        return [too_few_words(figures)]
+        return [too_few_words(times)]
     said = []
     pairs = fmt.counted(comparison.pairs, "pair")
     if blocks is not None:
@@ -92,7 +92,7 @@ def _pairs_words(figures: ABFigures) -> list[str]:
         )
         pairs += " of blocks"
     if blocks is not None and comparison.ratio_ci is None:
-        return [*said, too_few_words(figures)]
+        return [*said, too_few_words(times)]
     if math.isfinite(comparison.smallest_detectable):
         found = _apart(comparison.smallest_detectable)
         return [*said, f"{pairs} in random order; these detect a difference of {found} in 9 of 10 runs."]
@@ -104,67 +104,67 @@ def _apart(difference: float) -> str:
     return fmt.share(difference) if difference < 1 else f"a factor of {fmt.significant(1 + difference, trim=True)}"
 
 
-def verdict_words(figures: ABFigures) -> str:
+def verdict_words(times: PairedTimes) -> str:
     """``b is faster than a`` and so on."""
-    a, b = (escape.plain(name, 40) for name in (figures.a_name, figures.b_name))
-    band = fmt.share(figures.comparison.equal_within)
+    a, b = (escape.plain(name, 40) for name in (times.a_name, times.b_name))
+    band = fmt.share(times.comparison.equal_within)
     words = {
         "faster": f"{b} is faster than {a}",
         "slower": f"{b} is slower than {a}",
         "same": f"{b} and {a} take the same time within {band}",
         "inconclusive": f"inconclusive: neither a difference between {b} and {a} nor equality within {band} was shown",
     }
-    return words[figures.verdict]
+    return words[times.verdict]
 
 
-def ab_text(figures: ABFigures, width: int = 100) -> str:
+def ab_text(times: PairedTimes, width: int = 100, check: str | None = None) -> str:
     """The experiment as text."""
-    lines = [line for sentence in ab_sentences(figures) for line in escape.wrapped(sentence, width)]
-    rows = _rows(figures)
+    lines = [line for sentence in ab_sentences(times, check) for line in escape.wrapped(sentence, width)]
+    rows = _rows(times)
     words = max(escape.cells(row[0]) for row in rows)
     return "\n".join([*lines, *(f"{escape.fit(name, words)}  {step:>30}  {least:>8}" for name, step, least in rows)])
 
 
-def ab_html(figures: ABFigures) -> str:
+def ab_html(times: PairedTimes, check: str | None = None) -> str:
     """The experiment as sentences, a picture of the ratios, and a table."""
-    return framed(ab_body(figures))
+    return framed(ab_body(times, check))
 
 
-def ab_body(figures: ABFigures) -> str:
+def ab_body(times: PairedTimes, check: str | None = None) -> str:
     """The experiment as HTML inside another view."""
-    first, *rest = ab_sentences(figures)
-    sides = " vs ".join(escape.plain(name, 40) for name in (figures.b_name, figures.a_name))
-    words = header(sides, "A/B test", first, " ".join(rest)) + ab_picture(figures)
-    rows = [[tables.name(name), escape.html(step), escape.html(least)] for name, step, least in _rows(figures)[1:]]
+    first, *rest = ab_sentences(times, check)
+    sides = " vs ".join(escape.plain(name, 40) for name in (times.b_name, times.a_name))
+    words = header(sides, "A/B test", first, " ".join(rest)) + ab_picture(times)
+    rows = [[tables.name(name), escape.html(step), escape.html(least)] for name, step, least in _rows(times)[1:]]
     return words + tables.table("Step times in the experiment", ["step", "median", "fastest"], rows)
 
 
-def ab_picture(figures: ABFigures) -> str:
+def ab_picture(times: PairedTimes) -> str:
     """A histogram of the ratios; empty for one pair."""
-    if len(figures.a_ms) < 2:
+    if len(times.a_ms) < 2:
         return ""
-    alt = f"Histogram of the ratios of paired times, with the band of equivalence; {ab_line(figures)}"
-    return f"<p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
+    alt = f"Histogram of the ratios of paired times, with the band of equivalence; {ab_line(times)}"
+    return f"<p>{picture_html(functools.partial(_draw, times=times), _INCHES, alt)}</p>"
 
 
-def _rows(figures: ABFigures) -> list[tuple[str, str, str]]:
+def _rows(times: PairedTimes) -> list[tuple[str, str, str]]:
     rows = [("step", "median", "fastest")]
-    for name, timing in ((figures.a_name, figures.a), (figures.b_name, figures.b)):
+    for name, timing in ((times.a_name, times.a), (times.b_name, times.b)):
         median = fmt.interval(timing.median_ms, timing.ci_ms) if timing.steps else fmt.UNKNOWN
         rows.append((escape.plain(name, 40), median, fmt.duration(min(timing.samples_ms, default=None))))
     return rows
 
 
-def _draw(figure: Figure, figures: ABFigures) -> None:
-    comparison = figures.comparison
+def _draw(figure: Figure, times: PairedTimes) -> None:
+    comparison = times.comparison
     axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-    percent = figures.percent
+    percent = 100 * (times.pairs["ratio"].to_numpy() - 1)
     low, middle, high = np.percentile(percent, [25, 50, 75])
     reach = max(_SHOWN * (high - low) / 2, 150 * comparison.equal_within, 0.1)
     least, most = min(middle - reach, -150 * comparison.equal_within), middle + reach
     edges = (max(least, -100.0), max(most, 150 * comparison.equal_within))  # no step takes less than 0 ms
     band = (100 * (1 / (1 + comparison.equal_within) - 1), 100 * comparison.equal_within)
-    colour = _COLOURS[figures.verdict]
+    colour = _COLOURS[times.verdict]
     for part in (axes, strip):
         part.axvspan(*band, color=LINE, alpha=0.6, linewidth=0)
         part.axvline(0, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -186,5 +186,5 @@ def _draw(figure: Figure, figures: ABFigures) -> None:
     strip.set_yticks([])
     strip.set_ylabel("95 %", rotation=0, ha="right", va="center")
     strip.set_xlim(*edges)
-    first, second = (escape.chart(name, 30) for name in (figures.a_name, figures.b_name))
+    first, second = (escape.chart(name, 30) for name in (times.a_name, times.b_name))
     strip.set_xlabel(f"time of {second} relative to {first}, %")

@@ -1,21 +1,204 @@
-"""How far results are from the truth: tensors in float64 on the CPU, by name."""
+"""How far results are from each other: what two steps return, part by part, and results by name from the truth.
+
+A difference is measured in one place, relative to the size of what is compared with. The size is the largest value if
+two results should agree, so that no element hides behind others. It is the root mean square if rounding is compared
+with rounding, because single elements of that vary by chance.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral, Number
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from perfnb.bench.values import Errors
+from perfnb.bench.values import TOLERANCES, Errors
 
 #: Results of which the numbers are so many times smaller than the largest of their kind are judged by that size.
 _SMALL = 1e-3
 #: Below this share of that size they count as zero.
 _NOISE = 1e-3
+#: A Python number usually comes from a tensor of this dtype.
+_OF_NUMBERS = "float32"
 Results = dict[str, Tensor | None]
+
+
+class Difference(NamedTuple):
+    """How one part of a result differs."""
+
+    relative: float  # largest difference divided by the largest value; infinite if structure or type differ
+    words: str  # description of the difference
+    dtype: str = ""  # the coarser of the two dtypes; empty if the values must be equal
+    known: bool = True  # whether the two could be compared; if not, `words` says why
+
+    @property
+    def tolerance(self) -> float:
+        """The difference that rounding explains."""
+        return TOLERANCES.get(self.dtype, 0.0)
+
+
+def worst_difference(first: Any, second: Any, tolerance: float | None = None) -> Difference:
+    """The part of two results that exceeds `tolerance` the most, by default that of its own dtype.
+
+    If none exceeds it, a part that could not be compared. Without any number the difference is not known either.
+    """
+
+    def excess(part: Difference) -> float:
+        allowed = part.tolerance if tolerance is None else tolerance
+        if not part.known:
+            return 1.0  # ranks above what agrees and below what does not
+        if allowed > 0:
+            return part.relative / allowed
+        return math.inf if part.relative > 0 else 0.0
+
+    parts = [] if first is None or second is None else list(differences(first, second))
+    if not any(part.dtype or part.words for part in parts):
+        return Difference(0.0, "a step returns no tensor or number", known=False)
+    return max(parts, key=excess)
+
+
+def differences(first: Any, second: Any, where: str = "the result") -> Iterator[Difference]:
+    """Compare each part of `second` with that of `first`: tensors, numbers and arrays, however nested.
+
+    Everything else must be equal.
+    """
+    try:
+        if _is_number(first) and _is_number(second):
+            yield _of_numbers(first, second, where)
+            return
+        first, second = _as_tensors(first, second)
+        if isinstance(first, Tensor) and isinstance(second, Tensor):
+            yield _of_tensors(first, second, where)
+            return
+    except (RuntimeError, TypeError, ValueError) as error:  # a layout, dtype or kind of number without these operations
+        yield _unknown(where, type(error).__name__)
+        return
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        if first.keys() != second.keys():
+            yield Difference(math.inf, f"{where} has different keys")
+            return
+        for key in first:
+            yield from differences(first[key], second[key], f"{where}[{key!r}]")
+    elif isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        if len(first) != len(second):
+            yield Difference(math.inf, f"{where} has {len(second)} elements instead of {len(first)}")
+            return
+        for place, (a, b) in enumerate(zip(first, second, strict=True)):
+            yield from differences(a, b, f"{where}[{place}]")
+    elif dataclasses.is_dataclass(first) and not isinstance(first, type) and type(first) is type(second):
+        for name in (field.name for field in dataclasses.fields(first)):
+            yield from differences(getattr(first, name, None), getattr(second, name, None), f"{where}.{name}")
+    else:
+        yield _of_others(first, second, where)
+
+
+def _of_others(first: Any, second: Any, where: str) -> Difference:
+    kind = type(first).__name__
+    if type(first) is not type(second):
+        return Difference(math.inf, f"{where} has type {type(second).__name__} instead of {kind}")
+    if first is second:
+        return Difference(0.0, "")
+    by_place: Any = object.__eq__
+    if type(first).__eq__ is by_place:
+        return _unknown(where, kind)
+    try:
+        same = bool(first == second)
+    except Exception:  # it does not support comparison
+        return _unknown(where, kind)
+    return Difference(0.0, "") if same else Difference(math.inf, f"{where} differs ({kind})")
+
+
+def _unknown(where: str, kind: str) -> Difference:
+    return Difference(0.0, f"{where} cannot be compared ({kind})", known=False)
+
+
+def _as_tensors(first: Any, second: Any) -> tuple[Any, Any]:
+    """Convert numeric arrays to tensors, and a number next to a scalar tensor; leave everything else as it is."""
+    first, second = _as_tensor(first), _as_tensor(second)
+    if isinstance(first, Tensor) and first.dim() == 0 and _is_number(second):
+        return first, torch.tensor(second)
+    if isinstance(second, Tensor) and second.dim() == 0 and _is_number(first):
+        return torch.tensor(first), second
+    return first, second
+
+
+def _as_tensor(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if value.is_quantized:
+            return value.dequantize()
+        return list(value.unbind()) if value.is_nested else value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.dtype.itemsize <= 16:
+        return torch.from_numpy(np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="))))
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Number) and not isinstance(value, bool)
+
+
+def _of_numbers(first: Any, second: Any, where: str) -> Difference:
+    whole = isinstance(first, Integral) and isinstance(second, Integral)
+    difference = _distance(_wide(torch.tensor(first)), _wide(torch.tensor(second)), where)
+    return difference._replace(dtype="" if whole else _OF_NUMBERS)
+
+
+def _of_tensors(first: Tensor, second: Tensor, where: str) -> Difference:
+    dtypes = [str(value.dtype.to_real()).removeprefix("torch.") for value in (first, second)]
+    dtype = max(dtypes, key=lambda name: TOLERANCES.get(name, 0.0))
+    difference = _distance(_wide(first), _wide(second), where)
+    return difference._replace(dtype=dtype if dtype in TOLERANCES else "")
+
+
+def _largest(value: Tensor) -> float:
+    return float(value.abs().max())
+
+
+def _mean_square_root(value: Tensor) -> float:
+    return float(torch.linalg.vector_norm(value)) / math.sqrt(value.numel())
+
+
+def _distance(
+    first: Tensor, second: Tensor, where: str = "", size: Callable[[Tensor], float] = _largest, floor: float = 0.0
+) -> Difference:
+    """The size of the difference relative to that of the first, at least `floor`; what is infinite in both is left out.
+
+    Infinite if only one of two elements is finite.
+    """
+    if first.shape != second.shape:
+        return Difference(math.inf, f"{where} has shape {tuple(second.shape)} instead of {tuple(first.shape)}")
+    if first.numel() == 0:
+        return Difference(0.0, "")
+    both_nan = torch.isnan(first) & torch.isnan(second)
+    if bool(both_nan.all()):
+        return Difference(0.0, f"{where} is NaN in both", known=False)
+    finite = torch.isfinite(first) & torch.isfinite(second)
+    if odd := int((~finite & ~both_nan & (first != second)).sum()):
+        places = "1 place" if odd == 1 else f"{odd:,} places"
+        return Difference(math.inf, f"{where} differs in {places} where one value is infinite or NaN")
+    # Values infinite in both would make every other difference look small.
+    worst, scale = (size(torch.where(finite, value, 0.0)) for value in (first - second, first))
+    if max(scale, floor) == 0 and worst > 0:
+        return Difference(math.inf, f"{where} differs by up to {worst:.2g} where the first is all zeros")
+    relative = worst / max(scale, floor) if worst > 0 else 0.0
+    return Difference(relative, f"{where} differs by up to {relative:.2g} times the largest value")
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float64 on the CPU."""
+    dense = tensor.detach()
+    dtype = torch.complex128 if tensor.is_complex() else torch.float64
+    return (dense if dense.layout is torch.strided else dense.to_dense()).to("cpu", dtype)
+
+
+def kept(tensor: Tensor) -> Tensor:
+    """A copy in float64 on the CPU."""
+    return _wide(tensor).clone()
 
 
 def errors_between(
@@ -31,14 +214,10 @@ def errors_between(
         The kind of a result by its name; those of one kind are of one size.
     """
     floors = _floors(truth, kind_of)
-    pairs = {
-        name: tuple(_error(each.get(name), truth.get(name), floors[kind_of(name)]) for each in (own, found))
-        for name in own
-    }
     return Errors(
         equal=not differ(own, found),
-        own={name: pair[0] for name, pair in pairs.items()},
-        other={name: pair[1] for name, pair in pairs.items()},
+        own={name: _error(own[name], truth.get(name), floors[kind_of(name)]) for name in own},
+        other={name: _error(found.get(name), truth.get(name), floors[kind_of(name)]) for name in own},
         not_finite=tuple(name for name in own if _is_finite(own[name]) and not _is_finite(found.get(name))),
         vanished=tuple(
             name
@@ -49,45 +228,32 @@ def errors_between(
     )
 
 
-def kept(tensor: Tensor) -> Tensor:
-    """A copy in float64 on the CPU."""
-    dense = tensor.detach()
-    dtype = torch.complex128 if tensor.is_complex() else torch.float64
-    return (dense if dense.layout is torch.strided else dense.to_dense()).to("cpu", dtype).clone()
-
-
 def _floors(truth: Results, kind_of: Callable[[str], str]) -> dict[str, float]:
     """By kind, the size of numbers that count as small beside the others: what is smaller may be nothing but noise.
 
     The gradient of a bias before a batch norm is zero, and in float32 the rounding of numbers that cancel.
     """
-    largest: dict[str, float] = defaultdict(float)
+    floors: dict[str, float] = defaultdict(float)
     for name, value in truth.items():
-        if value is not None and value.numel() and _is_finite(value):
-            largest[kind_of(name)] = max(largest[kind_of(name)], _size(value))
-    return defaultdict(float, {kind: _SMALL * size for kind, size in largest.items()})
-
-
-def _size(value: Tensor) -> float:
-    """Root mean square."""
-    return float(torch.linalg.vector_norm(value)) / math.sqrt(max(1, value.numel()))
+        if value is not None:
+            floors[kind_of(name)] = max(floors[kind_of(name)], _SMALL * _finite_size(value))
+    return floors
 
 
 def _error(found: Tensor | None, truth: Tensor | None, floor: float) -> float:
-    """Distance relative to the truth's size, or to the floor's; infinite if one of the two is missing."""
+    """Distance from the truth; infinite if one of the two is missing."""
     if found is None or truth is None:
-        return 0.0 if found is truth else float("inf")
-    if found.shape != truth.shape:
-        return float("inf")
-    distance, scale = _size(found - truth), max(_size(truth), floor)
-    return 0.0 if distance == 0 else distance / scale if scale > 0 else float("inf")
+        return 0.0 if found is truth else math.inf
+    return _distance(truth, found, size=_mean_square_root, floor=floor).relative
 
 
-def differ(a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None]) -> bool:
+def _finite_size(value: Tensor) -> float:
+    return _mean_square_root(torch.where(torch.isfinite(value), value, 0.0)) if value.numel() else 0.0
+
+
+def differ(a: Results, b: Results) -> bool:
     """Whether any result differs in any bit; NaN equals NaN."""
-    if a.keys() != b.keys():
-        return True
-    return any(not _same(a[name], b[name]) for name in a)
+    return a.keys() != b.keys() or any(not _same(a[name], b[name]) for name in a)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -101,4 +267,4 @@ def _is_finite(value: Tensor | None) -> bool:
 
 
 def _is_above(value: Tensor | None, size: float) -> bool:
-    return value is not None and _size(value) > size
+    return value is not None and _finite_size(value) > size

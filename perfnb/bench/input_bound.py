@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from perfnb.arguments import require_seconds
 from perfnb.bench.design import input_rounds
 from perfnb.bench.input_figures import KINDS, InputBound
@@ -21,64 +19,17 @@ if TYPE_CHECKING:
     Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 
 
-class InputBoundTest(Shown):
+class InputBoundTest(InputBound, Shown):
     """A step with and without its loader and its model. Shows itself in a notebook."""
 
-    def __init__(self, figures: InputBound) -> None:
-        self._figures = figures
-
-    @property
-    def verdict(self) -> str:
-        """ "input-bound", "compute-bound", "balanced", or "inconclusive" if too little could be measured."""
-        return self._figures.verdict
-
-    @property
-    def times(self) -> pd.DataFrame:
-        """A row per kind of run, times a step: ``together``, ``loader``, ``model``, ``rest``, ``iteration``.
-
-        Columns: ``ran`` (a description), ``median_ms`` with its 95 % interval ``low_ms`` to ``high_ms`` (missing below
-        6 blocks), ``blocks`` and ``steps``.
-        """
-        return self._figures.times.copy()
-
-    @property
-    def rounds(self) -> pd.DataFrame:
-        """A row per round: milliseconds a step in its block of each kind."""
-        return pd.DataFrame({kind: self._figures.rounds_ms[kind] for kind in KINDS}).rename_axis("round")
-
-    @property
-    def saved_ms(self) -> float:
-        """The most a perfect loader could save, in milliseconds a step: together minus the model alone."""
-        return self._figures.saved_by_loader.estimate
-
-    @property
-    def saved_ci_ms(self) -> tuple[float, float] | None:
-        """95 % interval of `saved_ms`; ``None`` below 6 rounds."""
-        saved = self._figures.saved_by_loader
-        return (saved.low, saved.high) if saved.bounded else None
-
-    @property
-    def saved_share(self) -> float:
-        """`saved_ms` as a share of the step, 0 to 1."""
-        return self.saved_ms / self._figures.together_ms
-
-    @property
-    def overlap(self) -> float | None:
-        """Share of the shorter of loader and model that is hidden behind the longer, 0 to 1; ``None`` if unknown.
-
-        0 if nothing can load while the model runs (no workers and no GPU in use). Below 0 the two may slow each other
-        down, for example when workers and model compete for cores.
-        """
-        return self._figures.overlap
-
     def _text(self) -> str:
-        return input_bound_text(self._figures)
+        return input_bound_text(self)
 
     def _line(self) -> str:
-        return input_bound_line(self._figures)
+        return input_bound_line(self)
 
     def _html(self) -> str:
-        return input_bound_html(self._figures)
+        return input_bound_html(self)
 
 
 def confirm_input_bound(
@@ -148,6 +99,4 @@ def confirm_input_bound(
         trial.learn()
         rounds, steps = input_rounds(trial, list(KINDS), begin, budget_s, progress)
     executed, noise = trial.conditions.step, trial.conditions.facts
-    return InputBoundTest(
-        InputBound(rounds, steps, executed, trial.unforeseen_ms, noise, trial.batches_a_start, trial.parallel)
-    )
+    return InputBoundTest(rounds, steps, executed, trial.unforeseen_ms, noise, trial.batches_a_start, trial.parallel)

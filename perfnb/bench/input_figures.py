@@ -26,34 +26,50 @@ MATTERS = 0.05
 DECIDES = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class InputBound:
-    """Times of blocks of the five kinds, in rounds."""
+    """Times of blocks of the five kinds, in rounds.
 
-    rounds_ms: Mapping[str, Sequence[float]]  # by kind, milliseconds a step in the block of each round
-    steps: int  # steps in a block
-    executed: int  # how often the step ran in all
-    unforeseen_ms: float = 0.0  # time of real models in blocks without a model, already subtracted
-    noise: Mapping[str, Any] = field(default_factory=dict)  # what may have disturbed the steps
-    # batches between two starts of the loader's workers; ``None`` if they persist or it has none
+    Attributes
+    ----------
+    rounds_ms : mapping of str to sequence of float
+        By kind, milliseconds a step in the block of each round.
+    steps, executed : int
+        Steps in a block, and how often the step ran in all.
+    unforeseen_ms : float
+        Time of real models in blocks without a model, for batches of new shapes; already subtracted.
+    noise : mapping
+        What may have disturbed the steps.
+    batches_a_start : float or None
+        Batches between two starts of the loader's workers; ``None`` if they persist or it has none.
+    parallel : bool
+        Whether anything could load while the model ran: workers, threads, or the host beside a GPU.
+    """
+
+    rounds_ms: Mapping[str, Sequence[float]]
+    steps: int
+    executed: int
+    unforeseen_ms: float = 0.0
+    noise: Mapping[str, Any] = field(default_factory=dict)
     batches_a_start: float | None = None
-    parallel: bool = True  # whether anything could load while the model ran: workers, threads, or the host beside a GPU
+    parallel: bool = True
 
     @property
-    def rounds(self) -> int:
-        """Number of rounds."""
-        return len(self.rounds_ms["together"])
+    def rounds(self) -> pd.DataFrame:
+        """A row per round: milliseconds a step in its block of each kind."""
+        return pd.DataFrame({kind: self.rounds_ms[kind] for kind in KINDS}).rename_axis("round")
 
-    @cached_property
+    @property
     def times(self) -> pd.DataFrame:
-        """By kind: ``ran``, ``median_ms`` a step, its interval ``low_ms`` to ``high_ms``, ``blocks``, ``steps``.
+        """A row per kind of run, times a step: ``together``, ``loader``, ``model``, ``rest``, ``iteration``.
 
-        Medians over blocks, because a loader's workers deliver in bursts; no interval below 6 rounds.
+        Columns: ``ran`` (a description), ``median_ms`` with its 95 % interval ``low_ms`` to ``high_ms`` (missing below
+        6 blocks), ``blocks`` and ``steps``. Medians are over blocks, because a loader's workers deliver in bursts.
         """
-        rows = []
+        rows, count = [], len(self.rounds_ms["together"])
         for kind, words in KINDS.items():
             low, high = (interval_of_median(self._of(kind)) or (np.nan, np.nan))[:2]
-            rows.append((words, self._median(kind), low, high, self.rounds, self.rounds * self.steps))
+            rows.append((words, self._median(kind), low, high, count, count * self.steps))
         columns = ["ran", "median_ms", "low_ms", "high_ms", "blocks", "steps"]
         return pd.DataFrame(rows, pd.Index(KINDS, name="kind"), columns)
 
@@ -68,17 +84,34 @@ class InputBound:
         return hodges_lehmann(self._of("together") - self._of("loader"))
 
     @property
+    def saved_ms(self) -> float:
+        """The most a perfect loader could save, in milliseconds a step: together minus the model alone."""
+        return self.saved_by_loader.estimate
+
+    @property
+    def saved_ci_ms(self) -> tuple[float, float] | None:
+        """95 % interval of `saved_ms`; ``None`` below 6 rounds."""
+        saved = self.saved_by_loader
+        return (saved.low, saved.high) if saved.bounded else None
+
+    @property
+    def saved_share(self) -> float:
+        """`saved_ms` as a share of the step, 0 to 1."""
+        return self.saved_ms / self.together_ms
+
+    @property
     def together_ms(self) -> float:
         """Median time of the step as it is."""
         return self._median("together")
 
     @cached_property
     def overlap(self) -> float | None:
-        """Share of the shorter of loader and model that is hidden behind the longer: 0 none, 1 all.
+        """Share of the shorter of loader and model that is hidden behind the longer, 0 to 1; ``None`` if unknown.
 
-        In sequence they take loader + model - rest (the rest is in both); fully overlapped, the longer of the two.
-        Below 0 they may slow each other down, see `hindered`. ``None`` if one of them is too short to tell.
+        0 if nothing can load while the model runs (no workers and no GPU in use). Below 0 the two may slow each other
+        down, for example when workers and model compete for cores; `hindered` says whether that is certain.
         """
+        # In sequence they take loader + model - rest (the rest is in both); fully overlapped, the longer of the two.
         loader, model, rest = (self._median(kind) for kind in ("loader", "model", "rest"))
         sequential, overlapped = loader + model - rest, max(loader, model)
         room = sequential - overlapped

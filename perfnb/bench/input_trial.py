@@ -76,10 +76,10 @@ class InputTrial(Bench):
         self._kept: Any = None
         self._pace_ns = 0.0
         self._loaders = [value for value in reachable([batches]) if issubclass(type(value), DataLoader)]
-        told = getattr(batches, "num_workers", 0)  # other libraries' loaders use this name too
-        told = told if isinstance(told, int) and not isinstance(told, bool) else 0
+        own = getattr(batches, "num_workers", 0)  # other libraries' loaders use this name too
+        own = own if isinstance(own, int) and not isinstance(own, bool) else 0
         # How many workers deliver at once; 0 if there are none or they are unknown.
-        self.workers: int = max([told, *(loader.num_workers for loader in self._loaders)])
+        self.workers: int = max([own, *(loader.num_workers for loader in self._loaders)])
         self.parallel = True  # whether anything can load while the model runs; known after `learn`
         self._is_list = isinstance(batches, (list, tuple))
 
@@ -231,12 +231,12 @@ class StandIn:
         self.called: list[nn.Module] = []  # the modules that are replaced
         self.uncalled = list(models)  # models that the recorded step did not call
         self._depth = 0
-        self._places: dict[Any, int] = {}
+        self._calls: dict[Any, int] = {}
         self._anchors: dict[int, Tensor] = {}
 
     def step_starts(self) -> None:
         """Count calls from the first again."""
-        self._places.clear()
+        self._calls.clear()
 
     @contextmanager
     def learning(self, *, inside: bool = False) -> Iterator[None]:
@@ -274,7 +274,7 @@ class StandIn:
         finally:
             self._depth -= 1
         if not self._depth:
-            if not any(module is each for each in self.called):
+            if not any(module is known for known in self.called):
                 self.called.append(module)
             self._keep(_kind(module, args, kwargs), output)
         return output
@@ -288,9 +288,9 @@ class StandIn:
             self._keep(kind, forward(*args, **kwargs))
             synchronize()
             self.real_ns += time.perf_counter_ns() - begin
-        outputs, place = self._outputs[kind], self._places.get(kind, 0)
-        self._places[kind] = place + 1
-        return mapped(partial(self._given, module), outputs[min(place, len(outputs) - 1)])
+        outputs, call = self._outputs[kind], self._calls.get(kind, 0)
+        self._calls[kind] = call + 1
+        return mapped(partial(self._given, module), outputs[min(call, len(outputs) - 1)])
 
     def _keep(self, kind: Any, output: Any) -> None:
         if kind not in self._outputs and len(self._outputs) >= _MOST_KINDS:
@@ -307,9 +307,9 @@ class StandIn:
     def _anchor(self, module: nn.Module) -> Tensor:
         """The smallest trained parameter, so that an optimizer has something to update; else a tensor of our own."""
         if id(module) not in self._anchors:
-            trained = [each for each in module.parameters() if each.requires_grad and not is_lazy(each)]
+            trained = [weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight)]
             own = torch.zeros((), requires_grad=True)
-            self._anchors[id(module)] = min(trained, key=lambda each: each.numel(), default=own)
+            self._anchors[id(module)] = min(trained, key=lambda weight: weight.numel(), default=own)
         return self._anchors[id(module)]
 
 
@@ -330,8 +330,8 @@ def _put_back(own: dict[str, Any], before: dict[str, Any]) -> None:
 
 def _kind(module: nn.Module, args: Any, kwargs: Any) -> Any:
     """Key of an output: the module, whether gradients are enabled, and the shapes and dtypes of its inputs."""
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    return id(module), torch.is_grad_enabled(), tuple((each.shape, each.dtype, each.device) for each in tensors)
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    return id(module), torch.is_grad_enabled(), tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
 
 
 def _kept(part: Any) -> Any:

@@ -41,18 +41,19 @@ def input_bound_line(figures: InputBound) -> str:
 
 def input_bound_sentences(figures: InputBound) -> list[str]:
     """The result and its caveats."""
+    rounds = fmt.counted(len(figures.rounds), "round")
     sentences = [_VERDICTS[figures.verdict], f"{fmt.capital(_saved(figures))}."]
     if figures.verdict == "compute-bound" and figures.mostly_rest:
         sentences.append("Nearly all of the step is neither loader nor model: look at what else it does.")
     if figures.verdict == "inconclusive":
-        few = f"Only {fmt.counted(figures.rounds, 'round')} ran, too few to separate signal from noise: raise budget_s."
+        few = f"Only {rounds} ran, too few to separate signal from noise: raise budget_s."
         wide = "The intervals are too wide for a verdict: raise budget_s, or use a quieter machine."
-        sentences.append(few if figures.rounds < 6 else wide)
+        sentences.append(few if len(figures.rounds) < 6 else wide)
     elif (words := _overlap_words(figures)) is not None:
         sentences.append(words)
     blocks = f"one block of {fmt.counted(figures.steps, 'step')} of each kind"
     sentences.append(
-        f"{fmt.counted(figures.rounds, 'round')} with {blocks}, in random order; the step ran "
+        f"{rounds} with {blocks}, in random order; the step ran "
         f"{figures.executed:,} times. Models, optimizers and random state have been restored."
     )
     if figures.batches_a_start is not None and figures.batches_a_start < _FEW_A_START:
@@ -88,7 +89,7 @@ def input_bound_html(figures: InputBound) -> str:
         style = f"display:inline-block;height:11px;width:{pixels}px;background-color:{mark.colour}"
         bar = f'<i class="pf-key pf-{mark.pattern}" style="{style}"></i>'
         rows.append([escape.html(word), escape.html(took), bar, escape.html(ran)])
-    medians = f"Time per step, median of {fmt.counted(figures.rounds, 'block')}"
+    medians = f"Time per step, median of {fmt.counted(len(figures.rounds), 'block')}"
     caption = medians + (" with 95 % interval" if figures.saved_by_loader.bounded else "")
     words = header("A step, its loader and its model", "input test", first, " ".join(rest))
     return framed(f"{words}{tables.table(caption, ['run', 'per step', '', 'what runs'], rows, texts=4)}", narrow=True)
@@ -96,8 +97,9 @@ def input_bound_html(figures: InputBound) -> str:
 
 def _rows(figures: InputBound) -> Iterator[tuple[str, str, palette.Mark, float, str]]:
     """Of each kind its label, time, look, share of the longest time, and what ran."""
-    longest = max(1e-12, float(figures.times["median_ms"].max()))
-    for kind, row in figures.times.iterrows():
+    times = figures.times
+    longest = max(1e-12, float(times["median_ms"].max()))
+    for kind, row in times.iterrows():
         word, phase = _WORDS[str(kind)]
         took = fmt.interval(row["median_ms"], (row["low_ms"], row["high_ms"]))
         yield word, took, palette.mark(phase), row["median_ms"] / longest, row["ran"]
@@ -111,7 +113,7 @@ def _saved(figures: InputBound) -> str:
         return f"so far it looks as if a perfect loader would save {seen} {whole} (no interval yet)"
     if saved.low > 0:
         most = fmt.interval(saved.estimate, (saved.low, saved.high))
-        return f"a perfect loader would save up to {most} {whole}, {fmt.share(saved.estimate / figures.together_ms)}"
+        return f"a perfect loader would save up to {most} {whole}, {fmt.share(figures.saved_share)}"
     if saved.high <= 0:
         return "a perfect loader would save nothing measurable"
     return f"a perfect loader would save between nothing and {fmt.duration(saved.high)} {whole}"

@@ -96,7 +96,7 @@ def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
     if not judged and limits.get(DIFFERENCE, 0.0) < 0:
         raise ValueError(f"the limit of {DIFFERENCE!r} is relative to the largest value and must not be negative.")
     if not profiled and "peak_memory_bytes" in limits:
-        raise ValueError("memory is measured in a profile: remove profile=False, or the limit 'peak_memory_bytes'.")
+        raise ValueError("memory is measured in a profile: pass profile=True, or no limit of 'peak_memory_bytes'.")
     return limits
 
 

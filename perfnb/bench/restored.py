@@ -177,10 +177,10 @@ def _attribute(tensor: Tensor) -> PutBack:
     return put_back
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
+def _same_bits(first: Tensor, second: Tensor) -> bool:
     """Compare bits, because NaN differs from itself, and writes through ``.data`` or NumPy do not raise the version."""
-    kinds = [(each.shape, each.dtype, each.device, each.layout) for each in (one, other)]
-    return kinds[0] == kinds[1] and all(map(torch.equal, bits(one), bits(other)))
+    kinds = [(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in (first, second)]
+    return kinds[0] == kinds[1] and all(map(torch.equal, bits(first), bits(second)))
 
 
 def bits(tensor: Tensor) -> list[Tensor]:

@@ -81,8 +81,8 @@ class Bench:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            for each in self._around:
-                stack.enter_context(each)
+            for context in self._around:
+                stack.enter_context(context)
             if self._source is not None:
                 stack.callback(self._source.close)
             stack.enter_context(self.conditions)
@@ -181,7 +181,7 @@ class Bench:
         durations, lagged = read_clocks(*clocks)
         self._waits = self._waits or lagged
         never = [float("nan")] * max(map(len, durations))
-        return np.asarray([each or never for each in durations], dtype=np.float64) / 1e6
+        return np.asarray([row or never for row in durations], dtype=np.float64) / 1e6
 
     def _counted(self, number: int, arguments: tuple[Any, ...], turns: int, clock: StepClock) -> float:
         """Time turns back to back; return how many batches were made for them in that time."""
@@ -228,8 +228,8 @@ class Bench:
         arguments = () if alone else self._batch()
         numbers = None if alone else random_state()
         results: list[Any] = [None] * len(self._steps)
-        for place, number in enumerate(order):
-            if numbers is not None and place:
+        for turn, number in enumerate(order):
+            if numbers is not None and turn:
                 set_random_state(numbers)
             step, clock = self._steps[number], clocks[number]
             with self._switches[number](), self._gate.opened():
@@ -245,7 +245,7 @@ class Bench:
             self.conditions.step += 1
             if keep:
                 # The next step may write its result to the same memory.
-                results[number] = result if place == len(order) - 1 else mapped(_copy, result)
+                results[number] = result if turn == len(order) - 1 else mapped(_copy, result)
             del result
         self.sizes.append(common_size(arguments[0]) if arguments else None)
         if keep:
@@ -312,9 +312,9 @@ def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Pref
     `multiprocessing`. Call it after each step has run: a generator holds nothing before.
     `shared` is the source of batches common to all steps, whose workers favour none of them.
     """
-    found = list({id(value): value for value in reachable([shared])}.values())
-    ignored = {id(value) for value in found}
-    everyones = {pid for value in found for pid in _pids(value)}
+    of_all = list({id(value): value for value in reachable([shared])}.values())
+    ignored = {id(value) for value in of_all}
+    everyones = {pid for value in of_all for pid in _pids(value)}
     seen = [value for value in reachable(list(steps)) if id(value) not in ignored]
     if iterators := [value for value in seen if _is_working(value)]:
         return Prefetching("worker processes", max(map(_most_ahead, iterators)))

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: What keeps the dtype may be so many times as far from float64 as the original, plus a tolerance: PyTorch's
-#: own benchmark suite allows 3 times and a tenth of 1e-3.
-FARTHER, TOLERANCE = 3.0, 1e-4
+#: Distance of two results, relative to the largest value, that a different order of rounding explains, by dtype.
+#: Everything else, such as integers, must be equal.
+TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
+#: What keeps the dtype may be so many times as far from float64 as the original, plus the tolerance of float32:
+#: PyTorch's own benchmark suite allows 3 times and a tenth of 1e-3.
+FARTHER = 3.0
 #: What lower precision may cost, in units of the dtype's rounding (the gap between 1 and the next number).
 ROUNDINGS = 64
 _EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127}
@@ -62,11 +65,11 @@ def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Va
     if errors.vanished:
         return Values(DIFFERENT, worst, f"{errors.vanished[0]} is zero or missing")
     if lowers:
-        most = max(ROUNDINGS * _EPSILON[lowers], TOLERANCE)
+        most = max(ROUNDINGS * _EPSILON[lowers], TOLERANCES["float32"])
         far = [name for name, error in errors.other.items() if error > max(most, FARTHER * errors.own[name])]
         said = f"{far[0]} is off by {errors.other[far[0]]:.2g}, more than {lowers} explains" if far else ""
         return Values(DIFFERENT if far else REDUCED, worst, said)
-    allowed = {name: FARTHER * own + TOLERANCE for name, own in errors.own.items()}
+    allowed = {name: FARTHER * own + TOLERANCES["float32"] for name, own in errors.own.items()}
     far = [name for name, error in errors.other.items() if error > allowed[name]]
     if not far:
         return Values(NOISE, worst)

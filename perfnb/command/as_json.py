@@ -13,7 +13,10 @@ _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "Profile": ("meta", "timing", "phases", "layers", "ops", "kernels", "gpu_time", "steps", "findings"),
     "Timing": ("median_ms", "ci_ms", "basis", "steps", "throughput_per_s", "batch_size", "steady", "samples_ms"),
     "Ranks": ("ranks", "straggler", "times", "clocks", "gpu_time", "findings"),
-    "PerformanceReport": ("decision", "reason", "change", "table", "meta"),
+    "ABTest": (
+        *("verdict", "ratio", "ratio_ci", "check", "decision", "reason"),
+        *("change", "table", "limits", "options", "environment"),
+    ),
     "HostProfile": ("meta", "functions"),
     "HostComparison": ("functions",),
     "MemorySnapshot": ("meta", "fragmentation", "segments"),

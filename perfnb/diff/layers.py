@@ -11,7 +11,7 @@ import pandas as pd
 from perfnb.memory.table import MemorySummary
 from perfnb.recording.schema import SPECIAL_ROWS
 from perfnb.recording.text import TEXT
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
 #: Figures compared for each layer.
 FIGURES = ("forward_ms", "backward_ms", "total_ms", "self_ms", "share", "activation_bytes", "forward_flops")
@@ -25,7 +25,7 @@ class Tables(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def timing(self) -> Timing: ...
+    def timing(self) -> StepTimes: ...
     @property
     def memory(self) -> MemorySummary | None: ...
     @property

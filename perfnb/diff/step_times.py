@@ -8,7 +8,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.stats.comparisons import UnpairedComparison, compare_medians
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class StepChange:
 
     Attributes
     ----------
-    a, b : Timing
+    a, b : StepTimes
         Of the first and the second.
     kind : str
         Which steps these are: ``timed``, or ``traced`` where one of them has no timed steps.
@@ -25,8 +25,8 @@ class StepChange:
         The second against the first; ``None`` if one of them has no steps.
     """
 
-    a: Timing
-    b: Timing
+    a: StepTimes
+    b: StepTimes
     kind: str
     found: UnpairedComparison | None
 
@@ -47,7 +47,7 @@ def slower_by_more_than(ratio_ci: tuple[float, float] | None, percent: float) ->
     return None if ratio_ci is None else ratio_ci[0] > 1 + percent / 100
 
 
-def step_change(a: Timing, b: Timing, kind: str = "timed") -> StepChange:
+def step_change(a: StepTimes, b: StepTimes, kind: str = "timed") -> StepChange:
     """Compare two timings."""
     if not (a.median_ms and b.median_ms):
         return StepChange(a, b, kind, None)
@@ -60,5 +60,5 @@ def step_change_of(a: pd.DataFrame, b: pd.DataFrame) -> StepChange:
     return step_change(_times(a, kind), _times(b, kind), kind)
 
 
-def _times(steps: pd.DataFrame, kind: str) -> Timing:
-    return Timing(tuple(map(float, steps.loc[steps["pass"] == kind, "wall_ms"].dropna())))
+def _times(steps: pd.DataFrame, kind: str) -> StepTimes:
+    return StepTimes(tuple(map(float, steps.loc[steps["pass"] == kind, "wall_ms"].dropna())))

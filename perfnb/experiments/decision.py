@@ -1,28 +1,31 @@
-"""Whether to accept a change: quality of its results, limits, figures of both steps, and the decision."""
+"""What the decision on a change rests on: the quality of its results, and the figures of both steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from perfnb.bench.deciding import Decision, Resource, decide
-from perfnb.bench.design import ABFigures
+from perfnb.bench.deciding import Resource
+from perfnb.bench.paired_times import PairedTimes
 from perfnb.bench.quality import DIFFERENCE, RESOURCES, Loss
 from perfnb.profile.summary import Summary
 from perfnb.recording.text import TEXT
 from perfnb.stats.intervals import quantile_interval
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
-#: Columns of `PerformanceFigures.table` and their types, after the index ``metric``.
+#: The two steps, and their names if they have none of their own, or equal ones.
+SIDES = ("baseline", "candidate")
+#: Columns of `ABTest.table` and their types, after the index ``metric``.
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "unit": TEXT,
-        **dict.fromkeys(("baseline", "candidate", "difference", "ratio", "ci_low", "ci_high", "limit"), "Float64"),
+        **dict.fromkeys((*SIDES, "difference", "ratio", "ci_low", "ci_high", "limit"), "Float64"),
     }
 )
 
@@ -32,29 +35,36 @@ class Quality:
     """What is known about the quality of the candidate's results."""
 
     losses: tuple[Loss, ...]  # empty if quality is unknown
-    judged_by: str  # "function" (the user's), or "results" (the steps' return values were compared)
+    # "function" (the user's), "results" (the steps' return values were compared), "check" (the same, on request), or
+    # "nothing"
+    judged_by: str
     said: str = ""  # how the results differ, or why they could not be compared; empty if they agree
     dtype: str = ""  # the dtype that set the limit of the difference; empty if none did
 
 
-class ComparedResults:
-    """Compare what the two steps return, with the tolerance of their dtype, and keep the result."""
+#: If the results are not judged at all.
+NOT_COMPARED = Quality((), "nothing", "they were not compared")
 
-    def __init__(self, limit: float | None) -> None:
-        self._limit = limit
-        self.quality = Quality((), "results", "the steps were not compared")
 
-    def __call__(self, first: Any, second: Any) -> None:
-        from perfnb.bench.agreement import Difference, holds_numbers, worst_difference
+def compare_results(
+    first: Any, second: Any, check: float | Callable[[Any, Any], Any] | None, limit: float | None
+) -> Quality:
+    """Compare what the two steps returned, by `check`, else within `limit`, by default the tolerance of their dtype."""
+    from perfnb.bench.distances import worst_difference
 
-        worst = worst_difference(first, second, self._limit)
-        if worst is None or not (holds_numbers(first) and holds_numbers(second)):
-            worst = Difference(0.0, "a step returns no tensor or number", known=False)
-        losses = (Loss(DIFFERENCE, worst.relative, limit=worst.tolerance),) if worst.known else ()
-        said = "" if worst.known and worst.relative <= worst.tolerance else worst.words
-        self.quality = Quality(losses, "results", said, worst.dtype if losses and self._limit is None else "")
-        if said:
-            raise AssertionError(said)
+    if callable(check):
+        try:
+            said = "check says that the results differ" if check(first, second) is False else ""
+        except AssertionError as error:
+            said = " ".join(str(error).split()) or "the check failed"
+        return Quality((Loss(DIFFERENCE, math.inf if said else 0.0, limit=0.0),), "check", said)
+    given = limit if check is None else float(check)
+    worst = worst_difference(first, second, given)
+    tolerance = worst.tolerance if given is None else given
+    losses = (Loss(DIFFERENCE, worst.relative, limit=tolerance),) if worst.known else ()
+    said = "" if worst.known and worst.relative <= tolerance else worst.words
+    dtype = worst.dtype if losses and given is None else ""
+    return Quality(losses, "results" if check is None else "check", said, dtype)
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ class Side:
     ----------
     name : str
         Name of the step.
-    timing : Timing
+    timing : StepTimes
         Its times in the pairs.
     utilisation : float or None
         Model FLOPs utilisation, 0 to 1, at its step time in the pairs.
@@ -78,7 +88,7 @@ class Side:
     """
 
     name: str
-    timing: Timing
+    timing: StepTimes
     utilisation: float | None = None
     peak_memory_bytes: int | None = None
     flops: int | None = None
@@ -105,56 +115,17 @@ class Side:
         return (self.timing.batch_size or 1) / self.median_ms * 1e3
 
 
-@dataclass(frozen=True)
-class PerformanceFigures:
-    """A report on a change."""
-
-    ab: ABFigures  # the A/B test, with the baseline as a and the candidate as b
-    quality: Quality
-    limits: Mapping[str, float]  # as given by the user
-    baseline: Side
-    candidate: Side
-    table: pd.DataFrame  # see `PerformanceReport.table`
-    decision: Decision
-    resources: tuple[Resource, ...] = ()  # limited resources of the candidate
-    change: str = ""  # what changed, in the user's words
-    environment: Mapping[str, Any] = field(default_factory=dict)  # of the measurement; JSON-able
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def performance_figures(
-    ab: ABFigures,
-    quality: Quality,
-    limits: Mapping[str, float],
-    summaries: Sequence[Summary] = (),
-    **rest: Any,
-) -> PerformanceFigures:
-    """Evaluate a change, given its A/B test (baseline first) and the profiles of both steps, or none.
-
-    `limits` are largest accepted values of losses and of `RESOURCES`, by name.
-    """
-    profiles: Sequence[Summary | None] = list(summaries) or [None, None]
-    baseline, candidate = _side(ab.a_name, ab.a, profiles[0]), _side(ab.b_name, ab.b, profiles[1])
-    names = {loss.name for loss in quality.losses}
-    vary = {"median_ms": ab.b.ci_ms, "p95_ms": quantile_interval(ab.b_ms, 0.95)}
-    resources = tuple(
+def limited_resources(candidate: Side, limits: Mapping[str, float]) -> tuple[Resource, ...]:
+    """What the candidate uses of everything that `limits` names."""
+    timing = candidate.timing
+    vary = {"median_ms": timing.ci_ms, "p95_ms": quantile_interval(timing.samples_ms, 0.95)}
+    return tuple(
         Resource(name, getattr(candidate, name), limits[name], vary.get(name)) for name in RESOURCES if name in limits
     )
-    unmatched = tuple(name for name in limits if name not in names and name not in RESOURCES)
-    return PerformanceFigures(
-        ab=ab,
-        quality=quality,
-        limits=dict(limits),
-        baseline=baseline,
-        candidate=candidate,
-        table=_table(ab, baseline, candidate, quality.losses, limits),
-        decision=decide(ab.verdict, quality.losses, resources, unmatched),
-        resources=resources,
-        **rest,
-    )
 
 
-def _side(name: str, timing: Timing, profile: Summary | None) -> Side:
+def side_of(name: str, timing: StepTimes, profile: Summary | None) -> Side:
+    """The figures of a step, given the summary of its profile, if there is one."""
     if profile is None:
         return Side(name, timing)
     roofline, memory = profile.roofline, profile.memory
@@ -178,15 +149,16 @@ def of_two_ceilings(baseline: Side, candidate: Side) -> bool:
     return known and baseline.ceiling != candidate.ceiling
 
 
-def _table(
-    ab: ABFigures, baseline: Side, candidate: Side, losses: Sequence[Loss], limits: Mapping[str, float]
+def metrics(
+    times: PairedTimes, baseline: Side, candidate: Side, losses: Sequence[Loss], limits: Mapping[str, float]
 ) -> pd.DataFrame:
-    time, bounds = ab.comparison.ratio, ab.comparison.ratio_ci
+    """A row per metric, as `ABTest.table` describes it."""
+    time, bounds = times.ratio, times.ratio_ci
     apart = of_two_ceilings(baseline, candidate)
     units = {
         "median_ms": "ms",
         "p95_ms": "ms",
-        "throughput_per_s": "steps/s" if ab.batch_size is None else "samples/s",
+        "throughput_per_s": "steps/s" if times.batch_size is None else "samples/s",
         **({"flops_per_s": "FLOP/s"} if apart else {}),
         "utilisation": "",
         "peak_memory_bytes": "bytes",
@@ -199,7 +171,7 @@ def _table(
         if metric == "median_ms":
             ratio, ci = time, bounds
         elif metric == "p95_ms":
-            ci = _tail_bounds(ab)
+            ci = _tail_bounds(times)
         elif metric == "utilisation" and apart:
             ratio = None
         elif metric in ("throughput_per_s", "utilisation", "flops_per_s") and ratio is not None:
@@ -222,11 +194,11 @@ def _ratio(first: float | None, second: float | None) -> float | None:
     return None if first is None or second is None or first <= 0 else second / first
 
 
-def _tail_bounds(ab: ABFigures) -> tuple[float, float] | None:
+def _tail_bounds(pairs: PairedTimes) -> tuple[float, float] | None:
     """Interval of the ratio of the 95th percentiles.
 
     It spans the ratios that two 97.5 % intervals allow, so it covers at least 95 % however the two are correlated
     (Bonferroni).
     """
-    first, second = (quantile_interval(times, 0.95, 0.975) for times in (ab.a_ms, ab.b_ms))
+    first, second = (quantile_interval(times, 0.95, 0.975) for times in (pairs.a_ms, pairs.b_ms))
     return None if first is None or second is None else (second[0] / first[1], second[1] / first[0])

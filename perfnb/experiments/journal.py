@@ -14,20 +14,20 @@ import pandas as pd
 from perfnb import arguments as amounts
 from perfnb.draw.shown import Page, Shown
 from perfnb.experiments import journal_files as storage
+from perfnb.experiments.ab_test import ABTest
 from perfnb.experiments.journal_files import JournalEntry
 from perfnb.experiments.journal_table import journal_history
 from perfnb.experiments.journal_view import journal_figure, journal_html, journal_line, journal_page, journal_text
-from perfnb.experiments.report import PerformanceReport
 from perfnb.files import usable
 from perfnb.profile.loading import load
 from perfnb.profile.profile import Profile
 from perfnb.profile.timing import Timing, noise_facts, shown
-from perfnb.stats import step_times as analysis
+from perfnb.stats.step_times import StepTimes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Thing = PerformanceReport | Profile | Timing
+Thing = ABTest | Profile | Timing
 
 
 class Trials(Protocol):
@@ -57,9 +57,10 @@ class Journal(Page, Shown):
     def history(self) -> pd.DataFrame:
         """A row per entry, in chronological order.
 
-        Columns: ``number``, ``at``, ``kind`` (report, profile, timing), ``name``, ``hypothesis``, ``change``,
-        ``decision`` and ``reason`` (of a report), ``accepted``; the step time ``median_ms`` with its 95 % interval (of
-        a report, the candidate's), and of a report that of its ``baseline`` and the ``candidate_ratio`` of its pairs.
+        Columns: ``number``, ``at``, ``kind`` (report, profile, timing; an A/B test is a report on a change), ``name``,
+        ``hypothesis``, ``change``, ``decision`` and ``reason`` (of a report), ``accepted``; the step time ``median_ms``
+        with its 95 % interval (of a report, the candidate's), and of a report that of its ``baseline`` and the
+        ``candidate_ratio`` of its pairs.
 
         ``ratio`` with its interval, ``verdict`` and ``regression`` compare the entry (of a report, its baseline) with
         the last accepted one before it (``against``) of the same ``name``, machine and batch size. These two were not
@@ -98,22 +99,22 @@ class Journal(Page, Shown):
         name: str = "",
         accepted: bool | None = None,
     ) -> str | list[str]:
-        """Add a report, profile or timing with its environment, atomically; trials of levers or backends add several.
+        """Add an A/B test, profile or timing with its environment, atomically; trials of levers or backends add many.
 
-        A report knows its environment. A timing gets the current one, so add it where it was measured. A profile gets
-        the current host and commit, unless it was loaded; then they are unknown.
+        An A/B test knows its environment. A timing gets the current one, so add it where it was measured. A profile
+        gets the current host and commit, unless it was loaded; then they are unknown.
 
         Parameters
         ----------
-        measured : PerformanceReport, Profile, Timing, LeverTrials or InferenceComparison
+        measured : ABTest, Profile, Timing, LeverTrials or InferenceComparison
         hypothesis : str
             What you expect, and why.
         change : str, optional
-            The one thing you changed; by default that of the report.
+            The one thing you changed; by default that of the test.
         name : str
             Name of the step, if the journal covers several: only entries of the same name are compared.
         accepted : bool, optional
-            Whether later entries are compared with this one; by default, if it is a report that accepts.
+            Whether later entries are compared with this one; by default, if it is a test that accepts.
 
         Returns
         -------
@@ -137,13 +138,13 @@ class Journal(Page, Shown):
                 self._write(timing, hypothesis, name, change=what, accepted=kept, options={"lever": True})
                 for timing, what, kept in entries()
             ]
-        if not isinstance(given, (PerformanceReport, Profile, analysis.Timing)):
-            raise TypeError(f"a journal takes reports, profiles, timings and trials, not {type(measured).__name__}.")
+        if not isinstance(given, (ABTest, Profile, StepTimes)):
+            raise TypeError(f"a journal takes A/B tests, profiles, timings and trials, not {type(measured).__name__}.")
         _require_texts(hypothesis=hypothesis, change=change or "", name=name)
         if not (accepted is None or isinstance(accepted, bool)):
             raise TypeError(f"accepted must be True, False or None, not {amounts.shown(accepted)}.")
-        thing = given if isinstance(given, (PerformanceReport, Profile, Timing)) else shown(given)
-        given_too = {"change": change, "accepted": accepted}  # else those of a report
+        thing = given if isinstance(given, (ABTest, Profile, Timing)) else shown(given)
+        given_too = {"change": change, "accepted": accepted}  # else those of the test
         return self._write(
             thing, hypothesis, name, **{key: value for key, value in given_too.items() if value is not None}
         )
@@ -237,8 +238,8 @@ def _facts(thing: Thing) -> dict[str, Any]:
     """The facts of an entry, without the user's texts."""
     from perfnb.step.environment import provenance
 
-    if isinstance(thing, PerformanceReport):
-        ab, candidate, baseline = thing.ab, thing.candidate, thing.baseline
+    if isinstance(thing, ABTest):
+        baseline, candidate = thing.baseline, thing.candidate
         return _measured("report", candidate.timing) | {
             "throughput_per_s": candidate.throughput_per_s,
             "change": thing.change,
@@ -247,12 +248,12 @@ def _facts(thing: Thing) -> dict[str, Any]:
             "reason": thing.reason,
             "baseline_ms": baseline.median_ms,
             "baseline_ci_ms": baseline.timing.ci_ms,
-            "ratio": ab.ratio,
-            "ratio_ci": ab.ratio_ci,
+            "ratio": thing.ratio,
+            "ratio_ci": thing.ratio_ci,
             "utilisation": candidate.utilisation,
             "peak_memory_bytes": candidate.peak_memory_bytes,
-            "environment": thing.meta["environment"],
-            "options": thing.meta["options"],
+            "environment": thing.environment,
+            "options": thing.options,
         }
     if isinstance(thing, Profile):
         memory, roofline, meta = thing._summary.memory, thing.roofline, thing.meta
@@ -265,7 +266,7 @@ def _facts(thing: Thing) -> dict[str, Any]:
     return _measured("timing", thing) | {"environment": provenance()}
 
 
-def _measured(kind: str, timing: analysis.Timing) -> dict[str, Any]:
+def _measured(kind: str, timing: StepTimes) -> dict[str, Any]:
     known = timing.median_ms is not None and math.isfinite(timing.median_ms)
     return {
         "kind": kind,

@@ -56,11 +56,11 @@ class _Reference:
 
     def changed(self, entry: JournalEntry) -> dict[str, tuple[str, str]]:
         """What differs in a later entry: environment, batch size, and for the same kind, options."""
-        found = _changed(self.made.environment, entry.environment)
+        changed = _changed(self.made.environment, entry.environment)
         sizes = self.made.batch_size, entry.batch_size
         if None not in sizes and sizes[0] != sizes[1]:
-            found["batch_size"] = (str(sizes[0]), str(sizes[1]))
-        return found | (_changed(self.made.options, entry.options) if self.made.kind == entry.kind else {})
+            changed["batch_size"] = (str(sizes[0]), str(sizes[1]))
+        return changed | (_changed(self.made.options, entry.options) if self.made.kind == entry.kind else {})
 
     def comparable(self, entry: JournalEntry) -> bool:
         """Whether the two times can be compared."""
@@ -80,11 +80,11 @@ def journal_history(entries: Mapping[str, JournalEntry], equal_within: float = 0
     records = []
     for number, (name, entry) in enumerate(entries.items(), start=1):
         known = last.setdefault(entry.name, [])  # at most one per machine and batch size, the latest last
-        reference = next((one for one in reversed(known) if one.comparable(entry)), None)
+        reference = next((past for past in reversed(known) if past.comparable(entry)), None)
         against = reference or (known[-1] if known else None)
         records.append(_facts(number, entry) | _against(entry, against, equal_within))
-        if (found := _in_effect(name, entry, reference is None)) is not None:
-            last[entry.name] = [*(one for one in known if not one.comparable(entry)), found]
+        if (new := _in_effect(name, entry, reference is None)) is not None:
+            last[entry.name] = [*(past for past in known if not past.comparable(entry)), new]
     index = pd.Index(list(entries), name="entry", dtype=TEXT)
     types: Any = dict(COLUMNS)
     return pd.DataFrame(records, index, columns=list(COLUMNS), dtype=object).astype(types)
@@ -93,7 +93,7 @@ def journal_history(entries: Mapping[str, JournalEntry], equal_within: float = 0
 def _facts(number: int, entry: JournalEntry) -> dict[str, Any]:
     same = ("kind", "name", "hypothesis", "change", "decision", "reason", "accepted", "steps", "batch_size")
     measured = ("median_ms", "baseline_ms", "throughput_per_s", "utilisation", "peak_memory_bytes")
-    told = {key: entry.environment.get(key) for key in ("host", "torch", "commit")}
+    where = {key: entry.environment.get(key) for key in ("host", "torch", "commit")}
     return {
         "number": number,
         "at": entry.time,
@@ -103,7 +103,7 @@ def _facts(number: int, entry: JournalEntry) -> dict[str, Any]:
         "candidate_ratio": entry.ratio,
         **_ends("candidate_ci_low", "candidate_ci_high", entry.ratio_ci),
         "disturbed": entry.disturbed or None,
-        **{key: None if value is None else str(value) for key, value in told.items()},
+        **{key: None if value is None else str(value) for key, value in where.items()},
     }
 
 
@@ -113,26 +113,26 @@ def _ends(low: str, high: str, bounds: tuple[float, float] | None) -> dict[str, 
 
 def _against(entry: JournalEntry, reference: _Reference | None, equal_within: float) -> dict[str, Any]:
     """Compare an entry with its reference."""
-    found: dict[str, Any] = dict.fromkeys(("against", "also_changed", "ratio", "verdict", "not_compared"))
-    found |= _ends("ratio_ci_low", "ratio_ci_high", None)
-    found |= {"regression": False, "two_changes": False, "comparable": reference is not None}
+    row: dict[str, Any] = dict.fromkeys(("against", "also_changed", "ratio", "verdict", "not_compared"))
+    row |= _ends("ratio_ci_low", "ratio_ci_high", None)
+    row |= {"regression": False, "two_changes": False, "comparable": reference is not None}
     if reference is None:
-        return found
+        return row
     changed = reference.changed(entry)
-    told = {key: f"{key} {old} → {new}" for key, (old, new) in changed.items()}
-    others = [words for key, words in told.items() if not _named(entry.change, key, changed[key][1])]
-    found["against"] = reference.entry
-    found["also_changed"] = "; ".join(others) or None
-    found["two_changes"] = len(others) + bool(entry.change) > 1
-    found["not_compared"] = "; ".join(told[key] for key in _DECISIVE if key in told) or None
-    found["comparable"] = found["not_compared"] is None
+    words_of = {key: f"{key} {old} → {new}" for key, (old, new) in changed.items()}
+    others = [words for key, words in words_of.items() if not _named(entry.change, key, changed[key][1])]
+    row["against"] = reference.entry
+    row["also_changed"] = "; ".join(others) or None
+    row["two_changes"] = len(others) + bool(entry.change) > 1
+    row["not_compared"] = "; ".join(words_of[key] for key in _DECISIVE if key in words_of) or None
+    row["comparable"] = row["not_compared"] is None
     ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if entry.kind == "report" else (entry.median_ms, entry.ci_ms)
-    if found["comparable"] and ms is not None and reference.ms is not None:
+    if row["comparable"] and ms is not None and reference.ms is not None:
         compared = compare_medians(reference.ms, reference.ci_ms, ms, ci, equal_within)
         slower = compared.verdict == "slower" and not entry.options.get("lever")
-        found |= {"ratio": compared.ratio, "verdict": compared.verdict, "regression": slower}
-        found |= _ends("ratio_ci_low", "ratio_ci_high", compared.ratio_ci)
-    return found
+        row |= {"ratio": compared.ratio, "verdict": compared.verdict, "regression": slower}
+        row |= _ends("ratio_ci_low", "ratio_ci_high", compared.ratio_ci)
+    return row
 
 
 def _in_effect(name: str, entry: JournalEntry, first: bool) -> _Reference | None:

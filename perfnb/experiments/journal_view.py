@@ -27,7 +27,7 @@ MIN_WIDTH = 80
 HEADS = ("", "added (UTC)", "what", "step", "vs last accepted", "decision")
 _CAUTION = (
     "Entries were measured in separate sessions, not in pairs: changes of the machine in between affect the ratio, but "
-    "not its interval. perfnb.report and perfnb.ab_test compare in pairs."
+    "not its interval. perfnb.ab_test compares in pairs."
 )
 #: Most entries in the chart (the last ones), and panels, one per step name.
 MOST_ENTRIES, MOST_PANELS = 60, 4
@@ -70,7 +70,7 @@ def journal_text(history: pd.DataFrame, damaged: Mapping[str, str], where: str, 
     for sentence in journal_sentences(history, damaged):
         lines += escape.wrapped(sentence, width)
     if not len(history):
-        return "\n".join([*lines, "Nothing added yet: journal.add(report, hypothesis=..., change=...)."])
+        return "\n".join([*lines, "Nothing added yet: journal.add(test, hypothesis=..., change=...)."])
     several = history["name"].nunique() > 1
     listed = [row for _, row in history.iloc[: -MOST_ROWS - 1 : -1].iterrows()]
     rows = [HEADS, *(_row(row, intervals=False) for row in listed)]

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import pandas as pd
 from msgspec import Meta
 
-from perfnb.bench.design import ABFigures, Blocks, ab_figures
+from perfnb.bench.paired_times import BlockPlan, PairedTimes, paired_times
 from perfnb.bench.quality import Loss
 from perfnb.errors import RecordingError
-from perfnb.experiments.decision import Quality
-from perfnb.profile.profile import Profile
+from perfnb.experiments.decision import SIDES, Quality
 from perfnb.recording import store
 from perfnb.recording.frame_files import Column
 from perfnb.recording.outcome import make_outcome
 from perfnb.recording.reading import Loader
-from perfnb.recording.saved_facts import Above0, Amount, Count, Environment, Noise, Whole
+from perfnb.recording.saved_facts import Above0, Amount, Count, Environment, Noise
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
 from perfnb.recording.store import SavedFolder, SavedKind
 from perfnb.recording.text import TEXT
 
-#: Folders of the two profiles.
-SIDES = ("baseline", "candidate")
-#: What is saved of the A/B test and of quality, besides the frames.
-_EXPERIMENT = ("a_name", "b_name", "planned", "needed", "seed", "check", "noise", "steady", "batch_size")
+if TYPE_CHECKING:
+    from perfnb.experiments.ab_test import ABTest
+
+#: What is saved of the times and of quality, besides the frames.
+_EXPERIMENT = ("a_name", "b_name", "planned", "needed", "noise", "steady", "batch_size")
 _QUALITY = ("judged_by", "said", "dtype")
+#: Fields of `ABTest` that are saved as they are.
+_GIVEN = ("change", "limits", "options", "environment")
 _LOSS = [field.name for field in fields(Loss)]
 _MS, _LIMIT = Column("float64", low=0, high=1e15), Column("float64", missing=True)
 #: The table is for other tools and is not read back.
@@ -52,9 +53,7 @@ class _Experiment(TypedDict):
     b_name: str
     equal_within: Above0
     planned: Count
-    needed: Count | None
-    seed: Whole | None
-    check: str | None
+    needed: Count
     noise: Noise
     steady: Any
     batch_size: Count | None
@@ -81,46 +80,43 @@ class ReportFacts(TypedDict):
 REPORT = SavedKind("report", ReportFacts, _FRAMES, parts=PROFILE)
 
 
-def save_report(
-    ab: ABFigures,
-    quality: Quality,
-    table: pd.DataFrame,
-    profiles: Mapping[str, Profile],
-    meta: Mapping[str, Any],
-    path: str | Path,
-) -> Path:
-    """Save a report to the folder `path`, atomically; an earlier report there is replaced.
+def save_report(test: ABTest, path: str | Path) -> Path:
+    """Save a test to the folder `path`, atomically; an earlier one there is replaced.
 
-    `profiles` are by `SIDES`, or empty.
+    The table, decision and reason are for other tools; they are not read back.
     """
-    losses = pd.DataFrame([astuple(loss) for loss in quality.losses], columns=_LOSS)
+    losses = pd.DataFrame([astuple(loss) for loss in test.quality.losses], columns=_LOSS)
     frames = {
-        "pairs": pd.DataFrame({"a_ms": ab.a_ms, "b_ms": ab.b_ms}),
+        "pairs": pd.DataFrame({"a_ms": test.a_ms, "b_ms": test.b_ms}),
         "losses": losses.astype({name: column.dtype for name, column in _FRAMES["losses"].items()}),
-        "table": table.reset_index(),
+        "table": test.table.reset_index(),
     }
-    experiment = {name: getattr(ab, name) for name in _EXPERIMENT} | {
-        "equal_within": ab.comparison.equal_within,
-        "blocks": None if ab.blocks is None else asdict(ab.blocks),
+    facts = {
+        **{name: getattr(test, name) for name in (*_GIVEN, "decision", "reason")},
+        "experiment": {name: getattr(test, name) for name in _EXPERIMENT}
+        | {
+            "equal_within": test.comparison.equal_within,
+            "blocks": None if test.blocks is None else asdict(test.blocks),
+        },
+        "quality": {name: getattr(test.quality, name) for name in _QUALITY},
     }
-    facts = {**meta, "experiment": experiment, "quality": {name: getattr(quality, name) for name in _QUALITY}}
     outcome = make_outcome(
-        meta["change"] or ab.b_name,
-        meta["environment"],
-        verdict=meta["decision"],
-        step_ms=ab.b.median_ms,
-        interval_ms=ab.b.ci_ms,
-        ratio=ab.comparison.ratio,
-        ratio_interval=ab.comparison.ratio_ci,
-        peak_bytes=table["candidate"].get("peak_memory_bytes"),
-        batch_size=ab.batch_size,
+        test.change or test.b_name,
+        test.environment,
+        verdict=test.decision,
+        step_ms=test.b.median_ms,
+        interval_ms=test.b.ci_ms,
+        ratio=test.comparison.ratio,
+        ratio_interval=test.comparison.ratio_ci,
+        peak_bytes=test.table["candidate"].get("peak_memory_bytes"),
+        batch_size=test.batch_size,
     )
-    parts = {name: profile.save for name, profile in profiles.items()}
+    parts = {name: profile.save for name, profile in test.profiles.items()}
     return store.save(REPORT, frames, facts, path, outcome=outcome, parts=parts)
 
 
-def read_report(path: str | Path) -> tuple[ABFigures, Quality, dict[str, SavedProfile], dict[str, Any]]:
-    """Read the A/B test, quality, profiles and other facts that `save_report` wrote.
+def read_report(path: str | Path) -> tuple[PairedTimes, dict[str, SavedProfile], dict[str, Any]]:
+    """Read the times, the profiles, and the other fields of the `ABTest` that `save_report` wrote.
 
     Raises
     ------
@@ -134,28 +130,28 @@ def read_report(path: str | Path) -> tuple[ABFigures, Quality, dict[str, SavedPr
         missing = next(name for name in SIDES if name not in profiles)
         raise RecordingError(f"{source} is damaged: the profile of the {missing} is missing.")
     try:
-        experiment, said = meta["experiment"], meta["quality"]
+        experiment, judged = meta["experiment"], meta["quality"]
         blocks = experiment.get("blocks")
-        ab = ab_figures(
+        times = paired_times(
             *(pairs[name].tolist() for name in ("a_ms", "b_ms")),
             equal_within=experiment["equal_within"],
-            blocks=None if blocks is None else Blocks(**blocks),
+            blocks=None if blocks is None else BlockPlan(**blocks),
             **{name: experiment[name] for name in _EXPERIMENT},
         )
         losses = tuple(
             Loss(str(name), float(candidate), *(None if math.isnan(value) else float(value) for value in rest))
             for name, candidate, *rest in rows[_LOSS].itertuples(index=False)
         )
-        kept = {name: meta[name] for name in ("change", "limits", "options", "environment")}
-        return ab, Quality(losses, *(said[name] for name in _QUALITY)), profiles, kept
+        quality = Quality(losses, *(judged[name] for name in _QUALITY))
+        return times, profiles, {"quality": quality} | {name: meta[name] for name in _GIVEN}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordingError(f"{source} is damaged: its figures are not those of a report ({error}).") from error
 
 
 def _load(path: Path, *_: object) -> Any:
-    from perfnb.experiments.report import load_report
+    from perfnb.experiments.ab_test import load_ab_test
 
-    return load_report(path)
+    return load_ab_test(path)
 
 
 LOADER = Loader("saved reports", REPORT.is_at, _load)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfnb import quantities as fmt
 from perfnb.bench import deciding
@@ -14,8 +13,11 @@ from perfnb.diff.layers import ProfileDiff
 from perfnb.diff.view import diff_html
 from perfnb.draw import escape, tables
 from perfnb.draw.frame import framed, header, static_page
-from perfnb.experiments.decision import PerformanceFigures, of_two_ceilings
+from perfnb.experiments.decision import SIDES, of_two_ceilings
 from perfnb.profile.summary import device_words
+
+if TYPE_CHECKING:
+    from perfnb.experiments.ab_test import ABTest
 
 #: A sign next to each decision, so that colour is not needed.
 SIGNS = {deciding.ACCEPT: "✓", deciding.REJECT: "✕", deciding.INCONCLUSIVE: "?"}
@@ -33,23 +35,21 @@ _LABELS = {
 }
 #: How far apart, in log units, the ratio of the medians and that of the pairs may be without a note.
 _APART = 0.01
-#: Names of steps without names of their own, or with equal names; these are not shown.
-SIDES = ("baseline", "candidate")
 #: Smallest width that fits the columns.
 MIN_WIDTH = 80
 
 
-def report_line(figures: PerformanceFigures) -> str:
+def report_line(test: ABTest) -> str:
     """The decision and its reason in one line."""
-    return f"{figures.decision.decision}: {reason(figures)}"
+    return f"{test.decision}: {reason(test)}"
 
 
-def report_text(figures: PerformanceFigures, width: int = 100) -> str:
+def report_text(test: ABTest, width: int = 100) -> str:
     """The report as text."""
     width = max(MIN_WIDTH, width)
-    lines = [f"perfnb · report · {headline(figures)}", *escape.wrapped(reason(figures), width)]
-    lines += escape.wrapped(_change(figures), width)
-    cells = [HEADS, *rows(figures)]
+    lines = [f"perfnb · report · {headline(test)}", *escape.wrapped(reason(test), width)]
+    lines += escape.wrapped(_change(test), width)
+    cells = [HEADS, *rows(test)]
     wide = [max(map(escape.cells, column)) for column in zip(*cells, strict=True)]
     gap = "  " if sum(wide) + 2 * len(wide) - 2 <= width else " "
     lines.append("")
@@ -57,66 +57,65 @@ def report_text(figures: PerformanceFigures, width: int = 100) -> str:
         row = [escape.fit(name, wide[0]), *(escape.fit(*cell, ">") for cell in zip(values, wide[1:], strict=True))]
         lines.append(escape.shorten(gap.join(row).rstrip(), width))
     lines.append("")
-    for note in filter(None, [*notes(figures), place(figures)]):
+    for note in filter(None, [*notes(test), place(test)]):
         lines += escape.wrapped(note, width)
     return "\n".join(lines)
 
 
-def report_html(figures: PerformanceFigures) -> str:
+def report_html(test: ABTest) -> str:
     """The report as static HTML: reason, table and a histogram of the pairs."""
-    body = [[escape.html(cell) for cell in row] for row in rows(figures)]
-    sides = " vs ".join(escape.plain(side.name, 60) for side in (figures.candidate, figures.baseline))
-    where = f"<br>{escape.html(place(figures), 300)}" if place(figures) else ""
+    body = [[escape.html(cell) for cell in row] for row in rows(test)]
+    sides = " vs ".join(escape.plain(side.name, 60) for side in (test.candidate, test.baseline))
+    where = f"<br>{escape.html(place(test), 300)}" if place(test) else ""
     return framed(
-        f"{header(sides, 'performance report', headline(figures), reason(figures), _change(figures))}"
-        f"{tables.table('Baseline and candidate', HEADS, body)}{ab_picture(figures.ab)}"
-        f'<p class="pf-small">{escape.html_sentence(" ".join(notes(figures)))}{where}</p>'
+        f"{header(sides, 'performance report', headline(test), reason(test), _change(test))}"
+        f"{tables.table('Baseline and candidate', HEADS, body)}{ab_picture(test)}"
+        f'<p class="pf-small">{escape.html_sentence(" ".join(notes(test)))}{where}</p>'
     )
 
 
-def report_markdown(figures: PerformanceFigures) -> str:
+def report_markdown(test: ABTest) -> str:
     """The report as Markdown."""
-    lines = [f"**{headline(figures)}**: {escape.markdown(reason(figures), 2000)}", ""]
-    lines += [escape.markdown(_change(figures), 2000), ""]
+    lines = [f"**{headline(test)}**: {escape.markdown(reason(test), 2000)}", ""]
+    lines += [escape.markdown(_change(test), 2000), ""]
     lines += [f"| {' | '.join(HEADS)} |", "| :--- | ---: | ---: | ---: | ---: |"]
-    lines += [f"| {' | '.join(escape.markdown(cell) for cell in row)} |" for row in rows(figures)]
-    lines += ["", *(f"- {escape.markdown(note, 2000)}" for note in [*notes(figures), place(figures)] if note)]
+    lines += [f"| {' | '.join(escape.markdown(cell) for cell in row)} |" for row in rows(test)]
+    lines += ["", *(f"- {escape.markdown(note, 2000)}" for note in [*notes(test), place(test)] if note)]
     return "\n".join(lines) + "\n"
 
 
-def report_page(figures: PerformanceFigures, diff: ProfileDiff | None = None) -> str:
+def report_page(test: ABTest, diff: ProfileDiff | None = None) -> str:
     """The report as one self-contained HTML page, with the layers' differences if known."""
     layers = "" if diff is None else diff_html(diff)
-    return static_page(f"{figures.decision.decision}: {figures.change or 'report'}", f"{report_html(figures)}{layers}")
+    return static_page(f"{test.decision}: {test.change or 'report'}", f"{report_html(test)}{layers}")
 
 
-def _change(figures: PerformanceFigures) -> str:
-    sides = figures.baseline.name, figures.candidate.name
+def _change(test: ABTest) -> str:
+    sides = test.baseline.name, test.candidate.name
     names = "" if sides == SIDES else f" ({' → '.join(escape.plain(side, 60) for side in sides)})"
-    return f"Change: {escape.plain(figures.change, 600) if figures.change else 'not given'}{names}"
+    return f"Change: {escape.plain(test.change, 600) if test.change else 'not given'}{names}"
 
 
-def headline(figures: PerformanceFigures) -> str:
+def headline(test: ABTest) -> str:
     """``✓ accept``."""
-    word = figures.decision.decision
+    word = test.decision
     return f"{SIGNS[word]} {word}"
 
 
-def reason(figures: PerformanceFigures) -> str:
+def reason(test: ABTest) -> str:
     """The reason for the decision."""
-    cause, about = figures.decision.cause, figures.decision.about
-    comparison = figures.ab.comparison
-    ratio = f"{fmt.relative(comparison.ratio, comparison.ratio_ci)} × the baseline's time"
+    cause, about = test.outcome.cause, test.outcome.about
+    ratio = f"{fmt.relative(test.ratio, test.ratio_ci)} × the baseline's time"
     if cause == deciding.WORSE:
-        return f"The results are not good enough, whatever the speed: {_worse(figures)}."
+        return f"The results are not good enough, whatever the speed: {_worse(test)}."
     if cause == deciding.OVER:
-        return f"The candidate exceeds a limit: {'; '.join(_against(figures, name) for name in about)}."
+        return f"The candidate exceeds a limit: {'; '.join(_against(test, name) for name in about)}."
     if cause == deciding.SLOWER:
         return f"The candidate is slower: it takes {ratio}."
     if cause == deciding.NO_GAIN:
-        return f"No gain: both take the same time within {fmt.share(comparison.equal_within)} ({ratio})."
-    if cause == deciding.CANNOT_TELL and comparison.ratio_ci is None:
-        return too_few_words(figures.ab)
+        return f"No gain: both take the same time within {fmt.share(test.comparison.equal_within)} ({ratio})."
+    if cause == deciding.CANNOT_TELL and test.ratio_ci is None:
+        return too_few_words(test)
     if cause == deciding.CANNOT_TELL:
         return (
             f"No clear result: the candidate takes {ratio}, which shows neither a difference nor equality. "
@@ -125,30 +124,28 @@ def reason(figures: PerformanceFigures) -> str:
     faster = f"The candidate is faster ({ratio}), but"
     if cause == deciding.UNJUDGED:
         if about:
-            return f"{faster} {_unlimited(figures)}."
-        return (
-            f"{faster} its results could not be checked: {escape.plain(figures.quality.said, 200)}. "
-            "Return the loss from both steps, or pass quality."
-        )
+            return f"{faster} {_unlimited(test)}."
+        how = "Pass check or quality." if test.check is None else "Return the loss from both steps, or pass quality."
+        return f"{faster} its results could not be checked: {escape.plain(test.quality.said, 200)}. {how}"
     if cause == deciding.UNMEASURED:
-        return f"{faster} not all limits could be checked: {'; '.join(_unchecked(figures, name) for name in about)}."
+        return f"{faster} not all limits could be checked: {'; '.join(_unchecked(test, name) for name in about)}."
     if cause == deciding.UNSURE:
         near = [
             f"{_LABELS[each.name]} {fmt.interval(each.value, each.bounds)} may exceed the limit of "
             f"{fmt.duration(each.limit)}"
-            for each in figures.resources
+            for each in test.resources
             if each.name in about
         ]
         return f"{faster} {' and '.join(near)}: raise budget_s."
-    return f"The candidate is faster ({ratio}), and its {_right(figures)}."
+    return f"The candidate is faster ({ratio}), and its {_right(test)}."
 
 
-def rows(figures: PerformanceFigures) -> list[tuple[str, str, str, str, str]]:
+def rows(test: ABTest) -> list[tuple[str, str, str, str, str]]:
     """A row per metric: its label, both figures, the change, and the limit."""
-    losses = {loss.name: loss for loss in figures.quality.losses}
-    resources = {resource.name: resource for resource in figures.resources}
+    losses = {loss.name: loss for loss in test.quality.losses}
+    resources = {resource.name: resource for resource in test.resources}
     found: list[tuple[str, str, str, str, str]] = []
-    for name, row in figures.table.iterrows():
+    for name, row in test.table.iterrows():
         metric, unit, value = str(name), row["unit"], _figure(str(name), row["unit"], row["candidate"])
         label = _LABELS.get(metric, f"loss: {escape.plain(metric, 30)}")
         limited: Any = losses.get(metric) or resources.get(metric)
@@ -162,10 +159,10 @@ def rows(figures: PerformanceFigures) -> list[tuple[str, str, str, str, str]]:
     return found
 
 
-def notes(figures: PerformanceFigures) -> list[str]:
+def notes(test: ABTest) -> list[str]:
     """Caveats and explanations of the figures."""
     said = []
-    quality = figures.quality
+    quality = test.quality
     if quality.judged_by == "results" and quality.losses:
         limit = quality.losses[0].limit
         basis = f", which rounding in {quality.dtype} can explain" if quality.dtype else ""
@@ -173,42 +170,42 @@ def notes(figures: PerformanceFigures) -> list[str]:
             "The results of both steps after the warm-up were compared; the accepted difference is "
             f"{_number(limit)} times the largest value{basis}."
         )
-        if figures.decision.cause == deciding.WORSE:
+        if test.outcome.cause == deciding.WORSE:
             said.append("Two training steps need a model each, with equal weights.")
-        if figures.decision.cause == deciding.WORSE and math.isfinite(quality.losses[0].candidate):
+        if test.outcome.cause == deciding.WORSE and math.isfinite(quality.losses[0].candidate):
             said.append("To accept a larger difference, pass limits={'difference': ...} or a quality function.")
-    if not quality.losses and figures.decision.cause != deciding.UNJUDGED:
+    if not quality.losses and test.outcome.cause != deciding.UNJUDGED:
         said.append(f"The results could not be checked: {escape.plain(quality.said, 200)}.")
     if any(loss.limit is None and loss.largest is not None for loss in quality.losses):
         slack = fmt.share(SLACK)
         said.append(f"A loss without a limit may exceed the baseline's by {slack}.")
-        if any(loss.limit is None and loss.name in figures.decision.about for loss in quality.losses):
+        if any(loss.limit is None and loss.name in test.outcome.about for loss in quality.losses):
             said.append("Rounding alone can make two training runs diverge by more than that: pass limits.")
-    said += ab_sentences(replace(figures.ab, check=None))[1:]
-    table = figures.table
-    apart = figures.candidate.median_ms / figures.baseline.median_ms / figures.ab.comparison.ratio
+    said += ab_sentences(test)[1:]
+    table = test.table
+    apart = test.candidate.median_ms / test.baseline.median_ms / test.ratio
     if abs(math.log(apart)) > _APART:
         said.append(
             "The change is computed from the pairs; with times this variable, the ratio of the medians differs."
         )
     if table["ci_low"].isna()["p95_ms"]:
         pairs = "59 pairs, and the interval of its ratio 86"
-        said.append(f"A p95 needs {pairs if figures.ab.blocks is None else 'single turns, not blocks'}.")
+        said.append(f"A p95 needs {pairs if test.blocks is None else 'single turns, not blocks'}.")
     if table["candidate"].notna()["utilisation"]:
         said.append("Utilisation is the step's FLOPs divided by what this machine could have computed in that time.")
-    if of_two_ceilings(figures.baseline, figures.candidate):
+    if of_two_ceilings(test.baseline, test.candidate):
         said.append(
-            f"The baseline's utilisation is relative to the {figures.baseline.ceiling} ceiling, the candidate's to the "
-            f"{figures.candidate.ceiling} ceiling: compare FLOP/s instead."
+            f"The baseline's utilisation is relative to the {test.baseline.ceiling} ceiling, the candidate's to the "
+            f"{test.candidate.ceiling} ceiling: compare FLOP/s instead."
         )
-    if table["candidate"].isna()["peak_memory_bytes"] and not figures.options.get("profile", True):
-        said.append("Memory and utilisation were not measured (profile=False).")
+    if table["candidate"].isna()["peak_memory_bytes"] and not test.profiles:
+        said.append("Memory and utilisation were not measured; profile=True measures them.")
     return said
 
 
-def place(figures: PerformanceFigures) -> str:
+def place(test: ABTest) -> str:
     """Where it was measured: ``CPU (...), torch 2.13, on host, commit 1234abcd``; empty if unknown."""
-    environment = figures.environment
+    environment = test.environment
     if "torch" not in environment:
         return ""
     parts = [device_words(environment), f"torch {environment['torch']}"]
@@ -220,50 +217,50 @@ def place(figures: PerformanceFigures) -> str:
     return escape.plain(", ".join(parts), 300)
 
 
-def _worse(figures: PerformanceFigures) -> str:
-    losses = {loss.name: loss for loss in figures.quality.losses}
+def _worse(test: ABTest) -> str:
+    losses = {loss.name: loss for loss in test.quality.losses}
     said = []
-    for name in figures.decision.about:
-        if name == DIFFERENCE and figures.quality.judged_by == "results":
+    for name in test.outcome.about:
+        if name == DIFFERENCE and test.check is not None:
             # A different structure is neither more nor less.
             finite = math.isfinite(losses[name].candidate)
             most = f" (limit {_number(losses[name].limit)})" if finite else ""
-            said.append(f"{escape.plain(figures.quality.said, 300)}{most}")
+            said.append(f"{escape.plain(test.quality.said, 300)}{most}")
         elif fmt.known(losses[name].candidate) is None:
             said.append(f"{escape.plain(name, 40)} is {losses[name].candidate}")
         else:
-            said.append(_against(figures, name))
+            said.append(_against(test, name))
     return "; ".join(said)
 
 
-def _against(figures: PerformanceFigures, name: str) -> str:
-    row = figures.table.loc[name]
+def _against(test: ABTest, name: str) -> str:
+    row = test.table.loc[name]
     value, limit = (_exact(name, row[column], row) for column in ("candidate", "limit"))
     return f"{_LABELS.get(name, escape.plain(name, 40))} {value} (limit {limit})"
 
 
-def _unlimited(figures: PerformanceFigures) -> str:
+def _unlimited(test: ABTest) -> str:
     """Why losses cannot be judged, and what to do."""
-    about = figures.decision.about
+    about = test.outcome.about
     limits = ", ".join(f"{escape.plain(name, 40)!r}: ..." for name in about)
-    odd = [loss for loss in figures.quality.losses if loss.name in about and loss.baseline is not None]
+    odd = [loss for loss in test.quality.losses if loss.name in about and loss.baseline is not None]
     why = f"{escape.plain(odd[0].name, 40)} of the baseline is {odd[0].baseline}" if odd else ""
-    others = [name for name in figures.limits if name not in {*figures.table.index, *about}]
+    others = [name for name in test.limits if name not in {*test.table.index, *about}]
     other = "".join(f"; limits names {escape.plain(name, 40)!r}, which quality does not return" for name in others)
     return f"{why or 'no limit on quality loss was given'}: pass limits={{{limits}}}{other}"
 
 
-def _unchecked(figures: PerformanceFigures, name: str) -> str:
-    if name in figures.table.index:
+def _unchecked(test: ABTest, name: str) -> str:
+    if name in test.table.index:
         return f"{_LABELS[name]} could not be measured"
-    named = ", ".join(escape.plain(loss.name, 40) for loss in figures.quality.losses)
+    named = ", ".join(escape.plain(loss.name, 40) for loss in test.quality.losses)
     return f"quality returned no loss {escape.plain(name, 40)!r}, only {named}"
 
 
-def _right(figures: PerformanceFigures) -> str:
-    if figures.quality.judged_by == "results":
+def _right(test: ABTest) -> str:
+    if test.check is not None:
         return "results agree"
-    names = [escape.plain(loss.name, 40) for loss in figures.quality.losses]
+    names = [escape.plain(loss.name, 40) for loss in test.quality.losses]
     return f"losses are within the limits ({', '.join(names)})"
 
 

@@ -32,7 +32,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES, conform
 from perfnb.recording.text import of_labels
 from perfnb.roofline.levels import RooflineLevels
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 from perfnb.trace_names import stepped_optimizer
 
 #: Nanoseconds below which an operator is all overhead if its cost was not measured; and the least and most of it.
@@ -46,7 +46,7 @@ class StepFigures:
     """What the report shows of a step, for the rules to argue from."""
 
     #: Step times of the timed pass.
-    timing: Timing
+    timing: StepTimes
     #: The frame ``phases``.
     phases: pd.DataFrame
     #: Traced step time divided by the timed one.

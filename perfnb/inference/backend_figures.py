@@ -16,7 +16,7 @@ from perfnb.bench.quality import DIFFERENCE, Loss
 from perfnb.bench.values import DIFFERENT, NOISE, SAME, UNCHECKED, Values
 from perfnb.stats.comparisons import PairedComparison, compare_with_first
 from perfnb.stats.intervals import quantile_interval
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
 #: Relative difference of time up to which two backends count as the same.
 EQUAL_WITHIN = 0.02
@@ -43,9 +43,9 @@ class BackendTrial:
     times_ms: tuple[float, ...] = ()
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> StepTimes:
         """Its times in all rounds."""
-        return Timing(self.times_ms)
+        return StepTimes(self.times_ms)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def comparisons(trials: Sequence[BackendTrial]) -> dict[str, PairedComparison]:
 
 
 def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limits: Mapping[str, float]) -> Judged:
-    """Whether to use a backend, by the rules of `perfnb.report`.
+    """Whether to use a backend, by the rules of `perfnb.ab_test`.
 
     `losses` are those of the user's quality function; ``None`` without one: then outputs are judged.
     """

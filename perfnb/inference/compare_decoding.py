@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from perfnb.arguments import require_seconds, shown
-from perfnb.bench.comparison import ABTest, ab_test
 from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
+from perfnb.experiments.ab_test import ABTest, ab_test
 from perfnb.inference.decoding_view import decoding_html, decoding_line, decoding_page, decoding_text
 
 #: Requests whose answers are compared, and the share of the budget in which that must happen.

@@ -50,7 +50,7 @@ class InferenceComparison(Page, Shown):
         return pd.DataFrame(times_ms).rename_axis("round")
 
     def decide(self, quality: Quality | None = None, limits: Mapping[str, float] | None = None) -> InferenceComparison:
-        """The same measurements with other decisions, by the rules of `perfnb.report`.
+        """The same measurements with other decisions, by the rules of `perfnb.ab_test`.
 
         Parameters
         ----------

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from perfnb import ABTest
 from perfnb.labs.exercise import Facts, Hint, quoted, what_was_raised
+from perfnb.results import ABTest
 
 Kind = TypeVar("Kind")
 

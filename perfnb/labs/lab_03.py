@@ -18,7 +18,7 @@ import torch
 from torch import nn, ones
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfnb import Profile, Roofline, Timing
+from perfnb import Profile, Timing
 from perfnb.labs.answers import (
     Figure,
     all_close,
@@ -33,6 +33,7 @@ from perfnb.labs.answers import (
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.workloads import shortest_ms, time_ratio
 from perfnb.quantities import share
+from perfnb.results import Roofline
 
 #: Batch, inputs, outputs of linear layers.
 LINEAR = ((7, 13, 29), (32, 784, 10), (128, 1024, 4096), (1, 1, 1))

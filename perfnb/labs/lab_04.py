@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from perfnb import Leaks, Profile, find_leaks, profile_step
+from perfnb import Profile, find_leaks, profile_step
 from perfnb.labs.answers import Figure, as_function, as_number, as_numbers, as_word, close, outcome, require_test
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, quoted
 from perfnb.labs.workloads import agree, one_thread
 from perfnb.quantities import share
 from perfnb.recording.schema import CATEGORIES
+from perfnb.results import Leaks
 
 
 def trial(name: str) -> tuple[Any, Any]:

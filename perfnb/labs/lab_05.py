@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn, ones
 
-from perfnb import ArchitectureComparison, ScalingStudy, Timing
+from perfnb import Timing
 from perfnb.labs.answers import (
     Figure,
     all_close,
@@ -26,6 +26,7 @@ from perfnb.labs.answers import (
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.lab_03 import counted
 from perfnb.quantities import share
+from perfnb.results import ArchitectureComparison, ScalingStudy
 
 PIXELS, DIGITS = 64, 10
 #: Parameters of the lab's CNN.

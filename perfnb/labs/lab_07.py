@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from perfnb import PerformanceReport
 from perfnb.labs.answers import Figure, all_close, as_function, as_number, as_numbers, close, outcome, result_of
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, is_false
 from perfnb.labs.workloads import interleaved, one_thread
+from perfnb.results import ABTest
 
 #: The factors of a training that are compared, and rounds of a trial.
 FACTORS = ("fused", "foreach", "autocast", "compiled", "weights", "optimizer", "rate", "other settings")
@@ -161,15 +161,14 @@ def report_facts(reports: Any, name: str, made_of: Any = None, answer: Any = Non
     report = reports.get(name) if isinstance(reports, Mapping) else None
     if report is None:
         return None
-    if not isinstance(report, PerformanceReport):
-        raise Hint(f"reports[{name!r}] must be the result of perfnb.report, not a {type(report).__name__}.")
-    ab = report.ab
+    if not isinstance(report, ABTest):
+        raise Hint(f"reports[{name!r}] must be the result of perfnb.ab_test, not a {type(report).__name__}.")
     tried = made_of.get(name) if isinstance(made_of, Mapping) else None
     return {
         "of_this": None if tried is None or answer is None else same_code(tried, answer),
-        "ratio": float(ab.ratio),
-        "ratio_ci": None if ab.ratio_ci is None else [float(end) for end in ab.ratio_ci],
-        "verdict": str(ab.verdict),
+        "ratio": float(report.ratio),
+        "ratio_ci": None if report.ratio_ci is None else [float(end) for end in report.ratio_ci],
+        "verdict": str(report.verdict),
         "decision": str(report.decision),
         "baseline_ms": float(report.baseline.median_ms),
         "candidate_ms": float(report.candidate.median_ms),

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb import Profile, Ranks
+from perfnb import Profile
 from perfnb.findings.gpu_facts import ALLOCATES
 from perfnb.labs.answers import Figure, as_function, as_number, as_numbers, as_word, close, outcome, require, slip
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.recording.text import TEXT, found
+from perfnb.results import Ranks
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 from typing import Any
 
 from IPython.core import completer
 
-_NAMES = ("profile_step", "gpuwatch", "try_levers", "latency")
+#: The magics by name, each with its module and the class that holds it; all else follows from this.
+MAGICS = {
+    "profile_step": ("perfnb.magics.profile_step", "ProfileStepMagics"),
+    "gpuwatch": ("perfnb.magics.gpuwatch", "GpuWatchMagics"),
+    "try_levers": ("perfnb.magics.try_levers", "TryLeversMagics"),
+    "latency": ("perfnb.magics.latency", "LatencyMagics"),
+}
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The parser of a magic's options."""
+    parser: argparse.ArgumentParser = getattr(_holder(name), name).parser
+    return parser
 
 
 def register(shell: Any) -> None:
     """Add perfnb's magics and their completion to an IPython shell."""
-    from perfnb.magics.gpuwatch import GpuWatchMagics
-    from perfnb.magics.latency import LatencyMagics
-    from perfnb.magics.profile_step import ProfileStepMagics
-    from perfnb.magics.try_levers import TryLeversMagics
-
     unregister(shell)
-    shell.register_magics(ProfileStepMagics, GpuWatchMagics, TryLeversMagics, LatencyMagics)
+    shell.register_magics(*map(_holder, MAGICS))
     if hasattr(completer, "context_matcher"):  # IPython 7, as on Colab, completes no options
         from perfnb.magics.completion import match_options
 
@@ -30,7 +39,12 @@ def unregister(shell: Any) -> None:
     if watching is not None:
         watching.end()
     for magics in shell.magics_manager.magics.values():
-        for name in _NAMES:
+        for name in MAGICS:
             magics.pop(name, None)
     matchers = getattr(shell.Completer, "custom_matchers", [])
     matchers[:] = [each for each in matchers if getattr(each, "__module__", None) != "perfnb.magics.completion"]
+
+
+def _holder(name: str) -> Any:
+    module, holder = MAGICS[name]
+    return getattr(importlib.import_module(module), holder)

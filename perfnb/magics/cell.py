@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import traceback
@@ -11,7 +12,8 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from perfnb.step.cells import BATCH, Clause, batches_of
+from perfnb.magics.line import refuse_short
+from perfnb.step.cells import BATCH, Clause, batches_of, step_of
 
 #: An option after a clause, where it does not belong.
 _OPTION = re.compile(r"\s--[a-z]")
@@ -68,16 +70,26 @@ def _compiled(shell: Any, source: str, words: tuple[str, str], compiled: Callabl
         raise UsageError(f"the {what} is not valid Python.\n{said}") from None
 
 
-def compile_clause(shell: Any, clause: str) -> tuple[CodeType, Callable[[], Iterable[Any]]]:
-    """``for TARGET in ITERABLE`` as code that binds a batch to the target, and a function that evaluates the iterable.
+def step_in(
+    shell: Any, rest: str, cell: str | None, parser: argparse.ArgumentParser
+) -> tuple[Callable[..., Any], Callable[[], Iterable[Any]] | None, CodeType]:
+    """The step of a magic, a function that evaluates the iterable of its clause, and the compiled body.
+
+    The step is the cell, which `rest` may feed with a clause ``for TARGET in ITERABLE``; of a line magic, `rest`.
 
     Raises
     ------
     UsageError
-        If the clause has another form.
+        If the body is not valid, or the clause has another form.
     """
-    compiled = clause_of(shell, clause)
-    return compiled.assign, batches_of(compiled, shell.user_ns, UsageError)
+    clause = None
+    if cell is not None and rest:
+        refuse_short(rest, parser)
+        clause = clause_of(shell, rest)
+    body, namespace = compile_body(shell, rest if cell is None else cell), shell.user_ns
+    if clause is None:
+        return step_of(body, namespace, None), None, body
+    return step_of(body, namespace, clause.assign), batches_of(clause, namespace, UsageError), body
 
 
 def clause_of(shell: Any, clause: str) -> Clause:

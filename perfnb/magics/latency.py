@@ -9,9 +9,8 @@ from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.failures import keeps_nothing
-from perfnb.magics.cell import compile_body, compile_clause
-from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
-from perfnb.step.cells import step_of
+from perfnb.magics.cell import step_in
+from perfnb.magics.line import can_be_silenced, require_name, split_line
 
 
 @magics_class
@@ -55,18 +54,15 @@ class LatencyMagics(Magics):
         parser = LatencyMagics.latency.parser
         options, rest = split_line(line, parser)
         require_name(options.into)
-        refuse_short(rest, parser)
         if not rest:
             raise UsageError("%%latency needs requests: write for NAME in REQUESTS after it.")
-        assign, requests = compile_clause(self.shell, rest)
-        body, namespace = compile_body(self.shell, cell), self.shell.user_ns
-        made = requests()
-        serve = step_of(body, namespace, assign)
+        serve, requests, body = step_in(self.shell, rest, cell, parser)
+        namespace, served = self.shell.user_ns, requests() if requests is not None else ()
         vars(serve)[USES] = lambda: [namespace.get(name) for name in names_in(body)]
         try:
             found = latency(
                 serve,
-                made,
+                served,
                 rate_per_s=options.rate,
                 bound_ms=options.bound,
                 quantile=options.quantile,

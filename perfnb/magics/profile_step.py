@@ -10,9 +10,8 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.failures import keeps_nothing
-from perfnb.magics.cell import clause_of, compile_body, compile_clause
+from perfnb.magics.cell import clause_of, compile_body, step_in
 from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
-from perfnb.step.cells import step_of
 
 
 @magics_class
@@ -101,15 +100,12 @@ class ProfileStepMagics(Magics):
         from perfnb.step.namespace import namespace_of
 
         namespace, hidden = self.shell.user_ns, self.shell.user_ns_hidden
-        assign, batches = None, None
         if cell is None and not rest:
             raise UsageError("there is nothing to profile: write a statement after %profile_step.")
-        if cell is not None and rest:
-            refuse_short(rest, ProfileStepMagics.profile_step.parser)
-            assign, batches = compile_clause(self.shell, rest)
-        models, body = self._models(options.model), compile_body(self.shell, rest if cell is None else cell)
+        step, batches, body = step_in(self.shell, rest, cell, ProfileStepMagics.profile_step.parser)
+        models = self._models(options.model)
         variables = {name: value for name, value in namespace.items() if name not in hidden}  # without IPython's own
-        step, chosen = step_of(body, namespace, assign), list(models.values()) or None
+        chosen = list(models.values()) or None
         return run_profile(
             step,
             batches,

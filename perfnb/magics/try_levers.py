@@ -11,9 +11,8 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from perfnb.failures import keeps_nothing
-from perfnb.magics.cell import compile_body, compile_clause
-from perfnb.magics.line import can_be_silenced, refuse_short, require_name, split_line
-from perfnb.step.cells import step_of
+from perfnb.magics.cell import step_in
+from perfnb.magics.line import can_be_silenced, require_name, split_line
 
 
 @magics_class
@@ -28,7 +27,8 @@ class TryLeversMagics(Magics):
     @keeps_nothing
     @magic_arguments("%try_levers")
     @argument("--into", metavar="NAME", help="Assign the result to this variable.")
-    @argument("--levers", metavar="NAMES", help="Try only these, separated by commas; perfnb.levers() lists all.")
+    @argument("--levers", metavar="NAMES", help="Try only these, separated by commas.")
+    @argument("--list", action="store_true", help="Only list all levers: what each does, and what it answers.")
     @argument(
         "--budget",
         metavar="SECONDS",
@@ -55,34 +55,35 @@ class TryLeversMagics(Magics):
 
             %try_levers train_step(batch)
 
+        %try_levers --list lists all levers.
+
         The result is the cell's value; a trailing ; silences it. Variables that the code binds keep their last values.
         """
         __tracebackhide__ = True
-        from perfnb.remedies.try_levers import LeverRequest, run_trials
+        from perfnb.remedies.try_levers import LeverRequest, levers, run_trials
         from perfnb.step.namespace import namespace_of
 
         parser = TryLeversMagics.try_levers.parser
         options, rest = split_line(line, parser)
+        if options.list:
+            return levers()
         if not 0 < options.budget < 1e9:
             raise UsageError(f"--budget must be a number of seconds above 0, not {options.budget}.")
         require_name(options.into)
         if cell is None and not rest:
             raise UsageError("there is nothing to speed up: write a statement after %try_levers.")
-        assign, batches = None, None
-        if cell is not None and rest:
-            refuse_short(rest, parser)
-            assign, batches = compile_clause(self.shell, rest)
         names = None if options.levers is None else [name.strip() for name in options.levers.split(",")]
         if names is not None and "" in names:
             raise UsageError("--levers takes names separated by commas, without spaces between them.")
-        body, namespace = compile_body(self.shell, rest if cell is None else cell), self.shell.user_ns
+        step, batches, body = step_in(self.shell, rest, cell, parser)
+        namespace = self.shell.user_ns
         # The cell does not use the loader that its clause names.
         fed = (
             {} if batches is None else {name: namespace[name] for name in re.findall(r"\w+", rest) if name in namespace}
         )
         try:
             found = run_trials(
-                step_of(body, namespace, assign),
+                step,
                 batches,
                 LeverRequest("auto" if names is None else names, options.goal, options.budget),
                 namespace={**fed, **namespace_of(FunctionType(body, namespace))},

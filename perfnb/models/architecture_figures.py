@@ -14,7 +14,7 @@ from perfnb.recording.schema import SPECIAL_ROWS
 from perfnb.recording.text import TEXT
 from perfnb.stats.comparisons import compare_all, ratio_table
 from perfnb.stats.intervals import interval_of_median
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
 #: Columns of `ArchitectureFigures.table` and their types.
 COLUMNS = {
@@ -44,25 +44,45 @@ _BATCHED_PRODUCT, _SOFTMAX = re.compile(r"bmm", re.IGNORECASE), re.compile(r"sof
 _WITHIN_ATTENTION = re.compile(r"bmm|matmul|einsum|softmax", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class ArchitectureFigures:
-    """Figures of a comparison of architectures."""
+    """Models side by side: what each costs, and where its time goes.
 
-    # One row per name (the index), in the given order, with `COLUMNS`; ``intensity`` is FLOP/byte. Each may be NA.
+    Attributes
+    ----------
+    table : DataFrame
+        What each model costs, one row per name (the index) in the given order; times are medians with 95 % intervals,
+        ``intensity`` is FLOP/byte. Each may be NA.
+    shares : DataFrame
+        Where the time goes: ``name``, ``by`` (kind of layer, or phase), ``part``, ``ms``, ``share``. For each name and
+        ``by`` the shares add up to 1, and the times to the median.
+    ratios : DataFrame
+        Every pair: ``a``, ``b``, ``ratio`` (time of b to time of a) with its simultaneous interval ``ci_low`` to
+        ``ci_high``, ``p_holm``, ``verdict`` on b, and ``smallest_detectable`` (relative).
+    layers : mapping of str to DataFrame
+        Each model's frame ``layers``, with a column ``kind``.
+    training : bool
+        Whether loss and backward pass were part of it.
+    device, batch : str
+        Where it ran, and the shapes of the batch.
+    rounds : int
+        Measurements per model.
+    equal_within : float
+        Relative difference up to which two times count as the same: 0.02 is 2 %.
+    notes : tuple of str
+        Caveats.
+    """
+
     table: pd.DataFrame
-    # Where the time goes: ``name``, ``by`` (kind or phase), ``part`` (one of `KINDS`, or a phase), ``ms``, ``share``.
-    # For each name and ``by`` the shares add up to 1, and the times to the median.
     shares: pd.DataFrame
-    # Pairs: ``a``, ``b``, ``ratio`` (time of b to time of a), ``ci_low``, ``ci_high``, ``p_holm``, ``verdict`` of b
-    # against a (faster, slower, same, inconclusive), ``smallest_detectable`` (relative).
     ratios: pd.DataFrame
-    layers: Mapping[str, pd.DataFrame]  # each model's frame ``layers`` with a column ``kind``
-    training: bool  # with loss and backward pass, or forward only
+    layers: Mapping[str, pd.DataFrame]
+    training: bool
     device: str
-    batch: str  # its description
-    rounds: int  # measurements per model
-    equal_within: float  # relative difference up to which two times count as the same: 0.02 is 2 %
-    notes: tuple[str, ...] = ()  # caveats
+    batch: str
+    rounds: int
+    equal_within: float
+    notes: tuple[str, ...] = ()
 
 
 def architecture_figures(
@@ -85,7 +105,8 @@ def architecture_figures(
         Samples in each model's batch.
     """
     rows = {
-        name: _row(summary, Timing(tuple(samples_ms[name]), batch_sizes[name])) for name, summary in summaries.items()
+        name: _row(summary, StepTimes(tuple(samples_ms[name]), batch_sizes[name]))
+        for name, summary in summaries.items()
     }
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).rename_axis("name")
     shares = [_shares(name, summary, float(rows[name]["median_ms"])) for name, summary in summaries.items()]
@@ -103,7 +124,7 @@ def architecture_figures(
     )
 
 
-def _row(summary: Summary, timing: Timing) -> dict[str, Any]:
+def _row(summary: Summary, timing: StepTimes) -> dict[str, Any]:
     layers = summary.layers
     roots = layers[(layers["depth"] == 0) & ~layers.index.isin(SPECIAL_ROWS)]
     sums = {

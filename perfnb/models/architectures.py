@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import pandas as pd
 
 from perfnb.arguments import require_flag, require_seconds, shown, storable
 from perfnb.bench.design import planned_rounds, warm_up
@@ -34,44 +33,34 @@ EQUAL_WITHIN = 0.02
 TIMED_SHARE = 0.6
 
 
-class ArchitectureComparison(Page, ShownLive):
-    """Models side by side. Shows itself in a notebook; its tables are pandas frames."""
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ArchitectureComparison(ArchitectureFigures, Page, ShownLive):
+    """Models side by side. Shows itself in a notebook; its tables are pandas frames.
 
-    def __init__(self, figures: ArchitectureFigures, profiles: Mapping[str, Profile]) -> None:
-        self._figures = figures
-        self.profiles = dict(profiles)
+    Attributes
+    ----------
+    profiles : mapping of str to Profile
+        The profile of each model.
+    """
 
-    @property
-    def table(self) -> pd.DataFrame:
-        """What each model costs, one row per name in the given order; times are medians with 95 % intervals."""
-        return self._figures.table.copy()
-
-    @property
-    def shares(self) -> pd.DataFrame:
-        """Share of each model's time by kind of layer and by phase: ``name``, ``by``, ``part``, ``ms``, ``share``."""
-        return self._figures.shares.copy()
-
-    @property
-    def ratios(self) -> pd.DataFrame:
-        """Time of b to time of a for every pair, with simultaneous intervals, Holm's p-value and a verdict on b."""
-        return self._figures.ratios.copy()
+    profiles: Mapping[str, Profile]
 
     def _page(self) -> str:
-        return architectures_page(self._figures)
+        return architectures_page(self)
 
     def _text(self) -> str:
-        return architectures_text(self._figures)
+        return architectures_text(self)
 
     def _line(self) -> str:
-        return architectures_line(self._figures)
+        return architectures_line(self)
 
     def _html(self) -> str:
-        return architectures_html(self._figures)
+        return architectures_html(self)
 
     def _widget(self, view_id: str) -> Any:
         from perfnb.models.widget import ArchitecturesWidget
 
-        return ArchitecturesWidget(architectures_data(self._figures, view_id))
+        return ArchitecturesWidget(architectures_data(self, view_id))
 
 
 def compare_architectures(
@@ -160,7 +149,7 @@ def compare_architectures(
             *noise_sentences(bench.conditions.facts),
         ),
     )
-    return ArchitectureComparison(figures, profiles)
+    return ArchitectureComparison(**vars(figures), profiles=profiles)
 
 
 def _with_batches(models: Any, batch: Any) -> dict[str, tuple[nn.Module, Any]]:

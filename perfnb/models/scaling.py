@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
-from perfnb import quantities as fmt
 from perfnb.arguments import finite, require_seconds, shown
 from perfnb.bench.design import SEED, random_orders, warm_up
 from perfnb.draw.progress import Progress
@@ -26,84 +22,22 @@ TIMED_SHARE = 0.7
 FEWEST_ROUNDS, MOST_ROUNDS = 6, 100
 
 
-@dataclass(frozen=True, repr=False)
-class Prediction:
-    """Predicted time and memory of a step at some size.
-
-    Attributes
-    ----------
-    size : float
-    median_ms : float
-        Median step time.
-    ci_ms : tuple of float
-        95 % prediction interval of that median; it widens outside the measured sizes.
-    peak_bytes : int or None
-        Peak memory; ``None`` if unknown.
-    """
-
-    size: float
-    median_ms: float
-    ci_ms: tuple[float, float]
-    peak_bytes: int | None
-
-    def __repr__(self) -> str:
-        peak = "" if self.peak_bytes is None else f", peak memory {fmt.size(self.peak_bytes)}"
-        return f"<perfnb.Prediction: size {self.size:g}: {fmt.interval(self.median_ms, self.ci_ms)}{peak}>"
-
-
-class ScalingStudy(ShownLive):
+class ScalingStudy(ScalingFigures, ShownLive):
     """Time and memory by size. Shows itself in a notebook, with a slider that reads off any size."""
 
-    def __init__(self, figures: ScalingFigures) -> None:
-        self._figures = figures
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """One row per size: median time with its interval, peak memory, FLOPs, and the law's prediction."""
-        return self._figures.table.copy()
-
-    @property
-    def fit(self) -> pd.DataFrame:
-        """One row per size: ``measured`` and ``predicted`` milliseconds, and the ``residual`` (share of the latter)."""
-        return self._figures.law.fit.copy()
-
-    @property
-    def exponent(self) -> float:
-        """Exponent of the time: 2 means that a step of twice the size takes four times as long."""
-        return self._figures.law.exponent
-
-    @property
-    def exponent_ci(self) -> tuple[float, float] | None:
-        """95 % interval of the exponent; ``None`` for two sizes, which are too few for one."""
-        return self._figures.law.exponent_ci
-
-    @property
-    def warning(self) -> str | None:
-        """Where one law does not hold, such as at a cache's size or a switch of kernels; ``None`` if it holds."""
-        return self._figures.law.warning
-
-    def predict(self, size: float) -> Prediction:
-        """Predict time and memory of a step of that size."""
-
-        if (finite(size) or 0.0) <= 0:
-            raise ValueError(f"size must be a number above 0, not {shown(size)}.")
-        found, memory = self._figures.law.predict(size), self._figures.memory_law
-        peak = None if memory is None else round(memory.predict(size).median)
-        return Prediction(float(size), found.median, (found.low, found.high), peak)
-
     def _text(self) -> str:
-        return scaling_text(self._figures)
+        return scaling_text(self)
 
     def _line(self) -> str:
-        return scaling_line(self._figures)
+        return scaling_line(self)
 
     def _html(self) -> str:
-        return scaling_html(self._figures)
+        return scaling_html(self)
 
     def _widget(self, view_id: str) -> Any:
         from perfnb.models.widget import ScalingWidget
 
-        return ScalingWidget({"id": view_id, **scaling_data(self._figures)})
+        return ScalingWidget({"id": view_id, **scaling_data(self)})
 
 
 def scaling_study(
@@ -161,18 +95,17 @@ def scaling_study(
         for done, (size, step) in enumerate(zip(chosen, steps, strict=True), start=1):
             peaks[size], flops[size] = _counted(step)
             progress("counted", done, len(steps))
-    return ScalingStudy(
-        scaling_figures(
-            {size: row.tolist() for size, row in zip(chosen, times, strict=True)},
-            peaks,
-            flops,
-            device=device_words(describe_environment()),
-            notes=(
-                *(() if steady is not False else ("Not all sizes had reached steady state when the warm-up ended.",)),
-                *noise_sentences(bench.conditions.facts),
-            ),
-        )
+    figures = scaling_figures(
+        {size: row.tolist() for size, row in zip(chosen, times, strict=True)},
+        peaks,
+        flops,
+        device=device_words(describe_environment()),
+        notes=(
+            *(() if steady is not False else ("Not all sizes had reached steady state when the warm-up ended.",)),
+            *noise_sentences(bench.conditions.facts),
+        ),
     )
+    return ScalingStudy(**vars(figures))
 
 
 def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:

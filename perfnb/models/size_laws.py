@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from perfnb import quantities as fmt
+from perfnb.arguments import finite, shown
 from perfnb.stats.intervals import interval_of_median, relative_standard_error
 from perfnb.stats.power_law import PowerLaw, fit_power_law
 
@@ -16,20 +18,86 @@ from perfnb.stats.power_law import PowerLaw, fit_power_law
 _BELOW, _ABOVE, _POINTS = 0.5, 2.0, 121
 
 
-@dataclass(frozen=True)
-class ScalingFigures:
-    """Figures of a scaling study."""
+@dataclass(frozen=True, repr=False)
+class SizePrediction:
+    """Predicted time and memory of a step at some size.
 
-    # One row per size, ascending: ``size``, ``median_ms``, ``ci_low_ms``, ``ci_high_ms``, ``peak_bytes``, ``flops``,
-    # ``predicted_ms``, ``residual`` (share of the prediction).
+    Attributes
+    ----------
+    size : float
+    median_ms : float
+        Median step time.
+    ci_ms : tuple of float
+        95 % prediction interval of that median; it widens outside the measured sizes.
+    peak_bytes : int or None
+        Peak memory; ``None`` if unknown.
+    """
+
+    size: float
+    median_ms: float
+    ci_ms: tuple[float, float]
+    peak_bytes: int | None
+
+    def __repr__(self) -> str:
+        peak = "" if self.peak_bytes is None else f", peak memory {fmt.size(self.peak_bytes)}"
+        return f"<perfnb.SizePrediction: size {self.size:g}: {fmt.interval(self.median_ms, self.ci_ms)}{peak}>"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ScalingFigures:
+    """Time and memory by size.
+
+    Attributes
+    ----------
+    table : DataFrame
+        One row per size, ascending: ``size``, ``median_ms`` with its interval ``ci_low_ms`` to ``ci_high_ms``,
+        ``peak_bytes``, ``flops``, and the law's ``predicted_ms`` and ``residual`` (share of the prediction).
+    law : PowerLaw
+        Of the median times.
+    memory_law : PowerLaw or None
+        Of peak memory, which is counted, not timed.
+    curve : DataFrame
+        Predictions on a grid of sizes, even on the log scale: ``size``, ``median_ms``, ``low_ms``, ``high_ms``,
+        ``peak_bytes``.
+    device : str
+    notes : tuple of str
+        Caveats.
+    """
+
     table: pd.DataFrame
-    law: PowerLaw  # of the median times
-    memory_law: PowerLaw | None  # of peak memory, which is counted, not timed
-    # Predictions on a grid of sizes, even on the log scale: ``size``, ``median_ms``, ``low_ms``, ``high_ms``,
-    # ``peak_bytes``.
+    law: PowerLaw
+    memory_law: PowerLaw | None
     curve: pd.DataFrame
     device: str
-    notes: tuple[str, ...] = ()  # caveats
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fit(self) -> pd.DataFrame:
+        """One row per size: ``measured`` and ``predicted`` milliseconds, and the ``residual`` (share of the latter)."""
+        return self.law.fit.copy()
+
+    @property
+    def exponent(self) -> float:
+        """Exponent of the time: 2 means that a step of twice the size takes four times as long."""
+        return self.law.exponent
+
+    @property
+    def exponent_ci(self) -> tuple[float, float] | None:
+        """95 % interval of the exponent; ``None`` for two sizes, which are too few for one."""
+        return self.law.exponent_ci
+
+    @property
+    def warning(self) -> str | None:
+        """Where one law does not hold, such as at a cache's size or a switch of kernels; ``None`` if it holds."""
+        return self.law.warning
+
+    def predict(self, size: float) -> SizePrediction:
+        """Predict time and memory of a step of that size."""
+        if (finite(size) or 0.0) <= 0:
+            raise ValueError(f"size must be a number above 0, not {shown(size)}.")
+        time = self.law.predict(size)
+        peak = None if self.memory_law is None else round(self.memory_law.predict(size).median)
+        return SizePrediction(float(size), time.median, (time.low, time.high), peak)
 
 
 def scaling_figures(

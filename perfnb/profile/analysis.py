@@ -23,7 +23,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import is_one_of
 from perfnb.roofline.levels import RooflineLevels, step_roofline
-from perfnb.stats.step_times import Timing, timing_of_batches
+from perfnb.stats.step_times import StepTimes, timing_of_batches
 from perfnb.trace_names import DEVICE_WORK
 
 
@@ -34,7 +34,7 @@ class Analysis:
         self.recording = recording
 
     @cached_property
-    def timing(self) -> Timing:
+    def timing(self) -> StepTimes:
         """The step times of the timed pass."""
         steps, meta = self.recording.steps, self.recording.meta
         timed, warmup = steps[steps["pass"] == "timed"], steps[steps["pass"] == "warmup"]

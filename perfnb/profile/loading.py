@@ -24,7 +24,7 @@ from perfnb.recording.saved_profile import PROFILE, SavedProfile
 from perfnb.trace.trace_file import FORMATS_ARE, Limits, looks_like, reader_of
 
 if TYPE_CHECKING:  # what the rooms above register; the import contracts name these exceptions
-    from perfnb.experiments.report import PerformanceReport
+    from perfnb.experiments.ab_test import ABTest
     from perfnb.flame.host_profile import HostProfile
     from perfnb.loop.rank_runs import RankRuns
     from perfnb.loop.run import RunSummary
@@ -33,9 +33,7 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
     from perfnb.ranks.ranks import Ranks
     from perfnb.watching.watch import Watch
 
-    Loaded: TypeAlias = (
-        Profile | HostProfile | MemorySnapshot | Watch | Ranks | PerformanceReport | Timing | RunSummary | RankRuns
-    )
+    Loaded: TypeAlias = Profile | HostProfile | MemorySnapshot | Watch | Ranks | ABTest | Timing | RunSummary | RankRuns
 
 #: Asked in this order: put a specific kind before a general one.
 LOADERS = (

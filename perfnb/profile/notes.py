@@ -15,7 +15,7 @@ from perfnb.memory.from_trace import CPU, memory_of_trace
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW, UNATTRIBUTED_ROW
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 from perfnb.trace_names import stepped_optimizer
 
 #: Slowdown of traced steps above which a note mentions it.
@@ -27,7 +27,7 @@ _DISAGREE = 1.5
 _MOST_TIMES = 12
 
 
-def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, timing: Timing) -> tuple[str, ...]:
+def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, timing: StepTimes) -> tuple[str, ...]:
     """The notes of this profile."""
     return (
         *(_of_the_trace(recording) if recording.is_loaded else _of_the_passes(recording, timing)),
@@ -48,7 +48,7 @@ def notes_of_failure(recording: Recording) -> Iterator[str]:
         )
 
 
-def _of_the_passes(recording: Recording, timing: Timing) -> Iterator[str]:
+def _of_the_passes(recording: Recording, timing: StepTimes) -> Iterator[str]:
     meta = recording.meta
     executed = recording.steps["pass"].value_counts()
     warm = int(executed.get("warmup", 0))
@@ -94,7 +94,7 @@ def _left_out(recording: Recording) -> Iterator[str]:
         yield "the machine's peak rates were not measured (profile_step does that once, and perfnb keeps them)"
 
 
-def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Timing) -> Iterator[str]:
+def _of_the_tracing(recording: Recording, attribution: Attribution, timing: StepTimes) -> Iterator[str]:
     slowdown, cost = slowdown_of(recording, timing), recording.meta.get("cost", {})
     traced = traced_ms(recording)
     if disagree(traced) and not recording.is_loaded:
@@ -223,7 +223,7 @@ def _first_of(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
-def slowdown_of(recording: Recording, timing: Timing) -> float | None:
+def slowdown_of(recording: Recording, timing: StepTimes) -> float | None:
     """Mean traced step time (which phases and layers add up to) divided by the median timed one."""
     traced = traced_ms(recording)
     return None if traced.empty or not timing.median_ms else float(traced.mean() / timing.median_ms)

@@ -16,7 +16,7 @@ from perfnb.profile.analysis import Analysis
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PASSES
 from perfnb.roofline.levels import RooflineLevels
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
 #: The step including its GPU work is reported separately if it is longer than the host's step by this factor.
 _LONGER = 1.01
@@ -30,7 +30,7 @@ class Summary:
     ----------
     name : str
         Title of the profile.
-    timing : Timing
+    timing : StepTimes
         Step time of the timed pass.
     executed : mapping of str to int
         How often the step ran, by pass.
@@ -69,7 +69,7 @@ class Summary:
     """
 
     name: str
-    timing: Timing
+    timing: StepTimes
     executed: Mapping[str, int]
     traced_ms: float | None
     slowdown: float | None
@@ -131,7 +131,7 @@ def summarize(recording: Recording, analysis: Analysis | None = None) -> Summary
     )
 
 
-def _tokens_per_s(recording: Recording, timing: Timing) -> float | None:
+def _tokens_per_s(recording: Recording, timing: StepTimes) -> float | None:
     tokens, rate = recording.meta.get("tokens"), timing.throughput_per_s
     if tokens is None or rate is None or not timing.samples:
         return None

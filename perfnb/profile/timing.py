@@ -23,7 +23,7 @@ from perfnb.recording.reading import Loader
 from perfnb.recording.saved_facts import Count, Noise
 from perfnb.recording.store import SavedFolder, SavedKind
 from perfnb.recording.text import TEXT
-from perfnb.stats import step_times as analysis
+from perfnb.stats.step_times import StepTimes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ _STEPS = {"pass": Column(TEXT), "wall_ms": Column("float64", low=0, high=1e15)}
 TIMING = SavedKind("timing", TimingFacts, {"steps": _STEPS})
 
 
-class Timing(analysis.Timing, Shown):
+class Timing(StepTimes, Shown):
     """Step times, measured without profiler and hooks. Shows itself in a notebook."""
 
     def save(self, path: str | Path) -> Path:
@@ -80,9 +80,9 @@ class Timing(analysis.Timing, Shown):
         return timing_html(self)
 
 
-def shown(timing: analysis.Timing) -> Timing:
+def shown(timing: StepTimes) -> Timing:
     """Turn figures into a `Timing` that shows itself."""
-    return Timing(**{name: getattr(timing, name) for name in analysis.Timing.__dataclass_fields__})
+    return Timing(**{name: getattr(timing, name) for name in StepTimes.__dataclass_fields__})
 
 
 def load_timing(path: str | Path) -> Timing:
@@ -105,7 +105,7 @@ def load_timing(path: str | Path) -> Timing:
         raise RecordingError(f"{path} is damaged: its steps are not those of a timing ({error}).") from error
 
 
-def timing_facts(timing: analysis.Timing) -> list[str]:
+def timing_facts(timing: StepTimes) -> list[str]:
     """What is known about a step time, most important first."""
     if not timing.steps:
         return ["no step was timed"]
@@ -125,7 +125,7 @@ def timing_facts(timing: analysis.Timing) -> list[str]:
     return facts + noise_facts(timing.noise)
 
 
-def timing_html(timing: analysis.Timing) -> str:
+def timing_html(timing: StepTimes) -> str:
     """The step time in one line, above a plot of the steps in order and a histogram."""
     first, *rest = timing_facts(timing)
     time, _, known = first.partition(" (")
@@ -136,7 +136,7 @@ def timing_html(timing: analysis.Timing) -> str:
     return framed(f"{words}<p>{picture_html(functools.partial(_draw, timing=timing), _INCHES, alt)}</p>")
 
 
-def _draw(figure: Figure, timing: analysis.Timing) -> None:
+def _draw(figure: Figure, timing: StepTimes) -> None:
     order, spread = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
     median = timing.median_ms or 0.0
     unit, factor = ("s", 1e-3) if median >= 1000 else ("µs", 1e3) if median < 0.1 else ("ms", 1.0)

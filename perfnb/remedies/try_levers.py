@@ -218,7 +218,7 @@ def try_levers(
         What the levers act on. By default what the step uses, found through its variables.
     levers : str or list of str
         ``"auto"`` tries those that a short profile gives reason for, the largest bound first, then what costs little to
-        try; a list tries just those (`perfnb.levers` lists all).
+        try; a list tries just those (``%try_levers --list`` lists all).
     goal : str
         ``"time"``, or ``"memory"`` for a model that is too big: levers are then judged by the peak of memory in a step.
         Both are measured in either case.
@@ -226,10 +226,10 @@ def try_levers(
         Seconds that all trials together may take, to within 20 %. One compilation, which cannot be interrupted, is not
         counted. Long steps get fewer levers; if nothing can be tried, the result says how many seconds would do.
     quality : callable, optional
-        As for `report`: called without arguments, returns losses by name, where smaller is better. Called once for the
+        As for `ab_test`: called without arguments, returns losses by name, where smaller is better. Called once for the
         step as it is and once with each lever on, each time after a few steps from the same start.
     limits : mapping of str to float, optional
-        As for `report`: largest accepted value of each loss by name, by default that of the step as it is plus 0.1 %;
+        As for `ab_test`: largest accepted value of each loss by name, by default that of the step as it is plus 0.1 %;
         also of ``peak_memory_bytes``, ``median_ms`` and ``p95_ms``.
     confirm : bool
         Measure the levers to keep again, all at once, on fresh pairs.

@@ -80,7 +80,7 @@ def classify_outliers(samples: Samples) -> Outliers:
 
 
 @dataclass(frozen=True, repr=False)
-class Timing:
+class StepTimes:
     """Step times, measured without profiler and hooks.
 
     Attributes
@@ -183,11 +183,11 @@ class Timing:
         return interval_of_median(self.samples_ms)
 
 
-def timing_of_batches(samples_ms: list[float], sizes: list[int | None], **rest: Any) -> Timing:
+def timing_of_batches(samples_ms: list[float], sizes: list[int | None], **rest: Any) -> StepTimes:
     """The timing of steps with the given batch sizes."""
     known = [size for size in sizes if size is not None]
     whole = len(known) == len(sizes) and len(known) > 0
-    return Timing(
+    return StepTimes(
         samples_ms=tuple(samples_ms),
         batch_size=known[0] if whole and len(set(known)) == 1 else None,
         samples=sum(known) if whole else None,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from perfnb.system.read.reading import Unread, Unreadable
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """What a check found."""
 
     found: str
@@ -16,7 +16,7 @@ class Finding(NamedTuple):
     how: str = ""  # what to do, if that depends on what was found
 
 
-class Facts:
+class SystemFacts:
     """What was read: by name a value, or an `Unread`; or an `Unread` in place of all."""
 
     def __init__(self, facts: Mapping[str, Any] | Unread) -> None:
@@ -49,7 +49,7 @@ class Facts:
         return self._facts if isinstance(self._facts, Unread) else self._facts.get(name, Unread("not requested"))
 
 
-Judge = Callable[[Facts], Finding]
+Judge = Callable[[SystemFacts], CheckResult]
 
 
 class Check(NamedTuple):
@@ -67,9 +67,9 @@ def check(name: str, expected: str, why: str, how: str) -> Callable[[Judge], Che
     return lambda judge: Check(name, expected, why, how, judge)
 
 
-def judged(judge: Judge, facts: Facts) -> Finding:
+def judged(judge: Judge, facts: SystemFacts) -> CheckResult:
     """What a function finds; unknown if a fact that it needs could not be read."""
     try:
         return judge(facts)
     except Unreadable as error:
-        return Finding(f"could not be read: {error}", "unknown")
+        return CheckResult(f"could not be read: {error}", "unknown")

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from perfnb.system.check import Check, Facts, Finding, Judge, check, judged
+from perfnb.system.check import Check, CheckResult, Judge, SystemFacts, check, judged
 from perfnb.system.read.reading import Unreadable
 
 #: The first of these that a GPU has decides the row.
 _WORST = ("attention", "unknown", "info", "ok")
 
 
-def _gpus(facts: Facts) -> Facts | Finding:
+def _gpus(facts: SystemFacts) -> SystemFacts | CheckResult:
     """What NVML reports, or what to say if there is no GPU."""
     absent, torch = facts.why("gpus"), facts.get("torch")
     if absent is None:
-        return Facts(facts["gpus"])
+        return SystemFacts(facts["gpus"])
     if torch is not None and torch["hip"]:
         raise Unreadable("perfnb does not support AMD GPUs")
     if torch is not None and torch["cuda"]:
         raise Unreadable(absent)
-    return Finding(f"no NVIDIA GPU to check: {absent}", "info")
+    return CheckResult(f"no NVIDIA GPU to check: {absent}", "info")
 
 
 def _of_each(judge: Judge) -> Judge:
     """The row of a check that applies to each GPU; GPUs with the same answer are grouped."""
 
-    def row(facts: Facts) -> Finding:
+    def row(facts: SystemFacts) -> CheckResult:
         gpus = _gpus(facts)
-        if isinstance(gpus, Finding):
+        if isinstance(gpus, CheckResult):
             return gpus
-        groups: dict[Finding, list[str]] = {}
+        groups: dict[CheckResult, list[str]] = {}
         for name, device in gpus["devices"].items():
-            groups.setdefault(judged(judge, Facts(device)), []).append(name.removeprefix("GPU "))
+            groups.setdefault(judged(judge, SystemFacts(device)), []).append(name.removeprefix("GPU "))
         worst = min((finding.verdict for finding in groups), key=_WORST.index)
         if len(groups) == 1:
             ((finding, names),) = groups.items()
-            return Finding(finding.found + (f" (all {len(names)} GPUs)" if len(names) > 1 else ""), worst)
-        return Finding("; ".join(f"GPU {', '.join(names)}: {each.found}" for each, names in groups.items()), worst)
+            return CheckResult(finding.found + (f" (all {len(names)} GPUs)" if len(names) > 1 else ""), worst)
+        return CheckResult("; ".join(f"GPU {', '.join(names)}: {each.found}" for each, names in groups.items()), worst)
 
     return row
 
@@ -46,30 +46,30 @@ def _of_each(judge: Judge) -> Judge:
     "An older driver rejects newer code, or recompiles it at every start.",
     "Update the driver, or install a torch build for an older CUDA.",
 )
-def driver(facts: Facts) -> Finding:
+def driver(facts: SystemFacts) -> CheckResult:
     gpus, torch = _gpus(facts), facts.get("torch")
-    if isinstance(gpus, Finding):
+    if isinstance(gpus, CheckResult):
         return gpus
     newest = gpus.get("driver_cuda")
-    names = {name for device in gpus["devices"].values() if (name := Facts(device).get("name")) is not None}
+    names = {name for device in gpus["devices"].values() if (name := SystemFacts(device).get("name")) is not None}
     found = "driver " + (gpus.get("driver") or f"could not be read ({gpus.why('driver')})")
     found += f", {', '.join(sorted(names))}" if names else ""
     if torch is None or newest is None:
         why = f" ({gpus.why('driver_cuda')})" if newest is None else ""
-        return Finding(f"{found}; the CUDA version it supports could not be read{why}", "unknown")
+        return CheckResult(f"{found}; the CUDA version it supports could not be read{why}", "unknown")
     found += f" (CUDA {newest[0]}.{newest[1]} or older)"
     if not torch["cuda"]:
         how = "Install a CUDA build of torch from pytorch.org."
-        return Finding(f"{found}; this torch has no CUDA", "attention", how)
+        return CheckResult(f"{found}; this torch has no CUDA", "attention", how)
     found += f"; torch was built with CUDA {torch['cuda']}"
     parts = torch["cuda"].split(".")[:2]
     if len(parts) != 2 or not all(part.isdecimal() for part in parts):
-        return Finding(found, "unknown")
+        return CheckResult(found, "unknown")
     built = int(parts[0]), int(parts[1])
     if built[0] > newest[0]:
-        return Finding(found, "attention")
+        return CheckResult(found, "attention")
     # Within a major version an older driver runs newer code, without the newest features.
-    return Finding(found, "info" if built > newest else "ok")
+    return CheckResult(found, "info" if built > newest else "ok")
 
 
 @check(
@@ -80,8 +80,8 @@ def driver(facts: Facts) -> Finding:
     "--no-persistence-mode on some systems: remove that.",
 )
 @_of_each
-def persistence(device: Facts) -> Finding:
-    return Finding("on", "ok") if device["persistent"] else Finding("off", "attention")
+def persistence(device: SystemFacts) -> CheckResult:
+    return CheckResult("on", "ok") if device["persistent"] else CheckResult("off", "attention")
 
 
 @check(
@@ -91,12 +91,12 @@ def persistence(device: Facts) -> Finding:
     "sudo nvidia-smi -pl with the default limit, if power supply and cooling allow it.",
 )
 @_of_each
-def power_cap(device: Facts) -> Finding:
+def power_cap(device: SystemFacts) -> CheckResult:
     limit, usual = device["power_limit_mw"] / 1e3, device.get("power_default_mw")
     if usual is None:
-        return Finding(f"{limit:,.0f} W; the default could not be read ({device.why('power_default_mw')})", "info")
+        return CheckResult(f"{limit:,.0f} W; the default could not be read ({device.why('power_default_mw')})", "info")
     found = f"{limit:,.0f} of {usual / 1e3:,.0f} W"
-    return Finding(found, "attention" if limit < 0.99 * usual / 1e3 else "ok")
+    return CheckResult(found, "attention" if limit < 0.99 * usual / 1e3 else "ok")
 
 
 @check(
@@ -106,9 +106,9 @@ def power_cap(device: Facts) -> Finding:
     "Check cooling and the power cap; %gpuwatch shows when it happens.",
 )
 @_of_each
-def throttling(device: Facts) -> Finding:
+def throttling(device: SystemFacts) -> CheckResult:
     reasons = device["throttled"]
-    return Finding(", ".join(reasons), "attention") if reasons else Finding("not now", "ok")
+    return CheckResult(", ".join(reasons), "attention") if reasons else CheckResult("not now", "ok")
 
 
 @check(
@@ -118,16 +118,16 @@ def throttling(device: Facts) -> Finding:
     "nvidia-smi -q -d ECC has the details; replace a GPU that keeps producing errors.",
 )
 @_of_each
-def ecc(device: Facts) -> Finding:
+def ecc(device: SystemFacts) -> CheckResult:
     mode, errors = device["ecc"], device.get("uncorrected")
     found = "on" if mode["on"] else "off"
     if mode["on"] != mode["after_restart"]:
         found += f", {'on' if mode['after_restart'] else 'off'} after a reboot"
     if errors is None:
-        return Finding(f"{found}, errors could not be read ({device.why('uncorrected')})", "info")
+        return CheckResult(f"{found}, errors could not be read ({device.why('uncorrected')})", "info")
     if errors:
-        return Finding(f"{found}, {errors:,} uncorrectable errors", "attention")
-    return Finding(f"{found}, no uncorrectable errors", "ok" if mode["on"] else "info")
+        return CheckResult(f"{found}, {errors:,} uncorrectable errors", "attention")
+    return CheckResult(f"{found}, no uncorrectable errors", "ok" if mode["on"] else "info")
 
 
 @check(
@@ -138,15 +138,15 @@ def ecc(device: Facts) -> Finding:
     "card's seating, risers and the BIOS.",
 )
 @_of_each
-def pcie(device: Facts) -> Finding:
+def pcie(device: SystemFacts) -> CheckResult:
     generation, width = device["pcie_generation"], device["pcie_width"]
     most_generation, most_width = device["pcie_most_generation"], device["pcie_most_width"]
     found = f"generation {generation} ×{width} of {most_generation} ×{most_width}"
     if width < most_width:
-        return Finding(f"{found}; some GPUs use fewer lanes when idle", "attention")
+        return CheckResult(f"{found}; some GPUs use fewer lanes when idle", "attention")
     if generation < most_generation:
-        return Finding(f"{found}; an idle GPU lowers its generation", "info")
-    return Finding(found, "ok")
+        return CheckResult(f"{found}; an idle GPU lowers its generation", "info")
+    return CheckResult(found, "ok")
 
 
 CHECKS: tuple[Check, ...] = (driver, persistence, power_cap, throttling, ecc, pcie)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from perfnb import quantities as fmt
-from perfnb.system.check import Check, Facts, Finding, check
+from perfnb.system.check import Check, CheckResult, SystemFacts, check
 from perfnb.system.read.reading import Unreadable
 
 GIB = 1 << 30
@@ -38,7 +38,7 @@ _ONE_RUNTIME = (
     "A CPU that saves power raises its clock late or not at all: steps are slower and their times vary more.",
     "sudo cpupower frequency-set -g performance; on a laptop, change the power profile and plug it in.",
 )
-def governor(facts: Facts) -> Finding:
+def governor(facts: SystemFacts) -> CheckResult:
     governors, drivers = facts["governors"], facts.get("frequency_drivers") or {}
     preferences = facts.get("energy_preferences") or {}
     found = ", ".join(governors) + (f" ({', '.join(drivers)})" if drivers else "")
@@ -47,8 +47,8 @@ def governor(facts: Facts) -> Finding:
     own = bool(drivers) and all(driver in _OWN_CONTROL for driver in drivers)
     slow = {"conservative"} if own else {"conservative", "powersave", "userspace"}
     if slow & set(governors) or ("performance" not in governors and set(preferences) & set(_SAVING)):
-        return Finding(found, "attention")
-    return Finding(found, "ok" if set(governors) == {"performance"} else "info")
+        return CheckResult(found, "attention")
+    return CheckResult(found, "ok" if set(governors) == {"performance"} else "info")
 
 
 @check(
@@ -58,7 +58,7 @@ def governor(facts: Facts) -> Finding:
     "sudo cpupower frequency-set -u with the CPU's maximum. Boost: in the BIOS, or in /sys/devices/system/cpu as "
     "root write 1 to cpufreq/boost or, with intel_pstate, 0 to intel_pstate/no_turbo.",
 )
-def frequency(facts: Facts) -> Finding:
+def frequency(facts: SystemFacts) -> CheckResult:
     boost = facts.get("boost")
     limits = facts["frequency_limits"] if boost is not False else facts.get("frequency_limits") or []
     low = [(allowed, most) for allowed, most in limits if allowed < 0.98 * most]
@@ -67,7 +67,7 @@ def frequency(facts: Facts) -> Finding:
         parts += [f"up to {most:,.0f} MHz" for _, most in limits]
     if boost is not None:
         parts.append(f"boost {'on' if boost else 'off'}")
-    return Finding(", ".join(parts), "attention" if low or boost is False else "ok")
+    return CheckResult(", ".join(parts), "attention" if low or boost is False else "ok")
 
 
 @check(
@@ -76,15 +76,15 @@ def frequency(facts: Facts) -> Finding:
     "A CPU that is too hot lowers its clock, so long runs are slower than short ones.",
     "Improve cooling, use fewer threads, or set a power limit that the CPU can hold for the whole run.",
 )
-def heat(facts: Facts) -> Finding:
+def heat(facts: SystemFacts) -> CheckResult:
     events, lasted_ms = facts["heat_events"], facts.get("heat_ms")
     if not events:
-        return Finding("never since boot", "ok")
+        return CheckResult("never since boot", "ok")
     found = f"thermal throttling slowed a core {fmt.counted(events, 'time')} since boot"
     if lasted_ms is None:
-        return Finding(found, "attention")
+        return CheckResult(found, "attention")
     found += f", for a total of {fmt.duration(lasted_ms)}"
-    return Finding(found, "attention" if lasted_ms > _BURST_MS else "info")
+    return CheckResult(found, "attention" if lasted_ms > _BURST_MS else "info")
 
 
 @check(
@@ -94,14 +94,14 @@ def heat(facts: Facts) -> Finding:
     "numactl --cpunodebind=0 --membind=0 python ..., with the GPU's node (nvidia-smi topo -m). If a step needs the "
     "cores of all nodes: one process per node, or numactl --interleave=all.",
 )
-def numa(facts: Facts) -> Finding:
+def numa(facts: SystemFacts) -> CheckResult:
     nodes = facts["nodes"]
     used = sum(own > 0 for _, own in nodes)
     if len(nodes) == 1:
-        return Finding("1 node", "ok")
+        return CheckResult("1 node", "ok")
     if used <= 1:
-        return Finding(f"{len(nodes)} nodes, process bound to 1", "ok")
-    return Finding(f"{len(nodes)} nodes, process may run on {used}", "attention")
+        return CheckResult(f"{len(nodes)} nodes, process bound to 1", "ok")
+    return CheckResult(f"{len(nodes)} nodes, process may run on {used}", "attention")
 
 
 @check(
@@ -110,7 +110,7 @@ def numa(facts: Facts) -> Finding:
     "Too many threads wait for each other; too few leave cores idle. torch does not notice a container's limit.",
     "torch.set_num_threads(n), or OMP_NUM_THREADS before Python starts.",
 )
-def threads(facts: Facts) -> Finding:
+def threads(facts: SystemFacts) -> CheckResult:
     environment = facts["environment"]
     count, cpus, cores, limit = environment["threads"], facts["cpus"], facts.get("cores"), facts.get("cpu_limit")
     variables = facts.get("thread_variables") or {}
@@ -124,12 +124,12 @@ def threads(facts: Facts) -> Finding:
     found = f"{fmt.counted(count, 'thread')} for {have}{quota}{chosen}"
     set_to = f"torch.set_num_threads({real}), or OMP_NUM_THREADS={real} before Python starts."
     if count > allowed:
-        return Finding(found, "attention", f"{set_to} Threads that share a core wait for each other.")
+        return CheckResult(found, "attention", f"{set_to} Threads that share a core wait for each other.")
     if count > real:
-        return Finding(found, "info", f"Try {set_to}")
+        return CheckResult(found, "info", f"Try {set_to}")
     if 2 * count <= real and real >= 4:
-        return Finding(found, "attention", f"{set_to} Keep it if workers or other processes use the other cores.")
-    return Finding(found, "ok", set_to)
+        return CheckResult(found, "attention", f"{set_to} Keep it if workers or other processes use the other cores.")
+    return CheckResult(found, "ok", set_to)
 
 
 @check(
@@ -138,18 +138,18 @@ def threads(facts: Facts) -> Finding:
     "A container over its limit is paused for the rest of the period, usually 0.1 s: steps stall at random.",
     "Raise the container's limit (docker --cpus, resources.limits.cpu), or use fewer threads and workers.",
 )
-def cpu_limit(facts: Facts) -> Finding:
+def cpu_limit(facts: SystemFacts) -> CheckResult:
     limit, held = facts["cpu_limit"], facts.get("throttled")
     if limit is None:
-        return Finding("none", "ok")
+        return CheckResult("none", "ok")
     found = f"{limit:g} CPUs"
     if held is None:
-        return Finding(f"{found}; its throttling could not be read", "info")
+        return CheckResult(f"{found}; its throttling could not be read", "info")
     periods, stopped_ms = held
     if not periods:
-        return Finding(f"{found}; never throttled", "ok")
+        return CheckResult(f"{found}; never throttled", "ok")
     found += f"; throttled {fmt.counted(periods, 'time')}, for a total of {fmt.duration(stopped_ms)}"
-    return Finding(found, "attention" if stopped_ms > _BURST_MS else "info")
+    return CheckResult(found, "attention" if stopped_ms > _BURST_MS else "info")
 
 
 @check(
@@ -158,7 +158,7 @@ def cpu_limit(facts: Facts) -> Finding:
     "Free memory caches files. Without it, data is read from disk again, and the system may kill the process.",
     "Stop other processes and kernels, use fewer workers or smaller batches, or raise the container's limit.",
 )
-def memory(facts: Facts) -> Finding:
+def memory(facts: SystemFacts) -> CheckResult:
     known = facts["memory"]
     total, free = known["total"], known["available"]
     found = f"{fmt.size(free)} of {fmt.size(total)} free"
@@ -168,7 +168,7 @@ def memory(facts: Facts) -> Finding:
         most, used = limit
         found += f"; the cgroup allows {fmt.size(most)}" + ("" if used is None else f", {fmt.size(used)} in use")
         little = little or (used is not None and most - used < _LITTLE_FREE * most)
-    return Finding(found, "attention" if little else "ok")
+    return CheckResult(found, "attention" if little else "ok")
 
 
 @check(
@@ -178,14 +178,14 @@ def memory(facts: Facts) -> Finding:
     "Use less memory. If everything fits, sudo swapoff -a && sudo swapon -a brings it back; sudo sysctl "
     "vm.swappiness=10 makes the system swap later.",
 )
-def swap(facts: Facts) -> Finding:
+def swap(facts: SystemFacts) -> CheckResult:
     used, of_memory = facts["swap"], facts.get("memory")
     if not used["total"]:
-        return Finding("none", "ok")
+        return CheckResult("none", "ok")
     found = f"{fmt.size(used['used'])} of {fmt.size(used['total'])} in use"
     if of_memory is not None and used["used"] > _MUCH_SWAPPED * of_memory["total"]:
-        return Finding(found, "attention")
-    return Finding(found, "info" if used["used"] else "ok")
+        return CheckResult(found, "attention")
+    return CheckResult(found, "info" if used["used"] else "ok")
 
 
 @check(
@@ -194,14 +194,14 @@ def swap(facts: Facts) -> Finding:
     "With 2 MiB pages a step on the CPU has fewer TLB misses and page faults.",
     f"THP_MEM_ALLOC_ENABLE=1 before Python starts makes torch request them; or, as root, write always to {_THP}.",
 )
-def huge_pages(facts: Facts) -> Finding:
+def huge_pages(facts: SystemFacts) -> CheckResult:
     chosen = facts["huge_pages"]
     if chosen == "madvise":
-        return Finding("madvise: only on request", "info")
+        return CheckResult("madvise: only on request", "info")
     if chosen == "never":
         how = f"As root, write always to {_THP}; or write madvise and set THP_MEM_ALLOC_ENABLE=1 before Python starts."
-        return Finding("never, not even on request", "attention", how)
-    return Finding(chosen, "ok" if chosen == "always" else "info")
+        return CheckResult("never, not even on request", "attention", how)
+    return CheckResult(chosen, "ok" if chosen == "always" else "info")
 
 
 @check(
@@ -211,12 +211,12 @@ def huge_pages(facts: Facts) -> Finding:
     "docker run --shm-size=8g or --ipc=host; in Kubernetes, an emptyDir with medium: Memory at /dev/shm; otherwise "
     "delete leftovers of dead programs, or sudo mount -o remount,size=8g /dev/shm.",
 )
-def shared_memory(facts: Facts) -> Finding:
+def shared_memory(facts: SystemFacts) -> CheckResult:
     if facts.get("platform") == "darwin":
-        return Finding("macOS has no size limit of its own for shared memory", "info")
+        return CheckResult("macOS has no size limit of its own for shared memory", "info")
     space = facts["shared_memory"]
     found = f"{fmt.size(space['free'])} of {fmt.size(space['total'])} free"
-    return Finding(found, "attention" if space["free"] < _LITTLE_SHARED else "ok")
+    return CheckResult(found, "attention" if space["free"] < _LITTLE_SHARED else "ok")
 
 
 MIB = 1 << 20
@@ -236,21 +236,21 @@ _FEWEST = MIB
     "On a network file system or a hard disk a loader waits for each small file.",
     "Copy the data to a local SSD, or pack small files into a few large ones (WebDataset, Parquet, LMDB, HDF5).",
 )
-def disk(facts: Facts) -> Finding:
+def disk(facts: SystemFacts) -> CheckResult:
     mount, device = facts["mount"], facts.get("block_device")
     kind = mount["kind"]
     found = f"{kind} at {mount['folder']}" + ("" if device is None else f", disk {device['name']}")
     if kind.startswith("fuse") or kind in _NETWORK:
-        return Finding(f"{found}: a network or user-space file system", "attention")
+        return CheckResult(f"{found}: a network or user-space file system", "attention")
     if kind in _IN_MEMORY:
-        return Finding(f"{found}: in memory", "info")
+        return CheckResult(f"{found}: in memory", "info")
     if kind == "overlay":
-        return Finding(f"{found}: a container's layers", "info")
+        return CheckResult(f"{found}: a container's layers", "info")
     if device is not None and device["turns"]:
         if device["name"].startswith(_VIRTUAL) or facts.get("virtual"):
-            return Finding(f"{found} (virtual)", "info")
-        return Finding(f"{found} (a hard disk)", "attention")
-    return Finding(found, "ok" if device is not None else "info")
+            return CheckResult(f"{found} (virtual)", "info")
+        return CheckResult(f"{found} (a hard disk)", "attention")
+    return CheckResult(found, "ok" if device is not None else "info")
 
 
 @check(
@@ -260,20 +260,20 @@ def disk(facts: Facts) -> Finding:
     "A new file may still be in the cache of the disk or of a virtual machine's host.",
     "Use more workers if single requests are slow, larger files, a faster disk, or enough memory for the data.",
 )
-def read_test(facts: Facts) -> Finding:
+def read_test(facts: SystemFacts) -> CheckResult:
     test = facts["read_test"]
     what = _what(test, facts.get("data"))
     if not test["cache_known"]:
         rate = _rate(test["disk_bytes"] + test["cached_bytes"], test["disk_s"] + test["cached_s"])
-        return Finding(f"{rate}, possibly from the page cache ({what})", "info")
+        return CheckResult(f"{rate}, possibly from the page cache ({what})", "info")
     cached = f"{fmt.size(test['cached_bytes'])} from the page cache"
     if test["disk_bytes"] < _FEWEST:
-        return Finding(f"nearly all from the page cache, which says nothing about the disk ({what})", "info")
+        return CheckResult(f"nearly all from the page cache, which says nothing about the disk ({what})", "info")
     requests = max(1, test["disk_requests"])
     each_s, each = test["disk_s"] / requests, fmt.size(test["disk_bytes"] / requests)
     found = f"{_rate(test['disk_bytes'], test['disk_s'])} from the disk, {fmt.duration(1e3 * each_s)} for {each}"
     found += f" ({what}, {cached})" if test["cached_bytes"] else f" ({what})"
-    return Finding(found, "attention" if each_s > _SLOW_S else "ok")
+    return CheckResult(found, "attention" if each_s > _SLOW_S else "ok")
 
 
 def _what(test: dict[str, Any], data: str | None) -> str:
@@ -296,7 +296,7 @@ def _rate(count: int, seconds: float) -> str:
     "A debug build, developer mode or a tracer makes every operator call several times slower.",
     "Use a release build, and run outside the debugger, without PYTHONDEVMODE and PYTHONMALLOC.",
 )
-def python_build(facts: Facts) -> Finding:
+def python_build(facts: SystemFacts) -> CheckResult:
     python = facts["python"]
     found = f"{python['implementation']} {python['version']}"
     signs = {
@@ -307,10 +307,10 @@ def python_build(facts: Facts) -> Finding:
     }
     slow = [words for words, holds in signs.items() if holds]
     if slow:
-        return Finding(", ".join([found, *slow]), "attention")
+        return CheckResult(", ".join([found, *slow]), "attention")
     if python["optimized"] is False:
-        return Finding(f"{found}, built without --enable-optimizations", "info")
-    return Finding(found, "ok")
+        return CheckResult(f"{found}, built without --enable-optimizations", "info")
+    return CheckResult(found, "ok")
 
 
 @check(
@@ -319,7 +319,7 @@ def python_build(facts: Facts) -> Finding:
     "Without these libraries matrix products and convolutions run on one thread or without vector instructions.",
     _WHEEL,
 )
-def torch_build(facts: Facts) -> Finding:
+def torch_build(facts: SystemFacts) -> CheckResult:
     build, runtimes = facts["torch"], facts.get("openmp_runtimes") or []
     intel = build["machine"].lower() in _INTEL
     blas = "MKL" if build["mkl"] else _BLAS.get(build["blas"] or "")
@@ -334,11 +334,11 @@ def torch_build(facts: Facts) -> Finding:
     plain = intel and (build["capability"] or "").upper() in ("DEFAULT", "NO AVX")
     if build["debug"] or plain or (intel and lacks):
         unset = " Unset ATEN_CPU_CAPABILITY; if it is not set, the CPU has no AVX2." if plain else ""
-        return Finding(found, "attention", _WHEEL + unset)
+        return CheckResult(found, "attention", _WHEEL + unset)
     if len(runtimes) > 1:
         names = ", ".join(path.rpartition("/")[2] for path in runtimes)
-        return Finding(f"{found}; {len(runtimes)} OpenMP runtimes are loaded ({names})", "info", _ONE_RUNTIME)
-    return Finding(found, "info" if lacks or (intel and not build["mkl"]) else "ok")
+        return CheckResult(f"{found}; {len(runtimes)} OpenMP runtimes are loaded ({names})", "info", _ONE_RUNTIME)
+    return CheckResult(found, "info" if lacks or (intel and not build["mkl"]) else "ok")
 
 
 CHECKS: tuple[Check, ...] = (

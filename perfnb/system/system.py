@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
 
-from perfnb.arguments import shown
+from perfnb.arguments import require_seconds, shown
 from perfnb.draw.shown import Shown
 from perfnb.recording.text import TEXT
-from perfnb.system.check import Facts, judged
+from perfnb.system.check import SystemFacts, judged
 from perfnb.system.gpus import CHECKS as OF_GPUS
 from perfnb.system.host import CHECKS as OF_THE_HOST
+from perfnb.system.resolution import Resolution, find_resolution
 from perfnb.system.view import system_html, system_line, system_text
 
 #: The columns of the table.
@@ -25,8 +26,8 @@ CHECKS = (*OF_THE_HOST, *OF_GPUS)
 class SystemCheck(Shown):
     """Checks of the machine. Displays itself in a notebook, problems first."""
 
-    def __init__(self, checks: pd.DataFrame) -> None:
-        self._checks = checks
+    def __init__(self, checks: pd.DataFrame, resolution: Resolution | None = None) -> None:
+        self._checks, self._resolution = checks, resolution
 
     @property
     def checks(self) -> pd.DataFrame:
@@ -37,27 +38,39 @@ class SystemCheck(Shown):
         """
         return self._checks.copy()
 
+    @property
+    def resolution(self) -> Resolution | None:
+        """How small a difference the machine can detect; ``None`` unless that was asked for."""
+        return self._resolution
+
     def _text(self, width: int = 100) -> str:
-        return system_text(self._checks, width)
+        text = system_text(self._checks, width)
+        return text if self.resolution is None else f"{text}\n\n{self.resolution}"
 
     def _line(self) -> str:
-        return system_line(self._checks)
+        line = system_line(self._checks)
+        return line if self.resolution is None else f"{line}; {self.resolution._line()}"
 
     def _html(self) -> str:
-        return system_html(self._checks)
+        return system_html(self._checks) + ("" if self.resolution is None else self.resolution._html())
 
 
 def check_table(facts: Mapping[str, Any]) -> pd.DataFrame:
     """One row per check, always in the same order, as `SystemCheck.checks` describes it."""
     rows = []
     for check in CHECKS:
-        finding = judged(check.judge, Facts(facts))
+        finding = judged(check.judge, SystemFacts(facts))
         how = finding.how or check.how
         rows.append((check.name, finding.found, check.expected, finding.verdict, check.why, how))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(TEXT)
 
 
-def system_check(data: str | os.PathLike[str] = ".") -> SystemCheck:
+def system_check(
+    data: str | os.PathLike[str] = ".",
+    *,
+    resolution: bool | Callable[[], Any] = False,
+    budget_s: float = 10.0,
+) -> SystemCheck:
     """Check the machine for what slows steps down or makes timings unsteady. Changes nothing.
 
     Covers CPU governor, frequency and heat; NUMA; torch's threads compared with cores and the cgroup's limit; memory,
@@ -72,6 +85,11 @@ def system_check(data: str | os.PathLike[str] = ".") -> SystemCheck:
     data : path
         The file or folder that the loader reads. At most 32 MiB of the files in it are read, for at most a second. If
         they are too small or in the page cache, 8 MiB are written there to a temporary file, read and deleted.
+    resolution : bool or callable
+        ``True`` also compares a training step of a small model, which takes a few milliseconds, with itself, to find
+        out how small a difference can be detected here. Pass a step of your own to use that instead.
+    budget_s : float
+        Seconds that this comparison may take.
 
     Returns
     -------
@@ -81,10 +99,23 @@ def system_check(data: str | os.PathLike[str] = ".") -> SystemCheck:
     ------
     FileNotFoundError
         If `data` does not exist.
+    TypeError, ValueError
+        If `resolution` is neither a flag nor a step, or for an invalid budget.
     """
+    from perfnb.step.checks import require_steps
     from perfnb.system.read import read_system
 
+    __tracebackhide__ = True
+    require_seconds("budget_s", budget_s)
+    given: Any = resolution
+    if callable(given):
+        require_steps({"resolution": given}, None, "")
+    elif not isinstance(given, bool):
+        raise TypeError(f"resolution must be True, False or a step, not {shown(resolution)}.")
     path = os.fsdecode(data)
     if not os.path.exists(path):
         raise FileNotFoundError(f"there is no {shown(path)}: pass the file or folder that the loader reads.")
-    return SystemCheck(check_table(read_system(path)))
+    checks = check_table(read_system(path))
+    if resolution is False:
+        return SystemCheck(checks)
+    return SystemCheck(checks, find_resolution(given if callable(given) else None, budget_s))

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import perfnb
-from perfnb.bench.comparison import ABTest
+from perfnb.results import ABTest
 from tests.accuracy.judging import Figures
 from tests.bench.test_blocks_of_pairs import Loading, Slow
 
@@ -32,9 +32,9 @@ def judged(figure: Figures, what: str, test: ABTest, within: tuple[float, float]
 def test_a_worker_that_is_no_gain(figure: Figures) -> None:
     with Loading(12.0, 0) as none, Loading(12.0, 1) as one:
         # In truth it gains a few percent: it spares the step what else loading costs. In turns it would be about 0.1.
-        report = perfnb.report(none, one, change="a worker", budget_s=8, equal_within=0.15, profile=False)
+        report = perfnb.ab_test(none, one, limits={}, change="a worker", budget_s=5, equal_within=0.15)
 
-    judged(figure, "one worker for a loader that sleeps", report.ab, (0.85, 1.2))
+    judged(figure, "one worker for a loader that sleeps", report, (0.85, 1.2))
     figure("one worker for a loader that sleeps: accepted (0 = no)", report.decision == "accept", at_most=0)
 
 

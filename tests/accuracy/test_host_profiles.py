@@ -79,7 +79,7 @@ def _total_ms(loaded: object) -> tuple[float, int]:
         events = loaded.events
         calls = events[events["name"].astype(str).str.endswith(": planted")]
         return float(calls["duration_ns"].sum()) / 1e6, 0
-    assert isinstance(loaded, perfnb.HostProfile)
+    assert isinstance(loaded, perfnb.results.HostProfile)
     (row,) = [row for row in loaded.functions.reset_index().to_dict("records") if "planted" in str(row["function"])]
     if pd.notna(row.get("total_ms")):
         sampled = loaded.samples is not None

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import perfnb
 from perfnb.bench.ab_view import ab_sentences
-from perfnb.bench.design import Blocks, Prefetching, ab_figures
+from perfnb.bench.design import Prefetching
+from perfnb.bench.paired_times import BlockPlan, paired_times
 from perfnb.bench.rounds import batches_ready, prefetching
 from tests.fake_clock import FakeClock
 from tests.waiting import wait_until
@@ -95,17 +96,17 @@ def stepping(clock: FakeClock, ms: float, ahead: Ahead | None = None) -> Callabl
 
 def test_a_worker_that_is_no_gain_is_not_accepted(clock: FakeClock, tmp_path: Path) -> None:
     none, one = stepping(clock, 12), stepping(clock, 0.1, Ahead(clock, 12))
-    report = perfnb.report(none, one, change="a worker", budget_s=8, equal_within=0.15, profile=False)
+    report = perfnb.ab_test(none, one, limits={}, change="a worker", budget_s=5, equal_within=0.15)
 
     assert report.decision != "accept"
-    assert report.ab.ratio == pytest.approx(1, abs=0.03)  # in turns it would be about 0.01
-    assert report.ab.turns > 1
+    assert report.ratio == pytest.approx(1, abs=0.03)  # in turns it would be about 0.01
+    assert report.turns > 1
     assert "Threads may work for one step while the other runs" in str(report)
     loaded = perfnb.load(report.save(tmp_path / "report"))
-    assert isinstance(loaded, perfnb.PerformanceReport)
+    assert isinstance(loaded, perfnb.results.ABTest)
     assert str(loaded) == str(report)
-    assert loaded.ab.turns == report.ab.turns
-    pd.testing.assert_frame_equal(loaded.ab.pairs, report.ab.pairs)
+    assert loaded.turns == report.turns
+    pd.testing.assert_frame_equal(loaded.pairs, report.pairs)
 
 
 def test_batches_that_are_made_faster_are_a_gain(clock: FakeClock) -> None:
@@ -142,7 +143,7 @@ def test_what_prepares_batches_for_both_favours_none(clock: FakeClock) -> None:
 
 
 def test_where_there_is_no_time_for_blocks_there_is_no_verdict(clock: FakeClock) -> None:
-    report = perfnb.report(stepping(clock, 400), stepping(clock, 1, Ahead(clock, 100, 8)), budget_s=1, profile=False)
+    report = perfnb.ab_test(stepping(clock, 400), stepping(clock, 1, Ahead(clock, 100, 8)), limits={}, budget_s=0.6)
 
     assert report.decision == "inconclusive"
     assert "A fair comparison then needs blocks, and there was no time for any" in report.reason
@@ -190,28 +191,28 @@ def test_what_works_for_a_step_is_found_where_it_lies() -> None:
 
 
 def test_blocks_say_how_they_were_made() -> None:
-    def words(pairs: int, blocks: Blocks) -> str:
+    def words(pairs: int, blocks: BlockPlan) -> str:
         times = [10.0 + 0.01 * place for place in range(pairs)]
-        figures = ab_figures(
-            times, times[::-1], equal_within=0.02, a_name="a", b_name="b", planned=pairs, needed=6, seed=1,
+        figures = paired_times(
+            times, times[::-1], equal_within=0.02, a_name="a", b_name="b", planned=pairs, needed=6,
             blocks=blocks,
         )  # fmt: skip
         return " ".join(ab_sentences(figures))
 
-    said = words(8, Blocks("threads", 4, 16, 1.5))
+    said = words(8, BlockPlan("threads", 4, 16, 1.5))
     assert "So each pair consists of two blocks of 16 turns back to back, each after 4 turns that" in said
     assert "8 pairs of blocks in random order" in said
-    said = words(8, Blocks("worker processes", 4, 16, 1.5))
+    said = words(8, BlockPlan("worker processes", 4, 16, 1.5))
     assert said.count("Worker processes prefetch batches for one step while the other runs") == 1
-    few = words(3, Blocks("processes", 4, 16, 1.5))
+    few = words(3, BlockPlan("processes", 4, 16, 1.5))
     assert "3 pairs of blocks are too few for a verdict (6 are needed, about 9.00 s)" in few
-    none = words(1, Blocks("processes", 0, 1, None))
+    none = words(1, BlockPlan("processes", 0, 1, None))
     assert "A fair comparison then needs blocks, and there was no time for any: raise budget_s." in none
 
 
 def test_more_pairs_than_are_counted_and_large_differences_are_said_in_words() -> None:
     times, others = [1.0, 10.0] * 4, [10.0, 1.0] * 4
-    few = ab_figures(times, others, equal_within=0.02, a_name="a", b_name="b", planned=8, needed=100_000, seed=1)
+    few = paired_times(times, others, equal_within=0.02, a_name="a", b_name="b", planned=8, needed=100_000)
     said = " ".join(ab_sentences(few))
 
     assert "The pilot suggests more than 100,000 pairs" in said

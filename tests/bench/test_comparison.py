@@ -137,15 +137,30 @@ def test_steps_that_return_nothing_are_not_said_to_agree(busy: Busy) -> None:
     test = perfnb.ab_test(busy(0.1), lambda: None, budget_s=0.2, check=1e-5)
 
     assert test.check is not None
-    assert test.check.startswith("nothing was compared")
+    assert test.check == "a step returns no tensor or number"
     assert "The results agree" not in str(test)
 
 
 def test_steps_of_one_name_are_told_apart_by_their_places(busy: Busy) -> None:
     test = perfnb.ab_test(busy(0.1), busy(0.1), budget_s=0.2)
 
-    assert "step (a)" in str(test)
-    assert "step (b)" in str(test)
+    assert (test.a_name, test.b_name) == ("baseline", "candidate")
+    assert "between candidate and baseline" in str(test) or "candidate and baseline take the same time" in str(test)
+
+
+def test_a_faster_step_is_accepted_only_if_its_results_were_judged(busy: Busy, tmp_path: Path) -> None:
+    plain = perfnb.ab_test(busy(4.0), busy(2.0), budget_s=1)
+    checked = perfnb.ab_test(busy(4.0), busy(2.0), budget_s=1, check=0.6)
+    slower = perfnb.ab_test(busy(2.0), busy(4.0), budget_s=1)
+
+    assert (plain.decision, checked.decision, slower.decision) == ("inconclusive", "accept", "reject")
+    assert plain.reason.endswith("its results could not be checked: they were not compared. Pass check or quality.")
+    assert str(plain).startswith("candidate is faster than baseline: ")
+    assert plain.table.loc["median_ms", "ratio"] == plain.ratio
+    for test in (plain, checked):
+        loaded = perfnb.load(test.save(tmp_path / "test"))
+        assert isinstance(loaded, perfnb.results.ABTest)
+        assert (str(loaded), loaded.check, loaded.decision) == (str(test), test.check, test.decision)
 
 
 def test_a_step_that_is_never_steady_is_flagged_and_ends(busy: Busy) -> None:
@@ -192,6 +207,13 @@ def test_two_profiles_are_set_side_by_side(tmp_path: Path) -> None:
         narrow.compare(3)  # type: ignore[arg-type]
 
 
+def test_what_judges_the_results_is_said_once(busy: Busy) -> None:
+    with pytest.raises(TypeError, match="check and quality both judge the results"):
+        perfnb.ab_test(busy(1), busy(1), check=1e-5, quality=lambda: {"loss": 1.0})
+    with pytest.raises(TypeError, match="resolution must be True, False or a step, not 3"):
+        perfnb.system_check(resolution=3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("check", [True, "x", [1]])
 def test_a_check_that_is_none_is_refused(check: Any, busy: Busy) -> None:
     with pytest.raises(TypeError, match="check must be a tolerance"):
@@ -209,9 +231,11 @@ def test_what_makes_no_sense_is_refused(busy: Busy) -> None:
         perfnb.time_step(lambda batch: None, [])
 
 
-def test_a_step_against_itself(busy: Busy) -> None:
-    check = perfnb.selfcheck(busy(1.0), budget_s=2)
+def test_a_step_against_itself(busy: Busy, tmp_path: Path) -> None:
+    whole = perfnb.system_check(tmp_path, resolution=busy(1.0), budget_s=2)
+    check = whole.resolution
 
+    assert check is not None
     found = [check.detectable_in(seconds) for seconds in (10, 60)]
     assert found[0] is not None
     assert found[1] is not None
@@ -219,6 +243,8 @@ def test_a_step_against_itself(busy: Busy) -> None:
     assert "A step compared with itself:" in str(check)
     assert "detects in 9 of 10 runs: " in str(check)
     assert repr(check).endswith(f", noise floor {share(check.noise_floor)}>")
+    assert str(whole).endswith(str(check))
+    assert perfnb.system_check(tmp_path).resolution is None
     assert "<table>" in check._repr_mimebundle_()["text/html"]
 
 

@@ -27,7 +27,7 @@ from perfnb.profile.display import standalone_page
 from perfnb.profile.report import summary_html
 from perfnb.profile.summary import Summary
 from perfnb.profile.timing import timing_html
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 from perfnb.system.system import COLUMNS
 from perfnb.system.view import system_html
 from perfnb.watching.view import watch_html
@@ -89,7 +89,7 @@ def test_every_tab_of_the_report(open_page: OpenPage, summary: Summary) -> None:
 
 
 def test_narrow_pages_without_scripts(open_page: OpenPage, summary: Summary) -> None:
-    figures = performance_samples.figures(ab=performance_samples.experiment(0.8))
+    figures = performance_samples.figures(0.8)
     for html in (static_page("A step", summary_html(summary)), report_page(figures)):
         assert violations(open_page(html, viewport={"width": 700, "height": 900})) == []
 
@@ -117,7 +117,7 @@ def test_what_other_objects_show_of_themselves(open_page: OpenPage) -> None:
         "Set it.",
     )
     shown = {
-        "a timing": timing_html(Timing(tuple(10 + n % 7 / 10 for n in range(60)), noise=test_measurements.NOISE)),
+        "a timing": timing_html(StepTimes(tuple(10 + n % 7 / 10 for n in range(60)), noise=test_measurements.NOISE)),
         "an experiment": ab_html(test_measurements.experiment(0.8)),
         "profiles": diff_html(diff_profiles(summaries.small_cnn(), summaries.gan())),
         "architectures": architectures_html(architecture_samples.three()),

@@ -11,7 +11,7 @@ import pytest
 import perfnb as package
 from perfnb.diff.step_times import slower_by_more_than, step_change, step_change_of
 from perfnb.profile.profile import Profile
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 from tests.command.processes import called, perfnb
 from tests.recordings import ByHand
 
@@ -28,8 +28,8 @@ def profile(folder: Path, name: str, length: float) -> Path:
 
 
 def test_slower_means_that_the_whole_interval_is_above_the_limit() -> None:
-    a = Timing(tuple(10 + place / 10 for place in range(-10, 11)))
-    b = Timing(tuple(1.1 * ms for ms in a.samples_ms))
+    a = StepTimes(tuple(10 + place / 10 for place in range(-10, 11)))
+    b = StepTimes(tuple(1.1 * ms for ms in a.samples_ms))
 
     change = step_change(a, b)
     assert change.found is not None
@@ -44,12 +44,12 @@ def test_slower_means_that_the_whole_interval_is_above_the_limit() -> None:
 
 
 def test_too_few_steps_give_no_verdict() -> None:
-    change = step_change(Timing((1.0,) * 5), Timing((2.0,) * 50))
+    change = step_change(StepTimes((1.0,) * 5), StepTimes((2.0,) * 50))
 
     assert change.found is not None
     assert slower_by_more_than(change.found.ratio_ci, 0) is None
     assert "no verdict, because an interval takes 6 steps of each" in change.words()
-    assert step_change(Timing(()), Timing((1.0,))).words() == "step n/a → 1.00 ms: nothing to compare"
+    assert step_change(StepTimes(()), StepTimes((1.0,))).words() == "step n/a → 1.00 ms: nothing to compare"
 
 
 def test_timed_steps_are_compared_if_both_have_some() -> None:

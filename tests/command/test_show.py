@@ -127,7 +127,6 @@ def ranks(folder: Path) -> list[Path]:
 
 def kinds(folder: Path) -> dict[str, Path]:
     """Something of each kind that `perfnb.load` reads."""
-    meta = {"limits": {}, "change": "fused", "environment": {}, "options": {}}
     traces = ranks(folder)
     snapshot = folder / "snapshot.pickle"
     snapshot.write_bytes(dumped(small()))
@@ -136,7 +135,7 @@ def kinds(folder: Path) -> dict[str, Path]:
     return {
         "Profile": traces[0],
         "Timing": package.Timing((1.0,) * 8).save(folder / "timing"),
-        "PerformanceReport": package.PerformanceReport(experiment(0.9), SAME, {}, meta).save(folder / "report"),
+        "ABTest": package.results.ABTest(**vars(experiment(0.9)), quality=SAME, change="fused").save(folder / "report"),
         "Watch": watch.save(folder / "watch"),
         "MemorySnapshot": snapshot,
         "Ranks": folder / "traces",

@@ -173,7 +173,7 @@ def test_several_ranks_are_refused_in_a_sentence(tmp_path: Path) -> None:
     for rank in range(2):
         CUDNN.write(tmp_path / f"rank{rank}.json")
     ranks = perfnb.load([tmp_path / "rank0.json", tmp_path / "rank1.json"])
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
 
     with pytest.raises(TypeError, match=re.escape("Compare one rank with one: a[0].compare(b[0]).")):
         ranks.compare(ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfnb.magics.gpuwatch import GpuWatchMagics
+from perfnb.magics import parser_of
 from perfnb.magics.line import option_names
 from perfnb.recording.schema import SCHEMA
 from tests.docs.pages import DOCS, PAGES, blocks_of, first_block
@@ -17,7 +17,7 @@ SETUP = f"""
 
 import shutil
 from pathlib import Path
-from perfnb import Ranks
+from perfnb.results import Ranks
 
 %load_ext perfnb
 
@@ -75,7 +75,7 @@ def runnable() -> list[str]:
 
     A semicolon hides the output: other tests draw the dozen reports.
     """
-    options = option_names(GpuWatchMagics.gpuwatch.parser)
+    options = option_names(parser_of("gpuwatch"))
     elsewhere = [block.code for path in PAGES.values() for block in blocks_of(path) if not block.not_run]
     found = []
     for code in typed_here():

@@ -18,10 +18,9 @@ BUDGETS = {
     "profile_step": 0.3,
     "time_step": 0.3,
     "ab_test": 0.3,
-    "selfcheck": 0.3,
+    "system_check": 0.3,
     "compare_architectures": 0.5,
     "scaling_study": 0.5,
-    "report": 0.5,
     "confirm_input_bound": 0.5,
     "try_levers": 1.0,
     "latency": 1.0,
@@ -38,9 +37,7 @@ def shorten() -> None:
 
     A capture walks over all objects several times, which would take most of its time.
     """
-    from perfnb.magics.latency import LatencyMagics
-    from perfnb.magics.profile_step import ProfileStepMagics
-    from perfnb.magics.try_levers import TryLeversMagics
+    from perfnb.magics import MAGICS, parser_of
     from perfnb.step import ceilings
 
     for module in MODULES:
@@ -49,9 +46,8 @@ def shorten() -> None:
     for name, seconds in BUDGETS.items():
         inspect.unwrap(getattr(perfnb, name)).__kwdefaults__["budget_s"] = seconds
     perfnb.find_leaks.__kwdefaults__.update(steps=15, warmup=3)
-    ProfileStepMagics.profile_step.parser.set_defaults(budget=BUDGETS["profile_step"])  # type: ignore[attr-defined]
-    TryLeversMagics.try_levers.parser.set_defaults(budget=BUDGETS["try_levers"])  # type: ignore[attr-defined]
-    LatencyMagics.latency.parser.set_defaults(budget=BUDGETS["latency"])  # type: ignore[attr-defined]
+    for name in MAGICS.keys() & BUDGETS.keys():
+        parser_of(name).set_defaults(budget=BUDGETS[name])
     ceilings._TURN_S, ceilings._LEAST_TURNS, ceilings._MOST_TURNS = 0.02, 1, 1  # their results are not checked
     gc.collect()
     gc.freeze()

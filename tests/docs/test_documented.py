@@ -15,14 +15,11 @@ from types import FunctionType
 import pytest
 
 import perfnb
-from perfnb import errors, labs
+from perfnb import errors, labs, results
 from perfnb.command.main import SUB_COMMANDS
 from perfnb.command.sub_command import SubCommand
-from perfnb.magics.gpuwatch import GpuWatchMagics
-from perfnb.magics.latency import LatencyMagics
+from perfnb.magics import MAGICS, parser_of
 from perfnb.magics.line import option_names
-from perfnb.magics.profile_step import ProfileStepMagics
-from perfnb.magics.try_levers import TryLeversMagics
 from perfnb.recording.schema import SCHEMA
 from tests.docs.pages import DOCS, PAGES, README, prose
 
@@ -40,6 +37,14 @@ WORDS = {
     if path.name != "changelog.md"
     for code in _CODE.findall(_SPHINX.sub("", path.read_text("utf-8")))
     for word in re.findall(r"\w+", code)
+}
+
+#: The page that describes the options of each magic.
+PAGE_OF = {
+    "profile_step": "profile.md",
+    "gpuwatch": "watching.md",
+    "try_levers": "levers.md",
+    "latency": "inference.md",
 }
 
 _TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
@@ -60,9 +65,37 @@ def public(cls: type) -> Iterator[tuple[str, object]]:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    names = {f"perfnb.{name}" for name in perfnb.__all__} | {f"perfnb.labs.{name}" for name in labs.__all__}
+    modules = {"perfnb": perfnb, "perfnb.results": results, "perfnb.labs": labs}
+    names = {f"{module}.{name}" for module, its in modules.items() for name in its.__all__}
     raised = {name for name, value in vars(errors).items() if isinstance(value, type)} - set(perfnb.__all__)
     assert (names | {f"perfnb.errors.{name}" for name in raised}) - set(ENTRIES) == set()
+
+
+def test_the_face_of_the_package_fits_on_one_screen() -> None:
+    assert dir(perfnb) == sorted([*perfnb.__all__, "integrations", "labs", "results"])
+    assert len(dir(perfnb)) < 30
+    classes = [name for name in perfnb.__all__ if isinstance(getattr(perfnb, name), type)]
+    assert classes == ["PerfnbError", "Profile", "Timing", "Watch"]
+    assert all(isinstance(getattr(results, name), type) for name in results.__all__)
+    assert dir(results) == results.__all__
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("report", "perfnb.ab_test(..., quality=..., limits=..., profile=True)"),
+        ("PerformanceReport", "perfnb.results.ABTest"),
+        ("selfcheck", "perfnb.system_check(resolution=True)"),
+        ("SelfCheck", "perfnb.results.Resolution"),
+        ("levers", "the magic %try_levers --list"),
+        ("Ranks", "perfnb.results.Ranks"),
+    ],
+)
+def test_an_old_name_says_what_to_write_instead(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"^{re.escape(f'perfnb.{name} is now {instead}.')}$"):
+        getattr(perfnb, name)
+    with pytest.raises(AttributeError, match="has no attribute 'reports'"):
+        perfnb.reports  # noqa: B018
 
 
 def test_the_reference_names_what_there_is() -> None:
@@ -101,19 +134,11 @@ def test_every_column_of_a_frame_stands_on_some_page(frame: str) -> None:
     assert [column for column in columns if column not in WORDS] == []
 
 
-@pytest.mark.parametrize(
-    ("magic", "page"),
-    [
-        (ProfileStepMagics.profile_step, "profile.md"),
-        (GpuWatchMagics.gpuwatch, "watching.md"),
-        (TryLeversMagics.try_levers, "levers.md"),
-        (LatencyMagics.latency, "inference.md"),
-    ],
-)
-def test_every_option_of_a_magic_is_described(magic: object, page: str) -> None:
-    text = prose((DOCS / page).read_text("utf-8"))
+@pytest.mark.parametrize("magic", MAGICS)
+def test_every_option_of_a_magic_is_described(magic: str) -> None:
+    text = prose((DOCS / PAGE_OF[magic]).read_text("utf-8"))
 
-    assert [option for option in option_names(magic.parser) if option not in text] == []
+    assert [option for option in option_names(parser_of(magic)) if option not in text] == []
 
 
 @pytest.mark.parametrize("command", [*map(resolve_name, SUB_COMMANDS)], ids=lambda command: command.name)

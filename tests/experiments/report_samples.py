@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from perfnb.bench.design import ABFigures, ab_figures
+from perfnb.bench.paired_times import PairedTimes, paired_times
 from perfnb.bench.quality import Loss
-from perfnb.experiments.decision import PerformanceFigures, Quality, performance_figures
+from perfnb.experiments.ab_test import ABTest
+from perfnb.experiments.decision import SIDES, Quality
 from tests import summaries
 
 ENVIRONMENT = {
@@ -34,24 +36,29 @@ UNLIMITED = Quality((Loss("val_loss", 0.3),), "function")
 SILENT = Quality((), "results", "a step returns no tensor and no number")
 
 
-def experiment(ratio: float, pairs: int = 80, noise: float = 0.01, a: str = "old", b: str = "new") -> ABFigures:
+def experiment(ratio: float, pairs: int = 80, noise: float = 0.01, a: str = "old", b: str = "new") -> PairedTimes:
     times = 10 * np.exp(np.random.default_rng(3).normal(0, noise, (2, pairs)))
-    return ab_figures(
+    return paired_times(
         times[0].tolist(), (ratio * times[1]).tolist(), equal_within=0.02, a_name=a, b_name=b, planned=pairs,
-        needed=pairs, seed=1, steady=True, batch_size=32,
+        needed=pairs, steady=True, batch_size=32,
     )  # fmt: skip
 
 
 def figures(
     ratio: float = 0.9, quality: Quality = SAME, limits: Mapping[str, float] | None = None, **given: Any
-) -> PerformanceFigures:
+) -> ABTest:
     known = replace(summaries.small_cnn(), name="small")
-    profiles = given.pop("profiles", (known, known))
+    profiles = profiles_of(*given.pop("profiles", (known, known)))
     change = given.pop("change", "fused optimizer")
-    return performance_figures(
-        given.pop("ab", None) or experiment(ratio, **given), quality, limits or {}, profiles, change=change,
-        environment=ENVIRONMENT, options={"profile": bool(profiles)},
+    return ABTest(
+        **vars(given.pop("times", None) or experiment(ratio, **given)), quality=quality, limits=limits or {},
+        profiles=profiles, change=change, environment=ENVIRONMENT,
     )  # fmt: skip
+
+
+def profiles_of(*summaries: Any) -> dict[str, Any]:
+    """Stand-ins of the profiles with these summaries."""
+    return {side: SimpleNamespace(_summary=each) for side, each in zip(SIDES, summaries, strict=False)}
 
 
 EXAMPLES = {

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 import perfnb
 from perfnb.errors import RecordingError
-from perfnb.stats import step_times as analysis
+from perfnb.stats.step_times import StepTimes
 from perfnb.step.environment import provenance
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -35,15 +35,15 @@ def timing(ms: float) -> perfnb.Timing:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> perfnb.Journal:
+def journal(tmp_path: Path) -> perfnb.results.Journal:
     return perfnb.journal(tmp_path / "experiments")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("clock")
-def test_what_is_added_comes_back(journal: perfnb.Journal) -> None:
+def test_what_is_added_comes_back(journal: perfnb.results.Journal) -> None:
     steps = sleeping(9.0), sleeping(3.0)
-    report = perfnb.report(*steps, change="sleeps less", budget_s=10, equal_within=0.2, profile=False)
+    report = perfnb.ab_test(*steps, change="sleeps less", budget_s=6, equal_within=0.2, check=0.0)
     profile = perfnb.profile_step(steps[1], warmup=1, steps=6, traced=1, flops=False)
     names = [
         journal.add(timing(6.0), hypothesis="where we begin"),
@@ -59,12 +59,12 @@ def test_what_is_added_comes_back(journal: perfnb.Journal) -> None:
     assert history["accepted"].tolist() == [False, True, False]
     assert history.loc[names[1], "reason"] == report.reason
     assert history.loc[names[1], "median_ms"] == report.candidate.median_ms
-    assert history.loc[names[1], "candidate_ratio"] == report.ab.ratio
+    assert history.loc[names[1], "candidate_ratio"] == report.ratio
     assert history.loc[names[2], "peak_memory_bytes"] == profile.memory["total"].max() > 0
     assert history["torch"].tolist() == [torch.__version__] * 3
     assert [type(journal.load(place)) for place in (1, 2, -1)] == [
         perfnb.Timing,
-        perfnb.PerformanceReport,
+        perfnb.results.ABTest,
         perfnb.Profile,
     ]
     assert str(journal.load(names[1])) == str(report)
@@ -74,7 +74,7 @@ def test_what_is_added_comes_back(journal: perfnb.Journal) -> None:
     assert perfnb.journal(str(journal.path)).history.equals(history)
 
 
-def test_a_regression_is_flagged_and_said(journal: perfnb.Journal) -> None:
+def test_a_regression_is_flagged_and_said(journal: perfnb.results.Journal) -> None:
     journal.add(timing(10.0), accepted=True, change="as released")
     journal.add(timing(10.02), hypothesis="the same")
     journal.add(timing(11.5), change="a new loader")
@@ -86,7 +86,7 @@ def test_a_regression_is_flagged_and_said(journal: perfnb.Journal) -> None:
     assert "not in pairs" in text
 
 
-def test_a_second_change_is_noticed(journal: perfnb.Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_change_is_noticed(journal: perfnb.results.Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     journal.add(timing(10.0), accepted=True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 17)
     journal.add(timing(8.0), change="fused optimizer")
@@ -109,7 +109,7 @@ def test_a_journal_stays_where_it_is_when_the_notebook_changes_its_folder(
     assert repr(journal) == "<perfnb.Journal: 1 entry in experiments>"
 
 
-def test_two_journals_of_one_folder_see_each_other(journal: perfnb.Journal) -> None:
+def test_two_journals_of_one_folder_see_each_other(journal: perfnb.results.Journal) -> None:
     other = perfnb.journal(journal.path)
     journal.add(timing(10.0))
     other.add(timing(9.0))
@@ -117,8 +117,8 @@ def test_two_journals_of_one_folder_see_each_other(journal: perfnb.Journal) -> N
     assert journal.history["median_ms"].tolist() == other.history["median_ms"].tolist() == [10.0, 9.0]
 
 
-def test_a_plain_timing_of_a_profile_may_be_added(journal: perfnb.Journal) -> None:
-    journal.add(analysis.Timing((1.0,) * 10, batch_size=4, noise={"load_before": 9.0, "cpus": 2}))
+def test_a_plain_timing_of_a_profile_may_be_added(journal: perfnb.results.Journal) -> None:
+    journal.add(StepTimes((1.0,) * 10, batch_size=4, noise={"load_before": 9.0, "cpus": 2}))
 
     assert journal.history["throughput_per_s"].tolist() == [4000.0]
     assert "load 9.0 on 2 CPUs" in journal.history["disturbed"].iloc[0]
@@ -126,7 +126,7 @@ def test_a_plain_timing_of_a_profile_may_be_added(journal: perfnb.Journal) -> No
 
 
 @pytest.mark.slow
-def test_of_a_loaded_profile_only_what_it_tells_is_kept(journal: perfnb.Journal, tmp_path: Path) -> None:
+def test_of_a_loaded_profile_only_what_it_tells_is_kept(journal: perfnb.results.Journal, tmp_path: Path) -> None:
     profile = perfnb.profile_step(sleeping(1.0), warmup=1, steps=6, traced=1, flops=False, memory=False)
     journal.add(profile)
     journal.add(perfnb.load(profile.save(tmp_path / "saved")))  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def test_of_a_loaded_profile_only_what_it_tells_is_kept(journal: perfnb.Journal,
     assert history["torch"].isna().tolist()[:2] == [False, False]
 
 
-def test_it_shows_itself(journal: perfnb.Journal) -> None:
+def test_it_shows_itself(journal: perfnb.results.Journal) -> None:
     assert "Nothing added yet" in str(journal)
     assert "<img" not in journal._repr_mimebundle_()["text/html"]
     journal.add(timing(10.0))
@@ -174,7 +174,7 @@ def test_it_shows_itself(journal: perfnb.Journal) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    journal: perfnb.Journal, call: Callable[[Any], Any], error: type[Exception], words: str
+    journal: perfnb.results.Journal, call: Callable[[Any], Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         call(journal)

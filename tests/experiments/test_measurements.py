@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from perfnb.bench.ab_view import ab_html, ab_text
-from perfnb.bench.design import ABFigures, ab_figures
+from perfnb.bench.paired_times import PairedTimes, paired_times
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.view import diff_html, diff_text
 from perfnb.models.scaling_view import scaling_data, scaling_html, scaling_text
 from perfnb.models.size_laws import ScalingFigures, scaling_figures
 from perfnb.profile.report import notes_of, report_data, summary_html, summary_text
 from perfnb.profile.timing import noise_facts, shown, timing_html
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 from tests import summaries
 from tests.pages import spaced
 from tests.summaries import HOSTILE
@@ -33,11 +33,11 @@ NOISE = {
 }
 
 
-def experiment(ratio: float, pairs: int = 60, a: str = "old", b: str = "new", noise: float = 0.01) -> ABFigures:
+def experiment(ratio: float, pairs: int = 60, a: str = "old", b: str = "new", noise: float = 0.01) -> PairedTimes:
     times = 10 * np.exp(np.random.default_rng(3).normal(0, noise, (2, pairs)))
-    return ab_figures(
+    return paired_times(
         times[0].tolist(), (ratio * times[1]).tolist(), equal_within=0.02, a_name=a, b_name=b, planned=pairs,
-        needed=pairs, seed=1, check="", steady=True,
+        needed=pairs, steady=True,
     )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_more_pairs_are_asked_for_only_where_they_would_help() -> None:
 def test_hostile_names_are_text(name: str) -> None:
     a, b = summaries.small_cnn(), summaries.hostile()
     pages = [
-        ab_html(replace(experiment(0.8, a=name, b=name), check=name)),
+        ab_html(experiment(0.8, a=name, b=name), name),
         diff_html(diff_profiles(replace(a, name=name), b)),
         scaling_html(replace(study(), device=name, notes=(name,))),
     ]
@@ -87,7 +87,7 @@ def test_hostile_names_are_text(name: str) -> None:
 
 
 def test_a_timing_tells_what_disturbed_it() -> None:
-    timing = Timing(tuple(10 + RNG.normal(0, 0.1, 100)), 32, 3200, (30.0, 12.0), True, NOISE)
+    timing = StepTimes(tuple(10 + RNG.normal(0, 0.1, 100)), 32, 3200, (30.0, 12.0), True, NOISE)
     text = " ".join(str(shown(timing)).split())
     assert re.match(r"\S+ ms \[\S+ \S+\] \(95 % interval, median of 100 timed steps\) · \S+ samples/s · p95 ", text)
     assert "steady after 2 warm-up steps" in text
@@ -99,8 +99,8 @@ def test_a_timing_tells_what_disturbed_it() -> None:
 
 def test_nothing_is_told_where_nothing_is_known() -> None:
     assert noise_facts({}) == []
-    assert str(shown(Timing(()))) == "no step was timed"
-    assert "<img" not in timing_html(Timing((1.0,)))
+    assert str(shown(StepTimes(()))) == "no step was timed"
+    assert "<img" not in timing_html(StepTimes((1.0,)))
 
 
 def test_a_study_tells_its_law_and_where_it_does_not_hold() -> None:

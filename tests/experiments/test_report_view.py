@@ -58,7 +58,7 @@ def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_text(name: str) -> None:
     quality = Quality((Loss(name or "x", 0.5, limit=0.1),), "function")
-    example = figures(ab=experiment(0.8, a=name, b=name), quality=quality, limits={name or "x": 0.1}, change=name)
+    example = figures(times=experiment(0.8, a=name, b=name), quality=quality, limits={name or "x": 0.1}, change=name)
 
     seen = _Seen(report_page(example).replace("<!DOCTYPE html>", ""))
     assert seen.tags <= {

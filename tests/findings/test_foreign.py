@@ -56,7 +56,7 @@ def require_nothing_of_torchs(profile: Profile) -> None:
 
 def profiles(path: Path) -> list[Profile]:
     found = perfnb.load(path)
-    if isinstance(found, perfnb.Ranks):
+    if isinstance(found, perfnb.results.Ranks):
         return [found[rank] for rank in found.ranks]
     assert isinstance(found, Profile)
     return [found]

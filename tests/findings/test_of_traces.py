@@ -316,7 +316,7 @@ def test_an_optimizer_in_a_loop_costs_what_the_gpu_idles_for_it() -> None:
 @pytest.mark.slow
 def test_findings_of_ranks_name_the_straggler_and_what_the_others_wait() -> None:
     ranks = perfnb.load([FOLDER / f"kineto/sampled_rank_{rank}.json.gz" for rank in (0, 1)])
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     table = ranks.findings
 
     straggler = table[table["bottleneck"] == "straggler"].iloc[0]

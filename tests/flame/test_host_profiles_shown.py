@@ -17,7 +17,7 @@ def test_compared_by_function(tmp_path: Path) -> None:
     a = perfnb.load(written(tmp_path, json.dumps(SPEEDSCOPE)))
     slower = json.loads(json.dumps(SPEEDSCOPE).replace('"at": 8', '"at": 9').replace("relu", "gelu"))
     comparison = a.compare(perfnb.load(written(tmp_path, json.dumps(slower))))
-    assert isinstance(comparison, perfnb.HostComparison)
+    assert isinstance(comparison, perfnb.results.HostComparison)
     assert figures(comparison, "grew_ms") == {"relu": (-4.0,), "gelu": (4.0,), "step": (1.0,), "main": (-1.0,)}
     assert "gelu" in str(comparison)
     assert comparison.to_html(tmp_path / "a.html").read_text().count('"before":[') == 1

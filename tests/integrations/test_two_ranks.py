@@ -64,7 +64,7 @@ def test_each_rank_saves_its_own_and_load_gives_ranks(script: str, tmp_path: Pat
 
     ranks = perfnb.load(tmp_path / "runs" / "step_000003")
 
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     assert ranks.ranks == [0, 1]
     assert [profile.meta["job"] for profile in ranks] == [{"rank": rank, "world_size": 2} for rank in (0, 1)]
     assert ["reduced" in profile.meta for profile in ranks] == [script is TRANSFORMERS] * 2
@@ -72,5 +72,5 @@ def test_each_rank_saves_its_own_and_load_gives_ranks(script: str, tmp_path: Pat
     passes = ranks.steps.groupby("rank")["pass"].apply(list)
     assert passes[0] == passes[1]  # what one counts while the other does not, the other waits for
     runs = perfnb.load(tmp_path / "runs")
-    assert isinstance(runs, perfnb.RankRuns)
+    assert isinstance(runs, perfnb.results.RankRuns)
     assert runs.ranks == [0, 1]

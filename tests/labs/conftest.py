@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from perfnb import ArchitectureComparison
+from perfnb.results import ArchitectureComparison
 from tests.labs.lab_05_answers import figures_of
 
 
@@ -23,4 +23,4 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def comparison() -> ArchitectureComparison:
     """Lab 5's comparison of three models, by figures that are known."""
-    return ArchitectureComparison(figures_of(), {})
+    return ArchitectureComparison(**vars(figures_of()), profiles={})

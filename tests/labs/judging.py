@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from perfnb import ABTest
-from perfnb.bench.design import Blocks, ab_figures
+from perfnb.bench.paired_times import BlockPlan, paired_times
+from perfnb.experiments.decision import NOT_COMPARED, Quality
 from perfnb.labs.exercise import Facts, Hint, flagged
 from perfnb.labs.ledger import exercise_of, judged
+from perfnb.results import ABTest
 
 
 def hint(number: str, answer: Any, **evidence: Any) -> str:
@@ -36,7 +37,7 @@ def an_ab_test(
     **comparison: Any,
 ) -> ABTest:
     """What `perfnb.ab_test` returns of these pairs, with figures of its comparison as told: ``ratio=0.5``."""
-    figures = ab_figures(
+    times = paired_times(
         a_ms,
         b_ms,
         equal_within=0.02,
@@ -44,8 +45,7 @@ def an_ab_test(
         b_name="b",
         planned=len(a_ms),
         needed=len(a_ms),
-        seed=0,
-        check=check,
-        blocks=Blocks("worker processes", turns, turns, None) if turns > 1 else None,
+        blocks=BlockPlan("worker processes", turns, turns, None) if turns > 1 else None,
     )
-    return ABTest(replace(figures, comparison=replace(figures.comparison, **comparison)))
+    times = replace(times, comparison=replace(times.comparison, **comparison))
+    return ABTest(**vars(times), quality=NOT_COMPARED if check is None else Quality((), "check", check))

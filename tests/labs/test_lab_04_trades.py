@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from perfnb import Leaks, Profile, profile_step
+from perfnb import Profile, profile_step
 from perfnb.labs.exercise import Facts
 from perfnb.memory.leaks.judge import LeakReport
+from perfnb.results import Leaks
 from perfnb.stats.slope import Slope
 from tests.labs.judging import an_ab_test, hint, said_of
 from tests.labs.lab_04_answers import outputs, stepping

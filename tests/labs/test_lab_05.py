@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from notebooks.labs import build
-from perfnb import ArchitectureComparison
 from perfnb.labs.lab_05 import mlp_parameters
+from perfnb.results import ArchitectureComparison
 from tests.labs.judging import hint
 from tests.labs.lab_05_answers import CNN, RATIO, USES, accuracy, says
 

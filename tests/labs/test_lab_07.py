@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfnb import journal, report
+from perfnb import ab_test, journal
 from perfnb.labs import lab_07
 from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_07 import LOSS, earlier_reports, same_code
@@ -325,8 +325,8 @@ def test_a_report_that_fits(fused_facts: Facts, change: Facts, trial: float, say
 def real() -> Any:
     """A real report, of two steps that do the same."""
     steps = [Script().step, Script().step]
-    return report(*steps, batches=BATCHES, quality=lambda: {LOSS: 0.0}, budget_s=0.5, profile=False,
-                  limits={LOSS: 0.01}, change="fused")  # fmt: skip
+    return ab_test(*steps, batches=BATCHES, quality=lambda: {LOSS: 0.0}, budget_s=0.5,
+                   limits={LOSS: 0.01}, change="fused")  # fmt: skip
 
 
 @pytest.mark.slow
@@ -335,7 +335,7 @@ def test_facts_of_a_report(real: Any) -> None:
 
     assert facts is not None
     assert facts["quality"]
-    assert facts["ratio"] == real.ab.ratio
+    assert facts["ratio"] == real.ratio
     assert facts["decision"] == real.decision
     assert "not a str" in hint("7.3", Fused, **GIVEN, reports={"fused": "accept"})
 
@@ -392,5 +392,5 @@ def test_earlier_reports_are_those_before_the_last(real: Any, tmp_path: Path) ->
     assert earlier_reports(kept, "fused") == []
     kept.add(real)
 
-    assert earlier_reports(kept, "fused") == [[pytest.approx(real.ab.ratio), real.decision]]
+    assert earlier_reports(kept, "fused") == [[pytest.approx(real.ratio), real.decision]]
     assert earlier_reports(kept, "bf16") == []

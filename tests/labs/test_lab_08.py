@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 import perfnb
-from perfnb import Profile, Ranks
+from perfnb import Profile
 from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_08 import LATE
+from perfnb.results import Ranks
 from tests.labs.judging import hint, said_of
 from tests.labs.lab_08_answers import WORK, late, right_or_told, union
 from tests.written_traces import Written

@@ -51,7 +51,7 @@ def test_a_script_leaves_its_run_and_says_where(end: str, code: int, tmp_path: P
     assert told.startswith("perfnb: ")
     assert told.endswith("The run and 1 profile: perfnb show 'my runs'")
     found = perfnb.load(tmp_path / "my runs")
-    assert isinstance(found, perfnb.RunSummary)
+    assert isinstance(found, perfnb.results.RunSummary)
     assert found.steps["steps"].sum() == (60 if code == 0 else 40)
     assert [path.name for path in tmp_path.iterdir()] == ["my runs"]
 
@@ -146,7 +146,7 @@ def test_each_rank_saves_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         found = run(usual(60), name="train")
         assert keep_run(found, tmp_path) == tmp_path / "run" / f"rank_{rank}"
     ranks = perfnb.load(tmp_path)
-    assert isinstance(ranks, perfnb.RankRuns)
+    assert isinstance(ranks, perfnb.results.RankRuns)
     assert ranks.ranks == [0, 1]
     assert ranks[1].name == "train"
 

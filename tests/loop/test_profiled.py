@@ -301,7 +301,7 @@ def test_a_loop_that_is_left_shows_its_run_in_a_notebook(
                 break
     assert shown[0] == 3
     (run,) = shown[1:]
-    assert isinstance(run, perfnb.RunSummary)
+    assert isinstance(run, perfnb.results.RunSummary)
     assert run.steps["steps"].sum() == 30
     assert loop.profiles.at == [3]
 

@@ -291,7 +291,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     waits = usual(N, 6.0, seed=2)
     found = run(usual(N) + waits, waits, windows=[(100, 120)])
     again = perfnb.load(found.save(tmp_path / "run.perfnb"))
-    assert isinstance(again, perfnb.RunSummary)
+    assert isinstance(again, perfnb.results.RunSummary)
     assert str(again) == str(found)
     pd.testing.assert_frame_equal(again.steps, found.steps)
     pd.testing.assert_frame_equal(again.memory, found.memory)

@@ -26,6 +26,13 @@ def test_a_cell_with_batches_leaves_the_model_as_it_was(kernel: Kernel) -> None:
     assert reply.text("stderr") == ""
 
 
+def test_all_levers_are_listed(kernel: Kernel) -> None:
+    kernel.ok("listed = %try_levers --list")
+
+    assert kernel.value("list(listed.index)[:2]") == ["threads", "compile"]
+    assert kernel.value("list(listed.columns)") == ["what it does", "answers"]
+
+
 def test_an_error_in_the_cell_comes_through(kernel: Kernel) -> None:
     kernel.ok(f"before = {STATE}")
     reply = kernel.run("%%try_levers --levers threads --budget 2 for x, y in loader\nmodel(x).sum().backward()\n1 / 0")

@@ -117,7 +117,7 @@ def test_a_folder_without_a_trace_is_told_to_hold_none_and_one_of_a_trace_is_one
     trace = training(1).write(tmp_path / "trace.json")
     for given in (tmp_path, [trace]):
         ranks = perfnb.load(given)
-        assert isinstance(ranks, perfnb.Ranks)
+        assert isinstance(ranks, perfnb.results.Ranks)
         assert len(ranks) == 1
     with pytest.raises(RecordingError, match=r"nowhere\.json does not exist\.$"):
         perfnb.load([trace, tmp_path / "nowhere.json"])

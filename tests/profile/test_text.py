@@ -8,7 +8,7 @@ import pytest
 
 from perfnb.draw import escape
 from perfnb.profile.report import summary_text
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 from tests import summaries
 
 EXAMPLES = {
@@ -52,6 +52,6 @@ def test_the_headline_tells_how_well_the_step_is_known():
     made = summaries.small_cnn()
     assert "step 12.3 ms [12.1, 12.4] (95 % interval, median of 20 timed steps)" in summary_text(made)
     assert "median of 3 timed steps: too few for a 95 % interval" in summary_text(
-        replace(made, timing=Timing((12.0, 12.5, 13.0)))
+        replace(made, timing=StepTimes((12.0, 12.5, 13.0)))
     )
     assert "samples/s" not in summary_text(replace(made, timing=replace(made.timing, batch_size=None)))

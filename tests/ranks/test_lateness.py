@@ -70,7 +70,7 @@ def test_equal_ranks_are_rarely_told_apart() -> None:
 def test_three_collectives_of_one_step_name_no_straggler(tmp_path: Path) -> None:
     ranks = perfnb.load(written(tmp_path, [rank_trace(0, steps=1, lost=(3,)), rank_trace(150, steps=1, lost=(3,))]))
 
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     assert ranks.clocks["collectives"].tolist() == [3, 3]
     assert ranks.straggler is None
     said = " ".join(str(ranks).split())

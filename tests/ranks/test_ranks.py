@@ -20,7 +20,7 @@ def test_the_last_to_come_is_the_straggler_whatever_its_clock_says(tmp_path: Pat
 
     ranks = perfnb.load(paths)
 
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     assert ranks.ranks == [0, 1, 2]
     assert ranks.clocks["ahead_us"].tolist() == pytest.approx([0, 2_500_000.25, -777])
     assert ranks.clocks["collectives"].tolist() == [12, 12, 12]
@@ -109,7 +109,7 @@ def test_they_are_saved_and_come_back(tmp_path: Path) -> None:
 
     for _ in range(2):
         again = perfnb.load(ranks.save(tmp_path / "saved"))
-    assert isinstance(again, perfnb.Ranks)
+    assert isinstance(again, perfnb.results.Ranks)
     for table in TABLES:
         pd.testing.assert_frame_equal(getattr(again, table), getattr(ranks, table))
     assert str(again) == str(ranks)

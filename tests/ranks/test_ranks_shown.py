@@ -126,7 +126,7 @@ def test_traces_of_other_jobs_are_doubted(tmp_path: Path) -> None:
 def test_one_rank_is_not_several(tmp_path: Path) -> None:
     ranks = perfnb.load(written(tmp_path, [rank_trace(0)]))
 
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     assert "perfnb · 1 rank · " in str(ranks)
     page = ranks.to_html(tmp_path / "ranks.html").read_text("utf-8")
     assert "<title>1 rank · perfnb</title>" in page

@@ -42,7 +42,7 @@ def test_saved_profiles_are_the_ranks_that_their_traces_are(tmp_path: Path) -> N
 
     ranks, traces = perfnb.load(saved[::-1]), perfnb.load(paths)
 
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     assert ranks.ranks == [0, 1, 2]
     assert ranks.straggler == 1
     for table in TABLES:
@@ -74,7 +74,7 @@ def test_a_job_is_loaded_from_the_folder_in_which_each_rank_saved_its_own(tmp_pa
 
     ranks = perfnb.load(tmp_path / "runs")
 
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     assert ranks.ranks == [0, 1]
     assert ranks.times["wall_ms"].tolist() == pytest.approx([0.1, 0.101])
     assert ranks.times["waiting_ms"].isna().all()
@@ -92,7 +92,7 @@ def test_ranks_reduced_to_their_tables_have_these_and_say_what_is_missing(tmp_pa
 
     ranks = perfnb.load(tmp_path / "runs")
 
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     assert ranks.ranks == [0, 1]
     for table in ("layers", "phases", "ops", "kernels"):
         expected = pd.concat([getattr(one, table).reset_index() for one in whole], ignore_index=True)

@@ -34,13 +34,13 @@ def shows(thing: Any, folder: Path) -> None:
         for name in FRAMES:
             getattr(thing, name)
         thing.to_html(folder / "report.html")
-    elif isinstance(thing, perfnb.Ranks):
+    elif isinstance(thing, perfnb.results.Ranks):
         thing.times, thing.clocks, thing.straggler, thing.findings, thing.ops  # noqa: B018
         thing.to_html(folder / "report.html")
     elif isinstance(thing, perfnb.Watch):
         thing.summary(), thing.samples, thing.marks, thing.notes
         thing._repr_mimebundle_()
-    elif isinstance(thing, perfnb.PerformanceReport):
+    elif isinstance(thing, perfnb.results.ABTest):
         thing.table, thing.decision, thing.reason, thing.to_markdown()
         thing.to_html(folder / "report.html")
     else:

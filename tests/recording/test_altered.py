@@ -53,7 +53,7 @@ def timing(folder: Path) -> Path:
 
 def report(folder: Path, profile: bool = False) -> Path:
     step = training_step(three_linears(), torch.ones(4, 8))
-    made = perfnb.report(step, step, quality=lambda: {"loss": 0.0}, change="none", profile=profile, budget_s=0.3)
+    made = perfnb.ab_test(step, step, quality=lambda: {"loss": 0.0}, change="none", profile=profile, budget_s=0.3)
     return made.save(folder / "report")
 
 

@@ -23,7 +23,7 @@ NAMES = ["threads", "autocast", "channels_last", "fused_optimizer", "foreach_opt
 
 def taken(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step_s: float, budget_s: float, levers: str | list[str]
-) -> tuple[float, int, perfnb.LeverTrials]:
+) -> tuple[float, int, perfnb.results.LeverTrials]:
     """Seconds that pass, the steps that ran, and the result."""
     steps = 0
 

@@ -30,6 +30,7 @@ from perfnb.remedies.levers import LEVERS, by_name
 from perfnb.remedies.levers.loading import loader_with_workers
 from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject, find_subject
+from perfnb.remedies.try_levers import levers
 from perfnb.remedies.values import check, measure_yardstick
 from perfnb.step.namespace import namespace_of
 from tests.fake_clock import FakeClock
@@ -264,7 +265,7 @@ def test_a_loader_that_does_not_feed_the_step_is_refused() -> None:
 
 
 def test_every_lever_has_a_line_in_the_list() -> None:
-    table = perfnb.levers()
+    table = levers()
     assert [lever.name for lever in LEVERS] == list(table.index)
     assert all(table["what it does"].str.len() > 10)
 
@@ -466,7 +467,7 @@ def test_the_documentation_lists_every_lever() -> None:
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.remedy], ids=lambda rule: rule.name)
 def test_a_finding_names_a_lever_that_answers_it(rule: Any) -> None:
-    answers = perfnb.levers()["answers"]
+    answers = levers()["answers"]
     assert rule.name in answers[rule.remedy].split(", ")
 
 

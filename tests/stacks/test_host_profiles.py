@@ -67,7 +67,7 @@ def figures(profile: Any, *columns: str) -> dict[str, tuple[Any, ...]]:
 
 def test_collapsed_stacks_count_recursion_once_and_say_what_was_skipped(tmp_path: Path) -> None:
     profile = perfnb.load(written(tmp_path, COLLAPSED))
-    assert isinstance(profile, perfnb.HostProfile)
+    assert isinstance(profile, perfnb.results.HostProfile)
     assert profile.samples == 11
     # By hand: step is on the stack in 5 + 2 samples, though twice in two of them.
     assert figures(profile, "self_samples", "total_samples") == {
@@ -324,7 +324,7 @@ def fuzz(path: Path, what: str, data: bytes, times: int) -> None:
             record = reader.read(path, Limits())
         except TraceError:
             continue
-        profile = perfnb.HostProfile(record)
+        profile = perfnb.results.HostProfile(record)
         assert len(profile.functions) >= 0
         assert isinstance(str(profile), str)
 

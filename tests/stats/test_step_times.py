@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from perfnb.quantities import durations
 from perfnb.stats.intervals import quantile_interval
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 
 
 # Conover, Practical Nonparametric Statistics; Hahn and Meeker, Statistical Intervals, for 95 %.
@@ -55,12 +55,12 @@ def test_the_interval_covers_the_true_median_of_skewed_times_in_95_of_100_cases(
 
 
 def test_timing_tells_median_interval_and_throughput() -> None:
-    timing = Timing((5.0, 1.0, 8.0, 3.0, 10.0, 2.0, 7.0, 4.0, 9.0, 6.0), batch_size=32)
+    timing = StepTimes((5.0, 1.0, 8.0, 3.0, 10.0, 2.0, 7.0, 4.0, 9.0, 6.0), batch_size=32)
 
     assert (timing.steps, timing.median_ms, timing.ci_ms) == (10, 5.5, (2.0, 9.0))
     assert timing.throughput_per_s == pytest.approx(32 / 5.5e-3)
-    assert Timing((1.0, 2.0)).ci_ms is None
-    assert Timing((1.0, 2.0)).throughput_per_s is None
+    assert StepTimes((1.0, 2.0)).ci_ms is None
+    assert StepTimes((1.0, 2.0)).throughput_per_s is None
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_times_are_said_in_the_unit_of_their_size(times, words):
 
 @pytest.mark.parametrize("sizes", [{}, {"batch_size": 8, "samples": 8}, {"samples": 8}])
 def test_without_a_step_nothing_is_known(sizes: dict[str, int]) -> None:
-    timing = Timing(samples_ms=(), **sizes)
+    timing = StepTimes(samples_ms=(), **sizes)
 
     assert (timing.median_ms, timing.ci_ms, timing.quantile_ms(0.5), timing.throughput_per_s) == (None,) * 4
     assert repr(timing) == "<perfnb.Timing: no step>"

@@ -244,7 +244,6 @@ RUN = [
     pytest.param(lambda step: perfnb.time_step(step), id="time_step"),
     pytest.param(lambda step: perfnb.ab_test(step, lambda: step()), id="ab_test"),
     pytest.param(lambda step: perfnb.scaling_study(lambda size: step, [1, 2, 3, 4]), id="scaling_study"),
-    pytest.param(lambda step: perfnb.report(step, lambda: step(), quality=lambda: 1.0), id="report"),
     pytest.param(
         lambda step: perfnb.confirm_input_bound(lambda batch: step(MODEL), [BATCH] * 3, MODEL), id="confirm_input_bound"
     ),

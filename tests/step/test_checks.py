@@ -31,7 +31,6 @@ TAKERS: dict[str, Callable[[Any, Any], Any]] = {
     "time_step": lambda step, batches: perfnb.time_step(step, batches),
     "find_leaks": lambda step, batches: perfnb.find_leaks(step, batches),
     "ab_test": lambda step, batches: perfnb.ab_test(step, step, batches),
-    "report": lambda step, batches: perfnb.report(step, step, batches),
     "confirm_input_bound": lambda step, batches: perfnb.confirm_input_bound(step, batches, nn.Linear(1, 1)),
 }
 
@@ -163,12 +162,13 @@ def test_a_step_of_two_arguments_is_told_to_unpack_its_batch(batches: Any) -> No
 
 def test_what_is_no_step_is_named_with_what_to_write_instead() -> None:
     loader = DataLoader([1])
-    with pytest.raises(TypeError, match=r"^b must be .*, not DataLoader: write ab_test\(a, b, loader\)\.$"):
+    write = r"^candidate must be .*, not DataLoader: write ab_test\(baseline, candidate, loader\)\.$"
+    with pytest.raises(TypeError, match=write):
         perfnb.ab_test(none, loader)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^step must be .*, not DataLoader: write time_step\(step, loader\)\.$"):
         perfnb.time_step(loader, none)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^candidate must be .*, not Tensor: pass candidate, not candidate\(\)\.$"):
-        perfnb.report(none, X)  # type: ignore[arg-type]
+        perfnb.ab_test(none, X)  # type: ignore[arg-type]
 
     async def later() -> None: ...
 
@@ -176,10 +176,10 @@ def test_what_is_no_step_is_named_with_what_to_write_instead() -> None:
         yield 1
 
     for step in (later, makes):
-        with pytest.raises(TypeError, match=r"^b must run when called"):
+        with pytest.raises(TypeError, match=r"^candidate must run when called"):
             perfnb.ab_test(none, step)
-    with pytest.raises(TypeError, match=r"^step takes an argument, but is called without any: wrap it, as in lambda:"):
-        perfnb.selfcheck(never)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^resolution takes an argument, but is called without any: wrap it, as"):
+        perfnb.system_check(resolution=never)  # type: ignore[arg-type]
 
 
 def test_a_scaling_study_wants_functions() -> None:

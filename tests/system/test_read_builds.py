@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from perfnb.system.read.host import build_readers, loaded_openmp
-from perfnb.system.read.reading import Tree, read_all
+from perfnb.system.read.reading import SystemTree, read_all
 
 
 def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("PYTHONMALLOC", "malloc_debug")
-    told = read_all(build_readers(Tree("/", "linux")))
+    told = read_all(build_readers(SystemTree("/", "linux")))
 
     assert told["torch"]["version"] == torch.__version__
     assert told["torch"]["mkl"] is torch.backends.mkl.is_available()
@@ -31,5 +31,5 @@ def test_openmp_runtimes_are_known_by_their_files(tmp_path: Path) -> None:
         "7f0 r-xp 00000000 08:01 1 /opt/torch lib/libgomp-a34b3233.so.1\n7f1 r-xp 0 08:01 2 /opt/libiomp5.so\n"
         "7f2 rw-p 00000000 08:01 1 /opt/torch lib/libgomp-a34b3233.so.1\n7f3 r-xp 0 08:01 3 /opt/libompi_no.so\n"
     )
-    runtimes = loaded_openmp(Tree(str(tmp_path), "linux"))
+    runtimes = loaded_openmp(SystemTree(str(tmp_path), "linux"))
     assert runtimes == ["/opt/libiomp5.so", "/opt/torch lib/libgomp-a34b3233.so.1"]

@@ -10,17 +10,17 @@ import pytest
 
 from perfnb.system.read import disk
 from perfnb.system.read.disk import block_device, mount_of, read_test
-from perfnb.system.read.reading import Tree, Unreadable
+from perfnb.system.read.reading import SystemTree, Unreadable
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 MIB = 1 << 20
 
 
-def mounted(root: Path, *lines: str) -> Tree:
+def mounted(root: Path, *lines: str) -> SystemTree:
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/mountinfo").write_text("garbage\n" + "\n".join(lines) + "\n")
-    return Tree(str(root), "linux")
+    return SystemTree(str(root), "linux")
 
 
 def add_disk(root: Path, place: str, number: str, **files: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfnb.system.read.host import host_readers
-from perfnb.system.read.reading import Tree, Unread, Unreadable, numbers_of, read_all
+from perfnb.system.read.reading import SystemTree, Unread, Unreadable, numbers_of, read_all
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "three_cpus")
 
@@ -58,7 +58,7 @@ def machine(root: Path, **other: str) -> Path:
 
 
 def facts(root: Path, platform: str = "linux") -> dict[str, Any]:
-    return read_all(host_readers(Tree(str(root), platform)))
+    return read_all(host_readers(SystemTree(str(root), platform)))
 
 
 def test_all_is_read(tmp_path: Path) -> None:

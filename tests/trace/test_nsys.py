@@ -104,7 +104,7 @@ def test_a_public_file_of_two_processes_has_the_figures_that_are_known(two: Path
 def test_processes_of_a_public_file_are_ranks(two: Path) -> None:
     ranks = perfnb.load(two)
 
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     assert ranks.ranks == [0, 1]
     assert ranks.gpu_time["kernels"].tolist() == [1993, 2017]
     assert ranks.gpu_time["kernel_ms"].tolist() == [270.875926, 264.324724]
@@ -178,11 +178,11 @@ def test_ids_are_of_their_own_process(tmp_path: Path) -> None:
     """Both processes use the same numbers."""
     ranks = perfnb.load(write(tmp_path / "two.sqlite", joined(training(40), training(41, at=2 * 10**9))))
 
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     assert [len(ranks[rank].events) for rank in (0, 1)] == [len(ranks[0].events)] * 2
     assert ranks[0].layers.loc["head", "gpu_ms"] == ranks[1].layers.loc["head", "gpu_ms"] == pytest.approx(0.2)
     several = perfnb.load([tmp_path / "two.sqlite", tmp_path / "two.sqlite"])
-    assert isinstance(several, perfnb.Ranks)
+    assert isinstance(several, perfnb.results.Ranks)
     assert several.ranks == [0, 1, 2, 3]
 
 
@@ -196,11 +196,11 @@ def test_a_folder_of_exports_is_one_job(tmp_path: Path) -> None:
 
     ranks = perfnb.load(tmp_path)
 
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     assert ranks.ranks == [0, 1]
     (tmp_path / "a.json").write_text('[{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]')
     both = perfnb.load(tmp_path)  # the traces of another program are not mixed with them
-    assert isinstance(both, perfnb.Ranks)
+    assert isinstance(both, perfnb.results.Ranks)
     assert list(both[0].ops.index) == ["a"]
 
 
@@ -223,7 +223,7 @@ def test_the_user_names_the_range_of_a_step(tmp_path: Path) -> None:
     assert profile_of(path, steps="iteration").steps["step"].tolist() == [20, 21, 22]
     assert profile_of(path, steps="half").steps["wall_ms"].tolist() == [0.21, 0.21]
     ranks = perfnb.load([path], steps="iteration 21")
-    assert isinstance(ranks, perfnb.Ranks)
+    assert isinstance(ranks, perfnb.results.Ranks)
     assert ranks.steps["step"].tolist() == [21]
     with pytest.raises(TraceError, match=r"no range named 'epoch' to mark its steps; it has .*, 'half' \(2\)"):
         perfnb.load(path, steps="epoch")

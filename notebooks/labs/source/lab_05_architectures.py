@@ -510,7 +510,7 @@ labs.check("5.8", predict)
 # Now both laws on your machine, fitted to the same five lengths. **Predict:** which is closer at 512? And at 1,024?
 
 # %%
-if isinstance(study, perfnb.ScalingStudy) and isinstance(held_out, perfnb.Timing):
+if isinstance(study, perfnb.results.ScalingStudy) and isinstance(held_out, perfnb.Timing):
     fitted = study.table["size"].to_numpy(float), study.table["median_ms"].to_numpy(float)
     measured = {HELD_OUT: held_out.median_ms, 1024: perfnb.time_step(make_step(1024), budget_s=2).median_ms}
     laws = {"power law": {size: study.predict(size).median_ms for size in measured}}

@@ -223,12 +223,12 @@ ACCEPTED = 0.03
 reports, made_of = {}, {}
 
 
-def tried(change, candidate, before=None, given=batches, nets=None, budget_s=6, expected=None, of=None):
-    """Performance report of a change, kept in `reports` and the journal; `candidate` and `before` are steps."""
+def tried(change, candidate, before=None, given=batches, nets=None, budget_s=4, expected=None, of=None):
+    """A/B test of a change, kept in `reports` and the journal; `candidate` and `before` are steps."""
     if wrong(Net(), *held_out) is None:
         print("Write wrong first, exercise 7.2.")
         return None
-    reports[change] = perfnb.report(
+    reports[change] = perfnb.ab_test(
         before,
         candidate,
         change=change,
@@ -236,7 +236,6 @@ def tried(change, candidate, before=None, given=batches, nets=None, budget_s=6, 
         quality=lambda: {"added wrong share": float(wrong(nets[1], *held_out) - wrong(nets[0], *held_out))},
         limits={"added wrong share": ACCEPTED},
         budget_s=budget_s,
-        profile=False,
     )
     made_of[change] = of  # what the report tested, so that the check recognises an outdated report
     before_wrong, after_wrong = (wrong(net, *held_out) for net in nets)
@@ -248,7 +247,7 @@ def tried(change, candidate, before=None, given=batches, nets=None, budget_s=6, 
     return reports[change]
 
 
-def tried_training(change, candidate, budget_s=6, expected=None):
+def tried_training(change, candidate, budget_s=4, expected=None):
     """The same for a training against the script; a larger `budget_s` gives more pairs."""
     before = Script()
     return tried(
@@ -298,7 +297,7 @@ tried_training("fused", Fused())
 # machine: if it was not in steady state, or neighbouring pairs are autocorrelated, the interval is wider.
 #
 # Utilisation, memory and FLOPs are `n/a` (not measured): they need a profile of both sides, and we spend all the time
-# on pairs (`profile=False`).
+# on pairs.
 #
 # Changed your answer? Run its cell *and* the report's again: a report on the old code says nothing about the new code.
 # The check runs its own trial.
@@ -344,7 +343,7 @@ labs.check("7.4", Bf16, script=Script, batches=batches, reports=reports, made_of
 # %% [markdown]
 # What did it say here? `accept`, `reject` and `inconclusive` are all correct if the report says so. The last one does
 # not mean *no gain*: it means that so few pairs on such a noisy machine cannot tell. If you want to know, give it more
-# time, as in `tried_training("bf16", Bf16(), budget_s=20)`.
+# time, as in `tried_training("bf16", Bf16(), budget_s=12)`.
 #
 # A second report may come to a different decision, especially if the gain is small or the machine noisy. The remedy is
 # more pairs, not repeating until it says `accept`: if you ask often enough, you get every answer once. Decide on the
@@ -390,7 +389,7 @@ tried(
     lambda samples: learn(small, samples, 32),
     given=portions,
     nets=(few[0].net, few[1].net),
-    budget_s=8,
+    budget_s=5,
     of=learn,
 )
 
@@ -479,7 +478,7 @@ reports.get("compile")
 # %%
 if "compile" in reports:
     r = reports["compile"]
-    steps = pays_after(first["seconds"], r.baseline.median_ms, r.ab.ratio, r.ab.verdict)
+    steps = pays_after(first["seconds"], r.baseline.median_ms, r.ratio, r.verdict)
     if steps == math.inf:
         print("Paid back: never, as far as this report tells; no gain was shown.")
     elif steps is not None:
@@ -562,7 +561,7 @@ if small_net is not None:
     sides, nets = (answering(small_net), answering(trained.net)), (trained.net, small_net)
     for change, size, expected in (("int8", 256, None), ("int8, one at a time", 1, one_at_a_time)):
         images_given = list(images[:1280].split(size))
-        tried(change, *sides, given=images_given, nets=nets, budget_s=4, expected=expected, of=quantised)
+        tried(change, *sides, given=images_given, nets=nets, budget_s=2.5, expected=expected, of=quantised)
 reports.get("int8")
 
 # %%
@@ -586,7 +585,7 @@ labs.check("7.7", quantised, net=trained.net, x=held_out[0], reports=reports, ma
 # both were, `Best` is the script: write `pass`. We leave out larger batches and compilation here in any case.
 #
 # Then bind three names. `product`: the product of the speed-ups in it, each `1 / ratio` with the ratio of its report,
-# `reports["fused"].ab.ratio` (1.0 if there are none); that is what you expect. `best`: the report that
+# `reports["fused"].ratio` (1.0 if there are none); that is what you expect. `best`: the report that
 # `tried_training("best", Best(), expected=product)` makes. `speedup`: `1 / ratio` of that report.
 #
 # Your reports decide, and those of another run may decide differently. So if you make a report again, or restart the
@@ -610,9 +609,9 @@ product = ...
 best = ...
 speedup = ...
 ### BEGIN SOLUTION
-product = math.prod(1 / reports[name].ab.ratio for name in ("fused", "bf16") if reports[name].decision == "accept")
+product = math.prod(1 / reports[name].ratio for name in ("fused", "bf16") if reports[name].decision == "accept")
 best = tried_training("best", Best(), expected=product)
-speedup = 1 / best.ab.ratio
+speedup = 1 / best.ratio
 ### END SOLUTION
 
 # %%

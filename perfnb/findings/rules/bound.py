@@ -250,7 +250,7 @@ def low_precision(facts: Facts) -> Iterator[Finding]:
         "low",  # a measured MLP saved a third of such a bound
         f"{_doubt(facts)}Both rates were measured with large products. Smaller ones gain less, and conversions cost "
         "time.",
-        "Whether the model keeps its quality: perfnb.report checks that.",
+        "Whether the model keeps its quality: perfnb.ab_test checks that.",
         rows("layer", work.layers),
         remedy="autocast",
     )

@@ -9,7 +9,7 @@ from typing import Any
 from perfnb.system.read.disk import disk_readers
 from perfnb.system.read.gpus import gpu_readers
 from perfnb.system.read.host import build_readers, host_readers
-from perfnb.system.read.reading import Reader, Tree, Unread, read_all
+from perfnb.system.read.reading import Reader, SystemTree, Unread, read_all
 
 __all__ = ["Unread", "read_system"]
 
@@ -20,7 +20,7 @@ def read_system(data: str = ".", root: str = "/", platform: str = sys.platform) 
     By name a value, or an `Unread` that says why there is none. `data` is a file or folder; `root` holds ``sys``,
     ``proc`` and ``dev``; `platform` is as in `sys.platform`.
     """
-    tree = Tree(root, platform)
+    tree = SystemTree(root, platform)
     readers: dict[str, Reader] = {
         **host_readers(tree),
         **disk_readers(tree, data),

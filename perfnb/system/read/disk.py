@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from perfnb.system.read.reading import Reader, Tree, Unreadable
+from perfnb.system.read.reading import Reader, SystemTree, Unreadable
 
 #: The read test ends after this many bytes or seconds, whichever comes first.
 MOST_BYTES, MOST_S = 32 << 20, 1.0
@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 _FEWEST_BYTES = 1 << 20
 
 
-def disk_readers(tree: Tree, data: str) -> dict[str, Reader]:
+def disk_readers(tree: SystemTree, data: str) -> dict[str, Reader]:
     """A reader for each fact."""
     return {
         "data": lambda: os.path.abspath(data),
@@ -35,7 +35,7 @@ def disk_readers(tree: Tree, data: str) -> dict[str, Reader]:
     }
 
 
-def mount_of(tree: Tree, data: str) -> dict[str, str]:
+def mount_of(tree: SystemTree, data: str) -> dict[str, str]:
     """The file system that holds a path: its mount point, kind, source and device number."""
     place = os.path.realpath(data)
     best: dict[str, str] | None = None
@@ -54,7 +54,7 @@ def mount_of(tree: Tree, data: str) -> dict[str, str]:
     return best
 
 
-def block_device(tree: Tree, mount: dict[str, str]) -> dict[str, Any]:
+def block_device(tree: SystemTree, mount: dict[str, str]) -> dict[str, Any]:
     """The disk below a file system: its name, and whether it is rotational (``None`` if unknown)."""
     folder = _block_folder(tree, mount)
     if folder is None:
@@ -74,7 +74,7 @@ def block_device(tree: Tree, mount: dict[str, str]) -> dict[str, Any]:
     return facts
 
 
-def _block_folder(tree: Tree, mount: dict[str, str]) -> str | None:
+def _block_folder(tree: SystemTree, mount: dict[str, str]) -> str | None:
     """The system's folder for the block device below a file system."""
     places = [os.path.join("sys/dev/block", mount["device"])] if re.fullmatch(r"\d+:\d+", mount["device"]) else []
     source = mount["source"]

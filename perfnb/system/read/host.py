@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from perfnb.step.environment import describe_environment
-from perfnb.system.read.reading import Reader, Tree, Unreadable, numbers_of
+from perfnb.system.read.reading import Reader, SystemTree, Unreadable, numbers_of
 from perfnb.telemetry.sampler.cgroup import CgroupSource, cpu_limit, memory_limit_bytes, throttled
 from perfnb.telemetry.sampler.source import Absent
 
@@ -23,7 +23,7 @@ _CPU = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
 
 
-def host_readers(tree: Tree) -> dict[str, Reader]:
+def host_readers(tree: SystemTree) -> dict[str, Reader]:
     """A reader for each fact."""
     host = _Host(tree)
     return {
@@ -39,7 +39,7 @@ def host_readers(tree: Tree) -> dict[str, Reader]:
 
 
 class _Host:
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: SystemTree) -> None:
         self._tree = tree
 
     def _policies(self) -> list[str]:
@@ -178,7 +178,7 @@ def _number(folder: str) -> int:
     return int(folder.rpartition("cpu")[2])
 
 
-def _list_of(tree: Tree, folder: str) -> frozenset[int]:
+def _list_of(tree: SystemTree, folder: str) -> frozenset[int]:
     """The CPUs of a node; a node with only memory has none."""
     try:
         return numbers_of(tree.text(f"{folder}/cpulist"))
@@ -203,7 +203,7 @@ _THREAD_VARIABLES = (
 _OPENMP_FILE = re.compile(r"(?<= )/[^\n]*lib(?:gomp|iomp5|omp5?)(?:-\w+)?\.so[.\w]*")
 
 
-def build_readers(tree: Tree) -> dict[str, Reader]:
+def build_readers(tree: SystemTree) -> dict[str, Reader]:
     """A reader for each fact."""
     return {
         "environment": describe_environment,
@@ -251,6 +251,6 @@ def _blas() -> str | None:
     return None if found is None else found[1].lower()
 
 
-def loaded_openmp(tree: Tree) -> list[str]:
+def loaded_openmp(tree: SystemTree) -> list[str]:
     """The files of the OpenMP runtimes that the process has loaded; each has its own threads."""
     return sorted({found[0] for found in _OPENMP_FILE.finditer(tree.text("proc/self/maps"))})

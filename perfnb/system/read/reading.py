@@ -41,7 +41,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-class Tree:
+class SystemTree:
     """The files in which Linux describes itself, below `root`; nothing can be read on another `platform`."""
 
     def __init__(self, root: str, platform: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from perfnb.bench.paired_times import PairedTimes
 from perfnb.bench.quality import Loss
-from perfnb.experiments.decision import COLUMNS, Quality, performance_figures
+from perfnb.experiments.ab_test import ABTest
+from perfnb.experiments.decision import COLUMNS, Quality
 from perfnb.experiments.report_view import notes
 from perfnb.roofline.levels import RooflineLevels
 from perfnb.stats.intervals import quantile_interval
-from perfnb.stats.step_times import Timing
+from perfnb.stats.step_times import StepTimes
 from tests import summaries
-from tests.experiments.report_samples import SAME, experiment
+from tests.experiments.report_samples import SAME, experiment, profiles_of
 
 
 def profiled(
@@ -25,20 +28,22 @@ def profiled(
     """A summary of a profile that found this."""
     roofline = RooflineLevels("", {}, None, pd.DataFrame(), utilisation, flops, dtype=dtype)
     memory = None if peak is None else type("Memory", (), {"peak_bytes": peak})()
-    timing = Timing((median_ms,) * 3)
+    timing = StepTimes((median_ms,) * 3)
     return replace(summaries.small_cnn(), roofline=roofline, memory=memory, timing=timing)
+
+
+def judged(times: PairedTimes, quality: Quality, limits: dict[str, float], profiles: Sequence[Any] = ()) -> ABTest:
+    return ABTest(**vars(times), quality=quality, limits=limits, profiles=profiles_of(*profiles))
 
 
 def test_figures_are_those_of_the_pairs_and_of_the_profiles() -> None:
     ab = experiment(0.5, pairs=100)
-    found = performance_figures(
-        ab, SAME, {"p95_ms": 7.0}, [profiled(20.0, 0.1, 1000, 4000), profiled(20.0, 0.3, 2000, 6000)]
-    )
+    found = judged(ab, SAME, {"p95_ms": 7.0}, [profiled(20.0, 0.1, 1000, 4000), profiled(20.0, 0.3, 2000, 6000)])
     table = found.table
 
     assert list(table.columns) == list(COLUMNS)
     assert table.loc["median_ms", "ratio"] == ab.comparison.ratio
-    assert (table.loc["median_ms", "ci_low"], table.loc["median_ms", "ci_high"]) == ab.comparison.ratio_ci
+    assert (table.loc["median_ms", "ci_low"], table.loc["median_ms", "ci_high"]) == ab.ratio_ci
     # 32 samples a step, of the median time.
     assert found.baseline.throughput_per_s == pytest.approx(32e3 / np.median(ab.a_ms))
     assert table.loc["throughput_per_s", "ci_low"] == pytest.approx(1 / ab.comparison.ratio_ci[1])  # type: ignore[index]
@@ -51,14 +56,14 @@ def test_figures_are_those_of_the_pairs_and_of_the_profiles() -> None:
     assert table.loc["flops", "ratio"] == 2.0
     assert table.loc["p95_ms", "baseline"] == pytest.approx(np.quantile(ab.a_ms, 0.95))
     assert table.loc["p95_ms", "limit"] == 7.0
-    assert found.decision.decision == "accept"
+    assert found.decision == "accept"
 
 
 def test_utilisations_of_two_ceilings_have_no_ratio_and_flops_per_second_do() -> None:
     ab = experiment(1.32, pairs=100)
     profiles = [profiled(10.0, 0.5, 1000, None), profiled(13.2, 0.7, 1000, None, "bfloat16")]
 
-    found = performance_figures(ab, SAME, {}, profiles)
+    found = judged(ab, SAME, {}, profiles)
 
     table = found.table
     assert table.loc["utilisation", ["baseline", "candidate"]].notna().all()
@@ -68,12 +73,12 @@ def test_utilisations_of_two_ceilings_have_no_ratio_and_flops_per_second_do() ->
     assert table.loc["flops_per_s", "ci_high"] < 1
     said = " ".join(notes(found))
     assert "relative to the float32 ceiling, the candidate's to the bfloat16 ceiling: compare FLOP" in said
-    under_one = performance_figures(ab, SAME, {}, [profiles[0], profiles[0]]).table
+    under_one = judged(ab, SAME, {}, [profiles[0], profiles[0]]).table
     assert "flops_per_s" not in under_one.index
 
 
 def test_what_is_unknown_is_missing_and_not_zero() -> None:
-    found = performance_figures(experiment(0.5, pairs=20), SAME, {})
+    found = judged(experiment(0.5, pairs=20), SAME, {})
 
     for name in ("p95_ms", "utilisation", "peak_memory_bytes", "flops"):
         assert found.table.loc[name, ["baseline", "candidate", "difference", "ratio", "ci_low"]].isna().all(), name
@@ -82,7 +87,7 @@ def test_what_is_unknown_is_missing_and_not_zero() -> None:
 
 def test_a_baseline_without_arithmetic_has_no_ratio() -> None:
     profiles = [profiled(20.0, 0.0, 0, 0), profiled(20.0, None, None, None)]
-    found = performance_figures(experiment(0.5), SAME, {}, profiles)
+    found = judged(experiment(0.5), SAME, {}, profiles)
 
     assert found.table["ratio"].isna()[["utilisation", "peak_memory_bytes", "flops"]].all()
 
@@ -92,8 +97,8 @@ def test_limits_reach_the_decision() -> None:
     quality = Quality((Loss("loss", 0.3, limit=0.4),), "function")
 
     def decided(**limits: float) -> tuple[str, tuple[str, ...]]:
-        decision = performance_figures(experiment(0.5), quality, limits, profiles).decision
-        return decision.decision, decision.about
+        test = judged(experiment(0.5), quality, limits, profiles)
+        return test.decision, test.outcome.about
 
     assert decided() == ("accept", ())
     assert decided(peak_memory_bytes=6000) == ("accept", ())
@@ -133,6 +138,6 @@ def test_the_ratio_of_the_95th_percentiles_holds_the_truth() -> None:
         generator = np.random.default_rng(seed)
         a, b = 10 * np.exp(generator.normal(0, 0.2, (2, 150)))
         ab = replace(experiment(0.8, pairs=150), a_ms=tuple(a), b_ms=tuple(0.8 * b))
-        row = performance_figures(ab, SAME, {}).table.loc["p95_ms"]
+        row = judged(ab, SAME, {}).table.loc["p95_ms"]
         held += bool(row["ci_low"] <= 0.8 <= row["ci_high"])
     assert held >= 55

@@ -1,8 +1,9 @@
-"""What two steps return agrees, or how it differs is said."""
+"""How far results are from each other, and from the truth."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pandas as pd
 import pytest
 import torch
 
-from perfnb.bench.agreement import disagreement, holds_numbers, worst_difference
+from perfnb.bench.distances import errors_between, worst_difference
+from perfnb.bench.values import DIFFERENT, NOISE, judge_values
 
 ONE = torch.tensor([1.0, 2.0, 4.0])
 MASKED = torch.tensor([-torch.inf, 2.0, 4.0])
@@ -36,8 +38,8 @@ class Cache:
         (ONE, ONE.to(torch.float64)),
         (ONE.to("cpu", torch.bfloat16), ONE),
         ((ONE, {"a": 2.0}), (ONE, {"a": 2.0})),
-        (None, None),
-        ("word", "word"),
+        ((ONE, None), (ONE, None)),
+        ((ONE, "word"), (ONE, "word")),
         (torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0])),
         (torch.tensor([torch.inf]), torch.tensor([torch.inf])),
         (torch.zeros(0), torch.zeros(0)),
@@ -51,8 +53,10 @@ class Cache:
         (ONE.to_sparse(), ONE.clone().to_sparse()),
     ],
 )
-def test_what_agrees_has_no_words(first: Any, second: Any) -> None:
-    assert disagreement(first, second, 1e-6) == ""
+def test_what_agrees(first: Any, second: Any) -> None:
+    worst = worst_difference(first, second, 1e-6)
+    assert worst.known
+    assert worst.relative <= 1e-6
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,9 @@ def test_what_agrees_has_no_words(first: Any, second: Any) -> None:
     ],
 )
 def test_what_differs_is_said(first: Any, second: Any, words: str) -> None:
-    assert disagreement(first, second, 1e-6).startswith(words)
+    worst = worst_difference(first, second, 1e-6)
+    assert worst.relative > 1e-6
+    assert worst.words.startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,6 @@ def test_what_differs_is_said(first: Any, second: Any, words: str) -> None:
 def test_the_tolerance_is_that_of_the_coarser_dtype(first: Any, second: Any, tolerance: float, dtype: str) -> None:
     found = worst_difference(first, second)
 
-    assert found is not None
     assert (found.relative, found.tolerance, found.dtype) == (0.0, tolerance, dtype)
 
 
@@ -113,15 +118,11 @@ def test_the_worst_part_is_the_one_farthest_beyond_its_tolerance() -> None:
     off = {**near, "exact": torch.tensor([1001])}
 
     by_rounding, by_one = worst_difference(first, near), worst_difference(first, off)
-    assert by_rounding is not None
-    assert by_one is not None
     assert 0 < by_rounding.relative <= by_rounding.tolerance
     assert by_one.words == "the result['exact'] differs by up to 0.001 times the largest value"
     assert by_one.relative > by_one.tolerance == 0.0
     allowed = worst_difference(first, off, 0.1)
-    assert allowed is not None
-    assert allowed.relative <= allowed.tolerance == 0.1
-    assert worst_difference((), ()) is None
+    assert allowed.relative <= 0.1
 
 
 @pytest.mark.parametrize(
@@ -131,23 +132,43 @@ def test_the_worst_part_is_the_one_farthest_beyond_its_tolerance() -> None:
         ({"a": ONE, "b": float("nan")}, {"a": ONE, "b": float("nan")}, "the result['b'] is NaN in both"),
         ((ONE, Cache()), (ONE, Cache()), "the result[1] cannot be compared (Cache)"),
         ((ONE, pd.Series([1.0])), (ONE, pd.Series([1.0])), "the result[1] cannot be compared (Series)"),
+        (Decimal(1), Decimal(1), "the result cannot be compared ("),
         (torch.ones(2, device="meta"), torch.ones(2, device="meta"), "the result cannot be compared ("),
     ],
 )
 def test_what_cannot_be_compared_neither_agrees_nor_differs(value: Any, other: Any, words: str) -> None:
     worst = worst_difference(value, other)
 
-    assert worst is not None
     assert not worst.known
     assert worst.words.startswith(words)
-    assert disagreement(value, other, 1e-6).startswith(words)
     off = worst_difference((value, ONE), (other, ONE + 1))
-    assert off is not None
     assert off.known
     assert off.words.startswith("the result[1] differs by up to 0.25")
 
 
-@pytest.mark.parametrize("value", [ONE, 3, np.ones(2), {"a": (None, ONE)}, Output(ONE), ONE.to_sparse()])
-def test_what_holds_numbers(value: Any) -> None:
-    assert holds_numbers(value)
-    assert not holds_numbers(["word", None, True, Cache()])
+@pytest.mark.parametrize(
+    ("first", "second"), [(None, ONE), (ONE, None), (None, None), ((), ()), (["word", None], ["word", None])]
+)
+def test_results_without_numbers_are_not_compared(first: Any, second: Any) -> None:
+    worst = worst_difference(first, second)
+
+    assert not worst.known
+    assert worst.words == "a step returns no tensor or number"
+
+
+def test_a_masked_place_hides_no_distance_from_the_truth() -> None:
+    errors = errors_between({"logits": MASKED}, {"logits": MASKED * 1.5}, {"logits": MASKED.double()})
+
+    assert errors.own == {"logits": 0.0}
+    assert errors.other == {"logits": 0.5}
+    assert judge_values(errors).verdict == DIFFERENT
+
+
+def test_distances_from_the_truth_are_relative_to_its_length() -> None:
+    """One element of three may be off without hiding behind the others, and without weighing as much as all."""
+    near = ONE + torch.tensor([0.0, 0.0, 2e-4])
+    errors = errors_between({"loss": ONE}, {"loss": near}, {"loss": ONE.double()})
+
+    assert worst_difference(ONE, near).relative == pytest.approx(2e-4 / 4, rel=1e-2)
+    assert errors.worst == pytest.approx(2e-4 / 21**0.5, rel=1e-2)
+    assert judge_values(errors).verdict == NOISE

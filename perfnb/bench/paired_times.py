@@ -1,0 +1,127 @@
+"""What pairs of times of two steps say: the statistics of an A/B test. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.stats.comparisons import PairedComparison, compare_pairs
+from perfnb.stats.planning import smallest_detectable
+from perfnb.stats.step_times import StepTimes
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Turns of a step back to back, used when something prefetches for a step while the other runs."""
+
+    who: str  # what prefetches: "worker processes", "processes", "threads", or "something" that was not seen
+    lead: int  # uncounted turns before each block
+    turns: int  # turns that count
+    # seconds a round takes, with one block of each step; ``None`` if there was no time to find out
+    round_s: float | None
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class PairedTimes:
+    """Times of two steps in randomised, interleaved pairs of turns, or of blocks of turns.
+
+    Attributes
+    ----------
+    a_name, b_name : str
+        Names of the two steps.
+    a_ms, b_ms : tuple of float
+        Milliseconds of a turn, pair by pair, in the order of execution; for blocks, the mean of each.
+    comparison : PairedComparison
+        Statistics of b against a.
+    planned, needed : int
+        Pairs that the budget allowed, and that the aim required, according to the pilot.
+    noise : mapping
+        What may have disturbed the steps.
+    steady : bool or None
+        Whether both were steady at the end of the warm-up; ``None`` if unknown.
+    batch_size : int or None
+        Samples in each batch; ``None`` if unknown or not constant.
+    blocks : BlockPlan or None
+        What the pairs consist of, if not of single turns.
+    """
+
+    a_name: str
+    b_name: str
+    a_ms: tuple[float, ...]
+    b_ms: tuple[float, ...]
+    comparison: PairedComparison
+    planned: int
+    needed: int
+    noise: Mapping[str, Any] = field(default_factory=dict)
+    steady: bool | None = None
+    batch_size: int | None = None
+    blocks: BlockPlan | None = None
+
+    @property
+    def verdict(self) -> str:
+        """``faster``, ``slower``, ``same`` or ``inconclusive``, of b against a."""
+        return self.comparison.verdict
+
+    @property
+    def ratio(self) -> float:
+        """Time of b divided by time of a: below 1, b is faster."""
+        return self.comparison.ratio
+
+    @property
+    def ratio_ci(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the ratio; ``None`` below 6 pairs, which cannot support one."""
+        return self.comparison.ratio_ci
+
+    @property
+    def p_value(self) -> float:
+        """p-value of the hypothesis that the ratio is 1 (Wilcoxon signed-rank test)."""
+        return self.comparison.p_value
+
+    @property
+    def smallest_detectable(self) -> float:
+        """Smallest relative difference that this many pairs detect with 90 % power: 0.01 is 1 %."""
+        return self.comparison.smallest_detectable
+
+    @property
+    def pairs(self) -> pd.DataFrame:
+        """A row per pair, in the order of execution: ``a_ms``, ``b_ms``, ``ratio``; for blocks, means per turn."""
+        a, b = np.asarray(self.a_ms), np.asarray(self.b_ms)
+        return pd.DataFrame({"a_ms": a, "b_ms": b, "ratio": b / a}).rename_axis("pair")
+
+    @property
+    def turns(self) -> int:
+        """Counted turns of each step in a pair: 1, or the length of a block."""
+        return 1 if self.blocks is None else self.blocks.turns
+
+    @property
+    def a(self) -> StepTimes:
+        """Times of a."""
+        return StepTimes(self.a_ms, self.batch_size, steady=self.steady, noise=self.noise)
+
+    @property
+    def b(self) -> StepTimes:
+        """Times of b."""
+        return StepTimes(self.b_ms, self.batch_size, steady=self.steady, noise=self.noise)
+
+    def detectable_in(self, seconds: float) -> float | None:
+        """Smallest relative difference that a test this long detects in 9 of 10 runs; ``None`` if unknown."""
+        pairs, detectable = len(self.a_ms), self.smallest_detectable
+        if pairs < 2 or not math.isfinite(detectable):
+            return None
+        pair_s = (sum(self.a_ms) + sum(self.b_ms)) * self.turns / pairs / 1e3
+        if self.blocks is not None:
+            pair_s *= 1 + self.blocks.lead / self.blocks.turns
+        deviation = math.log1p(detectable) / math.log1p(smallest_detectable(1.0, pairs))
+        return smallest_detectable(deviation, max(2, int(seconds / pair_s)))
+
+
+def paired_times(a_ms: Sequence[float], b_ms: Sequence[float], *, equal_within: float, **rest: Any) -> PairedTimes:
+    """Compare pairs of times by the log of their ratio, so that twice as fast weighs as much as twice as slow."""
+    ratios = np.log(np.asarray(b_ms, dtype=float) / np.asarray(a_ms, dtype=float))
+    comparison = compare_pairs(ratios, equal_within=equal_within)
+    return PairedTimes(a_ms=tuple(a_ms), b_ms=tuple(b_ms), comparison=comparison, **rest)

@@ -1,0 +1,99 @@
+"""Classes of what perfnb's functions return, for annotations and `isinstance`; each loads when it is first needed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfnb.bench.input_bound import InputBoundTest
+    from perfnb.diff.comparison import ProfileComparison
+    from perfnb.experiments.ab_test import ABTest
+    from perfnb.experiments.journal import Journal
+    from perfnb.flame.host_profile import HostComparison, HostProfile
+    from perfnb.inference.compare_decoding import DecodingComparison
+    from perfnb.inference.compare_inference import InferenceComparison
+    from perfnb.inference.latency import HighestRate, Latency, LoadedLatency
+    from perfnb.launching.rank_scaling import RankScaling
+    from perfnb.loop.profiled import ProfiledLoop
+    from perfnb.loop.rank_runs import RankRuns
+    from perfnb.loop.run import RunComparison, RunSummary
+    from perfnb.memory.estimate.estimate import MemoryEstimate
+    from perfnb.memory.leaks.find import Leaks
+    from perfnb.memory.snapshot.snapshot import MemorySnapshot
+    from perfnb.models.architectures import ArchitectureComparison
+    from perfnb.models.scaling import ScalingStudy
+    from perfnb.ranks.ranks import Ranks
+    from perfnb.remedies.try_levers import LeverTrials
+    from perfnb.roofline.roofline import Roofline
+    from perfnb.system.resolution import Resolution
+    from perfnb.system.system import SystemCheck
+
+#: The modules of the classes.
+_HOMES = {
+    "ABTest": "experiments.ab_test",
+    "ArchitectureComparison": "models.architectures",
+    "DecodingComparison": "inference.compare_decoding",
+    "HighestRate": "inference.latency",
+    "HostComparison": "flame.host_profile",
+    "HostProfile": "flame.host_profile",
+    "InferenceComparison": "inference.compare_inference",
+    "InputBoundTest": "bench.input_bound",
+    "Journal": "experiments.journal",
+    "Latency": "inference.latency",
+    "Leaks": "memory.leaks.find",
+    "LeverTrials": "remedies.try_levers",
+    "LoadedLatency": "inference.latency",
+    "MemoryEstimate": "memory.estimate.estimate",
+    "MemorySnapshot": "memory.snapshot.snapshot",
+    "ProfileComparison": "diff.comparison",
+    "ProfiledLoop": "loop.profiled",
+    "RankRuns": "loop.rank_runs",
+    "RankScaling": "launching.rank_scaling",
+    "Ranks": "ranks.ranks",
+    "Resolution": "system.resolution",
+    "Roofline": "roofline.roofline",
+    "RunComparison": "loop.run",
+    "RunSummary": "loop.run",
+    "ScalingStudy": "models.scaling",
+    "SystemCheck": "system.system",
+}
+
+__all__ = [
+    "ABTest",
+    "ArchitectureComparison",
+    "DecodingComparison",
+    "HighestRate",
+    "HostComparison",
+    "HostProfile",
+    "InferenceComparison",
+    "InputBoundTest",
+    "Journal",
+    "Latency",
+    "Leaks",
+    "LeverTrials",
+    "LoadedLatency",
+    "MemoryEstimate",
+    "MemorySnapshot",
+    "ProfileComparison",
+    "ProfiledLoop",
+    "RankRuns",
+    "RankScaling",
+    "Ranks",
+    "Resolution",
+    "Roofline",
+    "RunComparison",
+    "RunSummary",
+    "ScalingStudy",
+    "SystemCheck",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'perfnb.results' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"perfnb.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
