@@ -31,7 +31,8 @@ def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> st
     functions = chosen.groupby(["file", "function"], sort=False)["self_ms"].sum()
     functions = functions[functions >= NAMED * whole].sort_values(ascending=False, kind="stable").head(_MOST_NAMED)
     parts, most = [], facts.share(bound_ms)
-    for (file, function), ms in functions.items():  # type: ignore[misc]
+    for key, ms in functions.items():
+        file, function = (str(part) for part in key)  # type: ignore[attr-defined]
         mine = chosen[(chosen["file"] == file) & (chosen["function"] == function)]
         line = mine.iloc[int(mine["self_ms"].to_numpy().argmax())]
         where = f"{_place(file)}line {int(line['line'])}"
