@@ -31,14 +31,13 @@ def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> st
     functions = chosen.groupby(["file", "function"], sort=False)["self_ms"].sum()
     functions = functions[functions >= NAMED * whole].sort_values(ascending=False, kind="stable").head(_MOST_NAMED)
     parts, most = [], facts.share(bound_ms)
-    for key, ms in functions.items():
-        file, function = (str(part) for part in key)  # type: ignore[attr-defined]
+    for (file, function), ms in zip(functions.index.tolist(), functions.tolist(), strict=True):
         mine = chosen[(chosen["file"] == file) & (chosen["function"] == function)]
         line = mine.iloc[int(mine["self_ms"].to_numpy().argmax())]
         where = f"{_place(file)}line {int(line['line'])}"
         if isinstance(line["code"], str) and line["code"]:
             where += f": {_cut(line['code'], _LONGEST_CODE)}"
-        parts.append(f"{fmt.share(min(float(ms) / step_ms, most))} of the step in {short(function)} ({where})")
+        parts.append(f"{fmt.share(min(ms / step_ms, most))} of the step in {short(function)} ({where})")
     return f" Sampled: {', '.join(parts)}."
 
 
