@@ -1,6 +1,7 @@
 """`load`: what perfnb saved, and what other programs wrote.
 
-A kind of file or folder is one `perfnb.recording.reading.Loader` in the room it belongs to, and one line in `LOADERS`.
+A kind of file or folder is one `perfnb.recording.reading.Loader` in the room it belongs to, and one line in
+`perfnb.profile.registry.LOADERS`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from perfnb.draw.progress import Progress
 from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate, usable
 from perfnb.profile.profile import Profile
+from perfnb.profile.registry import LOADERS, OF_RECORDINGS, SEVERAL
 from perfnb.recording.from_trace import with_module_layers
 from perfnb.recording.reading import Loader, rank_of_name, read_file
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
@@ -35,26 +37,6 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
 
     Loaded: TypeAlias = Profile | HostProfile | MemorySnapshot | Watch | Ranks | ABTest | Timing | RunSummary | RankRuns
 
-#: Asked in this order: put a specific kind before a general one.
-LOADERS = (
-    "perfnb.profile.loading:LOADER",
-    "perfnb.watching.saved:LOADER",
-    "perfnb.flame.reading:SAVED",
-    "perfnb.watching.gpu_logs:LOADER",
-    "perfnb.experiments.report_files:LOADER",
-    "perfnb.profile.timing:LOADER",
-    "perfnb.loop.run:LOADER",
-    "perfnb.loop.rank_runs:LOADER",
-    "perfnb.ranks.ranks:LOADER",
-    "perfnb.ranks.ranks:FOLDER_OF_TRACES",
-    "perfnb.memory.snapshot.snapshot:LOADER",
-    "perfnb.flame.reading:LOADER",
-    "perfnb.profile.loading:TRACE",
-)
-#: Reads a list of traces or saved profiles, given their paths, `Limits` and the executor: the ranks of one job.
-SEVERAL = "perfnb.ranks.ranks:load_several"
-#: Makes the public object of several recordings: the ranks that one file holds.
-OF_RECORDINGS = "perfnb.ranks.ranks:of_recordings"
 #: Entries of a folder that are looked at.
 _MOST_INSIDE = 1000
 

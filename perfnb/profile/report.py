@@ -13,6 +13,7 @@ from perfnb.draw import assets, bars, escape, palette, tables
 from perfnb.draw.frame import framed, notes_html
 from perfnb.draw.tree import split_layers
 from perfnb.findings.tab import verdict_html, verdict_text
+from perfnb.profile.registry import TABS
 from perfnb.profile.tab import layer_ops_data
 from perfnb.profile.timing import noise_facts
 
@@ -22,18 +23,6 @@ if TYPE_CHECKING:
     from perfnb.profile.summary import Summary
     from perfnb.timeline.timeline import Timeline
 
-#: The tabs in the order of the report. A new tab is an object in its room and a line here.
-TABS = (
-    "perfnb.profile.tab:LAYERS",
-    "perfnb.profile.tab:OPS",
-    "perfnb.timeline.tab:TAB",
-    "perfnb.flame.tab:TAB",
-    "perfnb.gpu.tab:TAB",
-    "perfnb.findings.tab:TAB",
-    "perfnb.memory.tab:TAB",
-    "perfnb.roofline.tab:TAB",
-    "perfnb.watching.tab:TAB",
-)
 #: Minimum width of the text that fits the columns.
 MIN_WIDTH = 80
 

@@ -12,9 +12,8 @@ from typing import Any
 from perfnb.draw.progress import words
 from perfnb.draw.widget import json_of
 from perfnb.profile.kept_step import KeptStep
+from perfnb.profile.registry import TRY_ONE
 
-#: What tries a lever, by name: the rooms below register it here.
-TRIER = "perfnb.remedies.try_levers:try_one"
 _GONE = "The step of this profile is no longer there: profile it again."
 _STOPPED = "Stopped. Everything is as it was before."
 
@@ -89,7 +88,7 @@ class Trying:
             return {"error": _GONE}
         self._say(words="starting")
         try:
-            answer: dict[str, Any] = resolve_name(TRIER)(parts, lever, _Line(self._say))
+            answer: dict[str, Any] = resolve_name(TRY_ONE)(parts, lever, _Line(self._say))
         except Exception as error:
             said = f"{type(error).__name__}: {error}".splitlines()[0]
             return {"error": f"It could not be tried: {said}"}
