@@ -1,4 +1,4 @@
-"""Bottlenecks planted into real steps: each is found, and its bound is what removing it saves.
+"""Bottlenecks planted into real steps: each is found, and its bound holds what removing it saves.
 
 Shares of the step are compared: a machine that others use too stretches a step and its parts alike, and what is saved
 is measured in the process's own time where it is no waiting.
@@ -35,8 +35,8 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     "attention in separate ops": attention,
     "a garbage collection every fifth step": collecting,
 }
-#: How far bounds may be from what is saved, as shares of it.
-QUIET_BAND = 0.2
+#: A bound by what is saved. It is the most that removing the cause could save, so it may be larger but hardly smaller.
+BAND = (0.8, 1.5)
 
 
 def bound_and_saved(planted: Planted) -> tuple[int, float, float]:
@@ -50,13 +50,13 @@ def bound_and_saved(planted: Planted) -> tuple[int, float, float]:
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_bounds_are_within_20_percent_of_what_is_saved(name: str, figure: Figures) -> None:
+def test_bounds_hold_what_is_saved(name: str, figure: Figures) -> None:
     results = [bound_and_saved(PLANTED[name]()) for _ in range(3)]
 
     print(name, results)
     rank, bound, saved = sorted(results, key=lambda result: result[1] / result[2])[1]
     figure(f"planted: {name}: rank among the findings", rank + 1, at_most=2)
-    figure(f"planted: {name}: bound / actual saving", bound / saved, within=(1 - QUIET_BAND, 1 + QUIET_BAND))
+    figure(f"planted: {name}: bound / actual saving", bound / saved, within=BAND)
 
 
 def test_too_many_threads_are_found_with_what_fewer_save(figure: Figures) -> None:
@@ -70,4 +70,4 @@ def test_too_many_threads_are_found_with_what_fewer_save(figure: Figures) -> Non
     found = first["bottleneck"] == "threads and cores"
     figure("planted: 64 threads: first among the findings (1 = yes)", found, at_least=1)
     ratio = float(first["bound_ms"] / (p.timing.median_ms - right.median_ms))
-    figure("planted: 64 threads: bound / actual saving", ratio, within=(1 - QUIET_BAND, 1 + QUIET_BAND))
+    figure("planted: 64 threads: bound / actual saving", ratio, within=BAND)

@@ -208,10 +208,7 @@ def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
     known = sum(int(part.get("tensors") or 0) for part in facts.optimizers)
     tensors = known * updates or float(own["op"].value_counts().max()) / facts.steps
     bare = facts.bare_op_ns or _BARE_NS
-    # The bare cost is the minimum of many; steps are slower than their own minimum because of other work.
-    rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms
-    busy = float(np.median(rest) / rest.min()) if len(rest) and rest.min() > 0 else 1.0
-    least = tensors * bare / 1e6 * busy * (_PER_TENSOR_WITH_STATE if moments else _PER_TENSOR)
+    least = tensors * bare / 1e6 * (_PER_TENSOR_WITH_STATE if moments else _PER_TENSOR)
     roofline, modules = facts.figures.roofline, facts.recording.modules
     if roofline is not None and roofline.bandwidth:
         held = float(modules.loc[modules["parent"] < 0, "parameter_bytes"].sum())
