@@ -46,7 +46,7 @@ class Model(nn.Module):
 X = torch.ones(2, 4)
 #: What is called, with what it needs.
 CALLS: dict[str, dict[str, Any]] = {
-    "ab_test": {"a": step, "b": step},
+    "ab_test": {"baseline": step, "candidate": step},
     "compare_architectures": {"models": {"a": Model()}, "batch": X},
     "confirm_input_bound": {"step": step, "batches": [X]},
     "estimate_memory": {"model": Model(), "batch": X},
@@ -54,7 +54,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "journal": {"path": "there is none"},
     "load": {"path": "there is none"},
     "profile_step": {"step": step},
-    "report": {"baseline": step, "candidate": step},
     "scaling_study": {"make_step": lambda size: step, "sizes": [1, 2, 4]},
     "system_check": {},
     "time_step": {"step": step},
@@ -101,8 +100,8 @@ def test_no_long_argument_is_quoted_whole(
         ("watch", "metrics", {"x" * 100_000: 1}),
         ("estimate_memory", "optimizer", "x" * 100_000),
         ("estimate_memory", "loss", "x" * 100_000),
-        ("report", "profile", "x" * 100_000),
-        ("report", "limits", {"x" * 100_000: 1.0}),
+        ("ab_test", "profile", "x" * 100_000),
+        ("ab_test", "limits", {"x" * 100_000: 1.0}),
         ("ab_test", "check", "x" * 100_000),
     ],
 )

@@ -9,4 +9,7 @@
    no layer owns is shown as unattributed.
 
 `device_work` describes what ran on the GPUs and which call launched it.
+
+The room is large because attribution is exact with recursion, shared layers, recomputation, threads and collectives,
+each of which a test plants.
 """

@@ -277,7 +277,7 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
     )
 
 
-class _Row:
+class _DiffRow:
     """One operator's words and figures; its change is also a share of the largest one."""
 
     def __init__(self, row: pd.Series, what: str, largest: float) -> None:
@@ -302,15 +302,15 @@ class _Row:
         return " ".join(parts + ([f"({only})"] if only else []))
 
 
-def _operators(diff: TraceDiff) -> list[_Row]:
+def _operators(diff: TraceDiff) -> list[_DiffRow]:
     return _rows(diff, diff.operators, MOST_OPERATORS)
 
 
-def _rows(diff: TraceDiff, table: pd.DataFrame, most: int) -> list[_Row]:
+def _rows(diff: TraceDiff, table: pd.DataFrame, most: int) -> list[_DiffRow]:
     """The operators that changed, of the first rows of a table."""
     what, first = "gpu_ms" if diff.on_gpu else "host_ms", table.head(most)
     changed = first[first["grew_ms"].fillna(0.0) != 0.0]
-    return [_Row(row, what, float(changed["grew_ms"].abs().max())) for _, row in changed.iterrows()]
+    return [_DiffRow(row, what, float(changed["grew_ms"].abs().max())) for _, row in changed.iterrows()]
 
 
 def signed(ms: Any) -> str:
@@ -321,11 +321,11 @@ def signed(ms: Any) -> str:
     return f"{'−' if number < 0 else '+'}{fmt.duration(abs(number))}" if number else "0 ms"
 
 
-def _cells(row: _Row) -> tuple[str, ...]:
+def _cells(row: _DiffRow) -> tuple[str, ...]:
     return _op_html(row.op, row.whole_shapes), row.a, row.b, row.signed, _bar(row.share)
 
 
-def _kernels(row: _Row) -> str:
+def _kernels(row: _DiffRow) -> str:
     """Short names, with the whole ones on hover."""
     cells = []
     for names in row.lists[: 1 if row.lists[0] == row.lists[1] else 2]:  # the same kernels are listed once

@@ -51,7 +51,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Line:
+class TreeLine:
     """One line of a listing: a layer, or a placeholder for layers left out.
 
     Attributes
@@ -115,7 +115,7 @@ def _named_parent(name: str, seen: dict[str, int]) -> int | None:
     return None
 
 
-def page_of(tree: Tree, weights: Sequence[float], first: Iterable[str], limit: int) -> list[Line]:
+def page_of(tree: Tree, weights: Sequence[float], first: Iterable[str], limit: int) -> list[TreeLine]:
     """Choose the lines of a listing: the heaviest layers and the path to each.
 
     Parameters
@@ -164,18 +164,18 @@ def page_of(tree: Tree, weights: Sequence[float], first: Iterable[str], limit: i
     return _lines(tree, shown)
 
 
-def _lines(tree: Tree, shown: set[int]) -> list[Line]:
-    def of_family(members: Sequence[int], depth: int, above: tuple[bool, ...]) -> list[Line]:
+def _lines(tree: Tree, shown: set[int]) -> list[TreeLine]:
+    def of_family(members: Sequence[int], depth: int, above: tuple[bool, ...]) -> list[TreeLine]:
         """The lines of siblings, last one first."""
         listed = [i for i in members if i in shown]
         left_out = tuple(i for i in members if i not in shown)
-        lines = [Line(i, depth, (*above, i == listed[-1] and not left_out) if depth else ()) for i in listed]
+        lines = [TreeLine(i, depth, (*above, i == listed[-1] and not left_out) if depth else ()) for i in listed]
         if left_out:
-            lines.append(Line(_NO_PARENT, depth, (*above, True) if depth else (), left_out))
+            lines.append(TreeLine(_NO_PARENT, depth, (*above, True) if depth else (), left_out))
         return lines[::-1]
 
     inside = tree.inside()
-    result: list[Line] = []
+    result: list[TreeLine] = []
     stack = of_family(tree.roots, 0, ())
     while stack:
         line = stack.pop()

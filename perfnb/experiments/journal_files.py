@@ -85,8 +85,8 @@ def write_entry(journal: str | Path, entry: JournalEntry, save: Callable[[Path],
     """
     target, facts = usable(journal), asdict(entry)
     try:
-        text = json.dumps(facts, allow_nan=False)
-        if len(text) > _LARGEST:
+        text = json.dumps(facts, allow_nan=False, ensure_ascii=False)
+        if len(text.encode()) > _LARGEST:  # encoding refuses half a surrogate pair, which no table could hold
             raise ValueError(f"its texts are larger than {_LARGEST:,} bytes")
         name = f"{_entry(json.loads(text)).time:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}"
     except (TypeError, ValueError, msgspec.MsgspecError) as error:

@@ -110,7 +110,8 @@ class Latency(Page, Shown):
         """The highest rate at which a quantile of latency stays within a bound.
 
         It is computed from the service times, and confirmed or lowered by runs: those for the bound and quantile that
-        `perfnb.latency` was given, and those that `confirm_s` asks for. The same question then has the same answer.
+        `perfnb.latency` was given, and those that `confirm_s` asks for. The same question then has the same
+        answer until you confirm it again.
 
         Parameters
         ----------

@@ -1,6 +1,8 @@
 """Lab exercises, each judged by measuring on the reader's machine.
 
 ``from perfnb import labs``, then ``labs.check("2.3", answer)``. The notebooks are in ``notebooks/labs``.
+
+The room is large because it checks the exercises of eight labs, one module each.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perfnb.labs.ledger import FromCell, Ledger, Progress, exercise_of
+from perfnb.labs.ledger import FromCell, LabProgress, Ledger, exercise_of
 from perfnb.labs.results_file import Verification, verify_results, write_results
 
 __all__ = ["check", "export", "from_cell", "progress", "verify"]
@@ -65,7 +67,7 @@ def from_cell(section: str, line: str) -> Any:
     return FromCell(section, line)
 
 
-def progress(lab: int | None = None) -> Progress:
+def progress(lab: int | None = None) -> LabProgress:
     """Your progress in one lab, or in all labs you have started since the kernel started."""
     return _ledger.progress(lab)
 

@@ -403,13 +403,13 @@ def measure_larger(answer: Any, reports: Any = None, made_of: Any = None) -> Fac
     cases = []
     for count, size in PORTIONS:
         x, y = torch.arange(float(count)).unsqueeze(1).repeat(1, 2), torch.arange(count)
-        steps = _Steps()
+        steps = _LabSteps()
         outcome(learn, steps, (x, y), size)
         cases.append({"count": count, "size": size, "steps": steps.seen})
     return {"cases": cases, "report": report_facts(reports, "larger batches", made_of, answer)}
 
 
-class _Steps:
+class _LabSteps:
     """A training that learns nothing and records the samples it was given."""
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Progress:
+class LabProgress:
     """The reader's progress. Displays as text.
 
     Attributes
@@ -102,7 +102,7 @@ class Progress:
         lines = []
         for lab in sorted({_lab(exercise.number) for exercise, _ in self.rows}, key=int):
             rows = [row for row in self.rows if _lab(row[0].number) == lab]
-            lines.append(f"Lab {lab}: {Progress(tuple(rows)).right} of {len(rows)} right")
+            lines.append(f"Lab {lab}: {LabProgress(tuple(rows)).right} of {len(rows)} right")
             for exercise, result in rows:
                 state = "not tried" if result is None else exercise.accepted if result.right else "not yet"
                 lines.append(f"  {state:9}  {exercise.number}  {exercise.title}")
@@ -124,11 +124,11 @@ class Ledger:
         self._results[number] = replace(before, tries=result.tries) if before and before.right and hint else result
         return result
 
-    def progress(self, lab: int | None = None) -> Progress:
-        """Progress in one lab, or in every lab that was started."""
+    def progress(self, lab: int | None = None) -> LabProgress:
+        """LabProgress in one lab, or in every lab that was started."""
         labs = {_lab(number) for number in self._results} if lab is None else {str(lab)}
         every = [exercise for each in sorted(labs, key=int) for exercise in exercises_of(each)]
-        return Progress(tuple((exercise, self._results.get(exercise.number)) for exercise in every))
+        return LabProgress(tuple((exercise, self._results.get(exercise.number)) for exercise in every))
 
     def results(self) -> Iterable[Result]:
         """All results, in the order of the exercises."""

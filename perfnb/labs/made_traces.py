@@ -24,7 +24,7 @@ MAIN, BACKWARD = 4000, 4001
 CALL_US, ARRIVES_US = 4.5, 6.0
 
 
-class Machine:
+class MadeMachine:
     """A simulated host and its GPU, which write a trace of themselves; times are in microseconds.
 
     A host thread moves from event to event and launches work onto GPU streams, which run it in order. Callers give
@@ -148,14 +148,14 @@ ENCODER_US = {
 }
 
 
-def encoder(gpu: str) -> Machine:
+def encoder(gpu: str) -> MadeMachine:
     """Inference of a text encoder on GPU ``"A"`` or ``"B"``: nearly every launch is late.
 
     GPU B is slower, above all in attention, but its host is faster, so its step is shorter.
     """
     on_a = gpu == "A"
     times = {name: us if on_a else us * factor for name, (us, factor) in ENCODER_US.items()}
-    machine = Machine(CUDA if on_a else HIP, 1.0 if on_a else 0.9, seed=1 if on_a else 2, **_about(f"GPU {gpu}"))
+    machine = MadeMachine(CUDA if on_a else HIP, 1.0 if on_a else 0.9, seed=1 if on_a else 2, **_about(f"GPU {gpu}"))
     rows, prefix = BATCH * TOKENS, "cuda" if on_a else "hip"
     hidden = (BATCH, TOKENS, WIDTH)
 
@@ -206,13 +206,13 @@ IMAGES, ITERATIONS, CHANNELS = 256, 6, (3, 32, 32, 64, 64, 128, 128)
 GIVES_BACK_US, TAKES_US, CONVOLUTION_US = 1900.0, 11.0, 700.0
 
 
-def training() -> Machine:
+def training() -> MadeMachine:
     """Training of a small network without step marks, on GPU B, which keeps freeing memory.
 
     The kernels are long, so the GPU does not wait for launches: each `hipFree` waits for the GPU, then takes two
     milliseconds in which nothing is launched.
     """
-    machine, sequence = Machine(HIP, seed=3, **_about("GPU B")), itertools.count(100)
+    machine, sequence = MadeMachine(HIP, seed=3, **_about("GPU B")), itertools.count(100)
 
     def convolution(place: int, inputs: int, outputs: int) -> int:
         number = next(sequence)
@@ -266,7 +266,7 @@ SILENT_US = 16_000.0
 COMPUTES, TALKS, COPIES = 7, 20, 24
 
 
-def job() -> tuple[Machine, Machine]:
+def job() -> tuple[MadeMachine, MadeMachine]:
     """Two ranks of a recommender's training. Rank 1 arrives late at the first exchange of each step.
 
     The host launches, copies and fills; for a while it is busy with something that the trace does not record, and at
@@ -283,19 +283,19 @@ def job() -> tuple[Machine, Machine]:
     return ranks
 
 
-def _rank(rank: int) -> Machine:
+def _rank(rank: int) -> MadeMachine:
     job = {"backend": "nccl", "rank": rank, "world_size": WORLD}
-    return Machine(CUDA, seed=4 + rank, ahead=AHEAD_US * rank, distributedInfo=job, **_about("GPU A"))
+    return MadeMachine(CUDA, seed=4 + rank, ahead=AHEAD_US * rank, distributedInfo=job, **_about("GPU A"))
 
 
-def _align(ranks: tuple[Machine, ...], later: float = 0.0) -> None:
+def _align(ranks: tuple[MadeMachine, ...], later: float = 0.0) -> None:
     """All ranks go on when the last is ready, or some time later."""
     now = max(machine.now for machine in ranks) + later
     for machine in ranks:
         machine.now = now
 
 
-def _step(ranks: tuple[Machine, ...], place: int) -> None:
+def _step(ranks: tuple[MadeMachine, ...], place: int) -> None:
     """One step of both ranks, exchange by exchange."""
     done = []
     for machine, lookups_us in zip(ranks, LOOKUPS_US, strict=True):
@@ -327,7 +327,7 @@ def _step(ranks: tuple[Machine, ...], place: int) -> None:
         machine.works(200)
 
 
-def _together(ranks: tuple[Machine, ...], done: list[float], kind: str, kernel: str) -> float:
+def _together(ranks: tuple[MadeMachine, ...], done: list[float], kind: str, kernel: str) -> float:
     """A collective that each rank starts after its earlier work; returns when it ends, for all at the same time."""
     begins = []
     for machine, earlier in zip(ranks, done, strict=True):

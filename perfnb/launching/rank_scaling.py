@@ -40,6 +40,10 @@ class RankScaling(Shown, RankScalingFigures):
         ``compute_ms`` (a smaller batch, or ranks that share a resource, compute less efficiently), ``communication_ms``
         (exposed: nothing computes meanwhile), ``imbalance_ms`` (waiting for the slowest rank) and ``input_ms`` add up
         to ``loss_ms``. A part that became shorter is negative.
+    rounds, cores : int
+        How often each job ran, and the cores of this machine.
+    notes : list of str
+        What limits these figures: failed jobs, runs that disagree, and what other bucket sizes would save.
     """
 
     def _line(self) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import escape, tables
 from perfnb.draw.tab import Tab
-from perfnb.draw.tree import Line, Tree, build_tree, page_of, split_layers
+from perfnb.draw.tree import Tree, TreeLine, build_tree, page_of, split_layers
 
 if TYPE_CHECKING:
     from perfnb.profile.summary import Summary
@@ -107,7 +107,7 @@ def layers_text(summary: Summary, width: int) -> list[str]:
 
 def _listing(
     summary: Summary, modules: pd.DataFrame, limit: int
-) -> tuple[Tree, list[Line], list[float | None], list[str]]:
+) -> tuple[Tree, list[TreeLine], list[float | None], list[str]]:
     """The tree of layers, the lines of it to list, the share of each layer, and the columns of times."""
     tree = build_tree(modules)
     weights = [fmt.known(value) or 0.0 for value in modules["total_ms"]]
@@ -117,14 +117,14 @@ def _listing(
     return tree, lines, [fmt.known(value) for value in modules["share"]], columns
 
 
-def _name(tree: Tree, line: Line, width: int) -> str:
+def _name(tree: Tree, line: TreeLine, width: int) -> str:
     glyphs = _glyphs(line, width - 10)
     closed = f" +{line.inside:,}" if line.inside else ""
     room = width - len(glyphs) - len(closed)
     return escape.fit(f"{glyphs}{escape.plain(tree.labels[line.layer], room)}{closed}", width)
 
 
-def _glyphs(line: Line, width: int) -> str:
+def _glyphs(line: TreeLine, width: int) -> str:
     if not line.depth:
         return ""
     step = next((step for step in (3, 2) if step * line.depth <= width), 0)
@@ -169,7 +169,7 @@ def layers_html(summary: Summary) -> str:
 
 
 def _layer_row(
-    tree: Tree, line: Line, modules: pd.DataFrame, columns: Sequence[str], shares: Sequence[float | None]
+    tree: Tree, line: TreeLine, modules: pd.DataFrame, columns: Sequence[str], shares: Sequence[float | None]
 ) -> str:
     # No-break spaces show the nesting even without styles.
     indent = "&nbsp;" * min(4 * line.depth, 60)
@@ -257,7 +257,7 @@ def layer_ops_data(summary: Summary, layers: Mapping[str, int], ops: Mapping[str
     }
 
 
-def left_out_text(line: Line, shares: Sequence[float | None]) -> str:
+def left_out_text(line: TreeLine, shares: Sequence[float | None]) -> str:
     """Describe the layers that a line leaves out: ``23 more layers, 4.0 % of the step``."""
     known = [value for value in (shares[i] for i in line.left_out) if value is not None]
     layers = "1 more layer" if len(line.left_out) == 1 else f"{len(line.left_out):,} more layers"

@@ -29,7 +29,7 @@ _MEASURED: Confidence = "medium"
 
 
 @dataclass(frozen=True)
-class JobFacts:
+class RanksFacts:
     """What the rules about a job argue from."""
 
     ranks: RanksSummary
@@ -54,7 +54,7 @@ class JobFacts:
 
 
 @rule("straggler", "Held up by a slow rank", "making it as fast as the others")
-def straggler(job: JobFacts) -> Iterator[Finding]:
+def straggler(job: RanksFacts) -> Iterator[Finding]:
     """The rank that arrives last at collectives, so that the others wait for it, as far as its input is not why."""
     rank = job.ranks.straggler
     if rank is None:
@@ -81,7 +81,7 @@ def straggler(job: JobFacts) -> Iterator[Finding]:
     )
 
 
-def _evidence(job: JobFacts) -> str:
+def _evidence(job: RanksFacts) -> str:
     """On what the verdict rests, in words."""
     late = job.ranks.lateness
     if late is None:
@@ -103,7 +103,7 @@ def _late(late: LateWork | None, scale: float) -> str:
 
 
 @rule("unbalanced input", "Held up by unbalanced input", "giving each rank equally much")
-def unbalanced_input(job: JobFacts) -> Iterator[Finding]:
+def unbalanced_input(job: RanksFacts) -> Iterator[Finding]:
     """A rank that gets more samples than others, or else a late rank that waits longer for them."""
     if len(job.waiting_ms) < 2:
         return
@@ -148,7 +148,7 @@ def unbalanced_input(job: JobFacts) -> Iterator[Finding]:
 
 
 @rule("bucket sizes", "Communication-bound by the latency of its buckets", "sending fewer and larger ones")
-def larger_buckets(job: JobFacts) -> Iterator[Finding]:
+def larger_buckets(job: RanksFacts) -> Iterator[Finding]:
     """DDP's buckets are so many that their latencies add up."""
     buckets = job.buckets
     if buckets is None or buckets.fewer_ms is None:
@@ -181,7 +181,7 @@ def job_findings(ranks: RanksSummary, buckets: BucketSizes | None, timed_ms: flo
         A timed step, if all ranks timed theirs: the figures of traced steps are scaled to it.
     """
     step_ms = float(ranks.times["wall_ms"].mean()) if timed_ms is None else timed_ms
-    return found_by(RULES, JobFacts(ranks, buckets, step_ms), step_ms)
+    return found_by(RULES, RanksFacts(ranks, buckets, step_ms), step_ms)
 
 
 def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: Finding) -> pd.DataFrame:

@@ -41,7 +41,7 @@ class Loader:
     Attributes
     ----------
     what : str
-        As errors list it: ``saved watches``.
+        What it reads, in words: ``saved watches``.
     recognise : callable
         Whether a path is one, by its content.
     load : callable

@@ -42,7 +42,7 @@ def test_one_that_is_damaged_does_not_hide_the_others(runs: Path) -> None:
     done = called("show", runs)
     assert done.returncode == 0
     # Lines may break anywhere in a long path.
-    assert "rows.parquetcannotberead" in "".join(done.stdout.split())
+    assert "rows.parquetisdamaged" in "".join(done.stdout.split())
     assert "input-bound" in done.stdout
 
 
@@ -72,5 +72,5 @@ def test_unrelated_traces_are_no_ranks(tmp_path: Path) -> None:
     # A file per rank still is a job.
     for name, rank in (("before", 0), ("after", 1)):
         (folder / f"{name}.json").rename(folder / f"trace_{rank}.json")
-    assert isinstance(package.load(folder), package.Ranks)
+    assert isinstance(package.load(folder), package.results.Ranks)
     assert "newest first" not in called("show", folder).stdout

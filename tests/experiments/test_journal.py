@@ -166,7 +166,7 @@ def test_it_shows_itself(journal: perfnb.results.Journal) -> None:
         ),
         (lambda j: j.add(timing(1), hypothesis=3), TypeError, "hypothesis must be a string"),
         (lambda j: j.add(timing(1), accepted="no"), TypeError, "accepted must be True, False or None, not 'no'"),
-        (lambda j: j.add(timing(1), change="x" * 2**21), RecordingError, "entry.json is larger than 1,048,576 bytes"),
+        (lambda j: j.add(timing(1), change="x" * 2**21), RecordingError, "its texts are larger than 1,048,576 bytes"),
         (lambda j: j.add(timing(1), change="\ud800"), RecordingError, "cannot be written to .*surrogate"),
         (lambda j: j.load(1), ValueError, "there is no entry 1"),
         (lambda j: j.load("x"), ValueError, "no entry starts with 'x'"),

@@ -80,7 +80,7 @@ def test_a_run_keeps_what_held_it_back(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_report_keeps_its_decision_and_ratio(tmp_path: Path) -> None:
     step = training_step(three_linears(), torch.ones(4, 8))
-    report = perfnb.report(step, step, quality=lambda: {"loss": 0.0}, change="none", profile=True, budget_s=0.3)
+    report = perfnb.ab_test(step, step, quality=lambda: {"loss": 0.0}, change="none", profile=True, budget_s=0.3)
     saved = report.save(tmp_path / "report")
     found = read_outcome(saved)
 
@@ -88,11 +88,11 @@ def test_a_report_keeps_its_decision_and_ratio(tmp_path: Path) -> None:
     assert (found.name, found.verdict) == ("none", report.decision)
     assert (found.step_ms, found.ratio, found.ratio_ci) == (
         report.candidate.median_ms,
-        report.ab.ratio,
-        report.ab.ratio_ci,
+        report.ratio,
+        report.ratio_ci,
     )
     assert found.peak_bytes == report.candidate.peak_memory_bytes
-    assert found.at == datetime.fromisoformat(report.meta["environment"]["at"])
+    assert found.at == datetime.fromisoformat(report.environment["at"])
     assert read_outcome(saved / "candidate") is not None
 
 

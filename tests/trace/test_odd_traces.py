@@ -83,7 +83,6 @@ ODD: dict[str, tuple[Callable[[int], Events], str, str]] = {
     "steps of devices": (lambda count: [*steps(count), *kernels(1)[1:]], "MOST_STEPS_OF_DEVICES", "steps of devices"),
     "ops": (nested("aten::mm"), "MOST_NESTED", "events inside each other"),
     "layers": (nested("nn.Module: L_{}", "python_function"), "MOST_LAYERS_NESTED", "layers inside each other"),
-    "calls of perfnb's": (lambda count: own(count), "MOST_LAYERS_NESTED", "layers inside each other"),
 }
 
 
