@@ -63,7 +63,7 @@ class Format:
     Attributes
     ----------
     what : str
-        As errors list it: ``collapsed stacks``.
+        What it reads, in words: ``collapsed stacks``.
     recognise : callable
         Whether a file has this format, given the first bytes of its content, unpacked.
     read : callable

@@ -165,7 +165,7 @@ class Reader:
     Attributes
     ----------
     what : str
-        As errors list it: ``traces of torch.profiler (Chrome JSON)``.
+        What it reads, in words: ``traces of torch.profiler (Chrome JSON)``.
     endings : tuple of str
         Lower-case endings of file names by which traces are found in a folder.
     recognise : callable
