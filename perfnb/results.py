@@ -9,11 +9,14 @@ if TYPE_CHECKING:
     from perfnb.bench.input_bound import InputBoundTest
     from perfnb.diff.comparison import ProfileComparison
     from perfnb.experiments.ab_test import ABTest
+    from perfnb.experiments.decision import ABTestSide
     from perfnb.experiments.journal import Journal
     from perfnb.flame.host_profile import HostComparison, HostProfile
+    from perfnb.inference.batching import Batcher, Batching
     from perfnb.inference.compare_decoding import DecodingComparison
     from perfnb.inference.compare_inference import InferenceComparison
     from perfnb.inference.latency import HighestRate, Latency, LoadedLatency
+    from perfnb.inference.samples import OpenRun
     from perfnb.launching.rank_scaling import RankScaling
     from perfnb.loop.profiled import ProfiledLoop
     from perfnb.loop.rank_runs import RankRuns
@@ -23,16 +26,22 @@ if TYPE_CHECKING:
     from perfnb.memory.snapshot.snapshot import MemorySnapshot
     from perfnb.models.architectures import ArchitectureComparison
     from perfnb.models.scaling import ScalingStudy
+    from perfnb.models.size_laws import SizePrediction
     from perfnb.ranks.ranks import Ranks
     from perfnb.remedies.try_levers import LeverTrials
     from perfnb.roofline.roofline import Roofline
+    from perfnb.stats.slope import Slope
+    from perfnb.stats.step_times import Outliers
     from perfnb.system.resolution import Resolution
     from perfnb.system.system import SystemCheck
 
 #: The modules of the classes.
 _HOMES = {
     "ABTest": "experiments.ab_test",
+    "ABTestSide": "experiments.decision",
     "ArchitectureComparison": "models.architectures",
+    "Batcher": "inference.batching",
+    "Batching": "inference.batching",
     "DecodingComparison": "inference.compare_decoding",
     "HighestRate": "inference.latency",
     "HostComparison": "flame.host_profile",
@@ -46,6 +55,8 @@ _HOMES = {
     "LoadedLatency": "inference.latency",
     "MemoryEstimate": "memory.estimate.estimate",
     "MemorySnapshot": "memory.snapshot.snapshot",
+    "OpenRun": "inference.samples",
+    "Outliers": "stats.step_times",
     "ProfileComparison": "diff.comparison",
     "ProfiledLoop": "loop.profiled",
     "RankRuns": "loop.rank_runs",
@@ -56,12 +67,17 @@ _HOMES = {
     "RunComparison": "loop.run",
     "RunSummary": "loop.run",
     "ScalingStudy": "models.scaling",
+    "SizePrediction": "models.size_laws",
+    "Slope": "stats.slope",
     "SystemCheck": "system.system",
 }
 
 __all__ = [
     "ABTest",
+    "ABTestSide",
     "ArchitectureComparison",
+    "Batcher",
+    "Batching",
     "DecodingComparison",
     "HighestRate",
     "HostComparison",
@@ -75,6 +91,8 @@ __all__ = [
     "LoadedLatency",
     "MemoryEstimate",
     "MemorySnapshot",
+    "OpenRun",
+    "Outliers",
     "ProfileComparison",
     "ProfiledLoop",
     "RankRuns",
@@ -85,6 +103,8 @@ __all__ = [
     "RunComparison",
     "RunSummary",
     "ScalingStudy",
+    "SizePrediction",
+    "Slope",
     "SystemCheck",
 ]
 

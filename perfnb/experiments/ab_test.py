@@ -22,8 +22,8 @@ from perfnb.draw.shown import Page, Shown
 from perfnb.experiments.decision import (
     NOT_COMPARED,
     SIDES,
+    ABTestSide,
     Quality,
-    Side,
     compare_results,
     limited_resources,
     metrics,
@@ -107,12 +107,12 @@ class ABTest(PairedTimes, Page, Shown):
         return limited_resources(self.candidate, self.limits)
 
     @cached_property
-    def baseline(self) -> Side:
+    def baseline(self) -> ABTestSide:
         """Figures of the baseline: ``median_ms``, ``p95_ms``, ``throughput_per_s`` and so on."""
         return side_of(self.a_name, super().a, self._summary("baseline"))
 
     @cached_property
-    def candidate(self) -> Side:
+    def candidate(self) -> ABTestSide:
         """Figures of the candidate."""
         return side_of(self.b_name, super().b, self._summary("candidate"))
 

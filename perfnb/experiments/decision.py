@@ -68,7 +68,7 @@ def compare_results(
 
 
 @dataclass(frozen=True)
-class Side:
+class ABTestSide:
     """Figures of one step; ``None`` if not measured.
 
     Attributes
@@ -115,7 +115,7 @@ class Side:
         return (self.timing.batch_size or 1) / self.median_ms * 1e3
 
 
-def limited_resources(candidate: Side, limits: Mapping[str, float]) -> tuple[Resource, ...]:
+def limited_resources(candidate: ABTestSide, limits: Mapping[str, float]) -> tuple[Resource, ...]:
     """What the candidate uses of everything that `limits` names."""
     timing = candidate.timing
     vary = {"median_ms": timing.ci_ms, "p95_ms": quantile_interval(timing.samples_ms, 0.95)}
@@ -124,16 +124,16 @@ def limited_resources(candidate: Side, limits: Mapping[str, float]) -> tuple[Res
     )
 
 
-def side_of(name: str, timing: StepTimes, profile: Summary | None) -> Side:
+def side_of(name: str, timing: StepTimes, profile: Summary | None) -> ABTestSide:
     """The figures of a step, given the summary of its profile, if there is one."""
     if profile is None:
-        return Side(name, timing)
+        return ABTestSide(name, timing)
     roofline, memory = profile.roofline, profile.memory
     utilisation = None if roofline is None else roofline.utilisation
     if utilisation is not None and profile.timing.median_ms and timing.median_ms:
         # A profile times only a few steps; the pairs time many, and are fair to both.
         utilisation *= profile.timing.median_ms / timing.median_ms
-    return Side(
+    return ABTestSide(
         name,
         timing,
         utilisation,
@@ -143,14 +143,14 @@ def side_of(name: str, timing: StepTimes, profile: Summary | None) -> Side:
     )
 
 
-def of_two_ceilings(baseline: Side, candidate: Side) -> bool:
+def of_two_ceilings(baseline: ABTestSide, candidate: ABTestSide) -> bool:
     """Whether the two utilisations refer to different ceilings, so that they cannot be compared."""
     known = baseline.utilisation is not None and candidate.utilisation is not None
     return known and baseline.ceiling != candidate.ceiling
 
 
 def metrics(
-    times: PairedTimes, baseline: Side, candidate: Side, losses: Sequence[Loss], limits: Mapping[str, float]
+    times: PairedTimes, baseline: ABTestSide, candidate: ABTestSide, losses: Sequence[Loss], limits: Mapping[str, float]
 ) -> pd.DataFrame:
     """A row per metric, as `ABTest.table` describes it."""
     time, bounds = times.ratio, times.ratio_ci
