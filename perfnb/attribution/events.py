@@ -126,7 +126,8 @@ def owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[
         empty = int(codes[-1])
         codes = codes[block]
         kept = pd.Index(labels.astype(object), dtype=TEXT).delete(empty)
-        found[name] = pd.Categorical.from_codes(np.where(codes == empty, NONE, codes - (codes > empty)), kept)
+        labelled = pd.Categorical.from_codes(np.where(codes == empty, NONE, codes - (codes > empty)), kept)
+        found[name] = labelled.remove_unused_categories()  # a file keeps no others
     return found
 
 

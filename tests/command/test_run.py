@@ -58,7 +58,7 @@ def test_an_unmodified_script_leaves_a_report(
     assert max(map(len, done.stderr.splitlines())) <= 100
     profile, run = package.load(tmp_path / "kept" / "step_000010"), package.load(tmp_path / "kept" / "run")
     assert isinstance(profile, package.Profile)
-    assert isinstance(run, package.RunSummary)
+    assert isinstance(run, package.results.RunSummary)
     assert set(profile.phases[profile.phases["ms"] > 0].index) >= set(phases)
     assert layers <= {str(name).removeprefix("model.") for name in profile.layers.index}
     assert run.steps["steps"].sum() == 60 - ("data" not in phases)  # the first has no known start without a loader
