@@ -76,6 +76,7 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     rows = rows_of_trace(events)
     if len(rows) < len(events):
         columns = {name: values[rows] for name, values in columns.items()}
+    columns |= {name: columns[name].remove_unused_categories() for name in owned}  # a file keeps no others
     table = pd.DataFrame(columns, copy=False)
     if recording.outside is not None:
         table = _with_others(table, recording.outside)
@@ -126,8 +127,7 @@ def owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[
         empty = int(codes[-1])
         codes = codes[block]
         kept = pd.Index(labels.astype(object), dtype=TEXT).delete(empty)
-        labelled = pd.Categorical.from_codes(np.where(codes == empty, NONE, codes - (codes > empty)), kept)
-        found[name] = labelled.remove_unused_categories()  # a file keeps no others
+        found[name] = pd.Categorical.from_codes(np.where(codes == empty, NONE, codes - (codes > empty)), kept)
     return found
 
 
