@@ -186,9 +186,10 @@ class ProfiledLoop(Generic[_Batch]):
         if not profiler.profiles and not self._said and profiler.next_at is not None:
             self._said = True
             why = profiler.why_no_profile("the epoch's end")
+            early = profiler.done <= (profiler.planned_at or 0)
+            more = ", or make one profiled object before the epochs and iterate over it in each of them"
             print_text(
-                f"perfnb: no step was profiled yet: the loop {why}. Choose a smaller at= or steps=, or make one "
-                "profiled object before the epochs and iterate over it in each of them."
+                f"perfnb: no step was profiled yet: the loop {why}. Choose a smaller at= or steps={more * early}."
             )
 
     def __len__(self) -> int:

@@ -42,7 +42,7 @@ def memory_html(summary: MemorySummary) -> str:
         for layer, mark, size, share, count in _owners(summary, OWNERS_IN_HTML)
     ]:
         left = len(summary.owners) - len(owners)
-        more = f": the largest; {left:,} smaller ones are not listed" if left else ""
+        more = f": the largest; {fmt.counted(left, 'smaller one')} not listed" if left else ""
         heads = ["layer", "category", "memory", "share", "allocations"]
         parts.append(tables.table(f"Owners at the {instant}{more}", heads, owners, texts=2))
     if fits := [
@@ -168,7 +168,7 @@ def _owners_text(summary: MemorySummary, width: int) -> list[str]:
     for layer, mark, size, share, _ in _owners(summary, OWNERS_IN_TEXT):
         lines.append(f"{escape.fit(layer, names)} {escape.fit(mark.word, words)} {size:>8} {share:>6}")
     left = len(summary.owners) - OWNERS_IN_TEXT
-    return [*lines, f"… {left:,} smaller ones"] if left > 0 else lines
+    return [*lines, f"… {left:,} smaller one{'s' * (left > 1)}"] if left > 0 else lines
 
 
 def _fits_text(summary: MemorySummary, width: int) -> list[str]:

@@ -180,7 +180,7 @@ def fitting_options(
     size, over = "" if each is None else f", {each // 2:,} samples instead of {each:,}", "two"
     if batches > 1:
         over = f"{2 * batches:,}"
-        size = f": {over} of {each // 2:,} samples instead of {batches:,} of {each:,}" if each else ""
+        size = f": {over} batches of {each // 2:,} samples instead of {batches:,} of {each:,}" if each else ""
     kept, layers = _checkpointing(alive, recording.modules)
     roots = recording.modules[recording.modules["parent"] == NONE]
     whole = roots["parameter_bytes"].sum() >= _WHOLE * roots["parameters"].sum()

@@ -166,15 +166,12 @@ def test_the_message_about_a_loop_too_short_has_its_true_steps(
     training.loop(perfnb.profiled(training.loader, at=10, **SHORT))
     training.loop(perfnb.profiled(training.loader, at=9, **SHORT))
     length = SHORT["steps"] + SHORT["traced"] + 4
-    advice = (
-        "Choose a smaller at= or steps=, or make one profiled object before the epochs and iterate over it in each of "
-        "them."
-    )
+    later = ", or make one profiled object before the epochs and iterate over it in each of them"
     assert capsys.readouterr().out.splitlines() == [
-        f"perfnb: no step was profiled yet: the loop had 10 steps, and {why}. {advice}"
-        for why in (
-            f"the window of {length} opens only after 10",
-            f"no window of {length} fitted between step 9 and the epoch's end",
+        f"perfnb: no step was profiled yet: the loop had 10 steps, and {why}. Choose a smaller at= or steps={more}."
+        for why, more in (
+            (f"the window of {length} opens only after 10", later),
+            (f"no window of {length} fitted between step 9 and the epoch's end", ""),
         )
     ]
 

@@ -113,8 +113,8 @@ def _advice(facts: Facts, layers: list[str]) -> str:
             f"its weights are not requested. Call {own[0]} with need_weights=False."
         )
     return (
-        "Use torch.nn.functional.scaled_dot_product_attention, which keeps no full attention matrix in memory; pass a "
-        "mask other than the causal one as attn_mask."
+        "Use torch.nn.functional.scaled_dot_product_attention, which keeps no full attention matrix in memory. For a "
+        "causal mask use is_causal=True, and pass any other mask as attn_mask."
     )
 
 
