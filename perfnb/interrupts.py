@@ -51,8 +51,8 @@ class InterruptGate:
         self._open = False
         if self._installed:
             self._installed = False
+            sys.unraisablehook = self._previous_hook  # first: the user's handler may raise as soon as it is back
             signal.signal(signal.SIGINT, self._previous)
-            sys.unraisablehook = self._previous_hook
         if self._waiting and exc_info[0] is None:
             self._waiting = False
             if self._previous is None:

@@ -143,6 +143,6 @@ def _numbers(given: Any, what: str, wanted: str) -> dict[str, float]:
                 raise TypeError
             # A one-element tensor counts as a number.
             numbers[storable(name)] = float(value.detach() if hasattr(value, "detach") else value)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise TypeError(f"{shown(name)} in {what} must be a number, not {type(value).__name__}.") from error
     return numbers

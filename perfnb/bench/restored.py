@@ -18,11 +18,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
+from perfnb.errors import CaptureError
 from perfnb.step.device import random_state, set_random_state
 from perfnb.step.namespace import reachable
 
 #: Types of plain values.
-_PLAIN = (bool, int, float, complex, str)
+_PLAIN = (bool, int, float, complex, str, np.float64, np.float32, np.int64, np.int32, np.bool_)
 #: What holds the numbers of a sparse tensor, by its layout: methods that give strided tensors.
 _PARTS: dict[torch.layout, tuple[str, ...]] = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -71,10 +72,17 @@ class Restored:
 
     def __exit__(self, *exc_info: object) -> None:
         self._hook.remove()
+        failed: Exception | None = None
         with torch.no_grad():
             for put_back in self._saved.values():
-                put_back()
+                try:  # one thing that cannot be written to must not keep all others from being put back
+                    put_back()
+                except Exception as error:
+                    failed = failed or error
         set_random_state(self._numbers)
+        if failed is not None:
+            reason = " ".join(str(failed).split())[:300]
+            raise CaptureError(f"A tensor of the model or optimizer cannot be put back: {reason}.") from failed
 
     def _save(self, value: Any, how: Callable[[Any], PutBack | None]) -> None:
         if id(value) not in self._saved and (put_back := how(value)) is not None:
@@ -160,7 +168,9 @@ def _overlaps(tensor: Tensor) -> bool:
     """Whether elements share memory, as those of an expanded tensor do, so that nothing can be written to them."""
     if tensor.is_meta or tensor.is_nested or _is_wrapped(tensor) or tensor.layout is not torch.strided:
         return False
-    return tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes()
+    steps = [(step, length) for step, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]
+    spanned = 1 + sum(step * (length - 1) for step, length in steps)
+    return tensor.numel() > spanned
 
 
 def _attribute(tensor: Tensor) -> PutBack:
@@ -201,7 +211,8 @@ def _tensor(tensor: Tensor | None) -> PutBack | None:
     grad_value = None if grad is None else _copy(grad)
 
     def put_back() -> None:
-        _refill(tensor, value)
+        if not _same_bits(tensor, value):  # memory that nothing has written to may be read-only
+            _refill(tensor, value)
         if tensor.is_leaf and tensor.requires_grad != derivable:
             tensor.requires_grad_(derivable)
         if grad is not None and grad_value is not None:

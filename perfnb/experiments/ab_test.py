@@ -304,6 +304,8 @@ def _names(baseline: Any, candidate: Any) -> tuple[str, str]:
 def _require_check(check: Any, quality: Any) -> None:
     if isinstance(check, bool) or not (check is None or callable(check) or isinstance(check, Real)):
         raise TypeError(f"check must be a tolerance such as 1e-5 or a function of the two results, not {shown(check)}.")
+    if isinstance(check, Real) and (finite(check) is None or check < 0):
+        raise ValueError(f"check must be a finite number of 0 or more, not {shown(check)}.")
     if check is not None and quality is not None:
         raise TypeError("check and quality both judge the results: pass one of them.")
 

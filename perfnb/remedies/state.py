@@ -67,7 +67,7 @@ def fingerprint(subject: Subject) -> dict[str, Any]:
     seen |= {"inference mode": torch.is_inference_mode_enabled(), "the random state": digest(random_state())}
     for root, model in subject.models.items():
         for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-            seen[f"{root}.{name}"] = (digest(tensor), tensor.requires_grad, id(tensor), tensor.data_ptr())
+            seen[f"{root}.{name}"] = (digest(tensor), tensor.requires_grad, id(tensor), _address(tensor))
             seen[f"the gradient of {root}.{name}"] = digest(tensor.grad if tensor.is_leaf else None)
         for name, module in model.named_modules():
             hooks = [tuple(held) for kind, held in vars(module).items() if kind.endswith("_hooks")]
@@ -82,6 +82,11 @@ def fingerprint(subject: Subject) -> dict[str, Any]:
     return seen
 
 
+def _address(tensor: Tensor) -> int | None:
+    """Where a tensor's numbers are; ``None`` if they are in several places."""
+    return tensor.data_ptr() if tensor.layout is torch.strided else None
+
+
 def digest(value: Any) -> str:
     """A digest of nested tensors and plain values; tensors whose numbers cannot be copied are only told apart."""
     digest = hashlib.blake2b(digest_size=16)
@@ -91,7 +96,8 @@ def digest(value: Any) -> str:
         if isinstance(item, Tensor):
             digest.update(str((item.dtype, tuple(item.shape)) if has_numbers(item) else id(item)).encode())
             for part in bits(item) if has_numbers(item) else ():
-                digest.update(part.cpu().numpy().tobytes())
+                # Of a copy, because torch never resizes memory again that NumPy has seen.
+                digest.update(part.cpu().clone().numpy().tobytes())
         elif isinstance(item, Mapping):
             stack += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple)):

@@ -186,7 +186,7 @@ def _is_whole(value: Any) -> bool:
 
 def recognised(head: bytes) -> bool:
     """Whether this is the start of a marshalled dict whose first key is a tuple of three, or of an empty one."""
-    if not head or head[0] & 0x7F != ord("{"):
+    if len(head) < 2 or head[0] & 0x7F != ord("{"):
         return False
     if len(head) == 2:
         return head[1:] == b"0"

@@ -217,8 +217,18 @@ def head_of(path: Path) -> bytes:
         return b""
     if head.startswith(GZIP):
         with suppress(zlib.error):
-            return zlib.decompressobj(wbits=31).decompress(head, HEAD) or head
+            return _unpacked(head) or head
     return head
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """The first bytes of what gzip's members hold, as far as `packed` has them."""
+    content = b""
+    while packed.startswith(GZIP) and len(content) < HEAD:
+        member = zlib.decompressobj(wbits=31)
+        content += member.decompress(packed, HEAD - len(content))
+        packed = member.unused_data
+    return content
 
 
 def blocks_of_bytes(data: bytes) -> Iterator[memoryview]:
