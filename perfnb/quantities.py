@@ -101,6 +101,41 @@ def interval(ms: Any, bounds: tuple[Any, Any] | None) -> str:
     return f"{duration(ms)} {interval_bounds(ms, inside)}" if inside else duration(ms)
 
 
+def with_interval(text: str, value: Any, bounds: tuple[Any, Any] | None) -> str:
+    """Add an interval to a quantity, in its unit and with its digits: ``0.540 × [0.512, 0.571]``.
+
+    Parameters
+    ----------
+    text : str
+        The quantity in words, as a function of this module wrote it.
+    value : number or unknown
+        The number that `text` was written from.
+    bounds : tuple or None
+        Both ends of the interval; without them the text stays as it is.
+    """
+    inside, number = known_bounds(bounds), known(value)
+    if inside is None or number is None:
+        return text
+    shown, _, unit = text.partition(" ")
+    decimals = len(shown.partition(".")[2])
+    factor = _factor(unit, number)
+    low, high = (f"{bound * factor:,.{decimals}f}".replace("-", MINUS) for bound in inside)
+    return f"{text} [{low}, {high}]"
+
+
+def _factor(unit: str, number: float) -> float:
+    """What a number was multiplied by to be written in a unit."""
+    if unit == "%":
+        return 100.0
+    if unit in ("s", "ms", "µs"):
+        return _time_unit(number)[0]
+    if unit.removesuffix("/s") in _BYTE_UNITS:
+        return 1 / byte_unit(number)[0]
+    prefix, rest = unit[:1], unit[1:]
+    prefixed = prefix in _DECIMAL_PREFIXES and (not rest or rest.startswith((" ", "/", "FLOP")))
+    return 1000.0 ** -_DECIMAL_PREFIXES.index(prefix) if prefixed else 1.0
+
+
 def known_bounds(bounds: tuple[Any, Any] | None) -> tuple[float, float] | None:
     """Both bounds of an interval as floats; ``None`` if one is unknown."""
     low, high = (known(bound) for bound in bounds or (None, None))
