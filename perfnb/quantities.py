@@ -117,10 +117,21 @@ def with_interval(text: str, value: Any, bounds: tuple[Any, Any] | None) -> str:
     if inside is None or number is None:
         return text
     shown, _, unit = text.partition(" ")
-    decimals = len(shown.partition(".")[2])
     factor = _factor(unit, number)
-    low, high = (f"{bound * factor:,.{decimals}f}".replace("-", MINUS) for bound in inside)
-    return f"{text} [{low}, {high}]"
+    low, high = (_with_digits_of(shown, bound * factor) for bound in inside)
+    return f"{text} [{low}, {high}]".replace("-", MINUS).replace(f"e{MINUS}", "e-")
+
+
+def _with_digits_of(shown: str, number: float) -> str:
+    """A number to the digit where another one that is shown ends, as `significant` and `share` end it."""
+    if "e" in shown:
+        return f"{number:.2e}"
+    if shown == "0":
+        return significant(number)
+    whole, _, decimals = shown.lstrip("<-").replace(",", "").partition(".")
+    places = len(decimals) or min(0, 3 - len(whole))
+    number = round(number, places) or 0.0  # never a zero below 0
+    return f"{number:,.{max(0, places)}f}"
 
 
 def _factor(unit: str, number: float) -> float:

@@ -1,8 +1,8 @@
 """Documents as plain data: what the live view draws, and what ``--json`` of the command line prints.
 
 Each section has its ``type``, the lower-case name of its class in `perfnb.draw.document`, and the fields of that class.
-Numbers are as measured, in the unit that stands beside them; what is not known is ``null``. Texts are one line of visible
-characters.
+Numbers have nine significant digits and the unit that the section, the column or the figure names; what is not known is
+``null``. Texts consist of visible characters, and only lines of code are more than one line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
-from perfnb.draw.document import Document, Picture, Section, Table
+from perfnb.draw.document import Choice, Document, Picture, Section
 from perfnb.draw.palette import Mark
 
 #: Longest text: a sentence, or lines of code.
@@ -39,18 +39,26 @@ def section_data(section: Section) -> dict[str, Any]:
     kind = type(section).__name__.lower()
     if isinstance(section, Picture):
         data = None if section.data is None else section.data()
-        return {"type": kind, "kind": section.kind, "title": escape.plain(section.title), "key": section.key, "data": data}
-    if isinstance(section, Table):
-        return {"type": kind, **plain(section), "rows": [[plain(cell) for cell in row] for row in section.rows]}
-    if hasattr(section, "options"):
-        options = {escape.plain(name): [section_data(part) for part in parts] for name, parts in section.options.items()}
+        return {
+            "type": kind,
+            "kind": section.kind,
+            "title": escape.plain(section.title),
+            "key": section.key,
+            "data": data,
+        }
+    if isinstance(section, Choice):
+        options = {
+            escape.plain(name): [section_data(part) for part in parts] for name, parts in section.options.items()
+        }
         return {"type": kind, "title": escape.plain(section.title), "key": section.key, "options": options}
     return {"type": kind, **plain(section)}
 
 
 def plain(value: Any) -> Any:
     """Return a value of a document as data: texts visible, numbers rounded, marks with their look."""
-    if value is None or isinstance(value, bool):
+    if hasattr(value, "tolist"):  # of numpy, without loading it
+        value = value.tolist()
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, str):
         return "\n".join(escape.plain(line, _LONGEST) for line in value.splitlines())
@@ -60,6 +68,6 @@ def plain(value: Any) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {escape.plain(name): plain(inner) for name, inner in value.items()}
-    if isinstance(value, Sequence) or hasattr(value, "tolist"):
+    if isinstance(value, Sequence):
         return [plain(inner) for inner in value]
     return fmt.short(value, digits=_DIGITS)

@@ -1,11 +1,11 @@
 """The vocabulary of results: everything that perfnb shows is described once, as data, in these words.
 
-A view chooses words and rows and returns a `Document`. It lays out nothing: `perfnb.draw.as_text`, `perfnb.draw.as_html`
-and `perfnb.draw.as_json` render every document, at any width and in any place. Names and sentences are given as they are,
-since the renderers make them safe.
+A view chooses words and rows and returns a `Document`. It lays out nothing: `perfnb.draw.as_text`,
+`perfnb.draw.as_html` and `perfnb.draw.as_json` render every document, at any width and in any place. Names and
+sentences are given unescaped, since the renderers make them safe.
 
 What only a model makes possible is checked when a document is made: parts add up to their total, an interval holds its
-value, a row has a cell for each column, and the verdict agrees with the finding that it names.
+value, a row has a cell for each column, a line has a value for each place on its axis, and every unit is known.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WORDS: Mapping[Unit, Callable[[Any], str]] = {
 #: By how much parts may miss their total, relative to it: figures are sums of rounded ones.
 _ADDS_UP = 0.005
 
-#: Raise what a document's checks find. Otherwise it becomes a note, since a figure in doubt is no reason to lose a report.
+#: Raise what a document's checks find. Otherwise it becomes a note: a figure in doubt is no reason to lose a report.
 strict = False
 
 
@@ -57,12 +57,12 @@ def words(value: Any, unit: Unit) -> str:
         return _WORDS[unit](value)
     if unit.endswith("/s"):
         return fmt.rate(value, unit.removesuffix("/s"))
-    raise DocumentError(f"there is no unit {unit!r}")
+    return fmt.significant(value)
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number that brings its own unit, an interval, or words in place of it, for a table whose rows differ in unit."""
+    """A number with an interval, or with a unit of its own in a table whose rows differ in unit."""
 
     number: float | None
     unit: Unit = "number"
@@ -165,12 +165,12 @@ class Effects:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table."""
+    """A column of a table. Text and static HTML leave out a column in which nothing is known."""
 
     head: str
-    #: ``text`` for words; a unit for numbers.
+    #: ``text`` for words; a unit for numbers, in place of which a cell may also hold a word.
     unit: Unit = "text"
-    #: Columns with the largest numbers give way first when room is short; 0 never does.
+    #: Columns with the largest numbers give way first when room is short.
     priority: int = 0
     #: Whether a bar shows the column's numbers.
     bar: bool = False
@@ -406,52 +406,73 @@ class Document:
         object.__setattr__(self, "notes", (*doubts, *dict.fromkeys(self.notes)))
 
 
-def is_within(value: float, interval: Interval) -> bool:
-    """Whether an interval holds a value, apart from rounding."""
-    low, high = interval
-    slack = 1e-6 * max(abs(value), abs(low), abs(high))
-    return low <= high + slack and low - slack <= value <= high + slack
-
-
 def _complaints(thing: Any) -> Iterator[str]:
     """Where a figure or a section contradicts itself."""
     if isinstance(thing, Figure):
-        words(thing.value, thing.unit)
+        yield from _of_units(thing.label, thing.unit)
         yield from _of_interval(thing.label, thing.value, thing.interval)
     elif isinstance(thing, Bars):
+        yield from _of_units(thing.title, thing.unit)
         for bar in thing.bars:
             parts = sum(part.value for part in bar.parts)
             if any(part.value < 0 for part in bar.parts):
                 yield f"{thing.title}: a part of {bar.label or 'the bar'} is below 0"
             if bar.total is not None and not math.isclose(parts, bar.total, rel_tol=_ADDS_UP, abs_tol=1e-9):
-                said = f"{words(parts, thing.unit)}, not {words(bar.total, thing.unit)}"
-                yield f"{thing.title}: the parts of {bar.label or 'the bar'} add up to {said}"
+                sums = f"{words(parts, thing.unit)}, not {words(bar.total, thing.unit)}"
+                yield f"{thing.title}: the parts of {bar.label or 'the bar'} add up to {sums}"
     elif isinstance(thing, Effects):
         for row in thing.rows:
             yield from _of_interval(row.label, row.ratio, row.interval)
     elif isinstance(thing, Table):
         yield from _of_table(thing)
+    elif isinstance(thing, Series):
+        yield from _of_units(thing.title, thing.x.unit, thing.y.unit)
+        for line in thing.lines:
+            lengths = {len(values) for values in (line.values, line.low, line.high) if values is not None}
+            if lengths != {len(thing.at)}:
+                yield f"{thing.title}: {line.mark.word} has {len(line.values)} values for {len(thing.at)} places"
+    elif isinstance(thing, Scatter):
+        yield from _of_units(thing.title, thing.x.unit, thing.y.unit)
+    elif isinstance(thing, Strip):
+        yield from _of_units(thing.title, thing.axis.unit)
+    elif isinstance(thing, Heat):
+        yield from _of_units(thing.title, thing.unit)
+        if len(thing.values) != len(thing.rows) or {*map(len, thing.values)} - {len(thing.columns)}:
+            yield f"{thing.title}: its numbers are not {len(thing.rows)} rows of {len(thing.columns)} columns"
     elif isinstance(thing, Choice):
         for section in chain.from_iterable(thing.options.values()):
             yield from _complaints(section)
 
 
+def _of_units(title: str, *units: Unit) -> Iterator[str]:
+    for unit in units:
+        if unit not in _WORDS and not unit.endswith("/s"):
+            yield f"{title}: there is no unit {unit!r}"
+
+
 def _of_interval(label: str, value: float | None, interval: Interval | None) -> Iterator[str]:
-    if value is not None and interval is not None and not is_within(value, interval):
-        yield f"{label}: {value:.6g} lies outside its interval [{interval[0]:.6g}, {interval[1]:.6g}]"
+    inside, number = fmt.known_bounds(interval), fmt.known(value)
+    if inside is None or number is None:
+        return
+    low, high = inside
+    slack = 1e-6 * max(abs(number), abs(low), abs(high))  # what rounding does
+    if not low - slack <= number <= high + slack:
+        yield f"{label}: {number:.6g} lies outside its interval [{low:.6g}, {high:.6g}]"
 
 
 def _of_table(table: Table) -> Iterator[str]:
-    for column in table.columns:
-        if column.unit != "text":
-            words(0, column.unit)
+    yield from _of_units(table.title, *(column.unit for column in table.columns if column.unit != "text"))
+    for cell in chain.from_iterable(table.rows):
+        if isinstance(cell, Value):
+            yield from _of_units(table.title, cell.unit)
+            yield from _of_interval(table.title, cell.number, cell.interval)
     if odd := next((row for row in table.rows if len(row) != len(table.columns)), None):
         yield f"{table.title}: a row has {len(odd)} cells for {len(table.columns)} columns"
     if table.nesting is not None:
         expected = len(table.rows) - table.tail
         if {len(table.nesting.parents), len(table.nesting.weights)} != {expected}:
             yield f"{table.title}: the tree has {len(table.nesting.parents)} rows, not {expected}"
-        elif any(parent >= place for place, parent in enumerate(table.nesting.parents)):
+        elif any(parent >= row for row, parent in enumerate(table.nesting.parents)):
             yield f"{table.title}: a row comes before its parent"
     if table.details is not None and len(table.details) != len(table.rows):
         yield f"{table.title}: {len(table.details)} details for {len(table.rows)} rows"
