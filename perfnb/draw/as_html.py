@@ -13,6 +13,7 @@ from perfnb.draw.as_text import (
     axis_words,
     cell_words,
     columns_held,
+    detail_of,
     effect_words,
     ends_on_scale,
     figure_words,
@@ -202,8 +203,8 @@ def _table(table: Table) -> str:
             others[barred - 1] = f"{_inline_bar(number_of(row[barred]), most)} {others[barred - 1]}"
         marked = (f"<td {_side(column)}>{cell}</td>" for cell, column in zip(others, columns[1:], strict=True))
         lines.append(f"<tr><th {tables.ROW_HEAD}>{indent}{first}{inside}</th>{''.join(marked)}</tr>")
-        if table.details is not None and table.details[line.layer]:
-            lines.append(_across(len(columns), indent + escape.html_sentence(table.details[line.layer])))
+        if detail := detail_of(table, line.layer):
+            lines.append(_across(len(columns), indent + escape.html_sentence(detail)))
     if left_out:
         lines.append(_across(len(columns), escape.html_sentence(f"… {fmt.counted(left_out, f'more {table.noun}')}")))
     heads = "".join(

@@ -1,8 +1,8 @@
 """Documents as plain data: what the live view draws, and what ``--json`` of the command line prints.
 
 Each section has its ``type``, the lower-case name of its class in `perfnb.draw.document`, and the fields of that class.
-Numbers have nine significant digits and the unit that the section, the column or the figure names; what is not known is
-``null``. Texts consist of visible characters, and only lines of code are more than one line.
+Numbers are as measured, in the unit that the section, the column or the figure names; what is not known is ``null``.
+Texts consist of visible characters, and only code has more than one line.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from perfnb.draw.palette import Mark
 
 #: Longest text: a sentence, or lines of code.
 _LONGEST = 2000
-#: Significant digits: enough for three of a difference.
-_DIGITS = 9
 
 
 def document_data(document: Document) -> dict[str, Any]:
@@ -55,7 +53,7 @@ def section_data(section: Section) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value of a document as data: texts visible, numbers rounded, marks with their look."""
+    """Return a value of a document as data: texts visible, marks with their look."""
     if hasattr(value, "tolist"):  # of numpy, without loading it
         value = value.tolist()
     if value is None or isinstance(value, int):
@@ -70,4 +68,4 @@ def plain(value: Any) -> Any:
         return {escape.plain(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, Sequence):
         return [plain(inner) for inner in value]
-    return fmt.short(value, digits=_DIGITS)
+    return fmt.known(value)

@@ -138,7 +138,9 @@ def _bars(section: Bars, width: int) -> list[str]:
     ]
     marks = list(dict.fromkeys(mark for stack in stacks for mark, _ in stack))
     columns = (Column(""), *(Column(f"{mark.glyph} {mark.word}", section.unit) for mark in marks))
-    rows = [(label, *map(dict(stack).get, marks)) for label, stack in zip(labels, stacks, strict=True)]
+    rows = [
+        (label, *(dict(stack).get(mark, "") for mark in marks)) for label, stack in zip(labels, stacks, strict=True)
+    ]
     return [*lines, *_table(Table("", columns, rows, budget=Budget(len(rows))), width)]
 
 
@@ -226,6 +228,11 @@ def row_cells(table: Table, row: int) -> list[Cell]:
     return cells[: len(table.columns)]
 
 
+def detail_of(table: Table, row: int) -> str:
+    """Return the sentence below a row, empty if there is none."""
+    return "".join((table.details or ())[row : row + 1])
+
+
 def columns_held(table: Table, rows: Iterable[int]) -> list[int]:
     """Return the columns in which something is known in one of these rows, and the first."""
     cells = [row_cells(table, row) for row in rows]
@@ -257,7 +264,7 @@ def _table(table: Table, width: int) -> list[str]:
     barred = next((place for place, column in enumerate(table.columns) if column.bar), None)
     numbers = {row: 0.0 if barred is None else number_of(row_cells(table, row)[barred]) for row in shown}
     has_bar = max(numbers.values()) > 0 and width - sum(widths) - len(widths) >= _BAR
-    lines = [_row([table.columns[place].head for place in columns], table, columns, widths)]
+    lines = [_row([_head_of(table, place) for place in columns], table, columns, widths)]
     lines.append("─" * (escape.cells(lines[0]) + (1 + _BAR if has_bar else 0)))
     for line in body:
         glyphs = _glyphs(line, widths[0])
@@ -269,15 +276,19 @@ def _table(table: Table, width: int) -> list[str]:
         cells[0] = glyphs + escape.shorten(cells[0], widths[0] - len(glyphs) - len(inside)) + inside
         drawn = f" {_eighths(numbers[line.layer], max(numbers.values()))}" if has_bar else ""
         lines.append(_row(cells, table, columns, widths) + drawn)
-        if table.details is not None and table.details[line.layer]:
-            lines += [f"  {part}" for part in _sentences(table.details[line.layer], width - 2)]
+        if detail := detail_of(table, line.layer):
+            lines += [f"  {part}" for part in _sentences(detail, width - 2)]
     if left_out:
         lines.append(f"… {fmt.counted(left_out, f'more {table.noun}')}")
-    if hidden := [table.columns[place].head for place in held if place not in columns]:
+    if hidden := [_head_of(table, place) for place in held if place not in columns]:
         lines += _sentences(f"Not shown at this width: {', '.join(hidden)}.", width)
     if any(texts[row][place] == fmt.UNKNOWN for row in shown for place in columns):
         lines.append(f"{fmt.UNKNOWN}: not measured, or not applicable to this row")
     return lines
+
+
+def _head_of(table: Table, place: int) -> str:
+    return escape.plain(table.columns[place].head, 2 * _LABEL)
 
 
 def _inside(line: TreeLine) -> str:
@@ -299,7 +310,7 @@ def _fitted(table: Table, held: Sequence[int], longest: Sequence[int], width: in
     """
     least, natural = dict[int, int](), dict[int, int]()
     for place in held:
-        head = escape.cells(table.columns[place].head)
+        head = escape.cells(_head_of(table, place))
         natural[place] = max(longest[place], head)
         is_text = table.columns[place].unit == "text"
         least[place] = min(natural[place], _SHORT_NAME) if is_text else max(longest[place], min(head, _SHORT_NAME))
@@ -465,7 +476,7 @@ def _heat(section: Heat, width: int) -> list[str]:
     for name, row in zip(section.rows, section.values, strict=False):
         cells = _binned(range(len(row)), row, min(room, len(row)))
         lines.append(f"{escape.fit(name, label)} {bars.heights(cells, most)}")
-    across = f"{section.across} {section.columns[0]} to {section.columns[-1]}".strip()
+    across = ": ".join(filter(None, (section.across, f"{section.columns[0]} to {section.columns[-1]}")))
     return [*lines, *_joined([across, f"highest: {words(most, section.unit)}"], width)]
 
 
