@@ -50,7 +50,7 @@ from perfnb.draw.frame import framed, notes_html, static_page
 from perfnb.draw.palette import BLUE, Mark
 
 #: Pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
-_BAR, _LONGEST, _SCALE = 72, 360, 150
+_BAR, _LONGEST, _SCALE = 72, 240, 150
 #: Size of a chart, and of its margins.
 _WIDE, _HIGH, _LEFT, _BELOW = 720, 150, 64, 24
 _STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
@@ -144,13 +144,19 @@ def _effects(section: Effects) -> str:
     for row in section.rows:
         figure = f"<td {tables.RIGHT}>{escape.html_sentence(effect_words(row))}</td><td>{_on_scale(row, place)}</td>"
         verdict = f"<td {tables.LEFT}>{escape.html(row.verdict)}</td>"
-        lines.append(f"<tr><th {tables.ROW_HEAD}>{tables.name(row.label)}</th>{figure}{verdict}</tr>")
+        lines.append(f"<tr>{_row_head(row.label, tables.name(row.label))}{figure}{verdict}</tr>")
         lines += [_across(4, escape.html_sentence(row.detail))] * bool(row.detail)
     caption = section.title
     if section.same_within is not None:
         caption += f" (1 × is the baseline; within {fmt.share(section.same_within)} of it is the same)"
     heads = tables.head_row([escape.html(section.head), "ratio", "", "verdict"], after=3)
     return _tabled(caption, heads, lines)
+
+
+def _row_head(name: str, body: str) -> str:
+    """The name of a row, which is only broken if it is long."""
+    least = min(24, escape.cells(escape.plain(name)))
+    return f'<th scope="row" align="left" style="text-align:left;min-width:{least}ch">{body}</th>'
 
 
 def _across(columns: int, body: str) -> str:
@@ -173,7 +179,8 @@ def _on_scale(row: Effect, place: Callable[[float], float]) -> str:
         return ""
     ends = [end * (_SCALE - 8) + 4 for end in placed]
     return (
-        f'<svg width="{_SCALE}" height="14" role="img" aria-label="{escape.html(effect_words(row))}">'
+        f'<svg width="{_SCALE}" height="14" style="vertical-align:middle" role="img" '
+        f'aria-label="{escape.html(effect_words(row))}">'
         f'<path d="M{_SCALE / 2} 0V14" stroke="currentColor" stroke-opacity=".4"/>'
         f'<path d="M{ends[0]:.1f} 7H{max(ends[2], ends[0] + 1):.1f}" stroke="currentColor" stroke-width="2"/>'
         f'<circle cx="{ends[1]:.1f}" cy="7" r="4" fill="currentColor"/></svg>'
@@ -202,7 +209,8 @@ def _table(table: Table) -> str:
         if barred is not None:
             others[barred - 1] = f"{_inline_bar(number_of(row[barred]), most)} {others[barred - 1]}"
         marked = (f"<td {_side(column)}>{cell}</td>" for cell, column in zip(others, columns[1:], strict=True))
-        lines.append(f"<tr><th {tables.ROW_HEAD}>{indent}{first}{inside}</th>{''.join(marked)}</tr>")
+        head = _row_head(cell_words(row[0], "text"), f"{indent}{first}{inside}")
+        lines.append(f"<tr>{head}{''.join(marked)}</tr>")
         if detail := detail_of(table, line.layer):
             lines.append(_across(len(columns), indent + escape.html_sentence(detail)))
     if left_out:
@@ -221,7 +229,9 @@ def _help(column: Column) -> str:
 
 
 def _side(column: Column) -> str:
-    return tables.LEFT if column.unit == "text" else tables.RIGHT
+    if column.unit != "text":
+        return tables.RIGHT
+    return 'align="left" style="text-align:left;min-width:5em"'
 
 
 def _cell(cell: Cell, column: Column) -> str:
@@ -237,7 +247,8 @@ def _inline_bar(value: float, most: float) -> str:
     if not value > 0 or not most > 0:
         return ""
     width, characters = max(1, round(_BAR * value / most)), "▇" * max(1, round(8 * value / most))
-    return f'<span class="pf-inline-bar" aria-hidden="true" style="width:{width}px">{characters}</span>'
+    box = f"width:{width}px;margin-right:{_BAR - width + 5}px"  # bars begin below each other
+    return f'<span class="pf-inline-bar" aria-hidden="true" style="{box}">{characters}</span>'
 
 
 def _series(section: Series) -> str:
@@ -282,9 +293,10 @@ def _band(section: Series, line: Line, across: Callable[[float], float], up: Cal
 
 def _level(name: str, value: float, up: Callable[[float], float]) -> str:
     y = up(value)
+    beside = y - 3 if y > 15 else y + 12
     return (
         f'<path d="M{_LEFT} {y:.1f}H{_WIDE}" stroke="currentColor" stroke-dasharray="4 3" stroke-opacity=".6"/>'
-        f'<text x="{_LEFT + 4}" y="{y - 3:.1f}" font-size="11" fill="currentColor">{escape.html(name)}</text>'
+        f'<text x="{_LEFT + 4}" y="{beside:.1f}" font-size="11" fill="currentColor">{escape.html(name)}</text>'
     )
 
 

@@ -53,6 +53,8 @@ class DocumentError(ValueError):
 
 def words(value: Any, unit: Unit) -> str:
     """Write a number in its unit, ``n/a`` if it is not known."""
+    if fmt.known(value) is None:
+        return fmt.UNKNOWN
     if unit in _WORDS:
         return _WORDS[unit](value)
     if unit.endswith("/s"):

@@ -42,7 +42,7 @@ def trials_document(trials: LeverTrials) -> Document:
     rounds = (
         f"{fmt.counted(figures.rounds, 'round')}, with every lever once in each" if figures.rounds else "nothing timed"
     )
-    step = (Figure("step", figures.step_ms, "ms"),)
+    step: tuple[Figure, ...] = (Figure("step", figures.step_ms, "ms"),)
     if figures.fed_ms is not None:
         fed = (Figure("step with its batch", figures.fed_ms, "ms"),)
         step = fed if figures.fed_ms == figures.step_ms else (*step, *fed)
