@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from perfnb.bench.input_view import input_bound_document
 from perfnb.draw.document import (
     Axis,
     Bar,
@@ -34,6 +35,7 @@ from perfnb.draw.document import (
     Verdict,
 )
 from perfnb.draw.palette import Mark, mark
+from tests.bench.test_input_figures import planted
 from tests.inference.backend_samples import backends_of_times
 from tests.remedies.lever_samples import lever_trials
 
@@ -151,6 +153,7 @@ DOCUMENTS: dict[str, Callable[[], Document]] = {
     "hostile": lambda: everything(HOSTILE),
     "unknown": unknown,
     "wide": wide,
+    "input test": lambda: input_bound_document(planted(30, 20)),
     "levers": lambda: lever_trials(name=HOSTILE, own_peak=3 * 2**30, fed_ms=12.0)._document(),
     "levers without a gain": lambda: lever_trials(confirmed=None)._document(),
     "backends": lambda: backends_of_times(close=0.5, low=0.4, exact_slow=1.5, wrong=0.1)._document(),
