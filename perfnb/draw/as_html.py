@@ -231,7 +231,7 @@ def _help(column: Column) -> str:
 def _side(column: Column) -> str:
     if column.unit != "text":
         return tables.RIGHT
-    return 'align="left" style="text-align:left;min-width:5em"'
+    return 'align="left" style="text-align:left;min-width:6.5em"'
 
 
 def _cell(cell: Cell, column: Column) -> str:
