@@ -101,6 +101,52 @@ def interval(ms: Any, bounds: tuple[Any, Any] | None) -> str:
     return f"{duration(ms)} {interval_bounds(ms, inside)}" if inside else duration(ms)
 
 
+def with_interval(text: str, value: Any, bounds: tuple[Any, Any] | None) -> str:
+    """Add an interval to a quantity, in its unit and with its digits: ``0.540 × [0.512, 0.571]``.
+
+    Parameters
+    ----------
+    text : str
+        The quantity in words, as a function of this module wrote it.
+    value : number or unknown
+        The number that `text` was written from.
+    bounds : tuple or None
+        Both ends of the interval; without them the text stays as it is.
+    """
+    inside, number = known_bounds(bounds), known(value)
+    if inside is None or number is None:
+        return text
+    shown, _, unit = text.partition(" ")
+    factor = _factor(unit, number)
+    low, high = (_with_digits_of(shown, bound * factor) for bound in inside)
+    return f"{text} [{low}, {high}]".replace("-", MINUS).replace(f"e{MINUS}", "e-")
+
+
+def _with_digits_of(shown: str, number: float) -> str:
+    """A number to the digit where another one that is shown ends, as `significant` and `share` end it."""
+    if "e" in shown:
+        return f"{number:.2e}"
+    if shown == "0":
+        return significant(number)
+    whole, _, decimals = shown.lstrip("<-").replace(",", "").partition(".")
+    places = len(decimals) or min(0, 3 - len(whole))
+    number = round(number, places) or 0.0  # never a zero below 0
+    return f"{number:,.{max(0, places)}f}"
+
+
+def _factor(unit: str, number: float) -> float:
+    """What a number was multiplied by to be written in a unit."""
+    if unit == "%":
+        return 100.0
+    if unit in ("s", "ms", "µs"):
+        return _time_unit(number)[0]
+    if unit.removesuffix("/s") in _BYTE_UNITS:
+        return 1 / byte_unit(number)[0]
+    prefix, rest = unit[:1], unit[1:]
+    prefixed = prefix in _DECIMAL_PREFIXES and (not rest or rest.startswith((" ", "/", "FLOP")))
+    return 1000.0 ** -_DECIMAL_PREFIXES.index(prefix) if prefixed else 1.0
+
+
 def known_bounds(bounds: tuple[Any, Any] | None) -> tuple[float, float] | None:
     """Both bounds of an interval as floats; ``None`` if one is unknown."""
     low, high = (known(bound) for bound in bounds or (None, None))

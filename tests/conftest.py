@@ -21,6 +21,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from perfnb.draw import document
 from tests.fake_clock import FakeClock
 from tests.surroundings import Surroundings
 
@@ -40,6 +41,15 @@ def _seeded() -> None:
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
         torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _documents_agree_and_are_as_wide_everywhere() -> Iterator[None]:
+    """A document that contradicts itself is an error, and no text depends on the terminal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(document, "strict", True)
+        patch.setenv("COLUMNS", "100")
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 import pandas as pd
 import pytest
@@ -122,3 +123,45 @@ def test_ratios_have_thousandths_near_one_and_else_three_digits():
 )
 def test_a_ratio_is_told_in_percent_unless_it_is_far_from_1(ratio, words):
     assert fmt.change(ratio[0], ratio[1:]) == words
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "bounds", "text"),
+    [
+        (fmt.duration, 12.3, (12.1, 12.6), "12.3 ms [12.1, 12.6]"),
+        (fmt.duration, 12.3, (9.7, 112.6), "12.3 ms [9.7, 112.6]"),
+        (fmt.duration, 0.054, (0.0512, 0.0571), "54.0 µs [51.2, 57.1]"),
+        (fmt.duration, 1200.0, (990.0, 1300.0), "1.20 s [0.99, 1.30]"),
+        (fmt.duration, -5.0, (-6.0, 0.5), "−5.00 ms [−6.00, 0.50]"),
+        (fmt.duration, 0.0, (-0.013, 0.02), "0 ms [−0.0130, 0.0200]"),
+        (fmt.ratio, 0.54, (0.5123, 0.5706), "0.540 × [0.512, 0.571]"),
+        (fmt.ratio, 1234.0, (1199.0, 1301.0), "1,230 × [1,200, 1,300]"),
+        (fmt.share, 0.34, (0.294, 0.401), "34 % [29, 40]"),
+        (fmt.share, 0.042, (-0.0001, 0.051), "4.2 % [0.0, 5.1]"),
+        (fmt.share, 0.0002, (0.0001, 0.0013), "<0.1 % [0.0, 0.1]"),
+        (fmt.share, 10.64, (9.0, 11.0), "1,060 % [900, 1,100]"),
+        (fmt.size, 1536, (1024, 2048), "1.50 KiB [1.00, 2.00]"),
+        (fmt.size, 512, (500, 530), "512 B [500, 530]"),
+        (lambda value: f"{fmt.size(value)}/s", 3 * 2**30, (2**30, 4 * 2**30), "3.00 GiB/s [1.00, 4.00]"),
+        (fmt.flops, 8.52e7, (8.5e7, 8.6e7), "85.2 MFLOP [85.0, 86.0]"),
+        (lambda value: f"{fmt.flops(value)}/s", 1.5e12, (1.4e12, 1.6e12), "1.50 TFLOP/s [1.40, 1.60]"),
+        (fmt.count, 4100, (3900, 4300), "4.10 k [3.90, 4.30]"),
+        (fmt.count, 12, (11, 13), "12 [11, 13]"),
+        (lambda value: fmt.rate(value, "samples"), 2617.0, (2606.0, 2641.0), "2,620 samples/s [2,610, 2,640]"),
+        (lambda value: fmt.rate(value, "samples"), 1.23e6, (1.2e6, 1.3e6), "1.23 M samples/s [1.20, 1.30]"),
+        (fmt.rate, 1.5, (1.25, 2.0), "1.50 /s [1.25, 2.00]"),
+        (fmt.rate, 1.23e6, (1.2e6, 1.3e6), "1.23 M/s [1.20, 1.30]"),
+        (fmt.significant, 2e-7, (1e-7, 3.14159e-7), "2.00e-07 [1.00e-07, 3.14e-07]"),
+        (fmt.significant, 0.0123, (0.01, 0.02), "0.0123 [0.0100, 0.0200]"),
+    ],
+)
+def test_an_interval_has_the_unit_and_the_digits_of_its_value(
+    write: Callable[[float], str], value: float, bounds: tuple[float, float], text: str
+) -> None:
+    assert fmt.with_interval(write(value), value, bounds) == text
+    assert fmt.with_interval(write(value), value, None) == write(value)
+    assert fmt.with_interval(write(value), value, (bounds[0], float("nan"))) == write(value)
+
+
+def test_an_unknown_value_has_no_interval() -> None:
+    assert fmt.with_interval(fmt.duration(None), None, (1.0, 2.0)) == "n/a"

@@ -9,27 +9,23 @@ from typing import TYPE_CHECKING, Any
 from perfnb.arguments import require_seconds
 from perfnb.bench.design import input_rounds
 from perfnb.bench.input_figures import KINDS, InputBound
-from perfnb.bench.input_view import input_bound_html, input_bound_line, input_bound_text
+from perfnb.bench.input_view import input_bound_document
+from perfnb.draw.documented import Documented
 from perfnb.draw.progress import Progress
-from perfnb.draw.shown import Shown
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from perfnb.draw.document import Document
+
     Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 
 
-class InputBoundTest(InputBound, Shown):
+class InputBoundTest(InputBound, Documented):
     """A step with and without its loader and its model. Shows itself in a notebook."""
 
-    def _text(self) -> str:
-        return input_bound_text(self)
-
-    def _line(self) -> str:
-        return input_bound_line(self)
-
-    def _html(self) -> str:
-        return input_bound_html(self)
+    def _document(self) -> Document:
+        return input_bound_document(self)
 
 
 def confirm_input_bound(

@@ -1,13 +1,15 @@
-"""A step with and without its loader and its model: the verdict in a sentence, then the times."""
+"""A step with and without its loader and its model, as a document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, palette, tables
-from perfnb.draw.frame import framed, header
+from perfnb.draw import palette
+from perfnb.draw.document import Column, Document, State, Table, Value, Verdict
+from perfnb.draw.palette import Mark
 from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
@@ -23,86 +25,67 @@ _WORDS = {
 }
 #: From this many batches per start of the loader's workers on, the starts hardly matter.
 _FEW_A_START = 20
-_BAR_CELLS, _BAR_PIXELS = 24, 200
 #: Overlap from which loader and model overlap fully, where its interval must end, and up to which they do not.
 _MOSTLY, _HALF, _HARDLY = 0.75, 0.5, 0.25
-_VERDICTS = {
-    "input-bound": "Input-bound: the step waits for its data.",
-    "compute-bound": "Compute-bound: the loader is not the bottleneck.",
-    "balanced": "Balanced: loader and model limit the step equally.",
-    "inconclusive": "Inconclusive.",
+_VERDICTS: dict[str, tuple[State, str]] = {
+    "input-bound": ("bad", "Input-bound"),
+    "compute-bound": ("good", "Compute-bound"),
+    "balanced": ("none", "Balanced between loader and model"),
+    "inconclusive": ("open", "Inconclusive"),
 }
 
 
-def input_bound_line(figures: InputBound) -> str:
-    """``input-bound: a perfect loader would save up to 30.1 ms [29.8, 30.5] of 35.2 ms per step, 86 %``."""
-    return f"{figures.verdict}: {_saved(figures)}"
-
-
-def input_bound_sentences(figures: InputBound) -> list[str]:
-    """The result and its caveats."""
+def input_bound_document(figures: InputBound) -> Document:
+    """The answer, and the time of a step in each kind of run."""
     rounds = fmt.counted(len(figures.rounds), "round")
-    sentences = [_VERDICTS[figures.verdict], f"{fmt.capital(_saved(figures))}."]
-    if figures.verdict == "compute-bound" and figures.mostly_rest:
-        sentences.append("Nearly all of the step is neither loader nor model: look at what else it does.")
+    state, word = _VERDICTS[figures.verdict]
+    why, advice = _overlap_words(figures) or "", ""
     if figures.verdict == "inconclusive":
-        few = f"Only {rounds} ran, too few to separate signal from noise: raise budget_s."
-        wide = "The intervals are too wide for a verdict: raise budget_s, or use a quieter machine."
-        sentences.append(few if len(figures.rounds) < 6 else wide)
-    elif (words := _overlap_words(figures)) is not None:
-        sentences.append(words)
-    blocks = f"one block of {fmt.counted(figures.steps, 'step')} of each kind"
-    sentences.append(
-        f"{rounds} with {blocks}, in random order; the step ran "
-        f"{figures.executed:,} times. Models, optimizers and random state have been restored."
+        few = f"Only {rounds} ran, too few to separate signal from noise."
+        is_short = len(figures.rounds) < 6
+        why = few if is_short else "The intervals are too wide for a verdict."
+        advice = "Raise budget_s." if is_short else "Raise budget_s, or use a quieter machine."
+    elif figures.verdict == "compute-bound" and figures.mostly_rest:
+        advice = "Nearly all of the step is neither loader nor model: look at what else it does."
+    medians = f"Time per step, median of {fmt.counted(len(figures.rounds), 'block')}"
+    columns = (Column("run"), Column("per step", "ms", bar=True), Column("what runs", priority=1))
+    return Document(
+        "input test",
+        verdict=Verdict(state, f"{word}: {_saved(figures)}", why, advice),
+        facts=(f"{rounds} with one block of {fmt.counted(figures.steps, 'step')} of each kind, in random order",),
+        sections=(
+            Table(
+                medians + (" with 95 % interval" if figures.saved_by_loader.bounded else ""),
+                columns,
+                [_row(str(kind), row) for kind, row in figures.times.iterrows()],
+                noun="run",
+            ),
+        ),
+        notes=tuple(_notes(figures)),
     )
+
+
+def _row(kind: str, row: Any) -> tuple[Mark, Value, str]:
+    word, phase = _WORDS[kind]
+    interval = fmt.known_bounds((row["low_ms"], row["high_ms"]))
+    return replace(palette.mark(phase), word=word), Value(row["median_ms"], "ms", interval), row["ran"]
+
+
+def _notes(figures: InputBound) -> Iterator[str]:
+    yield f"The step ran {figures.executed:,} times. Models, optimizers and random state have been restored."
     if figures.batches_a_start is not None and figures.batches_a_start < _FEW_A_START:
         every = fmt.significant(figures.batches_a_start, trim=True)
-        sentences.append(
+        yield (
             f"The loader's workers restarted every {'batch' if every == '1' else f'{every} batches'}, which counts "
             "towards the loader's time: persistent_workers=True keeps them alive."
         )
     without = sum(map(sum, (figures.rounds_ms["loader"], figures.rounds_ms["rest"]))) * figures.steps
     if figures.unforeseen_ms > 0.1 * without:
-        sentences.append(
+        yield (
             f"Batches kept arriving in new shapes, so the real model ran for {fmt.duration(figures.unforeseen_ms)} "
             "instead of being replaced. That time is subtracted, but the loader could prefetch during it."
         )
-    return [*sentences, *noise_sentences(figures.noise)]
-
-
-def input_bound_text(figures: InputBound, width: int = 100) -> str:
-    """The test as text."""
-    lines = [line for sentence in input_bound_sentences(figures) for line in escape.wrapped(sentence, width)]
-    for word, took, mark, size, _ in _rows(figures):
-        bar = mark.glyph.replace("·", "━") * max(1, round(_BAR_CELLS * size))
-        lines.append(f"{word:<20} {took:>26}  {bar}")
-    return "\n".join(lines)
-
-
-def input_bound_html(figures: InputBound) -> str:
-    """The test as sentences and a table with bars."""
-    first, *rest = input_bound_sentences(figures)
-    rows = []
-    for word, took, mark, size, ran in _rows(figures):
-        pixels = max(1, round(_BAR_PIXELS * size))
-        style = f"display:inline-block;height:11px;width:{pixels}px;background-color:{mark.colour}"
-        bar = f'<i class="pf-key pf-{mark.pattern}" style="{style}"></i>'
-        rows.append([escape.html(word), escape.html(took), bar, escape.html(ran)])
-    medians = f"Time per step, median of {fmt.counted(len(figures.rounds), 'block')}"
-    caption = medians + (" with 95 % interval" if figures.saved_by_loader.bounded else "")
-    words = header("A step, its loader and its model", "input test", first, " ".join(rest))
-    return framed(f"{words}{tables.table(caption, ['run', 'per step', '', 'what runs'], rows, texts=4)}", narrow=True)
-
-
-def _rows(figures: InputBound) -> Iterator[tuple[str, str, palette.Mark, float, str]]:
-    """Of each kind its label, time, look, share of the longest time, and what ran."""
-    times = figures.times
-    longest = max(1e-12, float(times["median_ms"].max()))
-    for kind, row in times.iterrows():
-        word, phase = _WORDS[str(kind)]
-        took = fmt.interval(row["median_ms"], (row["low_ms"], row["high_ms"]))
-        yield word, took, palette.mark(phase), row["median_ms"] / longest, row["ran"]
+    yield from noise_sentences(figures.noise)
 
 
 def _saved(figures: InputBound) -> str:
@@ -112,7 +95,7 @@ def _saved(figures: InputBound) -> str:
         seen = fmt.duration(saved.estimate) if saved.estimate > 0 else "nothing"
         return f"so far it looks as if a perfect loader would save {seen} {whole} (no interval yet)"
     if saved.low > 0:
-        most = fmt.interval(saved.estimate, (saved.low, saved.high))
+        most = fmt.with_interval(fmt.duration(saved.estimate), saved.estimate, (saved.low, saved.high))
         return f"a perfect loader would save up to {most} {whole}, {fmt.share(figures.saved_share)}"
     if saved.high <= 0:
         return "a perfect loader would save nothing measurable"

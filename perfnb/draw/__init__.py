@@ -1,1 +1,6 @@
-"""Building blocks of every view: palette, text, tables, bars, pictures, escaping, widgets and basic JavaScript."""
+"""What results are shown with: palette, tables, bars, trees, pictures, escaping, pages and basic JavaScript.
+
+The room is large because it holds the description of every result (`document`) and what renders it as text, as HTML
+without scripts and as JSON (`as_text`, `as_html`, `as_json`), next to the layout code of views that are not documents
+yet.
+"""

@@ -27,7 +27,8 @@ def legend(entries: Sequence[tuple[Mark, str, str]], width: int) -> list[str]:
     """What the parts of a bar stand for, each with a figure and its share, in as many columns as fit."""
     if not entries:
         return []
-    words = max(escape.cells(mark.word) for mark, _, _ in entries)
+    figures = max(max(8, len(figure)) + max(6, len(share)) for _, figure, share in entries)
+    words = min(width - figures - 4, max(escape.cells(mark.word) for mark, _, _ in entries))
     cells = [f"{mark.glyph} {escape.fit(mark.word, words)} {figure:>8} {share:>6}" for mark, figure, share in entries]
     columns = max(1, (width + 4) // (max(map(escape.cells, cells)) + 4))
     return ["    ".join(cells[i : i + columns]) for i in range(0, len(cells), columns)]

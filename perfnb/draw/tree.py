@@ -104,6 +104,16 @@ def build_tree(modules: pd.DataFrame) -> Tree:
     return Tree(tuple(names), tuple(labels), tuple(parents), tuple(map(tuple, children)))
 
 
+def tree_of_parents(parents: Sequence[int]) -> Tree:
+    """Nest rows by the position of each one's parent; their names are their positions."""
+    names = tuple(map(str, range(len(parents))))
+    children: list[list[int]] = [[] for _ in parents]
+    for position, parent in enumerate(parents):
+        if parent != _NO_PARENT:
+            children[parent].append(position)
+    return Tree(names, names, tuple(parents), tuple(map(tuple, children)))
+
+
 def _named_parent(name: str, seen: dict[str, int]) -> int | None:
     end = len(name)
     for _ in range(100):  # no module nests deeper, but a hostile name may have thousands of dots

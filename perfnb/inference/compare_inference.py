@@ -9,21 +9,23 @@ import pandas as pd
 
 from perfnb.arguments import require_seconds, shown
 from perfnb.bench.quality import Loss, limits_of, losses_of
+from perfnb.draw.documented import Documented
 from perfnb.draw.progress import Progress
-from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.inference.backend_figures import BackendRounds, BackendTrial, Judged, comparisons, judge, table_of
-from perfnb.inference.backend_view import comparison_html, comparison_line, comparison_page, comparison_text
+from perfnb.inference.backend_view import comparison_document
 from perfnb.profile.timing import Timing
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from perfnb.draw.document import Document
+
 #: Takes what can be called as the model is, and returns losses by name; smaller is better.
 Quality = Callable[[Callable[..., Any]], Mapping[str, float]]
 
 
-class InferenceComparison(Page, Shown):
+class InferenceComparison(Documented):
     """A model with each backend: latency, memory, size, and how far its outputs are off. Shows itself in a notebook."""
 
     def __init__(self, rounds: BackendRounds, judged: Mapping[str, Judged]) -> None:
@@ -85,17 +87,8 @@ class InferenceComparison(Page, Shown):
                 accepted = self._judged[trial.backend].decision in ("accept", "baseline")
                 yield Timing(trial.times_ms, self._rounds.batch_size), f"backend {trial.backend}", accepted
 
-    def _line(self) -> str:
-        return comparison_line(self)
-
-    def _text(self) -> str:
-        return comparison_text(self)
-
-    def _html(self) -> str:
-        return comparison_html(self)
-
-    def _page(self) -> str:
-        return comparison_page(self)
+    def _document(self) -> Document:
+        return comparison_document(self._rounds, self.table, len(self.samples))
 
 
 def compare_inference(

@@ -11,19 +11,21 @@ import pandas as pd
 
 from perfnb.arguments import require_seconds, shown
 from perfnb.bench.quality import DIFFERENCE, limits_of, require_quality
+from perfnb.draw.documented import Documented
 from perfnb.draw.progress import Line, Progress
-from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.failures import keeps_nothing
 from perfnb.interrupts import InterruptGate
 from perfnb.profile.timing import Timing
 from perfnb.remedies.verdicts import LeverFigures, LeverTrial, pays_after, worth_trying
-from perfnb.remedies.view import trial_answer, trials_html, trials_line, trials_page, trials_text
+from perfnb.remedies.view import trial_answer, trials_document
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
+
+    from perfnb.draw.document import Document
 
 GOALS = ("time", "memory")
 #: Share of the budget for the short profile that finds what to try, and the fewest steps that it takes.
@@ -85,7 +87,7 @@ def _listed(wanted: Any) -> list[str]:
     raise ValueError(f'levers must be "auto" or a list of these: {", ".join(known)}; not {shown(wanted)}.{meant}')
 
 
-class LeverTrials(Page, Shown):
+class LeverTrials(Documented):
     """What each lever does to a step's time and results. Shows itself in a notebook."""
 
     def __init__(self, figures: LeverFigures) -> None:
@@ -142,17 +144,8 @@ class LeverTrials(Page, Shown):
         if confirmed is not None and combined:
             yield Timing(confirmed.times_ms, None), f"levers {confirmed.lever}", True
 
-    def _line(self) -> str:
-        return trials_line(self)
-
-    def _text(self) -> str:
-        return trials_text(self)
-
-    def _html(self) -> str:
-        return trials_html(self)
-
-    def _page(self) -> str:
-        return trials_page(self)
+    def _document(self) -> Document:
+        return trials_document(self)
 
 
 def _row_of(trial: LeverTrial, own_peak: int | None) -> dict[str, Any]:

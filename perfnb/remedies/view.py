@@ -1,17 +1,16 @@
-"""The ladder of levers: text, static HTML and a page."""
+"""What levers did, as a document, and the answer of *Try it*."""
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, tables
-from perfnb.draw import ladder as drawn
-from perfnb.draw.frame import framed, header, static_page
-from perfnb.profile.timing import noise_facts
+from perfnb.draw import escape
+from perfnb.draw.document import Column, Document, Effect, Effects, Figure, Interval, Section, State, Table, Verdict
+from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverTrials
@@ -34,144 +33,112 @@ _NOT_KEPT = {
     "same": "no faster: the difference is too small to matter",
     "inconclusive": "no clear difference in the time it was given",
 }
-_HEADS = ("lever", "time", "values", "saves", "memory", "set-up", "pays after", "notes")
 
 
-def trials_line(trials: LeverTrials) -> str:
-    """One line: what helps."""
-    return f"{escape.plain(trials.figures.name, 40)}: {_summary(trials)}"
+def trials_document(trials: LeverTrials) -> Document:
+    """What each lever does to the step, those that save most first."""
+    figures = trials.figures
+    state, sentence = _answer(trials)
+    rounds = (
+        f"{fmt.counted(figures.rounds, 'round')}, with every lever once in each" if figures.rounds else "nothing timed"
+    )
+    step: tuple[Figure, ...] = (Figure("step", figures.step_ms, "ms"),)
+    if figures.fed_ms is not None:
+        fed = (Figure("step with its batch", figures.fed_ms, "ms"),)
+        step = fed if figures.fed_ms == figures.step_ms else (*step, *fed)
+    peak = () if figures.own_peak is None else (Figure("peak memory", figures.own_peak, "bytes"),)
+    return Document(
+        "levers",
+        figures.name,
+        verdict=Verdict(state, sentence, code=trials.code),
+        figures=(*step, *peak),
+        facts=(rounds,),
+        sections=tuple(_sections(trials)),
+        notes=tuple(filter(None, (figures.caveat, *noise_sentences(figures.noise), _not_tried(trials)))),
+    )
 
 
-def trials_text(trials: LeverTrials) -> str:
-    """The ladder as text."""
-    rows = _rows(trials)
-    parts = [
-        f"Levers for {escape.plain(trials.figures.name, 40)} ({_about(trials)})",
-        "",
-        *([*drawn.text_table([_HEADS, *rows]), ""] if rows else []),
-    ]
-    parts += textwrap.wrap(f"{fmt.capital(_summary(trials))}.", 100)
-    if said := _not_tried(trials):
-        parts += textwrap.wrap(said, 100)
-    if trials.code:
-        parts += ["", *trials.code.splitlines()]
-    return "\n".join(parts)
+def _answer(trials: LeverTrials) -> tuple[State, str]:
+    """What helps, in a sentence."""
+    figures, kept = trials.figures, trials.figures.confirmed
+    if kept is None:
+        less = "takes less memory" if figures.goal == "memory" else "makes the step faster"
+        if seen := [trial.lever for trial in figures.trials if trial.unconfirmed]:
+            names = " and ".join(seen)
+            if not figures.confirms:
+                return "open", f"{names}: {less}, not confirmed (confirm=False), and each tried by itself"
+            return "open", f"{names} could not be confirmed in this budget: seen once that it {less}"
+        if all(trial.verdict == "not tried" for trial in figures.trials):
+            return "none", "Nothing was tried"
+        if figures.need_s is not None and not figures.rounds:
+            return "open", f"Nothing could be timed within the budget: about {figures.need_s:,} s would do"
+        return "none", f"Nothing that was tried {less} and keeps its results"
+    time = fmt.with_interval(fmt.ratio(kept.ratio), kept.ratio, kept.ratio_ci)
+    time = "not measured" if kept.ratio is None else time
+    if figures.goal == "memory":
+        peak, own = kept.peak_bytes or 0, figures.own_peak or 1
+        less = f"{fmt.size(own)} → {fmt.size(peak)}, {fmt.share(1 - peak / own)} less"
+        return "good", f"Keep {kept.lever}: peak memory {fmt.ratio(peak / own)} ({less}), time {time}"
+    saved = fmt.duration(kept.saves_ms)
+    if kept.saves_ms is not None and kept.ratio is not None and kept.ratio < 1:
+        before = kept.saves_ms / (1 - kept.ratio)
+        saved += f" ({fmt.duration(before)} → {fmt.duration(before - kept.saves_ms)}, {fmt.share(1 - kept.ratio)} less)"
+    return "good", f"Keep {kept.lever}: {saved} saved, confirmed on fresh pairs: {time}"
 
 
-def trials_html(trials: LeverTrials) -> str:
-    """The ladder as static HTML."""
-    ladder = _ladder(trials)
-    longest = drawn.longest(ladder)
-    rows, notes = [], []
-    for name, row in ladder.iterrows():
-        _, time, *cells, said = map(escape.html, _row(str(name), row))
-        bar = drawn.bar(row, longest)
-        rows.append([escape.html(name), f"{bar}<br>{_unbroken(time)}" if bar else time, *cells])
-        notes += [f"<strong>{escape.html(name)}</strong>: {said}"] if said else []
-    heads = [_HEADS[0], "time (faster | slower)", *_HEADS[2:-1]]
-    table = tables.table("Levers, each against the step as it is", heads, rows, texts=3) if rows else ""
-    if notes:
-        table += f"<p>{'<br>'.join(notes)}</p>"
-    if left := _not_tried(trials):
-        table += f"<p>{escape.html(left, 4000)}</p>"
-    lines = "\n".join(escape.html(line, 300) for line in trials.code.splitlines())
-    code = f"<pre>{lines}</pre>" if lines else ""
-    said = f"<p>{escape.html(fmt.capital(_summary(trials)), 2000)}.</p>"
-    return framed(f"{header(trials.figures.name, 'Levers', '', _about(trials))}{said}{code}{table}", narrow=True)
-
-
-def _unbroken(time: str) -> str:
-    """A verdict and its change, which is broken nowhere but between the two."""
-    verdict, _, change = time.partition(" ")
-    return f'{verdict} <span style="white-space:nowrap">{change}</span>'
-
-
-def trials_page(trials: LeverTrials) -> str:
-    """A page of its own."""
-    return static_page(f"Levers for {trials.figures.name}", trials_html(trials))
-
-
-def _about(trials: LeverTrials) -> str:
-    peak = "" if trials.figures.own_peak is None else f", peak {fmt.size(trials.figures.own_peak)}"
-    caveat = f"; {escape.plain(trials.figures.caveat, 200)}" if trials.figures.caveat else ""
-    fed = "" if trials.figures.fed_ms is None else f" ({fmt.duration(trials.figures.fed_ms)} with its batch)"
-    fed = " with its batch" if trials.figures.fed_ms == trials.figures.step_ms else fed
-    rounds = f"{fmt.counted(trials.figures.rounds, 'round')}, every lever once in each"
-    facts = [rounds if trials.figures.rounds else "nothing timed", *noise_facts(trials.figures.noise)]
-    return f"step {fmt.duration(trials.figures.step_ms)}{fed}{peak}, {'; '.join(facts)}{caveat}"
-
-
-def _summary(trials: LeverTrials) -> str:
-    found = trials.figures.confirmed
-    if found is None:
-        less = "takes less memory" if trials.figures.goal == "memory" else "makes the step faster"
-        if open_ := [one.lever for one in trials.figures.trials if one.unconfirmed]:
-            if not trials.figures.confirms:
-                return f"{' and '.join(open_)}: {less}, not confirmed (confirm=False), and each tried by itself"
-            why = "in this budget"
-            return f"{' and '.join(open_)} could not be confirmed {why}: seen once that it {less}"
-        if all(one.verdict == "not tried" for one in trials.figures.trials):
-            return "nothing was tried"
-        if trials.figures.need_s is not None and not trials.figures.rounds:
-            return f"nothing could be timed within the budget: about {trials.figures.need_s:,} s would do"
-        return f"nothing that was tried {less} and keeps its results"
-    said = "not measured" if found.ratio is None else drawn.ratio_words(found.ratio, found.ratio_ci)
-    if trials.figures.goal == "memory":
-        peak, own = found.peak_bytes or 0, trials.figures.own_peak or 1
-        return f"keep {found.lever}: peak {fmt.size(peak)} ({drawn.percent(peak / own)}), time {said}"
-    saved = fmt.duration(found.saves_ms)
-    if found.saves_ms is not None and found.ratio is not None and found.ratio < 1:
-        before = found.saves_ms / (1 - found.ratio)
-        saved += f" ({fmt.duration(before)} → {fmt.duration(before - found.saves_ms)})"
-    return f"keep {found.lever}: {saved} saved, confirmed on fresh pairs: {said}"
-
-
-def _ladder(trials: LeverTrials) -> pd.DataFrame:
-    """The levers that were tried, those that save most first."""
+def _sections(trials: LeverTrials) -> Iterator[Section]:
     by = "peak_bytes" if trials.figures.goal == "memory" else "ratio"
-    table = trials.table[trials.table["verdict"] != "not tried"]
-    return table.sort_values(by, kind="stable", na_position="last")
+    table = trials.table[trials.table["verdict"] != "not tried"].sort_values(by, kind="stable", na_position="last")
+    if table.empty:
+        return
+    effects = [
+        Effect(str(lever), fmt.known(row["ratio"]), _interval(row), row["verdict"], _reservations(row))
+        for lever, row in table.iterrows()
+    ]
+    yield Effects("Time of a step with each lever, against the baseline", tuple(effects), head="lever")
+    columns = (
+        Column("lever"),
+        Column("values"),
+        Column("error", "number", priority=3, help="largest distance from float64, relative"),
+        Column("saves", "ms"),
+        Column("peak memory", "bytes", priority=1),
+        Column("change", "ratio", priority=2, help="of the peak, against the baseline"),
+        Column("set-up", "ms", priority=1),
+        Column("pays after", "count", priority=2, help="steps"),
+    )
+    rows = [(str(lever), *_cells(row)) for lever, row in table.iterrows()]
+    yield Table("What each lever changes", columns, rows, noun="lever")
+
+
+def _interval(row: Any) -> Interval | None:
+    return None if pd.isna(row["ratio_low"]) else (float(row["ratio_low"]), float(row["ratio_high"]))
+
+
+def _reservations(row: Any) -> str:
+    return "; ".join(filter(None, (row["why_not"], row["notes"])))
+
+
+def _cells(row: Any) -> tuple[Any, ...]:
+    peak, change, setup = (fmt.known(row[name]) for name in ("peak_bytes", "peak_change_bytes", "setup_s"))
+    return (
+        row["values"],
+        fmt.known(row["error"]),
+        fmt.known(row["saves_ms"]) if row["verdict"] == "faster" else None,
+        peak,
+        None if peak is None or change is None or peak == change else peak / (peak - change),
+        None if setup is None else setup * 1e3,
+        fmt.known(row["pays_after_steps"]),
+    )
 
 
 def _not_tried(trials: LeverTrials) -> str:
     """The levers that were not tried, in a line, with the reason if it is the same for all; empty if there are none."""
-    left = [one for one in trials.figures.trials if one.verdict == "not tried"]
-    names = ", ".join(one.lever for one in left[:_NAMED])
+    left = [trial for trial in trials.figures.trials if trial.verdict == "not tried"]
+    names = ", ".join(trial.lever for trial in left[:_NAMED])
     names += f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-    whys = {escape.plain(one.why_not, 300) for one in left}
-    said = f"{names} ({whys.pop()})" if len(whys) == 1 else f"{names}; .table says why"
+    reasons = {trial.why_not for trial in left}
+    said = f"{names} ({reasons.pop()})" if len(reasons) == 1 else f"{names}; .table says why"
     return f"Not tried: {said}." if left else ""
-
-
-def _rows(trials: LeverTrials) -> list[tuple[str, ...]]:
-    return [_row(str(name), row) for name, row in _ladder(trials).iterrows()]
-
-
-def _row(name: str, row: Any) -> tuple[str, ...]:
-    notes = escape.plain("; ".join(filter(None, (row["why_not"], row["notes"]))), 300)
-    if pd.isna(row["ratio"]):
-        tried = row["verdict"] != "not tried"
-        values, memory = (row["values"], _memory(row)) if tried else ("", "")
-        return name, row["verdict"], values, "", memory, "", "", notes
-    setup, pays = row["setup_s"], row["pays_after_steps"]
-    return (
-        name,
-        drawn.row_words(row),
-        f"{row['values']} ({float(row['error']):.1g})"
-        if not pd.isna(row["error"]) and row["error"] > 0
-        else row["values"],
-        fmt.duration(float(row["saves_ms"])) if row["verdict"] == "faster" else "",
-        _memory(row),
-        "" if pd.isna(setup) else fmt.duration(float(setup) * 1e3),
-        "" if pd.isna(pays) else f"{int(pays):,} steps",
-        notes,
-    )
-
-
-def _memory(row: Any) -> str:
-    """The change of the peak, such as ``-12 %``; "n/a" if it was not measured."""
-    peak, change = row["peak_bytes"], row["peak_change_bytes"]
-    return fmt.UNKNOWN if pd.isna(change) or peak == change else drawn.percent(peak / (peak - change))
 
 
 def trial_answer(trials: LeverTrials, lever: str) -> dict[str, Any]:

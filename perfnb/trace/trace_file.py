@@ -217,11 +217,11 @@ def head_of(path: Path) -> bytes:
         return b""
     if head.startswith(GZIP):
         with suppress(zlib.error):
-            return _unpacked(head) or head
+            return _members(head) or head
     return head
 
 
-def _unpacked(packed: bytes) -> bytes:
+def _members(packed: bytes) -> bytes:
     """The first bytes of what gzip's members hold, as far as `packed` has them."""
     content = b""
     while packed.startswith(GZIP) and len(content) < HEAD:

@@ -9,7 +9,8 @@ pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import Browser
 
 from perfnb.bench.input_figures import KINDS, InputBound
-from perfnb.bench.input_view import input_bound_html
+from perfnb.bench.input_view import input_bound_document
+from perfnb.draw.as_html import document_html
 from perfnb.system.system import COLUMNS
 from perfnb.system.view import system_html
 
@@ -34,7 +35,7 @@ def test_a_line_ends_neither_in_a_name_nor_in_an_option(chromium: Browser) -> No
 def test_the_times_of_the_input_test_are_in_sight(chromium: Browser) -> None:
     rounds = {kind: [34.8 + place / 100 for place in range(15)] for kind in KINDS}
     page = chromium.new_page(viewport={"width": 700, "height": 600})
-    page.set_content(input_bound_html(InputBound(rounds, 4, 99)))
+    page.set_content(document_html(input_bound_document(InputBound(rounds, 4, 99))))
     cells = page.evaluate(
         "() => [...document.querySelectorAll('td')].map(e => [e.innerText, e.getBoundingClientRect().right])"
     )

@@ -13,35 +13,10 @@ from torch import Tensor, nn
 import perfnb
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.inference import backends
-from perfnb.inference.backend_figures import BackendRounds, BackendTrial
 from perfnb.inference.backends import Backend, ModelCall, ReadyBackend
-from perfnb.inference.compare_inference import InferenceComparison
 from tests.fake_clock import FakeClock
+from tests.inference.backend_samples import backends_of_times
 from tests.inference.models import small_bert, small_cnn
-
-
-def of_times(
-    own: Values = Values(SAME, 0.0),  # noqa: B008
-    noise: dict[str, Any] | None = None,
-    **times: float,
-) -> InferenceComparison:
-    """Backends that take so many times as long as eager, with outputs by their names; `own` are eager's."""
-    values = {"exact": Values(SAME, 0.0), "close": Values(NOISE, 1e-6), "low": Values(REDUCED, 0.01)}
-    values["wrong"] = Values(DIFFERENT, 0.8, "output 0 is off by 0.8 of its length")
-    rows = {"eager": 1.0} | times
-    trials = []
-    for place, (name, factor) in enumerate(rows.items()):
-        verdict = own if name == "eager" else values.get(name.split("_")[0], Values(SAME, 0.0))
-        spread = [1 + 0.001 * ((7 * number + 3 * place) % 11) for number in range(40)]
-        figures: dict[str, Any] = {"values": verdict, "error": verdict.error, "max_distance": verdict.error}
-        times_ms = tuple(10 * factor * each for each in spread)
-
-        def run(x: Any, name: str = name) -> str:
-            return name
-
-        trials.append(BackendTrial(name, "", run, 0.5, 1000, 4000, times_ms=times_ms, **figures))
-    trials.append(BackendTrial("openvino", "not installed: pip install <openvino>"))
-    return InferenceComparison(BackendRounds(tuple(trials), "<b>Model</b>", 4, True, noise or {}), {}).decide()
 
 
 def planted(name: str, change: Callable[[Tensor], Tensor], clock: FakeClock, ms: float) -> Backend:
@@ -100,7 +75,7 @@ def test_a_wrong_backend_is_rejected_however_fast(kind: str, plant: Callable[...
     assert (row["verdict"], row["values"], row["decision"]) == ("faster", DIFFERENT, "reject")
     assert row["reason"].startswith("its outputs are different: ")
     assert found.table.loc["right", "decision"] == "accept"
-    assert "Use right: 5.00 ms a call" in str(found)
+    assert "Use right: 5.00 ms per call, 50 % less than eager: 0.500 ×" in str(found)
 
 
 def test_a_backend_that_returns_more_or_less_is_rejected(plant: Callable[..., None], clock: FakeClock) -> None:
@@ -156,7 +131,7 @@ def test_a_transformer_has_a_row_per_backend_and_goes_into_a_journal(tmp_path: P
 
 
 def test_decisions_follow_the_rules_of_reports() -> None:
-    found = of_times(exact=0.5, exact_same=1.0, exact_slow=1.5, close=0.5, low=0.4, wrong=0.2)
+    found = backends_of_times(exact=0.5, exact_same=1.0, exact_slow=1.5, close=0.5, low=0.4, wrong=0.2)
 
     decisions = found.table["decision"].to_dict()
 
@@ -175,7 +150,7 @@ def test_decisions_follow_the_rules_of_reports() -> None:
 
 
 def test_limits_decide_and_the_first_comparison_stays() -> None:
-    found = of_times(close=0.5, low=0.4)
+    found = backends_of_times(close=0.5, low=0.4)
 
     stricter = found.decide(limits={"difference": 0.02, "median_ms": 4.5})
 
@@ -194,7 +169,7 @@ def test_limits_decide_and_the_first_comparison_stays() -> None:
 
 
 def test_quality_is_measured_with_each_backend_and_eager_sets_the_limit() -> None:
-    found = of_times(low=0.4, wrong=0.2)
+    found = backends_of_times(low=0.4, wrong=0.2)
     errors = {"eager": 0.030, "low": 0.0300001, "wrong": 0.9}
 
     judged = found.decide(quality=lambda run: {"error": errors[run("x")]})
@@ -211,7 +186,7 @@ def test_quality_is_measured_with_each_backend_and_eager_sets_the_limit() -> Non
 
 
 def test_quality_that_fails_with_a_backend_leaves_it_open_and_with_eager_it_is_raised() -> None:
-    found = of_times(exact=0.5)
+    found = backends_of_times(exact=0.5)
 
     def other_size(run: Callable[..., Any]) -> dict[str, float]:
         if run("x") == "exact":
@@ -255,7 +230,7 @@ def test_only_a_model_that_is_not_compiled_is_taken() -> None:
 
 
 def test_views_show_every_backend_and_escape_names(tmp_path: Path) -> None:
-    found = of_times(close=0.5, low=0.4, exact_slow=1.5)
+    found = backends_of_times(close=0.5, low=0.4, exact_slow=1.5)
 
     text, html = str(found), found._repr_mimebundle_()["text/html"]
     page = found.to_html(tmp_path / "backends.html").read_text("utf-8")
@@ -267,7 +242,7 @@ def test_views_show_every_backend_and_escape_names(tmp_path: Path) -> None:
     assert "&lt;openvino&gt;" in html
     assert "<script" not in page
     assert html.count("<svg") == 3
-    assert "use close" in repr(found)
+    assert "Use close" in repr(found)
 
 
 def test_alone_the_model_is_only_timed(plant: Callable[..., None]) -> None:
@@ -294,8 +269,8 @@ def test_quality_that_returns_no_losses_is_refused_before_anything_is_timed(
     with pytest.raises(TypeError, match="not float"):
         perfnb.compare_inference(model, x, backends=["eager"], quality=lambda run: 0.5, budget_s=1)
     with pytest.raises(TypeError, match="quality must return a mapping of names to numbers"):
-        of_times(exact=0.5).decide(quality=lambda run: 0.5)
-    odd = of_times(exact=0.5).decide(quality=lambda run: {"error" if run("x") == "eager" else "other": 0.1})
+        backends_of_times(exact=0.5).decide(quality=lambda run: 0.5)
+    odd = backends_of_times(exact=0.5).decide(quality=lambda run: {"error" if run("x") == "eager" else "other": 0.1})
     assert odd.table.loc["exact", "decision"] == "inconclusive"
     assert "quality returned 'error' for only one of the two" in odd.table.loc["exact", "reason"]
 
@@ -333,14 +308,14 @@ def test_an_error_while_backends_are_timed_names_the_backend(plant: Callable[...
 
 
 def test_a_busy_machine_and_unchecked_outputs_are_told() -> None:
-    found = of_times(exact=0.5)
+    found = backends_of_times(exact=0.5)
     assert "busy" not in str(found)
-    assert "With the outputs stands their distance" in str(found)
+    assert "The error of outputs is their distance" in str(found)
 
     unchecked = Values(UNCHECKED, None, "the model draws random numbers in evaluation mode too")
-    found = of_times(unchecked, {"load_before": 6.0, "cpus": 2}, exact=0.5)
+    found = backends_of_times(unchecked, {"load_before": 6.0, "cpus": 2}, exact=0.5)
 
     assert "The machine was already busy (load 6.0 on 2 CPUs)." in str(found)
     assert "The machine was already busy (load 6.0 on 2 CPUs)." in str(found.decide())
     assert "Outputs were not checked: the model draws random numbers in evaluation mode too." in str(found)
-    assert "With the outputs stands their distance" not in str(found)
+    assert "The error of outputs is their distance" not in str(found)

@@ -21,7 +21,7 @@ def test_a_cell_with_batches_leaves_the_model_as_it_was(kernel: Kernel) -> None:
     assert kernel.value("list(t.table.index)") == ["threads", "fused_optimizer"]
     assert kernel.value(SAME)
     [text] = reply.shown()
-    assert text.startswith("Levers for step (step ")
+    assert text.startswith("perfnb · levers · step\n")
     assert len(reply.shown("text/html")) == 1
     assert reply.text("stderr") == ""
 

@@ -234,7 +234,7 @@ def test_what_was_not_confirmed_is_not_called_no_help(clock: FakeClock, monkeypa
     found = perfnb.try_levers(step, levers=["half"], budget_s=110)
     assert found.table.loc["half", "verdict"] == "faster"
     assert found.best == ()
-    assert "Half could not be confirmed in this budget: seen once that it makes the step faster." in str(found)
+    assert "half could not be confirmed in this budget: seen once that it makes the step faster" in str(found)
     once = perfnb.try_levers(step, levers=["half"], budget_s=300, confirm=False)
     assert "half: makes the step faster, not confirmed (confirm=False)" in repr(once)
     assert once.best == ("half",)
@@ -262,7 +262,7 @@ def test_levers_that_could_not_be_timed_are_told_which_budget_would_do(
     step, _ = training(pause=wait)
     short = perfnb.try_levers(step, levers=["half"], budget_s=10)
     assert short.table.loc["half", "verdict"] == "not timed"
-    said = re.search(r"Nothing could be timed within the budget: about ([\d,]+) s would do\.", str(short))
+    said = re.search(r"Nothing could be timed within the budget: about ([\d,]+) s would do$", str(short), re.MULTILINE)
     assert said is not None, str(short)
     need_s = float(said[1].replace(",", ""))
     assert need_s > 10
@@ -406,7 +406,7 @@ def test_a_model_that_is_too_big_is_judged_by_memory(clock: FakeClock) -> None:
     assert found.table["peak_change_bytes"]["checkpointing"] < 0
     assert found.table.loc["gc_freeze", "memory"] == "same"
     assert found.best == ("checkpointing",)
-    assert "Keep checkpointing: peak " in str(found)
+    assert "Keep checkpointing: peak memory " in str(found)
     by_time = perfnb.try_levers(step, levers=["checkpointing"], budget_s=60, confirm=False)
     assert by_time.table.loc["checkpointing", "memory"] == "less"
     assert by_time.best == ()

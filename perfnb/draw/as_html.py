@@ -1,0 +1,411 @@
+"""Documents as HTML without scripts, which reads well even where a host strips its style sheet and its SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape, tables
+from perfnb.draw.as_text import (
+    all_known,
+    axis_words,
+    cell_words,
+    columns_held,
+    detail_of,
+    effect_words,
+    ends_on_scale,
+    figure_words,
+    left_out_words,
+    level_words,
+    listed,
+    number_of,
+    row_cells,
+    scale_of,
+    span_words,
+    strip_words,
+)
+from perfnb.draw.document import (
+    Bars,
+    Cell,
+    Choice,
+    Code,
+    Column,
+    Document,
+    Effect,
+    Effects,
+    Heat,
+    Line,
+    Picture,
+    Scatter,
+    Section,
+    Series,
+    Strip,
+    Table,
+    Verdict,
+    words,
+)
+from perfnb.draw.frame import framed, notes_html, static_page
+from perfnb.draw.palette import BLUE, Mark
+
+#: Pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
+_BAR, _LONGEST, _SCALE = 72, 240, 150
+#: Size of a chart, and of its margins.
+_WIDE, _HIGH, _LEFT, _BELOW = 720, 150, 64, 24
+_STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
+
+
+def document_html(document: Document) -> str:
+    """Return a document as safe HTML, in its outer element."""
+    parts = []
+    for part in (document, *document.tabs):
+        parts += [_head(part), *map(section_html, part.sections)]
+    notes = list(dict.fromkeys([*document.notes, *chain.from_iterable(tab.notes for tab in document.tabs)]))
+    return framed("".join(parts) + notes_html(notes), narrow=True)
+
+
+def document_page(document: Document) -> str:
+    """Return a document as a self-contained page."""
+    return static_page(document.subject or document.kind, document_html(document))
+
+
+def _head(document: Document) -> str:
+    known = [escape.html_sentence(part) for part in (document.subject, document.device) if part]
+    title = " · ".join([f"<strong>{escape.html(document.kind)}</strong>", *known])
+    figures = [*map(figure_words, document.figures)]
+    lines = [f'<strong class="pf-step">{escape.html_sentence(figure)}</strong>' for figure in figures[:1]]
+    lines += [escape.html_sentence(" · ".join(small))] if (small := [*figures[1:], *document.facts]) else []
+    below = f'<p class="pf-head">{"<br>".join(lines)}</p>' if lines else ""
+    return f'<p class="pf-head">{title}</p>{_verdict(document.verdict)}{below}'
+
+
+def _verdict(verdict: Verdict) -> str:
+    if not verdict.sentence:
+        return ""
+    sign = f'<span aria-hidden="true">{_STATES[verdict.state]}</span> ' if _STATES[verdict.state] else ""
+    confidence = f" <em>({escape.html(verdict.confidence)} confidence)</em>" if verdict.confidence else ""
+    lines = [f"<strong>{sign}{escape.html_sentence(verdict.sentence)}</strong>{confidence}"]
+    lines += [
+        f"<em>{label}:</em> {escape.html_sentence(reason)}"
+        for label, reason in (("Why", verdict.why), ("Next", verdict.next))
+        if reason
+    ]
+    return f'<div class="pf-verdict pf-{verdict.state}">{"<br>".join(lines)}{_code(verdict.code)}</div>'
+
+
+def _code(text: str) -> str:
+    lines = "\n".join(escape.html(line.expandtabs(4), 2000) for line in text.splitlines())
+    return lines and f"<pre>{lines}</pre>"
+
+
+def section_html(section: Section) -> str:
+    """Return a section, or nothing if there is nothing to show."""
+    return _RENDERERS[type(section)](section)
+
+
+def _titled(title: str, body: str) -> str:
+    head = f"<p><strong>{escape.html_sentence(title)}</strong></p>" if title else ""
+    return body and f"<div>{head}{body}</div>"
+
+
+def _bars(section: Bars) -> str:
+    stacks = [[(part.mark, part.value) for part in bar.parts if part.value > 0] for bar in section.bars]
+    totals = [sum(value for _, value in stack) for stack in stacks]
+    longest = max(totals, default=0.0)
+    if not longest > 0:
+        return ""
+    rows: list[Sequence[str]] = []
+    if len(section.bars) == 1:
+        (stack,), (total,) = stacks, totals
+        for mark, value in stack:
+            rows.append(
+                (tables.keyed(mark), _figure(value, section.unit), escape.html_sentence(fmt.share(value / total)))
+            )
+        drawn = tables.full_bar(stack, total)
+        return drawn + tables.table(escape.html_sentence(section.title), ["", "", "share"], rows)
+    marks = list(dict.fromkeys(mark for stack in stacks for mark, _ in stack))
+    for bar, stack, total in zip(section.bars, stacks, totals, strict=True):
+        held = dict(stack)
+        figures = (_figure(held[mark], section.unit) if mark in held else "" for mark in marks)
+        drawn = tables.bar(stack, longest, _LONGEST)
+        rows.append((tables.name(bar.label), drawn, _figure(total, section.unit), *figures))
+    heads = ["", "", "total", *map(tables.keyed, marks)]
+    return tables.table(escape.html_sentence(section.title), heads, rows, texts=2)
+
+
+def _figure(value: float | None, unit: str) -> str:
+    return escape.html_sentence(words(value, unit))
+
+
+def _effects(section: Effects) -> str:
+    place = scale_of(section.rows)
+    lines = []
+    for row in section.rows:
+        figure = f"<td {tables.RIGHT}>{escape.html_sentence(effect_words(row))}</td><td>{_on_scale(row, place)}</td>"
+        verdict = f"<td {tables.LEFT}>{escape.html(row.verdict)}</td>"
+        lines.append(f"<tr>{_row_head(row.label, tables.name(row.label))}{figure}{verdict}</tr>")
+        lines += [_across(4, escape.html_sentence(row.detail))] * bool(row.detail)
+    caption = section.title
+    if section.same_within is not None:
+        caption += f" (1 × is the baseline; within {fmt.share(section.same_within)} of it is the same)"
+    heads = tables.head_row([escape.html(section.head), "ratio", "", "verdict"], after=3)
+    return _tabled(caption, heads, lines)
+
+
+def _row_head(name: str, body: str) -> str:
+    """The name of a row, which is only broken if it is long."""
+    least = min(24, escape.cells(escape.plain(name)))
+    return f'<th scope="row" align="left" style="text-align:left;min-width:{least}ch">{body}</th>'
+
+
+def _across(columns: int, body: str) -> str:
+    """A row below another one, across the table."""
+    return f'<tr><td colspan="{columns}" {tables.LEFT}>&nbsp;&nbsp;<em>{body}</em></td></tr>'
+
+
+def _tabled(caption: str, heads: str, lines: Sequence[str]) -> str:
+    """A table of rows as HTML; nothing without rows."""
+    if not lines:
+        return ""
+    title = f"<caption>{escape.html_sentence(caption)}</caption>" if caption else ""
+    return f"<table>{title}<thead>{heads}</thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _on_scale(row: Effect, place: Callable[[float], float]) -> str:
+    """The ratio as a dot with its interval, on a scale with 1 × in the middle."""
+    placed = ends_on_scale(row, place)
+    if placed is None:
+        return ""
+    ends = [end * (_SCALE - 8) + 4 for end in placed]
+    return (
+        f'<svg width="{_SCALE}" height="14" style="vertical-align:middle" role="img" '
+        f'aria-label="{escape.html(effect_words(row))}">'
+        f'<path d="M{_SCALE / 2} 0V14" stroke="currentColor" stroke-opacity=".4"/>'
+        f'<path d="M{ends[0]:.1f} 7H{max(ends[2], ends[0] + 1):.1f}" stroke="currentColor" stroke-width="2"/>'
+        f'<circle cx="{ends[1]:.1f}" cy="7" r="4" fill="currentColor"/></svg>'
+    )
+
+
+def _table(table: Table) -> str:
+    body, left_out = listed(table, table.budget.html)
+    shown = [line.layer for line in body if line.layer >= 0]
+    held = columns_held(table, shown)
+    columns = [table.columns[place] for place in held]
+    barred = next((place for place, column in enumerate(columns) if column.bar), None)
+    rows = {row: [row_cells(table, row)[place] for place in held] for row in shown}
+    most = 0.0 if barred is None else max((number_of(row[barred]) for row in rows.values()), default=0.0)
+    lines = []
+    for line in body:
+        indent = "&nbsp;" * min(4 * line.depth, 60)  # shows the nesting even without styles
+        if line.layer < 0:
+            lines.append(
+                _across(len(columns), f"{indent}… {escape.html_sentence(left_out_words(table, line.left_out))}")
+            )
+            continue
+        row = rows[line.layer]
+        inside = f" <em>+{line.inside:,}</em>" if line.inside else ""
+        first, *others = (_cell(cell, column) for cell, column in zip(row, columns, strict=True))
+        if barred is not None:
+            others[barred - 1] = f"{_inline_bar(number_of(row[barred]), most)} {others[barred - 1]}"
+        marked = (f"<td {_side(column)}>{cell}</td>" for cell, column in zip(others, columns[1:], strict=True))
+        head = _row_head(cell_words(row[0], "text"), f"{indent}{first}{inside}")
+        lines.append(f"<tr>{head}{''.join(marked)}</tr>")
+        if detail := detail_of(table, line.layer):
+            lines.append(_across(len(columns), indent + escape.html_sentence(detail)))
+    if left_out:
+        lines.append(_across(len(columns), escape.html_sentence(f"… {fmt.counted(left_out, f'more {table.noun}')}")))
+    heads = "".join(
+        f'<th scope="col" {_side(column)}{_help(column)}>{escape.html(column.head)}</th>'
+        if column.head
+        else "<td></td>"
+        for column in columns
+    )
+    return _tabled(table.title, f"<tr>{heads}</tr>", lines)
+
+
+def _help(column: Column) -> str:
+    return f' title="{escape.html_sentence(column.help)}"' if column.help else ""
+
+
+def _side(column: Column) -> str:
+    if column.unit != "text":
+        return tables.RIGHT
+    return 'align="left" style="text-align:left;min-width:6.5em"'
+
+
+def _cell(cell: Cell, column: Column) -> str:
+    if isinstance(cell, Mark):
+        return tables.keyed(cell)
+    if isinstance(cell, str):
+        return tables.name(cell) if cell else ""
+    return escape.html_sentence(cell_words(cell, column.unit))
+
+
+def _inline_bar(value: float, most: float) -> str:
+    """A bar of characters, which no host strips; the style sheet draws it as a box."""
+    if not value > 0 or not most > 0:
+        return ""
+    width, characters = max(1, round(_BAR * value / most)), "▇" * max(1, round(8 * value / most))
+    box = f"width:{width}px;margin-right:{_BAR - width + 5}px"  # bars begin below each other
+    return f'<span class="pf-inline-bar" aria-hidden="true" style="{box}">{characters}</span>'
+
+
+def _series(section: Series) -> str:
+    lines = [(line, values) for line in section.lines if (values := all_known(line.values))]
+    if not lines or not section.at:
+        return ""
+    known = [value for _, values in lines for value in values]
+    top = max([*known, *section.levels.values()]) or 1.0
+    across = _placed(section.at[0], section.at[-1], _LEFT, _WIDE)
+    up = _placed(0.0, top, _HIGH, 8)
+    drawn = [_level(name, value, up) for name, value in section.levels.items()]
+    for line, _ in lines:
+        drawn += _band(section, line, across, up)
+        path = f'<path d="M{"L".join(_points(section.at, line.values, across, up))}" fill="none"'
+        drawn.append(f'{path} stroke="{line.mark.colour}" stroke-width="1.6"/>')
+    ends = [words(end, section.x.unit) for end in (section.at[0], section.at[-1])]
+    axes = _axes(ends, section.x.label, ["0", words(top, section.y.unit)])
+    spans = [span_words(line.mark, values, section.y) for line, values in lines]
+    alt = "; ".join([*spans, *axis_words(section.x, section.at), *level_words(section)])
+    keys = "<br>".join(
+        f"{tables.key(line.mark)}{escape.html_sentence(span)}" for (line, _), span in zip(lines, spans, strict=True)
+    )
+    return _titled(section.title, f"<p>{keys}</p>{_svg(drawn + axes, alt)}")
+
+
+def _points(
+    at: Sequence[float],
+    values: Sequence[float | None],
+    across: Callable[[float], float],
+    up: Callable[[float], float],
+) -> list[str]:
+    pairs = [(x, fmt.known(y)) for x, y in zip(at, values, strict=False)]
+    return [f"{across(x):.1f} {up(y):.1f}" for x, y in pairs if y is not None]
+
+
+def _band(section: Series, line: Line, across: Callable[[float], float], up: Callable[[float], float]) -> Iterator[str]:
+    if line.low is None or line.high is None:
+        return
+    edges = [*_points(section.at, line.low, across, up), *_points(section.at, line.high, across, up)[::-1]]
+    yield f'<path d="M{"L".join(edges)}Z" fill="{line.mark.colour}" fill-opacity=".2"/>'
+
+
+def _level(name: str, value: float, up: Callable[[float], float]) -> str:
+    y = up(value)
+    beside = y - 3 if y > 15 else y + 12
+    return (
+        f'<path d="M{_LEFT} {y:.1f}H{_WIDE}" stroke="currentColor" stroke-dasharray="4 3" stroke-opacity=".6"/>'
+        f'<text x="{_LEFT + 4}" y="{beside:.1f}" font-size="11" fill="currentColor">{escape.html(name)}</text>'
+    )
+
+
+def _placed(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
+    span = high - low
+    return lambda value: begin + (end - begin) * ((value - low) / span if span else 0.5)
+
+
+def _axes(ends: Sequence[str], label: str, levels: Sequence[str]) -> list[str]:
+    below = _HIGH + 15
+    return [
+        f'<path d="M{_LEFT} 4V{_HIGH}H{_WIDE}" fill="none" stroke="currentColor" stroke-opacity=".4"/>',
+        _label(_LEFT, below, "start", ends[0]),
+        _label((_LEFT + _WIDE) / 2, below, "middle", label),
+        _label(_WIDE, below, "end", ends[1]),
+        _label(_LEFT - 5, _HIGH, "end", levels[0]),
+        _label(_LEFT - 5, 14, "end", levels[1]),
+    ]
+
+
+def _label(x: float, y: float, anchor: str, text: str) -> str:
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="11" fill="currentColor" fill-opacity=".75" '
+        f'text-anchor="{anchor}">{escape.html(text)}</text>'
+    )
+
+
+def _svg(parts: Sequence[str], alt: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {_WIDE} {_HIGH + _BELOW}" style="max-width:{_WIDE}px" role="img" '
+        f'aria-label="{escape.html_sentence(alt)}">{"".join(parts)}</svg>'
+    )
+
+
+def _scatter(section: Scatter) -> str:
+    rows = [(dot.label, dot.mark, dot.x, dot.y) for dot in section.dots]
+    columns = (
+        Column("name"),
+        Column(""),
+        Column(section.x.label, section.x.unit),
+        Column(section.y.label, section.y.unit),
+    )
+    return _table(Table(section.title, columns, rows, noun="point"))
+
+
+def _strip(section: Strip) -> str:
+    values = all_known(value for _, group in section.groups for value in group)
+    if not values:
+        return ""
+    marked = [] if section.at is None else [section.at[1]]
+    low, high = min(values + marked), max(values + marked)
+    across = _placed(low, high, _LEFT + 4, _WIDE - 4)
+    height = (_HIGH - 8) / len(section.groups)
+    drawn = [
+        f'<circle cx="{across(value):.1f}" cy="{4 + height * (row + 0.5):.1f}" r="3" {_filled(mark)}/>'
+        for row, (mark, group) in enumerate(section.groups)
+        for value in all_known(group)
+    ]
+    for x in map(across, marked):
+        drawn.append(f'<path d="M{x:.1f} 4V{_HIGH}" stroke="currentColor" stroke-dasharray="4 3"/>')
+    axes = _axes([words(end, section.axis.unit) for end in (low, high)], section.axis.label, ["", ""])
+    keys = " ".join(tables.keyed(mark) for mark, _ in section.groups)
+    said = escape.html_sentence(" · ".join(strip_words(section)))
+    return _titled(section.title, f"<p>{keys}<br>{said}</p>{_svg(drawn + axes, section.title)}")
+
+
+def _filled(mark: Mark) -> str:
+    return f'fill="{mark.colour}" fill-opacity=".6"'
+
+
+def _heat(section: Heat) -> str:
+    known = all_known(value for row in section.values for value in row)
+    if not known:
+        return ""
+    most = max(known)
+    rows = []
+    for name, row in zip(section.rows, section.values, strict=False):
+        cells = (f"<td {tables.RIGHT} {_heated(value, most)}>{_figure(value, section.unit)}</td>" for value in row)
+        rows.append(f"<tr><th {tables.ROW_HEAD}>{tables.name(name)}</th>{''.join(cells)}</tr>")
+    heads = tables.head_row([escape.html(section.across), *map(escape.html, section.columns)])
+    return _tabled(section.title, heads, rows)
+
+
+def _heated(value: float | None, most: float) -> str:
+    """The ground of a cell, the stronger the larger its number."""
+    strength = 60 * max(0.0, fmt.known(value) or 0.0) / most if most > 0 else 0.0
+    return f'style="background:color-mix(in srgb,{BLUE} {strength:.0f}%,transparent)"'
+
+
+def _choice(section: Choice) -> str:
+    """Where nothing can be chosen, the first alternative stands open and the others are folded below it."""
+    bodies = [(escape.html(name), "".join(map(section_html, parts))) for name, parts in section.options.items()]
+    folded = "".join(
+        f"<details{' open' * (not place)}><summary>{name}</summary>{body}</details>"
+        for place, (name, body) in enumerate(bodies)
+        if body
+    )
+    return _titled(section.title, folded)
+
+
+_RENDERERS: dict[type, Callable[[Any], str]] = {
+    Bars: _bars,
+    Effects: _effects,
+    Table: _table,
+    Series: _series,
+    Scatter: _scatter,
+    Strip: _strip,
+    Heat: _heat,
+    Code: lambda section: _titled(section.title, _code(section.text)),
+    Choice: _choice,
+    Picture: lambda section: _titled(section.title, section.html()),
+}

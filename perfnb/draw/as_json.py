@@ -1,0 +1,71 @@
+"""Documents as plain data: what the live view draws, and what ``--json`` of the command line prints.
+
+Each section has its ``type``, the lower-case name of its class in `perfnb.draw.document`, and the fields of that class.
+Numbers are as measured, in the unit that the section, the column or the figure names; what is not known is ``null``.
+Texts consist of visible characters, and only code has more than one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape
+from perfnb.draw.document import Choice, Document, Picture, Section
+from perfnb.draw.palette import Mark
+
+#: Longest text: a sentence, or lines of code.
+_LONGEST = 2000
+
+
+def document_data(document: Document) -> dict[str, Any]:
+    """Return a document as data, ready for JSON."""
+    data = {
+        field.name: plain(getattr(document, field.name))
+        for field in fields(document)
+        if field.name not in ("sections", "tabs")
+    }
+    data["sections"] = [section_data(section) for section in document.sections]
+    data["tabs"] = [document_data(tab) for tab in document.tabs]
+    return data
+
+
+def section_data(section: Section) -> dict[str, Any]:
+    """Return a section as data."""
+    kind = type(section).__name__.lower()
+    if isinstance(section, Picture):
+        data = None if section.data is None else section.data()
+        return {
+            "type": kind,
+            "kind": section.kind,
+            "title": escape.plain(section.title),
+            "key": section.key,
+            "data": data,
+        }
+    if isinstance(section, Choice):
+        options = {
+            escape.plain(name): [section_data(part) for part in parts] for name, parts in section.options.items()
+        }
+        return {"type": kind, "title": escape.plain(section.title), "key": section.key, "options": options}
+    return {"type": kind, **plain(section)}
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a document as data: texts visible, marks with their look."""
+    if hasattr(value, "tolist"):  # of numpy, without loading it
+        value = value.tolist()
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        return "\n".join(escape.plain(line, _LONGEST) for line in value.splitlines())
+    if isinstance(value, Mark):
+        return {**value.data, "word": escape.plain(value.word)}
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {escape.plain(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, Sequence):
+        return [plain(inner) for inner in value]
+    return fmt.known(value)

@@ -1,0 +1,502 @@
+"""Documents as text of at most a given width."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from perfnb import quantities as fmt
+from perfnb.draw import bars, escape
+from perfnb.draw.document import (
+    Axis,
+    Bars,
+    Budget,
+    Cell,
+    Choice,
+    Code,
+    Column,
+    Document,
+    Effect,
+    Effects,
+    Figure,
+    Heat,
+    Picture,
+    Scatter,
+    Section,
+    Series,
+    Strip,
+    Table,
+    Value,
+    Verdict,
+    words,
+)
+from perfnb.draw.palette import Mark
+from perfnb.draw.tree import TreeLine, page_of, tree_of_parents
+
+#: Width where there is no terminal, and the least that fits the columns.
+USUAL, LEAST = 100, 60
+#: Longest sentence, and cells that names keep while there are columns to give up, and at the least.
+_SENTENCE, _NAME, _SHORT_NAME = 2000, 24, 10
+#: Cells of a bar behind a row, of a scale of effects, of a label beside a bar, and of what stands before a reason.
+_BAR, _SCALE, _LABEL, _INDENT = 8, 21, 24, 6
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def terminal_width() -> int:
+    """Return the width of the terminal, or `USUAL` where there is none."""
+    return max(LEAST, shutil.get_terminal_size((USUAL, 24)).columns)
+
+
+def document_text(document: Document, width: int = USUAL) -> str:
+    """Return a document as text, its tabs one after another."""
+    width = max(LEAST, width)
+    blocks = []
+    for part in (document, *document.tabs):
+        blocks.append(_head(part, width, "perfnb" if part is document else ""))
+        blocks += [block for section in part.sections if (block := section_text(section, width))]
+    notes = list(dict.fromkeys([*document.notes, *(note for tab in document.tabs for note in tab.notes)]))
+    if notes:
+        blocks.append(["Notes", *escape.bullets(notes, width)])
+    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks)
+
+
+def _head(document: Document, width: int, *before: str) -> list[str]:
+    known = [escape.plain(part) for part in (*before, document.kind, document.subject, document.device) if part]
+    lines = escape.wrapped(" · ".join(known), width)
+    lines += _verdict(document.verdict, width)
+    return [*lines, *_joined([*map(figure_words, document.figures), *document.facts], width)]
+
+
+def _verdict(verdict: Verdict, width: int) -> list[str]:
+    confidence = f" ({verdict.confidence} confidence)" if verdict.confidence else ""
+    lines = _sentences(f"{verdict.sentence}{confidence}", width) if verdict.sentence else []
+    for label, said in (("Why", verdict.why), ("Next", verdict.next)):
+        if said:
+            first, *others = _sentences(said, width - _INDENT)
+            lines += [f"{label:<{_INDENT}}{first}", *(" " * _INDENT + line for line in others)]
+    return lines + [" " * _INDENT + line for line in _code(verdict.code, width - _INDENT)]
+
+
+def _sentences(text: str, width: int) -> list[str]:
+    return escape.wrapped(escape.plain(text, _SENTENCE), width)
+
+
+def _code(text: str, width: int) -> list[str]:
+    """Lines of code with their indentation; only one that is too long is broken."""
+    lines = []
+    for line in text.splitlines():
+        code = escape.plain(line.expandtabs(4), _SENTENCE)
+        indent = min(len(code) - len(code.lstrip(" ")), width // 2)
+        lines += [" " * indent + part for part in escape.wrapped(code.lstrip(" "), width - indent)]
+    return lines
+
+
+def _joined(facts: Sequence[str], width: int) -> Iterator[str]:
+    """Facts in lines as full as they get, none of them broken if it fits into one."""
+    line = ""
+    for fact in (escape.plain(fact, _SENTENCE) for fact in facts):
+        if line and escape.cells(line) + 3 + escape.cells(fact) > width:
+            yield from escape.wrapped(line, width)
+            line = ""
+        line = f"{line} · {fact}" if line else fact
+    if line:
+        yield from escape.wrapped(line, width)
+
+
+def figure_words(figure: Figure) -> str:
+    """Return a figure with its label, its interval and how it was measured."""
+    basis = f" ({figure.basis})" if figure.basis else ""
+    value = fmt.with_interval(words(figure.value, figure.unit), figure.value, figure.interval)
+    return f"{figure.label} {value}{basis}".strip()
+
+
+def section_text(section: Section, width: int) -> list[str]:
+    """Return the lines of a section, none if there is nothing to show."""
+    lines = _RENDERERS[type(section)](section, width)
+    return [*_sentences(section.title, width), *lines] if lines and section.title else lines
+
+
+def _bars(section: Bars, width: int) -> list[str]:
+    stacks = [[(part.mark, part.value) for part in bar.parts if part.value > 0] for bar in section.bars]
+    totals = [sum(value for _, value in stack) for stack in stacks]
+    longest = max(totals, default=0.0)
+    if not longest > 0:
+        return []
+    labels = [escape.plain(bar.label, _LABEL) for bar in section.bars]
+    figures = [words(total, section.unit) for total in totals]
+    if len(section.bars) == 1:
+        (stack,), (total,) = stacks, totals
+        entries = [(mark, words(value, section.unit), fmt.share(value / total)) for mark, value in stack]
+        return [_stacked(stack, width), *bars.legend(entries, width)]
+    cells = max(map(escape.cells, labels))
+    room = width - cells - 2 - max(map(len, figures))
+    lines = [
+        f"{escape.fit(label, cells)} {_stacked(stack, round(room * total / longest))} {figure}"
+        for label, stack, total, figure in zip(labels, stacks, totals, figures, strict=True)
+    ]
+    marks = list(dict.fromkeys(mark for stack in stacks for mark, _ in stack))
+    columns = (Column(""), *(Column(f"{mark.glyph} {mark.word}", section.unit) for mark in marks))
+    rows = [
+        (label, *(dict(stack).get(mark, "") for mark in marks)) for label, stack in zip(labels, stacks, strict=True)
+    ]
+    return [*lines, *_table(Table("", columns, rows, budget=Budget(len(rows))), width)]
+
+
+def _stacked(stack: Sequence[tuple[Mark, float]], width: int) -> str:
+    return bars.stacked([mark for mark, _ in stack], [value for _, value in stack], width)
+
+
+def effect_words(row: Effect) -> str:
+    """Return an effect in its only notation: ``0.540 × [0.510, 0.570]``."""
+    return fmt.with_interval(fmt.ratio(row.ratio), row.ratio, row.interval)
+
+
+def _effects(section: Effects, width: int) -> list[str]:
+    rows = section.rows
+    if not rows:
+        return []
+    figures = [effect_words(row) for row in rows]
+    cells = max(map(escape.cells, figures))
+    verdicts = [escape.plain(row.verdict, min(_LABEL, width - cells - _SHORT_NAME - 4)) for row in rows]
+    room = width - cells - max(map(escape.cells, verdicts)) - 4
+    scaled = room - _SCALE - 2 >= _NAME
+    room -= _SCALE + 2 if scaled else 0
+    label = min(room, max(escape.cells(escape.plain(row.label)) for row in rows))
+    place, lines = scale_of(rows), list[str]()
+    for row, figure, verdict in zip(rows, figures, verdicts, strict=True):
+        drawn = f"  {_on_scale(row, place)}" if scaled else ""
+        left = f"{escape.fit(row.label, label)}  {escape.fit(figure, cells)}"
+        lines.append(f"{left}{drawn}  {verdict}" if verdict else f"{left}{drawn}")
+        if row.detail:
+            lines += [f"  {line}" for line in _sentences(row.detail, width - 2)]
+    if section.same_within is not None:
+        lines += _sentences(
+            f"1 × is the baseline; ratios within {fmt.share(section.same_within)} of it are the same.", width
+        )
+    return lines
+
+
+def scale_of(rows: Sequence[Effect]) -> Callable[[float], float]:
+    """Return what places a ratio on a logarithmic scale from 0 to 1, with 1 × in the middle.
+
+    What is many times slower is cut off, or nobody would see what the others gain.
+    """
+    known = [fmt.known(end) for row in rows for end in (row.ratio, *(row.interval or ()))]
+    ends = [math.log(end) for end in known if end is not None and end > 0]
+    most = max(math.log(2), -min(ends, default=0.0))
+    longest = min(most, max(map(abs, ends), default=0.0)) or 1.0
+    return lambda ratio: 0.5 + 0.5 * max(-1.0, min(1.0, math.log(ratio) / longest))
+
+
+def _on_scale(row: Effect, place: Callable[[float], float]) -> str:
+    cells = [" "] * _SCALE
+    cells[_SCALE // 2] = "│"
+    if ends := ends_on_scale(row, place):
+        first, dot, last = (round(end * (_SCALE - 1)) for end in ends)
+        cells[first : last + 1] = "─" * (last + 1 - first)
+        cells[dot] = "●"
+    return "".join(cells)
+
+
+def ends_on_scale(row: Effect, place: Callable[[float], float]) -> tuple[float, float, float] | None:
+    """Return where an interval begins, where its ratio is, and where it ends; ``None`` if there is no ratio."""
+    ratio = fmt.known(row.ratio)
+    if ratio is None or ratio <= 0:
+        return None
+    low, high = fmt.known_bounds(row.interval) or (ratio, ratio)
+    return place(max(low, 1e-9)), place(ratio), place(max(high, 1e-9))
+
+
+def cell_words(cell: Cell, unit: str) -> str:
+    """Return what stands in a cell, plain."""
+    if isinstance(cell, Mark):
+        return escape.plain(cell.word)
+    if isinstance(cell, Value):
+        return fmt.with_interval(words(cell.number, cell.unit), cell.number, cell.interval)
+    if isinstance(cell, str):
+        return escape.plain(cell)
+    if unit == "text":
+        return "" if fmt.known(cell) is None else fmt.significant(cell, trim=True)
+    return words(cell, unit)
+
+
+def row_cells(table: Table, row: int) -> list[Cell]:
+    """Return the cells of a row, one for each column whatever was given."""
+    cells = [*table.rows[row], *[None] * len(table.columns)]
+    return cells[: len(table.columns)]
+
+
+def detail_of(table: Table, row: int) -> str:
+    """Return the sentence below a row, empty if there is none."""
+    return "".join((table.details or ())[row : row + 1])
+
+
+def columns_held(table: Table, rows: Iterable[int]) -> list[int]:
+    """Return the columns in which something is known in one of these rows, and the first."""
+    cells = [row_cells(table, row) for row in rows]
+    return [place for place in range(len(table.columns)) if place == 0 or any(_is_known(row[place]) for row in cells)]
+
+
+def _is_known(cell: Cell) -> bool:
+    if isinstance(cell, (str, Mark)):
+        return bool(cell)
+    return fmt.known(cell.number if isinstance(cell, Value) else cell) is not None
+
+
+def _table(table: Table, width: int) -> list[str]:
+    body, left_out = listed(table, table.budget.text)
+    if not body:
+        return []
+    shown = [line.layer for line in body if line.layer >= 0]
+    texts = {
+        row: [cell_words(cell, column.unit) for cell, column in zip(row_cells(table, row), table.columns, strict=True)]
+        for row in shown
+    }
+    indents = {line.layer: 3 * line.depth + escape.cells(_inside(line)) for line in body}
+    longest = [
+        max(escape.cells(texts[row][place]) + (indents[row] if place == 0 else 0) for row in shown)
+        for place in range(len(table.columns))
+    ]
+    held = columns_held(table, shown)
+    columns, widths = _fitted(table, held, longest, width)
+    barred = next((place for place, column in enumerate(table.columns) if column.bar), None)
+    numbers = {row: 0.0 if barred is None else number_of(row_cells(table, row)[barred]) for row in shown}
+    has_bar = max(numbers.values()) > 0 and width - sum(widths) - len(widths) >= _BAR
+    lines = [_row([_head_of(table, place) for place in columns], table, columns, widths)]
+    lines.append("─" * (escape.cells(lines[0]) + (1 + _BAR if has_bar else 0)))
+    for line in body:
+        glyphs = _glyphs(line, widths[0])
+        if line.layer < 0:
+            lines.append(escape.shorten(f"{glyphs}… {left_out_words(table, line.left_out)}", width))
+            continue
+        cells = [texts[line.layer][place] for place in columns]
+        inside = _inside(line)
+        cells[0] = glyphs + escape.shorten(cells[0], widths[0] - len(glyphs) - len(inside)) + inside
+        drawn = f" {_eighths(numbers[line.layer], max(numbers.values()))}" if has_bar else ""
+        lines.append(_row(cells, table, columns, widths) + drawn)
+        if detail := detail_of(table, line.layer):
+            lines += [f"  {part}" for part in _sentences(detail, width - 2)]
+    if left_out:
+        lines.append(f"… {fmt.counted(left_out, f'more {table.noun}')}")
+    if hidden := [_head_of(table, place) for place in held if place not in columns]:
+        lines += _sentences(f"Not shown at this width: {', '.join(hidden)}.", width)
+    if any(texts[row][place] == fmt.UNKNOWN for row in shown for place in columns):
+        lines.append(f"{fmt.UNKNOWN}: not measured, or not applicable to this row")
+    return lines
+
+
+def _head_of(table: Table, place: int) -> str:
+    return escape.plain(table.columns[place].head, 2 * _LABEL)
+
+
+def _inside(line: TreeLine) -> str:
+    """How many rows a closed branch holds."""
+    return f" +{line.inside:,}" if line.inside else ""
+
+
+def _fitted(table: Table, held: Sequence[int], longest: Sequence[int], width: int) -> tuple[list[int], list[int]]:
+    """Choose the columns that fit, and their widths. Numbers are never cut; names, words and heads may be.
+
+    Parameters
+    ----------
+    table : Table
+    held : sequence of int
+        Columns to choose from.
+    longest : sequence of int
+        Cells of the longest text in each column, without its head.
+    width : int
+    """
+    least, natural = dict[int, int](), dict[int, int]()
+    for place in held:
+        head = escape.cells(_head_of(table, place))
+        natural[place] = max(longest[place], head)
+        is_text = table.columns[place].unit == "text"
+        least[place] = min(natural[place], _SHORT_NAME) if is_text else max(longest[place], min(head, _SHORT_NAME))
+    columns = list(held)
+
+    def excess(widths: Mapping[int, int]) -> int:
+        return sum(widths[place] + 1 for place in columns) - 1 - width
+
+    roomy = least | {0: min(natural[0], _NAME)}
+    while len(columns) > 1:
+        spared = max(columns[1:], key=lambda place: (table.columns[place].priority, place))
+        if excess(roomy if table.columns[spared].priority else least) <= 0:
+            break
+        columns.remove(spared)
+    widths = dict(natural)
+    while excess(widths) > 0:
+        wide = [place for place in columns if widths[place] > least[place]]
+        widths[max(wide, key=lambda place: widths[place] / (2 if place == 0 else 1))] -= 1
+    return columns, [widths[place] for place in columns]
+
+
+def _row(cells: Sequence[str], table: Table, columns: Sequence[int], widths: Sequence[int]) -> str:
+    padded = []
+    for cell, place, room in zip(cells, columns, widths, strict=True):
+        text = escape.shorten(cell, room)
+        padding = " " * (room - escape.cells(text))
+        padded.append(text + padding if table.columns[place].unit == "text" else padding + text)
+    return " ".join(padded)
+
+
+def listed(table: Table, limit: int) -> tuple[list[TreeLine], int]:
+    """Choose the rows that a budget allows.
+
+    Returns
+    -------
+    tuple of (list of TreeLine, int)
+        The rows in order, with placeholders for what a tree leaves out, and how many a flat table leaves out.
+    """
+    count = len(table.rows) - table.tail
+    tail = [TreeLine(place, 0, ()) for place in range(count, len(table.rows))]
+    if table.nesting is None or len(table.nesting.parents) != count:
+        kept = min(count, limit)
+        return [*(TreeLine(place, 0, ()) for place in range(kept)), *tail], count - kept
+    tree = tree_of_parents(table.nesting.parents)
+    path = [tree.names[place] for place in table.nesting.path]
+    return [*page_of(tree, table.nesting.weights, path, limit), *tail], 0
+
+
+def left_out_words(table: Table, rows: Sequence[int]) -> str:
+    """Return how many rows of a tree a placeholder stands for, and how much of the whole they are."""
+    said = fmt.counted(len(rows), f"more {table.noun}")
+    shares = next((place for place, column in enumerate(table.columns) if column.bar and column.unit == "share"), None)
+    if shares is None:
+        return said
+    return f"{said}, {fmt.share(sum(number_of(row_cells(table, row)[shares]) for row in rows))}"
+
+
+def number_of(cell: Cell) -> float:
+    """Return the number that a bar shows, 0 where none is known."""
+    value = cell.number if isinstance(cell, Value) else cell
+    return 0.0 if isinstance(value, (str, Mark)) else fmt.known(value) or 0.0
+
+
+def _glyphs(line: TreeLine, width: int) -> str:
+    if not line.depth:
+        return ""
+    step = next((step for step in (3, 2) if step * line.depth <= width - _SHORT_NAME), 0)
+    if not step:
+        return f"{line.depth}: "
+    lines = "".join((" " if last else "│").ljust(step) for last in line.last[:-1])
+    return lines + ("└" if line.last[-1] else "├") + ("─ " if step == 3 else " ")
+
+
+def _eighths(value: float, most: float) -> str:
+    if value <= 0 or most <= 0:
+        return ""
+    eighths = max(1, round(8 * _BAR * min(1.0, value / most)))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _series(series: Series, width: int) -> list[str]:
+    lines: list[str] = []
+    for line in series.lines:
+        if known := all_known(line.values):
+            lines += escape.wrapped(span_words(line.mark, known, series.y), width)
+            lines.append(bars.heights(_binned(series.at, line.values, width), max(known)))
+    return [*lines, *_joined([*axis_words(series.x, series.at), *level_words(series)], width)] if lines else []
+
+
+def all_known(values: Iterable[Any]) -> list[float]:
+    """Return the numbers that are known, in order."""
+    return [number for number in map(fmt.known, values) if number is not None]
+
+
+def span_words(mark: Mark, values: Sequence[float], axis: Axis) -> str:
+    """Return the least and the largest of a mark's values, in words."""
+    return f"{escape.plain(mark.word, 40)}: {words(min(values), axis.unit)} to {words(max(values), axis.unit)}"
+
+
+def axis_words(axis: Axis, values: Sequence[float]) -> list[str]:
+    """Return where an axis begins and ends, in words; nothing if it is empty."""
+    if not values:
+        return []
+    return [f"{axis.label} from {words(min(values), axis.unit)} to {words(max(values), axis.unit)}"]
+
+
+def level_words(series: Series) -> list[str]:
+    """Return the levels that matter, in words."""
+    return [f"{name}: {words(value, series.y.unit)}" for name, value in series.levels.items()]
+
+
+def _binned(at: Sequence[float], values: Sequence[float | None], width: int) -> list[float]:
+    """The largest value in each cell; a value lasts until the next one."""
+    first, last = at[0], at[-1]
+    cells, held, filled = [0.0] * width, 0.0, -1
+    for x, value in zip(at, values, strict=False):
+        cell = min(width - 1, int(width * (x - first) / (last - first))) if last > first else 0
+        cells[filled + 1 : cell + 1] = [held] * (cell - filled)
+        held, filled = fmt.known(value) or 0.0, max(filled, cell)
+        cells[cell] = max(cells[cell], held)
+    cells[filled + 1 :] = [held] * (width - 1 - filled)
+    return cells
+
+
+def _scatter(section: Scatter, width: int) -> list[str]:
+    rows = [(dot.label, dot.mark, dot.x, dot.y) for dot in section.dots]
+    columns = (
+        Column("name"),
+        Column("", priority=2),
+        *(Column(axis.label, axis.unit) for axis in (section.x, section.y)),
+    )
+    return _table(Table("", columns, rows, noun="point"), width)
+
+
+def _strip(section: Strip, width: int) -> list[str]:
+    values = all_known(value for _, group in section.groups for value in group)
+    if not values:
+        return []
+    low, high = min(values), max(values)
+    label = max(escape.cells(escape.plain(mark.word, _LABEL)) for mark, _ in section.groups)
+    room, lines = width - label - 1, list[str]()
+    for mark, group in section.groups:
+        counts = [0.0] * room
+        for value in all_known(group):
+            counts[min(room - 1, int(room * (value - low) / (high - low))) if high > low else 0] += 1
+        lines.append(f"{escape.fit(mark.word, label)} {bars.heights(counts, max(counts))}")
+    return [*lines, *_joined(strip_words(section), width)]
+
+
+def strip_words(section: Strip) -> list[str]:
+    """Return the ends of the scale and the place on it that matters, in words."""
+    at = [] if section.at is None else [f"{section.at[0]}: {words(section.at[1], section.axis.unit)}"]
+    return [*axis_words(section.axis, all_known(value for _, group in section.groups for value in group)), *at]
+
+
+def _heat(section: Heat, width: int) -> list[str]:
+    known = all_known(value for row in section.values for value in row)
+    if not known or not section.columns:
+        return []
+    label = min(_LABEL, max(escape.cells(escape.plain(row)) for row in section.rows))
+    room, most = width - label - 1, max(known)
+    lines = []
+    for name, row in zip(section.rows, section.values, strict=False):
+        cells = _binned(range(len(row)), row, min(room, len(row)))
+        lines.append(f"{escape.fit(name, label)} {bars.heights(cells, most)}")
+    across = ": ".join(filter(None, (section.across, f"{section.columns[0]} to {section.columns[-1]}")))
+    return [*lines, *_joined([across, f"highest: {words(most, section.unit)}"], width)]
+
+
+def _choice(section: Choice, width: int) -> list[str]:
+    lines = []
+    for name, parts in list(section.options.items())[:1]:
+        lines += _sentences(name, width)
+        lines += [line for part in parts for line in section_text(part, width)]
+    return lines if len(lines) > 1 else []
+
+
+_RENDERERS: dict[type, Callable[[Any, int], list[str]]] = {
+    Bars: _bars,
+    Effects: _effects,
+    Table: _table,
+    Series: _series,
+    Scatter: _scatter,
+    Strip: _strip,
+    Heat: _heat,
+    Code: lambda section, width: _code(section.text, width),
+    Choice: _choice,
+    Picture: lambda section, width: section.text(width),
+}

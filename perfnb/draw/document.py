@@ -1,0 +1,480 @@
+"""The vocabulary of results: everything that perfnb shows is described once, as data, in these words.
+
+A view chooses words and rows and returns a `Document`. It lays out nothing: `perfnb.draw.as_text`,
+`perfnb.draw.as_html` and `perfnb.draw.as_json` render every document, at any width and in any place. Names and
+sentences are given unescaped, since the renderers make them safe.
+
+What only a model makes possible is checked when a document is made: parts add up to their total, an interval holds its
+value, a row has a cell for each column, a line has a value for each place on its axis, and every unit is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Literal, TypeAlias
+
+from perfnb import quantities as fmt
+from perfnb.draw.palette import Mark
+
+#: How a number is written: see `words`. Anything else that ends in ``/s`` is a rate of that thing: ``samples/s``.
+Unit: TypeAlias = str
+#: ``good`` and ``bad`` say how it went, ``open`` that nothing could be decided, ``none`` that there is no verdict.
+State = Literal["good", "bad", "open", "none"]
+Interval: TypeAlias = tuple[float, float]
+#: What a cell of a table holds: text, a number in the column's unit, a mark with its word, or nothing known.
+Cell: TypeAlias = "str | float | int | Mark | Value | None"
+
+_WORDS: Mapping[Unit, Callable[[Any], str]] = {
+    "ms": fmt.duration,
+    "bytes": fmt.size,
+    "share": fmt.share,
+    "flops": fmt.flops,
+    "count": fmt.count,
+    "number": fmt.significant,
+    "ratio": fmt.ratio,
+    "bytes/s": lambda value: f"{fmt.size(value)}/s",
+    "flops/s": lambda value: f"{fmt.flops(value)}/s",
+    "/s": fmt.rate,
+}
+
+#: By how much parts may miss their total, relative to it: figures are sums of rounded ones.
+_ADDS_UP = 0.005
+
+#: Raise what a document's checks find. Otherwise it becomes a note: a figure in doubt is no reason to lose a report.
+strict = False
+
+
+class DocumentError(ValueError):
+    """A document contradicts itself."""
+
+
+def words(value: Any, unit: Unit) -> str:
+    """Write a number in its unit, ``n/a`` if it is not known."""
+    if fmt.known(value) is None:
+        return fmt.UNKNOWN
+    if unit in _WORDS:
+        return _WORDS[unit](value)
+    if unit.endswith("/s"):
+        return fmt.rate(value, unit.removesuffix("/s"))
+    return fmt.significant(value)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number with an interval, or with a unit of its own in a table whose rows differ in unit."""
+
+    number: float | None
+    unit: Unit = "number"
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer, in a sentence.
+
+    Attributes
+    ----------
+    state : str
+    sentence : str
+        Reads without the rest: "Input-bound: removing the wait could save up to 12.3 ms per step".
+    why : str
+        The evidence.
+    next : str
+        What to do.
+    code : str
+        The lines that do it.
+    confidence : str
+        ``high``, ``medium``, ``low``, or empty.
+    """
+
+    state: State
+    sentence: str
+    why: str = ""
+    next: str = ""
+    code: str = ""
+    confidence: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the headline."""
+
+    label: str
+    value: float | None
+    unit: Unit
+    interval: Interval | None = None
+    #: How it was measured: "median of 20 timed steps".
+    basis: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a bar."""
+
+    mark: Mark
+    value: float
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of parts. Its label is empty if it is the only one."""
+
+    label: str
+    parts: tuple[Part, ...]
+    #: What the parts add up to, if the whole is known by itself.
+    total: float | None = None
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Stacked bars on one scale, with the parts in a table."""
+
+    title: str
+    unit: Unit
+    bars: tuple[Bar, ...]
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How many times as long, or as large, a candidate is: the only notation of an effect."""
+
+    label: str
+    #: Candidate divided by baseline; ``None`` if it was not measured.
+    ratio: float | None
+    interval: Interval | None = None
+    #: ``faster``, ``slower``, ``same`` or what else was decided.
+    verdict: str = ""
+    #: What else there is to know about this row.
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Effects on one scale, around 1, where candidate and baseline are the same."""
+
+    title: str
+    rows: tuple[Effect, ...]
+    #: Ratios within this distance of 1 count as the same.
+    same_within: float | None = None
+    #: What the labels name.
+    head: str = "candidate"
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. Text and static HTML leave out a column in which nothing is known."""
+
+    head: str
+    #: ``text`` for words; a unit for numbers, in place of which a cell may also hold a word.
+    unit: Unit = "text"
+    #: Columns with the largest numbers give way first when room is short.
+    priority: int = 0
+    #: Whether a bar shows the column's numbers.
+    bar: bool = False
+    #: What the column means, on hover.
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many rows text and static HTML list; the live view has all."""
+
+    text: int = 15
+    html: int = 40
+
+
+@dataclass(frozen=True)
+class Nesting:
+    """Makes a table a tree.
+
+    Attributes
+    ----------
+    parents : sequence of int
+        The row of each row's parent, -1 for roots; parents come first.
+    weights : sequence of float
+        The heaviest rows are listed first.
+    path : sequence of int
+        Rows from a root down, which a view opens first.
+    """
+
+    parents: Sequence[int]
+    weights: Sequence[float]
+    path: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of typed columns; the first names the rows.
+
+    Attributes
+    ----------
+    rows : sequence of sequences of Cell
+        In the order in which they are listed, most important first.
+    nesting : Nesting, optional
+    tail : int
+        The last rows are listed always, as totals and rows of a tree that belong to no branch are.
+    details : sequence of str, optional
+        A sentence for each row, below it.
+    noun : str
+        What a row is, for "12 more layers".
+    selects : str
+        The key of a section in which a row that is selected selects the row of the same name.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[Cell]]
+    nesting: Nesting | None = None
+    tail: int = 0
+    details: Sequence[str] | None = None
+    budget: Budget = Budget()
+    noun: str = "row"
+    selects: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart, with a band of uncertainty if it has bounds."""
+
+    mark: Mark
+    values: Sequence[float | None]
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a chart."""
+
+    label: str
+    unit: Unit
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Series:
+    """Lines over a common axis."""
+
+    title: str
+    x: Axis
+    y: Axis
+    at: Sequence[float]
+    lines: tuple[Line, ...]
+    #: Values of y that matter, by what they are.
+    levels: Mapping[str, float] = field(default_factory=dict)
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point of a scatter plot."""
+
+    label: str
+    x: float
+    y: float
+    mark: Mark
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Points, and lines between given points, such as a roof."""
+
+    title: str
+    x: Axis
+    y: Axis
+    dots: tuple[Dot, ...]
+    lines: tuple[tuple[Mark, tuple[tuple[float, float], ...]], ...] = ()
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Single measurements as dots on one scale, a row per group."""
+
+    title: str
+    axis: Axis
+    groups: tuple[tuple[Mark, Sequence[float]], ...]
+    #: A place on the scale that matters, in words and as a number.
+    at: tuple[str, float] | None = None
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A matrix of numbers, darker where they are larger."""
+
+    title: str
+    unit: Unit
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    #: What the columns are, for the axis.
+    across: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to copy."""
+
+    text: str
+    title: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Alternatives of which the live view shows one at a time; text and static HTML show the first."""
+
+    title: str
+    options: Mapping[str, tuple[Section, ...]]
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What no other section can show; it brings its own text, static HTML, data and script.
+
+    Attributes
+    ----------
+    text : callable
+        Gets a width in cells and returns lines.
+    html : callable
+        Returns safe HTML without scripts.
+    data : callable, optional
+        Returns what the script draws, ready for JSON.
+    script, style : str
+        Paths inside the package; the script sets ``pictures[kind]``.
+    """
+
+    kind: str
+    title: str
+    text: Callable[[int], list[str]]
+    html: Callable[[], str]
+    data: Callable[[], Any] | None = None
+    script: str = ""
+    style: str = ""
+    key: str = ""
+
+
+Section: TypeAlias = Bars | Effects | Table | Series | Scatter | Strip | Heat | Code | Choice | Picture
+
+
+@dataclass(frozen=True)
+class Document:
+    """A result: what it is, the answer, the figures behind it, sections, and notes.
+
+    Attributes
+    ----------
+    kind : str
+        In words: ``profile``, ``A/B test``.
+    subject : str
+        Name of what was measured.
+    device : str
+        What it ran on.
+    verdict : Verdict
+    figures : tuple of Figure
+        The headline.
+    facts : tuple of str
+        What else belongs to the headline: how often the step ran, what was compared.
+    sections : tuple of Section
+    notes : tuple of str
+        What the reader must know to read the figures correctly; they come last.
+    tabs : tuple of Document
+        Parts that a view shows one at a time, titled by their kinds.
+    """
+
+    kind: str
+    subject: str = ""
+    device: str = ""
+    verdict: Verdict = Verdict("none", "")
+    figures: tuple[Figure, ...] = ()
+    facts: tuple[str, ...] = ()
+    sections: tuple[Section, ...] = ()
+    notes: tuple[str, ...] = ()
+    tabs: tuple[Document, ...] = ()
+
+    def __post_init__(self) -> None:
+        complaints = list(chain.from_iterable(map(_complaints, (*self.figures, *self.sections))))
+        if complaints and strict:
+            raise DocumentError(f"{self.kind}: {'; '.join(complaints)}")
+        doubts = tuple(f"These figures disagree, which is a fault of perfnb: {complaint}." for complaint in complaints)
+        object.__setattr__(self, "notes", (*doubts, *dict.fromkeys(self.notes)))
+
+
+def _complaints(thing: Any) -> Iterator[str]:
+    """Where a figure or a section contradicts itself."""
+    if isinstance(thing, Figure):
+        yield from _of_units(thing.label, thing.unit)
+        yield from _of_interval(thing.label, thing.value, thing.interval)
+    elif isinstance(thing, Bars):
+        yield from _of_units(thing.title, thing.unit)
+        for bar in thing.bars:
+            parts = sum(part.value for part in bar.parts)
+            if any(part.value < 0 for part in bar.parts):
+                yield f"{thing.title}: a part of {bar.label or 'the bar'} is below 0"
+            if bar.total is not None and not math.isclose(parts, bar.total, rel_tol=_ADDS_UP, abs_tol=1e-9):
+                sums = f"{words(parts, thing.unit)}, not {words(bar.total, thing.unit)}"
+                yield f"{thing.title}: the parts of {bar.label or 'the bar'} add up to {sums}"
+    elif isinstance(thing, Effects):
+        for row in thing.rows:
+            yield from _of_interval(row.label, row.ratio, row.interval)
+    elif isinstance(thing, Table):
+        yield from _of_table(thing)
+    elif isinstance(thing, Series):
+        yield from _of_units(thing.title, thing.x.unit, thing.y.unit)
+        for line in thing.lines:
+            lengths = {len(values) for values in (line.values, line.low, line.high) if values is not None}
+            if lengths != {len(thing.at)}:
+                yield f"{thing.title}: {line.mark.word} has {len(line.values)} values for {len(thing.at)} places"
+    elif isinstance(thing, Scatter):
+        yield from _of_units(thing.title, thing.x.unit, thing.y.unit)
+    elif isinstance(thing, Strip):
+        yield from _of_units(thing.title, thing.axis.unit)
+    elif isinstance(thing, Heat):
+        yield from _of_units(thing.title, thing.unit)
+        if len(thing.values) != len(thing.rows) or {*map(len, thing.values)} - {len(thing.columns)}:
+            yield f"{thing.title}: its numbers are not {len(thing.rows)} rows of {len(thing.columns)} columns"
+    elif isinstance(thing, Choice):
+        for section in chain.from_iterable(thing.options.values()):
+            yield from _complaints(section)
+
+
+def _of_units(title: str, *units: Unit) -> Iterator[str]:
+    for unit in units:
+        if unit not in _WORDS and not unit.endswith("/s"):
+            yield f"{title}: there is no unit {unit!r}"
+
+
+def _of_interval(label: str, value: float | None, interval: Interval | None) -> Iterator[str]:
+    inside, number = fmt.known_bounds(interval), fmt.known(value)
+    if inside is None or number is None:
+        return
+    low, high = inside
+    slack = 1e-6 * max(abs(number), abs(low), abs(high))  # what rounding does
+    if not low - slack <= number <= high + slack:
+        yield f"{label}: {number:.6g} lies outside its interval [{low:.6g}, {high:.6g}]"
+
+
+def _of_table(table: Table) -> Iterator[str]:
+    yield from _of_units(table.title, *(column.unit for column in table.columns if column.unit != "text"))
+    for cell in chain.from_iterable(table.rows):
+        if isinstance(cell, Value):
+            yield from _of_units(table.title, cell.unit)
+            yield from _of_interval(table.title, cell.number, cell.interval)
+    if odd := next((row for row in table.rows if len(row) != len(table.columns)), None):
+        yield f"{table.title}: a row has {len(odd)} cells for {len(table.columns)} columns"
+    if table.nesting is not None:
+        expected = len(table.rows) - table.tail
+        if {len(table.nesting.parents), len(table.nesting.weights)} != {expected}:
+            yield f"{table.title}: the tree has {len(table.nesting.parents)} rows, not {expected}"
+        elif any(parent >= row for row, parent in enumerate(table.nesting.parents)):
+            yield f"{table.title}: a row comes before its parent"
+    if table.details is not None and len(table.details) != len(table.rows):
+        yield f"{table.title}: {len(table.details)} details for {len(table.rows)} rows"

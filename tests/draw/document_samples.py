@@ -1,0 +1,160 @@
+"""Documents that every renderer must show: each kind of section, strange names, nothing known, and real results.
+
+Adding a result to the contracts of `test_document_renderers` takes a line in `DOCUMENTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from perfnb.bench.input_view import input_bound_document
+from perfnb.draw.document import (
+    Axis,
+    Bar,
+    Bars,
+    Budget,
+    Choice,
+    Code,
+    Column,
+    Document,
+    Dot,
+    Effect,
+    Effects,
+    Figure,
+    Heat,
+    Line,
+    Nesting,
+    Part,
+    Picture,
+    Scatter,
+    Section,
+    Series,
+    Strip,
+    Table,
+    Value,
+    Verdict,
+)
+from perfnb.draw.palette import Mark, mark
+from tests.bench.test_input_figures import planted
+from tests.inference.backend_samples import backends_of_times
+from tests.remedies.lever_samples import lever_trials
+
+#: A name that is markup, ends scripts, reverses text, moves a terminal's cursor and is long and wide.
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31m\u202e\n\u2028" + "层é" * 90
+
+
+def sections(name: str) -> tuple[Section, ...]:
+    """One section of each kind, in which `name` stands wherever a name may."""
+    forward, backward = mark("forward"), Mark(name, "#D55E00", "▓", "hatch")
+    time, size = Axis("step", "count"), Axis(name, "bytes")
+    return (
+        Bars(
+            "Where a step goes",
+            "ms",
+            (Bar("", (Part(forward, 7.0), Part(backward, 5.3), Part(mark("loss"), 0.0)), 12.3),),
+        ),
+        Bars(
+            "Two sides on one scale",
+            "ms",
+            (Bar("baseline", (Part(forward, 7.0), Part(backward, 5.3))), Bar(name, (Part(forward, 2.5),))),
+        ),
+        Effects(
+            "Time of a step",
+            (
+                Effect(name, 0.54, (0.51, 0.57), "faster", f"It warns of {name}."),
+                Effect("slow", 14.2, (13.9, 14.6), "slower"),
+                Effect("unknown", None, None, name),
+            ),
+            same_within=0.02,
+        ),
+        Table(
+            "Operators",
+            (Column("operator"), Column("calls", "count"), Column("time", "ms", bar=True), Column("dtype", priority=1)),
+            [(name, 12, 3.4, "float32"), ("aten::add", None, 0.05, name), ("total", 13, 3.45, None)],
+            tail=1,
+            details=["", f"It was called by {name}.", ""],
+        ),
+        tree(name),
+        Series(
+            "Memory over steps",
+            time,
+            size,
+            [0, 1, 2, 3],
+            (Line(forward, [1024, None, 4096, 2048]), Line(backward, [0, 1, 2, 3], [0, 0, 1, 2], [1, 2, 3, 4])),
+            {name: 8192.0},
+        ),
+        Scatter("Roofline", Axis("intensity", "number"), Axis("rate", "flops/s"), (Dot(name, 2.5, 3e9, forward),)),
+        Strip("Pairs", Axis("ratio", "ratio"), ((forward, [0.5, 0.6, 0.61]), (backward, [])), ("the same", 1.0)),
+        Heat("Traffic", "bytes/s", ["rank 0", name], ["rank 0", name], [[None, 1e9], [2e9, 0.0]], "to"),
+        Code(f"for x in loader:\n    train(x)  # {name.splitlines()[0]}", "Lines to copy"),
+        Choice("By metric", {"time": (Code("by = 1.5"),), name: (Code("by = 2.5"),)}),
+        Picture("flame", "Flame graph", lambda width: ["█" * width], lambda: "<p>flame</p>", lambda: {"frames": [1.5]}),
+    )
+
+
+def tree(name: str, breadth: int = 12) -> Table:
+    """Layers below each other, more than a page holds."""
+    parents = [-1, *([0] * breadth), *[place + 1 for place in range(breadth) for _ in range(3)]]
+    weights = [float(len(parents) - row) for row in range(len(parents))]
+    rows = [(name if row == 1 else f"layer {row}", weight, weight / weights[0]) for row, weight in enumerate(weights)]
+    columns = (Column("layer"), Column("total", "ms"), Column("share", "share", bar=True))
+    rows.append(("unattributed", 0.5, 0.01))
+    return Table(
+        "Layers", columns, rows, Nesting(parents, weights, (0, 1)), tail=1, budget=Budget(12, 20), noun="layer"
+    )
+
+
+def everything(name: str = "block.0") -> Document:
+    verdict = Verdict(
+        "open", f"Bound by {name}: up to 1.5 ms", f"It is {name}.", f"Try {name}.", f"use({name!r})", "low"
+    )
+    figures = (Figure("step", 12.3, "ms", (12.1, 12.6), "median of 20"), Figure("throughput", 2617.0, "samples/s"))
+    tab = Document("memory", figures=(Figure("peak", 3 * 2**30, "bytes"),), sections=(Code("empty_cache()"),))
+    return Document(
+        "profile", name, f"cpu of {name}", verdict, figures, (f"2 of {name}",), sections(name), (name,), (tab,)
+    )
+
+
+def unknown() -> Document:
+    """Nothing was measured."""
+    forward = mark("forward")
+    nothing: tuple[Section, ...] = (
+        Bars("No parts", "ms", (Bar("", ()),)),
+        Bars("No bars", "ms", ()),
+        Effects("No effects", ()),
+        Effects("Unknown effects", (Effect("a", None), Effect("b", float("nan"), (0.5, float("nan"))))),
+        Table("No rows", (Column("name"), Column("ms", "ms")), []),
+        Table("Unknown", (Column("name"), Column("ms", "ms"), Column("bar", "share", bar=True)), [(None, None, None)]),
+        Series("No lines", Axis("t", "ms"), Axis("y", "ms"), [], ()),
+        Series("Unknown lines", Axis("t", "ms"), Axis("y", "ms"), [0.0], (Line(forward, [None]),)),
+        Scatter("No dots", Axis("t", "ms"), Axis("y", "ms"), ()),
+        Strip("No dots", Axis("t", "ms"), ((forward, [float("nan")]),)),
+        Heat("No cells", "ms", [], [], []),
+        Code(""),
+        Choice("No options", {}),
+    )
+    return Document(
+        "profile", figures=(Figure("step", None, "ms"), Figure("rate", float("inf"), "/s")), sections=nothing
+    )
+
+
+def wide() -> Document:
+    """More columns than any terminal has room for, none of which may give way, and words that take two cells."""
+    columns = (Column("名字"), *(Column(f"列 {place}", "ms") for place in range(30)))
+    rows = [
+        ("深度学习" * 12, *(1000.0 * place for place in range(30))),
+        ("e\u0301" * 300, *[Value(0.02, "bytes/s")] * 30),
+    ]
+    return Document("comparison", sections=(Table("Wide", columns, rows),))
+
+
+DOCUMENTS: dict[str, Callable[[], Document]] = {
+    "everything": everything,
+    "hostile": lambda: everything(HOSTILE),
+    "unknown": unknown,
+    "wide": wide,
+    "input test": lambda: input_bound_document(planted(30, 20)),
+    "levers": lambda: lever_trials(name=HOSTILE, own_peak=3 * 2**30, fed_ms=12.0)._document(),
+    "levers without a gain": lambda: lever_trials(confirmed=None)._document(),
+    "backends": lambda: backends_of_times(close=0.5, low=0.4, exact_slow=1.5, wrong=0.1)._document(),
+}

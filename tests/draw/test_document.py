@@ -1,0 +1,122 @@
+"""What a document's checks find when it is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfnb.draw import document
+from perfnb.draw.as_html import document_html
+from perfnb.draw.as_json import document_data
+from perfnb.draw.as_text import document_text
+from perfnb.draw.document import (
+    Axis,
+    Bar,
+    Bars,
+    Choice,
+    Column,
+    Document,
+    DocumentError,
+    Effect,
+    Effects,
+    Figure,
+    Heat,
+    Line,
+    Nesting,
+    Part,
+    Series,
+    Table,
+    Value,
+)
+from perfnb.draw.palette import mark
+from tests.draw.document_samples import DOCUMENTS
+
+PARTS = (Part(mark("forward"), 7.0), Part(mark("backward"), 5.0))
+NAMES = (Column("layer"), Column("time", "ms"))
+
+
+def table(rows: Any, **options: Any) -> dict[str, Any]:
+    return {"sections": (Table("Layers", NAMES, rows, **options),)}
+
+
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "parts that miss their total": (
+        {"sections": (Bars("Phases", "ms", (Bar("", PARTS, 13.0),)),)},
+        "Phases: the parts of the bar add up to 12.0 ms, not 13.0 ms",
+    ),
+    "a part below 0": (
+        {"sections": (Bars("Phases", "ms", (Bar("A", (Part(mark("loss"), -1.0),)),)),)},
+        "Phases: a part of A is below 0",
+    ),
+    "an interval without its value": (
+        {"figures": (Figure("step", 12.3, "ms", (12.4, 12.6)),)},
+        "step: 12.3 lies outside its interval [12.4, 12.6]",
+    ),
+    "an interval that ends before it begins": (
+        {"sections": (Effects("Effects", (Effect("fused", 0.5, (0.6, 0.4)),)),)},
+        "fused: 0.5 lies outside its interval [0.6, 0.4]",
+    ),
+    "an interval in a cell": (
+        table([("a", Value(3.0, "ms", (1.0, 2.0)))]),
+        "Layers: 3 lies outside its interval [1, 2]",
+    ),
+    "an unknown unit": ({"figures": (Figure("step", 12.3, "seconds"),)}, "step: there is no unit 'seconds'"),
+    "an unknown unit of an axis": (
+        {"sections": (Series("Memory", Axis("t", "hours"), Axis("y", "ms"), [], ()),)},
+        "Memory: there is no unit 'hours'",
+    ),
+    "a cell too few": (table([("a", 1.0), ("b",)]), "Layers: a row has 1 cells for 2 columns"),
+    "a tree of another size": (
+        table([("a", 1.0), ("b", 1.0)], nesting=Nesting([-1], [1.0])),
+        "Layers: the tree has 1 rows, not 2",
+    ),
+    "a child before its parent": (
+        table([("a", 1.0), ("b", 1.0)], nesting=Nesting([1, -1], [1.0, 1.0])),
+        "Layers: a row comes before its parent",
+    ),
+    "a detail too few": (table([("a", 1.0)], details=[]), "Layers: 0 details for 1 rows"),
+    "a line without values": (
+        {"sections": (Series("Memory", Axis("t", "ms"), Axis("y", "ms"), [1.0, 2.0], (Line(mark("loss"), [1.0]),)),)},
+        "Memory: loss has 1 values for 2 places",
+    ),
+    "a ragged matrix": (
+        {"sections": (Heat("Traffic", "bytes", ["a"], ["b", "c"], [[1.0]]),)},
+        "Traffic: its numbers are not 1 rows of 2 columns",
+    ),
+    "one inside an alternative": (
+        {"sections": (Choice("By", {"time": (Bars("Phases", "ms", (Bar("", PARTS, 13.0),)),)}),)},
+        "Phases: the parts of the bar add up to 12.0 ms, not 13.0 ms",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONTRADICTIONS)
+def test_a_contradiction_is_an_error_in_tests(kind: str) -> None:
+    parts, complaint = CONTRADICTIONS[kind]
+    with pytest.raises(DocumentError) as raised:
+        Document("profile", **parts)
+    assert str(raised.value) == f"profile: {complaint}"
+
+
+@pytest.mark.parametrize("kind", CONTRADICTIONS)
+def test_a_contradiction_is_a_note_in_the_hands_of_a_user(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, complaint = CONTRADICTIONS[kind]
+    monkeypatch.setattr(document, "strict", False)
+    shown = Document("profile", **parts, notes=("Another note.",))
+    assert shown.notes == (f"These figures disagree, which is a fault of perfnb: {complaint}.", "Another note.")
+    assert complaint.split(": ")[-1][:20] in " ".join(document_text(shown, 160).split())
+    assert document_html(shown)
+    assert document_data(shown)["notes"][1] == "Another note."
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_what_agrees_has_no_complaints(name: str) -> None:
+    assert "These figures disagree" not in " ".join(DOCUMENTS[name]().notes)
+
+
+def test_rounding_and_unknown_numbers_are_no_contradiction() -> None:
+    nearly = Bars("Phases", "ms", (Bar("", PARTS, 12.01),))
+    figures = (Figure("step", 1.0, "ms", (1.0000001, 1.2)), Figure("rate", None, "/s", (1.0, 2.0)))
+    notes = ("Said twice.", "Said twice.")
+    assert Document("profile", figures=figures, sections=(nearly,), notes=notes).notes == ("Said twice.",)

@@ -1,0 +1,226 @@
+"""Contracts of text, HTML and JSON, over every document in `DOCUMENTS`."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfnb import quantities as fmt
+from perfnb.draw import escape
+from perfnb.draw.as_html import document_html, document_page
+from perfnb.draw.as_json import document_data
+from perfnb.draw.as_text import LEAST, document_text
+from perfnb.draw.document import Code, Column, Document, Figure, Heat, Table, Verdict, words
+from perfnb.draw.documented import Documented
+from tests.draw.document_samples import DOCUMENTS, everything, unknown
+
+WIDTHS = (60, 80, 100, 160)
+TAGS = {"bdi", "br", "caption", "circle", "details", "div", "em", "i", "li", "p", "path", "pre", "span", "strong"}
+TAGS |= {"style", "summary", "svg", "table", "tbody", "td", "text", "th", "thead", "tr", "ul"}
+ATTRIBUTES = {"align", "aria-hidden", "aria-label", "class", "colspan", "cx", "cy", "d", "fill", "fill-opacity"}
+ATTRIBUTES |= {"font-size", "height", "open", "r", "role", "scope", "stroke", "stroke-dasharray", "stroke-opacity"}
+ATTRIBUTES |= {"stroke-width", "style", "tabindex", "text-anchor", "title", "viewbox", "width", "x", "y"}
+#: Elements that have no end tag.
+VOID = {"br", "meta"}
+
+every_document = pytest.mark.parametrize("name", DOCUMENTS)
+
+
+class _Page(HTMLParser):
+    """The elements, attributes and visible words of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags, self.attributes, self.words, self.open = set[str](), set[str](), list[str](), list[str]()
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.words += [value or "" for name, value in attrs if name == "aria-label"]
+        self.open += [tag] * (tag not in VOID)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+
+def flat(text: str) -> str:
+    """A text without lines, in which spaces that do not break are spaces."""
+    return " ".join(text.replace("\u00a0", " ").split())
+
+
+@every_document
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
+    for line in document_text(DOCUMENTS[name](), width).splitlines():
+        assert escape.cells(line) <= width, line
+        assert line == line.rstrip()
+
+
+@every_document
+@pytest.mark.parametrize("width", WIDTHS)
+def test_names_are_inert_in_text(name: str, width: int) -> None:
+    text = document_text(DOCUMENTS[name](), width)
+    assert not {char for char in text if unicodedata.category(char) in {"Cc", "Cf", "Zl", "Zp"} and char != "\n"}
+
+
+@every_document
+def test_html_has_the_allowed_tags_and_attributes_only(name: str) -> None:
+    page = _Page(document_html(DOCUMENTS[name]()))
+    assert page.tags <= TAGS
+    assert page.attributes <= ATTRIBUTES
+    assert not page.open, "elements that are not closed"
+    assert "script" not in _Page(document_page(DOCUMENTS[name]())).tags
+
+
+@every_document
+def test_json_is_strict_and_inert(name: str) -> None:
+    data = document_data(DOCUMENTS[name]())
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert not {
+        char for text in _texts(data) for char in text if unicodedata.category(char) in {"Cc", "Cf"} and char != "\n"
+    }
+
+
+def _texts(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            yield key
+            yield from _texts(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _texts(value)
+
+
+def _figures(data: dict[str, Any]) -> Iterator[str]:
+    """The numbers of a document, in words, from its JSON alone: what text at a great width and HTML must show."""
+    for figure in data["figures"]:
+        yield fmt.with_interval(words(figure["value"], figure["unit"]), figure["value"], figure["interval"])
+    for section in data["sections"]:
+        if section["type"] == "bars":
+            for bar in section["bars"]:
+                yield from (words(part["value"], section["unit"]) for part in bar["parts"] if part["value"])
+        elif section["type"] == "effects":
+            for row in section["rows"]:
+                yield fmt.with_interval(fmt.ratio(row["ratio"]), row["ratio"], row["interval"])
+        elif section["type"] == "table" and len(section["columns"]) < 20 and section["nesting"] is None:
+            for row in section["rows"]:
+                for cell, column in zip(row, section["columns"], strict=True):
+                    if isinstance(cell, dict) and "number" in cell:
+                        yield fmt.with_interval(words(cell["number"], cell["unit"]), cell["number"], cell["interval"])
+                    elif cell is not None and column["unit"] != "text":
+                        yield words(cell, column["unit"])
+        elif section["type"] == "scatter":
+            for dot in section["dots"]:
+                yield from (words(dot[axis], section[axis]["unit"]) for axis in "xy")
+        elif section["type"] == "series":
+            for line in section["lines"]:
+                known = [value for value in line["values"] if value is not None]
+                yield from (words(end, section["y"]["unit"]) for end in (known and (min(known), max(known))))
+        elif section["type"] == "code":
+            yield section["text"].splitlines()[0] if section["text"] else ""
+    for tab in data["tabs"]:
+        yield from _figures(tab)
+
+
+@every_document
+def test_text_html_and_json_carry_the_same_figures(name: str) -> None:
+    shown = DOCUMENTS[name]()
+    text, html = flat(document_text(shown, 200)), flat(" ".join(_Page(document_html(shown)).words))
+    for figure in map(flat, _figures(document_data(shown))):
+        assert figure in text
+        assert figure in html
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_document_as_text(width: int, golden: Callable[[str, str], None]) -> None:
+    golden(f"document_{width}.txt", document_text(everything(), width) + "\n")
+
+
+def test_nothing_known_is_a_header_and_no_empty_section() -> None:
+    text = document_text(unknown())
+    assert text.splitlines()[:2] == ["perfnb · profile", "step n/a · rate n/a"]
+    assert "No " not in text
+    assert "No " not in "".join(_Page(document_html(unknown())).words)
+
+
+def test_a_column_in_which_nothing_is_known_is_left_out() -> None:
+    columns = (Column("layer"), Column("FLOPs", "flops"), Column("time", "ms"))
+    table = Table("Layers", columns, [("conv", None, 1.5), ("linear", float("nan"), None)])
+    shown = Document("profile", sections=(table,))
+    assert document_text(shown).splitlines()[2:] == [
+        "Layers",
+        "layer     time",
+        "──────────────",
+        "conv   1.50 ms",
+        "linear     n/a",
+        "n/a: not measured, or not applicable to this row",
+    ]
+    assert "FLOPs" not in document_html(shown)
+    assert document_data(shown)["sections"][0]["rows"] == [["conv", None, 1.5], ["linear", None, None]]
+
+
+def test_columns_give_way_in_the_order_of_their_priority() -> None:
+    columns = (Column("layer"), *(Column(f"figure {n}", "ms", priority=n % 3) for n in range(7)))
+    shown = Document("profile", sections=(Table("", columns, [("conv", *[1.5] * 7)]),))
+    assert "Not shown at this width: figure 5." in document_text(shown, LEAST)
+    assert "Not shown" not in document_text(shown, 100)
+
+
+def test_code_keeps_its_indentation() -> None:
+    shown = Document(
+        "levers", verdict=Verdict("good", "Keep it", code="with a:\n\tb()"), sections=(Code("if a:\n    b"),)
+    )
+    assert document_text(shown).splitlines() == [
+        "perfnb · levers",
+        "Keep it",
+        "      with a:",
+        "          b()",
+        "",
+        "if a:",
+        "    b",
+    ]
+    assert "<pre>with a:\n    b()</pre>" in document_html(shown)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    heat = Heat("Traffic", "bytes", ["a"], ["b", "c"], numpy.array([[1.5, numpy.nan]]))
+    shown = Document("ranks", figures=(Figure("steps", numpy.int64(2**40), "count"),), sections=(heat,))
+    data = document_data(shown)
+    assert data["figures"][0]["value"] == 2**40
+    assert data["sections"][0]["values"] == [[1.5, None]]
+    assert re.search(r"1\.10 T", document_text(shown))
+
+
+class _Greeting(Documented):
+    """A result as short as one can be."""
+
+    def _document(self) -> Document:
+        table = Table("Layers", (Column("layer"), Column("time", "ms", bar=True)), [("<conv>", 1.5), ("linear", 0.5)])
+        return Document("greeting", "<b>", verdict=Verdict("good", "Hello: 2.00 ms"), sections=(table,))
+
+
+def test_a_new_result_is_one_function(tmp_path: Path) -> None:
+    result = _Greeting()
+    for width in WIDTHS:
+        assert "Hello: 2.00 ms" in document_text(result._document(), width)
+    assert str(result).splitlines()[-2:] == ["<conv>  1.50 ms ████████", "linear 0.500 ms ██▋"]
+    assert repr(result) == "<perfnb._Greeting: <b>: Hello: 2.00 ms>"
+    assert "&lt;conv&gt;" in result._repr_mimebundle_()["text/html"]
+    assert "<conv>" not in result.to_html(tmp_path / "greeting.html").read_text("utf-8")
+    assert document_data(result._document())["sections"][0]["rows"] == [["<conv>", 1.5], ["linear", 0.5]]
