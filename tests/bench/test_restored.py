@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
+from perfnb.bench import restored
 from perfnb.bench.restored import Restored
+from perfnb.errors import CaptureError
 from perfnb.remedies.state import fingerprint
 from perfnb.remedies.subject import Subject
 from perfnb.step.namespace import reachable
@@ -351,3 +353,35 @@ def test_what_is_reached_is_bounded_and_loops_end() -> None:
     found = list(reachable([loop, many, Refuses()]))
     assert loop in found
     assert len(found) <= 20_000
+
+
+def test_an_expanded_part_of_larger_memory_is_left_alone_and_the_rest_is_put_back() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("shared", torch.zeros(100)[:1].expand(32))
+    weight = model.weight.detach().clone()
+
+    with Restored([model], []), torch.no_grad():
+        model.weight += 1
+
+    assert torch.equal(model.weight, weight)
+
+
+def test_one_tensor_that_cannot_be_put_back_does_not_keep_others_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    weight, refill = second.weight.detach().clone(), restored._refill
+
+    def refused(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if tensor is first.weight:
+            raise RuntimeError("read-only")
+        refill(tensor, value)
+
+    def stepped() -> None:
+        with Restored([first, second], []), torch.no_grad():
+            first.weight += 1
+            second.weight += 1
+
+    monkeypatch.setattr(restored, "_refill", refused)
+    with pytest.raises(CaptureError, match="cannot be put back: read-only"):
+        stepped()
+
+    assert torch.equal(second.weight, weight)

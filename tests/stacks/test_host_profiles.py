@@ -17,6 +17,7 @@ import pytest
 import perfnb
 from perfnb.errors import TraceError
 from perfnb.stacks import tables
+from perfnb.stacks.cprofile import recognised
 from perfnb.stacks.formats import format_of, formats, read_record
 from perfnb.trace.trace_file import Limits
 
@@ -359,3 +360,8 @@ def test_public_files_have_their_known_figures() -> None:
 def test_every_sample_of_perf_script_is_read(path: Path) -> None:
     headers = [line for line in path.read_text().splitlines() if line[:1].strip() and not line.startswith("#")]
     assert read_record(path).samples == len(headers)
+
+
+@pytest.mark.parametrize("head", [b"{", b"\xfb"])
+def test_a_single_byte_is_no_statistics_of_cprofile(head: bytes) -> None:
+    assert not recognised(head)
