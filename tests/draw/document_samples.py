@@ -1,13 +1,15 @@
 """Documents that every renderer must show: each kind of section, strange names, nothing known, and real results.
 
-Adding a result to the contracts of `test_document_renderers` takes a line in `DOCUMENTS`.
+Adding a result to the contracts of `test_document_renderers` takes a line in `DOCUMENTS` of a module in
+`tests/samples/`, which has one for each room.
 """
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
+from importlib import import_module
 
-from perfnb.bench.input_view import input_bound_document
 from perfnb.draw.document import (
     Axis,
     Bar,
@@ -35,12 +37,8 @@ from perfnb.draw.document import (
     Verdict,
 )
 from perfnb.draw.palette import Mark, mark
-from tests.bench.test_input_figures import planted
-from tests.inference.backend_samples import backends_of_times
-from tests.remedies.lever_samples import lever_trials
-
-#: A name that is markup, ends scripts, reverses text, moves a terminal's cursor and is long and wide.
-HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31m\u202e\n\u2028" + "层é" * 90
+from tests import samples
+from tests.samples import HOSTILE
 
 
 def sections(name: str) -> tuple[Section, ...]:
@@ -153,8 +151,6 @@ DOCUMENTS: dict[str, Callable[[], Document]] = {
     "hostile": lambda: everything(HOSTILE),
     "unknown": unknown,
     "wide": wide,
-    "input test": lambda: input_bound_document(planted(30, 20)),
-    "levers": lambda: lever_trials(name=HOSTILE, own_peak=3 * 2**30, fed_ms=12.0)._document(),
-    "levers without a gain": lambda: lever_trials(confirmed=None)._document(),
-    "backends": lambda: backends_of_times(close=0.5, low=0.4, exact_slow=1.5, wrong=0.1)._document(),
 }
+for room in pkgutil.iter_modules(samples.__path__):
+    DOCUMENTS |= import_module(f"{samples.__name__}.{room.name}").DOCUMENTS
