@@ -20,6 +20,8 @@ from perfnb.draw.palette import Mark
 
 #: Longest text: a sentence, or lines of code.
 _LONGEST = 2000
+#: Fields whose text may have several lines.
+_CODE = {"code", "text"}
 #: Significant digits of numbers of rows inside others, of which there may be tens of thousands.
 _DIGITS = 6
 
@@ -63,13 +65,17 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, str):
-        return "\n".join(escape.plain(line, _LONGEST) for line in value.splitlines())
+        return escape.plain(value, _LONGEST)
     if isinstance(value, Mark):
         return {**value.data, "word": escape.plain(value.word)}
     if isinstance(value, Inner):
         return _inner(value)
     if is_dataclass(value):
-        data = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        data = {
+            field.name: _code(held) if field.name in _CODE and isinstance(held, str) else plain(held)
+            for field in fields(value)
+            for held in (getattr(value, field.name),)
+        }
         if isinstance(value, Effect):
             data["words"] = effect_words(value)
         elif isinstance(value, (Figure, Value)):
@@ -80,6 +86,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence):
         return [plain(inner) for inner in value]
     return fmt.known(value)
+
+
+def _code(text: str) -> str:
+    return "\n".join(escape.plain(line, _LONGEST) for line in text.splitlines())
 
 
 def _inner(inner: Inner) -> dict[str, Any]:
