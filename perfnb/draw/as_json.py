@@ -9,13 +9,13 @@ line.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.draw.as_text import effect_words, figure_value
-from perfnb.draw.document import Choice, Document, Effect, Figure, Inner, Picture, Section, Value
+from perfnb.draw.document import Choice, Document, Effect, Figure, Inner, Picture, Section, Table, Value
 from perfnb.draw.palette import Mark
 
 #: Longest text: a sentence, or lines of code.
@@ -55,7 +55,15 @@ def section_data(section: Section) -> dict[str, Any]:
             escape.plain(name): [section_data(part) for part in parts] for name, parts in section.options.items()
         }
         return {"type": kind, "title": escape.plain(section.title), "key": section.key, "options": options}
+    if isinstance(section, Table):
+        rows = [[_cell(cell) for cell in row] for row in section.rows]
+        names = None if section.names is None else [*map(escape.plain, section.names)]
+        return {"type": kind, **plain(replace(section, rows=(), names=None)), "rows": rows, "names": names}
     return {"type": kind, **plain(section)}
+
+
+def _cell(cell: Any) -> Any:
+    return escape.plain(cell) if isinstance(cell, str) else plain(cell)
 
 
 def plain(value: Any) -> Any:
