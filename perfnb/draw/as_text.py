@@ -45,6 +45,8 @@ _SENTENCE, _NAME, _SHORT_NAME = 2000, 24, 10
 #: Cells of a bar behind a row, of a scale of effects, of a label beside a bar, and of what stands before a reason.
 _BAR, _SCALE, _LABEL, _INDENT = 8, 21, 24, 6
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+#: Ratios below this gain something that a scale of effects must show.
+_GAIN = 0.95
 
 
 def terminal_width() -> int:
@@ -195,11 +197,12 @@ def _effects(section: Effects, width: int) -> list[str]:
 def scale_of(rows: Sequence[Effect]) -> Callable[[float], float]:
     """Return what places a ratio on a logarithmic scale from 0 to 1, with 1 × in the middle.
 
-    What is many times slower is cut off, or nobody would see what the others gain.
+    What is many times slower is cut off if others gain, or nobody would see what they do.
     """
     known = [fmt.known(end) for row in rows for end in (row.ratio, *(row.interval or ()))]
     ends = [math.log(end) for end in known if end is not None and end > 0]
-    most = max(math.log(2), -min(ends, default=0.0))
+    gains = any((fmt.known(row.ratio) or 1.0) < _GAIN for row in rows)
+    most = max(math.log(2), -min(ends, default=0.0)) if gains else math.inf
     longest = min(most, max(map(abs, ends), default=0.0)) or 1.0
     return lambda ratio: 0.5 + 0.5 * max(-1.0, min(1.0, math.log(ratio) / longest))
 
@@ -412,8 +415,21 @@ def _series(series: Series, width: int) -> list[str]:
     for line in series.lines:
         if known := all_known(line.values):
             lines += escape.wrapped(span_words(line.mark, known, series.y), width)
-            lines.append(bars.heights(_binned(series.at, line.values, width), max(known)))
+            cells = _binned([on_axis(series.x, x) for x in series.at], line.values, width)
+            lines.append(bars.heights(_heights(cells, series.y, known), 1.0))
     return [*lines, *_joined([*axis_words(series.x, series.at), *level_words(series)], width)] if lines else []
+
+
+def on_axis(axis: Axis, value: float) -> float:
+    """Return a number as its axis measures it: what is not above 0 is far below a logarithmic axis."""
+    return math.log(max(value, 1e-300)) if axis.log else value
+
+
+def _heights(cells: Sequence[float], axis: Axis, known: Sequence[float]) -> list[float]:
+    """Shares of the height of a line: above 0, or above its least value where the axis is logarithmic."""
+    least = on_axis(axis, min(known)) if axis.log else 0.0
+    span = on_axis(axis, max(known)) - least
+    return [max(1e-9, (on_axis(axis, cell) - least) / span if span else 1.0) if cell > 0 else 0.0 for cell in cells]
 
 
 def all_known(values: Iterable[Any]) -> list[float]:

@@ -45,7 +45,7 @@ export function bars(section) {
 export function effects(section) {
   if (!section.rows.length) return null;
   const ends = section.rows.flatMap(({ ratio, interval }) => [ratio, ...(interval ?? [])]).filter((value) => value > 0).map(Math.log);
-  const most = Math.max(Math.log(2), -Math.min(0, ...ends));
+  const most = section.rows.some(({ ratio }) => ratio != null && ratio < 0.95) ? Math.max(Math.log(2), -Math.min(0, ...ends)) : Infinity;
   const longest = Math.min(most, Math.max(0, ...ends.map(Math.abs))) || 1;
   const at = (ratio) => 50 + 46 * Math.max(-1, Math.min(1, Math.log(ratio) / longest));
   const band = section.same_within == null ? null : [1 / (1 + section.same_within), 1 + section.same_within].map(at);
@@ -113,7 +113,7 @@ export function series(section) {
     lines.map((line, i) => [
       line.low && line.high && drawn("path", { fill: line.mark.colour, "fill-opacity": 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
       drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": DASHES[i % DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
-      at.length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
+      known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
         drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]),
     Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: PLOT.left, x2: right, y1: y(value), y2: y(value) }),
       drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)])];
