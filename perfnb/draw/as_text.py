@@ -286,12 +286,12 @@ def _table(table: Table, width: int) -> list[str]:
     lines = [_row([_head_of(table, place) for place in columns], table, columns, widths)]
     lines.append("─" * (escape.cells(lines[0]) + (1 + _BAR if has_bar else 0)))
     for line in body:
-        glyphs = _glyphs(line, widths[0])
         if line.layer < 0:
-            lines.append(escape.shorten(f"{glyphs}… {left_out_words(table, line.left_out)}", width))
+            lines.append(escape.shorten(f"{_glyphs(line, widths[0])}… {left_out_words(table, line.left_out)}", width))
             continue
         cells = [texts[line.layer][place] for place in columns]
         inside = _inside(line)
+        glyphs = _glyphs(line, widths[0], escape.cells(cells[0] + inside))
         cells[0] = glyphs + escape.shorten(cells[0], widths[0] - len(glyphs) - len(inside)) + inside
         drawn = f" {_eighths(numbers[line.layer], max(numbers.values()))}" if has_bar else ""
         lines.append(_row(cells, table, columns, widths) + drawn)
@@ -393,10 +393,11 @@ def number_of(cell: Cell) -> float:
     return 0.0 if isinstance(value, (str, Mark)) else fmt.known(value) or 0.0
 
 
-def _glyphs(line: TreeLine, width: int) -> str:
+def _glyphs(line: TreeLine, width: int, name: int = _SHORT_NAME) -> str:
+    """How deep a line is, before a name of so many cells."""
     if not line.depth:
         return ""
-    step = next((step for step in (3, 2) if step * line.depth <= width - _SHORT_NAME), 0)
+    step = next((step for step in (3, 2) if step * line.depth <= width - min(name, _SHORT_NAME)), 0)
     if not step:
         return f"{line.depth}: "
     lines = "".join((" " if last else "│").ljust(step) for last in line.last[:-1])
@@ -530,11 +531,14 @@ def sure_words(card: Card) -> str:
 
 
 def _choice(section: Choice, width: int) -> list[str]:
-    lines = []
-    for name, parts in list(section.options.items())[:1]:
-        lines += _sentences(name, width)
-        lines += [line for part in parts for line in section_text(part, width)]
-    return lines if len(lines) > 1 else []
+    """The first alternative, and what the others are."""
+    (name, parts), *others = section.options.items() or [("", ())]
+    blocks = [block for part in parts if (block := section_text(part, width))]
+    also = f" (also: {', '.join(other for other, _ in others)})" if others else ""
+    lines = _sentences(f"{name}{also}", width)
+    for place, block in enumerate(blocks):
+        lines += [""] * (place > 0) + block
+    return lines if blocks else []
 
 
 _RENDERERS: dict[type, Callable[[Any, int], list[str]]] = {
