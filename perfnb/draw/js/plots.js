@@ -67,13 +67,21 @@ export function effects(section) {
 
 const FRAME = { left: 78, right: 16, top: 22, height: 170, below: 40 };
 
+// Sizes on a logarithmic axis are powers of 2: 4 MiB, 64 MiB, 1 GiB.
+function sizeTicks(low, high, words) {
+  const base = (high - low) / Math.log10(16) > 3 ? 16 : 2;
+  const ticks = [];
+  for (let power = Math.ceil(low / Math.log10(base)); power <= high / Math.log10(base); power += 1) ticks.push([base ** power, words(base ** power)]);
+  return ticks;
+}
+
 // The places of numbers on an axis: {at, ticks}.
 function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
   const known = values.filter((value) => value != null && (!log || value > 0));
   if (log) {
     const [low, high] = [Math.log10(Math.min(...known)), Math.log10(Math.max(...known))];
     const [a, b] = high - low < 0.3 ? [low - 0.15, high + 0.15] : [low, high];
-    return { at: (value) => from + ((to - from) * (Math.log10(Math.max(value, 1e-300)) - a)) / (b - a), ticks: logTicks(a, b, (value) => roundNumber(inUnit(value, unit))) };
+    return { at: (value) => from + ((to - from) * (Math.log10(Math.max(value, 1e-300)) - a)) / (b - a), ticks: (unit.startsWith("bytes") ? sizeTicks : logTicks)(a, b, (value) => roundNumber(inUnit(value, unit))) };
   }
   const high = Math.max(...known, floor ?? -Infinity);
   const low = Math.min(...known, floor ?? Infinity);
