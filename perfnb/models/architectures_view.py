@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -170,7 +170,9 @@ def _reservation(ratio: float, bounds: Interval | None, verdict: str) -> str:
         return ""
     if not bounds[0] <= 1 <= bounds[1]:
         return f"Likely {'slower' if ratio > 1 else 'faster'}, but not significant after correction for all pairs."
-    return f"No difference is detectable, but one of up to {fmt.share(max(abs(end - 1) for end in bounds))} is possible."
+    return (
+        f"No difference is detectable, but one of up to {fmt.share(max(abs(end - 1) for end in bounds))} is possible."
+    )
 
 
 def _differs(pair: Effect) -> bool:
@@ -186,9 +188,13 @@ def _why(result: ArchitectureComparison, fastest: str, slowest: str) -> str:
     more = [(times[slowest] - times[fastest], mark.word) for mark, times in parts if {fastest, slowest} <= set(times)]
     if not more:
         return ""
-    listed = (f"{word} {'−' if ms < 0 else '+'}{fmt.duration(abs(ms))}" for ms, word in sorted(more, reverse=True) if ms)
+    listed = (
+        f"{word} {'−' if ms < 0 else '+'}{fmt.duration(abs(ms))}" for ms, word in sorted(more, reverse=True) if ms
+    )
     total = fmt.duration(sum(ms for ms, _ in more))
-    return f"{_short(slowest)} takes {total} more per step than {_short(fastest)}, by kind of layer: {', '.join(listed)}."
+    return (
+        f"{_short(slowest)} takes {total} more per step than {_short(fastest)}, by kind of layer: {', '.join(listed)}."
+    )
 
 
 def part_times(result: ArchitectureComparison, by: str) -> list[tuple[Mark, dict[str, float]]]:
@@ -326,7 +332,11 @@ def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
     for name in names:
         known = {**result.table.loc[name].to_dict(), "step_flops": flops[name]}
         rows.append(
-            (name, Value(_median(result, name), "ms", _interval(result, name)), *(fmt.known(known[key]) for key in columns))
+            (
+                name,
+                Value(_median(result, name), "ms", _interval(result, name)),
+                *(fmt.known(known[key]) for key in columns),
+            )
         )
     return Table(
         "What each architecture costs", (Column("architecture"), Column("step time", "ms"), *columns.values()), rows,
@@ -363,6 +373,6 @@ def _all_pairs(result: ArchitectureComparison) -> Table:
 def _notes(result: ArchitectureComparison) -> Iterator[str]:
     pairs = len(result.ratios)
     if pairs > 1:
-        yield f"Intervals of ratios hold for all {pairs} pairs at once (95 %), and verdicts are corrected for their number."
+        yield f"Intervals of ratios (95 %) hold for all {pairs} pairs at once; verdicts are corrected for their number."
     yield "The times of kinds, phases and layers are their shares of a traced step, applied to the timed one."
     yield from result.notes
