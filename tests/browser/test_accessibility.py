@@ -22,7 +22,6 @@ from perfnb.draw.frame import static_page
 from perfnb.experiments.journal_view import journal_html
 from perfnb.experiments.report_view import report_page
 from perfnb.memory.leaks.find import leaks_html
-from perfnb.models.architectures_view import architectures_html
 from perfnb.profile.display import standalone_page
 from perfnb.profile.report import summary_html
 from perfnb.profile.summary import Summary
@@ -120,7 +119,7 @@ def test_what_other_objects_show_of_themselves(open_page: OpenPage) -> None:
         "a timing": timing_html(StepTimes(tuple(10 + n % 7 / 10 for n in range(60)), noise=test_measurements.NOISE)),
         "an experiment": ab_html(test_measurements.experiment(0.8)),
         "profiles": diff_html(diff_profiles(summaries.small_cnn(), summaries.gan())),
-        "architectures": architectures_html(architecture_samples.three()),
+        "architectures": architecture_samples.three()._html(),
         "a journal": journal_html(test_journal.EXAMPLES["tried"], test_journal.DAMAGED, "experiments"),
         "leaks": leaks_html(test_leaks.report("leak", "kept", test_leaks.KEPT, None, survivors=test_leaks.TWO)),
         "the machine": system_html(pd.DataFrame([check], columns=list(COLUMNS))),

@@ -15,12 +15,10 @@ from perfnb.diff.view import diff_page
 from perfnb.draw import escape
 from perfnb.experiments.journal_table import journal_history
 from perfnb.experiments.journal_view import journal_page
-from perfnb.models.architectures_view import architectures_page
 from perfnb.profile.display import standalone_page
 from perfnb.profile.report import report_data, report_script
 from tests import summaries
 from tests.experiments.journal_entries import timing_entry
-from tests.models.architecture_samples import hostile
 from tests.summaries import HOSTILE
 
 
@@ -59,10 +57,9 @@ def test_the_page_says_what_it_is():
     ("page", "title"),
     [
         (journal_page(journal_history({"e1": timing_entry(0, 10.0)}), {}, HOSTILE[0]), f"journal {HOSTILE[0]}"),
-        (architectures_page(hostile()), "architectures compared"),
         (diff_page(diff_profiles(summaries.hostile(), replace(summaries.gan(), name=HOSTILE[0]))), HOSTILE[0]),
     ],
-    ids=["journal", "architectures", "two profiles"],
+    ids=["journal", "two profiles"],
 )
 def test_a_page_without_scripts_asks_for_nothing_and_runs_nothing(page: str, title: str) -> None:
     assert page.startswith('<!DOCTYPE html>\n<html lang="en">')

@@ -69,7 +69,7 @@ const FRAME = { left: 78, right: 16, top: 22, height: 170, below: 40 };
 
 // Sizes on a logarithmic axis are powers of 2: 4 MiB, 64 MiB, 1 GiB.
 function sizeTicks(low, high, words) {
-  const base = (high - low) / Math.log10(16) > 3 ? 16 : 2;
+  const base = [2, 4].find((step) => (high - low) / Math.log10(step) < 6) ?? 16;
   const ticks = [];
   for (let power = Math.ceil(low / Math.log10(base)); power <= high / Math.log10(base); power += 1) ticks.push([base ** power, words(base ** power)]);
   return ticks;
