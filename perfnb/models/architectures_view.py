@@ -25,7 +25,6 @@ from perfnb.draw.document import (
     Nesting,
     Part,
     Section,
-    Split,
     Table,
     Unit,
     Value,
@@ -37,11 +36,6 @@ from perfnb.draw.tree import build_tree, split_layers
 if TYPE_CHECKING:
     from perfnb.models.architectures import ArchitectureComparison
 
-#: How the time is split up, and how each part is drawn.
-_SHARED_BY: Mapping[str, tuple[str, Mapping[str, Mark]]] = {
-    "kind": ("kind of layer", palette.KINDS),
-    "phase": ("phase", palette.MARKS),
-}
 _PASSES = {"forward_flops": palette.mark("forward"), "backward_flops": palette.mark("backward")}
 #: Longest name inside a sentence.
 _NAME = 60
@@ -64,6 +58,10 @@ class _Metric:
     parts: tuple[str, ...]
     of_layers: tuple[str, tuple[str, ...]]
 
+    @property
+    def title(self) -> str:
+        return self.word[0].upper() + self.word[1:]
+
 
 def _metrics(result: ArchitectureComparison) -> tuple[_Metric, ...]:
     """What to choose from. The FLOPs of a training step are those of both passes."""
@@ -81,12 +79,13 @@ def architectures_document(result: ArchitectureComparison) -> Document:
     step = "training step" if result.training else "inference step, forward only"
     times = "once each" if result.rounds == 1 else f"{result.rounds:,} times each, interleaved"
     timed = _ordered(result, _metrics(result)[0])
+    ends = dict.fromkeys((*timed[:1], *timed[-1:]))  # the fastest and the slowest
     return Document(
         "architectures",
         ", ".join(map(str, result.table.index)),
         result.device,
         _verdict(result, timed),
-        tuple(Figure(name, _median(result, name), "ms", _interval(result, name)) for name in _ends(timed)),
+        tuple(Figure(name, _median(result, name), "ms", _interval(result, name)) for name in ends),
         (f"{step} on {result.batch}", f"measured {times}"),
         tuple(_sections(result, timed)),
         tuple(_notes(result)),
@@ -103,11 +102,6 @@ def _values(result: ArchitectureComparison, metric: _Metric) -> dict[str, float 
     """A metric of each architecture; unknown if one of its parts is."""
     sums = result.table[list(metric.parts)].sum(axis=1, skipna=False)
     return {str(name): fmt.known(value) for name, value in sums.items()}
-
-
-def _ends(names: Sequence[str]) -> list[str]:
-    """The first and the last."""
-    return list(dict.fromkeys((*names[:1], *names[-1:])))
 
 
 def _median(result: ArchitectureComparison, name: str) -> float | None:
@@ -205,22 +199,15 @@ def part_times(result: ArchitectureComparison, by: str) -> list[tuple[Mark, dict
     by : str
         ``kind`` of layer, or ``phase``.
     """
-    rows, marks = result.shares[result.shares["by"] == by], _SHARED_BY[by][1]
-    times = rows.pivot_table(index="part", columns="name", values="ms", aggfunc="sum", fill_value=0.0, observed=True)
-    taken = [str(part) for part in times.index[times.gt(0).any(axis=1)]]
-    order = {part: place for place, part in enumerate(marks)}
-    return [
-        (
-            marks.get(part) or Mark(part, palette.GREY, "·", "none"),
-            {str(name): float(ms) for name, ms in times.loc[part].items()},
-        )
-        for part in sorted(taken, key=lambda part: order.get(part, len(order)))
-    ]
+    rows = result.shares[result.shares["by"] == by]
+    times = rows.pivot_table("ms", "part", "name", aggfunc="sum", fill_value=0.0, sort=False)
+    taken = times[times.gt(0).any(axis=1)].to_dict("index")
+    return [(palette.KINDS.get(part) or palette.mark(part), of_names) for part, of_names in taken.items()]
 
 
 def _sections(result: ArchitectureComparison, timed: Sequence[str]) -> Iterator[Section]:
     options = {metric.word: tuple(_option(result, metric)) for metric in _metrics(result)}
-    yield Choice("Compare by", {word: sections for word, sections in options.items() if sections}, key="metric")
+    yield Choice("Compare by", {word: sections for word, sections in options.items() if sections})
     yield _costs(result, timed)
     if len(result.ratios) > 1:
         yield _all_pairs(result)
@@ -228,50 +215,41 @@ def _sections(result: ArchitectureComparison, timed: Sequence[str]) -> Iterator[
 
 def _option(result: ArchitectureComparison, metric: _Metric) -> Iterator[Section]:
     """Bars, ratios and layers by one metric, the least first."""
-    names = _ordered(result, metric)
+    names, values = _ordered(result, metric), _values(result, metric)
     if not names:
         return
-    if metric.unit == "ms":
-        for by, (word, _) in _SHARED_BY.items():
-            yield Bars(f"Where the time of a step goes, by {word}", "ms", tuple(_stacks(result, names, by)))
-        if len(names) > 1:
-            effects = tuple(_against(result, names[0], name) for name in names[1:])
-            title = f"Time of a step against {_short(names[0])}"
-            yield Effects(title, effects, result.equal_within, head="architecture")
+    timed = metric.unit == "ms"
+    if timed:
+        for by, word in (("kind", "kind of layer"), ("phase", "phase")):
+            title = f"Where the time of a step goes, by {word}"
+            yield Bars(title, "ms", tuple(_stacks(names, part_times(result, by), values)))
     else:
-        yield _amounts(result, metric, names)
-    if (tree := _layers(result, metric, names)) is not None:
-        yield tree
+        table = result.table[list(metric.parts)].astype("Float64").fillna(0.0)
+        whole = Mark(metric.word, palette.SLATE, "█", "solid")
+        parts = [(_PASSES.get(part, whole), table[part].to_dict()) for part in table]
+        yield Bars(metric.title, metric.unit, tuple(_stacks(names, parts, values)))
+    if least := values[names[0]] if len(names) > 1 else None:
+        rows = [_against(result, names[0], name) if timed else _ratio(name, values[name], least) for name in names[1:]]
+        title, within = f"{metric.title} against {_short(names[0])}", result.equal_within if timed else None
+        yield Effects(title, tuple(rows), within, head="architecture")
+    yield from _layers(result, metric, names)
 
 
-def _stacks(result: ArchitectureComparison, names: Sequence[str], by: str) -> Iterator[Bar]:
-    parts = part_times(result, by)
+def _stacks(
+    names: Sequence[str], parts: Sequence[tuple[Mark, Mapping[str, float]]], totals: Mapping[str, float | None]
+) -> Iterator[Bar]:
     for name in names:
-        if held := tuple(Part(mark, times[name]) for mark, times in parts if name in times):
-            yield Bar(name, held, _median(result, name))
+        if held := tuple(Part(mark, values[name]) for mark, values in parts if name in values):
+            yield Bar(name, held, totals[name])
 
 
-def _amounts(result: ArchitectureComparison, metric: _Metric, names: Sequence[str]) -> Table:
-    """A metric that is counted, and how many times as much as the least it is."""
-    values = _values(result, metric)
-    least = values[names[0]] or 0.0
-    marks = tuple(_PASSES[part] for part in metric.parts) if len(metric.parts) > 1 else ()
-    columns = (
-        Column("architecture"),
-        Column(metric.word, metric.unit, bar=True, marks=marks),
-        *(Column(mark.word, metric.unit, priority=1) for mark in marks),
-        Column(f"against {_short(names[0])}", "ratio"),
-    )
-    rows = []
-    for name in names:
-        parts = tuple(fmt.known(value) for value in result.table.loc[name, list(metric.parts)]) if marks else ()
-        value = values[name]
-        ratio = value / least if value is not None and least > 0 else None
-        rows.append((name, Split(value, parts) if marks else value, *parts, ratio))
-    return Table(metric.word.capitalize() if metric.word.islower() else metric.word, columns, rows, noun="architecture")
+def _ratio(name: str, value: float | None, least: float) -> Effect:
+    """What is counted has no interval."""
+    ratio = None if value is None else value / least
+    return Effect(name, ratio, verdict="" if ratio is None else "more" if ratio > 1 else "same")
 
 
-def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str]) -> Table | None:
+def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str]) -> Iterator[Table]:
     """The layers of all architectures in one tree, so that one scale holds for them."""
     word, columns = metric.of_layers
     rows: list[tuple[Cell, ...]] = []
@@ -293,24 +271,15 @@ def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str
         parents += [parent if parent < 0 else parent + begin for parent in (*tree.parents, *[-1] * len(special))]
         weights += [fmt.known(value) or 0.0 for value in values]
         full += [str(row) if str(row).startswith(name) else f"{name}: {row}" for row in frame.index]
-    if not rows:
-        return None
     heads = (
         Column("layer"),
         Column("kind", priority=1, help="of work, by the operators that it runs itself"),
         Column("module", priority=2),
         Column(word, metric.unit, bar=True, help="layers inside included"),
     )
-    nesting = Nesting(parents, weights, _heaviest_path(parents, weights))
-    return Table(f"Layers side by side: {word}", heads, rows, nesting, noun="layer", names=full)
-
-
-def _heaviest_path(parents: Sequence[int], weights: Sequence[float]) -> list[int]:
-    path, above = list[int](), -1
-    while below := [row for row, parent in enumerate(parents) if parent == above]:
-        above = max(below, key=weights.__getitem__)
-        path.append(above)
-    return path
+    if rows:
+        title = f"Layers side by side: {word}"
+        yield Table(title, heads, rows, Nesting(parents, weights), noun="layer", names=full)
 
 
 def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
@@ -328,20 +297,17 @@ def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
         "launches_or_ops": Column("launched", "count", 4, help="kernels, or ops where there are none"),
     }
     names = [*timed, *(str(name) for name in result.table.index if str(name) not in timed)]
-    rows = []
-    for name in names:
-        known = {**result.table.loc[name].to_dict(), "step_flops": flops[name]}
-        rows.append(
-            (
-                name,
-                Value(_median(result, name), "ms", _interval(result, name)),
-                *(fmt.known(known[key]) for key in columns),
-            )
+    table = result.table.assign(step_flops=pd.Series(flops, dtype="Float64"))
+    rows = [
+        (
+            name,
+            Value(_median(result, name), "ms", _interval(result, name)),
+            *map(fmt.known, table.loc[name, [*columns]]),
         )
-    return Table(
-        "What each architecture costs", (Column("architecture"), Column("step time", "ms"), *columns.values()), rows,
-        noun="architecture",
-    )  # fmt: skip
+        for name in names
+    ]
+    heads = (Column("architecture"), Column("step time", "ms"), *columns.values())
+    return Table("What each architecture costs", heads, rows, noun="architecture")
 
 
 def _all_pairs(result: ArchitectureComparison) -> Table:
@@ -354,8 +320,9 @@ def _all_pairs(result: ArchitectureComparison) -> Table:
         Column("p", "number", 2, help="corrected for the number of pairs (Holm)"),
         Column("detectable", "share", 3, help="the smallest difference that these measurements can detect"),
     )
-    far = np.log(result.ratios["ratio"].to_numpy(dtype=float, na_value=np.nan))
-    ordered = result.ratios.iloc[np.argsort(-np.abs(far), kind="stable")]
+    ordered = result.ratios.sort_values(
+        "ratio", key=lambda ratio: -np.abs(np.log(ratio.astype(float))), kind="stable", ignore_index=True
+    )
     rows = [
         (
             str(row.b),

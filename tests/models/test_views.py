@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from perfnb.draw import palette
-from perfnb.draw.document import Bars, Choice, Document, Effects, Section, Series, Split, Table, Value
+from perfnb.draw.document import Bars, Choice, Document, Effects, Section, Series, Table, Value
 from perfnb.draw.palette import KINDS
 from perfnb.models.architectures import ArchitectureComparison
 from perfnb.models.architectures_view import part_times
@@ -116,15 +116,26 @@ def test_bars_hold_the_times_of_the_parts_the_fastest_first() -> None:
 
 def test_another_metric_orders_anew() -> None:
     made = samples.three()
-    amounts = only(Table, option(made, "FLOPs per step"))
+    amounts, ratios = (only(kind, option(made, "FLOPs per step")) for kind in (Bars, Effects))
     forward = made.table["forward_flops"].astype(float)
-    assert [row[0] for row in amounts.rows] == ["cnn", "mlp", "transformer"]
-    assert amounts.rows[2][1] == Split(3 * forward["transformer"], (forward["transformer"], 2 * forward["transformer"]))
-    assert amounts.rows[2][-1] == pytest.approx(forward["transformer"] / forward["cnn"])
+    assert [bar.label for bar in amounts.bars] == ["cnn", "mlp", "transformer"]
+    whole = forward["transformer"]
+    assert amounts.bars[2].total == 3 * whole
+    assert [(part.mark.word, part.value) for part in amounts.bars[2].parts] == [
+        ("forward", whole),
+        ("backward", 2 * whole),
+    ]
+    assert [row.ratio for row in ratios.rows] == pytest.approx(
+        [forward[name] / forward["cnn"] for name in ("mlp", "transformer")]
+    )
     made.table.loc["cnn", "backward_flops"] = pd.NA
-    assert [row[0] for row in only(Table, option(made, "FLOPs per step")).rows] == ["mlp", "transformer"]
-    forward_only = only(Table, option(samples.inference(), "FLOPs per step"))
-    assert len(forward_only.columns) == 3
+    assert [bar.label for bar in only(Bars, option(made, "FLOPs per step")).bars] == ["mlp", "transformer"]
+    (mark,) = {
+        part.mark.word for bar in only(Bars, option(samples.inference(), "FLOPs per step")).bars for part in bar.parts
+    }
+    assert mark == "forward"
+    (row,) = only(Bars, option(samples.one(), "parameters")).bars
+    assert row.total == samples.one().table["parameters"].iloc[0]
 
 
 def test_layers_of_all_architectures_are_one_tree_on_one_scale() -> None:
@@ -135,9 +146,10 @@ def test_layers_of_all_architectures_are_one_tree_on_one_scale() -> None:
     assert rows["cnn.features"][-1] == pytest.approx(step * whole.loc["cnn.features", "share"])
     assert rows["cnn: (unattributed)"][-1] == pytest.approx(step * whole.loc["(unattributed)", "share"])
     assert rows["transformer.blocks.0.attention"][:3] == ("attention", KINDS["attention"], "MultiheadAttention")
-    path = [tree.names[row] for row in tree.nesting.path]
-    assert path[:4] == ["transformer", "transformer.blocks", "transformer.blocks.0", "transformer.blocks.0.attention"]
-    assert len(only(Table, option(made, "parameters")[1:]).rows) == len(rows)
+    above = {tree.names[row]: tree.names[parent] for row, parent in enumerate(tree.nesting.parents) if parent >= 0}
+    assert above["transformer.blocks.0.attention"] == "transformer.blocks.0"
+    assert not {"mlp", "cnn", "transformer"} & set(above)
+    assert len(only(Table, option(made, "parameters")).rows) == len(rows)
 
 
 def test_the_unknown_is_no_zero() -> None:
