@@ -298,14 +298,9 @@ def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
     }
     names = [*timed, *(str(name) for name in result.table.index if str(name) not in timed)]
     table = result.table.assign(step_flops=pd.Series(flops, dtype="Float64"))
-    rows = [
-        (
-            name,
-            Value(_median(result, name), "ms", _interval(result, name)),
-            *map(fmt.known, table.loc[name, [*columns]]),
-        )
-        for name in names
-    ]
+    times = [Value(_median(result, name), "ms", _interval(result, name)) for name in names]
+    known = [map(fmt.known, table.loc[name, [*columns]]) for name in names]
+    rows = [(name, time, *others) for name, time, others in zip(names, times, known, strict=True)]
     heads = (Column("architecture"), Column("step time", "ms"), *columns.values())
     return Table("What each architecture costs", heads, rows, noun="architecture")
 
@@ -320,9 +315,8 @@ def _all_pairs(result: ArchitectureComparison) -> Table:
         Column("p", "number", 2, help="corrected for the number of pairs (Holm)"),
         Column("detectable", "share", 3, help="the smallest difference that these measurements can detect"),
     )
-    ordered = result.ratios.sort_values(
-        "ratio", key=lambda ratio: -np.abs(np.log(ratio.astype(float))), kind="stable", ignore_index=True
-    )
+    far = result.ratios["ratio"].astype("Float64").pipe(np.log).abs()
+    ordered = result.ratios.loc[far.sort_values(ascending=False, kind="stable").index]
     rows = [
         (
             str(row.b),
