@@ -16,6 +16,7 @@ from perfnb.stats.intervals import interval_of_median
 CONFIDENCE = 0.975
 #: How many times as long as the fastest run of a job the slowest may take before a note says so.
 _DISAGREE = 1.25
+_UNKNOWN = (np.nan, np.nan, np.nan)
 #: The parts of a loss.
 PARTS = ("compute", "communication", "imbalance", "input")
 
@@ -70,28 +71,23 @@ def compared_jobs(jobs: Sequence[ScalingJob], mode: str) -> dict[str, Any]:
         ``strong`` (the same batch for all ranks) or ``weak``.
     """
     times = {(job.kind, job.ranks): _time(job) for job in jobs}
-    base, plain, best = times["ranks", 1], times.get(("plain", 1)), times.get(("best", 1))
-    rows = []
+    alone = [times.get((kind, 1), _UNKNOWN) for kind in ("ranks", "plain", "best")]
+    rows = {}
     for job in jobs:
         own, work = times[job.kind, job.ranks], job.ranks if mode == "weak" else 1
-        against = [_ratio(other, own, work) for other in (base, plain, best)]
-        of_ranks = job.kind == "ranks"
-        efficiency = [value / job.ranks if of_ranks else np.nan for value in against[0]]
-        if of_ranks and job.ranks == 1:
-            against[0], efficiency = (1.0, np.nan, np.nan), [1.0, np.nan, np.nan]
-        rows.append(
-            (_name(job), job.ranks, job.threads, *own, *against[0], *efficiency)
-            + ((against[1][0], against[2][0]) if of_ranks else (np.nan, np.nan))
-        )
-    columns = [
-        *("job", "ranks", "threads", "step_ms", "ci_low_ms", "ci_high_ms"),
-        *("speedup", "speedup_low", "speedup_high", "efficiency", "efficiency_low", "efficiency_high"),
-        *("against_plain", "against_best"),
+        speedup, plain, best = (_ratio(other, own, work) for other in alone)
+        if (of_ranks := job.kind == "ranks") and job.ranks == 1:
+            speedup = (1.0, np.nan, np.nan)
+        efficiency = [value / job.ranks if of_ranks else np.nan for value in speedup]
+        against = (plain[0], best[0]) if of_ranks else (np.nan, np.nan)
+        rows[_name(job)] = (job.ranks, job.threads, *own, *speedup, *efficiency, *against)
+    floats = [
+        *("step_ms", "ci_low_ms", "ci_high_ms", "speedup", "speedup_low", "speedup_high"),
+        *("efficiency", "efficiency_low", "efficiency_high", "against_plain", "against_best"),
     ]
-    table = pd.DataFrame(rows, columns=columns).set_index("job")
-    floats = dict.fromkeys(columns[3:], "Float64")
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=["ranks", "threads", *floats]).rename_axis("job")
     return {
-        "table": table.astype(floats),
+        "table": table.astype(dict.fromkeys(floats, "Float64")),
         "losses": _losses(jobs, mode),
         "rounds": max(len(job.runs) for job in jobs),
         "notes": list(_notes(jobs)),
@@ -107,7 +103,7 @@ def _name(job: ScalingJob) -> str:
 def _time(job: ScalingJob) -> tuple[float, float, float]:
     """The median step of a job, and an interval that holds those of all its runs."""
     if not job.runs:
-        return np.nan, np.nan, np.nan
+        return _UNKNOWN
     medians = [float(np.median(run.steps_ms)) for run in job.runs]
     intervals = [interval_of_median(run.steps_ms, CONFIDENCE) for run in job.runs]
     known = [interval for interval in intervals if interval is not None]
@@ -151,12 +147,8 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _ratio(
-    other: tuple[float, float, float] | None, own: tuple[float, float, float], work: int
-) -> tuple[float, float, float]:
+def _ratio(other: tuple[float, float, float], own: tuple[float, float, float], work: int) -> tuple[float, float, float]:
     """How many times as fast `own` is as `other`, and an interval."""
-    if other is None or np.isnan(own[0]):
-        return np.nan, np.nan, np.nan
     return work * other[0] / own[0], work * other[1] / own[2], work * other[2] / own[1]
 
 
