@@ -45,14 +45,15 @@ def rank_scaling_document(study: RankScaling) -> Document:
     last = study.table[study.table["efficiency"].notna()].iloc[-1]
     runs = "once" if study.rounds == 1 else f"{study.rounds:,} times"
     threads = fmt.counted(int(study.table["threads"].iloc[0]), "thread")
+    values = {
+        f"step on {last.name}": _value(last, "step_ms", "ms"),
+        "speed-up": _value(last, "speedup", "ratio"),
+        "efficiency": _value(last, "efficiency", "share"),
+    }
     return Document(
         "rank scaling",
         verdict=_verdict(study, last),
-        figures=(
-            Figure(f"step on {last.name}", *_bounded(last, "step_ms", "ms")),
-            Figure("speed-up", *_bounded(last, "speedup", "ratio")),
-            Figure("efficiency", *_bounded(last, "efficiency", "share")),
-        ),
+        figures=tuple(Figure(label, value.number, value.unit, value.interval) for label, value in values.items()),
         facts=(
             f"{study.mode} scaling: {_BATCHES[study.mode]}",
             f"each job ran {runs}, with {threads} for each rank, on {fmt.counted(study.cores, 'core')}",
@@ -66,25 +67,20 @@ def rank_scaling_document(study: RankScaling) -> Document:
     )
 
 
-def _bounded(row: Any, name: str, unit: Unit) -> tuple[float | None, Unit, tuple[float, float] | None]:
-    """A figure of a job's row, its unit and its interval."""
-    ends = ("ci_low_ms", "ci_high_ms") if unit == "ms" else (f"{name}_low", f"{name}_high")
-    return fmt.known(row[name]), unit, fmt.known_bounds((row[ends[0]], row[ends[1]]))
-
-
 def _value(row: Any, name: str, unit: Unit) -> Value:
-    number, _, interval = _bounded(row, name, unit)
-    return Value(number, unit, interval)
+    """A figure of a job's row with its interval."""
+    low, high = ("ci_low_ms", "ci_high_ms") if unit == "ms" else (f"{name}_low", f"{name}_high")
+    return Value(fmt.known(row[name]), unit, fmt.known_bounds((row[low], row[high])))
 
 
 def _verdict(study: RankScaling, last: Any) -> Verdict:
-    speedup, _, bounds = _bounded(last, "speedup", "ratio")
-    effect = fmt.with_interval(fmt.ratio(speedup), speedup, bounds)
+    speedup = _value(last, "speedup", "ratio")
+    effect = fmt.with_interval(fmt.ratio(speedup.number), speedup.number, speedup.interval)
     against_best = fmt.known(last["against_best"])
     beaten = against_best is not None and against_best < 1
     better = f"Use one process with all cores: {last.name} do only {fmt.ratio(against_best)} its work per second."
     return Verdict(
-        "bad" if beaten or (speedup or 0.0) < 1 else "none",
+        "bad" if beaten or (speedup.number or 0.0) < 1 else "none",
         f"{last.name}: speed-up {effect}, efficiency {fmt.share(last['efficiency'])}, {study.mode} scaling",
         _why(study, last),
         better if beaten else "",

@@ -194,4 +194,4 @@ def _batch_words(batch: Any) -> str:
     from perfnb.step.steps import tensors_in
 
     shapes = [" × ".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(batch)]
-    return ", ".join(shapes) if shapes else "each model on its own batch"
+    return ", ".join(shapes) if shapes else "each model's own"

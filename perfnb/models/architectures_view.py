@@ -86,7 +86,7 @@ def architectures_document(result: ArchitectureComparison) -> Document:
         result.device,
         _verdict(result, timed),
         tuple(Figure(name, _median(result, name), "ms", _interval(result, name)) for name in ends),
-        (f"{step} on {result.batch}", f"measured {times}"),
+        (step, f"batch: {result.batch}", f"measured {times}"),
         tuple(_sections(result, timed)),
         tuple(_notes(result)),
     )

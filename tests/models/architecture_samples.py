@@ -134,7 +134,7 @@ def compared(
     *,
     training: bool = True,
     device: str = "CPU, 2 threads (no GPU)",
-    batch: str = "batch of 64: float32 64 × 128 × 64",
+    batch: str = "64 × 128 × 64",
     notes: Sequence[str] = ("The machine was busy with something else in 2 of 40 rounds.",),
 ) -> ArchitectureComparison:
     """A comparison in which a step takes what its layers, the loss and the optimizer take."""
