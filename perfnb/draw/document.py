@@ -56,10 +56,10 @@ def words(value: Any, unit: Unit) -> str:
     if fmt.known(value) is None:
         return fmt.UNKNOWN
     if unit in _WORDS:
-        return _WORDS[unit](value)
-    if unit.endswith("/s"):
-        return fmt.rate(value, unit.removesuffix("/s"))
-    return fmt.significant(value)
+        text = _WORDS[unit](value)
+    else:
+        text = fmt.rate(value, unit.removesuffix("/s")) if unit.endswith("/s") else fmt.significant(value)
+    return fmt.MINUS + text[1:] if text.startswith("-") else text
 
 
 @dataclass(frozen=True)

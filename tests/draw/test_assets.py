@@ -31,8 +31,6 @@ PICTURES = [
 ]
 ENTRIES = {
     "documentWidget": [*PICTURES, "draw/js/document.js"],
-    "architectures": ["models/js/architectures.js"],
-    "scaling": ["models/js/scaling.js"],
     "watch": ["watching/js/panel.js"],
     "flameHost": ["flame/js/host.js"],
 }
