@@ -396,7 +396,7 @@ def _series(series: Series, width: int) -> list[str]:
     for line in series.lines:
         if known := all_known(line.values):
             lines += escape.wrapped(span_words(line.mark, known, series.y), width)
-            lines.append(bars.heights(_binned(series.at, line.values, width), max(known)))
+            lines += [bars.heights(_binned(series.at, line.values, width), max(known))] * (max(known) > 0)
     return [*lines, *_joined([*axis_words(series.x, series.at), *level_words(series)], width)] if lines else []
 
 
