@@ -21,7 +21,6 @@ from perfnb.diff.view import diff_html
 from perfnb.draw.frame import static_page
 from perfnb.experiments.journal_view import journal_html
 from perfnb.experiments.report_view import report_page
-from perfnb.memory.leaks.find import leaks_html
 from perfnb.models.architectures_view import architectures_html
 from perfnb.profile.display import standalone_page
 from perfnb.profile.report import summary_html
@@ -40,7 +39,7 @@ from tests.experiments import test_measurements
 from tests.findings import findings_samples
 from tests.gpu import gpu_samples
 from tests.memory import memory_samples
-from tests.memory import test_leaks_view as test_leaks
+from tests.memory.leak_samples import LEAKS
 from tests.models import architecture_samples
 from tests.ranks.rank_traces import rank_trace
 from tests.roofline import roofline_samples
@@ -122,7 +121,7 @@ def test_what_other_objects_show_of_themselves(open_page: OpenPage) -> None:
         "profiles": diff_html(diff_profiles(summaries.small_cnn(), summaries.gan())),
         "architectures": architectures_html(architecture_samples.three()),
         "a journal": journal_html(test_journal.EXAMPLES["tried"], test_journal.DAMAGED, "experiments"),
-        "leaks": leaks_html(test_leaks.report("leak", "kept", test_leaks.KEPT, None, survivors=test_leaks.TWO)),
+        "leaks": LEAKS["kept"]._html(),
         "the machine": system_html(pd.DataFrame([check], columns=list(COLUMNS))),
         "a watch": watch_html(machines.laptop()),
     }

@@ -17,7 +17,7 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 #: Process growth per step that is not a leak: the interpreter's own bookkeeping, in pages.
 PROCESS_FLOOR_BYTES = 16 * 1024
 
-#: What `LeakReport.verdict` can be.
+#: What `LeakFigures.verdict` can be.
 LEAK, NO_LEAK, INCONCLUSIVE = "leak", "no leak seen", "inconclusive"
 
 _OWNER = ["device", "layer", "phase", "op"]
@@ -27,8 +27,8 @@ _EXPLAINED = 0.5
 _WORTH_A_LOOK = 1024
 
 
-@dataclass(frozen=True)
-class LeakReport:
+@dataclass(frozen=True, repr=False, eq=False)
+class LeakFigures:
     """What many steps leave behind.
 
     Attributes
@@ -43,33 +43,39 @@ class LeakReport:
         allocator: frees of older allocations are not seen), ``unexplained`` (the allocator grows, but nothing watched
         survives), ``hidden`` (allocations survive, but memory varies too much to tell whether they add up), ``few``
         (too few steps), ``unknown`` (nothing was measured) or ``steady``.
-    allocator, process : Slope or None
-        Growth of the bytes handed out by torch's allocators, and of the process's resident memory.
+    allocator : Slope or None
+        Growth per step of the memory handed out by torch's allocators; ``None`` if unknown.
+    process : Slope or None
+        Growth per step of the process's resident memory, in the last round that read it; ``None`` if unknown.
+    survivors : DataFrame
+        Owners of allocations that outlive their step, most bytes first: device, layer, phase, op, `bytes_per_step`,
+        `count_per_step`, `steps` (how many steps made them), and `kind`: ``kept`` or ``growing``.
+    steps : DataFrame
+        Memory after each watched step: `step`, `allocated_bytes` (relative to the start of the first step, so possibly
+        negative) and `process_bytes`.
     beyond_bytes : float or None
         Growth of the process per step beyond torch's CPU allocator; ``None`` if uncertain.
-    survivors : DataFrame
-        Owners of surviving allocations, most bytes first: device, layer, phase, op, `bytes_per_step`, `count_per_step`,
-        `steps` (how many steps made them), and `kind`: ``kept`` or ``growing``.
     garbage_bytes : float
         Bytes per watched step that a garbage collection after the last step freed.
-    per_step : DataFrame
-        `step`, `allocated_bytes` (relative to the start of the first step, so possibly negative) and `process_bytes`.
     early : Slope or None
         Growth of the process before allocations were recorded, if `process` is its growth after that.
     after : int
         How many steps had run in the end, warm-up included; 0 if unknown.
+    name : str
+        Title.
     """
 
     verdict: str
     reason: str
     allocator: Slope | None
     process: Slope | None
-    beyond_bytes: float | None
     survivors: pd.DataFrame
-    garbage_bytes: float
-    per_step: pd.DataFrame
+    steps: pd.DataFrame
+    beyond_bytes: float | None = None
+    garbage_bytes: float = 0.0
     early: Slope | None = None
     after: int = 0
+    name: str = "step"
 
 
 def process_grows(process_bytes: Sequence[Any]) -> bool:
@@ -78,13 +84,13 @@ def process_grows(process_bytes: Sequence[Any]) -> bool:
     return slope is not None and slope.ci_low is not None and slope.ci_low > PROCESS_FLOOR_BYTES
 
 
-def leak_report(
+def leak_figures(
     allocations: pd.DataFrame | None,
     process_bytes: Sequence[Any] | None = None,
     *,
     steps: int,
     later_bytes: Sequence[Any] = (),
-) -> LeakReport:
+) -> LeakFigures:
     """Judge the steps that were watched after warm-up.
 
     Parameters
@@ -121,15 +127,15 @@ def leak_report(
         garbage = _garbage_bytes(allocations, steps)
         shapes = _new_shapes_keep_coming(allocations, steps)
     verdict, reason = _judged(allocator, cpu, process, survivors, garbage, shapes, early)
-    return LeakReport(
+    return LeakFigures(
         verdict=verdict,
         reason=reason,
         allocator=allocator,
         process=process,
-        beyond_bytes=_beyond(process, cpu),
         survivors=survivors,
+        beyond_bytes=_beyond(process, cpu),
         garbage_bytes=garbage,
-        per_step=_per_step(levels, process_bytes),
+        steps=_per_step(levels, process_bytes),
         early=early,
     )
 
