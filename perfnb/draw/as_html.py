@@ -25,9 +25,12 @@ from perfnb.draw.as_text import (
     scale_of,
     span_words,
     strip_words,
+    sure_words,
 )
 from perfnb.draw.document import (
     Bars,
+    Card,
+    Cards,
     Cell,
     Choice,
     Code,
@@ -41,12 +44,13 @@ from perfnb.draw.document import (
     Scatter,
     Section,
     Series,
+    Split,
     Strip,
     Table,
     Verdict,
     words,
 )
-from perfnb.draw.frame import framed, notes_html, static_page
+from perfnb.draw.frame import framed, notes_html
 from perfnb.draw.palette import BLUE, Mark
 
 #: Pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
@@ -63,11 +67,6 @@ def document_html(document: Document) -> str:
         parts += [_head(part), *map(section_html, part.sections)]
     notes = list(dict.fromkeys([*document.notes, *chain.from_iterable(tab.notes for tab in document.tabs)]))
     return framed("".join(parts) + notes_html(notes), narrow=True)
-
-
-def document_page(document: Document) -> str:
-    """Return a document as a self-contained page."""
-    return static_page(document.subject or document.kind, document_html(document))
 
 
 def _head(document: Document) -> str:
@@ -207,7 +206,7 @@ def _table(table: Table) -> str:
         inside = f" <em>+{line.inside:,}</em>" if line.inside else ""
         first, *others = (_cell(cell, column) for cell, column in zip(row, columns, strict=True))
         if barred is not None:
-            others[barred - 1] = f"{_inline_bar(number_of(row[barred]), most)} {others[barred - 1]}"
+            others[barred - 1] = f"{_inline_bar(row[barred], columns[barred].marks, most)} {others[barred - 1]}"
         marked = (f"<td {_side(column)}>{cell}</td>" for cell, column in zip(others, columns[1:], strict=True))
         head = _row_head(cell_words(row[0], "text"), f"{indent}{first}{inside}")
         lines.append(f"<tr>{head}{''.join(marked)}</tr>")
@@ -242,13 +241,27 @@ def _cell(cell: Cell, column: Column) -> str:
     return escape.html_sentence(cell_words(cell, column.unit))
 
 
-def _inline_bar(value: float, most: float) -> str:
-    """A bar of characters, which no host strips; the style sheet draws it as a box."""
+def _inline_bar(cell: Cell, marks: Sequence[Mark], most: float) -> str:
+    """A bar of characters, which no host strips; the style sheet draws it as a box, in the colours of its parts."""
+    value = number_of(cell)
     if not value > 0 or not most > 0:
         return ""
     width, characters = max(1, round(_BAR * value / most)), "▇" * max(1, round(8 * value / most))
     box = f"width:{width}px;margin-right:{_BAR - width + 5}px"  # bars begin below each other
+    if isinstance(cell, Split) and (stops := _stops(cell, marks, value)):
+        box += f";background:linear-gradient(90deg,{stops})"
     return f'<span class="pf-inline-bar" aria-hidden="true" style="{box}">{characters}</span>'
+
+
+def _stops(cell: Split, marks: Sequence[Mark], value: float) -> str:
+    """The parts of a bar as stops of a gradient."""
+    stops, begin = [], 0.0
+    for part, mark in zip(cell.parts, marks, strict=False):
+        end = min(100.0, begin + 100 * (fmt.known(part) or 0.0) / value)
+        if end > begin:
+            stops.append(f"{mark.colour} {begin:.0f}% {end:.0f}%")
+        begin = end
+    return ",".join([*stops, *([f"transparent {begin:.0f}%"] if stops and begin < 99.5 else [])])
 
 
 def _series(section: Series) -> str:
@@ -386,6 +399,27 @@ def _heated(value: float | None, most: float) -> str:
     return f'style="background:color-mix(in srgb,{BLUE} {strength:.0f}%,transparent)"'
 
 
+def _cards(section: Cards) -> str:
+    items = "".join(f"<li>{'<br>'.join(_card(card))}</li>" for card in section.cards)
+    return _titled(section.title, items and f"<ol>{items}</ol>")
+
+
+def _card(card: Card) -> Iterator[str]:
+    confidence = sure_words(card) and f", {escape.html(sure_words(card))}"
+    why = card.why and f" <em>({escape.html_sentence(card.why)})</em>"
+    yield f"<strong>{escape.html(card.title)}</strong>: {escape.html_sentence(card.bound)}{confidence}{why}"
+    if card.evidence:
+        yield escape.html_sentence(card.evidence)
+    if card.advice:
+        yield f"Try: {escape.html_sentence(card.advice)}{_code(card.code)}"
+    if card.trial:
+        yield f"{escape.html_sentence(card.trial[0])}{_code(card.trial[1])}"
+    about = ", ".join(tables.name(name) for _, name in card.links)
+    if card.caveat or about:
+        caveat = card.caveat and f"Caveat: {escape.html_sentence(card.caveat)}"
+        yield f"<em>{' '.join(filter(None, (caveat, about and f'About: {about}.')))}</em>"
+
+
 def _choice(section: Choice) -> str:
     """Where nothing can be chosen, the first alternative stands open and the others are folded below it."""
     bodies = [(escape.html(name), "".join(map(section_html, parts))) for name, parts in section.options.items()]
@@ -405,6 +439,7 @@ _RENDERERS: dict[type, Callable[[Any], str]] = {
     Scatter: _scatter,
     Strip: _strip,
     Heat: _heat,
+    Cards: _cards,
     Code: lambda section: _titled(section.title, _code(section.text)),
     Choice: _choice,
     Picture: lambda section: _titled(section.title, section.html()),

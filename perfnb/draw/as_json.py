@@ -2,7 +2,8 @@
 
 Each section has its ``type``, the lower-case name of its class in `perfnb.draw.document`, and the fields of that class.
 Numbers are as measured, in the unit that the section, the column or the figure names; what is not known is ``null``.
-Texts consist of visible characters, and only code has more than one line.
+Figures with an interval also have their ``words``. Texts consist of visible characters, and only code has more than one
+line.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
-from perfnb.draw.document import Choice, Document, Picture, Section
+from perfnb.draw.as_text import effect_words, figure_value
+from perfnb.draw.document import Choice, Document, Effect, Figure, Inner, Picture, Section, Value
 from perfnb.draw.palette import Mark
 
 #: Longest text: a sentence, or lines of code.
 _LONGEST = 2000
+#: Significant digits of numbers of rows inside others, of which there may be tens of thousands.
+_DIGITS = 6
 
 
 def document_data(document: Document) -> dict[str, Any]:
@@ -62,10 +66,38 @@ def plain(value: Any) -> Any:
         return "\n".join(escape.plain(line, _LONGEST) for line in value.splitlines())
     if isinstance(value, Mark):
         return {**value.data, "word": escape.plain(value.word)}
+    if isinstance(value, Inner):
+        return _inner(value)
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        data = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        if isinstance(value, Effect):
+            data["words"] = effect_words(value)
+        elif isinstance(value, (Figure, Value)):
+            data["words"] = figure_value(value)
+        return data
     if isinstance(value, Mapping):
         return {escape.plain(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, Sequence):
         return [plain(inner) for inner in value]
     return fmt.known(value)
+
+
+def _inner(inner: Inner) -> dict[str, Any]:
+    """The rows inside others, with texts as places in ``names``, because the same ones come again and again."""
+    places: dict[str, int] = {}
+    texts = [column.unit == "text" for column in inner.columns]
+    rows = [
+        [
+            places.setdefault(escape.plain(cell), len(places)) if text else fmt.short(cell, _DIGITS)
+            for cell, text in zip(row, texts, strict=True)
+        ]
+        for row in inner.rows
+    ]
+    return {
+        "title": escape.plain(inner.title),
+        "columns": plain(inner.columns),
+        "rows": rows,
+        "names": list(places),
+        "owner": list(inner.owner),
+        "selects": inner.selects,
+    }

@@ -13,6 +13,8 @@ from perfnb.draw.document import (
     Axis,
     Bars,
     Budget,
+    Card,
+    Cards,
     Cell,
     Choice,
     Code,
@@ -26,6 +28,7 @@ from perfnb.draw.document import (
     Scatter,
     Section,
     Series,
+    Split,
     Strip,
     Table,
     Value,
@@ -60,6 +63,12 @@ def document_text(document: Document, width: int = USUAL) -> str:
     if notes:
         blocks.append(["Notes", *escape.bullets(notes, width)])
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks)
+
+
+def document_line(document: Document) -> str:
+    """Return what a document is about and its answer, in one line."""
+    subject, answer = escape.plain(document.subject, 40), escape.plain(document.verdict.sentence)
+    return ": ".join(filter(None, (subject or document.kind, answer)))
 
 
 def _head(document: Document, width: int, *before: str) -> list[str]:
@@ -108,8 +117,13 @@ def _joined(facts: Sequence[str], width: int) -> Iterator[str]:
 def figure_words(figure: Figure) -> str:
     """Return a figure with its label, its interval and how it was measured."""
     basis = f" ({figure.basis})" if figure.basis else ""
-    value = fmt.with_interval(words(figure.value, figure.unit), figure.value, figure.interval)
-    return f"{figure.label} {value}{basis}".strip()
+    return f"{figure.label} {figure_value(figure)}{basis}".strip()
+
+
+def figure_value(figure: Figure | Value) -> str:
+    """Return a figure with its interval."""
+    number = figure.value if isinstance(figure, Figure) else figure.number
+    return fmt.with_interval(words(number, figure.unit), number, figure.interval)
 
 
 def section_text(section: Section, width: int) -> list[str]:
@@ -214,7 +228,9 @@ def cell_words(cell: Cell, unit: str) -> str:
     if isinstance(cell, Mark):
         return escape.plain(cell.word)
     if isinstance(cell, Value):
-        return fmt.with_interval(words(cell.number, cell.unit), cell.number, cell.interval)
+        return figure_value(cell)
+    if isinstance(cell, Split):
+        return words(cell.number, unit)
     if isinstance(cell, str):
         return escape.plain(cell)
     if unit == "text":
@@ -242,7 +258,7 @@ def columns_held(table: Table, rows: Iterable[int]) -> list[int]:
 def _is_known(cell: Cell) -> bool:
     if isinstance(cell, (str, Mark)):
         return bool(cell)
-    return fmt.known(cell.number if isinstance(cell, Value) else cell) is not None
+    return fmt.known(cell.number if isinstance(cell, (Value, Split)) else cell) is not None
 
 
 def _table(table: Table, width: int) -> list[str]:
@@ -370,7 +386,7 @@ def left_out_words(table: Table, rows: Sequence[int]) -> str:
 
 def number_of(cell: Cell) -> float:
     """Return the number that a bar shows, 0 where none is known."""
-    value = cell.number if isinstance(cell, Value) else cell
+    value = cell.number if isinstance(cell, (Value, Split)) else cell
     return 0.0 if isinstance(value, (str, Mark)) else fmt.known(value) or 0.0
 
 
@@ -480,6 +496,23 @@ def _heat(section: Heat, width: int) -> list[str]:
     return [*lines, *_joined([across, f"highest: {words(most, section.unit)}"], width)]
 
 
+def _cards(section: Cards, width: int) -> list[str]:
+    lines = []
+    for place, card in enumerate(section.cards, start=1):
+        number = f"{place}. " if len(section.cards) > 1 else ""
+        lines += _sentences(number + ", ".join(filter(None, (f"{card.title}: {card.bound}", sure_words(card)))), width)
+        for sentence in filter(None, (card.evidence, card.advice and f"Try: {card.advice}")):
+            lines += [f"   {line}" for line in _sentences(sentence, width - 3)]
+        for code in filter(None, (card.code, *(card.trial or ())[1:])):
+            lines += [f"      {line}" for line in _code(code, width - 6)]
+    return lines
+
+
+def sure_words(card: Card) -> str:
+    """Return how sure a finding is, empty if it does not say."""
+    return f"{card.confidence} confidence" if card.confidence else ""
+
+
 def _choice(section: Choice, width: int) -> list[str]:
     lines = []
     for name, parts in list(section.options.items())[:1]:
@@ -496,6 +529,7 @@ _RENDERERS: dict[type, Callable[[Any, int], list[str]]] = {
     Scatter: _scatter,
     Strip: _strip,
     Heat: _heat,
+    Cards: _cards,
     Code: lambda section, width: _code(section.text, width),
     Choice: _choice,
     Picture: lambda section, width: section.text(width),

@@ -25,7 +25,7 @@ Unit: TypeAlias = str
 State = Literal["good", "bad", "open", "none"]
 Interval: TypeAlias = tuple[float, float]
 #: What a cell of a table holds: text, a number in the column's unit, a mark with its word, or nothing known.
-Cell: TypeAlias = "str | float | int | Mark | Value | None"
+Cell: TypeAlias = "str | float | int | Mark | Value | Split | None"
 
 _WORDS: Mapping[Unit, Callable[[Any], str]] = {
     "ms": fmt.duration,
@@ -72,6 +72,14 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Split:
+    """A number in its column's unit, and its parts, one for each of the column's marks."""
+
+    number: float | None
+    parts: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The answer, in a sentence.
 
@@ -88,6 +96,8 @@ class Verdict:
         The lines that do it.
     confidence : str
         ``high``, ``medium``, ``low``, or empty.
+    selects : str
+        The key of the section that holds its evidence.
     """
 
     state: State
@@ -96,6 +106,7 @@ class Verdict:
     next: str = ""
     code: str = ""
     confidence: str = ""
+    selects: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,8 @@ class Figure:
     interval: Interval | None = None
     #: How it was measured: "median of 20 timed steps".
     basis: str = ""
+    #: The single measurements in their order, which the live view draws as dots.
+    samples: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -178,6 +191,8 @@ class Column:
     bar: bool = False
     #: What the column means, on hover.
     help: str = ""
+    #: What the parts of its cells are, if they are `Split`.
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -208,6 +223,29 @@ class Nesting:
 
 
 @dataclass(frozen=True)
+class Inner:
+    """What the rows of a table consist of. The live view lists it for a selected row, and adds up equal texts.
+
+    Attributes
+    ----------
+    title : str
+    columns : tuple of Column
+        Texts first.
+    rows : sequence of sequences of Cell
+    owner : sequence of int
+        The row of the table that each belongs to.
+    selects : str
+        The key of the section in which the first column names a row.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[Cell]]
+    owner: Sequence[int]
+    selects: str = ""
+
+
+@dataclass(frozen=True)
 class Table:
     """A table of typed columns; the first names the rows.
 
@@ -222,8 +260,11 @@ class Table:
         A sentence for each row, below it.
     noun : str
         What a row is, for "12 more layers".
-    selects : str
-        The key of a section in which a row that is selected selects the row of the same name.
+    selects : sequence of (str, str)
+        Keys of sections in which a row selects the row of the same name, each with the words of its button.
+    names : sequence of str, optional
+        The full names of the rows, if the first column has shorter ones; other sections select rows by them.
+    inner : Inner, optional
     """
 
     title: str
@@ -234,7 +275,9 @@ class Table:
     details: Sequence[str] | None = None
     budget: Budget = Budget()
     noun: str = "row"
-    selects: str = ""
+    selects: Sequence[tuple[str, str]] = ()
+    names: Sequence[str] | None = None
+    inner: Inner | None = None
     key: str = ""
 
 
@@ -290,6 +333,8 @@ class Scatter:
     y: Axis
     dots: tuple[Dot, ...]
     lines: tuple[tuple[Mark, tuple[tuple[float, float], ...]], ...] = ()
+    #: The key of a section in which a dot selects the row of the same name.
+    selects: str = ""
     key: str = ""
 
 
@@ -316,6 +361,51 @@ class Heat:
     values: Sequence[Sequence[float | None]]
     #: What the columns are, for the axis.
     across: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A finding: what it is, what it costs, what shows it, and what to do about it.
+
+    Attributes
+    ----------
+    title : str
+    bound : str
+        The most that it costs, in words.
+    share : float, optional
+        The bound as a share of the step, for a bar.
+    confidence, why : str
+        How sure it is, and why.
+    evidence, advice, code, caveat : str
+    trial : (str, str), optional
+        How to try it, in words and as code.
+    links : sequence of (str, str)
+        Sections by key, and the rows in them that it is about.
+    lever : str
+        What *Try it* tries.
+    """
+
+    title: str
+    bound: str
+    share: float | None = None
+    confidence: str = ""
+    why: str = ""
+    evidence: str = ""
+    advice: str = ""
+    code: str = ""
+    caveat: str = ""
+    trial: tuple[str, str] | None = None
+    links: Sequence[tuple[str, str]] = ()
+    lever: str = ""
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Findings, the most expensive first."""
+
+    title: str
+    cards: tuple[Card, ...]
     key: str = ""
 
 
@@ -363,7 +453,7 @@ class Picture:
     key: str = ""
 
 
-Section: TypeAlias = Bars | Effects | Table | Series | Scatter | Strip | Heat | Code | Choice | Picture
+Section: TypeAlias = Bars | Effects | Table | Series | Scatter | Strip | Heat | Cards | Code | Choice | Picture
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import anywidget
 import traitlets
+
+from perfnb.draw.as_text import document_line
+from perfnb.draw.document import Document
+from perfnb.draw.live import assets_of, live_data
 
 
 class DrawnWidget(anywidget.AnyWidget):
@@ -27,6 +32,23 @@ class DrawnWidget(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         return {"application/vnd.jupyter.widget-view+json": view, "text/plain": repr(self)}, {}
+
+
+class DocumentWidget(DrawnWidget):
+    """A document in a live notebook.
+
+    Parameters
+    ----------
+    document : Document
+    view_id : str
+        By which it finds its static twin.
+    scripts : iterable of str
+        More scripts, as paths inside the package.
+    """
+
+    def __init__(self, document: Document, view_id: str, scripts: Iterable[str] = ()) -> None:
+        self._esm, self._css = assets_of(document, scripts)  # a saved notebook contains them
+        super().__init__(live_data(document, view_id), f"{type(self).__name__}({document_line(document)!r})")
 
 
 def json_of(value: Any) -> str:

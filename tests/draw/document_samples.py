@@ -15,6 +15,8 @@ from perfnb.draw.document import (
     Bar,
     Bars,
     Budget,
+    Card,
+    Cards,
     Choice,
     Code,
     Column,
@@ -24,6 +26,7 @@ from perfnb.draw.document import (
     Effects,
     Figure,
     Heat,
+    Inner,
     Line,
     Nesting,
     Part,
@@ -31,6 +34,7 @@ from perfnb.draw.document import (
     Scatter,
     Section,
     Series,
+    Split,
     Strip,
     Table,
     Value,
@@ -84,6 +88,41 @@ def sections(name: str) -> tuple[Section, ...]:
         Scatter("Roofline", Axis("intensity", "number"), Axis("rate", "flops/s"), (Dot(name, 2.5, 3e9, forward),)),
         Strip("Pairs", Axis("ratio", "ratio"), ((forward, [0.5, 0.6, 0.61]), (backward, [])), ("the same", 1.0)),
         Heat("Traffic", "bytes/s", ["rank 0", name], ["rank 0", name], [[None, 1e9], [2e9, 0.0]], "to"),
+        Table(
+            "Kernels",
+            (Column("kernel"), Column("time", "ms", bar=True, marks=(forward, backward))),
+            [(name, Split(3.0, (1.0, 2.0))), ("gemm", Split(None, (None, None)))],
+            selects=(("layers", "Show in the layers"),),
+            names=[f"full {name}", "full gemm"],
+            inner=Inner(
+                "Layers of the kernel",
+                (Column("layer"), Column("time", "ms")),
+                [(name, 1.0), ("fc", 2.0), (name, None)],
+                [0, 0, 1],
+                "layers",
+            ),
+            key="kernels",
+        ),
+        Cards(
+            "Findings",
+            (
+                Card(
+                    "waiting for data",
+                    "up to 1.50 ms (12 %)",
+                    0.12,
+                    "high",
+                    f"It was measured in {name}.",
+                    f"The step waits for {name}.",
+                    f"Use {name}.",
+                    f"use({name!r})",
+                    "It was measured once.",
+                    ("Try it:", f"try_levers({name!r})"),
+                    (("layers", name),),
+                    "workers",
+                ),
+                Card(name, "n/a"),
+            ),
+        ),
         Code(f"for x in loader:\n    train(x)  # {name.splitlines()[0]}", "Lines to copy"),
         Choice("By metric", {"time": (Code("by = 1.5"),), name: (Code("by = 2.5"),)}),
         Picture("flame", "Flame graph", lambda width: ["█" * width], lambda: "<p>flame</p>", lambda: {"frames": [1.5]}),
@@ -98,7 +137,14 @@ def tree(name: str, breadth: int = 12) -> Table:
     columns = (Column("layer"), Column("total", "ms"), Column("share", "share", bar=True))
     rows.append(("unattributed", 0.5, 0.01))
     return Table(
-        "Layers", columns, rows, Nesting(parents, weights, (0, 1)), tail=1, budget=Budget(12, 20), noun="layer"
+        "Layers",
+        columns,
+        rows,
+        Nesting(parents, weights, (0, 1)),
+        tail=1,
+        budget=Budget(12, 20),
+        noun="layer",
+        key="layers",
     )
 
 

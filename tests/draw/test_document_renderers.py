@@ -14,15 +14,16 @@ import pytest
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
-from perfnb.draw.as_html import document_html, document_page
+from perfnb.draw.as_html import document_html
 from perfnb.draw.as_json import document_data
 from perfnb.draw.as_text import LEAST, document_text
 from perfnb.draw.document import Code, Column, Document, Figure, Heat, Table, Verdict, words
 from perfnb.draw.documented import Documented
+from perfnb.draw.live import document_page
 from tests.draw.document_samples import DOCUMENTS, everything, unknown
 
 WIDTHS = (60, 80, 100, 160)
-TAGS = {"bdi", "br", "caption", "circle", "details", "div", "em", "i", "li", "p", "path", "pre", "span", "strong"}
+TAGS = {"bdi", "br", "caption", "circle", "details", "div", "em", "i", "li", "ol", "p", "path", "pre", "span", "strong"}
 TAGS |= {"style", "summary", "svg", "table", "tbody", "td", "text", "th", "thead", "tr", "ul"}
 ATTRIBUTES = {"align", "aria-hidden", "aria-label", "class", "colspan", "cx", "cy", "d", "fill", "fill-opacity"}
 ATTRIBUTES |= {"font-size", "height", "open", "r", "role", "scope", "stroke", "stroke-dasharray", "stroke-opacity"}
@@ -82,7 +83,14 @@ def test_html_has_the_allowed_tags_and_attributes_only(name: str) -> None:
     assert page.tags <= TAGS
     assert page.attributes <= ATTRIBUTES
     assert not page.open, "elements that are not closed"
-    assert "script" not in _Page(document_page(DOCUMENTS[name]())).tags
+    assert "script" not in page.tags
+
+
+@every_document
+def test_a_page_has_one_module_and_no_name_as_markup(name: str) -> None:
+    html = document_page(DOCUMENTS[name]())
+    assert html.count("<script") == html.count("</script>") == 2
+    assert "<img" not in html
 
 
 @every_document
@@ -120,7 +128,9 @@ def _figures(data: dict[str, Any]) -> Iterator[str]:
         elif section["type"] == "table" and len(section["columns"]) < 20 and section["nesting"] is None:
             for row in section["rows"]:
                 for cell, column in zip(row, section["columns"], strict=True):
-                    if isinstance(cell, dict) and "number" in cell:
+                    if isinstance(cell, dict) and "parts" in cell:
+                        yield words(cell["number"], column["unit"])
+                    elif isinstance(cell, dict) and "number" in cell:
                         yield fmt.with_interval(words(cell["number"], cell["unit"]), cell["number"], cell["interval"])
                     elif cell is not None and column["unit"] != "text":
                         yield words(cell, column["unit"])
@@ -133,6 +143,8 @@ def _figures(data: dict[str, Any]) -> Iterator[str]:
                 yield from (words(end, section["y"]["unit"]) for end in (known and (min(known), max(known))))
         elif section["type"] == "code":
             yield section["text"].splitlines()[0] if section["text"] else ""
+        elif section["type"] == "cards":
+            yield from (card["bound"] for card in section["cards"])
     for tab in data["tabs"]:
         yield from _figures(tab)
 

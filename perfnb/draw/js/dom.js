@@ -33,6 +33,27 @@ export const notesSection = (notes) => notes.length > 0 && h("section", { class:
 
 export const searchInput = (words) => h("input", { type: "search", placeholder: words, "aria-label": words, spellcheck: "false", autocomplete: "off" });
 
+// A quiet button that copies what `text()` returns.
+export function copyButton(text, title, word = "copy") {
+  const button = h("button", { type: "button", class: "pf-copy", title, "aria-label": title, click: async () => {
+    const copied = await navigator.clipboard?.writeText(text()).then(() => true, () => false);
+    button.textContent = copied ? "copied" : "cannot copy here";
+    setTimeout(() => { button.textContent = word; }, 1500);
+  } }, word);
+  return button;
+}
+
+// A quiet button that saves what `text()` returns as a file.
+export function saveButton(text, name, title, word) {
+  return h("button", { type: "button", class: "pf-copy", title, "aria-label": title, click: () => {
+    const link = h("a", { href: URL.createObjectURL(new Blob([text()], { type: "text/csv" })), download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  } }, word);
+}
+
+export const codeBlock = (text) => h("div", { class: "pf-code-block" }, h("pre", { class: "pf-code" }, h("code", {}, text)), copyButton(() => text, "Copy the code"));
+
 // A button that shows all of a list, or only its first entries again.
 export function moreButton(all, few, show) {
   const button = h("button", { type: "button", class: "pf-link", "aria-expanded": "false", click: () => {
@@ -50,6 +71,8 @@ export const columnHead = (word, text) => (word ? h("th", { scope: "col", class:
 // "12.3 ms" with its unit in a quieter colour; "n/a" gives the reason on hover.
 export function figure(text) {
   if (text === UNKNOWN) return h("span", { class: "pf-unknown", title: NOT_MEASURED }, text);
+  const within = text.indexOf(" [");
+  if (within > 0) return [figure(text.slice(0, within)), h("span", { class: "pf-quiet" }, text.slice(within))];
   const gap = text.lastIndexOf(" ");
   return gap < 0 ? text : [text.slice(0, gap), h("span", { class: "pf-unit" }, `\u00a0${text.slice(gap + 1)}`)];
 }

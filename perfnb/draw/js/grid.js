@@ -258,7 +258,7 @@ export const nameColumn = (key, head, title, name, more) => ({
 
 // A grid with a search box that shows how many rows match, and a details panel beside or below it for the selected row.
 // Of the toolbar, `before` and `after` surround the box; `describe(i)` returns what the panel shows.
-export function searchGrid({ words, size, noun, before, after, describe, ...options }) {
+export function searchGrid({ words, size, noun, before, after, describe, unsearched = false, ...options }) {
   const grid = new Grid({ ...options, onSelect: (i) => show(i) });
   const status = h("span", { class: "pf-status", role: "status" });
   const input = searchInput(words);
@@ -282,7 +282,7 @@ export function searchGrid({ words, size, noun, before, after, describe, ...opti
     panel.scrollTop = 0;
   };
   panel.addEventListener("keydown", (event) => event.key === "Escape" && close());
-  const toolbar = h("div", { class: "pf-toolbar" }, before, h("span", { class: "pf-search" }, input, status), after);
+  const toolbar = h("div", { class: "pf-toolbar" }, before, !unsearched && h("span", { class: "pf-search" }, input, status), after);
   // Selects a row, whatever the search hides.
   const reveal = (i) => {
     if (input.value) {

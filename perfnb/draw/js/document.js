@@ -1,0 +1,120 @@
+// Any result as a live view, drawn from what perfnb.draw.as_json makes of its document.
+import { codeBlock, fact, figure, h, notesSection, titled } from "./dom.js";
+import { inUnit, grouped } from "./format.js";
+import { widgetOf } from "./notebook.js";
+import { bars, effects, heat, scatter, series, strip, valueDots } from "./plots.js";
+import { tableSection } from "./table.js";
+import { tabs } from "./tabs.js";
+
+// By kind: draws a picture, the section that no other can show, from {data, section, model, reveal, has}. It returns an
+// element, or {element, reveal(name), shown()}.
+export const pictures = {};
+// By lever: what a card offers where its advice stands; see findings/js/try.js.
+export const cardTools = { advice: null };
+
+export function verdictBox({ state, sentence, why, next, code, confidence }, more) {
+  if (!sentence) return null;
+  const line = (word, said) => said && h("div", {}, h("dt", {}, word), h("dd", {}, said));
+  return h("section", { class: `pf-verdict pf-${state}`, "aria-label": "Verdict" },
+    h("p", { class: "pf-says" }, sentence, confidence && h("span", { class: "pf-sure" }, `${confidence} confidence`)),
+    h("dl", {}, line("Why", why), line("Next", next)), code && codeBlock(code), more);
+}
+
+const figureEntry = ({ label, value, unit, interval, words, basis, samples }, main) => (main
+  ? h("div", { class: "pf-main" }, h("dt", {}, label), h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(inUnit(value, unit))),
+    interval && h("span", { class: "pf-interval", title: "95 % confidence interval" }, words.replace(/^[^[]*/, "")), valueDots(samples, unit, interval)), basis && h("small", {}, basis)))
+  : fact(label, figure(words), basis));
+
+function cards(section, context) {
+  if (!section.cards.length) return null;
+  const made = section.cards.map((card, place) => {
+    const links = card.links.map(([key, name]) => (context.has(key)
+      ? h("button", { type: "button", class: "pf-link pf-name", title: `Show ${name}`, click: () => context.reveal(key, name) }, name)
+      : h("span", { class: "pf-quiet pf-name" }, name)));
+    const advice = () => [card.advice && h("p", {}, h("b", {}, "Try "), card.advice), card.code && codeBlock(card.code)].filter(Boolean);
+    const plainAdvice = () => [...advice(), card.trial && h("p", { class: "pf-quiet" }, card.trial[0]), card.trial && codeBlock(card.trial[1])].filter(Boolean);
+    const cure = h("div", { class: "pf-cure" }, plainAdvice());
+    const element = h("li", { class: "pf-finding", tabindex: "-1" },
+      h("div", { class: "pf-finding-head" },
+        h("h3", {}, section.cards.length > 1 && h("span", { class: "pf-quiet" }, `${place + 1}`), card.title),
+        h("span", { class: "pf-bound" }, figure(card.bound)),
+        card.confidence && h("span", { class: "pf-sure", title: card.why }, `${card.confidence} confidence`)),
+      card.share != null && h("div", { class: "pf-saves", "aria-hidden": "true" }, h("i", { style: `width:${Math.min(100, 100 * card.share)}%` })),
+      card.evidence && h("p", {}, card.evidence), links.length > 0 && h("p", { class: "pf-links" }, links), cure,
+      card.why && h("p", { class: "pf-quiet" }, h("b", {}, `${card.confidence} confidence `), card.why),
+      card.caveat && h("p", { class: "pf-quiet" }, h("b", {}, "Caveat "), card.caveat));
+    if (card.lever) cardTools.advice?.({ card, cure, element, advice, plainAdvice, model: context.model });
+    return element;
+  });
+  const reveal = (name) => {
+    const chosen = made[section.cards.findIndex(({ title }) => title === name)] ?? made[0];
+    chosen.scrollIntoView({ block: "nearest" });
+    chosen.focus({ preventScroll: true });
+  };
+  return { element: h("ol", { class: "pf-findings" }, made), reveal, size: grouped(made.length) };
+}
+
+// Alternatives, of which one is shown at a time.
+function choice(section, context) {
+  const holder = h("div");
+  const names = Object.keys(section.options);
+  if (!names.length) return null;
+  const show = (name) => holder.replaceChildren(...section.options[name].map((part) => sectionView(part, context)?.element).filter(Boolean));
+  const button = (name) => h("button", { type: "button", "aria-pressed": String(name === names[0]), click: (event) => {
+    for (const other of event.target.parentNode.children) other.setAttribute("aria-pressed", String(other === event.target));
+    show(name);
+  } }, name);
+  show(names[0]);
+  return [names.length > 1 && h("div", { class: "pf-toolbar" }, h("span", { class: "pf-buttons", role: "group", "aria-label": section.title }, names.map(button))), holder];
+}
+
+const DRAWN = {
+  bars, effects, table: tableSection, series, strip, scatter, heat, choice, cards, code: ({ text }) => text && codeBlock(text),
+  picture: (section, context) => pictures[section.kind]?.({ ...context, section, data: section.data }),
+};
+const OWN_TITLES = ["table", "picture"];
+
+// {element, reveal, shown, size} of a section; nothing if it has nothing to show.
+function sectionView(section, context) {
+  const made = DRAWN[section.type]?.(section, context);
+  if (!made) return null;
+  const { element, ...more } = made.element ? made : { element: made };
+  if (section.key && more.reveal) context.sections.set(section.key, more.reveal);
+  const title = !OWN_TITLES.includes(section.type) && section.title && h("h3", { class: "pf-section" }, section.title);
+  return { ...more, element: h("section", { class: `pf-part pf-part-${section.type}`, "aria-label": section.title || null }, title, element) };
+}
+
+function headline(data) {
+  return [
+    data.figures.length > 0 && h("dl", { class: "pf-facts" }, data.figures.map((entry, i) => figureEntry(entry, i === 0))),
+    data.facts.length > 0 && h("p", { class: "pf-quiet pf-more-facts" }, data.facts.join(" · "))];
+}
+
+// A document's page of tabs: what each is called, and its number of rows.
+function tabEntry(tab, context) {
+  const parts = tab.sections.map((section) => sectionView(section, context)).filter(Boolean);
+  const element = h("div", { class: "pf-view" }, verdictBox(tab.verdict), headline(tab), parts.map((part) => part.element), notesSection(tab.notes));
+  return { key: tab.kind, title: tab.kind[0].toUpperCase() + tab.kind.slice(1), size: parts.find(({ size }) => size)?.size, element, shown: () => parts.forEach((part) => part.shown?.()) };
+}
+
+function documentView(data, model) {
+  const sections = new Map();
+  const tabOf = new Map(data.tabs.flatMap((tab) => tab.sections.map((section) => [section.key, tab.kind])));
+  let views = null;
+  const reveal = (key, name) => {
+    if (tabOf.has(key)) views?.show(tabOf.get(key));
+    sections.get(key)?.(name);
+  };
+  const keys = new Set([...data.sections, ...data.tabs.flatMap((tab) => tab.sections)].map(({ key }) => key).filter(Boolean));
+  const context = { model, sections, reveal, has: (key) => keys.has(key), document: data };
+  const own = data.sections.map((section) => sectionView(section, context)).filter(Boolean);
+  const entries = data.tabs.map((tab) => tabEntry(tab, context));
+  if (entries.length) views = tabs(`Parts of the ${data.kind}`, entries);
+  const { selects } = data.verdict;
+  const more = keys.has(selects) && h("button", { type: "button", class: "pf-link pf-more", click: () => reveal(selects) }, `Show the ${tabOf.get(selects) ?? "rows"}`);
+  return h("article", { class: "perfnb", "aria-label": `${data.kind} ${data.subject}`.trim() },
+    h("header", {}, titled(data.subject || data.kind, [data.subject && data.kind, data.device].filter(Boolean).join(" · ")), verdictBox(data.verdict, more || null), headline(data)),
+    own.map((part) => part.element), views && [views.list, views.panels], notesSection(data.notes));
+}
+
+export const documentWidget = widgetOf(documentView);

@@ -1,0 +1,162 @@
+// Bars, effects and charts of documents.
+import { drawnToFit, levelRules, logTicks, namesBeside, niceTicks, patternFills, roundNumber, swatch, textWidth, uprightRules } from "./chart.js";
+import { drawn, figure, h } from "./dom.js";
+import { inUnit, share } from "./format.js";
+
+// Each measurement as a dot in its order, so that drift and outliers show.
+export function valueDots(samples, unit, interval) {
+  const known = (samples ?? []).filter((value) => value != null);
+  if (known.length < 3) return null;
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const y = (value) => 26 - (24 * (value - low)) / (high - low || 1) - 1;
+  const words = `The measurements in order, from ${inUnit(low, unit)} to ${inUnit(high, unit)}`;
+  const band = interval && drawn("rect", { x: 0, width: 104, y: y(interval[1]), height: Math.max(1, y(interval[0]) - y(interval[1])), class: "pf-band" });
+  return drawn("svg", { viewBox: "0 0 104 28", width: 104, height: 28, class: "pf-dots-plot", role: "img", "aria-label": words },
+    drawn("title", {}, words), band, known.map((value, i) => drawn("circle", { cx: 3 + (98 * i) / (known.length - 1), cy: y(value), r: 1.6 })));
+}
+
+// Bars of parts on one scale. A part under the pointer is highlighted with its word.
+export function bars(section) {
+  const totals = section.bars.map((bar) => bar.parts.reduce((sum, part) => sum + part.value, 0));
+  const longest = Math.max(...totals, 0);
+  if (!(longest > 0)) return null;
+  const words = ({ mark, value }, total) => `${mark.word} ${inUnit(value, section.unit)}, ${share(value / total)}`;
+  const marks = new Map();
+  for (const { parts } of section.bars) for (const { mark, value } of parts) if (value > 0 && !marks.has(mark.word)) marks.set(mark.word, mark);
+  const light = (word, on) => [...holder.querySelectorAll("[data-part]")].forEach((part) => part.classList.toggle("pf-lit", on && part.dataset.part === word));
+  const hover = (word) => ({ "data-part": word, pointerenter: () => light(word, true), pointerleave: () => light(word, false) });
+  const stack = ({ parts }, total) => h("div", { class: "pf-phases", role: "img", style: `width:${(100 * total) / longest}%`,
+    "aria-label": parts.filter(({ value }) => value > 0).map((part) => words(part, total)).join("; ") },
+    parts.filter(({ value }) => value > 0).map((part) => h("i", { class: `pf-${part.mark.pattern}`, title: words(part, total), ...hover(part.mark.word),
+      style: `background-color:${part.mark.colour};flex-grow:${part.value / total}` })));
+  const only = section.bars.length === 1;
+  const rows = section.bars.map((bar, i) => (only ? stack(bar, totals[i]) : h("div", { class: "pf-bar-row" },
+    h("span", { class: "pf-bar-label", title: bar.label }, bar.label), h("div", { class: "pf-bar-track" }, stack(bar, totals[i])), h("b", {}, figure(inUnit(totals[i], section.unit))))));
+  const entry = (mark) => {
+    const value = only && section.bars[0].parts.filter((part) => part.mark.word === mark.word).reduce((sum, part) => sum + part.value, 0);
+    return h("li", hover(mark.word), swatch(mark), h("span", { class: "pf-word" }, mark.word),
+      only && h("b", {}, figure(share(value / totals[0]))), only && h("span", { class: "pf-quiet" }, figure(inUnit(value, section.unit))));
+  };
+  const holder = h("div", {}, rows, h("ul", { class: "pf-legend" }, [...marks.values()].map(entry)));
+  return holder;
+}
+
+// Ratios as dots with their intervals, on a logarithmic scale with 1 × in the middle; as perfnb.draw.as_text.scale_of.
+export function effects(section) {
+  if (!section.rows.length) return null;
+  const ends = section.rows.flatMap(({ ratio, interval }) => [ratio, ...(interval ?? [])]).filter((value) => value > 0).map(Math.log);
+  const most = Math.max(Math.log(2), -Math.min(0, ...ends));
+  const longest = Math.min(most, Math.max(0, ...ends.map(Math.abs))) || 1;
+  const at = (ratio) => 50 + 46 * Math.max(-1, Math.min(1, Math.log(ratio) / longest));
+  const band = section.same_within == null ? null : [1 / (1 + section.same_within), 1 + section.same_within].map(at);
+  const scale = ({ ratio, interval }) => h("span", { class: "pf-effect", "aria-hidden": "true" },
+    band && h("i", { class: "pf-same", style: `left:${band[0]}%;width:${band[1] - band[0]}%` }), h("i", { class: "pf-one" }),
+    interval && h("i", { class: "pf-spread", style: `left:${at(Math.max(interval[0], 1e-9))}%;right:${100 - at(Math.max(interval[1], 1e-9))}%` }),
+    h("i", { class: "pf-at", style: `left:${at(ratio)}%` }));
+  const detailed = section.rows.some(({ detail }) => detail);
+  const row = (effect) => h("tr", {},
+    h("th", { scope: "row", class: "pf-text" }, h("span", { class: "pf-name", title: effect.label }, effect.label)),
+    h("td", {}, figure(effect.words)), h("td", {}, effect.ratio > 0 && scale(effect)),
+    h("td", { class: "pf-text" }, effect.verdict), detailed && h("td", { class: "pf-text pf-quiet pf-wraps" }, effect.detail));
+  const head = (word, text) => (word ? h("th", { scope: "col", class: text ? "pf-text" : null }, word) : h("td"));
+  const note = section.same_within != null && h("p", { class: "pf-quiet" }, `1 × is the baseline. Ratios within ${share(section.same_within)} of it, in the band, count as the same.`);
+  return [h("div", { class: "pf-wide" }, h("table", { class: "pf-effects", "aria-label": section.title },
+    h("thead", {}, h("tr", {}, head(section.head, true), head("ratio"), head("faster or less ← 1 × → slower or more", true), head("verdict", true), detailed && head("", true))),
+    h("tbody", {}, section.rows.map(row)))), note];
+}
+
+const PLOT = { left: 78, right: 16, top: 22, height: 170, below: 40 };
+
+// The places of numbers on an axis: {at, ticks}.
+function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
+  const known = values.filter((value) => value != null && (!log || value > 0));
+  if (log) {
+    const [low, high] = [Math.log10(Math.min(...known)), Math.log10(Math.max(...known))];
+    const [a, b] = high - low < 0.3 ? [low - 0.15, high + 0.15] : [low, high];
+    return { at: (value) => from + ((to - from) * (Math.log10(Math.max(value, 1e-300)) - a)) / (b - a), ticks: logTicks(a, b, (value) => roundNumber(inUnit(value, unit))) };
+  }
+  const high = Math.max(...known, floor ?? -Infinity);
+  const low = Math.min(...known, floor ?? Infinity);
+  const span = high - low || Math.abs(high) || 1;
+  const ticks = niceTicks(span, wanted, unit.startsWith("bytes") ? 1024 : 10).map((tick) => [low + tick, roundNumber(inUnit(low + tick, unit))]);
+  return { at: (value) => from + ((to - from) * (value - low)) / span, ticks };
+}
+
+// A chart on two axes, redrawn to fit; `shapes` gets the places of numbers and returns what is drawn.
+function plotted({ title, x, y, xs, ys, floor, height = PLOT.height }, marks, shapes) {
+  const holder = h("div", { class: "pf-chart" });
+  const lowest = PLOT.top + height;
+  drawnToFit(holder, (width) => {
+    const right = width - PLOT.right;
+    const across = scaleOf(x, xs, [PLOT.left, right], Math.max(2, width / 170));
+    const up = y && scaleOf(y, ys, [lowest, PLOT.top], 3, floor);
+    const { defs, fills } = patternFills(marks);
+    holder.replaceChildren(drawn("svg", { width, height: lowest + PLOT.below, role: "img", "aria-label": title }, defs,
+      uprightRules(across.ticks, across.at, [PLOT.top, lowest]), up && levelRules(up.ticks, up.at, [PLOT.left, right]),
+      drawn("text", { x: (PLOT.left + right) / 2, y: lowest + 34, "text-anchor": "middle" }, x.label),
+      y?.label && drawn("text", { x: PLOT.left, y: 10 }, y.label), shapes(across.at, up?.at, [right, lowest], fills)));
+  });
+  return holder;
+}
+
+const legend = (marks) => (marks.length > 1 || marks[0]?.word ? h("ul", { class: "pf-legend" }, marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word)))) : null);
+const known = (values) => (values ?? []).filter((value) => value != null);
+const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
+
+export function series(section) {
+  const { at, lines, levels } = section;
+  const ys = [...lines.flatMap((line) => [...known(line.values), ...known(line.low), ...known(line.high)]), ...Object.values(levels)];
+  if (!known(lines.flatMap((line) => line.values)).length) return null;
+  const marks = lines.map(({ mark }) => mark);
+  const path = (values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${y(value).toFixed(1)}`)).filter(Boolean);
+  const draw = (x, y, [right]) => [
+    lines.map((line, i) => [
+      line.low && line.high && drawn("path", { fill: line.mark.colour, "fill-opacity": 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
+      drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": DASHES[i % DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
+      at.length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
+        drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]),
+    Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: PLOT.left, x2: right, y1: y(value), y2: y(value) }),
+      drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)])];
+  return [legend(marks), plotted({ title: section.title, x: section.x, y: section.y, xs: at, ys, floor: section.y.log ? undefined : 0 }, marks, draw)];
+}
+
+export function strip(section) {
+  const groups = section.groups.map(([mark, values]) => [mark, known(values)]);
+  const values = groups.flatMap(([, group]) => group);
+  if (!values.length) return null;
+  const height = 26 * groups.length;
+  const draw = (x, _, [right, lowest], fills) => [
+    groups.map(([, group], row) => group.map((value) => drawn("circle", { cx: x(value), cy: PLOT.top + 26 * row + 13, r: 4, fill: fills[row], "fill-opacity": 0.65 },
+      drawn("title", {}, inUnit(value, section.axis.unit))))),
+    section.at && [drawn("line", { class: "pf-level", x1: x(section.at[1]), x2: x(section.at[1]), y1: PLOT.top, y2: lowest }),
+      drawn("text", { class: "pf-halo", x: x(section.at[1]), y: PLOT.top - 5, "text-anchor": x(section.at[1]) + textWidth(section.at[0]) > right ? "end" : "start" }, section.at[0])]];
+  const marks = groups.map(([mark]) => mark);
+  return [legend(marks), plotted({ title: section.title, x: section.axis, xs: section.at ? [...values, section.at[1]] : values, height }, marks, draw)];
+}
+
+export function scatter(section, context) {
+  const { dots, lines } = section;
+  if (!dots.length) return null;
+  const marks = [...new Map([...dots, ...lines.map(([mark]) => ({ mark }))].map(({ mark }) => [mark.word, mark])).values()];
+  const points = lines.flatMap(([, ends]) => ends);
+  const draw = (x, y, [right], fills) => {
+    const placed = dots.map((dot) => ({ at: [x(dot.x), y(dot.y)], radius: 5, name: dot.label }));
+    return [
+      lines.map(([mark, ends]) => drawn("path", { class: "pf-roof-line", style: `stroke:${mark.colour}`, d: `M${ends.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join("L")}` })),
+      dots.map((dot, i) => drawn("circle", { class: "pf-point", cx: placed[i].at[0], cy: placed[i].at[1], r: 5, fill: fills[marks.findIndex(({ word }) => word === dot.mark.word)],
+        click: () => section.selects && context.reveal(section.selects, dot.label) },
+        drawn("title", {}, `${dot.label}: ${inUnit(dot.x, section.x.unit)}, ${inUnit(dot.y, section.y.unit)}`))),
+      namesBeside(placed, 8, [PLOT.left, right, PLOT.top])];
+  };
+  const chart = { title: section.title, x: section.x, y: section.y, xs: [...dots.map((dot) => dot.x), ...points.map(([a]) => a)], ys: [...dots.map((dot) => dot.y), ...points.map(([, b]) => b)], height: 280 };
+  return [legend(marks), plotted(chart, marks, draw)];
+}
+
+export function heat(section) {
+  const most = Math.max(0, ...known(section.values.flat()));
+  if (!section.values.length) return null;
+  const cell = (value) => h("td", { style: value == null ? null : `background:color-mix(in srgb, #0072b2 ${(55 * Math.max(0, value)) / (most || 1)}%, transparent)` }, inUnit(value, section.unit));
+  return h("div", { class: "pf-wide" }, h("table", { class: "pf-heat", "aria-label": section.title },
+    h("thead", {}, h("tr", {}, section.across ? h("th", { scope: "col", class: "pf-text" }, section.across) : h("td"), section.columns.map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, section.values.map((row, i) => h("tr", {}, h("th", { scope: "row", class: "pf-text" }, section.rows[i]), row.map(cell))))));
+}

@@ -1,0 +1,153 @@
+// Tables of documents: sorted, searched, opened and closed like any grid, copied, saved, and linked to other sections.
+import { swatch } from "./chart.js";
+import { copyButton, figure, h, marked, saveButton } from "./dom.js";
+import { grouped, inUnit } from "./format.js";
+import { searchGrid, smallTable } from "./grid.js";
+
+// Tables with fewer rows need no search.
+const SEARCHED_FROM = 12;
+
+const isObject = (cell) => cell != null && typeof cell === "object";
+// What sorts a cell, a number or lower-case text, and how it reads.
+export const numberIn = (cell) => (isObject(cell) ? cell.number ?? null : typeof cell === "number" ? cell : null);
+export function textIn(cell, unit) {
+  if (isObject(cell)) return cell.word ?? cell.words ?? inUnit(cell.number, unit);
+  return typeof cell === "string" || unit === "text" ? String(cell ?? "") : inUnit(cell, unit);
+}
+const isKnown = (cell) => (typeof cell === "string" ? cell !== "" : isObject(cell) ? cell.number != null || "word" in cell : cell != null);
+
+const PIXELS = 7.2;
+const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 210 : 170,
+  PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length)) + 18));
+
+function cellBar(column, cell, most) {
+  const part = (value) => (most > 0 ? (100 * Math.max(0, value ?? 0)) / most : 0);
+  const marks = column.marks ?? [];
+  const parts = isObject(cell) && cell.parts ? cell.parts.map((value, i) => [value, marks[i]]) : [[numberIn(cell), null]];
+  return h("span", { class: "pf-cell-bar", "aria-hidden": "true" }, parts.filter(([value]) => value > 0).map(([value, mark]) => h("i", {
+    class: mark ? `pf-${mark.pattern}` : null, style: `width:${part(value)}%;${mark ? `background-color:${mark.colour}` : ""}`,
+  })));
+}
+
+function gridColumn(section, c, most) {
+  const { rows } = section;
+  const column = section.columns[c];
+  const { head, unit, priority, bar } = column;
+  const text = unit === "text";
+  return {
+    key: String(c), head, title: column.help || head, text, drop: priority ? 1000 - priority : 0,
+    width: c === 0 ? undefined : widthOf(column, rows.map((row) => row[c])) + (bar ? 74 : 0),
+    value: (i) => (text ? textIn(rows[i][c], unit).toLowerCase() : numberIn(rows[i][c])),
+    draw: (i, query) => {
+      const cell = rows[i][c];
+      if (isObject(cell) && "pattern" in cell) return h("span", { class: "pf-kind" }, swatch(cell), cell.word);
+      const words = textIn(cell, unit);
+      if (c === 0) return h("span", { class: "pf-name", title: section.names?.[i] ?? words }, marked(words, query));
+      if (text || typeof cell === "string") return h("span", { class: "pf-name pf-quiet", title: words }, marked(words, query));
+      return bar ? h("span", { class: "pf-barred" }, cellBar(column, cell, most), h("span", {}, figure(words))) : figure(words);
+    },
+  };
+}
+
+// The rows of `inner` that belong to row `i`, or to any row of `within`; numbers of rows with the same texts are added up.
+function innerRows({ owner, rows, columns, names }, belongs) {
+  const texts = columns.map(({ unit }) => unit === "text");
+  const sums = new Map();
+  owner.forEach((row, at) => {
+    if (!belongs(row)) return;
+    const key = rows[at].filter((_, c) => texts[c]).join(" ");
+    const sum = sums.get(key);
+    if (!sum) sums.set(key, [...rows[at]]);
+    else rows[at].forEach((cell, c) => { if (!texts[c] && cell != null) sum[c] = (sum[c] ?? 0) + cell; });
+  });
+  const weight = columns.findLastIndex(({ unit }, c) => unit !== "text" && [...sums.values()].some((row) => row[c] != null));
+  return [...sums.values()].sort((a, b) => (b[weight] ?? 0) - (a[weight] ?? 0)).map((row) => row.map((cell, c) => (texts[c] ? names[cell] ?? "" : cell)));
+}
+
+function innerTable(inner, belongs, context) {
+  const listed = innerRows(inner, belongs);
+  if (!listed.length) return h("p", { class: "pf-quiet" }, "None was recorded here.");
+  const held = inner.columns.map((_, c) => c).filter((c) => c === 0 || listed.some((row) => row[c] !== "" && row[c] != null));
+  const texts = held.filter((c) => inner.columns[c].unit === "text").length;
+  const cell = (row, c) => {
+    const words = textIn(row[c], inner.columns[c].unit);
+    if (inner.columns[c].unit !== "text") return figure(words);
+    if (c > 0 || !context.has(inner.selects)) return h("span", { class: "pf-name", title: words }, words);
+    return h("button", { type: "button", class: "pf-link", title: `Show ${words}`, click: () => context.reveal(inner.selects, words) }, words);
+  };
+  return smallTable(inner.title, { words: held.map((c) => inner.columns[c].head), text: texts, widths: held.map((c) => (c === 0 ? null : 84)) },
+    listed.slice(0, 300).map((row) => held.map((c) => cell(row, c))));
+}
+
+const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+
+export function tableSection(section, context) {
+  const { columns, rows, nesting, tail, details, inner, noun, title } = section;
+  if (!rows.length) return null;
+  const body = rows.length - tail;
+  const parent = rows.map((_, i) => (nesting && i < body ? nesting.parents[i] : -1));
+  const barred = columns.findIndex(({ bar }) => bar);
+  const most = barred < 0 ? 0 : Math.max(0, ...rows.slice(0, body).map((row) => numberIn(row[barred]) ?? 0));
+  const held = columns.map((_, c) => c).filter((c) => c === 0 || rows.some((row) => isKnown(row[c])));
+  const special = (i) => i >= body;
+  const path = (i) => {
+    const parts = [];
+    for (let up = i; up >= 0; up = parent[up]) parts.unshift(textIn(rows[up][0], "text"));
+    return nesting ? parts.join(".") : parts[0];
+  };
+  const within = (i) => {
+    const inside = new Uint8Array(rows.length);
+    inside[i] = 1;
+    for (let j = i + 1; j < inside.length; j += 1) if (parent[j] >= 0) inside[j] = inside[parent[j]];
+    return inside;
+  };
+  const describe = (i) => {
+    const holder = h("div");
+    const nested = view.grid.children[i].length > 0;
+    const fill = (all) => {
+      const inside = all ? within(i) : null;
+      holder.replaceChildren(innerTable(inner, (row) => (inside ? inside[row] === 1 : row === i), context));
+    };
+    if (inner) fill(nested);
+    const known = columns.map((column, c) => [column, rows[i][c]]).slice(1).filter(([, cell]) => isKnown(cell));
+    return [
+      h("h3", {}, section.names?.[i] ?? path(i)), details?.[i] && h("p", {}, details[i]),
+      h("dl", {}, known.map(([column, cell]) => h("div", {}, h("dt", {}, column.head), h("dd", {}, figure(textIn(cell, column.unit)))))),
+      (section.selects || []).filter(([key]) => context.has(key)).map(([key, words]) => h("p", { class: "pf-buttons" },
+        h("button", { type: "button", click: () => context.reveal(key, textIn(rows[i][0], "text"), i) }, words))),
+      inner && h("div", { class: "pf-ops-head" }, h("h4", {}, inner.title),
+        nested && h("label", {}, h("input", { type: "checkbox", checked: true, change: (event) => fill(event.target.checked) }), `including ${noun}s inside`)),
+      inner && holder,
+    ];
+  };
+  const lines = () => [held.map((c) => columns[c].head), ...view.grid.order.map((i) => held.map((c) => (c === 0 ? path(i) : textIn(rows[i][c], columns[c].unit))))];
+  const numbers = () => [held.map((c) => columns[c].head), ...rows.map((row, i) => held.map((c) => (c === 0 ? path(i) : String(numberIn(row[c]) ?? textIn(row[c], "text")))))];
+  const containers = [...new Set(parent)].filter((i) => i >= 0);
+  const opens = (word, help, open) => h("button", { type: "button", title: help, click: () => view.grid.setOpen(open) }, word);
+  const tools = h("span", { class: "pf-buttons" },
+    containers.length > 1 && [nesting.path.length > 0 && opens("Heaviest path", `Open the path to the heaviest ${noun}, close the others`, nesting.path),
+      opens("Open all", `Open every ${noun}`, containers), opens("Close all", `Close every ${noun}`, [])],
+    copyButton(() => lines().map((line) => line.join("\t")).join("\n"), "Copy the rows as tab-separated text"),
+    saveButton(() => numbers().map((line) => line.map(quoted).join(",")).join("\n"), `${noun}s.csv`, "Save all rows as CSV, with numbers in full", "CSV"));
+  const shown = held.map((c) => gridColumn(section, c, most));
+  if (details?.some(Boolean)) {
+    shown.push({ key: "detail", head: "", title: "", text: true, width: 320, drop: 1, value: (i) => details[i], draw: (i) => h("span", { class: "pf-name pf-quiet", title: details[i] }, details[i]) });
+  }
+  const view = searchGrid({
+    label: title, words: `Search ${noun}s`, size: body, noun: `${noun}s`, columns: shown, describe, after: tools,
+    before: rows.length < SEARCHED_FROM ? h("h3", { class: "pf-section" }, title) : null, unsearched: rows.length < SEARCHED_FROM,
+    rowClass: (i, before) => (special(i) && nesting ? (special(before) ? "pf-special" : "pf-special pf-first") : ""),
+    rows: { parent, words: (i, query) => `${query.includes(".") ? path(i) : textIn(rows[i][0], "text")}\n${columns[1]?.unit === "text" ? textIn(rows[i][1], "text") : ""}`, pinned: special },
+  });
+  if (nesting) view.grid.setOpen(nesting.path.length ? nesting.path.filter((i) => containers.includes(i)) : parent.flatMap((up, i) => (up < 0 ? [i] : [])));
+  // A name is a row's own, its path, or its number.
+  const places = new Map(rows.flatMap((row, i) => [[textIn(row[0], "text"), i]]));
+  rows.forEach((_, i) => { places.set(section.names?.[i] ?? path(i), i); });
+  const reveal = (name) => {
+    const at = typeof name === "number" ? name : places.get(name);
+    if (at != null && at >= 0) view.reveal(at);
+  };
+  const element = rows.length < SEARCHED_FROM ? view.element : [h("h3", { class: "pf-section" }, title), view.element];
+  return { element: h("div", {}, element), reveal, shown: () => view.grid.fit(), size: section.counted ? grouped(body) : null };
+}
+
