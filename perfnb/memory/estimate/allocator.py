@@ -53,6 +53,8 @@ class Simulation:
     optimizer: str | None
     model: str
     training: bool  # whether the step has a backward pass
+    single: bool  # whether parameters take at least four bytes each
+    half: bool  # whether a model was called under autocast
     caveat: str | None = None  # what the simulation cannot know, in a sentence
 
 

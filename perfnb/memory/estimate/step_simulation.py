@@ -169,6 +169,7 @@ class _StepAllocator(SimulatedAllocator):
         self.models: list[nn.Module] = []  # the outermost modules that were called
         self.optimizers: list[Optimizer] = []  # those that stepped
         self.trains = False  # whether there was a backward pass
+        self.casts = False  # whether a model was called under autocast
         self._called: list[nn.Module] = []
         self._stepping = 0
         self._first_step = 0
@@ -231,6 +232,7 @@ class _StepAllocator(SimulatedAllocator):
             )
         if not self._called and torch._C._current_autograd_node() is None:
             self.models.append(module)
+            self.casts |= torch.is_autocast_enabled(self.place.type)
         self._called.append(module)
 
     def _call_ends(self, module: nn.Module, *_: Any) -> None:
@@ -301,6 +303,8 @@ def _seen(
         optimizer=_classes(stepped) or None,
         model=_classes(trained if model is None else [model]) or "step",
         training=allocator.trains,
+        single=min((p.element_size() for m in trained for p in m.parameters()), default=0) >= 4,
+        half=allocator.casts,
         caveat=f"{never} {_NEVER_STEPPED}" if never else None,
     )
 
