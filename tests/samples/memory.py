@@ -9,8 +9,11 @@ from typing import Any
 from perfnb.draw.document import Document
 from perfnb.memory.estimate.view import estimate_document
 from perfnb.memory.fits import options_to_fit
+from perfnb.memory.snapshot.reading import decode
+from perfnb.memory.snapshot.snapshot import MemorySnapshot
 from perfnb.recording.schema import CATEGORIES
 from tests.memory.leak_samples import LEAKS
+from tests.memory.snapshots import dumped, small, strange, two_devices
 from tests.samples import HOSTILE
 
 
@@ -26,9 +29,17 @@ def estimate(capacity: int | None, largest: int | None = None, **known: Any) -> 
     return estimate_document(made, capacity, largest)
 
 
+def snapshot(name: str = "step.pickle") -> Document:
+    """Of two devices, one of which has a history and ran out of memory."""
+    return MemorySnapshot(decode(dumped(two_devices())), name)._document()
+
+
 LEAKS_SHOWN = ("kept", "outside", "hidden", "steady", "unknown", "hostile")
 DOCUMENTS: dict[str, Callable[[], Document]] = {
     **{f"leaks: {name}": LEAKS[name]._document for name in LEAKS_SHOWN},
+    "snapshot": snapshot,
+    "snapshot: small": lambda: MemorySnapshot(decode(dumped(small())))._document(),
+    "snapshot: hostile": lambda: MemorySnapshot(decode(dumped(strange())), HOSTILE)._document(),
     "estimate: fits": lambda: estimate(8 * 2**30, 4096),
     "estimate: does not fit": lambda: estimate(2**30, 0),
     "estimate: hostile": lambda: estimate(None, model=HOSTILE, optimizer=HOSTILE, peak_op=HOSTILE, caveat=HOSTILE),
