@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,10 @@ from perfnb.memory.estimate.view import estimate_document
 from perfnb.memory.fits import options_to_fit
 from perfnb.memory.snapshot.reading import decode
 from perfnb.memory.snapshot.snapshot import MemorySnapshot
+from perfnb.memory.tab import memory_document
+from perfnb.memory.table import MemorySummary
 from perfnb.recording.schema import CATEGORIES
+from tests.memory import memory_samples
 from tests.memory.leak_samples import LEAKS
 from tests.memory.snapshots import dumped, small, strange, two_devices
 from tests.samples import HOSTILE
@@ -34,9 +38,19 @@ def snapshot(name: str = "step.pickle") -> Document:
     return MemorySnapshot(decode(dumped(two_devices())), name)._document()
 
 
+def memory(summary: MemorySummary) -> Document:
+    """Of a step with as many owners as text lists."""
+    return memory_document(replace(summary, owners=summary.owners.head(8)))
+
+
 LEAKS_SHOWN = ("kept", "outside", "hidden", "steady", "unknown", "hostile")
 DOCUMENTS: dict[str, Callable[[], Document]] = {
     **{f"leaks: {name}": LEAKS[name]._document for name in LEAKS_SHOWN},
+    "memory": lambda: memory(memory_samples.transformer(1, gpu=True)),
+    "memory: out of memory": lambda: memory(memory_samples.out_of_memory()),
+    "memory: hostile": lambda: memory(memory_samples.hostile()),
+    "memory: unknown": lambda: memory_document(memory_samples.unknown()),
+    "memory: empty": lambda: memory_document(memory_samples.empty()),
     "snapshot": snapshot,
     "snapshot: small": lambda: MemorySnapshot(decode(dumped(small())))._document(),
     "snapshot: hostile": lambda: MemorySnapshot(decode(dumped(strange())), HOSTILE)._document(),

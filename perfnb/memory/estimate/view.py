@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from perfnb import quantities as fmt
 from perfnb.draw import palette
-from perfnb.draw.document import Bar, Bars, Cell, Column, Document, Figure, Part, Section, Table, Verdict
+from perfnb.draw.document import Bar, Bars, Column, Document, Figure, Part, Section, Table, Verdict
+from perfnb.memory.tab import options_table
 
 if TYPE_CHECKING:
     from perfnb.memory.estimate.estimate import MemoryEstimate
@@ -51,22 +50,6 @@ def step_words(estimate: MemoryEstimate) -> str:
     if not estimate.training:
         return f"inference{size}"
     return f"training{size}" + (f" and {estimate.optimizer}" if estimate.optimizer else "")
-
-
-def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
-    """What would free memory at the peak."""
-    columns = (
-        Column("option"),
-        Column("frees", "bytes", bar=True),
-        Column("leaves", "bytes"),
-        Column("basis", priority=1, help="computed from sizes alone, or estimated"),
-    )
-    rows, details = list[tuple[Cell, ...]](), list[str]()
-    for _, row in options.iterrows():
-        frees = fmt.known(row["frees_bytes"])
-        rows.append((row["option"], frees, None if frees is None else max(0.0, peak - frees), row["basis"]))
-        details.append(row["detail"])
-    return Table(title, columns, rows, details=details, noun="option")
 
 
 def _device(estimate: MemoryEstimate) -> str:
@@ -111,4 +94,4 @@ def _sections(estimate: MemoryEstimate, capacity: int | None) -> Iterator[Sectio
             rows.append((palette.category(name), held, held / (peak or 1), most))
     yield Table("Memory by category", columns, rows, noun="category")
     title = "What would make it fit?" if capacity is not None and capacity < peak else "What would take less memory?"
-    yield options_table(estimate.options, peak, f"{title} (each option on its own)")
+    yield options_table(estimate.options, peak, title)

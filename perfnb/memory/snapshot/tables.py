@@ -351,13 +351,14 @@ def largest_segments(
     made = lives[lives["state"].isin(ACTIVE)].set_index(["segment", "address"])["stack"]
     own = snapshot.segments[snapshot.segments["device"] == device].nlargest(most, "size")
     blocks = snapshot.blocks[snapshot.blocks["segment"].isin(own.index)].sort_values("address", kind="stable")
-    stack = made.reindex(pd.MultiIndex.from_frame(blocks[["segment", "address"]]), fill_value=MISSING).to_numpy()
-    in_use = blocks["state"].isin(ACTIVE)
-    by = [words[number] if used else None for number, used in zip(stack.tolist(), in_use, strict=True)]
-    parts = blocks.assign(by=by).groupby("segment")
+    stack = made.reindex(pd.MultiIndex.from_frame(blocks[["segment", "address"]]), fill_value=MISSING)
+    parts: dict[int, list[tuple[str | None, int]]] = {}
+    for segment, number, used, size in zip(
+        blocks["segment"], stack, blocks["state"].isin(ACTIVE), blocks["size"].tolist(), strict=True
+    ):
+        parts.setdefault(segment, []).append((words[number] if used else None, size))
     for segment, address, size in zip(own.index, own["address"], own["size"], strict=True):
-        held = parts.get_group(segment) if segment in parts.groups else blocks.iloc[:0].assign(by=[])
-        yield int(address), int(size), list(zip(held["by"], held["size"].tolist(), strict=True))
+        yield int(address), int(size), parts.get(segment, [])
 
 
 def holders(live: pd.DataFrame) -> pd.DataFrame:

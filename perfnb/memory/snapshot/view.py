@@ -67,7 +67,7 @@ def _verdict(devices: pd.DataFrame, largest: pd.DataFrame, active: int, reserved
     if len(known) and active:
         first = known.iloc[0]
         share = fmt.share(first["bytes"] / active)
-        sentence += f"; {first['made_at']} holds most of the known lines, {fmt.size(first['bytes'])} ({share})"
+        sentence += f"; of the known lines, {first['made_at']} holds most: {fmt.size(first['bytes'])} ({share})"
     ooms = int(devices["ooms"].sum()) if devices["ooms"].notna().any() else 0
     if ooms:
         times = "once" if ooms == 1 else f"{ooms:,} times"
