@@ -100,9 +100,10 @@ def areas_html(areas: Areas) -> str:
         _label(_LEFT, low, "start", "0 ms"),
         _label(_WIDE, low, "end", fmt.duration(areas.end_ms)),
     ]
-    keys = " ".join(map(tables.keyed, dict.fromkeys([mark for mark, _ in parts] + [mark for mark, *_ in areas.spans])))
+    keys = [f"From the bottom: {_keys(mark for mark, _ in parts)}"]
+    keys += [f"Meanwhile: {_keys(mark for mark, *_ in areas.spans)}"] if areas.spans else []
     alt = f"Memory over {fmt.duration(areas.end_ms)}, at most {fmt.size(top)}"
-    return f"<p>{keys}</p>{_svg(drawn, low + 4, alt)}"
+    return f"<p>{'<br>'.join(keys)}</p>{_svg(drawn, low + 4, alt)}"
 
 
 def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
@@ -166,8 +167,13 @@ def segments_html(segments: Sequence[Segment], count: int) -> str:
     marks = dict.fromkeys(mark for segment in shown for mark, _ in segment.blocks if mark)
     alt = f"Segments of the allocator, largest first: {', '.join(segment.label for segment in shown[:3])}"
     left_out = "".join(f"<br>{line}" for line in _more(count - len(shown)))
-    keys = "<br>".join(map(tables.keyed, marks))
-    return f"<p>{keys}{left_out}</p>{_svg(drawn, len(shown) * _ROW + 4, alt)}"
+    return f"<p>{_keys(marks)}{left_out}</p>{_svg(drawn, len(shown) * _ROW + 4, alt)}"
+
+
+def _keys(marks: Iterable[Mark]) -> str:
+    """The marks with their words, one below another if these are long."""
+    once = [*dict.fromkeys(marks)]
+    return (" " if all(len(mark.word) < 20 for mark in once) else "<br>").join(map(tables.keyed, once))
 
 
 def _more(left: int) -> Iterator[str]:

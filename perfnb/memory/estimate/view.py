@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from perfnb.memory.estimate.estimate import MemoryEstimate
 
 _FREE = replace(palette.mark("other"), word="free")
+_AVAILABLE = replace(palette.mark("loss"), word="available")
 
 
 def estimate_document(estimate: MemoryEstimate, capacity: int | None, largest: int | None) -> Document:
@@ -76,11 +77,14 @@ def _verdict(estimate: MemoryEstimate, capacity: int | None, largest: int | None
 def _sections(estimate: MemoryEstimate, capacity: int | None) -> Iterator[Section]:
     peak = estimate.peak_bytes
     parts = [Part(palette.category(name), size) for name, size in estimate.by_category.items()]
-    title, whole = "Alive at the peak", peak
-    if capacity is not None and capacity >= peak:
-        title, whole = f"Alive at the peak, of {fmt.size(capacity)}", capacity
-        parts.append(Part(_FREE, capacity - peak))
-    yield Bars(title, "bytes", (Bar("", tuple(parts), whole),))
+    if capacity is None:
+        yield Bars("Alive at the peak", "bytes", (Bar("", tuple(parts), peak),))
+    elif capacity < peak:
+        needed, available = Bar("needed", tuple(parts), peak), Bar("available", (Part(_AVAILABLE, capacity),))
+        yield Bars("Alive at the peak, and available", "bytes", (needed, available))
+    else:
+        whole = (*parts, Part(_FREE, capacity - peak))
+        yield Bars(f"Alive at the peak, of {fmt.size(capacity)}", "bytes", (Bar("", whole, capacity),))
     columns = (
         Column("category"),
         Column("at the peak", "bytes", bar=True),
