@@ -286,20 +286,11 @@ def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms:
     """Most bytes alive on a device during each interval of the counted step."""
     line = table[table["device"] == device]
     times, total = line["t_ms"].to_numpy(dtype=float), line["total"].to_numpy(dtype=np.int64)
-    levels = [total]  # of runs of 1, 2, 4 ... instants
-    while len(levels[-1]) > 1 << (len(levels) - 1):
-        width = 1 << (len(levels) - 1)
-        levels.append(np.maximum(levels[-1][:-width], levels[-1][width:]))
     first = np.maximum(np.searchsorted(times, starts_ms, side="right") - 1, 0)
     last = np.maximum(np.searchsorted(times, ends_ms, side="left"), first + 1)
-    level = np.floor(np.log2(last - first)).astype(np.int64)
-    return np.array(
-        [
-            max(levels[n][begin], levels[n][end - (1 << n)])
-            for n, begin, end in zip(level.tolist(), first.tolist(), last.tolist(), strict=True)
-        ],
-        dtype=np.int64,
-    )
+    ends = np.column_stack([first, last]).ravel()
+    most: Ints = np.maximum.reduceat(np.append(total, 0), ends)[::2]  # of each pair, from the first up to the last
+    return most
 
 
 def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> tuple[int, str]:

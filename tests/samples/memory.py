@@ -43,7 +43,7 @@ def memory(summary: MemorySummary) -> Document:
     return memory_document(replace(summary, owners=summary.owners.head(8)))
 
 
-LEAKS_SHOWN = ("kept", "outside", "hidden", "steady", "unknown", "hostile")
+LEAKS_SHOWN = ("kept", "outside", "hidden", "steady", "few", "hostile")
 DOCUMENTS: dict[str, Callable[[], Document]] = {
     **{f"leaks: {name}": LEAKS[name]._document for name in LEAKS_SHOWN},
     "memory": lambda: memory(memory_samples.transformer(1, gpu=True)),

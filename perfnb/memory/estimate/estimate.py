@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from perfnb.memory.estimate.allocator import Simulation
+    from perfnb.memory.estimate.step_simulation import Simulation
 
 #: Largest batch tried.
 _MOST = 2**40
@@ -282,45 +282,30 @@ def estimate_memory(
         __tracebackhide__ = True
         with StepOutput():
             simulation, place = simulate_step(step or model_step(), batch, samples, size, device, model)
-        return _read(simulation, place, samples if size is None else size, estimate)
+        return _estimated(simulation, place, samples if size is None else size, estimate)
 
     return estimate(batch_size)
 
 
-def _read(
-    simulation: Simulation, place: torch.device, samples: int | None, again: Callable[[int], MemoryEstimate]
+def _estimated(
+    found: Simulation, place: torch.device, samples: int | None, again: Callable[[int], MemoryEstimate]
 ) -> MemoryEstimate:
-    now = dict.fromkeys(CATEGORIES, 0) | simulation.resident
-    most, peak, phase, op = dict(now), dict(now), "forward", None
-    total = highest = sum(now.values())
-    for change in simulation.changes:
-        kind = simulation.category[change.allocation]
-        now[kind] += change.size
-        total += change.size
-        most[kind] = max(most[kind], now[kind])
-        if total > highest:
-            highest, peak, phase, op = total, dict(now), change.phase, change.op or None
+    updating = found.by_category["temporaries"] if found.peak_phase == "optimizer" else 0
+    known = {name: value for name, value in vars(found).items() if name not in ("most", "single", "half")}
     return MemoryEstimate(
-        model=simulation.model,
+        **known,
+        **{name: found.most[name] for name in CATEGORIES if name != "other"},
         device=str(place),
         batch_size=samples,
-        training=simulation.training,
-        optimizer=simulation.optimizer,
-        buffers=simulation.buffers,
-        by_category=peak,
-        peak_bytes=highest,
-        peak_phase=phase,
-        peak_op=op,
-        caveat=simulation.caveat,
+        peak_bytes=sum(found.by_category.values()),
         options=options_to_fit(
-            peak,
-            of_optimizer=peak["temporaries"] if phase == "optimizer" else 0,
+            found.by_category,
+            of_optimizer=updating,
             samples=samples,
-            single=simulation.single,
-            half=simulation.half or not simulation.single,
+            single=found.single,
+            half=found.half or not found.single,
         ),
         _again=again,
-        **{name: most[name] for name in CATEGORIES if name != "other"},
     )
 
 

@@ -105,6 +105,6 @@ def find_leaks(
             progress=progress,
         )
         watched = watched_memory(recording_of(capture, title))
-        allocations = None if watched is None else allocations_by_step(watched)
-        figures = leak_figures(allocations, process_bytes, steps=recorded, later_bytes=later)
+        assert watched is not None
+        figures = leak_figures(allocations_by_step(watched), process_bytes, steps=recorded, later_bytes=later)
         return Leaks(**vars(figures) | {"after": before + steps + recorded + len(later), "name": title})

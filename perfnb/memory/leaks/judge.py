@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb.recording.text import TEXT
 from perfnb.stats.slope import Slope, memory_slope
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -42,9 +41,9 @@ class LeakFigures:
         ``garbage`` (the rest is reference cycles awaiting collection), ``unseen`` (the process does not grow with the
         allocator: frees of older allocations are not seen), ``unexplained`` (the allocator grows, but nothing watched
         survives), ``hidden`` (allocations survive, but memory varies too much to tell whether they add up), ``few``
-        (too few steps), ``unknown`` (nothing was measured) or ``steady``.
+        (too few steps) or ``steady``.
     allocator : Slope or None
-        Growth per step of the memory handed out by torch's allocators; ``None`` if unknown.
+        Growth per step of the memory handed out by torch's allocators; ``None`` below two steps.
     process : Slope or None
         Growth per step of the process's resident memory, in the last round that read it; ``None`` if unknown.
     survivors : DataFrame
@@ -85,20 +84,16 @@ def process_grows(process_bytes: Sequence[Any]) -> bool:
 
 
 def leak_figures(
-    allocations: pd.DataFrame | None,
-    process_bytes: Sequence[Any] | None = None,
-    *,
-    steps: int,
-    later_bytes: Sequence[Any] = (),
+    allocations: pd.DataFrame, process_bytes: Sequence[Any], *, steps: int, later_bytes: Sequence[Any] = ()
 ) -> LeakFigures:
     """Judge the steps that were watched after warm-up.
 
     Parameters
     ----------
-    allocations : DataFrame or None
+    allocations : DataFrame
         One row per allocation: `bytes`, `device`, `layer`, `phase`, `op`, `made_in_step` (``NA``: before the first),
         `freed_in_step` (``NA``: still alive; `steps` or above: by a garbage collection after the last step).
-    process_bytes : sequence of number, optional
+    process_bytes : sequence of number
         Resident memory after each step, not necessarily of the same steps: a profiler's own memory grows while it
         records.
     steps : int
@@ -107,25 +102,18 @@ def leak_figures(
         Resident memory after each step of a round after that, in which growth must have continued to be a leak. Two
         rounds alone cannot tell: a cache of tensors that fills in the first one grows in the process and not in torch.
     """
-    process = None if process_bytes is None else memory_slope(process_bytes)
-    early = None
+    process, early = memory_slope(process_bytes), None
     if len(later_bytes):
         early, process, process_bytes = process, memory_slope(later_bytes), later_bytes
-    allocator = cpu = None
-    columns = {**dict.fromkeys(_OWNER, TEXT), "made_in_step": "Int64", "freed_in_step": "Int64", "bytes": "int64"}
-    survivors = surviving(pd.DataFrame(columns=[*columns]).astype(columns), 0)
-    garbage, shapes = 0.0, False
-    levels: Integers | None = None
-    if allocations is not None:
-        levels = levels_by_step(allocations, steps)
-        allocator = memory_slope(levels)
-        cpu = memory_slope(levels_by_step(allocations[allocations["device"] == "cpu"], steps))
-        survivors = surviving(allocations, steps)
-        if allocator is not None and allocator.grows and not _explained(survivors, allocator):
-            every = surviving(allocations, steps, recurring=False)
-            survivors = every if _explained(every, allocator) else survivors
-        garbage = _garbage_bytes(allocations, steps)
-        shapes = _new_shapes_keep_coming(allocations, steps)
+    levels = levels_by_step(allocations, steps)
+    allocator = memory_slope(levels)
+    cpu = memory_slope(levels_by_step(allocations[allocations["device"] == "cpu"], steps))
+    survivors = surviving(allocations, steps)
+    if allocator is not None and allocator.grows and not _explained(survivors, allocator):
+        every = surviving(allocations, steps, recurring=False)
+        survivors = every if _explained(every, allocator) else survivors
+    garbage = _garbage_bytes(allocations, steps)
+    shapes = _new_shapes_keep_coming(allocations, steps)
     verdict, reason = _judged(allocator, cpu, process, survivors, garbage, shapes, early)
     return LeakFigures(
         verdict=verdict,
@@ -269,9 +257,9 @@ def _judged(
     shapes: bool,
     early: Slope | None,
 ) -> tuple[str, str]:
-    if allocator is None and process is None:
-        return INCONCLUSIVE, "unknown"
-    if allocator is not None and allocator.grows:
+    if allocator is None:
+        return INCONCLUSIVE, "few"
+    if allocator.grows:
         if not _explained(survivors, allocator):
             collected = garbage >= _EXPLAINED * allocator.bytes_per_step
             return (NO_LEAK, "garbage") if collected else (INCONCLUSIVE, "unexplained")
@@ -284,7 +272,7 @@ def _judged(
         return INCONCLUSIVE, "few"
     if early is not None and not (process is not None and process.grows):
         return NO_LEAK, "settled"
-    if allocator is not None and survivors["bytes_per_step"].sum() > PROCESS_FLOOR_BYTES:
+    if survivors["bytes_per_step"].sum() > PROCESS_FLOOR_BYTES:
         return INCONCLUSIVE, "hidden"
     return NO_LEAK, "garbage" if garbage > PROCESS_FLOOR_BYTES else "steady"
 
@@ -310,9 +298,9 @@ def _beyond(process: Slope | None, cpu: Slope | None) -> float | None:
     return process.bytes_per_step - cpu.bytes_per_step if apart else None
 
 
-def _per_step(levels: Integers | None, process_bytes: Sequence[Any] | None) -> pd.DataFrame:
-    allocated = pd.Series([] if levels is None else levels, dtype="Int64")
-    process = pd.Series([] if process_bytes is None else list(process_bytes), dtype="Float64").round().astype("Int64")
+def _per_step(levels: Integers, process_bytes: Sequence[Any]) -> pd.DataFrame:
+    allocated = pd.Series(levels, dtype="Int64")
+    process = pd.Series(list(process_bytes), dtype="Float64").round().astype("Int64")
     frame = pd.DataFrame({"allocated_bytes": allocated, "process_bytes": process})  # the shorter one ends in NA
     frame.insert(0, "step", np.arange(len(frame)))
     return frame

@@ -29,7 +29,6 @@ from perfnb.stats.slope import FEWEST_STEPS, Slope
 _STATES: dict[str, State] = {LEAK: "bad", NO_LEAK: "good"}
 #: What is measured after each step: its column in `steps`, and the phase whose look it has.
 _MEASURED = {"torch's allocator": ("allocated_bytes", "forward"), "process": ("process_bytes", "other")}
-_STORE_NUMBERS = "history.append(loss.item())  # a number, instead of a tensor that keeps its graph"
 _TRACE = """import tracemalloc
 
 tracemalloc.start()
@@ -38,6 +37,66 @@ before = tracemalloc.take_snapshot()
 ...  # as many steps again
 for line in tracemalloc.take_snapshot().compare_to(before, "lineno")[:5]:
     print(line)"""
+_AGAIN = "perfnb.find_leaks({name}, steps={more})"
+#: By reason: the answer, why it is so, what to do, and the lines that do it.
+_WORDS: dict[str, tuple[str, ...]] = {
+    "kept": (
+        "Memory grows by {torch}{ran}: a leak.",
+        "Each step leaves memory behind, most of it {owner}.{beyond}",
+        "Look for a list, dict or attribute that keeps tensors.",
+        "history.append(loss.item())  # a number, instead of a tensor that keeps its graph",
+    ),
+    "growing": (
+        "Memory grows by {torch}{ran}: a leak.",
+        "Each step replaces an allocation with a larger one, {owner}.{beyond}",
+        "Look for a tensor that is appended or concatenated to.",
+    ),
+    "outside": (
+        "The process grows by {process}, but torch's allocator does not: a leak outside torch's tensors.",
+        "NumPy arrays, Python objects and library caches grow like this.",
+        "Let tracemalloc name the lines that allocate it.",
+        _TRACE,
+    ),
+    "settled": (
+        "No leak seen. The process grew by {early} in the first {steps} steps that were watched and no longer does: "
+        "{process}.",
+        "A cache that fills behaves like this.",
+    ),
+    "shapes": (
+        "The process grows by {process} but torch's allocator does not, while new shapes kept arriving.",
+        "Libraries such as oneDNN cache what they prepare for each shape.",
+        "Watch steps of one shape to rule out a leak.",
+    ),
+    "cycles": (
+        "No leak seen. Memory grows by {torch} while the steps run, but Python's garbage collector frees it.",
+        "The tensors are in reference cycles.",
+    ),
+    "unexplained": (
+        "Memory grows by {torch}, but nothing from the early steps is still alive.",
+        "",
+        "Watch more steps.",
+        _AGAIN,
+    ),
+    "unseen": (
+        "Each step leaves allocations behind, {torch}, but perhaps the process grows less: {process}.",
+        "A cache may have filled, or older allocations may be freed, as in a fixed-length buffer or a list that is "
+        "cleared now and then.",
+        "Watch more steps, or warm up longer.",
+        _AGAIN,
+    ),
+    "hidden": (
+        "Each step leaves {kept} behind, but it is uncertain whether memory grows: {torch}.",
+        "Memory varies too much from step to step.",
+        "Watch more steps, or batches of one shape.",
+        _AGAIN,
+    ),
+    "few": (f"Too few steps: a confidence interval needs at least {FEWEST_STEPS}.",),
+    "garbage": (
+        "No leak seen. Measured growth: {changes}.",
+        "After the last step, {waited} in reference cycles waited for Python's garbage collector.",
+    ),
+    "steady": ("No leak seen. Measured growth: {changes}.", "{small}"),
+}
 
 
 def leaks_document(leaks: LeakFigures) -> Document:
@@ -62,73 +121,28 @@ def leaks_document(leaks: LeakFigures) -> Document:
 
 def leak_verdict(leaks: LeakFigures) -> Verdict:
     """The verdict with its reason, and what to do if something grows or nothing is certain."""
-    state, torch, process = _STATES.get(leaks.verdict, "open"), slope_words(leaks.allocator), slope_words(leaks.process)
-    again = (
-        f"perfnb.find_leaks({'step' if not leaks.name.isidentifier() else leaks.name}, steps={2 * len(leaks.steps)})"
-    )
-    if leaks.reason in ("kept", "growing"):
-        owner, ran = _owner_words(leaks.survivors.iloc[0]), f" in a run of {leaks.after:,} steps" if leaks.after else ""
-        sentence = f"Memory grows by {torch}{ran}: a leak."
-        beyond = ""
-        if leaks.beyond_bytes is not None:
-            beyond = f" The process grows by another {fmt.size(leaks.beyond_bytes)} per step outside torch's tensors."
-        if leaks.reason == "growing":
-            why = f"Each step replaces an allocation with a larger one, {owner}.{beyond}"
-            return Verdict(state, sentence, why, "Look for a tensor that is appended or concatenated to.")
-        why = f"Each step leaves memory behind, most of it {owner}.{beyond}"
-        return Verdict(state, sentence, why, "Look for a list, dict or attribute that keeps tensors.", _STORE_NUMBERS)
-    if leaks.reason == "outside":
-        but = "but torch's allocator does not" if torch else "and torch's allocator was not watched"
-        sentence = f"The process grows by {process}, {but}: a leak outside torch's tensors."
-        why = "NumPy arrays, Python objects and library caches grow like this."
-        return Verdict(state, sentence, why, "Let tracemalloc name the lines that allocate it.", _TRACE)
-    if leaks.reason == "settled":
-        first = (
-            f"The process grew by {slope_words(leaks.early)} in the first {len(leaks.steps):,} steps that were watched"
-        )
-        return Verdict(state, f"No leak seen. {first} and no longer does: {process}.", "A cache that fills behaves so.")
-    if leaks.reason == "shapes":
-        return Verdict(
-            state,
-            f"The process grows by {process} but torch's allocator does not, while new shapes kept arriving.",
-            "Libraries such as oneDNN cache what they prepare for each shape.",
-            "Watch steps of one shape to rule out a leak.",
-        )
-    if leaks.reason == "garbage" and leaks.allocator is not None and leaks.allocator.grows:
-        return Verdict(
-            state,
-            f"No leak seen. Memory grows by {torch} while the steps run, but Python's garbage collector frees it.",
-            "The tensors are in reference cycles.",
-        )
-    if leaks.reason == "unexplained":
-        sentence = f"Memory grows by {torch}, but nothing from the early steps is still alive."
-        return Verdict(state, sentence, next="Watch more steps.", code=again)
-    if leaks.reason == "unseen":
-        return Verdict(
-            state,
-            f"Each step leaves allocations behind, {torch}, but perhaps the process grows less: {process}.",
-            "A cache may have filled, or older allocations may be freed, as in a fixed-length buffer or a list that is "
-            "cleared now and then.",
-            "Watch more steps, or warm up longer.",
-            again,
-        )
-    if leaks.reason == "hidden":
-        kept = fmt.size(leaks.survivors["bytes_per_step"].sum())
-        sentence = f"Each step leaves {kept} behind, but it is uncertain whether memory grows: {torch}."
-        why = "Memory varies too much from step to step."
-        return Verdict(state, sentence, why, "Watch more steps, or batches of one shape.", again)
-    if leaks.reason == "few":
-        return Verdict(state, f"Too few steps: a confidence interval needs at least {FEWEST_STEPS}.")
-    if leaks.reason == "unknown":
-        return Verdict(state, "Neither torch's allocator nor the process could be watched.")
-    changes = ", ".join(f"{what} {by}" for what, by in (("torch's memory", torch), ("process", process)) if by)
-    notes = []
-    if leaks.process is not None and leaks.process.grows:
-        notes.append(f"Process growth below {fmt.size(PROCESS_FLOOR_BYTES)} per step is bookkeeping.")
-    if leaks.reason == "garbage":
-        waited = fmt.size(leaks.garbage_bytes * len(leaks.steps))
-        notes.append(f"After the last step, {waited} in reference cycles waited for Python's garbage collector.")
-    return Verdict(state, f"No leak seen. Measured growth: {changes}.", " ".join(notes))
+    torch, process = slope_words(leaks.allocator), slope_words(leaks.process)
+    count, beyond = len(leaks.steps), leaks.beyond_bytes
+    grows = leaks.process is not None and leaks.process.grows
+    facts = {
+        "torch": torch,
+        "process": process,
+        "early": slope_words(leaks.early),
+        "changes": ", ".join(f"{what} {by}" for what, by in (("torch's memory", torch), ("process", process)) if by),
+        "ran": f" in a run of {leaks.after:,} steps" if leaks.after else "",
+        "owner": _owner_words(leaks.survivors.iloc[0]) if len(leaks.survivors) else "",
+        "beyond": f" The process grows by another {fmt.size(beyond)} per step outside torch." if beyond else "",
+        "kept": fmt.size(leaks.survivors["bytes_per_step"].sum()),
+        "waited": fmt.size(leaks.garbage_bytes * count),
+        "small": f"Process growth below {fmt.size(PROCESS_FLOOR_BYTES)} per step is bookkeeping." if grows else "",
+        "name": leaks.name if leaks.name.isidentifier() else "step",
+        "steps": f"{count:,}",
+        "more": 2 * count,
+    }
+    in_cycles = leaks.reason == "garbage" and leaks.allocator is not None and leaks.allocator.grows
+    words = [part.format(**facts) for part in _WORDS["cycles" if in_cycles else leaks.reason]]
+    sentence, why, advice, code = [*words, "", "", ""][:4]
+    return Verdict(_STATES.get(leaks.verdict, "open"), sentence, why, advice, code)
 
 
 def slope_words(slope: Slope | None) -> str:

@@ -28,8 +28,6 @@ ACTIVE = (ALLOCATED, "active_awaiting_free")
 _ROUNDING = 512
 _GROWS = ("segment_alloc", "segment_map")
 _SHRINKS = ("segment_free", "segment_unmap")
-#: Known entries of a history; others are skipped.
-_KNOWN_ACTIONS = frozenset({"alloc", "free_requested", "free_completed", "oom", "snapshot", *_GROWS, *_SHRINKS})
 
 
 def segment_table(snapshot: SnapshotColumns) -> pd.DataFrame:
@@ -192,10 +190,6 @@ def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
             "The history does not match the final state, as when only one memory pool was dumped: some figures of "
             "memory over time are missing."
         )
-    if actions := sorted({*snapshot.events["action"].cat.categories} - _KNOWN_ACTIONS):
-        yield f"History entries of unknown kinds were skipped: {', '.join(actions[:5])}."
-    if states := sorted({*snapshot.blocks["state"].cat.categories} - {*ACTIVE, "inactive"}):
-        yield f"Some blocks are in an unknown state, neither active nor free: {', '.join(states[:5])}."
 
 
 def _lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
