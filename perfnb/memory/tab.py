@@ -12,20 +12,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 from perfnb.draw.as_json import plain
-from perfnb.draw.document import (
-    Bar,
-    Bars,
-    Budget,
-    Cell,
-    Column,
-    Document,
-    Figure,
-    Part,
-    Picture,
-    Section,
-    Table,
-    Verdict,
-)
+from perfnb.draw.document import Bar, Bars, Budget, Column, Document, Figure, Part, Picture, Section, Table, Verdict
 from perfnb.draw.tab import Tab
 from perfnb.memory.pictures import Areas, areas_html, areas_text
 from perfnb.memory.table import fullest
@@ -73,7 +60,7 @@ def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
         Column("leaves", "bytes"),
         Column("basis", priority=1, help="computed from sizes alone, or estimated"),
     )
-    rows, details = list[tuple[Cell, ...]](), list[str]()
+    rows, details = list[Any](), list[str]()
     for _, row in options.iterrows():
         frees = fmt.known(row["frees_bytes"])
         rows.append((row["option"], frees, None if frees is None else max(0.0, peak - frees), row["basis"]))
@@ -166,9 +153,8 @@ def _areas(summary: MemorySummary) -> Areas:
 def curve_data(summary: MemorySummary) -> dict[str, Any]:
     """What the curve with its cursor is drawn from, ready for JSON.
 
-    Instants are integer nanoseconds, amounts integer bytes. A column in ``instants`` holds its first value and then
-    differences, ``None`` where unknown; a column in which nothing is known is ``None``. Names are stored once in
-    ``names``; name columns hold places in it, -1 for none.
+    Instants are integer nanoseconds, amounts integer bytes, ``None`` where unknown; a column in which nothing is known
+    or everything is zero is ``None``. Names are stored once in ``names``; name columns hold places in it, -1 for none.
     """
     names: dict[str, int] = {}
 
@@ -178,7 +164,6 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
     timeline, phases = summary.timeline, summary.phases
     times = _nanoseconds(timeline["t_ms"])
     largest = summary.largest.sort_values("start_ms", kind="stable")
-    start, end = _nanoseconds(largest["start_ms"]), _nanoseconds(largest["end_ms"])
     peak_ns = round(1e6 * summary.peak_ms)
     order = {name: place for place, name in enumerate(palette.CATEGORIES)}
     return {
@@ -195,15 +180,15 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
             )
         ],
         "instants": {
-            "t": _differences(times),
+            "t": times,
             "categories": [_amounts(timeline[name]) for name in palette.CATEGORIES],
             **{column: _amounts(timeline[column]) for column in ("total", "reserved", "process")},
         },
         "largest": {
             "bytes": largest["bytes"].tolist(),
             "category": [order.get(str(value), order["other"]) for value in largest["category"]],
-            "start": _differences(start),
-            "end": [after - before for before, after in zip(start, end, strict=True)],
+            "start": _nanoseconds(largest["start_ms"]),
+            "end": _nanoseconds(largest["end_ms"]),
             "phase": places(phase if pd.isna(phase) else palette.mark(str(phase)).word for phase in largest["phase"]),
             **{column: places(largest[column]) for column in ("layer", "op", "name")},
         },
@@ -213,18 +198,9 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
 
 
 def _amounts(values: pd.Series) -> list[int | None] | None:
-    """Bytes as differences; ``None`` if nothing is known, or everything is zero."""
+    """Bytes; ``None`` if nothing is known, or everything is zero."""
     amounts = [None if fmt.known(value) is None else int(value) for value in values]
-    return _differences(amounts) if any(amounts) else None
-
-
-def _differences(values: Iterable[int | None]) -> list[int | None]:
-    """Each value minus the previous known one."""
-    before, result = 0, list[int | None]()
-    for value in values:
-        result.append(None if value is None else value - before)
-        before = before if value is None else value
-    return result
+    return amounts if any(amounts) else None
 
 
 def _nanoseconds(ms: pd.Series) -> list[int]:

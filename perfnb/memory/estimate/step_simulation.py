@@ -22,14 +22,7 @@ from torch.utils._pytree import tree_leaves
 from perfnb.interrupts import InterruptGate
 from perfnb.memory.estimate.allocator import Allocation, SimulatedAllocator, device_among, stepped_by
 from perfnb.memory.estimate.batches import tensor_resized, with_tensors
-from perfnb.memory.estimate.fake_tensors import (
-    StandIns,
-    explained,
-    pretending,
-    replaced,
-    stepping,
-    variables_replaced,
-)
+from perfnb.memory.estimate.fake_tensors import StandIns, explained, pretending, replaced, stepping, variables_replaced
 from perfnb.recording.schema import CATEGORIES
 from perfnb.step.memory import living
 from perfnb.step.namespace import is_installed, reachable

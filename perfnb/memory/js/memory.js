@@ -11,24 +11,17 @@ const instantWord = (data) => (data.incomplete ? "failure" : "peak");
 const LARGEST_SHOWN = 8;
 const PLOT = { left: 66, right: 14, top: 26, height: 270, strip: 9, below: 54 };
 
-// Restores a column from its differences; unknown values stay null.
-function runningSums(values) {
-  let sum = 0;
-  return values?.map((value) => (value == null ? null : (sum += value)));
-}
-
 function memoryFacts(data) {
   const { instants, largest, names } = data;
-  const t = runningSums(instants.t);
+  const t = instants.t;
   const zeros = t.map(() => 0);
-  const series = instants.categories.map((values) => runningSums(values) ?? zeros);
-  const total = runningSums(instants.total) ?? zeros;
-  const start = runningSums(largest.start);
-  const end = start.map((from, i) => from + largest.end[i]);
+  const series = instants.categories.map((values) => values ?? zeros);
+  const total = instants.total ?? zeros;
+  const { start, end } = largest;
   const most = (values) => values?.reduce((top, value) => Math.max(top, value ?? 0), 0) ?? 0;
   const lines = [
-    { key: "reserved", word: "reserved", values: runningSums(instants.reserved), title: "Memory that the allocator has reserved on the device, in use or not" },
-    { key: "process", word: "process", values: runningSums(instants.process), title: "Resident memory of the whole process, including what the allocator cannot see" },
+    { key: "reserved", word: "reserved", values: instants.reserved, title: "Memory that the allocator has reserved on the device, in use or not" },
+    { key: "process", word: "process", values: instants.process, title: "Resident memory of the whole process, including what the allocator cannot see" },
   ].filter((line) => line.values).map((line) => ({ ...line, most: most(line.values) }));
   // "2.10 ms, forward": an instant, with words before its phase.
   const when = (i, before = "") => {

@@ -10,19 +10,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import palette
-from perfnb.draw.document import (
-    Axis,
-    Budget,
-    Column,
-    Document,
-    Figure,
-    Line,
-    Section,
-    Series,
-    State,
-    Table,
-    Verdict,
-)
+from perfnb.draw.document import Axis, Budget, Column, Document, Figure, Line, Section, Series, State, Table, Verdict
 from perfnb.memory.leaks.judge import LEAK, NO_LEAK, PROCESS_FLOOR_BYTES, LeakFigures
 from perfnb.stats.slope import FEWEST_STEPS, Slope
 

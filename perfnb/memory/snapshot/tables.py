@@ -145,12 +145,7 @@ def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
         total = _backwards(int(own["allocated_bytes"].sum()), allocated[rows])
         times = rows if len(rows) else np.array([MISSING])
         parts.append(
-            (
-                np.full(len(times), device),
-                times,
-                total,
-                _backwards(int(own["total_bytes"].sum()), reserved[rows]),
-            )
+            (np.full(len(times), device), times, total, _backwards(int(own["total_bytes"].sum()), reserved[rows]))
         )
     devices, times, total, held = map(np.concatenate, zip(*parts, strict=True))
     nothing = pd.array([pd.NA] * len(times), dtype="Int64")
