@@ -45,7 +45,7 @@ def options_to_fit(
     Returns
     -------
     DataFrame
-        ``option``, ``frees_bytes``, ``basis``, ``detail``; options that free nothing are left out.
+        ``option``, ``frees_bytes``, ``basis``, ``detail``; options that free less than a thousandth are left out.
     """
     moving = sum(by_category[name] for name in ("activations", "inputs", "temporaries")) - of_optimizer
     size, over = "" if samples is None else f", {samples // 2:,} samples instead of {samples:,}", "two"
@@ -88,5 +88,6 @@ def options_to_fit(
             "Under bfloat16 autocast most activations take half the bytes, but copies of the weights are added.",
         ),
     ]
-    frame = pd.DataFrame([option for option in options if option[1] > 0], columns=[*_TYPES]).astype(_TYPES)
+    least = sum(by_category.values()) / 1000
+    frame = pd.DataFrame([option for option in options if option[1] > least], columns=[*_TYPES]).astype(_TYPES)
     return frame.sort_values("frees_bytes", ascending=False, kind="stable", ignore_index=True)
