@@ -49,6 +49,7 @@ def section_data(section: Section) -> dict[str, Any]:
             "title": escape.plain(section.title),
             "key": section.key,
             "data": data,
+            "still": "" if section.script else section.html(),
         }
     if isinstance(section, Choice):
         options = {

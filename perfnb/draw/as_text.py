@@ -429,6 +429,8 @@ def _series(series: Series, width: int) -> list[str]:
     for line in series.lines:
         if known := all_known(line.values):
             lines += escape.wrapped(span_words(line.mark, known, series.y), width)
+            if max(known) <= 0:
+                continue  # an empty line says no more than its words
             cells = _binned([on_axis(series.x, x) for x in series.at], line.values, width)
             lines.append(bars.heights(_heights(cells, series.y, known), 1.0))
     return [*lines, *_joined([*axis_words(series.x, series.at), *level_words(series)], width)] if lines else []

@@ -451,7 +451,7 @@ class Picture:
     data : callable, optional
         Returns what the script draws, ready for JSON.
     script, style : str
-        Paths inside the package; the script sets ``pictures[kind]``.
+        Paths inside the package; the script sets ``pictures[kind]``. Without one, the live view shows the static HTML.
     """
 
     kind: str
