@@ -47,6 +47,7 @@ def section_data(section: Section) -> dict[str, Any]:
             "title": escape.plain(section.title),
             "key": section.key,
             "data": data,
+            "static": [section_data(part) for part in section.static],
         }
     if isinstance(section, Choice):
         options = {

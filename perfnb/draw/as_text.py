@@ -408,12 +408,17 @@ def _eighths(value: float, most: float) -> str:
 
 
 def _series(series: Series, width: int) -> list[str]:
-    lines: list[str] = []
-    for line in series.lines:
-        if known := all_known(line.values):
-            lines += escape.wrapped(span_words(line.mark, known, series.y), width)
-            lines.append(bars.heights(_binned(series.at, line.values, width), max(known)))
-    return [*lines, *_joined([*axis_words(series.x, series.at), *level_words(series)], width)] if lines else []
+    held = [(line, known) for line in series.lines if (known := all_known(line.values))]
+    if not held:
+        return []
+    spans = [span_words(known, series.y) for _, known in held]
+    label = min(_LABEL, max(escape.cells(escape.plain(line.mark.word)) for line, _ in held))
+    room = width - label - max(map(escape.cells, spans)) - 2
+    lines = [
+        f"{escape.fit(line.mark.word, label)} {bars.heights(_binned(series.at, line.values, room), max(known))} {span}"
+        for (line, known), span in zip(held, spans, strict=True)
+    ]
+    return [*lines, *_joined([*axis_words(series.x, series.at), *level_words(series)], width)]
 
 
 def all_known(values: Iterable[Any]) -> list[float]:
@@ -421,9 +426,9 @@ def all_known(values: Iterable[Any]) -> list[float]:
     return [number for number in map(fmt.known, values) if number is not None]
 
 
-def span_words(mark: Mark, values: Sequence[float], axis: Axis) -> str:
-    """Return the least and the largest of a mark's values, in words."""
-    return f"{escape.plain(mark.word, 40)}: {words(min(values), axis.unit)} to {words(max(values), axis.unit)}"
+def span_words(values: Sequence[float], axis: Axis) -> str:
+    """Return the least and the largest of the values of a line, in words."""
+    return f"{words(min(values), axis.unit)} to {words(max(values), axis.unit)}"
 
 
 def axis_words(axis: Axis, values: Sequence[float]) -> list[str]:
@@ -521,6 +526,12 @@ def _choice(section: Choice, width: int) -> list[str]:
     return lines if len(lines) > 1 else []
 
 
+def _picture(section: Picture, width: int) -> list[str]:
+    if section.text is not None:
+        return section.text(width)
+    return [line for part in section.static for line in section_text(part, width)]
+
+
 _RENDERERS: dict[type, Callable[[Any, int], list[str]]] = {
     Bars: _bars,
     Effects: _effects,
@@ -532,5 +543,5 @@ _RENDERERS: dict[type, Callable[[Any, int], list[str]]] = {
     Cards: _cards,
     Code: lambda section, width: _code(section.text, width),
     Choice: _choice,
-    Picture: lambda section, width: section.text(width),
+    Picture: _picture,
 }
