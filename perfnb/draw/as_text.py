@@ -407,18 +407,19 @@ def _eighths(value: float, most: float) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def _series(series: Series, width: int) -> list[str]:
+def _series(series: Series, width: int, with_axis: bool = True) -> list[str]:
     held = [(line, known) for line in series.lines if (known := all_known(line.values))]
     if not held:
         return []
     spans = [span_words(known, series.y) for _, known in held]
     label = min(_LABEL, max(escape.cells(escape.plain(line.mark.word)) for line, _ in held))
     room = width - label - max(map(escape.cells, spans)) - 2
+    highest = max(max(known) for _, known in held)
     lines = [
-        f"{escape.fit(line.mark.word, label)} {bars.heights(_binned(series.at, line.values, room), max(known))} {span}"
-        for (line, known), span in zip(held, spans, strict=True)
+        f"{escape.fit(line.mark.word, label)} {bars.heights(_binned(series.at, line.values, room), highest)} {span}"
+        for (line, _), span in zip(held, spans, strict=True)
     ]
-    return [*lines, *_joined([*axis_words(series.x, series.at), *level_words(series)], width)]
+    return [*lines, *_joined([*(axis_words(series.x, series.at) if with_axis else ()), *level_words(series)], width)]
 
 
 def all_known(values: Iterable[Any]) -> list[float]:
@@ -529,7 +530,14 @@ def _choice(section: Choice, width: int) -> list[str]:
 def _picture(section: Picture, width: int) -> list[str]:
     if section.text is not None:
         return section.text(width)
-    return [line for part in section.static for line in section_text(part, width)]
+    lines: list[str] = []
+    for part, below in zip(section.static, (*section.static[1:], None), strict=True):
+        lines += [""] * bool(lines)
+        if isinstance(part, Series) and isinstance(below, Series) and part.x == below.x and part.at == below.at:
+            lines += [*_sentences(part.title, width), *_series(part, width, with_axis=False)]
+        else:
+            lines += section_text(part, width)
+    return lines
 
 
 _RENDERERS: dict[type, Callable[[Any, int], list[str]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ import numpy as np
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
-from perfnb.draw.picture import GROUND, INK, LINE, QUIET, bare
+from perfnb.draw.picture import GROUND, LINE, QUIET, bare, figure_of
 from perfnb.watching.charts import Points, columns_of, thinned
+from perfnb.watching.data import Band, bands_of, line_mark
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,9 +21,6 @@ if TYPE_CHECKING:
 
     from perfnb.watching.charts import Chart, ChartLine
     from perfnb.watching.summary import MachineSummary
-
-#: A named interval: name, depth, start and end in seconds.
-Band = tuple[str, int, float, float]
 
 MOST_LEVELS = 3
 _WIDTH, _ROW, _LEVEL = 8.8, 1.42, 0.19
@@ -38,17 +37,22 @@ _LEAST_TOP = {
 }
 _TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400)
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (7, 2, 1, 2)), (0, (10, 2)), (0, (2.5, 1.5)))
-_SHADES = ("#33373d", "#6e757d", "#4f565e", "#8a9199")
 
 
-def inches(summary: MachineSummary, bands: Sequence[Band]) -> tuple[float, float]:
-    """Width and height of the picture."""
+def watch_figure(summary: MachineSummary) -> Figure:
+    """The history as a matplotlib figure; empty if nothing was read."""
+    if not summary.charts:
+        return figure_of(lambda figure: figure.text(0.5, 0.5, "No readings.", ha="center", va="center"), (6.0, 1.0))
+    bands = bands_of(summary)
+    return figure_of(functools.partial(_draw, summary=summary, bands=bands), _inches(summary, bands))
+
+
+def _inches(summary: MachineSummary, bands: Sequence[Band]) -> tuple[float, float]:
     rows = math.ceil(len(summary.charts) / _columns(summary))
     return _WIDTH, _ROW * rows + (_LEVEL * _levels(bands) + 0.3 if bands else 0.1)
 
 
-def draw_watch(figure: Figure, summary: MachineSummary, bands: Sequence[Band]) -> None:
-    """Draw every chart of a watch, at least one, into an empty figure."""
+def _draw(figure: Figure, summary: MachineSummary, bands: Sequence[Band]) -> None:
     start, end = _span(summary)
     figure.set_layout_engine("constrained", h_pad=0.07)
     across = _columns(summary)
@@ -79,7 +83,7 @@ def _columns(summary: MachineSummary) -> int:
 
 
 def _levels(bands: Sequence[Band]) -> int:
-    return min(MOST_LEVELS, 1 + max(depth for _, depth, _, _ in bands))
+    return min(MOST_LEVELS, 1 + max(band[1] for band in bands))
 
 
 def _chart(
@@ -96,8 +100,8 @@ def _chart(
         alone = _alone(own, values)
         axes.plot(own.t_s[alone], values[alone], linestyle="none", marker="o", markersize=2, color=look["color"])
     top, ticks, near = _axis(chart, most)
-    for _, _, first, last in [band for band in bands if band[1] == 0][:_MOST_BANDS]:
-        axes.axvspan(first, last, color=_DEEPER, linewidth=0, zorder=0)
+    for _, _, first, last, _ in [band for band in bands if band[1] == 0][:_MOST_BANDS]:
+        axes.axvspan(first, span[1] if last is None else last, color=_DEEPER, linewidth=0, zorder=0)
     axes.set_xlim(*span)
     axes.set_ylim(0, top)
     axes.set_yticks(ticks)
@@ -134,19 +138,9 @@ def _words(axes: Axes, chart: Chart) -> None:
 
 
 def _look(chart: Chart, line: ChartLine) -> dict[str, Any]:
-    """As in the browser: each device has its own shade and dash; further lines of a device differ by dash."""
-    first = line.column == next(other.column for other in chart.lines if other.device == line.device)
-    dashes: Any
-    if line.device == "process":
-        colour, width, dashes = INK, 1.5 if first else 0.9, "-" if first else (0, (9, 2))
-    elif line.device == "host":
-        colour, width, dashes = "#8a9199", 1.1, (0, (4, 1.8)) if first else (0, (4, 1.5, 1, 1.5))
-    elif line.device == "cgroup":
-        colour, width, dashes = INK, 1.3, (0, (1, 1.6))
-    else:
-        shade = int(line.device.removeprefix("gpu") or 0) % len(_SHADES)
-        colour, width, dashes = _SHADES[shade], 1.3, _DASHES[chart.lines.index(line) % len(_DASHES)]
-    return {"color": colour, "linewidth": width, "linestyle": dashes}
+    """As in the browser: lines differ by colour and dash."""
+    dashes = _DASHES[chart.lines.index(line) % len(_DASHES)]
+    return {"color": line_mark(chart, line).colour, "linewidth": 1.3, "linestyle": dashes}
 
 
 def _alone(own: Points, values: np.ndarray) -> np.ndarray:
@@ -160,7 +154,7 @@ def _alone(own: Points, values: np.ndarray) -> np.ndarray:
 
 def _axis(chart: Chart, most: float) -> tuple[float, np.ndarray, bool]:
     """A round top, ticks, and whether the ceiling is on the axis, which it is if the lines come near."""
-    near = chart.ceiling is not None and most >= 0.6 * chart.ceiling
+    near = chart.near_ceiling(most)
     wanted = max(_LEAST_TOP.get(chart.unit, 1.0), most, chart.ceiling if near and chart.ceiling else 0.0)
     unit = float(fmt.byte_unit(wanted)[0]) if chart.unit.startswith("bytes") else 1.0
     rough = wanted / unit / 3
@@ -196,8 +190,8 @@ def _strip(axes: Axes, bands: Sequence[Band], start: float, end: float) -> None:
     axes.set_ylim(levels, 0)
     axes.set_yticks([])
     wide = (end - start) / (_WIDTH - 0.3)
-    seen = [band for band in bands if band[1] < MOST_LEVELS and band[3] > start and band[2] < end]
-    for name, depth, first, last in seen[-_MOST_BANDS:]:
+    open_until = [(*band[:3], end if band[3] is None else band[3]) for band in bands if band[1] < MOST_LEVELS]
+    for name, depth, first, last in [band for band in open_until if band[3] > start and band[2] < end][-_MOST_BANDS:]:
         left, right = max(first, start), min(last, end)
         axes.barh(depth + 0.5, right - left, 0.86, left, color=_BAND, edgecolor=GROUND, linewidth=0.8)
         room = int((right - left) / wide / _INCHES_A_CHARACTER) - 1
