@@ -98,8 +98,7 @@ def panel_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | No
         "id": view_id,
         "running": True,
         "facts": watch_facts(summary),
-        "absent": [escape.plain(words, 600) for words in summary.absent],
-        "notes": [escape.plain(note, 600) for note in summary.notes],
+        "notes": [escape.plain(note, 600) for note in (*summary.absent, *summary.notes)],
     }
 
 
