@@ -18,6 +18,7 @@ import perfnb
 from perfnb.bench.ab_view import ab_html
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.view import diff_html
+from perfnb.draw.as_html import document_html
 from perfnb.draw.frame import static_page
 from perfnb.experiments.journal_view import journal_html
 from perfnb.experiments.report_view import report_page
@@ -30,7 +31,7 @@ from perfnb.profile.timing import timing_html
 from perfnb.stats.step_times import StepTimes
 from perfnb.system.system import COLUMNS
 from perfnb.system.view import system_html
-from perfnb.watching.view import watch_html
+from perfnb.watching.view import watch_document
 from tests import summaries
 from tests.browser.conftest import OpenPage
 from tests.browser.timeline_driver import Timeline
@@ -124,7 +125,7 @@ def test_what_other_objects_show_of_themselves(open_page: OpenPage) -> None:
         "a journal": journal_html(test_journal.EXAMPLES["tried"], test_journal.DAMAGED, "experiments"),
         "leaks": leaks_html(test_leaks.report("leak", "kept", test_leaks.KEPT, None, survivors=test_leaks.TWO)),
         "the machine": system_html(pd.DataFrame([check], columns=list(COLUMNS))),
-        "a watch": watch_html(machines.laptop()),
+        "a watch": document_html(watch_document(machines.laptop())),
     }
     body = "".join(f"<section><h2>{name}</h2>{html}</section>" for name, html in shown.items())
     assert violations(open_page(static_page("Objects", body), viewport={"width": 700, "height": 900})) == []

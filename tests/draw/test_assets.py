@@ -33,7 +33,7 @@ ENTRIES = {
     "documentWidget": [*PICTURES, "draw/js/document.js"],
     "architectures": ["models/js/architectures.js"],
     "scaling": ["models/js/scaling.js"],
-    "watch": ["watching/js/panel.js"],
+    "watch": ["watching/js/machine.js", "watching/js/panel.js"],
     "flameHost": ["flame/js/host.js"],
 }
 
