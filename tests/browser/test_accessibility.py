@@ -30,7 +30,7 @@ from perfnb.profile.summary import Summary
 from perfnb.profile.timing import timing_html
 from perfnb.stats.step_times import StepTimes
 from perfnb.system.system import COLUMNS
-from perfnb.system.view import system_html
+from perfnb.system.view import system_document
 from perfnb.watching.view import watch_document
 from tests import summaries
 from tests.browser.conftest import OpenPage
@@ -124,7 +124,7 @@ def test_what_other_objects_show_of_themselves(open_page: OpenPage) -> None:
         "architectures": architectures_html(architecture_samples.three()),
         "a journal": journal_html(test_journal.EXAMPLES["tried"], test_journal.DAMAGED, "experiments"),
         "leaks": leaks_html(test_leaks.report("leak", "kept", test_leaks.KEPT, None, survivors=test_leaks.TWO)),
-        "the machine": system_html(pd.DataFrame([check], columns=list(COLUMNS))),
+        "the machine": document_html(system_document(pd.DataFrame([check], columns=list(COLUMNS)))),
         "a watch": document_html(watch_document(machines.laptop())),
     }
     body = "".join(f"<section><h2>{name}</h2>{html}</section>" for name, html in shown.items())
