@@ -83,7 +83,10 @@ def opener(open_page: Callable[..., Page]) -> Open:
     def open_(made, **options) -> Panel:
         page = open_page(panel_page(panel_data(made, "x")), **{"viewport": {"width": 1000, "height": 1300}, **options})
         expect(page.locator("article").first).to_be_visible()
-        return Panel(page, made)
+        panel = Panel(page, made)
+        if not made.running:
+            panel.finish(made)
+        return panel
 
     return open_
 
