@@ -285,7 +285,7 @@ def _series(section: Series) -> str:
         drawn.append(f'{path} stroke="{line.mark.colour}" stroke-width="1.6"/>')
     ends = [words(end, section.x.unit) for end in (section.at[0], section.at[-1])]
     axes = _axes(ends, section.x.label, [words(least, section.y.unit) if least else "0", words(top, section.y.unit)])
-    spans = [span_words(line.mark, values, section.y) for line, values in lines]
+    spans = [f"{escape.plain(line.mark.word, 40)}: {span_words(values, section.y)}" for line, values in lines]
     alt = "; ".join([*spans, *axis_words(section.x, section.at), *level_words(section)])
     keys = "<br>".join(
         f"{tables.key(line.mark)}{escape.html_sentence(span)}" for (line, _), span in zip(lines, spans, strict=True)
@@ -443,6 +443,10 @@ def _choice(section: Choice) -> str:
     return _titled(section.title, folded)
 
 
+def _picture(section: Picture) -> str:
+    return "".join(map(section_html, section.static)) if section.html is None else section.html()
+
+
 _RENDERERS: dict[type, Callable[[Any], str]] = {
     Bars: _bars,
     Effects: _effects,
@@ -454,5 +458,5 @@ _RENDERERS: dict[type, Callable[[Any], str]] = {
     Cards: _cards,
     Code: lambda section: _titled(section.title, _code(section.text)),
     Choice: _choice,
-    Picture: lambda section: _titled(section.title, section.html()),
+    Picture: lambda section: _titled(section.title, _picture(section)),
 }

@@ -49,7 +49,8 @@ def section_data(section: Section) -> dict[str, Any]:
             "title": escape.plain(section.title),
             "key": section.key,
             "data": data,
-            "still": "" if section.script else section.html(),
+            "still": "" if section.script or section.html is None else section.html(),
+            "static": [section_data(part) for part in section.static],
         }
     if isinstance(section, Choice):
         options = {

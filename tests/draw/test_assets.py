@@ -31,7 +31,7 @@ PICTURES = [
 ]
 ENTRIES = {
     "documentWidget": [*PICTURES, "draw/js/document.js"],
-    "watch": ["watching/js/panel.js"],
+    "watch": ["watching/js/machine.js", "watching/js/panel.js"],
     "flameHost": ["flame/js/host.js"],
 }
 

@@ -139,6 +139,8 @@ def _figures(data: dict[str, Any]) -> Iterator[str]:
                         yield words(cell["number"], column["unit"])
                     elif isinstance(cell, dict) and "number" in cell:
                         yield fmt.with_interval(words(cell["number"], cell["unit"]), cell["number"], cell["interval"])
+                    elif isinstance(cell, str) and column["unit"] != "text" and not column["live"]:
+                        yield cell
                     elif cell is not None and column["unit"] != "text" and not column["live"]:
                         yield words(cell, column["unit"])
         elif section["type"] == "scatter":

@@ -111,7 +111,7 @@ function tabEntry(tab, context) {
   return { key: tab.kind, title: tab.kind[0].toUpperCase() + tab.kind.slice(1), size: parts.find(({ size }) => size)?.size, element, shown: () => parts.forEach((part) => part.shown?.()) };
 }
 
-function documentView(data, model) {
+export function documentView(data, model) {
   const sections = new Map();
   const tabOf = new Map(data.tabs.flatMap((tab) => tab.sections.map((section) => [section.key, tab.kind])));
   const memory = `perfnb ${location.pathname} ${data.id}`;
