@@ -73,16 +73,17 @@ RANK_PARTS = {
     "idle_ms": Mark("idle", GREY, "·", "none"),
 }
 
-#: A mark for every part of a GPU's time. Copies look like the phase that makes them, waiting for the host like waiting
-#: for data.
+#: A mark for every part of a GPU's time. Copies look like the phase that makes them, a late host like waiting for data.
+#: ``dependency`` is launched work that waited for other work, ``outside`` the time before the first work and after the
+#: last.
 GPU = {
     "computation": Mark("computation", BLUE, "█", "solid"),
     "communication": _COMMUNICATION,
     "memcpy": Mark("copies", SKY, "≡", "rows"),
-    "host": Mark("idle: host was late", ORANGE, "░", "dots"),
-    "dependency": Mark("idle: waited for other work", LIGHT, "▚", "hatch"),
+    "host": Mark("idle: host late", ORANGE, "░", "dots"),
+    "dependency": Mark("idle: waiting", LIGHT, "▚", "hatch"),
     "other": Mark("idle: other", GREY, "·", "none"),
-    "outside": Mark("idle: before its first or after its last work", DARK, "▪", "grid"),
+    "outside": Mark("idle: no work", DARK, "▪", "grid"),
 }
 
 #: A mark for every kind of segment of a critical path; those on the GPU as above.
