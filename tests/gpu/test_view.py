@@ -84,7 +84,10 @@ def test_shapes_in_words(text, words):
 
 def test_the_verdict_says_how_idle_the_gpus_are_and_why(tmp_path: Path) -> None:
     gpu = gpu_of(samples.two_gpus(), tmp_path)
-    assert said(gpu) == "2 GPUs are idle for 76 % of 3 traced steps, mostly because the host launched the next work too late."
+    assert (
+        said(gpu)
+        == "2 GPUs are idle for 76 % of 3 traced steps, mostly because the host launched the next work too late."
+    )
     assert gpu_verdict(gpu).state == "bad"
 
     one = gpu_of(Written().step(1, 0, 100).op("aten::mm", 0, 30).kernel("gemm", 2, 4, 99), tmp_path)
