@@ -172,16 +172,17 @@ _LISTED = Budget(8, 24)
 _NODE = f"{BACKWARD_NODE}: "
 
 
-def timeline_document(timeline: Timeline, facts: Mapping[str, Any] | None = None) -> Document:
+def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None = None) -> Document:
     """When everything ran: all of it live, elsewhere the median step as a picture, and what each of its tracks did.
 
     Parameters
     ----------
-    timeline : Timeline
+    timeline : Timeline or None
+        ``None`` if only the browser has it.
     facts : mapping, optional
         What the browser is told of the packed timeline; see `perfnb.timeline.data.timeline_bytes`.
     """
-    step = step_timeline(timeline)
+    step = None if timeline is None else step_timeline(timeline)
     if step is not None and not len(step.tracks):
         step = None
     picture = Picture(
@@ -196,7 +197,7 @@ def timeline_document(timeline: Timeline, facts: Mapping[str, Any] | None = None
         "timeline/js/timeline.css",
         "timeline",
     )
-    if step is None:
+    if timeline is None or step is None:
         return Document("timeline", sections=(picture,))
     notes = tuple(f"Memory: {curve.note}." for curve in timeline.memory[:1] if curve.note)
     return Document("timeline", verdict=timeline_verdict(step), sections=(picture, _tracks(step)), notes=notes)
@@ -207,13 +208,14 @@ def timeline_verdict(step: StepTimeline) -> Verdict:
     tracks = step.tracks
     streams = tracks[tracks["kind"] == "stream"].sort_values("busy_ms", ascending=False, kind="stable")
     chosen = [*_rows(streams.head(1)), *_rows(tracks[tracks["kind"] == "thread"].head(1))]
-    busy = [f"{row.track} is busy {fmt.share(row.share)}" for row in chosen]
-    length = _length(step)
-    said = f"{fmt.capital(length)}: {' of it, and '.join(busy)} of it." if busy else f"{fmt.capital(length)}."
+    said = fmt.capital(_length(step))
+    for place, row in enumerate(chosen):
+        said += f" and {row.track} for " if place else f": {row.track} is busy for "
+        said += f"{fmt.share(row.share)} of it" if not place else fmt.share(row.share)
     why = "; ".join(
         f"the longest event of {row.track} is {_longest(row)}, {fmt.duration(row.longest_ms)}" for row in chosen
     )
-    return Verdict("none", said, f"{fmt.capital(why)}." if why else "")
+    return Verdict("none", f"{said}.", f"{fmt.capital(why)}." if why else "")
 
 
 def _tracks(step: StepTimeline) -> Table:
@@ -265,6 +267,6 @@ def _alt(step: StepTimeline) -> str:
 
 TAB = Tab(
     "timeline",
-    lambda report: report if report.timeline is not None else None,
+    lambda report: report if report.timeline is not None or report.timeline_facts is not None else None,
     lambda part: timeline_document(part.timeline, part.timeline_facts),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from perfnb.draw.document import Document
@@ -12,15 +13,16 @@ from tests.gpu import gpu_samples as samples
 from tests.written_traces import Written
 
 
-def _of(trace: Written) -> Document:
+@cache
+def _of(made: Callable[[], Written]) -> Document:
     with tempfile.TemporaryDirectory() as folder:
-        gpu = samples.summary_of(trace, Path(folder)).gpu
+        gpu = samples.summary_of(made(), Path(folder)).gpu
     assert gpu is not None
     return gpu_document(gpu)
 
 
 DOCUMENTS: dict[str, Callable[[], Document]] = {
-    "two GPUs": lambda: _of(samples.two_gpus()),
-    "hostile kernels": lambda: _of(samples.hostile()),
-    "kernels without launches": lambda: _of(samples.unlaunched()),
+    "two GPUs": lambda: _of(samples.two_gpus),
+    "hostile kernels": lambda: _of(samples.hostile),
+    "kernels without launches": lambda: _of(samples.unlaunched),
 }

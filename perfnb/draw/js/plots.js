@@ -16,7 +16,8 @@ export function valueDots(samples, unit, interval) {
 }
 
 // Bars of parts on one scale. A part under the pointer is highlighted with its word.
-export function bars(section) {
+// Where the layers have a column of the same name, a click sorts them by it.
+export function bars(section, context) {
   const totals = section.bars.map((bar) => bar.parts.reduce((sum, part) => sum + part.value, 0));
   const longest = Math.max(...totals, 0);
   if (!(longest > 0)) return null;
@@ -24,6 +25,8 @@ export function bars(section) {
   const marks = new Map();
   for (const { parts } of section.bars) for (const { mark, value } of parts) if (value > 0 && !marks.has(mark.word)) marks.set(mark.word, mark);
   const light = (word, on) => [...holder.querySelectorAll("[data-part]")].forEach((part) => part.classList.toggle("pf-lit", on && part.dataset.part === word));
+  const sorts = (word) => context?.table("layers")?.columns.some(({ head }) => head === word);
+  const click = (word) => sorts(word) && { class: "pf-link", type: "button", title: `Sort the layers by ${word}`, click: () => context.reveal("layers", { sortBy: word }) };
   const hover = (word) => ({ "data-part": word, pointerenter: () => light(word, true), pointerleave: () => light(word, false) });
   const stack = ({ parts }, total) => h("div", { class: "pf-phases", role: "img", style: `width:${(100 * total) / longest}%`,
     "aria-label": parts.filter(({ value }) => value > 0).map((part) => words(part, total)).join("; ") },
@@ -34,7 +37,7 @@ export function bars(section) {
     h("span", { class: "pf-bar-label", title: bar.label }, bar.label), h("div", { class: "pf-bar-track" }, stack(bar, totals[i])), h("b", {}, figure(inUnit(totals[i], section.unit))))));
   const entry = (mark) => {
     const value = only && section.bars[0].parts.filter((part) => part.mark.word === mark.word).reduce((sum, part) => sum + part.value, 0);
-    return h("li", hover(mark.word), swatch(mark), h("span", { class: "pf-word" }, mark.word),
+    return h("li", hover(mark.word), swatch(mark), h(sorts(mark.word) ? "button" : "span", click(mark.word) || { class: "pf-word" }, mark.word),
       only && h("b", {}, figure(share(value / totals[0]))), only && h("span", { class: "pf-quiet" }, figure(inUnit(value, section.unit))));
   };
   const holder = h("div", {}, rows, h("ul", { class: "pf-legend" }, [...marks.values()].map(entry)));
@@ -102,7 +105,7 @@ function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, s
 
 const legend = (marks) => (marks.length > 1 || marks[0]?.word ? h("ul", { class: "pf-legend" }, marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word)))) : null);
 const known = (values) => (values ?? []).filter((value) => value != null);
-const LINE_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
+const SERIES_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 export function series(section) {
   const { at, lines, levels } = section;
@@ -113,7 +116,7 @@ export function series(section) {
   const draw = (x, y, [right]) => [
     lines.map((line, i) => [
       line.low && line.high && drawn("path", { fill: line.mark.colour, "fill-opacity": 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
-      drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": LINE_DASHES[i % LINE_DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
+      drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
       at.length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
         drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]),
     Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: FRAME.left, x2: right, y1: y(value), y2: y(value) }),
@@ -145,7 +148,7 @@ export function scatter(section, context) {
   const draw = (x, y, [right], fills) => {
     const placed = dots.map((dot) => ({ at: [x(dot.x), y(dot.y)], radius: 5, name: dot.label }));
     return [
-      lines.map(([mark, ends], i) => [drawn("path", { class: "pf-roof-line", style: `stroke:${mark.colour}`, "stroke-dasharray": LINE_DASHES[i % LINE_DASHES.length],
+      lines.map(([mark, ends], i) => [drawn("path", { class: "pf-roof-line", style: `stroke:${mark.colour}`, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length],
         d: `M${ends.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join("L")}` }),
       drawn("text", { class: "pf-halo", x: right - 4, y: y(ends.at(-1)[1]) - 6, "text-anchor": "end" }, mark.word)]),
       dots.map((dot, i) => drawn("circle", { class: "pf-point", cx: placed[i].at[0], cy: placed[i].at[1], r: 5, fill: fills[marks.findIndex(({ word }) => word === dot.mark.word)],
