@@ -74,9 +74,16 @@ class RooflineLevels:
     counters: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def parts(self) -> pd.DataFrame:
+        """The points of the layers; those of the ops if no layer has a roof."""
+        is_op = self.points["kind"] == "op"
+        layers = self.points[~is_op]
+        return layers if layers["efficiency"].notna().any() else self.points[is_op]
+
+    @property
     def reached(self) -> float | None:
-        """Share of their roofs that the layers reach, weighted by their time; ``None`` if no layer's roof is known."""
-        known = self.points[(self.points["kind"] != "op") & self.points["efficiency"].notna()]
+        """Share of their roofs that the `parts` reach, weighted by their time; ``None`` if no roof is known."""
+        known = self.parts[self.parts["efficiency"].notna()]
         took = float(known["ms"].sum())
         return float((known["efficiency"] * known["ms"]).sum()) / took if took else None
 

@@ -64,19 +64,19 @@ def roofline_document(roofline: RooflineLevels) -> Document:
 
 def roofline_verdict(roofline: RooflineLevels) -> Verdict:
     """Whether arithmetic or memory bandwidth limits the layers."""
-    reached = roofline.reached
+    reached, parts = roofline.reached, roofline.parts
     if reached is None:
-        known = "No layer has a roof" if roofline.peaks else "The machine's ceilings are not known"
+        known = "Nothing that was counted has a roof" if roofline.peaks else "The machine's ceilings are not known"
         return Verdict("open", f"{known}, so nothing says how close the step comes to the machine's limits.")
-    what = f"the layers reach {fmt.share(reached)} of what the machine allows"
-    layers = roofline.points[roofline.points["kind"] != "op"]
-    took = layers.groupby("bound", observed=True)["ms"].sum()
-    parts = [(key, float(took.get(key, 0.0)) / float(took.sum() or 1.0)) for key in ("compute", "memory")]
-    split = ", ".join(f"{fmt.share(part)} {_BOUNDS[key].word}" for key, part in parts if part > 0)
-    why = f"By the time of the layers, the work is {split}."
+    who = "ops" if (parts["kind"] == "op").all() else "layers"
+    what = f"the {who} reach {fmt.share(reached)} of what the machine allows"
     if reached < _FAR:
-        cause = "Neither arithmetic nor memory bandwidth limits them, but what they cost besides: often many small ops."
+        cause = "Neither arithmetic nor memory bandwidth limits them. Often the cause is many small ops."
         return Verdict("bad", f"Far below both roofs: {what}.", cause)
+    took = parts.groupby("bound", observed=True)["ms"].sum()
+    shares = [(key, float(took.get(key, 0.0)) / float(took.sum() or 1.0)) for key in ("compute", "memory")]
+    split = " and ".join(f"{fmt.share(part)} {_BOUNDS[key].word}" for key, part in shares if part > 0)
+    why = f"By time, the {who} are {split}."
     if reached < _CLOSE:
         return Verdict("none", f"Below the roofs: {what}.", why)
     return Verdict("good", f"Close to the roofs: {what}.", why)
@@ -97,21 +97,23 @@ def _sections(roofline: RooflineLevels) -> Iterator[Section]:
     points = roofline.points.sort_values("ms", ascending=False, kind="stable")
     is_op = points["kind"] == "op"
     layers, ops = points[~is_op], points[is_op]
+    drawn, noun = (layers, "layer") if len(layers) else (ops, "op")
     dots = tuple(
         Dot(str(row.name), float(row.intensity), float(row.achieved_flops_per_s), _BOUNDS[_bound(row)])
-        for row in _rows(layers.head(MOST_LAYERS))
+        for row in _rows(drawn.head(MOST_LAYERS))
         if (fmt.known(row.intensity) or 0) > 0 and (fmt.known(row.achieved_flops_per_s) or 0) > 0
     )
     yield Scatter(
-        "Layers under the roof",
+        f"{noun.capitalize()}s under the roof",
         Axis("arithmetic intensity, FLOP per byte moved", "number", log=True),
         Axis("achieved", "flops/s", log=True),
         dots,
         tuple(_roofs(roofline, [dot.x for dot in dots])) if dots else (),
         selects="roofline",
     )
-    yield _table("Layers", layers, MOST_LAYERS, _LAYERS, "layer", "roofline")
-    yield _table("Ops", ops, MOST_OPS, _OPS, "op")
+    if len(layers):
+        yield _table("Layers", layers, MOST_LAYERS, _LAYERS, "layer", "roofline")
+    yield _table("Ops", ops, MOST_OPS, _OPS, "op", "" if len(layers) else "roofline")
     columns = (Column("op"), Column("calls", "count"), Column("time", "ms"), Column("share", "share", bar=True))
     uncounted = roofline.uncounted
     rows = [(row.op, *map(fmt.known, (row.calls, row.ms, row.share))) for row in _rows(uncounted)]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from perfnb.attribution.attribution import attribute
 from perfnb.draw import escape, palette
-from perfnb.draw.shown import WIDGET_VIEW
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Picture, Table
+from perfnb.draw.shown import WIDGET_VIEW
 from perfnb.profile import display
 from perfnb.profile.display import standalone_page
 from perfnb.timeline.build import timeline_of
