@@ -489,6 +489,8 @@ def _binned(at: Sequence[float], values: Sequence[float | None], width: int) -> 
 
 
 def _scatter(section: Scatter, width: int) -> list[str]:
+    if section.selects:  # its points are rows of that section
+        return []
     rows = [(dot.label, dot.mark, dot.x, dot.y) for dot in section.dots]
     columns = (
         Column("name"),
