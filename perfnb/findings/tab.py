@@ -9,6 +9,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, tables
+from perfnb.draw.document import Card, Cards
 from perfnb.draw.tab import Tab
 from perfnb.findings.code import trial_line
 
@@ -30,6 +31,30 @@ KINDS = {
 
 #: Width of the labels, and most characters of a sentence and of a line of code.
 _WORDS, _SENTENCE, _CODE = 8, 2000, 300
+
+
+def finding_cards(findings: Findings, title: str = "") -> Cards:
+    """The findings, that of the verdict first, without the sentences that stand in the verdict already."""
+    first = findings.verdict.finding
+    order = sorted(range(len(findings.table)), key=lambda place: place != first)
+    return Cards(title, tuple(_card(findings, findings.table.iloc[place]) for place in order), "findings")
+
+
+def _card(findings: Findings, row: pd.Series) -> Card:
+    trial, verdict = trial_line(findings.call, row["remedy"]), findings.verdict
+    evidence, advice = str(row["evidence"]), str(row["advice"])
+    return Card(
+        str(row["bottleneck"]),
+        bound_words(row),
+        fmt.known(row["bound_share"]),
+        str(row["confidence"]),
+        str(row["why"]),
+        "" if evidence in verdict.why else evidence,
+        "" if advice in verdict.next else advice,
+        str(row["code"]),
+        str(row["blind"]),
+        trial if trial[1] else None,
+    )
 
 
 def verdict_lines(findings: Findings) -> list[tuple[str, str]]:
@@ -64,7 +89,7 @@ def findings_text(findings: Findings, width: int) -> list[str]:
 
 def grows(row: Mapping[str, Any] | pd.Series) -> bool:
     """Whether the bytes of a finding are what a step adds to memory, rather than what a change would free."""
-    return str(row["bottleneck"]) == "memory may grow"
+    return str(row["bottleneck"]) in ("memory may grow", "memory growth")
 
 
 def bound_words(row: Mapping[str, Any] | pd.Series) -> str:

@@ -156,7 +156,6 @@ class ProfiledLoop(Generic[_Batch]):
                 self._batches_left = len(self._loader)  # type: ignore[arg-type]
             except Exception:  # the loop does not need the length, so any failure of the loader is fine
                 self._batches_left = None
-            first = profiler.done
             steps.restart()
             if self._steps_by != "batch":
                 stack.callback(after_optimizer_steps(steps.step, self._steps_by))
@@ -176,11 +175,6 @@ class ProfiledLoop(Generic[_Batch]):
                 steps.end_if_over()
                 if profiler.next_at is None:
                     self._show()
-            # Between epochs comes what belongs to no step, such as a validation: a window that fits starts over.
-            if profiler.done - first >= profiler.length:
-                profiler.close()
-            else:
-                profiler.skip()
         self._show()
         self._show_run()
         if not profiler.profiles and not self._said and profiler.next_at is not None:
