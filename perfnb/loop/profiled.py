@@ -221,13 +221,14 @@ class ProfiledLoop(Generic[_Batch]):
         run = summarise(self._profiler.recorder) if in_notebook() else None
         if run is None:
             return
+        static = run._repr_mimebundle_()  # only that can be replaced
         if self._run_shown is None:
             from IPython.display import DisplayHandle
 
             self._run_shown = DisplayHandle()
-            self._run_shown.display(run)
+            self._run_shown.display(static, raw=True)
         else:
-            self._run_shown.update(run)
+            self._run_shown.update(static, raw=True)
 
 
 def _users_variables() -> dict[str, Any]:

@@ -52,7 +52,7 @@ def run_document(run: RunFigures) -> Document:
     several = len(run.findings) > 1  # the verdict says all about a single one
     cards = (finding_cards(run.judgement, "What each finding costs at most per step"),) if several else ()
     return Document(
-        "run",
+        "whole run",
         run_name(run),
         "" if run.device is None else str(run.device),
         _verdict(run),
@@ -105,7 +105,13 @@ def _nothing(run: RunFigures) -> str:
 
 def _figures(run: RunFigures) -> tuple[Figure, ...]:
     clock = "" if run.device is None else ", on the device's clock"
-    step = Figure("step", run.median_ms, "ms", run.ci_ms, f"median of {fmt.counted(run.counted, 'step')}{clock}")
+    step = Figure(
+        "step (one batch)" if run.by_batch else "step",
+        run.median_ms,
+        "ms",
+        run.ci_ms,
+        f"median of {fmt.counted(run.counted, 'step')}{clock}",
+    )
     figures = [step] if run.median_ms is not None else []
     if fmt.known(run.phases["ms"]["data"]) is not None and run.counted:
         ends = (run.wait.low, min(1.0, run.wait.high)) if run.wait.bounded else None
@@ -222,7 +228,7 @@ def comparison_document(changes: RunChanges) -> Document:
     names = f"{a} → {b}" if a != b else a
     sides = (("baseline", changes.a), ("candidate", changes.b))
     return Document(
-        "comparison of runs",
+        "two runs",
         names,
         verdict=_change_verdict(changes),
         figures=tuple(Figure(f"{side} step", run.median_ms, "ms", run.ci_ms, "median") for side, run in sides),
@@ -317,7 +323,7 @@ def ranks_document(ranks: RankFigures) -> Document:
     only = f"{len(times):,} of {fmt.counted(ranks.size, 'rank')} are here: any of the others may be slower."
     notes = [only] * (absent > 0) + ["Waits for data are not known."] * bool(times["data_ms"].isna().any())
     return Document(
-        "runs of ranks",
+        "whole runs",
         fmt.counted(len(times), "rank"),
         verdict=_rank_verdict(ranks),
         sections=(
