@@ -62,15 +62,6 @@ CATEGORIES = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
-#: A mark for what a rank's GPU does: computing looks like forward, communicating like copies.
-RANK_PARTS = {
-    "computing_ms": Mark("computing", BLUE, "█", "solid"),
-    "both_ms": Mark("computing and communicating", BLUE, "▓", "rows"),
-    "exposed_ms": Mark("communicating alone", SKY, "▒", "hatch"),
-    "idle_ms": Mark("idle", GREY, "·", "none"),
-}
-
-
 #: A mark for every part of a GPU's time. Copies look like the phase that makes them, waiting for the host like waiting
 #: for data.
 GPU = {
@@ -80,6 +71,15 @@ GPU = {
     "host": Mark("idle: host was late", ORANGE, "░", "dots"),
     "dependency": Mark("idle: waited for other work", YELLOW, "≈", "rising"),
     "other": Mark("idle: other", GREY, "·", "none"),
+}
+
+#: A mark for what a rank's GPU does, in the colours of the parts of a GPU's time.
+RANK_PARTS = {
+    "computing_ms": Mark("computing", BLUE, "█", "solid"),
+    "both_ms": Mark("computing and communicating", GREEN, "▓", "hatch"),
+    "exposed_ms": Mark("communicating alone", PURPLE, "╬", "cross"),
+    "copying_ms": Mark("copying alone", SKY, "≡", "rows"),
+    "idle_ms": Mark("idle", GREY, "·", "none"),
 }
 
 #: A mark for every kind of segment of a critical path; those on the GPU as above.

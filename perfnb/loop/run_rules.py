@@ -235,5 +235,5 @@ def run_findings(run: RunFigures) -> Findings:
     cost = f"by {fmt.size(first.bound_bytes)} per step"
     if first.bound_ms:
         share = fmt.share(first.share(run.mean_ms))
-        cost = f"{saving} could save up to {fmt.duration(first.bound_ms)} per step ({share})"
+        cost = f"{saving} could save up to {fmt.duration(first.bound_ms)} per step, {share}"
     return Findings(table, Verdict(f"{headline}: {cost}", first.evidence, first.advice, place), run.mean_ms)

@@ -56,7 +56,7 @@ def test_waits_for_data() -> None:
     low, high = (float(part) for part in evidence(found).split("[")[1].split("]")[0].split(","))
     assert low <= 100 * share <= high
     assert high - low < 2
-    assert found.sentences[0] == "Input-bound: removing the wait for data could save up to 5.99 ms per step (37 %)."
+    assert found.sentences[0] == "Input-bound: removing the wait for data could save up to 5.99 ms per step, 37 %."
 
 
 def test_findings_have_the_columns_of_a_profiles() -> None:
