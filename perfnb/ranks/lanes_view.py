@@ -84,9 +84,9 @@ def _lanes_html(lanes: StepLanes, title: str) -> str:
         dot = ""
         if last["rank"] in top:
             at, y = _LEFT + last["at_ms"] * scale, top[last["rank"]] + high / 2
-            dot = f'<circle cx="{at:.1f}" cy="{y:.1f}" r="2.5"/>'
+            dot = f'<circle cx="{at:.1f}" cy="{y:.1f}" r="2.5" fill="currentColor"/>'
         title = f"<title>{escape.html(said)}</title>"
-        drawn.append(f'<g fill="currentColor" stroke="currentColor">{title}<path d="M{line}" fill="none"/>{dot}</g>')
+        drawn.append(f'<path d="M{line}" fill="none" stroke="currentColor">{title}</path>{dot}')
     longest = _longest(lanes)
     seen = dict.fromkeys(_mark(str(part)) for part in lanes.lanes["part"])
     keys = " &nbsp; ".join(tables.keyed(replace(mark, pattern="solid")) for mark in seen)
