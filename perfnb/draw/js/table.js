@@ -144,8 +144,9 @@ export function tableSection(section, context) {
   const places = new Map(rows.flatMap((row, i) => [[textIn(row[0], "text"), i]]));
   rows.forEach((_, i) => { places.set(section.names?.[i] ?? path(i), i); });
   const reveal = (name) => {
+    if (name?.sortBy) return view.grid.sortDown(shown.find(({ head }) => head === name.sortBy));
     const at = typeof name === "number" ? name : places.get(name);
-    if (at != null && at >= 0) view.reveal(at);
+    return at != null && at >= 0 && view.reveal(at);
   };
   const element = rows.length < SEARCHED_FROM ? view.element : [h("h3", { class: "pf-section" }, title), view.element];
   return { element: h("div", {}, element), reveal, shown: () => view.grid.fit(), size: section.key ? grouped(body) : null };
