@@ -89,7 +89,9 @@ def _lanes_html(lanes: StepLanes, title: str) -> str:
         drawn.append(f'<path d="M{line}" fill="none" stroke="currentColor">{title}</path>{dot}')
     longest = _longest(lanes)
     seen = dict.fromkeys(_mark(str(part)) for part in lanes.lanes["part"])
-    keys = " &nbsp; ".join(tables.keyed(replace(mark, pattern="solid")) for mark in seen)
+    keys = " &nbsp; ".join(
+        f"{tables.key(replace(mark, pattern='solid'))}&nbsp;{escape.html(mark.word)}" for mark in seen
+    )
     lines = escape.html_sentence(_LINES) if len(lanes.arrivals) else ""
     picture = _svg(drawn, high * len(ranks), f"{title}. {longest}")
     return f'{picture}<p>{keys}</p><p class="pf-small">{escape.html_sentence(longest)} {lines}</p>'

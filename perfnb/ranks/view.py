@@ -33,8 +33,12 @@ _MOST, _MOST_STEPS, _MOST_FINDINGS = 64, 60, 4
 _UNLIKE = 1.5
 _COLUMNS = {
     "wall_ms": Column("step", "ms"),
+    "computation_ms": Column("computing", "ms", priority=1),
     "communication_ms": Column("communicating", "ms", help="whether or not something computes meanwhile"),
+    "exposed_ms": Column("alone", "ms", priority=1, help="communicating while nothing computes"),
     "waiting_ms": Column("waiting", "ms", help="in collectives, for the last rank to arrive"),
+    "copying_ms": Column("copying alone", "ms", help="while nothing computes or communicates"),
+    "idle_ms": Column("idle", "ms", priority=1, help="of a GPU, between its first and last work in the step"),
 }
 
 
@@ -153,17 +157,14 @@ def _table(summary: RanksSummary) -> Table:
     means = summary.times.groupby("rank")[list(_COLUMNS)].mean().reindex(list(summary.names))
     means["clock"] = summary.clocks["ahead_us"].reindex(means.index) / 1e3
     unlike = len(set(summary.names.values())) > 1
-    straggler = {summary.straggler: "waited for by the others"}
     rows = [
-        (f"{rank}", summary.names[rank] if unlike else "", *map(fmt.known, row), straggler.get(rank, ""))
-        for rank, *row in means.itertuples()
+        (f"{rank}", summary.names[rank] if unlike else "", *map(fmt.known, row)) for rank, *row in means.itertuples()
     ]
     columns = (
         Column("rank"),
-        Column("file", priority=2),
+        Column("file", priority=3),
         *_COLUMNS.values(),
-        Column("clock ahead", "ms", priority=1, help="of that of the first rank it shares collectives with"),
-        Column(""),
+        Column("clock ahead", "ms", priority=2, help="of that of the first rank it shares collectives with"),
     )
     return Table("Mean over the steps of each rank", columns, rows, budget=Budget(_MOST, _MOST), noun="rank")
 
@@ -183,10 +184,8 @@ def _notes(summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: 
     if buckets is not None:
         yield bucket_sentence(buckets)
     yield from _clocks(summary)
-    yield (
-        "Alone: while nothing computes or communicates. Waiting: in collectives, for the last rank to arrive."
-        + ("" if summary.doubts.on_host else " Idle: of a GPU, between its first and last work in the step.")
-    )
+    idle = "" if summary.doubts.on_host else " Idle: of a GPU, between its first and last work in the step."
+    yield f"Alone: while nothing computes. Waiting: in collectives, for the last rank to arrive.{idle}"
 
 
 def _clocks(summary: RanksSummary) -> Iterator[str]:
