@@ -21,6 +21,7 @@ from perfnb.draw.as_text import (
     left_out_words,
     level_words,
     listed,
+    marks_in,
     number_of,
     on_axis,
     row_cells,
@@ -132,7 +133,7 @@ def _bars(section: Bars) -> str:
             )
         drawn = tables.full_bar(stack, total)
         return drawn + tables.table(escape.html_sentence(section.title), ["", "", "share"], rows)
-    marks = list(dict.fromkeys(mark for stack in stacks for mark, _ in stack))
+    marks = marks_in(section)
     for bar, stack, total in zip(section.bars, stacks, totals, strict=True):
         held = dict(stack)
         figures = (_figure(held[mark], section.unit) if mark in held else "" for mark in marks)

@@ -65,14 +65,6 @@ CATEGORIES = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
-#: A mark for what a rank's GPU does. What hides communication is green, as a mixture of both is.
-RANK_PARTS = {
-    "computing_ms": Mark("computing", BLUE, "█", "solid"),
-    "both_ms": Mark("computing and communicating", GREEN, "▓", "hatch"),
-    "exposed_ms": Mark("communicating alone", YELLOW, "≈", "rising"),
-    "idle_ms": Mark("idle", GREY, "·", "none"),
-}
-
 #: A mark for every part of a GPU's time. Copies look like the phase that makes them, a late host like waiting for data.
 #: ``dependency`` is launched work that waited for other work, ``outside`` the time before the first work and after the
 #: last.
@@ -84,6 +76,15 @@ GPU = {
     "dependency": Mark("idle: waiting", LIGHT, "▚", "hatch"),
     "other": Mark("idle: other", GREY, "·", "none"),
     "outside": Mark("idle: no work", DARK, "▪", "grid"),
+}
+
+#: A mark for what a rank's GPU does, in the colours of the parts of a GPU's time.
+RANK_PARTS = {
+    "computing_ms": Mark("computing", BLUE, "█", "solid"),
+    "both_ms": Mark("computing and communicating", GREEN, "▓", "hatch"),
+    "exposed_ms": Mark("communicating alone", YELLOW, "≈", "rising"),
+    "copying_ms": Mark("copying alone", SKY, "≡", "rows"),
+    "idle_ms": Mark("idle", GREY, "·", "none"),
 }
 
 #: A mark for every kind of segment of a critical path; those on the GPU as above.

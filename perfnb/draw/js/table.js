@@ -17,7 +17,7 @@ export function textIn(cell, unit) {
 const isKnown = (cell) => (typeof cell === "string" ? cell !== "" : isObject(cell) ? cell.number != null || "word" in cell : cell != null);
 
 const PIXELS = 7.2;
-const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 250 : 170,
+const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 250 : 220,
   PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length + (isObject(cell) && "word" in cell ? 3 : 0))) + 18));
 
 function cellBar(column, cell, most) {
