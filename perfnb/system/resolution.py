@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from perfnb import quantities as fmt
-from perfnb.bench.ab_view import ab_body
 from perfnb.bench.paired_times import PairedTimes
 from perfnb.bench.pairs import time_pairs
+from perfnb.bench.pairs_view import pairs_strip
 from perfnb.draw import escape, tables
+from perfnb.draw.as_html import section_html
 from perfnb.draw.frame import framed, header
 from perfnb.draw.shown import Shown
 from perfnb.profile.timing import noise_facts
@@ -52,7 +53,7 @@ class Resolution(PairedTimes, Shown):
         first, more, *rest = _sentences(self)
         words = header("The machine", "resolution", first, more, " ".join(rest))
         rows = [(escape.html(seconds), escape.html(least)) for seconds, least in _rows(self)]
-        details = f"<details><summary>The experiment</summary>{ab_body(self)}</details>"
+        details = f"<details><summary>The experiment</summary>{section_html(pairs_strip(self))}</details>"
         return framed(f"{words}{tables.table(_LEAST, ['length of the test', 'difference'], rows)}{details}")
 
 

@@ -1,0 +1,286 @@
+"""An A/B test as a document: the verdict or decision, its effects, the pairs, and the figures of both sides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.bench import deciding
+from perfnb.bench.pairs_view import effect_words, pairs_answer, pairs_notes, pairs_strip, pairs_words
+from perfnb.bench.quality import DIFFERENCE, SLACK
+from perfnb.draw.document import Cell, Column, Document, Effect, Effects, State, Table, Unit, Value, Verdict, words
+from perfnb.experiments.decision import SIDES, of_two_ceilings
+from perfnb.profile.summary import device_words
+
+if TYPE_CHECKING:
+    from perfnb.experiments.ab_test import ABTest
+
+_STATES: dict[str, State] = {deciding.ACCEPT: "good", deciding.REJECT: "bad", deciding.INCONCLUSIVE: "open"}
+#: By metric, its label and the unit in which it is shown; losses have neither.
+_METRICS: dict[str, tuple[str, Unit]] = {
+    "median_ms": ("median step", "ms"),
+    "p95_ms": ("p95 step", "ms"),
+    "throughput_per_s": ("throughput", "samples/s"),
+    "flops_per_s": ("FLOP/s", "flops/s"),
+    "utilisation": ("utilisation", "share"),
+    "peak_memory_bytes": ("peak memory", "bytes"),
+    "flops": ("FLOPs", "flops"),
+}
+#: Metrics of which less is better; the others follow from the step time. Losses are of this kind too.
+_COSTS = ("median_ms", "p95_ms", "peak_memory_bytes", "flops")
+#: How far apart, in log units, the ratio of the medians and that of the pairs may be without a remark.
+_APART = 0.01
+
+
+def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
+    """The answer first; below 6 pairs, no effect on the time is shown, only the pairs."""
+    sentence, advice = answer(test)
+    state = _STATES[test.decision] if test.judged else pairs_answer(test)[0]
+    if test.judged:
+        sentence = f"{fmt.capital(test.decision)}: {sentence}"
+    names = (test.a_name, test.b_name)
+    sides = tuple(f"{side}: {name}" for side, name in zip(SIDES, names, strict=True) if names != SIDES)
+    strip, effects = (
+        pairs_strip(test),
+        Effects("Candidate against baseline", tuple(_effects(test)), test.comparison.equal_within, "figure"),
+    )
+    few = test.ratio_ci is None and not test.judged
+    return Document(
+        "A/B test",
+        test.change or f"{test.b_name} against {test.a_name}",
+        device_words(test.environment) if test.environment else "",
+        Verdict(state, fmt.capital(sentence), next=advice),
+        facts=(*sides, pairs_words(test)),
+        sections=(strip,) if few else (effects, strip, _table(test)),
+        notes=tuple(_notes(test)),
+        tabs=tabs,
+    )
+
+
+def answer(test: ABTest) -> tuple[str, str]:
+    """The verdict, or the reason for the decision, as a sentence without its capital and full stop; and what to do."""
+    _, sentence, advice = pairs_answer(test)
+    cause, about = test.outcome.cause, test.outcome.about
+    if not test.judged or cause in (deciding.CANNOT_TELL, deciding.SLOWER, deciding.NO_GAIN):
+        return sentence, advice
+    if cause == deciding.WORSE:
+        return f"the results are not good enough, whatever the speed: {_worse(test)}", ""
+    if cause == deciding.OVER:
+        return f"the candidate exceeds a limit: {'; '.join(_against(test, name) for name in about)}", ""
+    faster = f"the candidate is faster ({effect_words(test)})"
+    if cause == deciding.UNJUDGED and about:
+        return f"{faster}, but {_unlimited(test)}", _limits(about)
+    if cause == deciding.UNJUDGED:
+        how = "Pass check or quality." if test.check is None else "Return the loss from both steps, or pass quality."
+        return f"{faster}, but its results could not be checked: {test.quality.said}", how
+    if cause == deciding.UNMEASURED:
+        unchecked = "; ".join(_unchecked(test, name) for name in about)
+        return f"{faster}, but not all limits could be checked: {unchecked}", ""
+    if cause == deciding.UNSURE:
+        near = [
+            f"{_METRICS[each.name][0]} {fmt.interval(each.value, each.bounds)} may exceed the limit of "
+            f"{fmt.duration(each.limit)}"
+            for each in test.resources
+            if each.name in about
+        ]
+        return f"{faster}, but {' and '.join(near)}", "Raise budget_s."
+    if test.check is not None:
+        return f"{faster}, and its results agree", ""
+    losses = ", ".join(loss.name for loss in test.quality.losses)
+    return f"{faster}, and its losses are within the limits ({losses})", ""
+
+
+def _effects(test: ABTest) -> Iterator[Effect]:
+    """What is larger or smaller, of everything of which less is better."""
+    limited = {thing.name: thing for thing in (*test.quality.losses, *test.resources)}
+    for name, row in test.table.iterrows():
+        metric, ratio = str(name), fmt.known(row["ratio"])
+        is_time = metric in ("median_ms", "p95_ms")
+        if ratio is None or not ratio > 0 or (metric in _METRICS and metric not in _COSTS):
+            continue
+        if is_time and test.ratio_ci is None:
+            continue
+        verdict = test.verdict if metric == "median_ms" else ""
+        if metric in limited:
+            thing = limited[metric]
+            limit = "over its" if thing.exceeded else "near its" if getattr(thing, "unsure", False) else "within its"
+            verdict = ", ".join(filter(None, (verdict, f"{limit} limit")))
+        yield Effect("step time" if metric == "median_ms" else _label(metric), ratio, _bounds(row), verdict)
+
+
+def _bounds(row: Any) -> tuple[float, float] | None:
+    return fmt.known_bounds((row["ci_low"], row["ci_high"]))
+
+
+def _table(test: ABTest) -> Table:
+    rows, details = list[tuple[Cell, ...]](), list[str]()
+    untimed = ("peak_memory_bytes", "flops", *_losses(test))
+    for name, row in test.table.iterrows():
+        metric, unit = str(name), _unit(str(name), row)
+        sides: list[float | None] = [fmt.known(row[side]) for side in SIDES]
+        if sides == [None, None] and fmt.known(row["limit"]) is None:
+            continue
+        cells: list[Cell] = [Value(side, unit) for side in sides]
+        if metric not in _METRICS:  # what is not finite is shown as it is
+            cells = [
+                "" if pd.isna(row[side]) else Value(row[side], unit) if math.isfinite(row[side]) else f"{row[side]}"
+                for side in SIDES
+            ]
+        detail, ratio = "", fmt.known(row["ratio"])
+        if metric == "median_ms":
+            timings = (test.baseline.timing, test.candidate.timing)
+            cells, detail = [Value(timing.median_ms, "ms", timing.ci_ms) for timing in timings], _apart(test)
+        if test.ratio_ci is None and metric not in untimed:
+            detail, ratio = "", None
+        cells.append("" if ratio is None else Value(ratio, "ratio", _bounds(row)))
+        rows.append((_label(metric), *cells, _limit(test, metric, row)))
+        details.append(detail)
+    columns = (
+        Column("figure"),
+        *(Column(side, "number") for side in SIDES),
+        Column("ratio", "number", help="candidate divided by baseline; of times, that of the pairs"),
+        Column("limit", "number", priority=1),
+    )
+    return Table("Baseline and candidate", columns, rows, details=details, noun="figure", key="figures")
+
+
+def _losses(test: ABTest) -> list[str]:
+    return [loss.name for loss in test.quality.losses]
+
+
+def _label(metric: str) -> str:
+    if metric in _METRICS:
+        return _METRICS[metric][0]
+    return "difference" if metric == DIFFERENCE else f"loss: {metric}"
+
+
+def _unit(metric: str, row: Any) -> Unit:
+    return str(row["unit"]) if metric == "throughput_per_s" else _METRICS.get(metric, ("", "number"))[1]
+
+
+def _limit(test: ABTest, metric: str, row: Any) -> str:
+    """A limit in words, with a remark if it is exceeded, or if nobody can tell."""
+    limit = fmt.known(row["limit"])
+    if limit is None:
+        return ""
+    if metric not in _METRICS:
+        loss = next(loss for loss in test.quality.losses if loss.name == metric)
+        return f"{_exact(metric, limit, row)} (over)" if loss.exceeded else _words(metric, limit, row)
+    resource = next(resource for resource in test.resources if resource.name == metric)
+    if resource.exceeded:
+        return f"{_exact(metric, limit, row)} (over)"
+    unsure = " (?)" if resource.value is None or resource.unsure else ""
+    return f"{_words(metric, limit, row)}{unsure}"
+
+
+def _apart(test: ABTest) -> str:
+    """A remark where the medians by themselves have another ratio than the pairs."""
+    medians = test.candidate.median_ms / test.baseline.median_ms
+    if abs(math.log(medians / test.ratio)) <= _APART:
+        return ""
+    return f"The ratio is that of the pairs; times vary so much that the medians alone would give {fmt.ratio(medians)}."
+
+
+def _notes(test: ABTest) -> Iterator[str]:
+    quality, cause = test.quality, test.outcome.cause
+    if quality.judged_by == "results" and quality.losses:
+        limit = fmt.significant(quality.losses[0].limit, trim=True)
+        basis = f", which rounding in {quality.dtype} can explain" if quality.dtype else ""
+        yield (
+            "The results of both steps after the warm-up were compared. The accepted difference is "
+            f"{limit} times the largest value{basis}."
+        )
+        if cause == deciding.WORSE:
+            yield "Two training steps need a model each, with equal weights."
+            if math.isfinite(quality.losses[0].candidate):
+                yield "To accept a larger difference, pass limits={'difference': ...} or a quality function."
+    if test.judged and not quality.losses and cause != deciding.UNJUDGED:
+        yield f"The results could not be checked: {quality.said}."
+    if free := [loss for loss in quality.losses if loss.limit is None and loss.largest is not None]:
+        yield f"A loss without a limit may exceed the baseline's by {fmt.share(SLACK)}."
+        if any(loss.name in test.outcome.about for loss in free):
+            yield "Rounding alone can make two training runs diverge by more than that: pass limits."
+    yield from pairs_notes(test)
+    if test.judged and test.table["ci_low"].isna()["p95_ms"]:
+        pairs = "59 pairs, and the interval of its ratio 86"
+        yield f"A p95 needs {pairs if test.blocks is None else 'single turns, not blocks'}."
+    if test.table["candidate"].notna()["utilisation"]:
+        yield "Utilisation is the step's FLOPs divided by what this machine could have computed in that time."
+    if of_two_ceilings(test.baseline, test.candidate):
+        yield (
+            f"The baseline's utilisation is relative to the {test.baseline.ceiling} ceiling, the candidate's to the "
+            f"{test.candidate.ceiling} ceiling: compare FLOP/s instead."
+        )
+    if test.judged and not test.profiles:
+        yield "Memory and utilisation were not measured; profile=True measures them."
+    if "torch" in test.environment:
+        yield f"Measured with {_origin(test.environment)}."
+
+
+def _origin(environment: Mapping[str, Any]) -> str:
+    """With what it was measured: ``torch 2.13 on host, commit 1234abcd``."""
+    words = f"torch {environment['torch']}"
+    if environment.get("host"):
+        words += f" on {environment['host']}"
+    if environment.get("commit"):
+        changed = " with uncommitted changes" if environment.get("uncommitted") else ""
+        words += f", commit {str(environment['commit'])[:10]}{changed}"
+    return words
+
+
+def _worse(test: ABTest) -> str:
+    losses = {loss.name: loss for loss in test.quality.losses}
+    worse = []
+    for name in test.outcome.about:
+        loss = losses[name]
+        if name == DIFFERENCE and test.check is not None:
+            # A different structure is neither more nor less.
+            most = f" (limit {fmt.significant(loss.limit, trim=True)})" if math.isfinite(loss.candidate) else ""
+            worse.append(f"{test.quality.said}{most}")
+        elif fmt.known(loss.candidate) is None:
+            worse.append(f"{name} is {loss.candidate}")
+        else:
+            worse.append(_against(test, name))
+    return "; ".join(worse)
+
+
+def _against(test: ABTest, name: str) -> str:
+    row = test.table.loc[name]
+    value, limit = (_exact(name, row[column], row) for column in ("candidate", "limit"))
+    return f"{_label(name).removeprefix('loss: ')} {value} (limit {limit})"
+
+
+def _limits(about: tuple[str, ...]) -> str:
+    return f"Pass limits={{{', '.join(f'{name!r}: ...' for name in about)}}}."
+
+
+def _unlimited(test: ABTest) -> str:
+    """Why losses cannot be judged."""
+    about = test.outcome.about
+    odd = [loss for loss in test.quality.losses if loss.name in about and loss.baseline is not None]
+    why = f"{odd[0].name} of the baseline is {odd[0].baseline}" if odd else "no limit on quality loss was given"
+    others = [name for name in test.limits if name not in {*test.table.index, *about}]
+    return why + "".join(f"; limits names {name!r}, which quality does not return" for name in others)
+
+
+def _unchecked(test: ABTest, name: str) -> str:
+    if name in test.table.index:
+        return f"{_METRICS[name][0]} could not be measured"
+    return f"quality returned no loss {name!r}, only {', '.join(_losses(test))}"
+
+
+def _words(metric: str, value: Any, row: Any) -> str:
+    unit = _unit(metric, row)
+    return fmt.significant(value, trim=True) if unit == "number" else words(value, unit)
+
+
+def _exact(metric: str, value: Any, row: Any) -> str:
+    """A figure, with more digits if it would otherwise look equal to its limit."""
+    if _words(metric, row["candidate"], row) != _words(metric, row["limit"], row):
+        return _words(metric, value, row)
+    unit = _unit(metric, row)
+    return f"{float(value):.9g} {'' if unit == 'number' else unit}".strip()
