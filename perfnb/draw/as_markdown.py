@@ -41,8 +41,9 @@ def _section(section: Section) -> Iterator[str]:
             rows.append([cell_words(cells[place], section.columns[place].unit) for place in held])
         sides = [":---" if column.unit == "text" else "---:" for column in columns]
         yield from _table([column.head for column in columns], sides, rows)
-        for detail in filter(None, (detail_of(section, row) for row in range(len(section.rows)))):
-            yield f"\n{_words(detail)}"
+        for row, cells in enumerate(rows):
+            if detail := detail_of(section, row):
+                yield f"\n{_words(f'{cells[0]}: {detail}')}"
 
 
 def _table(heads: Sequence[str], sides: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from perfnb.draw import escape
 from perfnb.draw.as_markdown import document_markdown
 from perfnb.draw.document import Document
 from perfnb.draw.documented import Documented
-from perfnb.experiments.ab_view import ab_document, answer
+from perfnb.experiments.ab_view import ab_document, reason
 from perfnb.experiments.decision import (
     NOT_COMPARED,
     SIDES,
@@ -94,7 +94,7 @@ class ABTest(PairedTimes, Documented):
     @property
     def reason(self) -> str:
         """The reason for the decision."""
-        sentence, advice = answer(self)
+        sentence, advice = reason(self)
         return escape.plain(f"{fmt.capital(sentence)}. {advice}".strip(), 2000)
 
     @cached_property

@@ -38,10 +38,10 @@ _APART = 0.01
 
 def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
     """The answer first; below 6 pairs, no effect on the time is shown, only the pairs."""
-    sentence, advice = answer(test)
-    state = _STATES[test.decision] if test.judged else pairs_answer(test)[0]
+    state, sentence, advice = pairs_answer(test)
     if test.judged:
-        sentence = f"{fmt.capital(test.decision)}: {sentence}"
+        sentence, advice = reason(test)
+        state, sentence = _STATES[test.decision], f"{fmt.capital(test.decision)}: {sentence}"
     names = (test.a_name, test.b_name)
     sides = tuple(f"{side}: {name}" for side, name in zip(SIDES, names, strict=True) if names != SIDES)
     strip, effects = (
@@ -61,12 +61,11 @@ def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
     )
 
 
-def answer(test: ABTest) -> tuple[str, str]:
-    """The verdict, or the reason for the decision, as a sentence without its capital and full stop; and what to do."""
-    _, sentence, advice = pairs_answer(test)
+def reason(test: ABTest) -> tuple[str, str]:
+    """The reason for the decision, as a sentence without its capital and full stop, and what to do."""
     cause, about = test.outcome.cause, test.outcome.about
-    if not test.judged or cause in (deciding.CANNOT_TELL, deciding.SLOWER, deciding.NO_GAIN):
-        return sentence, advice
+    if cause in (deciding.CANNOT_TELL, deciding.SLOWER, deciding.NO_GAIN):
+        return pairs_answer(test)[1:]
     if cause == deciding.WORSE:
         return f"the results are not good enough, whatever the speed: {_worse(test)}", ""
     if cause == deciding.OVER:
@@ -198,6 +197,8 @@ def _notes(test: ABTest) -> Iterator[str]:
             yield "Two training steps need a model each, with equal weights."
             if math.isfinite(quality.losses[0].candidate):
                 yield "To accept a larger difference, pass limits={'difference': ...} or a quality function."
+    if test.check == "" and cause != deciding.GAIN:
+        yield "The results agree."
     if test.judged and not quality.losses and cause != deciding.UNJUDGED:
         yield f"The results could not be checked: {quality.said}."
     if free := [loss for loss in quality.losses if loss.limit is None and loss.largest is not None]:

@@ -34,7 +34,7 @@ from perfnb.watching.view import watch_html
 from tests import summaries
 from tests.browser.conftest import OpenPage
 from tests.browser.timeline_driver import Timeline
-from tests.experiments import report_samples as performance_samples
+from tests.experiments import ab_samples as performance_samples
 from tests.experiments import test_journal_view as test_journal
 from tests.experiments import test_measurements
 from tests.findings import findings_samples
