@@ -13,7 +13,6 @@ from perfnb.diff.layers import diff_profiles
 from perfnb.diff.view import diff_html, diff_text
 from perfnb.models.scaling_view import scaling_data, scaling_html, scaling_text
 from perfnb.models.size_laws import ScalingFigures, scaling_figures
-from perfnb.profile.report import notes_of, report_data, summary_html, summary_text
 from tests import summaries
 from tests.summaries import HOSTILE
 
@@ -58,15 +57,3 @@ def test_profiles_side_by_side_name_what_only_one_has() -> None:
     assert "use perfnb.ab_test" in " ".join(text.split())
     for line in text.splitlines():
         assert len(line) <= 100
-
-
-def test_the_notes_of_a_report_tell_what_disturbed_its_timed_steps() -> None:
-    quiet = summaries.small_cnn()
-    assert notes_of(quiet) == list(quiet.notes)
-
-    busy = replace(quiet, timing=replace(quiet.timing, noise={"load_before": 3.5, "cpus": 2}))
-    said = "During the timed steps: the machine was already busy (load 3.5 on 2 CPUs)."
-    assert notes_of(busy) == [*quiet.notes, said]
-    assert said in " ".join(summary_text(busy).split())
-    assert said in report_data(busy)["notes"]
-    assert said in summary_html(busy)
