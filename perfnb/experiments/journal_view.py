@@ -121,7 +121,9 @@ def _reference(row: Any, history: pd.DataFrame) -> str:
 
 
 def _side(row: Any) -> str:
-    return f"{'the baseline of ' if row['kind'] == 'report' else ''}entry {row['number']}"
+    """What later entries are compared with: of an A/B test that was not accepted, its baseline."""
+    is_baseline = row["kind"] == "report" and not row["accepted"]
+    return f"{'the baseline of ' if is_baseline else ''}entry {row['number']}"
 
 
 def _trends(history: pd.DataFrame) -> Iterator[Section]:
@@ -154,36 +156,31 @@ def _entries(history: pd.DataFrame) -> Table:
     rows = [row for _, row in history.iloc[::-1].iterrows()]
     columns = (
         Column("entry"),
-        Column("added", priority=3, help="UTC"),
-        Column("what", priority=2),
-        Column("name", priority=1),
+        Column("change", live=True),
         Column("step", "ms", help="of an A/B test, its candidate"),
-        Column("in pairs", "ratio", help="of an A/B test, candidate divided by baseline"),
-        Column("against last accepted", "ratio", 1, help="not in pairs; of an A/B test, see the line below it"),
+        Column("ratio", "ratio"),
+        Column("against", priority=1, help="what the ratio compares with: an A/B test in pairs, others not"),
         Column("result"),
+        Column("name", priority=2),
+        Column("what", priority=3),
+        Column("added", priority=4, help="UTC"),
     )
     details = [_detail(row, history) for row in rows]
     return Table(
-        "Entries", columns, [_cells(row) for row in rows], details=details, budget=Budget(20, 40), noun="entry"
+        "Entries", columns, [_cells(row, history) for row in rows], details=details, budget=Budget(20, 40), noun="entry"
     )
 
 
-def _cells(row: Any) -> tuple[Cell, ...]:
-    is_test = row["kind"] == "report"
+def _cells(row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
+    is_test, compared = row["kind"] == "report", fmt.known(row["ratio"]) is not None
     step = Value(fmt.known(row["median_ms"]), "ms", fmt.known_bounds((row["ci_low_ms"], row["ci_high_ms"])))
-    pairs = Value(row["candidate_ratio"], "ratio", (row["candidate_ci_low"], row["candidate_ci_high"]))
-    ratio = Value(row["ratio"], "ratio", (row["ratio_ci_low"], row["ratio_ci_high"]))
-    against = "" if is_test or fmt.known(row["ratio"]) is None else ratio
-    return (
-        str(row["number"]),
-        f"{row['at']:%Y-%m-%d}",
-        _KINDS.get(row["kind"], row["kind"]),
-        row["name"],
-        step,
-        pairs if is_test else "",
-        against,
-        _result(row),
-    )
+    ratio: Cell = "" if not compared else Value(row["ratio"], "ratio", (row["ratio_ci_low"], row["ratio_ci_high"]))
+    against = _side(history.loc[row["against"]]) if compared else ""
+    if is_test:
+        bounds = row["candidate_ci_low"], row["candidate_ci_high"]
+        ratio, against = Value(row["candidate_ratio"], "ratio", bounds), "its baseline"
+    kind, added = _KINDS.get(row["kind"], row["kind"]), f"{row['at']:%Y-%m-%d}"
+    return str(row["number"]), row["change"], step, ratio, against, _result(row), row["name"], kind, added
 
 
 def _result(row: Any) -> str:
