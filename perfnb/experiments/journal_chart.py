@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.draw import escape, palette
-from perfnb.draw.picture import INK, LINE, QUIET, bare, figure_of, halo
+from perfnb.draw.picture import INK, LINE, bare, figure_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 
 #: Most entries in the chart (the last ones), and panels, one per step name.
 MOST_ENTRIES, MOST_PANELS = 60, 4
-_DASHES, _SLOWER = (0, (3, 2)), palette.WORSE
 #: Marker, colour and word of each kind of entry.
-MARKS = {
+_MARKS = {
     "accept": ("^", palette.BETTER, "A/B test, accepted"),
     "reject": ("X", palette.WORSE, "A/B test, rejected"),
     "inconclusive": ("D", palette.UNDECIDED, "A/B test, inconclusive"),
     "measured": ("o", palette.AS_BEFORE, "profile or timing"),
     "elsewhere": ("s", palette.UNDECIDED, "not compared"),
-    "baseline": ("_", palette.AS_BEFORE, "baseline of an A/B test"),
 }
 
 
@@ -41,75 +39,60 @@ def latest_names(history: pd.DataFrame) -> list[str]:
 
 
 def _draw(figure: Figure, history: pd.DataFrame) -> None:
-    names = latest_names(history)
-    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
-    shown = history.iloc[-MOST_ENTRIES:]
+    names, recent = latest_names(history), history.iloc[-MOST_ENTRIES:]
+    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0] if names else []
+    keys = dict[str, Any]()
     for axes, name in zip(panels, names, strict=True):
-        _panel(axes, shown[shown["name"] == name], name)
-    panels[-1].set_xlabel("entry")
-    panels[-1].set_xlim(float(shown["number"].min()) - 0.6, float(shown["number"].max()) + 0.6)
-    _legend(figure, shown)
+        _panel(axes, recent[recent["name"] == name])
+        axes.set_ylabel(f"{escape.chart(name, 24) if name else 'step'}, ms")
+        axes.set_xlim(float(recent["number"].min()) - 0.6, float(recent["number"].max()) + 0.6)
+        axes.set_xlabel("entry" if axes is panels[-1] else "")
+        handles, words = axes.get_legend_handles_labels()
+        keys |= dict(zip(words, handles, strict=True))
+    how: Any = {"ncols": 3, "frameon": False, "fontsize": 7.5, "handletextpad": 0.4}
+    figure.legend(keys.values(), keys, loc="outside upper left", **how)
 
 
-def _panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
+def _panel(axes: Axes, rows: pd.DataFrame) -> None:
     from matplotlib.ticker import MaxNLocator
 
     bare(axes)
     axes.grid(axis="y", color=LINE, linewidth=0.5)
-    axes.set_ylabel(f"{escape.chart(name, 24) if name else 'step'}, ms")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    last: tuple[float, float] | None = None
-    for kind, row in zip(_kinds(rows), rows.to_dict("records"), strict=True):
-        number, of_report = float(row["number"]), row["kind"] == "report"
-        # For a report, its baseline is compared with what was last accepted.
-        column, bounds = ("baseline_ms", "baseline_ci") if of_report else ("median_ms", "ci")
-        place = number - 0.16 * of_report
-        if of_report:
-            _point(axes, place, row, column, bounds, "baseline")
-        _point(axes, number + 0.1 * of_report, row, "median_ms", "ci", kind)
-        if row["regression"]:
-            axes.plot(place, row[column], "o", color=_SLOWER, markersize=11, markerfacecolor="none")
-            last = (place, row[f"{bounds}_high_ms"])
-        if not pd.isna(row["ratio"]):
-            level = row[column] / row["ratio"]
-            axes.hlines(level, number - 0.5, number + 0.5, color=INK, linewidth=1, linestyle=_DASHES)
-    if last is not None:  # one label explains the rings
-        how: Any = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
-        halo(axes.annotate("regression", last, color=_SLOWER, **how))
-    if rows["median_ms"].isna().all():
-        axes.text(0.5, 0.5, "no times", transform=axes.transAxes, ha="center", color=QUIET)
+    is_test = rows["kind"] == "report"
+    decided, elsewhere = is_test & rows["decision"].isin(list(_MARKS)), ~rows["comparable"] & rows["against"].notna()
+    kinds = np.where(decided, rows["decision"], np.where(elsewhere, "elsewhere", "measured"))
+    for kind, (marker, colour, word) in _MARKS.items():
+        _points(axes, rows[kinds == kind], 0.1 * is_test[kinds == kind], "median_ms", "ci", marker, colour, word)
+    _points(axes, rows[is_test], -0.16, "baseline_ms", "baseline_ci", "_", palette.AS_BEFORE, "baseline of an A/B test")
+    # Of an A/B test, its baseline is compared with what was last accepted.
+    compared = rows.assign(ms=rows["median_ms"].where(~is_test, rows["baseline_ms"]))[rows["ratio"].notna()]
+    at, ms = (compared[name].to_numpy(float) for name in ("number", "ms"))
+    if len(compared):
+        level = ms / compared["ratio"].to_numpy(float)
+        axes.hlines(level, at - 0.5, at + 0.5, color=INK, linewidth=1, linestyle=(0, (3, 2)), label="last accepted")
+    slower = compared["regression"].to_numpy(bool)
+    if slower.any():
+        places = at - np.where(is_test[compared.index], 0.16, 0.0)
+        ring: Any = {"color": palette.WORSE, "markersize": 11, "markerfacecolor": "none", "linestyle": "none"}
+        axes.plot(places[slower], ms[slower], marker="o", label="regression", **ring)
     axes.margins(x=0.05, y=0.22)
     axes.set_ylim(bottom=0)  # start at 0, so that twice as high is twice as long
 
 
-def _kinds(rows: pd.DataFrame) -> list[str]:
-    """Marker of each entry."""
-    decided = (rows["kind"] == "report") & rows["decision"].isin(list(MARKS))
-    elsewhere = ~rows["comparable"] & rows["against"].notna()
-    return list(np.where(decided, rows["decision"], np.where(elsewhere, "elsewhere", "measured")))
-
-
-def _point(axes: Axes, at: float, row: dict[Any, Any], column: str, bounds: str, kind: str) -> None:
-    if pd.isna(row[column]):
-        return
-    marker, colour, _ = MARKS[kind]
-    low, high = row[f"{bounds}_low_ms"], row[f"{bounds}_high_ms"]
-    if not pd.isna(low):
-        axes.vlines(at, low, high, color=colour, linewidth=1.2)
-    size = 8 if kind == "baseline" else 5.5
-    axes.plot(at, row[column], marker=marker, color=colour, markersize=size, linestyle="none")
-
-
-def _legend(figure: Figure, shown: pd.DataFrame) -> None:
-    from matplotlib.lines import Line2D
-
-    kinds = dict.fromkeys(_kinds(shown))
-    if (shown["kind"] == "report").any():
-        kinds["baseline"] = None
-    keys: list[Any] = [
-        Line2D([], [], marker=marker, color=colour, linestyle="none", label=word)
-        for marker, colour, word in map(MARKS.__getitem__, kinds)
-    ]
-    if shown["ratio"].notna().any():
-        keys.append(Line2D([], [], color=INK, linewidth=1, linestyle=_DASHES, label="last accepted"))
-    figure.legend(handles=keys, loc="outside upper left", ncols=3, frameon=False, fontsize=7.5, handletextpad=0.4)
+def _points(
+    axes: Axes,
+    rows: pd.DataFrame,
+    beside: pd.Series | float,
+    column: str,
+    bounds: str,
+    marker: str,
+    colour: str,
+    word: str,
+) -> None:
+    """Step times with their intervals."""
+    ms, low, high = (rows[name].to_numpy(float) for name in (column, f"{bounds}_low_ms", f"{bounds}_high_ms"))
+    if np.isfinite(ms).any():
+        spread = np.maximum(0, np.nan_to_num([ms - low, high - ms]))
+        at = (rows["number"] + beside).to_numpy(float)
+        axes.errorbar(at, ms, yerr=spread, fmt=marker, color=colour, markersize=5.5, elinewidth=1.2, label=word)
