@@ -12,7 +12,20 @@ from perfnb import quantities as fmt
 from perfnb.bench import deciding
 from perfnb.bench.pairs_view import effect_words, pairs_answer, pairs_notes, pairs_strip, pairs_words
 from perfnb.bench.quality import DIFFERENCE, SLACK
-from perfnb.draw.document import Cell, Column, Document, Effect, Effects, State, Table, Unit, Value, Verdict, words
+from perfnb.draw.document import (
+    Cell,
+    Column,
+    Document,
+    Effect,
+    Effects,
+    Interval,
+    State,
+    Table,
+    Unit,
+    Value,
+    Verdict,
+    words,
+)
 from perfnb.experiments.decision import SIDES, of_two_ceilings
 from perfnb.profile.summary import device_words
 
@@ -95,20 +108,21 @@ def reason(test: ABTest) -> tuple[str, str]:
 
 def _effects(test: ABTest) -> Iterator[Effect]:
     """What is larger or smaller, of everything of which less is better."""
-    limited = {thing.name: thing for thing in (*test.quality.losses, *test.resources)}
+    limited: dict[str, Any] = {thing.name: thing for thing in (*test.quality.losses, *test.resources)}
     for name, row in test.table.iterrows():
-        metric, ratio = str(name), fmt.known(row["ratio"])
-        is_time = metric in ("median_ms", "p95_ms")
+        metric, ratio = str(name), _known_ratio(test, str(name), row)
         if ratio is None or not ratio > 0 or (metric in _METRICS and metric not in _COSTS):
             continue
-        if is_time and test.ratio_ci is None:
-            continue
-        verdict = test.verdict if metric == "median_ms" else ""
-        if metric in limited:
-            thing = limited[metric]
-            limit = "over its" if thing.exceeded else "near its" if getattr(thing, "unsure", False) else "within its"
-            verdict = ", ".join(filter(None, (verdict, f"{limit} limit")))
-        yield Effect("step time" if metric == "median_ms" else _label(metric), ratio, _bounds(row), verdict)
+        words = [test.verdict] if metric == "median_ms" else []
+        if (thing := limited.get(metric)) is not None:
+            words.append(f"{'over' if thing.exceeded else 'near' if thing.unsure else 'within'} its limit")
+        yield Effect("step time" if metric == "median_ms" else _label(metric), ratio, _bounds(row), ", ".join(words))
+
+
+def _known_ratio(test: ABTest, metric: str, row: Any) -> float | None:
+    """The ratio of a metric; too few pairs say nothing about times."""
+    timed = metric in _METRICS and metric not in ("peak_memory_bytes", "flops")
+    return None if timed and test.ratio_ci is None else fmt.known(row["ratio"])
 
 
 def _bounds(row: Any) -> tuple[float, float] | None:
@@ -117,27 +131,19 @@ def _bounds(row: Any) -> tuple[float, float] | None:
 
 def _table(test: ABTest) -> Table:
     rows, details = list[tuple[Cell, ...]](), list[str]()
-    untimed = ("peak_memory_bytes", "flops", *_losses(test))
     for name, row in test.table.iterrows():
-        metric, unit = str(name), _unit(str(name), row)
-        sides: list[float | None] = [fmt.known(row[side]) for side in SIDES]
-        if sides == [None, None] and fmt.known(row["limit"]) is None:
+        metric, ratio, limit = str(name), _known_ratio(test, str(name), row), fmt.known(row["limit"])
+        unit = _unit(metric, row)
+        if row[list(SIDES)].isna().all() and limit is None:
             continue
-        cells: list[Cell] = [Value(side, unit) for side in sides]
-        if metric not in _METRICS:  # what is not finite is shown as it is
-            cells = [
-                "" if pd.isna(row[side]) else Value(row[side], unit) if math.isfinite(row[side]) else f"{row[side]}"
-                for side in SIDES
-            ]
-        detail, ratio = "", fmt.known(row["ratio"])
+        sides: list[Cell] = [Value(fmt.known(row[side]), unit) for side in SIDES]
         if metric == "median_ms":
             timings = (test.baseline.timing, test.candidate.timing)
-            cells, detail = [Value(timing.median_ms, "ms", timing.ci_ms) for timing in timings], _apart(test)
-        if test.ratio_ci is None and metric not in untimed:
-            detail, ratio = "", None
-        cells.append("" if ratio is None else Value(ratio, "ratio", _bounds(row)))
-        rows.append((_label(metric), *cells, _limit(test, metric, row)))
-        details.append(detail)
+            sides = [Value(timing.median_ms, "ms", timing.ci_ms) for timing in timings]
+        elif metric not in _METRICS:  # a loss that is not finite is shown as it is
+            sides = [_loss(row[side]) for side in SIDES]
+        rows.append((_label(metric), *sides, _value(ratio, "ratio", _bounds(row)), _value(limit, unit)))
+        details.append(_apart(test) if metric == "median_ms" and ratio is not None else "")
     columns = (
         Column("figure"),
         *(Column(side, "number") for side in SIDES),
@@ -145,6 +151,14 @@ def _table(test: ABTest) -> Table:
         Column("limit", "number", priority=1),
     )
     return Table("Baseline and candidate", columns, rows, details=details, noun="figure", key="figures")
+
+
+def _value(number: float | None, unit: Unit, bounds: Interval | None = None) -> Cell:
+    return "" if number is None else Value(number, unit, bounds)
+
+
+def _loss(value: Any) -> Cell:
+    return "" if pd.isna(value) else Value(value) if math.isfinite(value) else str(value)
 
 
 def _losses(test: ABTest) -> list[str]:
@@ -159,21 +173,6 @@ def _label(metric: str) -> str:
 
 def _unit(metric: str, row: Any) -> Unit:
     return str(row["unit"]) if metric == "throughput_per_s" else _METRICS.get(metric, ("", "number"))[1]
-
-
-def _limit(test: ABTest, metric: str, row: Any) -> str:
-    """A limit in words, with a remark if it is exceeded, or if nobody can tell."""
-    limit = fmt.known(row["limit"])
-    if limit is None:
-        return ""
-    if metric not in _METRICS:
-        loss = next(loss for loss in test.quality.losses if loss.name == metric)
-        return f"{_exact(metric, limit, row)} (over)" if loss.exceeded else _words(metric, limit, row)
-    resource = next(resource for resource in test.resources if resource.name == metric)
-    if resource.exceeded:
-        return f"{_exact(metric, limit, row)} (over)"
-    unsure = " (?)" if resource.value is None or resource.unsure else ""
-    return f"{_words(metric, limit, row)}{unsure}"
 
 
 def _apart(test: ABTest) -> str:
@@ -206,9 +205,6 @@ def _notes(test: ABTest) -> Iterator[str]:
         if any(loss.name in test.outcome.about for loss in free):
             yield "Rounding alone can make two training runs diverge by more than that: pass limits."
     yield from pairs_notes(test)
-    if test.judged and test.table["ci_low"].isna()["p95_ms"]:
-        pairs = "59 pairs, and the interval of its ratio 86"
-        yield f"A p95 needs {pairs if test.blocks is None else 'single turns, not blocks'}."
     if test.table["candidate"].notna()["utilisation"]:
         yield "Utilisation is the step's FLOPs divided by what this machine could have computed in that time."
     if of_two_ceilings(test.baseline, test.candidate):
@@ -274,14 +270,9 @@ def _unchecked(test: ABTest, name: str) -> str:
     return f"quality returned no loss {name!r}, only {', '.join(_losses(test))}"
 
 
-def _words(metric: str, value: Any, row: Any) -> str:
-    unit = _unit(metric, row)
-    return fmt.significant(value, trim=True) if unit == "number" else words(value, unit)
-
-
 def _exact(metric: str, value: Any, row: Any) -> str:
     """A figure, with more digits if it would otherwise look equal to its limit."""
-    if _words(metric, row["candidate"], row) != _words(metric, row["limit"], row):
-        return _words(metric, value, row)
     unit = _unit(metric, row)
-    return f"{float(value):.9g} {'' if unit == 'number' else unit}".strip()
+    if words(row["candidate"], unit) == words(row["limit"], unit):
+        return f"{float(value):.9g} {'' if unit == 'number' else unit}".strip()
+    return fmt.significant(value, trim=True) if unit == "number" else words(value, unit)
