@@ -62,18 +62,19 @@ def _verdict(history: pd.DataFrame) -> Verdict:
     decided, accepted = history[history["decision"].notna()], history[history["accepted"]]
     last_ones = accepted.groupby("name", sort=False).tail(1)
     kept = [f"Last accepted: {_entry(row)}, {_time(row)}." for _, row in last_ones.iterrows()]
-    slower, last = _regressions(history), ""
+    # What was slower before the last acceptance of its step is old news.
+    since = history["number"].where(history["accepted"]).groupby(history["name"]).transform("max").fillna(0)
+    slower = history[history["regression"] & (history["number"] >= since)]
     if len(decided):
         row = decided.iloc[-1]
         state, word = _DECISIONS.get(row["decision"], ("none", f"has the decision {row['decision']}"))
         ratio = _ratio(row, "candidate_ratio", "candidate_ci_low", "candidate_ci_high")
-        last = f"{_entry(row)} {word}: the candidate takes {ratio} the baseline's time"
+        last = f"Last decision: {_entry(row)} {word}: the candidate takes {ratio} the baseline's time"
         if not len(slower) or slower.iloc[-1]["number"] < row["number"]:
-            return Verdict(state, f"Last decision: {last}", " ".join(kept))
-        kept.insert(0, f"Last decision: {last}.")
+            return Verdict(state, last, " ".join(kept))
+        kept.insert(0, f"{last}.")
     if len(slower):
-        row = slower.iloc[-1]
-        return Verdict("bad", _slower(row, history), " ".join(kept))
+        return Verdict("bad", _slower(slower.iloc[-1], history), " ".join(kept))
     if kept:
         return Verdict("good", kept[-1].removesuffix("."), " ".join(kept[:-1]))
     return Verdict("none", f"Nothing accepted yet: entries are compared with {_side(history.iloc[0])}")
@@ -95,12 +96,6 @@ def _time(row: Any) -> str:
 
 def _ratio(row: Any, ratio: str = "ratio", low: str = "ratio_ci_low", high: str = "ratio_ci_high") -> str:
     return fmt.with_interval(fmt.ratio(row[ratio]), row[ratio], (row[low], row[high]))
-
-
-def _regressions(history: pd.DataFrame) -> pd.DataFrame:
-    """What was slower since the last acceptance of its step; what was so before is old news."""
-    accepted = history["number"].where(history["accepted"]).groupby(history["name"]).transform("max").fillna(0)
-    return history[history["regression"] & (history["number"] >= accepted)]
 
 
 def _slower(row: Any, history: pd.DataFrame) -> str:
@@ -205,12 +200,7 @@ def _detail(row: Any, history: pd.DataFrame) -> str:
 
 
 def _notes(history: pd.DataFrame, damaged: Mapping[str, str]) -> Iterator[str]:
-    slower, numbers = _regressions(history), history["number"].to_dict()
-    for _, row in slower.iloc[-MOST_SENTENCES:-1].iterrows():
-        yield f"{_slower(row, history)}."
-    if earlier := int(history["regression"].sum()) - min(len(slower), MOST_SENTENCES):
-        entries = f"{fmt.counted(earlier, 'earlier entry')} {'was' if earlier == 1 else 'were'}"
-        yield f"{entries} slower than what was last accepted at the time."
+    numbers = history["number"].to_dict()
     for _, row in history[history["two_changes"] & history["comparable"]].iloc[-MOST_SENTENCES:].iterrows():
         named = f"besides the named change{_about(row)}, " if row["change"] else ""
         stands = "its own pairs remain valid" if row["kind"] == "report" else "which one mattered is unknown"
@@ -220,10 +210,9 @@ def _notes(history: pd.DataFrame, damaged: Mapping[str, str]) -> Iterator[str]:
         )
     elsewhere = history[~history["comparable"] & history["against"].notna()]
     for _, row in elsewhere.iloc[-1:].iterrows():
-        count = "" if len(elsewhere) == 1 else f"; so are {len(elsewhere) - 1:,} entries before it"
         yield (
             f"Entry {row['number']} is the first on its machine and batch size, so it is not compared with entry "
-            f"{numbers[row['against']]} ({row['not_compared']}){count}."
+            f"{numbers[row['against']]} ({row['not_compared']})."
         )
     if history["ratio"].notna().any():
         yield _CAUTION

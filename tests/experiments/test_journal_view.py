@@ -66,7 +66,7 @@ def test_a_regression_before_the_last_acceptance_is_no_verdict() -> None:
     entries = (TRIED[0], timing_entry(1, 12.0), timing_entry(2, 9.0, accepted=True))
     shown = document(history(*entries))
     assert shown.verdict.sentence.startswith("Last accepted: entry 3, 9.00 ms")
-    assert "1 earlier entry was slower than what was last accepted at the time." in shown.notes
+    assert [row[5] for row in shown.sections[-1].rows] == ["accepted", "regression", "first"]
 
 
 def test_an_a_b_test_says_that_its_baseline_is_compared() -> None:
