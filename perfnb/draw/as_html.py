@@ -65,7 +65,7 @@ _BAR, _LONGEST, _SCALE = 72, 240, 150
 _WIDE, _HIGH, _LEFT, _BELOW = 720, 150, 64, 24
 #: Height of a scatter plot, and most points in it that are named.
 _TALL, _NAMED = 260, 5
-_STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
+STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
 
 
 def document_html(document: Document) -> str:
@@ -92,7 +92,7 @@ def _head(document: Document, kind: str) -> str:
 def _verdict(verdict: Verdict) -> str:
     if not verdict.sentence:
         return ""
-    sign = f'<span aria-hidden="true">{_STATES[verdict.state]}</span> ' if _STATES[verdict.state] else ""
+    sign = f'<span aria-hidden="true">{STATES[verdict.state]}</span> ' if STATES[verdict.state] else ""
     confidence = f" <em>({escape.html(verdict.confidence)} confidence)</em>" if verdict.confidence else ""
     lines = [f"<strong>{sign}{escape.html_sentence(verdict.sentence)}</strong>{confidence}"]
     lines += [
