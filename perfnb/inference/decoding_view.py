@@ -66,21 +66,24 @@ def _verdict(found: DecodingComparison, pairs: str) -> Verdict:
 
 
 def _answers(found: DecodingComparison) -> str:
-    compared = fmt.counted(len(found.requests), "request")
+    compared = fmt.counted(len(found.requests), "answer")
     if found.same is None:
         return "Answers were not compared: plain decoding answers the same request in different ways."
     if found.same:
-        return f"The answers to {compared} are the same."
+        return f"{compared} compared: all are the same."
     other = found.requests[~found.requests["same"].astype(bool)]
     alike = fmt.counted(int(other["alike_tokens"].min()), "token")
-    return f"{len(other):,} of the answers to {compared} differ, the earliest after {alike}."
+    differ = "differs" if len(other) == 1 else "differ"
+    return f"{len(other):,} of {compared} {differ} from plain decoding, the earliest after {alike}."
 
 
 def _rows(requests: pd.DataFrame) -> Iterator[tuple[float | str | None, ...]]:
     for row in requests.to_dict("records"):
         counts = (fmt.known(row[name]) for name in ("request", "tokens", "passes", "proposed", "accepted"))
-        same = "yes" if row["same"] is True else f"first {row['alike_tokens']:,} tokens"
-        yield (*counts, fmt.UNKNOWN if pd.isna(row["same"]) else same)
+        if pd.isna(row["same"]):
+            yield (*counts, fmt.UNKNOWN)
+        else:
+            yield (*counts, "yes" if row["same"] else f"first {row['alike_tokens']:,} tokens")
 
 
 def _notes(found: DecodingComparison) -> Iterator[str]:

@@ -18,7 +18,6 @@ from perfnb.draw.document import (
     Column,
     Document,
     Figure,
-    Interval,
     Line,
     Part,
     Section,
@@ -70,9 +69,7 @@ _FEWEST_UNLIKE = 10
 _RUNS = {"closed": "back to back", "open": "at the rate asked for", "highest": "at the highest rate"}
 
 
-def latency_document(
-    found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None
-) -> Document:
+def latency_document(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None) -> Document:
     """The highest rate within the bound, whether the rate asked for saturates, and the load curve.
 
     Parameters
@@ -115,7 +112,7 @@ def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: Highest
         sentence = f"A request takes {times} (median), and {_rate(load.closed_per_s)} are served back to back"
     why = [highest_evidence(asked)] if isinstance(asked, HighestRate) else [asked or ""]
     why += [] if run is None else [_waiting(run)]
-    next_steps = ["Call the model's eval() first: it was in training mode, in which it is not served."]
+    next_steps = ["The model was in training mode, in which it is not served: call its eval() first."]
     next_steps = (next_steps if measured.in_training else []) + [*_batchers(found, measured, asked)]
     return Verdict("open" if measured.in_training else state, sentence, _joined(why), _joined(next_steps))
 
@@ -155,9 +152,7 @@ def _waiting(run: OpenRun) -> str:
     return f"Of the mean latency, {fmt.share(share)} is waiting for earlier requests{tail}."
 
 
-def _figures(
-    found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None
-) -> Iterator[Figure]:
+def _figures(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None) -> Iterator[Figure]:
     if isinstance(asked, HighestRate) and asked.rate_per_s is not None:
         within = f"p{100 * asked.quantile:g} within {fmt.duration(asked.bound_ms)}"
         yield Figure("highest rate", asked.rate_per_s, "requests/s", (asked.low, asked.high), within)
@@ -226,7 +221,9 @@ def _curve(curve: pd.DataFrame, asked: HighestRate | str | None) -> Series:
         levels[f"bound for p{100 * asked.quantile:g}{at}"] = asked.bound_ms
     shown = tuple(line for line in lines if any(value is not None for value in line.values))
     x, y = Axis("requests per second", "/s"), Axis("latency", "ms", log=longest > _DECADE * min(known, default=0.0))
-    return Series("Latency under load, computed from the service times", x, y, _column(curve, "rate_per_s"), shown, levels)
+    return Series(
+        "Latency under load, computed from the service times", x, y, _column(curve, "rate_per_s"), shown, levels
+    )
 
 
 def _column(table: pd.DataFrame, name: str) -> list[float]:
@@ -333,7 +330,8 @@ def _batchers(found: Latency, measured: Measured, asked: HighestRate | str | Non
         yield f"At {_rate(rate)} no batcher has a lower p99 than serving one by one (simulated)."
     else:
         instead = "serving one by one, which is overrun" if math.isinf(alone.p99_ms) else fmt.duration(alone.p99_ms)
-        yield f"At {_rate(rate)}, use {_setting(best)}: p99 {fmt.duration(best.p99_ms)} instead of {instead} (simulated)."
+        p99 = fmt.duration(best.p99_ms)
+        yield f"At {_rate(rate)}, use {_setting(best)}: p99 {p99} instead of {instead} (simulated)."
     if not isinstance(asked, HighestRate) or asked.quantile not in (0.5, 0.95, 0.99):
         return
     within = f"p{100 * asked.quantile:g} within {fmt.duration(asked.bound_ms)}"

@@ -10,8 +10,10 @@ import pandas as pd
 
 from perfnb.inference.latency import HighestRate, Latency, OpenRun
 from perfnb.inference.load_model import load_model_of
-from perfnb.inference.queueing import RUNS
 from perfnb.inference.samples import TOKEN_COLUMNS, Measured
+
+#: Simulated runs behind intervals: enough for all but their accuracy.
+FEW_RUNS = 20
 
 
 def back_to_back(times_ms: np.ndarray) -> pd.DataFrame:
@@ -39,7 +41,6 @@ def fake(
     name: str = "model",
     asked: HighestRate | None = None,
     in_run_ms: np.ndarray | None = None,
-    runs: int = RUNS,
     **measured: Any,
 ) -> Latency:
     """A latency of known service times, in runs at a rate `in_run_ms`; `asked` is the highest rate asked for."""
@@ -51,7 +52,7 @@ def fake(
     def serve_at(rate_per_s: float, seconds: float) -> OpenRun:
         return OpenRun(rate_per_s, back_to_back(times_ms if in_run_ms is None else in_run_ms), 0, 0.0)
 
-    return Latency(facts, replace(load_model_of(facts), runs=runs), serve_at, [] if asked is None else [asked])
+    return Latency(facts, replace(load_model_of(facts), runs=FEW_RUNS), serve_at, [] if asked is None else [asked])
 
 
 def lognormal(count: int) -> np.ndarray:
@@ -66,7 +67,6 @@ def with_everything(name: str = "model") -> Latency:
     batches_ms = {size: np.full(100, 9.0 + size) for size in (2, 4)}
     return fake(
         times,
-        runs=20,
         name=name,
         asked=asked,
         open_run=run,
@@ -87,4 +87,4 @@ def with_tokens() -> Latency:
         for rows in (closed, opened)
     )
     sample = back_to_back(lognormal(40)).iloc[:1].assign(wait_ms=30.0, service_ms=61.0, latency_ms=91.0)
-    return fake(lognormal(40), runs=20, tokens=tokens, open_run=OpenRun(10.0, sample, 0, 0.0, opened_tokens))
+    return fake(lognormal(40), tokens=tokens, open_run=OpenRun(10.0, sample, 0, 0.0, opened_tokens))
