@@ -19,7 +19,7 @@ from torch import nn
 
 from perfnb.profile import trying
 from perfnb.profile.kept_step import KeptStep, kept_call, kept_cell
-from perfnb.profile.report import report_data
+from perfnb.profile.report import report_document
 from perfnb.profile.trying import Trying
 from tests.findings import findings_samples as samples
 
@@ -106,6 +106,19 @@ def test_a_step_that_is_gone_is_said(told: Told) -> None:
 
     assert not tries.possible
     assert told.states[-1]["answers"]["compile"]["error"].startswith("The step of this profile is no longer there")
+
+
+def test_the_stop_button_ends_what_runs_and_nothing_else(told: Told, trier: Callable[[Trier], None]) -> None:
+    def try_one(*_: Any) -> dict[str, Any]:
+        tries.stop()
+        return {}
+
+    trier(try_one)
+    tries = Trying(KEPT, ["compile"], told)
+    tries.stop()  # nothing runs: an interrupt would end this test
+    tries.press("compile", 0)
+
+    assert told.states[-1]["answers"] == {"compile": {"error": "Stopped. Everything is as it was before."}}
 
 
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.default_int_handler])
@@ -234,7 +247,7 @@ def test_the_widget_says_whether_it_can_try_and_tries(monkeypatch: pytest.Monkey
     sent: list[Any] = []
 
     def widget(kept: KeptStep | None) -> Any:
-        made = widgets.ReportWidget(report_data(samples.with_findings(samples.with_remedy())), kept=kept)
+        made = widgets.ReportWidget(report_document(samples.with_findings(samples.with_remedy())), "a", kept=kept)
         monkeypatch.setattr(made, "send", lambda content, buffers=None: sent.append(content))
         return made
 

@@ -125,7 +125,7 @@ export function tableSection(section, context) {
   const containers = [...new Set(parent)].filter((i) => i >= 0);
   const opens = (word, help, open) => h("button", { type: "button", title: help, click: () => view.grid.setOpen(open) }, word);
   const tools = h("span", { class: "pf-buttons" },
-    containers.length > 1 && [nesting.path.length > 0 && opens("Heaviest path", `Open the path to the heaviest ${noun}, close the others`, nesting.path),
+    containers.length > 0 && [nesting.path.length > 0 && opens("Heaviest path", `Open the path to the heaviest ${noun}, close the others`, nesting.path),
       opens("Open all", `Open every ${noun}`, containers), opens("Close all", `Close every ${noun}`, [])],
     copyButton(() => lines().map((line) => line.join("\t")).join("\n"), "Copy the rows as tab-separated text"),
     saveButton(() => numbers().map((line) => line.map(quoted).join(",")).join("\n"), `${noun}s.csv`, "Save all rows as CSV, with numbers in full", "CSV"));
@@ -144,8 +144,9 @@ export function tableSection(section, context) {
   const places = new Map(rows.flatMap((row, i) => [[textIn(row[0], "text"), i]]));
   rows.forEach((_, i) => { places.set(section.names?.[i] ?? path(i), i); });
   const reveal = (name) => {
+    if (name?.sortBy) return view.grid.sortDown(shown.find(({ head }) => head === name.sortBy));
     const at = typeof name === "number" ? name : places.get(name);
-    if (at != null && at >= 0) view.reveal(at);
+    return at != null && at >= 0 && view.reveal(at);
   };
   const element = rows.length < SEARCHED_FROM ? view.element : [h("h3", { class: "pf-section" }, title), view.element];
   return { element: h("div", {}, element), reveal, shown: () => view.grid.fit(), size: section.key ? grouped(body) : null };
