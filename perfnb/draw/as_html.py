@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -56,6 +57,8 @@ from perfnb.draw.palette import BLUE, Mark
 
 #: Pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
 _BAR, _LONGEST, _SCALE = 72, 240, 150
+#: A band is drawn up to so many times the highest value.
+_BANDED = 1.5
 #: Size of a chart, and of its margins.
 _WIDE, _HIGH, _LEFT, _BELOW = 720, 150, 64, 24
 _STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
@@ -272,16 +275,26 @@ def _series(section: Series) -> str:
     if not lines or not section.at:
         return ""
     known = [value for _, values in lines for value in values]
-    top = max([*known, *section.levels.values()]) or 1.0
+    known += section.levels.values()
+    log = section.y.log and min(known) > 0
+    top, bottom = max(known) or 1.0, min(known) if log else 0.0
+    # A wide band is cut off, or it would flatten its line.
+    banded = max((end for line, _ in lines for end in all_known(line.high or ())), default=top)
+    top = max(top, min(_BANDED * top, banded))
     across = _placed(section.at[0], section.at[-1], _LEFT, _WIDE)
-    up = _placed(0.0, top, _HIGH, 8)
+    placed = _placed(math.log(bottom), math.log(top), _HIGH, 8) if log else _placed(bottom, top, _HIGH, 8)
+
+    def up(value: float) -> float:
+        inside = min(max(value, bottom), top)
+        return placed(math.log(inside) if log else inside)
+
     drawn = [_level(name, value, up) for name, value in section.levels.items()]
     for line, _ in lines:
         drawn += _band(section, line, across, up)
         path = f'<path d="M{"L".join(_points(section.at, line.values, across, up))}" fill="none"'
         drawn.append(f'{path} stroke="{line.mark.colour}" stroke-width="1.6"/>')
     ends = [words(end, section.x.unit) for end in (section.at[0], section.at[-1])]
-    axes = _axes(ends, section.x.label, ["0", words(top, section.y.unit)])
+    axes = _axes(ends, section.x.label, [words(bottom, section.y.unit) if log else "0", words(top, section.y.unit)])
     spans = [span_words(line.mark, values, section.y) for line, values in lines]
     alt = "; ".join([*spans, *axis_words(section.x, section.at), *level_words(section)])
     keys = "<br>".join(

@@ -140,7 +140,7 @@ def _figures(data: dict[str, Any]) -> Iterator[str]:
                     elif isinstance(cell, dict) and "number" in cell:
                         yield fmt.with_interval(words(cell["number"], cell["unit"]), cell["number"], cell["interval"])
                     elif cell is not None and column["unit"] != "text" and not column["live"]:
-                        yield words(cell, column["unit"])
+                        yield cell if isinstance(cell, str) else words(cell, column["unit"])
         elif section["type"] == "scatter":
             for dot in section["dots"]:
                 yield from (words(dot[axis], section[axis]["unit"]) for axis in "xy")
