@@ -28,7 +28,7 @@ from perfnb.draw.document import (
     Value,
     Verdict,
 )
-from perfnb.draw.palette import BLUE, GREEN, GREY, REQUEST, VERMILION, Mark
+from perfnb.draw.palette import BLUE, GREEN, GREY, REQUEST, SKY, VERMILION, Mark
 from perfnb.inference.load_model import HighestRate, bounded_words, highest_evidence, highest_sentence
 from perfnb.inference.samples import FIRST_CALLS
 from perfnb.profile.timing import noise_sentences
@@ -47,6 +47,7 @@ _QUANTILES = (
     (Mark("p99", VERMILION, "▓", "hatch"), 0.99),
 )
 _ALONE, _SERVICE = Mark("back to back", BLUE, "█", "solid"), Mark("service", GREY, "·", "none")
+_TOKENS = Mark("tokens", SKY, "▒", "columns")
 #: The row of the curve at whose rate batchers are compared: 80 % utilization.
 _BATCHED_AT = 5
 #: A bound that is more than this times the longest latency of the curve would flatten it.
@@ -307,7 +308,7 @@ def _token_by_token(found: Latency) -> Iterator[Section]:
     parts = tuple(Part(REQUEST[name], ms) for name, ms in sizes.items() if ms > 0)
     where = "in the run at a rate" if len(opened) else "served back to back"
     yield Bars(f"The request of median latency {where}, until its last token", "ms", (Bar("", parts),))
-    yield Strip("When its tokens came", Axis("time since it was due", "ms"), ((REQUEST["decode"], came),))
+    yield Strip("When its tokens came", Axis("time since it was due", "ms"), ((_TOKENS, came),))
 
 
 # Batches

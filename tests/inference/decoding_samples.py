@@ -10,10 +10,10 @@ from perfnb.experiments.ab_test import ABTest
 from perfnb.inference.compare_decoding import DecodingComparison
 
 
-def decoded(ratio: float, pairs: int = 40, same: bool | None = False) -> DecodingComparison:
+def decoded(ratio: float, pairs: int = 40, same: bool | None = False, noise: float = 0.01) -> DecodingComparison:
     """Assisted decoding that takes so many times as long as plain decoding, and one answer of two that differs."""
     plain = 10 * np.exp(np.random.default_rng(3).normal(0, 0.01, pairs))
-    assisted = ratio * plain * np.exp(np.random.default_rng(4).normal(0, 0.01, pairs))
+    assisted = ratio * plain * np.exp(np.random.default_rng(4).normal(0, noise, pairs))
     times = paired_times(
         plain.tolist(),
         assisted.tolist(),
