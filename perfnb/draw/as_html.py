@@ -61,6 +61,8 @@ from perfnb.draw.palette import BLUE, Mark
 
 #: Pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
 _BAR, _LONGEST, _SCALE = 72, 240, 150
+#: A band is drawn up to so many times the highest value.
+_BANDED = 1.5
 #: Size of a chart, and of its margins.
 _WIDE, _HIGH, _LEFT, _BELOW = 720, 150, 64, 24
 #: Height of a scatter plot, and most points in it that are named.
@@ -278,11 +280,17 @@ def _series(section: Series) -> str:
     lines = [(line, values) for line in section.lines if (values := all_known(line.values))]
     if not lines or not section.at:
         return ""
-    known = [value for line, values in lines for value in (*values, *all_known(line.high or ()))]
-    top = max([*known, *section.levels.values()]) or 1.0
-    least = min(known) if section.y.log else 0.0
+    known = [*(value for _, values in lines for value in values), *section.levels.values()]
+    least, top = min(known) if section.y.log else 0.0, max(known) or 1.0
+    # A wide band is cut off, or it would flatten its line.
+    banded = max((end for line, _ in lines for end in all_known(line.high or ())), default=top)
+    top = max(top, min(_BANDED * top, banded))
     across = _on_axis(section.x, section.at[0], section.at[-1], _LEFT, _WIDE)
-    up = _on_axis(section.y, least, top, _HIGH, 8)
+    placed = _on_axis(section.y, least, top, _HIGH, 8)
+
+    def up(value: float) -> float:
+        return placed(min(max(value, least), top))
+
     drawn = [_level(name, value, up) for name, value in section.levels.items()]
     for line, _ in lines:
         drawn += _band(section, line, across, up)

@@ -117,10 +117,12 @@ const SERIES_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 export function series(section) {
   const { at, lines, levels } = section;
-  const ys = [...lines.flatMap((line) => [...known(line.values), ...known(line.low), ...known(line.high)]), ...Object.values(levels)];
+  const values = [...known(lines.flatMap((line) => line.values)), ...Object.values(levels)];
+  const most = 1.5 * Math.max(...values); // a wide band is cut off, or it would flatten its line
+  const ys = [...values, ...lines.flatMap((line) => [...known(line.low), ...known(line.high).map((value) => Math.min(value, most))])];
   if (!known(lines.flatMap((line) => line.values)).length) return null;
   const marks = lines.map(({ mark }) => mark);
-  const path = (values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${y(value).toFixed(1)}`)).filter(Boolean);
+  const path = (values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
   const draw = (x, y, [right]) => [
     lines.map((line, i) => [
       line.low && line.high && drawn("path", { fill: line.mark.colour, "fill-opacity": 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
