@@ -41,14 +41,10 @@ class TraceDiff:
         The frame ``diff_ops``, in a's order of execution, then what only b has.
     kernels : DataFrame
         The frame ``diff_kernels``, largest change first.
-    outermost : DataFrame
-        Outermost operators with all inside them, annotated ranges with what no operator inside them took, and work
-        launched by an unknown operator; largest change first. Their times add up to the whole. Columns ``op``,
-        ``shapes``, ``layer``, ``phase``, ``matched``, ``ratio``; ``calls``, ``host_ms``, ``gpu_ms`` and ``kernels``
-        (lists of names, heaviest first) of both; ``grew_ms``, ``grew_host_ms``, ``grew_gpu_ms``.
     operators : DataFrame
-        The frame ``diff_by_op``: `outermost` with all layers summed, by name and shapes; ``layers`` is how many.
-        ``matched`` is missing if they were matched in several ways.
+        The frame ``diff_by_op``: outermost operators with all inside them, annotated ranges with what no operator
+        inside them took, and work launched by an unknown operator, all layers summed; largest change first. Their times
+        add up to the whole.
     uneven : DataFrame
         Operators that the two call a different number of times, all layers summed, longest on the host first, nested
         ones only once: ``op``, ``shapes``, ``matched`` (``only a``, ``only b``, ``both``), and ``calls``, ``host_ms``
@@ -74,7 +70,6 @@ class TraceDiff:
 
     ops: pd.DataFrame
     kernels: pd.DataFrame
-    outermost: pd.DataFrame
     operators: pd.DataFrame
     uneven: pd.DataFrame
     sums: pd.DataFrame
@@ -110,12 +105,10 @@ def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff |
     ops = _with_times_inside(table, both)
     work = _work_of(both)
     kernels = _kernels_of(work, table, top)
-    first_look = _outermost_of(table, top, work)
-    by_op = _changed_most(_grown(_over_layers(first_look), what))
+    by_op = _changed_most(_grown(_over_layers(_outermost_of(table, top, work)), what))
     return TraceDiff(
         ops=conform(_grown(_with_lost(ops, work), what), "diff_ops"),
         kernels=conform(_changed_most(_grown(kernels, "gpu_ms").drop(columns="grew_gpu_ms")), "diff_kernels"),
-        outermost=_changed_most(_grown(first_look, what)),
         operators=conform(by_op, "diff_by_op"),
         uneven=_uneven_of(ops, by_op),
         sums=_sums(table, work, what),

@@ -10,7 +10,8 @@ from perfnb.bench import deciding
 from perfnb.bench.ab_view import ab_picture, ab_sentences, too_few_words
 from perfnb.bench.quality import DIFFERENCE, SLACK
 from perfnb.diff.layers import ProfileDiff
-from perfnb.diff.view import diff_html
+from perfnb.diff.view import comparison_document
+from perfnb.draw.as_html import document_html
 from perfnb.draw import escape, tables
 from perfnb.draw.frame import framed, header, static_page
 from perfnb.experiments.decision import SIDES, of_two_ceilings
@@ -86,7 +87,7 @@ def report_markdown(test: ABTest) -> str:
 
 def report_page(test: ABTest, diff: ProfileDiff | None = None) -> str:
     """The report as one self-contained HTML page, with the layers' differences if known."""
-    layers = "" if diff is None else diff_html(diff)
+    layers = "" if diff is None else document_html(comparison_document(diff))
     return static_page(f"{test.decision}: {test.change or 'report'}", f"{report_html(test)}{layers}")
 
 

@@ -44,7 +44,6 @@ def adds_up(found: TraceDiff, a: Recording, b: Recording) -> None:
     for side, recording in zip(SIDES, (a, b), strict=True):
         whole = pytest.approx(gpu_ms(recording), abs=1e-9)
         assert found.ops[f"self_gpu_ms_{side}"].sum() == whole
-        assert found.outermost[f"gpu_ms_{side}"].sum() == whole
         assert found.operators[f"gpu_ms_{side}"].sum() == whole
         assert found.kernels[f"gpu_ms_{side}"].sum() == whole
         top = found.ops[(found.ops["depth"] == 0) & ~found.ops["is_range"]]
@@ -97,9 +96,9 @@ def test_one_convolution_through_two_libraries_is_one_operator() -> None:
     assert (kernels["calls_a"], kernels["calls_b"]) == (1, 2)
     assert kernels["inside"] == "aten::conv2d"
     assert found.ops["op"][kernels["row"]] == "aten::_convolution"
-    first = found.outermost.iloc[0]
+    first = found.operators.iloc[0]
     assert (first["op"], first["kernels_a"]) == ("aten::conv2d", ["volta_scudnn"])
-    assert found.outermost["op"].tolist()[1:] == ["aten::relu", NO_OP_ROW]
+    assert found.operators["op"].tolist()[1:] == ["aten::relu", NO_OP_ROW]
     lost = found.kernels[found.kernels["op"].isna()].to_dict("records")
     assert [(one["kernels_a"], one["matched"], one["grew_ms"]) for one in lost] == [(["lost"], "name", 0)]
     assert found.sums.loc["both"].tolist() == pytest.approx([0.065, 0.105, 0.04])
@@ -341,8 +340,8 @@ def test_all_work_is_in_one_row_and_the_other_way_round_is_the_opposite(a: Recor
     assert sorted(there.ops["matched"].dropna()) == sorted(swapped.get(x, x) for x in back.ops["matched"].dropna())
     assert there.alike == pytest.approx(back.alike[::-1]) or None in there.alike
     for side, recording in zip(SIDES, (a, b), strict=True):
-        outermost = there.outermost[f"host_ms_{side}"].sum()
-        assert there.ops[f"self_host_ms_{side}"].sum() == pytest.approx(outermost, abs=1e-9)
+        by_op = there.operators[f"host_ms_{side}"].sum()
+        assert there.ops[f"self_host_ms_{side}"].sum() == pytest.approx(by_op, abs=1e-9)
         assert (there.ops["depth"] >= 0).all()
         assert recording.traced_steps == there.steps[SIDES.index(side)]
 
