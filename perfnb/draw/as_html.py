@@ -26,6 +26,7 @@ from perfnb.draw.as_text import (
     span_words,
     strip_words,
     sure_words,
+    tab_title,
 )
 from perfnb.draw.document import (
     Bars,
@@ -63,15 +64,17 @@ _STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
 def document_html(document: Document) -> str:
     """Return a document as safe HTML, in its outer element."""
     parts = []
-    for part in (document, *document.tabs):
-        parts += [_head(part), *map(section_html, part.sections)]
+    for part in document.parts:
+        body = "".join(map(section_html, part.sections))
+        if body or part is document or part.verdict.sentence or part.figures:
+            parts += [_head(part, tab_title(part) if part is not document else part.kind), body]
     notes = list(dict.fromkeys([*document.notes, *chain.from_iterable(tab.notes for tab in document.tabs)]))
     return framed("".join(parts) + notes_html(notes), narrow=True)
 
 
-def _head(document: Document) -> str:
+def _head(document: Document, kind: str) -> str:
     known = [escape.html_sentence(part) for part in (document.subject, document.device) if part]
-    title = " · ".join([f"<strong>{escape.html(document.kind)}</strong>", *known])
+    title = " · ".join([f"<strong>{escape.html(kind)}</strong>", *known])
     figures = [*map(figure_words, document.figures)]
     lines = [f'<strong class="pf-step">{escape.html_sentence(figure)}</strong>' for figure in figures[:1]]
     lines += [escape.html_sentence(" · ".join(small))] if (small := [*figures[1:], *document.facts]) else []
@@ -414,7 +417,7 @@ def _card(card: Card) -> Iterator[str]:
         yield f"Try: {escape.html_sentence(card.advice)}{_code(card.code)}"
     if card.trial:
         yield f"{escape.html_sentence(card.trial[0])}{_code(card.trial[1])}"
-    about = ", ".join(tables.name(name) for _, name in card.links)
+    about = ", ".join(tables.name(link.words or link.name) for link in card.links)
     if card.caveat or about:
         caveat = card.caveat and f"Caveat: {escape.html_sentence(card.caveat)}"
         yield f"<em>{' '.join(filter(None, (caveat, about and f'About: {about}.')))}</em>"

@@ -44,6 +44,8 @@ USUAL, LEAST = 100, 60
 _SENTENCE, _NAME, _SHORT_NAME = 2000, 24, 10
 #: Cells of a bar behind a row, of a scale of effects, of a label beside a bar, and of what stands before a reason.
 _BAR, _SCALE, _LABEL, _INDENT = 8, 21, 24, 6
+#: From this width on, a bar comes before columns that may give way.
+_ROOMY = 80
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -56,9 +58,13 @@ def document_text(document: Document, width: int = USUAL) -> str:
     """Return a document as text, its tabs one after another."""
     width = max(LEAST, width)
     blocks = []
-    for part in (document, *document.tabs):
-        blocks.append(_head(part, width, "perfnb" if part is document else ""))
-        blocks += [block for section in part.sections if (block := section_text(section, width))]
+    for part in document.parts:
+        head = _head(part, width, part is not document)
+        body = [block for section in part.sections if (block := section_text(section, width))]
+        if part is not document and len(head) == 1 and body:
+            blocks += [head + body[0], *body[1:]]  # nothing but a title above the first section
+        elif part is document or len(head) > 1:
+            blocks += [head, *body]
     notes = list(dict.fromkeys([*document.notes, *(note for tab in document.tabs for note in tab.notes)]))
     if notes:
         blocks.append(["Notes", *escape.bullets(notes, width)])
@@ -71,11 +77,17 @@ def document_line(document: Document) -> str:
     return ": ".join(filter(None, (subject or document.kind, answer)))
 
 
-def _head(document: Document, width: int, *before: str) -> list[str]:
-    known = [escape.plain(part) for part in (*before, document.kind, document.subject, document.device) if part]
+def _head(document: Document, width: int, is_tab: bool) -> list[str]:
+    before = [tab_title(document)] if is_tab else ["perfnb", document.kind]
+    known = [escape.plain(part) for part in (*before, document.subject, document.device) if part]
     lines = escape.wrapped(" · ".join(known), width)
     lines += _verdict(document.verdict, width)
     return [*lines, *_joined([*map(figure_words, document.figures), *document.facts], width)]
+
+
+def tab_title(document: Document) -> str:
+    """Return how a part of a document is titled."""
+    return document.kind[:1].upper() + document.kind[1:]
 
 
 def _verdict(verdict: Verdict, width: int) -> list[str]:
@@ -252,7 +264,8 @@ def detail_of(table: Table, row: int) -> str:
 def columns_held(table: Table, rows: Iterable[int]) -> list[int]:
     """Return the columns in which something is known in one of these rows, and the first."""
     cells = [row_cells(table, row) for row in rows]
-    return [place for place in range(len(table.columns)) if place == 0 or any(_is_known(row[place]) for row in cells)]
+    shown = [place for place, column in enumerate(table.columns) if not column.live]
+    return [place for place in shown if place == 0 or any(_is_known(row[place]) for row in cells)]
 
 
 def _is_known(cell: Cell) -> bool:
@@ -276,8 +289,8 @@ def _table(table: Table, width: int) -> list[str]:
         for place in range(len(table.columns))
     ]
     held = columns_held(table, shown)
-    columns, widths = _fitted(table, held, longest, width)
     barred = next((place for place, column in enumerate(table.columns) if column.bar), None)
+    columns, widths = _fitted(table, held, longest, width - (0 if barred is None or width < _ROOMY else _BAR + 1))
     numbers = {row: 0.0 if barred is None else number_of(row_cells(table, row)[barred]) for row in shown}
     has_bar = max(numbers.values()) > 0 and width - sum(widths) - len(widths) >= _BAR
     lines = [_row([_head_of(table, place) for place in columns], table, columns, widths)]

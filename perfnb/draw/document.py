@@ -196,6 +196,8 @@ class Column:
     help: str = ""
     #: What the parts of its cells are, if they are `Split`.
     marks: tuple[Mark, ...] = ()
+    #: Only the live view has it.
+    live: bool = False
 
 
 @dataclass(frozen=True)
@@ -368,6 +370,15 @@ class Heat:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A row of another section, by the section's key and the row's full name, and what to call it."""
+
+    key: str
+    name: str
+    words: str = ""
+
+
+@dataclass(frozen=True)
 class Card:
     """A finding: what it is, what it costs, what shows it, and what to do about it.
 
@@ -383,8 +394,8 @@ class Card:
     evidence, advice, code, caveat : str
     trial : (str, str), optional
         How to try it, in words and as code.
-    links : sequence of (str, str)
-        Sections by key, and the rows in them that it is about.
+    links : sequence of Link
+        What it is about.
     lever : str
         What *Try it* tries.
     """
@@ -399,7 +410,7 @@ class Card:
     code: str = ""
     caveat: str = ""
     trial: tuple[str, str] | None = None
-    links: Sequence[tuple[str, str]] = ()
+    links: Sequence[Link] = ()
     lever: str = ""
 
 
@@ -481,6 +492,8 @@ class Document:
         What the reader must know to read the figures correctly; they come last.
     tabs : tuple of Document
         Parts that a view shows one at a time, titled by their kinds.
+    upfront : bool
+        Of a tab: text and static HTML show it before those that are not.
     """
 
     kind: str
@@ -492,6 +505,12 @@ class Document:
     sections: tuple[Section, ...] = ()
     notes: tuple[str, ...] = ()
     tabs: tuple[Document, ...] = ()
+    upfront: bool = False
+
+    @property
+    def parts(self) -> tuple[Document, ...]:
+        """The document and its tabs in the order in which they are read."""
+        return (self, *sorted(self.tabs, key=lambda tab: not tab.upfront))
 
     def __post_init__(self) -> None:
         complaints = list(chain.from_iterable(map(_complaints, (*self.figures, *self.sections))))

@@ -35,11 +35,10 @@ def live_data(document: Document, view_id: str) -> dict[str, Any]:
     return {"id": view_id, **document_data(document)}
 
 
-def assets_of(document: Document, scripts: Iterable[str] = ()) -> tuple[str, str]:
-    """Return the module that draws a document with its pictures, and their style sheet."""
-    pictures = [section for section in _sections(document) if isinstance(section, Picture)]
-    names = dict.fromkeys([*(picture.script for picture in pictures if picture.script), *scripts])
-    styles = dict.fromkeys(picture.style for picture in pictures if picture.style)
+def assets_of(document: Document, more: Iterable[tuple[str, str]] = ()) -> tuple[str, str]:
+    """Return the module that draws a document with its pictures, and their style sheet; `more` are pairs of paths."""
+    pictures = [(part.script, part.style) for part in _sections(document) if isinstance(part, Picture)]
+    names, styles = (dict.fromkeys(filter(None, paths)) for paths in zip(*pictures, *more, ("", ""), strict=True))
     return script(*names, _SCRIPT) + "export default documentWidget;\n", style(_STYLE, *styles)
 
 

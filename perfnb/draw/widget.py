@@ -42,12 +42,12 @@ class DocumentWidget(DrawnWidget):
     document : Document
     view_id : str
         By which it finds its static twin.
-    scripts : iterable of str
-        More scripts, as paths inside the package.
+    more : iterable of (str, str)
+        More scripts and their style sheets, as paths inside the package.
     """
 
-    def __init__(self, document: Document, view_id: str, scripts: Iterable[str] = ()) -> None:
-        self._esm, self._css = assets_of(document, scripts)  # a saved notebook contains them
+    def __init__(self, document: Document, view_id: str, more: Iterable[tuple[str, str]] = ()) -> None:
+        self._esm, self._css = assets_of(document, more)  # a saved notebook contains them
         super().__init__(live_data(document, view_id), f"{type(self).__name__}({document_line(document)!r})")
 
 

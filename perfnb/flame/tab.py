@@ -7,6 +7,7 @@ from typing import Any
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
+from perfnb.draw.document import Document, Picture
 from perfnb.draw.tab import Tab
 from perfnb.flame.data import NOTEBOOK_CALLS, flame_data
 from perfnb.flame.step_stacks import STEP, StepStacks, step_stacks
@@ -93,12 +94,21 @@ def _code(row: Any) -> str:
 
 
 TAB = Tab(
-    key="flame",
-    title="Flame graph",
-    shows=lambda report: report.part("flame", lambda analysis: step_stacks(analysis.recording)),
-    text=stacks_text,
-    html=stacks_html,
-    data=stacks_data,
-    script="flame/js/tab.js",
-    style="flame/js/flame.css",
+    "flame",
+    lambda report: report.part("flame", lambda analysis: step_stacks(analysis.recording)),
+    lambda part: Document(
+        "flame graph",
+        sections=(
+            Picture(
+                "flame",
+                "",
+                lambda width: stacks_text(part, width),
+                lambda: stacks_html(part),
+                lambda: stacks_data(part),
+                "flame/js/tab.js",
+                "flame/js/flame.css",
+                "flame",
+            ),
+        ),
+    ),
 )

@@ -9,6 +9,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import bars, escape, palette, tables
+from perfnb.draw.document import Document, Picture
 from perfnb.draw.tab import Tab
 from perfnb.recording.nesting import NONE
 
@@ -430,12 +431,21 @@ def _together(sentence: str) -> str:
 
 
 TAB = Tab(
-    key="gpu",
-    title="GPU",
-    shows=lambda report: report.summary.gpu,
-    text=gpu_text,
-    html=gpu_html,
-    data=gpu_data,
-    script="gpu/js/gpu.js",
-    style="gpu/js/gpu.css",
+    "gpu",
+    lambda report: report.summary.gpu,
+    lambda part: Document(
+        "GPU",
+        sections=(
+            Picture(
+                "gpu",
+                "",
+                lambda width: gpu_text(part, width),
+                lambda: gpu_html(part),
+                lambda: gpu_data(part),
+                "gpu/js/gpu.js",
+                "gpu/js/gpu.css",
+                "gpu",
+            ),
+        ),
+    ),
 )

@@ -11,6 +11,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import bars, escape, palette, tables
+from perfnb.draw.document import Document, Picture
 from perfnb.draw.picture import picture_html
 from perfnb.draw.tab import Tab
 from perfnb.memory.picture import draw_memory
@@ -287,11 +288,21 @@ def _whole(value: Any) -> int | None:
 
 
 TAB = Tab(
-    key="memory",
-    title="Memory",
-    shows=lambda report: report.summary.memory,
-    text=memory_text,
-    html=memory_html,
-    data=memory_data,
-    script="memory/js/memory.js",
+    "memory",
+    lambda report: report.summary.memory,
+    lambda part: Document(
+        "memory",
+        sections=(
+            Picture(
+                "memory",
+                "",
+                lambda width: memory_text(part, width),
+                lambda: memory_html(part),
+                lambda: memory_data(part),
+                "memory/js/memory.js",
+                "",
+                "memory",
+            ),
+        ),
+    ),
 )

@@ -6,10 +6,11 @@ import base64
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perfnb.draw import escape
-from perfnb.draw.frame import live_page
+from perfnb.draw.as_html import document_html
+from perfnb.draw.as_text import USUAL, document_text, terminal_width
+from perfnb.draw.live import document_page
 from perfnb.draw.shown import Bundle, show_live
-from perfnb.profile.report import layer_rows, report_data, report_script, report_style, summary_html, summary_text
+from perfnb.profile.report import Report, report_document
 from perfnb.shell import in_notebook, print_text
 from perfnb.timeline.data import PAGE_BYTES, bytes_of_report, timeline_bytes
 
@@ -21,18 +22,6 @@ if TYPE_CHECKING:
 #: A weak reference to the method that makes a timeline.
 Again = Callable[[], Callable[[], "Timeline | None"] | None]
 
-_REPORT_ID = "page"
-_START = """
-const holder = document.getElementById("perfnb-report");
-const data = document.getElementById("perfnb-data").textContent;
-const packed = atob(document.getElementById("perfnb-timeline").textContent);
-const bytes = new Uint8Array(packed.length);
-for (let i = 0; i < bytes.length; i += 1) bytes[i] = packed.charCodeAt(i);
-const timeline = new DataView(bytes.buffer);
-const parts = { timeline, data };
-report.render({ model: { get: (name) => parts[name] }, el: holder });
-"""
-
 
 def show(
     summary: Summary, timeline: Timeline | None = None, again: Again | None = None, kept: KeptStep | None = None
@@ -43,14 +32,22 @@ def show(
     Its findings can be tried on the step in `kept`.
     """
     if not in_notebook():
-        print_text(summary_text(summary, timeline=timeline))
+        print_text(document_text(report_document(summary, timeline), terminal_width()))
         return
-    show_live(static_bundle(summary, timeline), lambda report_id: _report(summary, report_id, timeline, again, kept))
+    show_live(static_bundle(summary, timeline), lambda view_id: _report(summary, view_id, timeline, again, kept))
 
 
 def static_bundle(summary: Summary, timeline: Timeline | None = None) -> Bundle:
     """Return the report as a display bundle of text and HTML."""
-    return {"text/plain": summary_text(summary, timeline=timeline), "text/html": summary_html(summary, timeline)}
+    document = report_document(summary, timeline)
+    width = USUAL if in_notebook() else terminal_width()
+    return {"text/plain": document_text(document, width), "text/html": document_html(document)}
+
+
+def _layer_rows(summary: Summary, timeline: Timeline) -> list[int]:
+    """The row of each of the timeline's layers in the table of layers; -1 if it has none."""
+    places = Report(summary).layer_places
+    return [places.get(name, -1) for name in timeline.layers]
 
 
 def _report(
@@ -58,7 +55,7 @@ def _report(
 ) -> Any:
     from perfnb.profile.widget import ReportWidget
 
-    rows = [] if timeline is None else layer_rows(summary, timeline.layers)
+    rows = [] if timeline is None else _layer_rows(summary, timeline)
     saved, facts = bytes_of_report(timeline, rows)
 
     def whole() -> bytes | None:
@@ -67,21 +64,15 @@ def _report(
         return None if made is None else timeline_bytes(made, rows, PAGE_BYTES)[0]
 
     more = whole if facts is not None and not facts["whole"] else None
-    return ReportWidget(report_data(summary, view_id, facts), saved, more, kept)
+    return ReportWidget(report_document(summary, timeline, facts), view_id, saved, more, kept)
 
 
 def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:
     """Return the report as a self-contained HTML document, which also works offline and without scripts."""
     packed, facts = b"", None
     if timeline is not None:
-        packed, facts = timeline_bytes(timeline, layer_rows(summary, timeline.layers), PAGE_BYTES)
-    drawn = report_data(summary, _REPORT_ID, facts)
-    keys = [key for key, _ in drawn["tabs"]]
-    twin = f'<div class="perfnb-static-{_REPORT_ID}">{summary_html(summary, timeline)}</div>'
-    data = (
-        f'<script type="application/json" id="perfnb-data">{escape.json_in_script(drawn)}</script>\n'
-        '<script type="application/octet-stream" id="perfnb-timeline">'
-        f"{base64.b64encode(packed).decode()}</script>\n"
+        packed, facts = timeline_bytes(timeline, _layer_rows(summary, timeline), PAGE_BYTES)
+    return document_page(
+        report_document(summary, timeline, facts),
+        f'<script type="application/octet-stream" data-trait="timeline">{base64.b64encode(packed).decode()}</script>\n',
     )
-    body, script = f'{twin}\n<div id="perfnb-report"></div>', report_script(keys) + _START
-    return live_page(summary.name, report_style(keys), body, data, script)

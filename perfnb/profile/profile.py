@@ -20,6 +20,7 @@ from perfnb.diff.comparison import ProfileComparison, not_comparable
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.step_times import step_change_of
 from perfnb.draw import escape
+from perfnb.draw.document import Document
 from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError
 from perfnb.files import write_parts
@@ -35,7 +36,7 @@ from perfnb.profile.display import show, standalone_page, static_bundle
 from perfnb.profile.kept_step import KeptStep
 from perfnb.profile.outcome import origin, outcome_of
 from perfnb.profile.reduced import ReducedProfile, reduced, summary_of_tables
-from perfnb.profile.report import summary_text
+from perfnb.profile.report import report_document
 from perfnb.profile.summary import Summary, summarize
 from perfnb.profile.timing import Timing, shown
 from perfnb.quantities import durations
@@ -426,8 +427,11 @@ class Profile(Page, Shown):
         attribution = self._analysis.attribution
         return None if attribution is None else timeline_of(self._recording, attribution, self._analysis.watched)
 
-    def _text(self, width: int = 100) -> str:
-        return summary_text(self._summary, width, self._timeline())
+    def _document(self) -> Document:
+        return report_document(self._summary, self._timeline())
+
+    def _text(self) -> str:
+        return static_bundle(self._summary, self._timeline())["text/plain"]
 
     def __repr__(self) -> str:
         timing, trace = self.timing, self._recording.meta.get("trace")

@@ -11,18 +11,22 @@ from typing import Any
 
 import traitlets
 
-from perfnb.draw.widget import DrawnWidget
+from perfnb.draw.document import Cards, Document
+from perfnb.draw.widget import DocumentWidget
 from perfnb.profile.kept_step import KeptStep
-from perfnb.profile.report import report_script, report_style
 from perfnb.profile.trying import Trying
 
+_TRY_IT = ("findings/js/try.js", "findings/js/try.css")
 
-class ReportWidget(DrawnWidget):
-    """A report drawn from `perfnb.profile.report.report_data`.
+
+class ReportWidget(DocumentWidget):
+    """A report.
 
     Parameters
     ----------
-    data : dict
+    document : Document
+        From `perfnb.profile.report.report_document`.
+    view_id : str
     timeline : bytes
         From `perfnb.timeline.data.timeline_bytes`; empty for none. A saved notebook contains it.
     whole : callable, optional
@@ -38,17 +42,17 @@ class ReportWidget(DrawnWidget):
 
     def __init__(
         self,
-        data: dict[str, Any],
+        document: Document,
+        view_id: str,
         timeline: bytes = b"",
         whole: Callable[[], bytes | None] | None = None,
         kept: KeptStep | None = None,
     ) -> None:
         self._whole = whole
-        levers = [row["remedy"] for row in (data["findings"] or {"rows": []})["rows"] if row["remedy"]]
+        sections = (section for tab in document.tabs for section in tab.sections)
+        levers = [card.lever for part in sections if isinstance(part, Cards) for card in part.cards if card.lever]
         self._trying = Trying(kept, levers, self._tell) if kept is not None and levers else None
-        keys = [key for key, _ in data["tabs"]]
-        self._esm, self._css = report_script(keys), report_style(keys)  # a saved notebook contains them
-        super().__init__(data, f"ReportWidget({data['name']!r}, {data['layers']['modules']} layers)")
+        super().__init__(document, view_id, [_TRY_IT] if self._trying is not None else [])
         self.timeline = timeline
         self.on_msg(self._answer)
 

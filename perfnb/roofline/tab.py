@@ -10,6 +10,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, tables
+from perfnb.draw.document import Document, Picture
 from perfnb.draw.frame import header
 from perfnb.draw.palette import GREY
 from perfnb.draw.picture import GROUND, INK, LINE, QUIET, bare, halo, picture_html
@@ -324,11 +325,21 @@ def _span(values: list[float], spare: float) -> tuple[float, float]:
 
 
 TAB = Tab(
-    key="roofline",
-    title="Roofline",
-    shows=lambda report: report.summary.roofline,
-    text=roofline_text,
-    html=roofline_html,
-    data=roofline_data,
-    script="roofline/js/roofline.js",
+    "roofline",
+    lambda report: report.summary.roofline,
+    lambda part: Document(
+        "roofline",
+        sections=(
+            Picture(
+                "roofline",
+                "",
+                lambda width: roofline_text(part, width),
+                lambda: roofline_html(part),
+                lambda: roofline_data(part),
+                "roofline/js/roofline.js",
+                "",
+                "roofline",
+            ),
+        ),
+    ),
 )

@@ -10,6 +10,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
+from perfnb.draw.document import Document, Picture
 from perfnb.draw.picture import GROUND, HATCHES, INK, LINE, QUIET, bare, picture_html
 from perfnb.draw.tab import Tab
 from perfnb.timeline.data import memory_word
@@ -248,13 +249,21 @@ def _alt(step: StepTimeline) -> str:
 
 
 TAB = Tab(
-    key="timeline",
-    title="Timeline",
-    shows=lambda report: report if report.timeline is not None or report.timeline_facts is not None else None,
-    text=lambda report, width: timeline_text(report.timeline, width),
-    html=lambda report: timeline_html(report.timeline),
-    # The events travel beside the data, as bytes.
-    data=lambda report: None if report.timeline_facts is None else dict(report.timeline_facts),
-    script="timeline/js/timeline.js",
-    style="timeline/js/timeline.css",
+    "timeline",
+    lambda report: report if report.timeline is not None else None,
+    lambda part: Document(
+        "timeline",
+        sections=(
+            Picture(
+                "timeline",
+                "",
+                lambda width: timeline_text(part.timeline, width),
+                lambda: timeline_html(part.timeline),
+                lambda: None if part.timeline_facts is None else dict(part.timeline_facts),
+                "timeline/js/timeline.js",
+                "timeline/js/timeline.css",
+                "timeline",
+            ),
+        ),
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from perfnb.draw.document import Document, Picture
 from perfnb.draw.tab import Tab
 from perfnb.watching.data import machine_data
 from perfnb.watching.steps import steps_watched
@@ -24,12 +25,21 @@ def _machine(analysis: Analysis) -> MachineSummary | None:
 
 
 TAB = Tab(
-    key="machine",
-    title="Machine",
-    shows=lambda report: report.part("machine", _machine),
-    text=machine_text,
-    html=machine_html,
-    data=machine_data,
-    script="watching/js/machine.js",
-    style="watching/js/watch.css",
+    "machine",
+    lambda report: report.part("machine", _machine),
+    lambda part: Document(
+        "machine",
+        sections=(
+            Picture(
+                "machine",
+                "",
+                lambda width: machine_text(part, width),
+                lambda: machine_html(part),
+                lambda: machine_data(part),
+                "watching/js/machine.js",
+                "watching/js/watch.css",
+                "machine",
+            ),
+        ),
+    ),
 )

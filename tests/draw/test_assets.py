@@ -10,13 +10,27 @@ import pytest
 
 import perfnb
 from perfnb.draw import assets
-from perfnb.profile.report import report_script, report_style, tabs
+from perfnb.draw.document import Document, Picture
+from perfnb.draw.live import assets_of
 
 PACKAGE = Path(perfnb.__file__).parent
 SCRIPTS = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.js"))
+PICTURES = [
+    "findings/js/try.js",
+    *(
+        f"{name}.js"
+        for name in (
+            "timeline/js/timeline",
+            "flame/js/tab",
+            "gpu/js/gpu",
+            "memory/js/memory",
+            "roofline/js/roofline",
+            "watching/js/machine",
+        )
+    ),
+]
 ENTRIES = {
-    "report": [*(tab.script for tab in tabs()), "profile/js/report.js"],
-    "documentWidget": ["draw/js/document.js"],
+    "documentWidget": [*PICTURES, "draw/js/document.js"],
     "architectures": ["models/js/architectures.js"],
     "scaling": ["models/js/scaling.js"],
     "watch": ["watching/js/panel.js"],
@@ -63,9 +77,13 @@ def test_a_circle_of_imports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         assets.in_order("a/js/a.js")
 
 
-def test_a_report_holds_the_scripts_and_styles_of_its_tabs_alone() -> None:
-    small = report_script(["layers", "ops"])
-    assert "rooflineTab" not in small
-    assert "rooflineTab" in report_script(["layers", "ops", "roofline"])
-    assert len(small.encode()) < 50_000 < len(report_script().encode()) < 240_000
-    assert "pf-gpu" not in report_style(["layers"])
+def test_a_view_holds_the_scripts_and_styles_of_its_pictures_alone() -> None:
+    flame = Picture("flame", "", lambda width: [], lambda: "", None, "flame/js/tab.js", "flame/js/flame.css")
+    (plain, plain_style), (drawn, drawn_style) = (
+        assets_of(Document("profile", sections=sections)) for sections in ((), (flame,))
+    )
+    assert "flameView" not in plain
+    assert "flameView" in drawn
+    assert len(plain.encode()) < 60_000 < len(drawn.encode()) < 100_000
+    assert "pf-fl" not in plain_style
+    assert "pf-fl" in drawn_style

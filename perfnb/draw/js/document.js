@@ -28,16 +28,16 @@ const figureEntry = ({ label, value, unit, interval, words, basis, samples }, ma
 function cards(section, context) {
   if (!section.cards.length) return null;
   const made = section.cards.map((card, place) => {
-    const links = card.links.map(([key, name]) => (context.has(key)
-      ? h("button", { type: "button", class: "pf-link pf-name", title: `Show ${name}`, click: () => context.reveal(key, name) }, name)
-      : h("span", { class: "pf-quiet pf-name" }, name)));
+    const links = card.links.map(({ key, name, words }) => (context.has(key)
+      ? h("button", { type: "button", class: "pf-link pf-name", title: `Show ${words || name}`, click: () => context.reveal(key, name) }, words || name)
+      : h("span", { class: "pf-quiet pf-name" }, words || name)));
     const advice = () => [card.advice && h("p", {}, h("b", {}, "Try "), card.advice), card.code && codeBlock(card.code)].filter(Boolean);
     const plainAdvice = () => [...advice(), card.trial && h("p", { class: "pf-quiet" }, card.trial[0]), card.trial && codeBlock(card.trial[1])].filter(Boolean);
     const cure = h("div", { class: "pf-cure" }, plainAdvice());
     const element = h("li", { class: "pf-finding", tabindex: "-1" },
       h("div", { class: "pf-finding-head" },
         h("h3", {}, section.cards.length > 1 && h("span", { class: "pf-quiet" }, `${place + 1}`), card.title),
-        h("span", { class: "pf-bound" }, figure(card.bound)),
+        h("span", { class: "pf-bound" }, card.bound),
         card.confidence && h("span", { class: "pf-sure", title: card.why }, `${card.confidence} confidence`)),
       card.share != null && h("div", { class: "pf-saves", "aria-hidden": "true" }, h("i", { style: `width:${Math.min(100, 100 * card.share)}%` })),
       card.evidence && h("p", {}, card.evidence), links.length > 0 && h("p", { class: "pf-links" }, links), cure,
@@ -105,8 +105,9 @@ function documentView(data, model) {
     if (tabOf.has(key)) views?.show(tabOf.get(key));
     sections.get(key)?.(name);
   };
-  const keys = new Set([...data.sections, ...data.tabs.flatMap((tab) => tab.sections)].map(({ key }) => key).filter(Boolean));
-  const context = { model, sections, reveal, has: (key) => keys.has(key), document: data };
+  const all = [...data.sections, ...data.tabs.flatMap((tab) => tab.sections)];
+  const keys = new Set(all.map(({ key }) => key).filter(Boolean));
+  const context = { model, sections, reveal, has: (key) => keys.has(key), table: (key) => all.find((section) => section.key === key), document: data };
   const own = data.sections.map((section) => sectionView(section, context)).filter(Boolean);
   const entries = data.tabs.map((tab) => tabEntry(tab, context));
   if (entries.length) views = tabs(`Parts of the ${data.kind}`, entries);

@@ -277,7 +277,7 @@ export function searchGrid({ words, size, noun, before, after, describe, unsearc
   };
   const show = (i) => {
     const button = h("button", { type: "button", class: "pf-close", "aria-label": "Close details", title: "Close", click: close }, "×");
-    panel.replaceChildren(button, ...describe(i).filter(Boolean));
+    panel.replaceChildren(button, ...describe(i).flat(Infinity).filter(Boolean));
     panel.hidden = false;
     panel.scrollTop = 0;
   };

@@ -65,7 +65,7 @@ export function effects(section) {
     h("tbody", {}, section.rows.map(row)))), note];
 }
 
-const PLOT = { left: 78, right: 16, top: 22, height: 170, below: 40 };
+const FRAME = { left: 78, right: 16, top: 22, height: 170, below: 40 };
 
 // The places of numbers on an axis: {at, ticks}.
 function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
@@ -83,25 +83,25 @@ function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
 }
 
 // A chart on two axes, redrawn to fit; `shapes` gets the places of numbers and returns what is drawn.
-function plotted({ title, x, y, xs, ys, floor, height = PLOT.height }, marks, shapes) {
+function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, shapes) {
   const holder = h("div", { class: "pf-chart" });
-  const lowest = PLOT.top + height;
+  const lowest = FRAME.top + height;
   drawnToFit(holder, (width) => {
-    const right = width - PLOT.right;
-    const across = scaleOf(x, xs, [PLOT.left, right], Math.max(2, width / 170));
-    const up = y && scaleOf(y, ys, [lowest, PLOT.top], 3, floor);
+    const right = width - FRAME.right;
+    const across = scaleOf(x, xs, [FRAME.left, right], Math.max(2, width / 170));
+    const up = y && scaleOf(y, ys, [lowest, FRAME.top], 3, floor);
     const { defs, fills } = patternFills(marks);
-    holder.replaceChildren(drawn("svg", { width, height: lowest + PLOT.below, role: "img", "aria-label": title }, defs,
-      uprightRules(across.ticks, across.at, [PLOT.top, lowest]), up && levelRules(up.ticks, up.at, [PLOT.left, right]),
-      drawn("text", { x: (PLOT.left + right) / 2, y: lowest + 34, "text-anchor": "middle" }, x.label),
-      y?.label && drawn("text", { x: PLOT.left, y: 10 }, y.label), shapes(across.at, up?.at, [right, lowest], fills)));
+    holder.replaceChildren(drawn("svg", { width, height: lowest + FRAME.below, role: "img", "aria-label": title }, defs,
+      uprightRules(across.ticks, across.at, [FRAME.top, lowest]), up && levelRules(up.ticks, up.at, [FRAME.left, right]),
+      drawn("text", { x: (FRAME.left + right) / 2, y: lowest + 34, "text-anchor": "middle" }, x.label),
+      y?.label && drawn("text", { x: FRAME.left, y: 10 }, y.label), shapes(across.at, up?.at, [right, lowest], fills)));
   });
   return holder;
 }
 
 const legend = (marks) => (marks.length > 1 || marks[0]?.word ? h("ul", { class: "pf-legend" }, marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word)))) : null);
 const known = (values) => (values ?? []).filter((value) => value != null);
-const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
+const LINE_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 export function series(section) {
   const { at, lines, levels } = section;
@@ -112,10 +112,10 @@ export function series(section) {
   const draw = (x, y, [right]) => [
     lines.map((line, i) => [
       line.low && line.high && drawn("path", { fill: line.mark.colour, "fill-opacity": 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
-      drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": DASHES[i % DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
+      drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": LINE_DASHES[i % LINE_DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
       at.length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
         drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]),
-    Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: PLOT.left, x2: right, y1: y(value), y2: y(value) }),
+    Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: FRAME.left, x2: right, y1: y(value), y2: y(value) }),
       drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)])];
   return [legend(marks), plotted({ title: section.title, x: section.x, y: section.y, xs: at, ys, floor: section.y.log ? undefined : 0 }, marks, draw)];
 }
@@ -126,10 +126,10 @@ export function strip(section) {
   if (!values.length) return null;
   const height = 26 * groups.length;
   const draw = (x, _, [right, lowest], fills) => [
-    groups.map(([, group], row) => group.map((value) => drawn("circle", { cx: x(value), cy: PLOT.top + 26 * row + 13, r: 4, fill: fills[row], "fill-opacity": 0.65 },
+    groups.map(([, group], row) => group.map((value) => drawn("circle", { cx: x(value), cy: FRAME.top + 26 * row + 13, r: 4, fill: fills[row], "fill-opacity": 0.65 },
       drawn("title", {}, inUnit(value, section.axis.unit))))),
-    section.at && [drawn("line", { class: "pf-level", x1: x(section.at[1]), x2: x(section.at[1]), y1: PLOT.top, y2: lowest }),
-      drawn("text", { class: "pf-halo", x: x(section.at[1]), y: PLOT.top - 5, "text-anchor": x(section.at[1]) + textWidth(section.at[0]) > right ? "end" : "start" }, section.at[0])]];
+    section.at && [drawn("line", { class: "pf-level", x1: x(section.at[1]), x2: x(section.at[1]), y1: FRAME.top, y2: lowest }),
+      drawn("text", { class: "pf-halo", x: x(section.at[1]), y: FRAME.top - 5, "text-anchor": x(section.at[1]) + textWidth(section.at[0]) > right ? "end" : "start" }, section.at[0])]];
   const marks = groups.map(([mark]) => mark);
   return [legend(marks), plotted({ title: section.title, x: section.axis, xs: section.at ? [...values, section.at[1]] : values, height }, marks, draw)];
 }
@@ -146,7 +146,7 @@ export function scatter(section, context) {
       dots.map((dot, i) => drawn("circle", { class: "pf-point", cx: placed[i].at[0], cy: placed[i].at[1], r: 5, fill: fills[marks.findIndex(({ word }) => word === dot.mark.word)],
         click: () => section.selects && context.reveal(section.selects, dot.label) },
         drawn("title", {}, `${dot.label}: ${inUnit(dot.x, section.x.unit)}, ${inUnit(dot.y, section.y.unit)}`))),
-      namesBeside(placed, 8, [PLOT.left, right, PLOT.top])];
+      namesBeside(placed, 8, [FRAME.left, right, FRAME.top])];
   };
   const chart = { title: section.title, x: section.x, y: section.y, xs: [...dots.map((dot) => dot.x), ...points.map(([a]) => a)], ys: [...dots.map((dot) => dot.y), ...points.map(([, b]) => b)], height: 280 };
   return [legend(marks), plotted(chart, marks, draw)];

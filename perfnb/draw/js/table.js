@@ -17,7 +17,7 @@ export function textIn(cell, unit) {
 const isKnown = (cell) => (typeof cell === "string" ? cell !== "" : isObject(cell) ? cell.number != null || "word" in cell : cell != null);
 
 const PIXELS = 7.2;
-const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 210 : 170,
+const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 250 : 170,
   PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length)) + 18));
 
 function cellBar(column, cell, most) {
@@ -109,7 +109,7 @@ export function tableSection(section, context) {
       holder.replaceChildren(innerTable(inner, (row) => (inside ? inside[row] === 1 : row === i), context));
     };
     if (inner) fill(nested);
-    const known = columns.map((column, c) => [column, rows[i][c]]).slice(1).filter(([, cell]) => isKnown(cell));
+    const known = columns.map((column, c) => [column, rows[i][c]]).slice(1).filter(([column, cell]) => isKnown(cell) && (column.unit !== "text" || textIn(cell, "text").length < 40));
     return [
       h("h3", {}, section.names?.[i] ?? path(i)), details?.[i] && h("p", {}, details[i]),
       h("dl", {}, known.map(([column, cell]) => h("div", {}, h("dt", {}, column.head), h("dd", {}, figure(textIn(cell, column.unit)))))),
@@ -148,6 +148,6 @@ export function tableSection(section, context) {
     if (at != null && at >= 0) view.reveal(at);
   };
   const element = rows.length < SEARCHED_FROM ? view.element : [h("h3", { class: "pf-section" }, title), view.element];
-  return { element: h("div", {}, element), reveal, shown: () => view.grid.fit(), size: section.counted ? grouped(body) : null };
+  return { element: h("div", {}, element), reveal, shown: () => view.grid.fit(), size: section.key ? grouped(body) : null };
 }
 

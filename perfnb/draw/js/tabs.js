@@ -1,11 +1,6 @@
-// Tabs, and the registry of the report's tabs.
+// Tabs after the ARIA pattern: one in the tab order, arrow keys move between them.
 import { freshId, h } from "./dom.js";
 
-// By key: makes a tab of the report, {element, size, shown(), reveal(what), headline}, all but the first two optional.
-// The maker gets {data, model, facts, has(key), go(key, what)}; `go` opens a tab and has it reveal something.
-export const tabMakers = {};
-
-// Tabs after the ARIA pattern: one in the tab order, arrow keys move between them.
 export function tabs(label, entries) {
   const list = h("div", { role: "tablist", "aria-label": label, class: "pf-tabs" });
   const choose = (chosen) => entries.forEach((entry, i) => {

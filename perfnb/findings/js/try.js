@@ -1,28 +1,35 @@
 // Try it: a finding's lever tried on the step, in the kernel that profiled it.
-import { figure, h } from "../../draw/js/dom.js";
-import { duration, share } from "../../draw/js/format.js";
+import { cardTools } from "../../draw/js/document.js";
+import { codeBlock, figure, h } from "../../draw/js/dom.js";
+import { share } from "../../draw/js/format.js";
+
+const triesByModel = new WeakMap();
 
 // What was tried, as the kernel tells it, drawn again at each change. Only a kernel that still has the step makes it
 // ready; a saved or exported report never is.
-export function triesOf(model, draw) {
-  const tries = { ready: false, asked: null, count: 0, running: null, answers: {} };
+function triesOf(model) {
+  if (triesByModel.has(model)) return triesByModel.get(model);
+  const tries = { ready: false, asked: null, count: 0, running: null, answers: {}, drawers: [] };
+  triesByModel.set(model, tries);
+  const draw = () => tries.drawers.forEach((drawer) => drawer(tries));
   const take = () => {
     Object.assign(tries, JSON.parse(model.get("tried") || "{}"), { asked: null });
-    draw(tries);
+    draw();
   };
   tries.press = (lever) => {
     tries.asked = lever;
     model.send({ try: lever, after: tries.count });
-    draw(tries);
+    draw();
   };
   model.on?.("change:tried", take);
   model.on?.("msg:custom", (content) => {
     if (content?.try !== "ready") return;
     tries.ready = true;
-    draw(tries);
+    draw();
   });
   take();
   model.send?.({ try: null });
+  return tries;
 }
 
 function pressButton(word, lever, tries, busy) {
@@ -38,28 +45,28 @@ function savedRow(word, part, between, full, words, kind) {
 }
 
 // The bound of a finding and what its lever saved, side by side.
-function comparison(finding, answer) {
-  if (finding.bound_share == null || answer.share == null) return null;
-  const full = Math.max(finding.bound_share, answer.share, ...(answer.shares ?? []), 0.001);
+function comparison(card, answer) {
+  if (card.share == null || answer.share == null) return null;
+  const full = Math.max(card.share, answer.share, ...(answer.shares ?? []), 0.001);
   const saved = answer.saves ? [figure(answer.saves), h("span", { class: "pf-quiet" }, ` ${share(answer.share)}`)] : [h("span", { class: "pf-quiet" }, answer.clear ? "nothing" : "unclear")];
-  const beyond = answer.shares?.[0] > finding.bound_share && h("p", { class: "pf-quiet" }, "It saves more than the finding's bound. Profile again if the machine was busy; otherwise the bound is too low.");
+  const beyond = answer.shares?.[0] > card.share && h("p", { class: "pf-quiet" }, "It saves more than the finding's bound. Profile again if the machine was busy; otherwise the bound is too low.");
   return [h("dl", { class: "pf-compared" },
-    savedRow("Could save", finding.bound_share, null, full, [h("span", { class: "pf-quiet" }, "up to "), figure(duration(finding.bound_ms)), h("span", { class: "pf-quiet" }, ` ${share(finding.bound_share)}`)], "pf-could"),
+    savedRow("Could save", card.share, null, full, [h("span", { class: "pf-quiet" }, card.bound)], "pf-could"),
     savedRow("Saves", answer.share, answer.shares, full, saved, "pf-did")), beyond];
 }
 
-function answerOf(finding, answer, tries, advice, busy) {
-  const again = tries.ready && pressButton("Try again", finding.remedy, tries, busy);
-  if (answer.error) return [h("p", { class: "pf-failed", role: "status" }, answer.error), ...advice(finding), again];
+function answerOf(card, answer, tries, advice, busy) {
+  const again = tries.ready && pressButton("Try again", card.lever, tries, busy);
+  if (answer.error) return [h("p", { class: "pf-failed", role: "status" }, answer.error), ...advice(), again];
   return [
-    h("section", { class: "pf-tried", "aria-label": `Tried ${finding.remedy}` },
+    h("section", { class: "pf-tried", "aria-label": `Tried ${card.lever}` },
       h("p", { class: "pf-said", role: "status" }, answer.said),
-      comparison(finding, answer),
+      comparison(card, answer),
       h("dl", { class: "pf-tried-facts" }, answer.facts.map(([head, words]) => h("div", {}, h("dt", {}, head), h("dd", {}, words)))),
       answer.code && h("p", {}, "Keep it with"),
-      answer.code && h("pre", { class: "pf-code" }, h("code", {}, answer.code)),
+      answer.code && codeBlock(answer.code),
       again),
-    answer.keep ? null : h("p", { class: "pf-quiet" }, h("b", {}, "Advice "), finding.advice),
+    answer.keep ? null : h("p", { class: "pf-quiet" }, h("b", {}, "Advice "), card.advice),
   ];
 }
 
@@ -70,16 +77,26 @@ function progressOf(tries) {
 }
 
 // What stands in a finding where its advice was: advice and button, progress, or the answer.
-export function trial(finding, tries, advice) {
-  const lever = finding.remedy;
+function trial(card, tries, advice, plainAdvice) {
+  const lever = card.lever;
   const running = tries.ready && (tries.asked ?? tries.running);
-  if (running === lever) return [...advice(finding), progressOf(tries)];
+  if (running === lever) return [...advice(), progressOf(tries)];
   const answer = tries.answers[lever];
-  if (answer) return answerOf(finding, answer, tries, advice, Boolean(running)).filter(Boolean);
+  if (answer) return answerOf(card, answer, tries, advice, Boolean(running)).filter(Boolean);
   if (tries.ready) {
     const about = `Runs the step with and without ${lever}, checks its results, and puts everything back.`;
-    return [...advice(finding), h("p", { class: "pf-offer" }, pressButton("Try it", lever, tries, Boolean(running)), h("span", { class: "pf-quiet" }, about))].filter(Boolean);
+    return [...advice(), h("p", { class: "pf-offer" }, pressButton("Try it", lever, tries, Boolean(running)), h("span", { class: "pf-quiet" }, about))].filter(Boolean);
   }
-  const [words, code] = finding.trial;
-  return [...advice(finding), code && h("p", {}, words), code && h("pre", { class: "pf-code" }, h("code", {}, code))].filter(Boolean);
+  return plainAdvice();
 }
+
+cardTools.advice = ({ card, cure, element, advice, plainAdvice, model }) => {
+  const tries = triesOf(model);
+  const draw = () => {
+    const held = cure.contains(cure.getRootNode().activeElement);
+    cure.replaceChildren(...trial(card, tries, advice, plainAdvice));
+    if (held) element.focus({ preventScroll: true });
+  };
+  tries.drawers.push(draw);
+  draw();
+};

@@ -2,11 +2,11 @@
 import { swatch } from "../../draw/js/chart.js";
 import { h } from "../../draw/js/dom.js";
 import { duration, share } from "../../draw/js/format.js";
-import { tabMakers } from "../../draw/js/tabs.js";
+import { pictures } from "../../draw/js/document.js";
 import { flameView } from "./view.js";
 
-tabMakers.flame = ({ data }) => {
-  const { headline, graph, lines, notes } = data.flame;
+pictures.flame = ({ data }) => {
+  const { headline, graph, lines, notes } = data;
   const view = flameView(graph, "Flame graph");
   const heads = ["Phase", "Line", "Code", "Itself", "Total", "Share"];
   const table = lines.length > 0 && h("section", { class: "pf-fl-lines" }, h("h3", {}, "Lines of your code, most time of their own first"),

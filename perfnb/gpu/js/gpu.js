@@ -3,7 +3,7 @@ import { drawnToFit, levelRules, litBar, niceTicks, partFill, partWords, roundNu
 import { drawn, figure, h, marked, stackedBar } from "../../draw/js/dom.js";
 import { count, duration, grouped, share } from "../../draw/js/format.js";
 import { figureColumn, nameColumn, searchGrid, smallTable } from "../../draw/js/grid.js";
-import { tabMakers } from "../../draw/js/tabs.js";
+import { pictures } from "../../draw/js/document.js";
 
 const QUEUE = { left: 46, right: 14, top: 8, height: 84, below: 22 };
 
@@ -156,4 +156,4 @@ function kernelTable(data) {
   return { element: h("section", { "aria-label": "Kernels" }, element), grid };
 }
 
-tabMakers.gpu = ({ data }) => ({ ...gpuTab(data.gpu), size: `${share(data.gpu.busy)} busy` });
+pictures.gpu = ({ data }) => ({ ...gpuTab(data), size: `${share(data.busy)} busy` });

@@ -3,7 +3,7 @@ import { drawnToFit, levelRules, niceTicks, patternFills, roundNumber, roundSize
 import { columnHead, drawn, fact, figure, h, moreButton } from "../../draw/js/dom.js";
 import { UNKNOWN, byteSize, count, duration, grouped, share, significant, timeUnit } from "../../draw/js/format.js";
 import { placeAfter } from "../../draw/js/search.js";
-import { tabMakers } from "../../draw/js/tabs.js";
+import { pictures } from "../../draw/js/document.js";
 
 const OWNERS_SHOWN = 10;
 
@@ -139,10 +139,10 @@ function memoryTab(data) {
   const element = h("div", { class: "pf-view pf-memory" }, failure(data), memorySummary(data, facts),
     h("div", { class: "pf-beside" }, h("div", { class: "pf-chart" }, slider, legend.element), panel),
     h("div", { class: "pf-beside pf-even" }, peakOwners(data), whatFits(data)));
-  // Moves to the instant at or before a time of the step.
-  const reveal = (time) => {
+  // Moves to the instant at or before a time of the step, in milliseconds.
+  const reveal = (ms) => {
     state.pinned = true;
-    show(facts.instantAt(time));
+    show(facts.instantAt(1e6 * Number(ms)));
     slider.focus();
     slider.scrollIntoView({ block: "nearest" });
   };
@@ -353,4 +353,4 @@ function failureMark(data, right, y0) {
     drawn("text", { x: right - 6, y: 12, "text-anchor": "end" }, "failed here"));
 }
 
-tabMakers.memory = ({ data }) => ({ ...memoryTab(data.memory), size: byteSize(data.memory.peak.bytes) });
+pictures.memory = ({ data }) => ({ ...memoryTab(data), size: byteSize(data.peak.bytes) });

@@ -3,7 +3,7 @@ import { drawnToFit, levelRules, logTicks, namesBeside, roundNumber, textWidth, 
 import { drawn, fact, figure, freshId, h } from "../../draw/js/dom.js";
 import { UNKNOWN, byteRate, byteSize, count, duration, flopCount, flopRate, grouped, intensityWords, share, significant } from "../../draw/js/format.js";
 import { Grid, figureColumn, nameColumn, smallTable } from "../../draw/js/grid.js";
-import { tabMakers } from "../../draw/js/tabs.js";
+import { pictures } from "../../draw/js/document.js";
 
 const ROOF = { left: 74, right: 18, top: 18, height: 330, below: 46, labels: 6, least: 3, most: 15 };
 const DASHES = ["", "7 4", "2 4", "10 3 2 3"];
@@ -240,4 +240,4 @@ function uncountedOps(data) {
     smallTable("Ops without a formula", { words: ["Op", "Calls", "Time", "Share"], text: 1 }, rows));
 }
 
-tabMakers.roofline = ({ data }) => ({ ...rooflineTab(data.roofline), size: share(data.roofline.utilisation) });
+pictures.roofline = ({ data }) => ({ ...rooflineTab(data), size: share(data.utilisation) });

@@ -1,7 +1,7 @@
 // The Timeline tab: every traced event over time, drawn on a canvas; without one, the longest events as a table.
 import { h, searchInput } from "../../draw/js/dom.js";
 import { grouped } from "../../draw/js/format.js";
-import { tabMakers } from "../../draw/js/tabs.js";
+import { pictures } from "../../draw/js/document.js";
 import { eventDetails, timelineTable, timelineWords } from "./details.js";
 import { unpackTimeline } from "./store.js";
 import { timelineView } from "./view.js";
@@ -96,11 +96,18 @@ function timelineTab(model, data, facts, showLayer) {
     if (!begun) begin();
     view?.shown();
   };
-  const reveal = (row) => {
-    wanted = row;
-    view?.goToLayer(row);
+  const reveal = (name) => {
+    wanted = facts.row(name);
+    view?.goToLayer(wanted);
   };
   return { element, shown, size: grouped(data.timeline.total_events), reveal };
 }
 
-tabMakers.timeline = ({ model, data, facts, go }) => timelineTab(model, data, facts, (i) => go("layers", i));
+// Layers by their rows in the table of layers.
+function layerNames(table) {
+  const names = table("layers")?.names ?? [];
+  return { path: (row) => names[row] ?? "", brief: (row) => (names[row] ?? "").split(".").slice(-2).join("."), row: (name) => names.indexOf(name) };
+}
+
+pictures.timeline = ({ model, data, document, table, reveal }) => (model.get("timeline")?.byteLength > 0
+  ? timelineTab(model, { timeline: data, id: document.id }, layerNames(table), (row) => reveal("layers", row)) : null);

@@ -3,7 +3,7 @@ import { patternFills, swatch } from "../../draw/js/chart.js";
 import { drawn, figure, h } from "../../draw/js/dom.js";
 import { UNKNOWN, clock, count, grouped } from "../../draw/js/format.js";
 import { placeAfter } from "../../draw/js/search.js";
-import { tabMakers } from "../../draw/js/tabs.js";
+import { pictures } from "../../draw/js/document.js";
 import { metricsTable, watchBoard, watchTable, watchWords, wordLists } from "./board.js";
 import { write } from "./chart.js";
 import { watchStore } from "./store.js";
@@ -67,4 +67,4 @@ function byPhase({ by_phase: { phases, rows }, stretches }) {
   return metricsTable(caption, heads, rows, (mean) => (mean == null ? few() : figure(mean)));
 }
 
-tabMakers.machine = ({ data }) => ({ ...machineTab(data.machine), size: clock(data.machine.duration_s) });
+pictures.machine = ({ data }) => ({ ...machineTab(data), size: clock(data.duration_s) });
