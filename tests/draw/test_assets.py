@@ -21,7 +21,7 @@ PICTURES = [
         f"{name}.js"
         for name in (
             "timeline/js/timeline",
-            "flame/js/tab",
+            "flame/js/view",
             "gpu/js/gpu",
             "memory/js/memory",
             "roofline/js/roofline",
@@ -34,7 +34,6 @@ ENTRIES = {
     "architectures": ["models/js/architectures.js"],
     "scaling": ["models/js/scaling.js"],
     "watch": ["watching/js/panel.js"],
-    "flameHost": ["flame/js/host.js"],
 }
 
 _DEFINED = re.compile(r"^(export )?(?:async )?(?:function|class|const|let) (\w+|\[[^\]]*\]|\{[^}]*\})", re.M)

@@ -96,6 +96,7 @@ const WRITTEN = {
 
 // A number in a unit of perfnb.draw.document.
 export function inUnit(value, unit) {
+  if (value < 0) return `−${inUnit(-value, unit)}`;
   if (unit in WRITTEN) return WRITTEN[unit](value);
   return unit.endsWith("/s") ? rate(value, unit.slice(0, -2)) : significant(value);
 }
