@@ -9,17 +9,19 @@ line.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.draw.as_text import effect_words, figure_value
-from perfnb.draw.document import Choice, Document, Effect, Figure, Inner, Picture, Section, Value
+from perfnb.draw.document import Choice, Document, Effect, Figure, Inner, Picture, Section, Table, Value
 from perfnb.draw.palette import Mark
 
 #: Longest text: a sentence, or lines of code.
 _LONGEST = 2000
+#: Fields whose text may have several lines.
+_CODE = {"code", "text"}
 #: Significant digits of numbers of rows inside others, of which there may be tens of thousands.
 _DIGITS = 6
 
@@ -53,7 +55,15 @@ def section_data(section: Section) -> dict[str, Any]:
             escape.plain(name): [section_data(part) for part in parts] for name, parts in section.options.items()
         }
         return {"type": kind, "title": escape.plain(section.title), "key": section.key, "options": options}
+    if isinstance(section, Table):
+        rows = [[_cell(cell) for cell in row] for row in section.rows]
+        names = None if section.names is None else [*map(escape.plain, section.names)]
+        return {"type": kind, **plain(replace(section, rows=(), names=None)), "rows": rows, "names": names}
     return {"type": kind, **plain(section)}
+
+
+def _cell(cell: Any) -> Any:
+    return escape.plain(cell) if isinstance(cell, str) else plain(cell)
 
 
 def plain(value: Any) -> Any:
@@ -63,13 +73,17 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, str):
-        return "\n".join(escape.plain(line, _LONGEST) for line in value.splitlines())
+        return escape.plain(value, _LONGEST)
     if isinstance(value, Mark):
         return {**value.data, "word": escape.plain(value.word)}
     if isinstance(value, Inner):
         return _inner(value)
     if is_dataclass(value):
-        data = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        data = {
+            field.name: _code(held) if field.name in _CODE and isinstance(held, str) else plain(held)
+            for field in fields(value)
+            for held in (getattr(value, field.name),)
+        }
         if isinstance(value, Effect):
             data["words"] = effect_words(value)
         elif isinstance(value, (Figure, Value)):
@@ -80,6 +94,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence):
         return [plain(inner) for inner in value]
     return fmt.known(value)
+
+
+def _code(text: str) -> str:
+    return "\n".join(escape.plain(line, _LONGEST) for line in text.splitlines())
 
 
 def _inner(inner: Inner) -> dict[str, Any]:

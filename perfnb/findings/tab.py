@@ -94,11 +94,12 @@ def row_words(row: Mapping[str, Any]) -> str:
 
 def findings_document(findings: Findings) -> Document:
     """What holds the step back, the most expensive first."""
-    if findings.table.empty:
-        nothing = Verdict("good", "Nothing stands out: the step has no known bottleneck.")
-        return Document("findings", verdict=nothing, upfront=True)
     title = "What each costs at most per step"
     return Document("findings", sections=(finding_cards(findings, title),), upfront=True)
 
 
-TAB = Tab("findings", lambda report: report.summary.findings, findings_document)
+def _found(findings: Findings | None) -> Findings | None:
+    return None if findings is None or findings.table.empty else findings
+
+
+TAB = Tab("findings", lambda report: _found(report.summary.findings), findings_document)

@@ -69,7 +69,7 @@ def layers_document(report: Report) -> Document:
         *_LAYER_COLUMNS.values(),
     )
     times = [layers[name] for name in ("total_ms", *(f"{direction}_ms" for direction in _DIRECTIONS))]
-    totals = [Split(total, parts) for total, *parts in _known_rows(times)]
+    totals = [Split(total, tuple(parts)) for total, *parts in _known_rows(times)]
     labels = [*tree.labels, *map(str, special.index)]
     kinds = [None if pd.isna(kind) else str(kind) for kind in layers["module"]]
     figures = _known_rows([_held(layers, name) for name in _LAYER_COLUMNS])

@@ -250,15 +250,15 @@ def _alt(step: StepTimeline) -> str:
 
 TAB = Tab(
     "timeline",
-    lambda report: report if report.timeline is not None else None,
+    lambda report: report if report.timeline is not None or report.timeline_facts is not None else None,
     lambda part: Document(
         "timeline",
         sections=(
             Picture(
                 "timeline",
                 "",
-                lambda width: timeline_text(part.timeline, width),
-                lambda: timeline_html(part.timeline),
+                lambda width: [] if part.timeline is None else timeline_text(part.timeline, width),
+                lambda: "" if part.timeline is None else timeline_html(part.timeline),
                 lambda: None if part.timeline_facts is None else dict(part.timeline_facts),
                 "timeline/js/timeline.js",
                 "timeline/js/timeline.css",

@@ -31,7 +31,7 @@ def test_the_verdict_stands_above_the_figures_and_leads_to_its_finding(open_page
     expect(verdict).to_contain_text("Use 2 workers.")
     assert verdict.bounding_box()["y"] < page.locator(".pf-facts").bounding_box()["y"]
 
-    page.get_by_role("button", name="All 3 findings").click()
+    page.get_by_role("button", name="Show the findings").click()
 
     expect(page.get_by_role("tab", name=re.compile("^Findings"))).to_have_attribute("aria-selected", "true")
     first = page.locator(".pf-finding").first
@@ -76,8 +76,7 @@ def test_what_is_in_no_table_is_no_link(open_page: OpenPage) -> None:
 def test_a_step_with_nothing_wrong_says_so(open_page: OpenPage) -> None:
     page = opened(open_page, samples.none())
     expect(page.get_by_role("region", name="Verdict")).to_contain_text("Nothing stands out")
-    page.get_by_role("tab", name=re.compile("^Findings")).click()
-    expect(page.get_by_role("tabpanel")).to_contain_text("Nothing stands out")
+    expect(page.get_by_role("tab", name=re.compile("^Findings"))).to_have_count(0)
 
 
 @pytest.mark.parametrize("name", summaries.HOSTILE[:8])

@@ -127,6 +127,13 @@ def _texts(data: Any) -> Iterator[str]:
             yield from _texts(value)
 
 
+def _is_listed_whole(table: dict[str, Any]) -> bool:
+    """Whether text and HTML show every row and column of a table."""
+    return (
+        table["nesting"] is None and len(table["columns"]) < 20 and len(table["rows"]) <= min(table["budget"].values())
+    )
+
+
 def _figures(data: dict[str, Any]) -> Iterator[str]:
     """The numbers of a document, in words, from its JSON alone: what text at a great width and HTML must show."""
     for figure in data["figures"]:
@@ -138,14 +145,14 @@ def _figures(data: dict[str, Any]) -> Iterator[str]:
         elif section["type"] == "effects":
             for row in section["rows"]:
                 yield fmt.with_interval(fmt.ratio(row["ratio"]), row["ratio"], row["interval"])
-        elif section["type"] == "table" and len(section["columns"]) < 20 and section["nesting"] is None:
+        elif section["type"] == "table" and _is_listed_whole(section):
             for row in section["rows"]:
                 for cell, column in zip(row, section["columns"], strict=True):
                     if isinstance(cell, dict) and "parts" in cell:
                         yield words(cell["number"], column["unit"])
                     elif isinstance(cell, dict) and "number" in cell:
                         yield fmt.with_interval(words(cell["number"], cell["unit"]), cell["number"], cell["interval"])
-                    elif cell is not None and column["unit"] != "text":
+                    elif cell is not None and column["unit"] != "text" and not column["live"]:
                         yield cell if isinstance(cell, str) else words(cell, column["unit"])
         elif section["type"] == "scatter":
             for dot in section["dots"]:

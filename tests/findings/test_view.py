@@ -1,63 +1,50 @@
-"""The verdict and the findings as text, as HTML without scripts, and as data for the browser."""
+"""The verdict and the findings as parts of a document."""
 
 from __future__ import annotations
 
-import json
-import re
-
 import pytest
 
-from perfnb.draw import escape
-from perfnb.findings.tab import findings_html, findings_text, verdict_html, verdict_text
-from perfnb.profile.report import report_data, summary_html, summary_text
-from tests import summaries
+from perfnb.draw.as_html import section_html
+from perfnb.draw.as_text import document_text, section_text
+from perfnb.draw.document import Link
+from perfnb.findings.finding import Findings
+from perfnb.findings.tab import document_verdict, finding_cards
+from perfnb.profile.report import report_document
 from tests.findings import findings_samples as samples
-from tests.pages import spaced
 
 
 def test_the_report_s_first_words_are_the_verdict() -> None:
-    lines = summary_text(samples.with_findings()).splitlines()
-
-    assert lines[1:5] == [
-        "Verdict Bound by waiting for data.",
-        "Why     The step waits.",
-        "Next    Use 2 workers.",
-        lines[4],
-    ]
-    assert lines[4].startswith("step 12.3 ms")
-    html = spaced(summary_html(samples.with_findings()))
-    assert html.index("Bound by waiting for data.") < html.index("step 12.3 ms")
+    lines = document_text(report_document(samples.with_findings())).splitlines()
+    assert lines[1:4] == ["Bound by waiting for data.", "Why   The step waits.", "Next  Use 2 workers."]
 
 
-def test_findings_stand_in_their_order_with_what_each_could_save() -> None:
-    text = "\n".join(findings_text(samples.three(), 100))
-
-    assert re.findall(r"^\d\. .*", text, re.M) == [
+def test_findings_stand_in_their_order_with_what_each_costs() -> None:
+    text = "\n".join(section_text(finding_cards(samples.three()), 100))
+    assert [line for line in text.splitlines() if line[:1].isdigit()] == [
         "1. input pipeline: up to 6.15 ms (50 %), high confidence",
         "2. memory bandwidth: up to 1.23 ms (10 %), low confidence",
         "3. activation memory: up to 3.00 MiB of memory, medium confidence",
     ]
-    assert "   Try: Use 2 workers.\n   loader = DataLoader(dataset, num_workers=2)" in text
-    html = findings_html(samples.three())
+    assert "      loader = DataLoader(dataset, num_workers=2)" in text
+    assert "Try: Use 2 workers." not in text, "the verdict gave that advice"
+    assert "Try: Fuse them." in text
+    html = section_html(finding_cards(samples.three()))
     assert html.count("<li>") == 3
     assert "layer model.features.1" in html
     assert "memory at 1.50 ms" in html
 
 
+def test_the_finding_of_the_verdict_comes_first() -> None:
+    three = samples.three()
+    second = Findings(three.table, type(three.verdict)("Bound by memory.", "", "Fuse.", 1), three.step_ms)
+    assert [card.title for card in finding_cards(second).cards][:2] == ["memory bandwidth", "input pipeline"]
+    assert document_verdict(second).selects == "findings"
+
+
 def test_memory_that_grows_is_not_said_to_be_saved() -> None:
-    findings = samples.growing()
-
-    assert "1. memory may grow: 2.50 MiB more in use after the step, low confidence" in findings_text(findings, 100)
-    assert "memory may grow</strong>: 2.50 MiB more in use after the step" in spaced(findings_html(findings))
-    assert report_data(samples.with_findings(findings))["findings"]["rows"][0]["grows"] is True
-    assert [row["grows"] for row in report_data(samples.with_findings())["findings"]["rows"]] == [False] * 3
-
-
-def test_advice_in_words_alone_leaves_no_empty_line_of_code() -> None:
-    text, html = findings_text(samples.growing(), 100), findings_html(samples.growing())
-
-    assert all(line.strip() for line in text)
-    assert "<code>" not in html
+    (card,) = finding_cards(samples.growing()).cards
+    assert card.bound == "2.50 MiB more in use after the step"
+    assert card.code == ""
 
 
 @pytest.mark.parametrize(
@@ -72,15 +59,12 @@ def test_advice_in_words_alone_leaves_no_empty_line_of_code() -> None:
         ),
         ({"step": "train", "batches": None}, "", 'import perfnb; perfnb.try_levers(train, levers=["compile"])'),
     ],
-)
+)  # fmt: skip
 def test_a_static_report_says_how_to_try_it(call: object, words: str, code: str) -> None:
-    findings = samples.with_remedy(call)
-
-    said = " ".join(" ".join(findings_text(findings, 100)).split())
-    assert f"{words} {code}".strip() in said
-    assert f"<code>{escape.html(code)}</code>" in findings_html(findings)
-    row = report_data(samples.with_findings(findings))["findings"]["rows"][0]
-    assert (row["remedy"], row["trial"][1]) == ("compile", code)
+    (card,) = finding_cards(samples.with_remedy(call)).cards
+    assert card.lever == "compile"
+    assert card.trial is not None
+    assert (words in card.trial[0], card.trial[1]) == (True, code)
 
 
 @pytest.mark.parametrize(
@@ -97,43 +81,22 @@ def test_a_static_report_says_how_to_try_it(call: object, words: str, code: str)
     ],
 )
 def test_where_names_are_not_known_there_is_no_line(call: object) -> None:
-    findings = samples.with_remedy(call)
-
-    assert "try_levers" not in "".join((*findings_text(findings, 100), findings_html(findings)))
-    assert report_data(samples.with_findings(findings))["findings"]["rows"][0]["trial"] == ["", ""]
+    (card,) = finding_cards(samples.with_remedy(call)).cards
+    assert card.trial is None
 
 
-def test_where_nothing_was_found_the_verdict_stands_alone() -> None:
-    text = summary_text(samples.with_findings(samples.none()))
-
-    assert "Nothing stands out" in text
-    assert "Findings" not in text
-    assert findings_html(samples.none()) == ""
-    assert report_data(samples.with_findings(samples.none()))["findings"]["rows"] == []
+def test_where_nothing_stands_out_the_verdict_stands_alone() -> None:
+    document = report_document(samples.with_findings(samples.none()))
+    assert document.verdict.state == "open"
+    assert "Nothing stands out" in document.verdict.sentence
+    assert "findings" not in {tab.kind for tab in document.tabs}
 
 
-def test_no_line_is_wider_than_asked_for() -> None:
-    for lines in (findings_text(samples.three(), 80), verdict_text(samples.three(), 80)):
-        assert max(map(escape.cells, lines)) <= 80
-
-
-def test_links_name_rows_of_the_tables() -> None:
-    data = report_data(samples.with_findings())
-    layer, op, lost = data["findings"]["rows"][1]["links"]
-
-    assert data["layers"]["label"][layer["at"]] == "1"
-    assert data["layers"]["module"][layer["at"]] == "ReLU"
-    assert data["ops"]["label"][op["at"]] == "aten::relu"
-    assert lost["at"] == -1
-    json.dumps(data, allow_nan=False)
-
-
-@pytest.mark.parametrize("name", summaries.HOSTILE)
-def test_a_stranger_s_names_do_nothing(name: str) -> None:
-    findings = samples.hostile(name)
-
-    for html in (findings_html(findings), verdict_html(findings)):
-        assert not re.search(r"<(script|img|svg|b>)", html)
-        assert "\x1b" not in html
-    text = "\n".join((*findings_text(findings, 100), *verdict_text(findings, 100)))
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202a-\u202e\u2028]", text)
+def test_links_name_the_rows_of_other_sections() -> None:
+    first, second, third = finding_cards(samples.three()).cards
+    assert list(first.links) == [Link("", "data", "phase data")]
+    assert list(second.links)[:2] == [
+        Link("layers", "model.features.1", "layer model.features.1"),
+        Link("ops", "aten::relu", "op aten::relu"),
+    ]
+    assert list(third.links) == [Link("memory", "1.5", "memory at 1.50 ms")]

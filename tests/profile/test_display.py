@@ -75,12 +75,12 @@ def test_the_views_load_neither_torch_nor_a_drawing_or_notebook_package():
 
 
 def test_the_widget_describes_itself_in_a_line():
-    from perfnb.profile.report import report_data
+    from perfnb.profile.report import report_document
     from perfnb.profile.widget import ReportWidget
 
-    widget = ReportWidget(data=report_data(summaries.small_cnn()))
+    widget = ReportWidget(report_document(summaries.small_cnn()), "a")
     bundle, _ = widget._repr_mimebundle_()
-    assert repr(widget) == bundle["text/plain"] == "ReportWidget('small CNN', 7 layers)"
+    assert repr(widget) == bundle["text/plain"] == "ReportWidget('small CNN')"
     assert bundle[VIEW]["model_id"] == widget.model_id
     assert {"data", "_esm", "_css"} <= set(widget.get_state())
     widget.close()

@@ -10,7 +10,6 @@ import pytest
 import perfnb
 from perfnb.command.as_json import facts_of
 from perfnb.profile.profile import Profile
-from perfnb.profile.tab import ops_html
 from tests.trace.test_xplane import FOREIGN
 
 FOLDERS = ("horovod", "rocprof", "tf_trace", "trace_event", "xplane", "../traces/tf_timeline", "../traces/dmon")
@@ -43,16 +42,11 @@ def test_without_layers_the_heaviest_ops_are_listed(tmp_path: Path) -> None:
     found = perfnb.load(tmp_path / "a.json")
 
     lines = str(found).splitlines()
-    start = next(place for place, line in enumerate(lines) if line.startswith("Ops, "))
-    assert lines[start].startswith("Ops, most host time of their own first · 10 of 13")
-    assert [line.split() for line in lines[start + 2 : start + 6]] == [
+    start = lines.index("Ops") + 2
+    assert [line.split()[:6] for line in lines[start + 2 : start + 6]] == [
         ["outer", "1", "55.0", "µs", "90.0", "µs"],
         ["inner", "1", "30.0", "µs", "30.0", "µs"],
         ["short", "12", "12.0", "µs", "12.0", "µs"],
         ["<b>x", "1", "5.00", "µs", "5.00", "µs"],
     ]
-    assert lines[start + 12] == ""
-    table = ops_html(found._summary)
-    assert "Ops, most host time of their own first · 13" not in table
-    assert "op 8" in table
-    assert "<b>x" not in table
+    assert lines[start + 12] == "… 3 more ops"

@@ -19,7 +19,7 @@ from torch import nn
 
 from perfnb.profile import trying
 from perfnb.profile.kept_step import KeptStep, kept_call, kept_cell
-from perfnb.profile.report import report_data
+from perfnb.profile.report import report_document
 from perfnb.profile.trying import Trying
 from tests.findings import findings_samples as samples
 
@@ -234,7 +234,7 @@ def test_the_widget_says_whether_it_can_try_and_tries(monkeypatch: pytest.Monkey
     sent: list[Any] = []
 
     def widget(kept: KeptStep | None) -> Any:
-        made = widgets.ReportWidget(report_data(samples.with_findings(samples.with_remedy())), kept=kept)
+        made = widgets.ReportWidget(report_document(samples.with_findings(samples.with_remedy())), "a", kept=kept)
         monkeypatch.setattr(made, "send", lambda content, buffers=None: sent.append(content))
         return made
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 
 from perfnb.draw import escape
-from perfnb.profile.report import report_data, report_script, report_style
+from perfnb.draw.live import assets_of, live_data
+from perfnb.profile.report import report_document
 from perfnb.profile.summary import Summary
 from tests import summaries
 from tests.timeline import timeline_samples
@@ -33,23 +34,25 @@ window.answer = () => {
   const whole = decoded("perfnb-whole");
   for (const [word, listener] of heard) if (word === "msg:custom") listener({ timeline: "whole" }, [whole]);
 };
-window.again = () => report.render({ model, el: document.querySelector("main").appendChild(h("div")) });
-report.render({ model, el: document.getElementById("perfnb-report") });
+window.again = () => documentWidget.render({ model, el: document.querySelector("main").appendChild(h("div")) });
+documentWidget.render({ model, el: document.getElementById("perfnb-report") });
 """
 
 
 def page_with(timeline: bytes, whole: bytes = b"", summary: Summary | None = None, before: str = "") -> str:
     """The report of `summary` with `timeline`; `whole` is what a kernel would answer, `before` a script run first."""
-    data = report_data(summary or summaries.small_cnn(), timeline=timeline_samples.facts_of(timeline))
-    script = report_script() + _START
+    document = report_document(summary or summaries.small_cnn(), None, timeline_samples.facts_of(timeline))
+    data = escape.json_in_script(live_data(document, "report"))
+    script, style = assets_of(document)
+    script = script.replace("export default documentWidget;\n", "") + _START
     held = "".join(
         f'<script type="application/octet-stream" id="{name}">{base64.b64encode(content).decode()}</script>'
         for name, content in (("perfnb-timeline", timeline), ("perfnb-whole", whole))
     )
     return (
         '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>timeline</title>'
-        f"<style>:root{{color-scheme:light dark}}{_STYLE}{report_style()}</style>"
+        f"<style>:root{{color-scheme:light dark}}{_STYLE}{style}</style>"
         '<main><div id="perfnb-report"></div></main>'
-        f'<script type="application/json" id="perfnb-data">{escape.json_in_script(data)}</script>{held}'
+        f'<script type="application/json" id="perfnb-data">{data}</script>{held}'
         f"<script>{before}</script><script type='module'>{script}</script></html>"
     )

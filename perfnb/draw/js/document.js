@@ -25,10 +25,16 @@ const figureEntry = ({ label, value, unit, interval, words, basis, samples }, ma
     interval && h("span", { class: "pf-interval", title: "95 % confidence interval" }, words.replace(/^[^[]*/, "")), valueDots(samples, unit, interval)), basis && h("small", {}, basis)))
   : fact(label, figure(words), basis));
 
+// Whether a section of this key has such a row; sections other than tables are asked by times.
+function isThere({ table, has }, key, name) {
+  const { type, names, rows } = table(key) ?? {};
+  return type === "table" ? (names ?? rows.map(([first]) => first)).includes(name) : has(key);
+}
+
 function cards(section, context) {
   if (!section.cards.length) return null;
   const made = section.cards.map((card, place) => {
-    const links = card.links.map(({ key, name, words }) => (context.has(key)
+    const links = card.links.map(({ key, name, words }) => (isThere(context, key, name)
       ? h("button", { type: "button", class: "pf-link pf-name", title: `Show ${words || name}`, click: () => context.reveal(key, name) }, words || name)
       : h("span", { class: "pf-quiet pf-name" }, words || name)));
     const advice = () => [card.advice && h("p", {}, h("b", {}, "Try "), card.advice), card.code && codeBlock(card.code)].filter(Boolean);

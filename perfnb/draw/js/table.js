@@ -125,7 +125,7 @@ export function tableSection(section, context) {
   const containers = [...new Set(parent)].filter((i) => i >= 0);
   const opens = (word, help, open) => h("button", { type: "button", title: help, click: () => view.grid.setOpen(open) }, word);
   const tools = h("span", { class: "pf-buttons" },
-    containers.length > 1 && [nesting.path.length > 0 && opens("Heaviest path", `Open the path to the heaviest ${noun}, close the others`, nesting.path),
+    containers.length > 0 && [nesting.path.length > 0 && opens("Heaviest path", `Open the path to the heaviest ${noun}, close the others`, nesting.path),
       opens("Open all", `Open every ${noun}`, containers), opens("Close all", `Close every ${noun}`, [])],
     copyButton(() => lines().map((line) => line.join("\t")).join("\n"), "Copy the rows as tab-separated text"),
     saveButton(() => numbers().map((line) => line.map(quoted).join(",")).join("\n"), `${noun}s.csv`, "Save all rows as CSV, with numbers in full", "CSV"));
