@@ -7,8 +7,9 @@ from functools import cached_property
 import pandas as pd
 
 from perfnb.diff.layers import ProfileDiff
+from perfnb.diff.step_times import StepChange
 from perfnb.diff.traces import TraceDiff, diff_traces
-from perfnb.diff.view import comparison_document
+from perfnb.diff.view import comparison_document, step_document
 from perfnb.draw.document import Document
 from perfnb.draw.documented import Documented
 from perfnb.recording.recording import Recording
@@ -111,3 +112,13 @@ class ProfileComparison(Documented):
 
     def _document(self) -> Document:
         return comparison_document(self._diff, self._traces)
+
+
+class StepComparison(Documented):
+    """Two step times that were measured at different times."""
+
+    def __init__(self, change: StepChange, names: tuple[str, str]) -> None:
+        self._change, self._names = change, names
+
+    def _document(self) -> Document:
+        return step_document(self._change, self._names)

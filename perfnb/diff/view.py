@@ -89,9 +89,12 @@ def step_verdict(change: StepChange) -> Verdict:
 
 def step_document(change: StepChange, names: tuple[str, str]) -> Document:
     """Two step times, which have nothing but a verdict and figures."""
-    sides = " against ".join(reversed(names))
     return Document(
-        "comparison of step times", sides, verdict=step_verdict(change), figures=tuple(_step_figures(change))
+        "comparison of step times",
+        " against ".join(reversed(names)),
+        verdict=step_verdict(change),
+        figures=tuple(_step_figures(change)),
+        sections=tuple(_effect_section(_step_effects(change))),
     )
 
 
@@ -146,8 +149,7 @@ def _facts(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[str]:
 
 
 def _sections(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Section]:
-    if effects := list(_effects(diff, traces)):
-        yield Effects("Candidate against baseline", tuple(effects), head="figure", key="effects")
+    yield from _effect_section(_effects(diff, traces))
     sides = [(side, diff.phases[f"ms_{letter}"].dropna()) for side, letter in _SIDES]
     bars = [
         Bar(side, tuple(Part(palette.mark(str(name)), float(ms)) for name, ms in phases.items() if ms > 0))
@@ -159,17 +161,25 @@ def _sections(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Section]:
         yield _operators(traces)
         if traces.gpu_time is not None:
             yield _totals("One GPU", traces.gpu_time, _FIGURES)
-        sums = traces.sums.copy()
-        sums.loc["total"] = sums.sum()
-        yield _totals("GPU work, summed" if traces.on_gpu else "Host time in ops", sums, {**_SUMS, "total": "total"})
+        if (traces.sums[["ms_a", "ms_b"]] > 0).any(axis=1).sum() > 1:
+            yield _totals("GPU work, summed" if traces.on_gpu else "Host time in ops", traces.sums, _SUMS)
         yield _uneven(traces)
     yield _findings(diff.findings)
 
 
-def _effects(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Effect]:
-    found = None if diff.step is None else diff.step.found
-    if found is not None:
+def _effect_section(effects: Iterable[Effect]) -> Iterator[Effects]:
+    if rows := tuple(effects):
+        yield Effects("Candidate against baseline", rows, head="figure", key="effects")
+
+
+def _step_effects(change: StepChange) -> Iterator[Effect]:
+    if found := change.found:
         yield Effect("step time", found.ratio, found.ratio_ci, found.verdict if found.ratio_ci else "")
+
+
+def _effects(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Effect]:
+    if diff.step is not None:
+        yield from _step_effects(diff.step)
     if diff.a_peak_bytes and diff.b_peak_bytes is not None:
         yield Effect("peak memory", diff.b_peak_bytes / diff.a_peak_bytes)
     if traces is not None and traces.gpu_time is not None and traces.gpu_time.loc["busy", "ms_a"] > 0:
