@@ -1,7 +1,7 @@
 """``perfnb compare``: what changed between two profiles, traces, runs or timings; and a check for scripts and CI.
 
-A and B are two profiles, two traces, two runs, or two saved step times; B is usually the later
-one. Step times are compared by their medians, with a 95 % interval of the ratio.
+A, the baseline, and B, the candidate, are two profiles, traces, runs, host profiles, or saved step
+times. Step times are compared by their medians, with a 95 % interval of the ratio.
 
 --fail-if-slower PERCENT fails if the whole interval is above the limit: with 5, if its lower bound
 is above 1.05. A change that noise explains does not fail. The interval covers the noise within
