@@ -12,7 +12,7 @@ import pandas as pd
 from perfnb.diff.step_times import StepChange
 from perfnb.memory.table import MemorySummary
 from perfnb.recording.nesting import NONE
-from perfnb.recording.schema import SPECIAL_ROWS
+from perfnb.recording.schema import PHASES, SPECIAL_ROWS
 from perfnb.recording.text import TEXT
 
 #: Figures compared for each layer.
@@ -80,6 +80,7 @@ class ProfileDiff:
 def diff_profiles(a: Tables, b: Tables, step: StepChange | None = None) -> ProfileDiff:
     """Compare the tables of two profiles."""
     phases = pd.DataFrame({"ms_a": a.phases["ms"], "ms_b": b.phases["ms"]})
+    phases = phases.loc[[name for name in PHASES if name in phases.index]]
     return ProfileDiff(
         a_name=a.name,
         b_name=b.name,

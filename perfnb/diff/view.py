@@ -211,7 +211,7 @@ def _layers(diff: ProfileDiff) -> Table:
         tuple(columns),
         rows,
         Nesting(parents, weights),
-        budget=Budget(24, 60),
+        budget=Budget(20, 40),
         noun="layer",
         names=names,
         key="layers",
@@ -230,7 +230,8 @@ def _changed(a: Any, b: Any, lacking: str = "") -> tuple[Cell, ...]:
 def _operators(diff: TraceDiff) -> Table:
     what = "gpu_ms" if diff.on_gpu else "host_ms"
     rows, details, inner, owner = list[Any](), list[str](), list[Any](), list[int]()
-    for place, row in enumerate(diff.operators.to_dict("records")):
+    changed = diff.operators[diff.operators["grew_ms"].fillna(0.0) != 0]
+    for place, row in enumerate(changed.to_dict("records")):
         op = _arrow(str(row[f"op_{side}"]) for side in ("a", "b") if not pd.isna(row[f"op_{side}"])) or str(row["op"])
         shapes = "" if pd.isna(row["shapes"]) else str(row["shapes"])
         lacking = {ONLY_A: "b", ONLY_B: "a"}.get(str(row["matched"]), "")
@@ -310,6 +311,8 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
             "same layer or with the same input shapes: the two do not seem to run the same model on the same input, "
             "so the differences may mean little."
         )
+    if not (diff.operators["grew_ms"].fillna(0.0) != 0).any():
+        yield "No op took more or less time."
     if diff.on_gpu:
         yield "Op times are GPU times: the sum of all kernels, copies and memsets launched inside."
     elif len(diff.kernels):

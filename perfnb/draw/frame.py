@@ -99,6 +99,11 @@ def static_page(title: str, body: str) -> str:
     return _document(title, _POLICY, "", f"{body}\n</main>\n")
 
 
+def script_digest(script: str) -> str:
+    """Return what a content security policy knows a script by."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
 def live_page(title: str, style: str, body: str, rest: str, script: str) -> str:
     """A view drawn by a script as a document of its own.
 
@@ -118,6 +123,5 @@ def live_page(title: str, style: str, body: str, rest: str, script: str) -> str:
     script : str
         A module.
     """
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"{_POLICY}; script-src 'sha256-{digest}'"
+    policy = f"{_POLICY}; script-src 'sha256-{script_digest(script)}'"
     return _document(title, policy, style, f'{body}\n</main>\n{rest}<script type="module">{script}</script>\n')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -11,7 +12,7 @@ from perfnb.draw.as_html import document_html
 from perfnb.draw.as_json import document_data
 from perfnb.draw.assets import script, style
 from perfnb.draw.document import Choice, Document, Picture, Section
-from perfnb.draw.frame import live_page
+from perfnb.draw.frame import live_page, script_digest
 
 #: What draws a document, after the scripts of its pictures.
 _SCRIPT, _STYLE = "draw/js/document.js", "draw/js/document.css"
@@ -35,6 +36,17 @@ def live_data(document: Document, view_id: str) -> dict[str, Any]:
     return {"id": view_id, **document_data(document)}
 
 
+def widget_data(document: Document, view_id: str) -> dict[str, Any]:
+    """Return what the script draws in a notebook, from where a reader may save it as a page.
+
+    ``page`` holds a page with places in braces, the digest of its script that the real one replaces, and the end of
+    that script.
+    """
+    script = "{{script}}"
+    template = _page_of(document, "{{css}}", "{{twin}}", "{{data}}", _binary("timeline", "{{timeline}}"), script)
+    return {**live_data(document, view_id), "page": [template, script_digest(script), _START]}
+
+
 def assets_of(document: Document, more: Iterable[tuple[str, str]] = ()) -> tuple[str, str]:
     """Return the module that draws a document with its pictures, and their style sheet; `more` are pairs of paths."""
     pictures = [(part.script, part.style) for part in _sections(document) if isinstance(part, Picture)]
@@ -50,18 +62,27 @@ def _sections(document: Document) -> Iterator[Section]:
                 yield from chain.from_iterable(section.options.values())
 
 
-def document_page(document: Document, binary: str = "") -> str:
+def document_page(document: Document, timeline: bytes | None = None) -> str:
     """Return a document as a self-contained page, which shows its static form where scripts do not run.
 
     Parameters
     ----------
     document : Document
-    binary : str
-        Script elements of bytes that its pictures draw.
+    timeline : bytes, optional
+        Packed events that a picture draws.
     """
     module, css = assets_of(document)
+    binary = "" if timeline is None else _binary("timeline", base64.b64encode(timeline).decode())
     data = escape.json_in_script(live_data(document, _PAGE_ID))
-    body = f'<div class="perfnb-static-{_PAGE_ID}">{document_html(document)}</div>\n<div id="perfnb-view"></div>'
+    script = module.replace("export default documentWidget;\n", "") + _START
+    return _page_of(document, css, document_html(document), data, binary, script)
+
+
+def _binary(trait: str, packed: str) -> str:
+    return f'<script type="application/octet-stream" data-trait="{trait}">{packed}</script>\n'
+
+
+def _page_of(document: Document, css: str, twin: str, data: str, binary: str, script: str) -> str:
+    body = f'<div class="perfnb-static-{_PAGE_ID}">{twin}</div>\n<div id="perfnb-view"></div>'
     rest = f'<script type="application/json" id="perfnb-data">{data}</script>\n{binary}'
-    module = module.replace("export default documentWidget;\n", "") + _START
-    return live_page(document.subject or document.kind, css, body, rest, module)
+    return live_page(document.subject or document.kind, css, body, rest, script)

@@ -11,7 +11,7 @@ import traitlets
 
 from perfnb.draw.as_text import document_line
 from perfnb.draw.document import Document
-from perfnb.draw.live import assets_of, live_data
+from perfnb.draw.live import assets_of, widget_data
 
 
 class DrawnWidget(anywidget.AnyWidget):
@@ -48,7 +48,7 @@ class DocumentWidget(DrawnWidget):
 
     def __init__(self, document: Document, view_id: str, more: Iterable[tuple[str, str]] = ()) -> None:
         self._esm, self._css = assets_of(document, more)  # a saved notebook contains them
-        super().__init__(live_data(document, view_id), f"{type(self).__name__}({document_line(document)!r})")
+        super().__init__(widget_data(document, view_id), f"{type(self).__name__}({document_line(document)!r})")
 
 
 def json_of(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +71,4 @@ def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:
     packed, facts = b"", None
     if timeline is not None:
         packed, facts = timeline_bytes(timeline, _layer_rows(summary, timeline), PAGE_BYTES)
-    return document_page(
-        report_document(summary, timeline, facts),
-        f'<script type="application/octet-stream" data-trait="timeline">{base64.b64encode(packed).decode()}</script>\n',
-    )
+    return document_page(report_document(summary, timeline, facts), packed)

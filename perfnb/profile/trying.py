@@ -35,6 +35,7 @@ class Trying:
     def __init__(self, kept: KeptStep, levers: Collection[str], tell: Callable[[str], None]) -> None:
         self._kept, self._levers, self._tell = kept, frozenset(levers), tell
         self._state: dict[str, Any] = {"count": 0, "running": None, "answers": {}}
+        self._runs = False
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()  # the kernel's main one
         except RuntimeError:
@@ -69,9 +70,15 @@ class Trying:
             self._loop.call_soon_threadsafe(self._run, lever)
         return True
 
+    def stop(self) -> None:
+        """End the trial that runs, as an interrupt of the kernel does."""
+        if self._runs:  # and not only waits for a cell, which is none of its business
+            signal.raise_signal(signal.SIGINT)
+
     def _run(self, lever: str) -> None:
         answer: dict[str, Any] = {"error": _STOPPED}
         before = signal.getsignal(signal.SIGINT)
+        self._runs = True
         try:
             if not callable(before):  # between messages, a kernel ignores interrupts
                 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -79,6 +86,7 @@ class Trying:
         except KeyboardInterrupt:
             pass
         finally:
+            self._runs = False
             signal.signal(signal.SIGINT, before)
             self._say(count=self._state["count"] + 1, running=None, answers={**self._state["answers"], lever: answer})
 

@@ -57,12 +57,14 @@ class ReportWidget(DocumentWidget):
         self.on_msg(self._answer)
 
     def _answer(self, _: Any, content: Any, buffers: Any) -> None:
-        """Send the full timeline to a page that requests it; say whether levers can be tried here, and try one."""
+        """Send the full timeline to a page that requests it; say whether levers can be tried here, try one, stop."""
         if not isinstance(content, dict):
             return
         if content.get("timeline") == "whole" and self._whole is not None:
             if (whole := self._whole()) is not None:
                 self.send({"timeline": "whole"}, buffers=[whole])
+        elif "stop" in content and self._trying is not None:
+            self._trying.stop()
         elif "try" in content and self._trying is not None:
             if content["try"] is not None:
                 self._trying.press(content["try"], content.get("after"))

@@ -108,6 +108,19 @@ def test_a_step_that_is_gone_is_said(told: Told) -> None:
     assert told.states[-1]["answers"]["compile"]["error"].startswith("The step of this profile is no longer there")
 
 
+def test_the_stop_button_ends_what_runs_and_nothing_else(told: Told, trier: Callable[[Trier], None]) -> None:
+    def try_one(*_: Any) -> dict[str, Any]:
+        tries.stop()
+        return {}
+
+    trier(try_one)
+    tries = Trying(KEPT, ["compile"], told)
+    tries.stop()  # nothing runs: an interrupt would end this test
+    tries.press("compile", 0)
+
+    assert told.states[-1]["answers"] == {"compile": {"error": "Stopped. Everything is as it was before."}}
+
+
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.default_int_handler])
 def test_an_interrupt_ends_it(told: Told, trier: Callable[[Trier], None], before: Any) -> None:
     def try_one(*_: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 // Any result as a live view, drawn from what perfnb.draw.as_json makes of its document.
-import { codeBlock, fact, figure, h, notesSection, titled } from "./dom.js";
+import { codeBlock, fact, figure, h, notesSection, saveButton, titled } from "./dom.js";
 import { inUnit, grouped } from "./format.js";
 import { widgetOf } from "./notebook.js";
 import { bars, effects, heat, scatter, series, strip, valueDots } from "./plots.js";
@@ -100,12 +100,14 @@ function headline(data) {
 function tabEntry(tab, context) {
   const parts = tab.sections.map((section) => sectionView(section, context)).filter(Boolean);
   const element = h("div", { class: "pf-view" }, verdictBox(tab.verdict), headline(tab), parts.map((part) => part.element), notesSection(tab.notes));
+  if (!parts.length && !tab.verdict.sentence && !tab.figures.length) return null;
   return { key: tab.kind, title: tab.kind[0].toUpperCase() + tab.kind.slice(1), size: parts.find(({ size }) => size)?.size, element, shown: () => parts.forEach((part) => part.shown?.()) };
 }
 
 function documentView(data, model) {
   const sections = new Map();
   const tabOf = new Map(data.tabs.flatMap((tab) => tab.sections.map((section) => [section.key, tab.kind])));
+  const memory = `perfnb ${location.pathname} ${data.id}`;
   let views = null;
   const reveal = (key, name) => {
     if (tabOf.has(key)) views?.show(tabOf.get(key));
@@ -116,13 +118,30 @@ function documentView(data, model) {
   const context = { model, sections, reveal, has: (key) => keys.has(key), table: (key) => all.find((section) => section.key === key), document: data };
   const own = data.sections.map((section) => sectionView(section, context)).filter(Boolean);
   requestAnimationFrame(() => own.forEach((part) => part.shown?.()));
-  const entries = data.tabs.map((tab) => tabEntry(tab, context));
-  if (entries.length) views = tabs(`Parts of the ${data.kind}`, entries);
+  const entries = data.tabs.map((tab) => tabEntry(tab, context)).filter(Boolean);
+  if (entries.length) views = tabs(`Parts of the ${data.kind}`, entries, memory);
   const { selects } = data.verdict;
   const more = keys.has(selects) && h("button", { type: "button", class: "pf-link pf-more", click: () => reveal(selects) }, `Show the ${tabOf.get(selects) ?? "rows"}`);
   return h("article", { class: "perfnb", "aria-label": `${data.kind} ${data.subject}`.trim() },
     h("header", {}, titled(data.subject || data.kind, [data.subject && data.kind, data.device].filter(Boolean).join(" · ")), verdictBox(data.verdict, more || null), headline(data)),
-    own.map((part) => part.element), views && [views.list, views.panels], notesSection(data.notes));
+    own.map((part) => part.element), views && [views.list, views.panels], notesSection(data.notes), pageButton(data, model));
+}
+
+// Saves a live view as a page of its own, from what the widget and its static twin hold; see perfnb.draw.live.
+function pageButton(data, model) {
+  if (!data.page) return null;
+  const encoded = (bytes) => btoa(Array.from(new Uint8Array(bytes), (byte) => String.fromCharCode(byte)).join(""));
+  const page = async () => {
+    const { page: [template, digest, start], ...shown } = data;
+    const script = model.get("_esm").replace(/export default [^;]*;\s*$/, "") + start;
+    const json = JSON.stringify({ ...shown, id: "page" }).replace(/[<>&\u2028\u2029]/g, (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
+    const bytes = model.get("timeline");
+    const parts = { css: model.get("_css"), data: json, script, twin: document.querySelector(`.perfnb-static-${CSS.escape(data.id)}`)?.innerHTML ?? "",
+      timeline: bytes ? encoded(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength)) : "" };
+    const hash = encoded(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(script)));
+    return template.replace(digest, hash).replace(/\{\{(css|data|script|twin|timeline)\}\}/g, (_, name) => parts[name]);
+  };
+  return h("p", { class: "pf-tools" }, saveButton(page, "perfnb.html", "Save this view as a page of its own", "Save as a page", "text/html"));
 }
 
 export const documentWidget = widgetOf(documentView);

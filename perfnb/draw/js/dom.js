@@ -29,7 +29,10 @@ export const titled = (name, about) => h("h2", { class: "pf-title" }, h("b", {},
 // An entry of a list of facts: a word, a figure, and more about it.
 export const fact = (word, value, more) => h("div", {}, h("dt", {}, word), h("dd", {}, h("b", {}, value), more && h("small", {}, more)));
 
-export const notesSection = (notes) => notes.length > 0 && h("section", { class: "pf-notes" }, h("h3", {}, "Notes"), h("ul", {}, notes.map((note) => h("li", {}, note))));
+// More than a few notes are folded.
+const NOTES_OPEN = 2;
+export const notesSection = (notes) => notes.length > 0 && h("section", { class: "pf-notes" }, h("details", { open: notes.length <= NOTES_OPEN },
+  h("summary", {}, `Notes (${notes.length})`), h("ul", {}, notes.map((note) => h("li", {}, note)))));
 
 export const searchInput = (words) => h("input", { type: "search", placeholder: words, "aria-label": words, spellcheck: "false", autocomplete: "off" });
 
@@ -43,10 +46,10 @@ export function copyButton(text, title, word = "copy") {
   return button;
 }
 
-// A quiet button that saves what `text()` returns as a file.
-export function saveButton(text, name, title, word) {
-  return h("button", { type: "button", class: "pf-copy", title, "aria-label": title, click: () => {
-    const link = h("a", { href: URL.createObjectURL(new Blob([text()], { type: "text/csv" })), download: name });
+// A quiet button that saves what `text()` returns, or will, as a file.
+export function saveButton(text, name, title, word, type = "text/csv") {
+  return h("button", { type: "button", class: "pf-copy", title, "aria-label": title, click: async () => {
+    const link = h("a", { href: URL.createObjectURL(new Blob([await text()], { type })), download: name });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   } }, word);

@@ -77,6 +77,14 @@ export class Grid {
     this.head.querySelectorAll("button")[at]?.focus();
   }
 
+  // Heaviest first, whatever it was before.
+  sortDown(column) {
+    if (!column) return;
+    this.sort = { column, direction: -1 };
+    this.drawHead();
+    this.update();
+  }
+
   sorted(siblings) {
     if (!this.sort) return siblings;
     const { column: { value }, direction } = this.sort;

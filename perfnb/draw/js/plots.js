@@ -16,7 +16,8 @@ export function valueDots(samples, unit, interval) {
 }
 
 // Bars of parts on one scale. A part under the pointer is highlighted with its word.
-export function bars(section) {
+// Where the layers have a column of the same name, a click sorts them by it.
+export function bars(section, context) {
   const totals = section.bars.map((bar) => bar.parts.reduce((sum, part) => sum + part.value, 0));
   const longest = Math.max(...totals, 0);
   if (!(longest > 0)) return null;
@@ -24,6 +25,8 @@ export function bars(section) {
   const marks = new Map();
   for (const { parts } of section.bars) for (const { mark, value } of parts) if (value > 0 && !marks.has(mark.word)) marks.set(mark.word, mark);
   const light = (word, on) => [...holder.querySelectorAll("[data-part]")].forEach((part) => part.classList.toggle("pf-lit", on && part.dataset.part === word));
+  const sorts = (word) => context?.table("layers")?.columns.some(({ head }) => head === word);
+  const click = (word) => sorts(word) && { class: "pf-link", type: "button", title: `Sort the layers by ${word}`, click: () => context.reveal("layers", { sortBy: word }) };
   const hover = (word) => ({ "data-part": word, pointerenter: () => light(word, true), pointerleave: () => light(word, false) });
   const stack = ({ parts }, total) => h("div", { class: "pf-phases", role: "img", style: `width:${(100 * total) / longest}%`,
     "aria-label": parts.filter(({ value }) => value > 0).map((part) => words(part, total)).join("; ") },
@@ -34,7 +37,7 @@ export function bars(section) {
     h("span", { class: "pf-bar-label", title: bar.label }, bar.label), h("div", { class: "pf-bar-track" }, stack(bar, totals[i])), h("b", {}, figure(inUnit(totals[i], section.unit))))));
   const entry = (mark) => {
     const value = only && section.bars[0].parts.filter((part) => part.mark.word === mark.word).reduce((sum, part) => sum + part.value, 0);
-    return h("li", hover(mark.word), swatch(mark), h("span", { class: "pf-word" }, mark.word),
+    return h("li", hover(mark.word), swatch(mark), h(sorts(mark.word) ? "button" : "span", click(mark.word) || { class: "pf-word" }, mark.word),
       only && h("b", {}, figure(share(value / totals[0]))), only && h("span", { class: "pf-quiet" }, figure(inUnit(value, section.unit))));
   };
   const holder = h("div", {}, rows, h("ul", { class: "pf-legend" }, [...marks.values()].map(entry)));

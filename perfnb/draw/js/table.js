@@ -18,7 +18,7 @@ const isKnown = (cell) => (typeof cell === "string" ? cell !== "" : isObject(cel
 
 const PIXELS = 7.2;
 const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 250 : 170,
-  PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length)) + 18));
+  PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length)) + 24));
 
 function cellBar(column, cell, most) {
   const part = (value) => (most > 0 ? (100 * Math.max(0, value ?? 0)) / most : 0);
@@ -144,8 +144,9 @@ export function tableSection(section, context) {
   const places = new Map(rows.flatMap((row, i) => [[textIn(row[0], "text"), i]]));
   rows.forEach((_, i) => { places.set(section.names?.[i] ?? path(i), i); });
   const reveal = (name) => {
+    if (name?.sortBy) return view.grid.sortDown(shown.find(({ head }) => head === name.sortBy));
     const at = typeof name === "number" ? name : places.get(name);
-    if (at != null && at >= 0) view.reveal(at);
+    return at != null && at >= 0 && view.reveal(at);
   };
   const element = rows.length < SEARCHED_FROM ? view.element : [h("h3", { class: "pf-section" }, title), view.element];
   return { element: h("div", {}, element), reveal, shown: () => view.grid.fit(), size: section.key ? grouped(body) : null };

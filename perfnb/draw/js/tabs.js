@@ -1,13 +1,15 @@
 // Tabs after the ARIA pattern: one in the tab order, arrow keys move between them.
 import { freshId, h } from "./dom.js";
 
-export function tabs(label, entries) {
+// What was chosen is kept in the browser's session under `memory`, so that it is there when the page is loaded again.
+export function tabs(label, entries, memory) {
   const list = h("div", { role: "tablist", "aria-label": label, class: "pf-tabs" });
   const choose = (chosen) => entries.forEach((entry, i) => {
     entry.tab.setAttribute("aria-selected", String(i === chosen));
     entry.tab.tabIndex = i === chosen ? 0 : -1;
     entry.panel.hidden = i !== chosen;
     if (i === chosen) entry.shown?.();
+    if (i === chosen) remember(memory, entry.key);
   });
   entries.forEach((entry, i) => {
     const [tabId, panelId] = [freshId("tab"), freshId("panel")];
@@ -25,7 +27,24 @@ export function tabs(label, entries) {
     choose(to);
     entries[to].tab.focus();
   });
-  choose(0);
+  choose(Math.max(0, entries.findIndex((entry) => entry.key === remembered(memory))));
   const show = (key) => choose(entries.findIndex((entry) => entry.key === key));
   return { list, panels: entries.map((entry) => entry.panel), show };
+}
+
+// Where storage is refused, as in some frames, nothing is kept.
+export function remembered(memory) {
+  try {
+    return sessionStorage.getItem(memory);
+  } catch {
+    return null;
+  }
+}
+
+export function remember(memory, value) {
+  try {
+    if (remembered(memory) !== value) sessionStorage.setItem(memory, value);
+  } catch {
+    // nothing is kept
+  }
 }

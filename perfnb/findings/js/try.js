@@ -21,6 +21,7 @@ function triesOf(model) {
     model.send({ try: lever, after: tries.count });
     draw();
   };
+  tries.stop = () => model.send({ stop: true });
   model.on?.("change:tried", take);
   model.on?.("msg:custom", (content) => {
     if (content?.try !== "ready") return;
@@ -73,7 +74,7 @@ function answerOf(card, answer, tries, advice, busy) {
 function progressOf(tries) {
   const words = tries.asked ? "waiting for the kernel" : tries.words;
   const bar = h("progress", tries.total ? { value: String(tries.done), max: String(tries.total), "aria-label": "Progress" } : { "aria-label": "Progress" });
-  return h("div", { class: "pf-trying" }, bar, h("span", { role: "status" }, words), h("span", { class: "pf-quiet" }, "Interrupt the kernel to stop."));
+  return h("div", { class: "pf-trying" }, bar, h("span", { role: "status" }, words), h("button", { type: "button", class: "pf-try", title: "Where messages wait until a cell ends, interrupt the kernel instead", click: () => tries.stop() }, "Stop"));
 }
 
 // What stands in a finding where its advice was: advice and button, progress, or the answer.
