@@ -12,7 +12,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.diff.layers import PLACE, ProfileDiff, layer_tree
 from perfnb.diff.step_times import StepChange
-from perfnb.diff.traces import BOTH, ONLY_A, ONLY_B, TraceDiff
+from perfnb.diff.traces import ONLY_A, ONLY_B, TraceDiff
 from perfnb.draw import palette
 from perfnb.draw.document import (
     Bar,
@@ -32,7 +32,6 @@ from perfnb.draw.document import (
     Table,
     Verdict,
 )
-from perfnb.recording.schema import NO_OP_ROW
 
 #: If less than this share of either's time is in operators that both have alike, they may not run the same model.
 _ALIKE = 0.5
@@ -51,12 +50,6 @@ _FIGURES = {
     "communication": "communicating",
     "memcpy": "copying",
     "idle": "idle",
-}
-_SUMS = {
-    BOTH: "ops in both",
-    ONLY_A: "ops only in the baseline",
-    ONLY_B: "ops only in the candidate",
-    NO_OP_ROW: "launched by an unknown op",
 }
 _CHANGE = (
     *(Column(side, "ms") for side, _ in _SIDES),
@@ -160,10 +153,7 @@ def _sections(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Section]:
     if traces is not None:
         yield _operators(traces)
         if traces.gpu_time is not None:
-            yield _totals("One GPU", traces.gpu_time, _FIGURES)
-        if (traces.sums[["ms_a", "ms_b"]] > 0).any(axis=1).sum() > 1:
-            yield _totals("GPU work, summed" if traces.on_gpu else "Host time in ops", traces.sums, _SUMS)
-        yield _uneven(traces)
+            yield _gpu_time(traces.gpu_time)
     yield _findings(diff.findings)
 
 
@@ -227,15 +217,21 @@ def _changed(a: Any, b: Any, lacking: str = "") -> tuple[Cell, ...]:
     return (*shown, change, after / before if None not in times and before > 0 else "")
 
 
+def _unlike(operators: pd.DataFrame) -> pd.DataFrame:
+    """The operators that take another time, or are called another number of times."""
+    calls = operators[["calls_a", "calls_b"]].astype("Float64").fillna(0.0)
+    return operators[(operators["grew_ms"].fillna(0.0) != 0) | ((calls["calls_a"] - calls["calls_b"]).abs() > 1e-9)]
+
+
 def _operators(diff: TraceDiff) -> Table:
     what = "gpu_ms" if diff.on_gpu else "host_ms"
     rows, details, inner, owner = list[Any](), list[str](), list[Any](), list[int]()
-    changed = diff.operators[diff.operators["grew_ms"].fillna(0.0) != 0]
-    for place, row in enumerate(changed.to_dict("records")):
+    for place, row in enumerate(_unlike(diff.operators).to_dict("records")):
         op = _arrow(str(row[f"op_{side}"]) for side in ("a", "b") if not pd.isna(row[f"op_{side}"])) or str(row["op"])
         shapes = "" if pd.isna(row["shapes"]) else str(row["shapes"])
         lacking = {ONLY_A: "b", ONLY_B: "a"}.get(str(row["matched"]), "")
-        rows.append((f"{op} {_sizes(shapes)}".strip(), *_changed(row[f"{what}_a"], row[f"{what}_b"], lacking)))
+        times = _changed(row[f"{what}_a"], row[f"{what}_b"], lacking)
+        rows.append((f"{op} {_sizes(shapes)}".strip(), *times, fmt.known(row["grew_host_ms"]) if diff.on_gpu else None))
         kernels = [list(row[f"kernels_{side}"]) for side in ("a", "b")]
         details.append(
             " · ".join(filter(None, (_where(row), _arrow(map(_kernel_list, kernels)) if any(kernels) else "")))
@@ -245,7 +241,11 @@ def _operators(diff: TraceDiff) -> Table:
             owner += [place] * len(names)
     return Table(
         f"Ops by change in {'GPU' if diff.on_gpu else 'host'} time, all layers summed",
-        (Column("op and input shapes"), *_CHANGE),
+        (
+            Column("op and input shapes"),
+            *_CHANGE,
+            Column("on the host", "ms", 3, help="change of the time on the host"),
+        ),
         rows,
         details=details,
         budget=Budget(12, 24),
@@ -265,30 +265,9 @@ def _where(row: Any) -> str:
     return " ".join(parts)
 
 
-def _totals(title: str, table: pd.DataFrame, words: dict[str, str]) -> Table:
-    rows = [(words[str(name)], *_changed(row["ms_a"], row["ms_b"])) for name, row in table.iterrows()]
-    rows = [row for row in rows if row[1] or row[2]]
-    return Table(title, (Column("", "text"), *_CHANGE), rows, budget=Budget(len(rows), len(rows)), noun="total")
-
-
-def _uneven(diff: TraceDiff) -> Table:
-    """Operators that the two call a different number of times."""
-    heads = [
-        (f"{what}{side}", unit)
-        for what, unit in (("calls, ", "number"), ("", "ms"), ("GPU, ", "ms"))
-        for side, _ in _SIDES
-    ]
-    columns = (
-        Column("op and input shapes"),
-        *(Column(head, unit, place // 2) for place, (head, unit) in enumerate(heads)),
-    )
-    figures = [f"{name}_{side}" for name in ("calls", "host_ms", "gpu_ms") for side in ("a", "b")]
-    rows = []
-    for row in diff.uneven.to_dict("records"):
-        shapes = "" if pd.isna(row["shapes"]) else str(row["shapes"])
-        rows.append((f"{row['op']} {_sizes(shapes)}".strip(), *(fmt.known(row[name]) for name in figures)))
-    title = "Ops that are not called equally often, host time"
-    return Table(title, columns, rows, budget=Budget(8, 24), noun="op", key="uneven")
+def _gpu_time(table: pd.DataFrame) -> Table:
+    rows = [(_FIGURES[str(name)], *_changed(row["ms_a"], row["ms_b"])) for name, row in table.iterrows()]
+    return Table("One GPU", (Column("figure"), *_CHANGE), [row for row in rows if row[1] or row[2]], noun="figure")
 
 
 def _findings(table: pd.DataFrame) -> Table:
@@ -311,7 +290,7 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
             "same layer or with the same input shapes: the two do not seem to run the same model on the same input, "
             "so the differences may mean little."
         )
-    if not (diff.operators["grew_ms"].fillna(0.0) != 0).any():
+    if _unlike(diff.operators).empty:
         yield "No op took more or less time."
     if diff.on_gpu:
         yield "Op times are GPU times: the sum of all kernels, copies and memsets launched inside."
