@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import sys
@@ -80,19 +79,7 @@ def text_of(result: Any) -> str:
 
 
 def _say_json(value: Mapping[str, Any]) -> None:
-    """Print JSON; figures that are not known are null."""
-    say(json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False))
-
-
-def _plain(value: Any) -> Any:
-    """A value that JSON can hold."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (str, int)) else str(value)
+    say(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def say_profiles(folder: str | Path, command: str) -> None:
