@@ -21,6 +21,7 @@ from perfnb.draw.as_text import (
     level_words,
     listed,
     number_of,
+    on_axis,
     row_cells,
     scale_of,
     span_words,
@@ -29,6 +30,7 @@ from perfnb.draw.as_text import (
     tab_title,
 )
 from perfnb.draw.document import (
+    Axis,
     Bars,
     Card,
     Cards,
@@ -273,16 +275,17 @@ def _series(section: Series) -> str:
         return ""
     known = [value for _, values in lines for value in values]
     top = max([*known, *section.levels.values()]) or 1.0
-    across = _placed(section.at[0], section.at[-1], _LEFT, _WIDE)
-    up = _placed(0.0, top, _HIGH, 8)
+    least = min(known) if section.y.log else 0.0
+    across = _on_axis(section.x, section.at[0], section.at[-1], _LEFT, _WIDE)
+    up = _on_axis(section.y, least, top, _HIGH, 8)
     drawn = [_level(name, value, up) for name, value in section.levels.items()]
     for line, _ in lines:
         drawn += _band(section, line, across, up)
         path = f'<path d="M{"L".join(_points(section.at, line.values, across, up))}" fill="none"'
         drawn.append(f'{path} stroke="{line.mark.colour}" stroke-width="1.6"/>')
     ends = [words(end, section.x.unit) for end in (section.at[0], section.at[-1])]
-    axes = _axes(ends, section.x.label, ["0", words(top, section.y.unit)])
-    spans = [span_words(line.mark, values, section.y) for line, values in lines]
+    axes = _axes(ends, section.x.label, [words(least, section.y.unit) if least else "0", words(top, section.y.unit)])
+    spans = [f"{escape.plain(line.mark.word, 40)}: {span_words(values, section.y)}" for line, values in lines]
     alt = "; ".join([*spans, *axis_words(section.x, section.at), *level_words(section)])
     keys = "<br>".join(
         f"{tables.key(line.mark)}{escape.html_sentence(span)}" for (line, _), span in zip(lines, spans, strict=True)
@@ -319,6 +322,12 @@ def _level(name: str, value: float, up: Callable[[float], float]) -> str:
 def _placed(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
     span = high - low
     return lambda value: begin + (end - begin) * ((value - low) / span if span else 0.5)
+
+
+def _on_axis(axis: Axis, low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
+    """As `_placed`, on a logarithmic scale where the axis has one; what lies outside is drawn at the edge."""
+    placed = _placed(on_axis(axis, low), on_axis(axis, high), begin, end)
+    return lambda value: min(max(placed(on_axis(axis, value)), min(begin, end)), max(begin, end))
 
 
 def _axes(ends: Sequence[str], label: str, levels: Sequence[str]) -> list[str]:
@@ -434,6 +443,10 @@ def _choice(section: Choice) -> str:
     return _titled(section.title, folded)
 
 
+def _picture(section: Picture) -> str:
+    return "".join(map(section_html, section.static)) if section.html is None else section.html()
+
+
 _RENDERERS: dict[type, Callable[[Any], str]] = {
     Bars: _bars,
     Effects: _effects,
@@ -445,5 +458,5 @@ _RENDERERS: dict[type, Callable[[Any], str]] = {
     Cards: _cards,
     Code: lambda section: _titled(section.title, _code(section.text)),
     Choice: _choice,
-    Picture: lambda section: _titled(section.title, section.html()),
+    Picture: lambda section: _titled(section.title, _picture(section)),
 }

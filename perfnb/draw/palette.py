@@ -121,6 +121,13 @@ KINDS = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
+_LINES = (
+    *((BLUE, "█", "solid"), (ORANGE, "░", "dots"), (GREEN, "▒", "columns"), (VERMILION, "▓", "hatch")),
+    *((PURPLE, "╬", "cross"), (SKY, "≡", "rows"), (SLATE, "▞", "grid"), (YELLOW, "≈", "rising")),
+)
+#: How many lines differ in colour.
+LINES = len(_LINES)
+
 #: Better, worse, unchanged: for verdicts, which are never in one picture with phases and always have a word.
 BETTER, WORSE, AS_BEFORE, UNDECIDED = GREEN, VERMILION, BLUE, GREY
 
@@ -133,3 +140,8 @@ def mark(phase: str) -> Mark:
 def category(name: str) -> Mark:
     """Return the mark of a memory category; an unknown one looks like ``other`` but keeps its name."""
     return CATEGORIES.get(name) or Mark(name, GREY, "·", "none")
+
+
+def line(place: int, word: str) -> Mark:
+    """Return the mark of a line among others in a chart, of which the first `LINES` differ in colour."""
+    return Mark(word, *_LINES[place % len(_LINES)])

@@ -31,9 +31,7 @@ PICTURES = [
 ]
 ENTRIES = {
     "documentWidget": [*PICTURES, "draw/js/document.js"],
-    "architectures": ["models/js/architectures.js"],
-    "scaling": ["models/js/scaling.js"],
-    "watch": ["watching/js/panel.js"],
+    "watch": ["watching/js/machine.js", "watching/js/panel.js"],
 }
 
 _DEFINED = re.compile(r"^(export )?(?:async )?(?:function|class|const|let) (\w+|\[[^\]]*\]|\{[^}]*\})", re.M)

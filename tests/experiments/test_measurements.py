@@ -1,8 +1,7 @@
-"""Views of timings, experiments, studies of sizes and profiles side by side: their words, and hostile names."""
+"""Views of timings, experiments and profiles side by side: their words, and hostile names."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 
@@ -11,8 +10,6 @@ import pytest
 
 from perfnb.bench.ab_view import ab_html, ab_text
 from perfnb.bench.paired_times import PairedTimes, paired_times
-from perfnb.models.scaling_view import scaling_data, scaling_html, scaling_text
-from perfnb.models.size_laws import ScalingFigures, scaling_figures
 from perfnb.profile.report import notes_of, report_data, summary_html, summary_text
 from perfnb.profile.timing import noise_facts, shown, timing_html
 from perfnb.stats.step_times import StepTimes
@@ -37,12 +34,6 @@ def experiment(ratio: float, pairs: int = 60, a: str = "old", b: str = "new", no
         times[0].tolist(), (ratio * times[1]).tolist(), equal_within=0.02, a_name=a, b_name=b, planned=pairs,
         needed=pairs, steady=True,
     )  # fmt: skip
-
-
-def study(exponent: float = 2.0) -> ScalingFigures:
-    sizes = (32, 64, 128, 256, 512)
-    samples = {size: (1e-4 * size**exponent * np.exp(RNG.normal(0, 0.01, 20))).tolist() for size in sizes}
-    return scaling_figures(samples, {s: 4 * s * s for s in sizes}, {s: 2 * s**3 for s in sizes}, device="CPU")
 
 
 @pytest.mark.slow
@@ -73,12 +64,10 @@ def test_more_pairs_are_asked_for_only_where_they_would_help() -> None:
 def test_hostile_names_are_text(name: str) -> None:
     pages = [
         ab_html(experiment(0.8, a=name, b=name), name),
-        scaling_html(replace(study(), device=name, notes=(name,))),
     ]
     for page in pages:
         assert not re.search(r"<(script|svg|img(?! alt=)|b>|iframe)|on(load|error)=[^&]*>", page), page[:300]
     assert "\x1b" not in ab_text(experiment(0.8, a=name, b=name))
-    json.dumps(scaling_data(replace(study(), device=name)), allow_nan=False)
 
 
 def test_a_timing_tells_what_disturbed_it() -> None:
@@ -96,17 +85,6 @@ def test_nothing_is_told_where_nothing_is_known() -> None:
     assert noise_facts({}) == []
     assert str(shown(StepTimes(()))) == "no step was timed"
     assert "<img" not in timing_html(StepTimes((1.0,)))
-
-
-def test_a_study_tells_its_law_and_where_it_does_not_hold() -> None:
-    figures = study()
-    assert "The time grows as size^2.0" in scaling_text(figures)
-    assert "does not hold" not in scaling_text(figures)
-    sizes = (8, 16, 32, 64, 128, 256, 512, 1024)
-    jump = {size: [size * (1.0 if size < 100 else 3.0)] * 20 for size in sizes}
-    broken = scaling_figures(jump, dict.fromkeys(sizes), dict.fromkeys(sizes), device="CPU")
-    assert scaling_text(broken).count("One law does not hold") == 1
-    assert "n/a" in scaling_text(broken)
 
 
 def test_the_notes_of_a_report_tell_what_disturbed_its_timed_steps() -> None:

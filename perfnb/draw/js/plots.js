@@ -48,7 +48,7 @@ export function bars(section, context) {
 export function effects(section) {
   if (!section.rows.length) return null;
   const ends = section.rows.flatMap(({ ratio, interval }) => [ratio, ...(interval ?? [])]).filter((value) => value > 0).map(Math.log);
-  const most = Math.max(Math.log(2), -Math.min(0, ...ends));
+  const most = section.rows.some(({ ratio }) => ratio != null && ratio < 0.95) ? Math.max(Math.log(2), -Math.min(0, ...ends)) : Infinity;
   const longest = Math.min(most, Math.max(0, ...ends.map(Math.abs))) || 1;
   const at = (ratio) => 50 + 46 * Math.max(-1, Math.min(1, Math.log(ratio) / longest));
   const band = section.same_within == null ? null : [1 / (1 + section.same_within), 1 + section.same_within].map(at);
@@ -70,13 +70,21 @@ export function effects(section) {
 
 const FRAME = { left: 78, right: 16, top: 22, height: 170, below: 40 };
 
+// Sizes on a logarithmic axis are powers of 2: 4 MiB, 64 MiB, 1 GiB.
+function sizeTicks(low, high, words) {
+  const base = [2, 4].find((step) => (high - low) / Math.log10(step) < 6) ?? 16;
+  const ticks = [];
+  for (let power = Math.ceil(low / Math.log10(base)); power <= high / Math.log10(base); power += 1) ticks.push([base ** power, words(base ** power)]);
+  return ticks;
+}
+
 // The places of numbers on an axis: {at, ticks}.
 function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
   const known = values.filter((value) => value != null && (!log || value > 0));
   if (log) {
     const [low, high] = [Math.log10(Math.min(...known)), Math.log10(Math.max(...known))];
     const [a, b] = high - low < 0.3 ? [low - 0.15, high + 0.15] : [low, high];
-    return { at: (value) => from + ((to - from) * (Math.log10(Math.max(value, 1e-300)) - a)) / (b - a), ticks: logTicks(a, b, (value) => roundNumber(inUnit(value, unit))) };
+    return { at: (value) => from + ((to - from) * (Math.log10(Math.max(value, 1e-300)) - a)) / (b - a), ticks: (unit.startsWith("bytes") ? sizeTicks : logTicks)(a, b, (value) => roundNumber(inUnit(value, unit))) };
   }
   const high = Math.max(...known, floor ?? -Infinity);
   const low = Math.min(...known, floor ?? Infinity);
@@ -116,7 +124,7 @@ export function series(section) {
     lines.map((line, i) => [
       line.low && line.high && drawn("path", { fill: line.mark.colour, "fill-opacity": 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
       drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": LINE_DASHES[i % LINE_DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
-      at.length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
+      known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
         drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]),
     Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: FRAME.left, x2: right, y1: y(value), y2: y(value) }),
       drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)])];

@@ -131,7 +131,7 @@ export function tableSection(section, context) {
     saveButton(() => numbers().map((line) => line.map(quoted).join(",")).join("\n"), `${noun}s.csv`, "Save all rows as CSV, with numbers in full", "CSV"));
   const shown = held.map((c) => gridColumn(section, c, most));
   if (details?.some(Boolean)) {
-    shown.push({ key: "detail", head: "", title: "", text: true, width: 320, drop: 1, value: (i) => details[i], draw: (i) => h("span", { class: "pf-name pf-quiet", title: details[i] }, details[i]) });
+    shown.push({ key: "detail", head: "note", title: "", text: true, width: 320, drop: 1, value: (i) => details[i], draw: (i) => h("span", { class: "pf-name pf-quiet", title: details[i] }, details[i]) });
   }
   const view = searchGrid({
     label: title, words: `Search ${noun}s`, size: body, noun: `${noun}s`, columns: shown, describe, after: tools,

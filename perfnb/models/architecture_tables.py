@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -16,7 +15,7 @@ from perfnb.stats.comparisons import compare_all, ratio_table
 from perfnb.stats.intervals import interval_of_median
 from perfnb.stats.step_times import StepTimes
 
-#: Columns of `ArchitectureFigures.table` and their types.
+#: Columns of `ArchitectureComparison.table` and their types.
 COLUMNS = {
     **dict.fromkeys(("parameters", "parameter_bytes", "forward_flops", "backward_flops"), "Int64"),
     **dict.fromkeys(("median_ms", "ci_low_ms", "ci_high_ms", "throughput_per_s"), "Float64"),
@@ -44,56 +43,13 @@ _BATCHED_PRODUCT, _SOFTMAX = re.compile(r"bmm", re.IGNORECASE), re.compile(r"sof
 _WITHIN_ATTENTION = re.compile(r"bmm|matmul|einsum|softmax", re.IGNORECASE)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class ArchitectureFigures:
-    """Models side by side: what each costs, and where its time goes.
-
-    Attributes
-    ----------
-    table : DataFrame
-        What each model costs, one row per name (the index) in the given order; times are medians with 95 % intervals,
-        ``intensity`` is FLOP/byte. Each may be NA.
-    shares : DataFrame
-        Where the time goes: ``name``, ``by`` (kind of layer, or phase), ``part``, ``ms``, ``share``. For each name and
-        ``by`` the shares add up to 1, and the times to the median.
-    ratios : DataFrame
-        Every pair: ``a``, ``b``, ``ratio`` (time of b to time of a) with its simultaneous interval ``ci_low`` to
-        ``ci_high``, ``p_holm``, ``verdict`` on b, and ``smallest_detectable`` (relative).
-    layers : mapping of str to DataFrame
-        Each model's frame ``layers``, with a column ``kind``.
-    training : bool
-        Whether loss and backward pass were part of it.
-    device, batch : str
-        Where it ran, and the shapes of the batch.
-    rounds : int
-        Measurements per model.
-    equal_within : float
-        Relative difference up to which two times count as the same: 0.02 is 2 %.
-    notes : tuple of str
-        Caveats.
-    """
-
-    table: pd.DataFrame
-    shares: pd.DataFrame
-    ratios: pd.DataFrame
-    layers: Mapping[str, pd.DataFrame]
-    training: bool
-    device: str
-    batch: str
-    rounds: int
-    equal_within: float
-    notes: tuple[str, ...] = ()
-
-
-def architecture_figures(
+def architecture_tables(
     summaries: Mapping[str, Summary],
     samples_ms: Mapping[str, Sequence[float]],
     batch_sizes: Mapping[str, int | None],
-    *,
     equal_within: float,
-    **rest: Any,
-) -> ArchitectureFigures:
-    """Combine what was measured.
+) -> dict[str, Any]:
+    """Combine what was measured into the tables of an `ArchitectureComparison`, by their names.
 
     Parameters
     ----------
@@ -103,6 +59,8 @@ def architecture_figures(
         Step times of each model, one per round.
     batch_sizes : mapping of str to (int or None)
         Samples in each model's batch.
+    equal_within : float
+        Relative difference up to which two times count as the same.
     """
     rows = {
         name: _row(summary, StepTimes(tuple(samples_ms[name]), batch_sizes[name]))
@@ -110,18 +68,15 @@ def architecture_figures(
     }
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).rename_axis("name")
     shares = [_shares(name, summary, float(rows[name]["median_ms"])) for name, summary in summaries.items()]
-    return ArchitectureFigures(
-        table=table.astype(COLUMNS),
-        shares=pd.concat(shares, ignore_index=True),
-        ratios=_ratios(samples_ms, equal_within),
-        layers={
+    return {
+        "table": table.astype(COLUMNS),
+        "shares": pd.concat(shares, ignore_index=True),
+        "ratios": _ratios(samples_ms, equal_within),
+        "layers": {
             name: summary.layers.assign(kind=kinds_of_layers(summary.layers.index, summary.layer_ops))
             for name, summary in summaries.items()
         },
-        rounds=min((len(samples) for samples in samples_ms.values()), default=0),
-        equal_within=equal_within,
-        **rest,
-    )
+    }
 
 
 def _row(summary: Summary, timing: StepTimes) -> dict[str, Any]:
