@@ -286,11 +286,7 @@ def _series(section: Series) -> str:
     banded = max((end for line, _ in lines for end in all_known(line.high or ())), default=top)
     top = max(top, min(_BANDED * top, banded))
     across = _on_axis(section.x, section.at[0], section.at[-1], _LEFT, _WIDE)
-    placed = _on_axis(section.y, least, top, _HIGH, 8)
-
-    def up(value: float) -> float:
-        return placed(min(max(value, least), top))
-
+    up = _on_axis(section.y, least, top, _HIGH, 8)
     drawn = [_level(name, value, up) for name, value in section.levels.items()]
     for line, _ in lines:
         drawn += _band(section, line, across, up)

@@ -55,8 +55,11 @@ class DocumentError(ValueError):
 
 def words(value: Any, unit: Unit) -> str:
     """Write a number in its unit, ``n/a`` if it is not known."""
-    if fmt.known(value) is None:
+    number = fmt.known(value)
+    if number is None:
         return fmt.UNKNOWN
+    if number < 0:
+        return f"{fmt.MINUS}{words(-number, unit)}"
     if unit in _WORDS:
         text = _WORDS[unit](value)
     else:

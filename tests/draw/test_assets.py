@@ -21,7 +21,7 @@ PICTURES = [
         f"{name}.js"
         for name in (
             "timeline/js/timeline",
-            "flame/js/tab",
+            "flame/js/view",
             "memory/js/memory",
             "watching/js/machine",
         )
@@ -30,7 +30,6 @@ PICTURES = [
 ENTRIES = {
     "documentWidget": [*PICTURES, "draw/js/document.js"],
     "watch": ["watching/js/machine.js", "watching/js/panel.js"],
-    "flameHost": ["flame/js/host.js"],
 }
 
 _DEFINED = re.compile(r"^(export )?(?:async )?(?:function|class|const|let) (\w+|\[[^\]]*\]|\{[^}]*\})", re.M)

@@ -124,6 +124,7 @@ export function documentView(data, model) {
   const keys = new Set(all.map(({ key }) => key).filter(Boolean));
   const context = { model, sections, reveal, has: (key) => keys.has(key), table: (key) => all.find((section) => section.key === key), document: data };
   const own = data.sections.map((section) => sectionView(section, context)).filter(Boolean);
+  requestAnimationFrame(() => own.forEach((part) => part.shown?.()));
   const entries = data.tabs.map((tab) => tabEntry(tab, context)).filter(Boolean);
   if (entries.length) views = tabs(`Parts of the ${data.kind}`, entries, memory);
   const { selects } = data.verdict;

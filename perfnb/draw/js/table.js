@@ -18,7 +18,7 @@ const isKnown = (cell) => (typeof cell === "string" ? cell !== "" : isObject(cel
 
 const PIXELS = 7.2;
 const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 250 : 220,
-  PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length + (isObject(cell) && "word" in cell ? 3 : 0))) + 18));
+  PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length + (isObject(cell) && "word" in cell ? 3 : 0))) + 24));
 
 function cellBar(column, cell, most) {
   const part = (value) => (most > 0 ? (100 * Math.max(0, value ?? 0)) / most : 0);
