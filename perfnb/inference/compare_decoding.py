@@ -54,10 +54,7 @@ class DecodingComparison(Documented):
     def gain_interval(self) -> tuple[float, float] | None:
         """95 % interval of the gain; ``None`` with fewer than 6 pairs."""
         interval = self.ab.ratio_ci
-        if interval is None:
-            return None
-        low, high = interval
-        return 1 / high, math.inf if low <= 0 else 1 / low
+        return None if interval is None else (1 / interval[1], 1 / interval[0])
 
     @property
     def acceptance(self) -> float | None:

@@ -371,16 +371,18 @@ def _settings(batching: Batching, rate: float) -> Table:
 def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]:
     times, usual = load.service_ms, float(np.median(load.service_ms))
     if quantile(times, 0.99) is None:
-        longer = fmt.significant(299 / max(1, len(times)), trim=True)
-        yield f"p99 needs at least 299 requests: a budget_s {longer} times as long."
+        factor = fmt.significant(299 / max(1, len(times)), trim=True)
+        yield f"p99 needs at least 299 requests: a budget_s {factor} times as long."
     if load.closed_per_s <= _HELD_UP * load.capacity_per_s:
-        yield _between(load)
+        served, possible = _rate(load.closed_per_s), _rate(load.capacity_per_s)
+        yield (
+            f"{served} were served, fewer than the {possible} that these times allow: between requests a server is "
+            f"busy for {fmt.duration(load.between_ms)}, with perfnb's own work and waiting for Python's lock. Figures "
+            "under load include this."
+        )
     slow = found.slowest(1).iloc[0]
     if slow["service_ms"] > _SLOW * usual:
-        size = str(slow["size"])
-        # What has neither shapes nor a length is distinguished by its type.
-        which = f", size {size}" if size[:1] == "(" or size.isdecimal() else ""
-        yield f"The slowest took {fmt.duration(slow['service_ms'])}: request {slow['request']:,}{which}."
+        yield f"The slowest took {fmt.duration(slow['service_ms'])}: request {slow['request']:,}."
     if len(first := found.first_calls):
         slowest = fmt.duration(first["service_ms"].max())
         yield f"The first calls of each size are left out as warm-up ({len(first):,}; the slowest took {slowest})."
@@ -412,17 +414,6 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
     if costs[["price", "joules"]].notna().any(axis=None) and (why := str(costs["why"].iloc[0])):
         yield f"Energy {fmt.UNKNOWN}: {why}."
     yield from noise_sentences(measured.noise)
-
-
-def _between(load: LoadModel) -> str:
-    """What keeps a server busy between requests, where no service time shows it."""
-    if load.servers == 1:
-        between = fmt.duration(load.between_ms)
-        return f"perfnb takes {between} between two requests. Figures under load include this."
-    return (
-        f"{_rate(load.closed_per_s)} were served, fewer than the {_rate(load.capacity_per_s)} that these times allow: "
-        "between requests the threads wait for Python's lock. Figures under load include this wait."
-    )
 
 
 def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[str]:
