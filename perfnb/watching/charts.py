@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from perfnb.watching.metrics import METRIC_WORDS, unit_of
+from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from perfnb.draw.document import Document, Line, Picture, Series, Table, Value
 from perfnb.recording.schema import METRICS, conform
 from perfnb.watching.charts import on_grid, thinned
 from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, history_data, lasted, panel_data
-from perfnb.watching.metrics import METRIC_WORDS, unit_of
+from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
 from perfnb.watching.summary import MachineSummary
 from perfnb.watching.view import watch_document
 from perfnb.watching.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
