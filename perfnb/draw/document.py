@@ -55,13 +55,16 @@ class DocumentError(ValueError):
 
 def words(value: Any, unit: Unit) -> str:
     """Write a number in its unit, ``n/a`` if it is not known."""
-    if fmt.known(value) is None:
+    number = fmt.known(value)
+    if number is None:
         return fmt.UNKNOWN
+    if number < 0:
+        return f"{fmt.MINUS}{words(-number, unit)}"
     if unit in _WORDS:
-        return _WORDS[unit](value)
-    if unit.endswith("/s"):
-        return fmt.rate(value, unit.removesuffix("/s"))
-    return fmt.significant(value)
+        text = _WORDS[unit](value)
+    else:
+        text = fmt.rate(value, unit.removesuffix("/s")) if unit.endswith("/s") else fmt.significant(value)
+    return fmt.MINUS + text[1:] if text.startswith("-") else text
 
 
 @dataclass(frozen=True)
@@ -330,14 +333,17 @@ class Dot:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Points, and lines between given points, such as a roof."""
+    """Points, most important first, and lines between given points, such as a roof, named where they end.
+
+    An axis that is logarithmic has no place for what is not above 0.
+    """
 
     title: str
     x: Axis
     y: Axis
     dots: tuple[Dot, ...]
     lines: tuple[tuple[Mark, tuple[tuple[float, float], ...]], ...] = ()
-    #: The key of a section in which a dot selects the row of the same name.
+    #: The key of a section in which a dot selects the row of the same name; text leaves the listing to that section.
     selects: str = ""
     key: str = ""
 
@@ -455,7 +461,7 @@ class Picture:
     data : callable, optional
         Returns what the script draws, ready for JSON.
     script, style : str
-        Paths inside the package; the script sets ``pictures[kind]``.
+        Paths inside the package; the script sets ``pictures[kind]``. Without one, the live view shows the static HTML.
     """
 
     kind: str

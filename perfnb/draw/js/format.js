@@ -97,6 +97,6 @@ const WRITTEN = {
 
 // A number in a unit of perfnb.draw.document.
 export function inUnit(value, unit) {
-  if (unit in WRITTEN) return WRITTEN[unit](value);
-  return unit.endsWith("/s") ? rate(value, unit.slice(0, -2)) : significant(value);
+  const written = WRITTEN[unit] ?? (unit.endsWith("/s") ? (number) => rate(number, unit.slice(0, -2)) : significant);
+  return written(value).replace(/^-/, "−");
 }
