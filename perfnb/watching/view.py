@@ -196,8 +196,7 @@ def _series(summary: MachineSummary) -> Iterator[Series]:
             for line in chart.lines
         ]
         most = float(np.nanmax([values[line.device, line.column] for line in chart.lines]))
-        levels = {}
-        title = chart.title
+        title, levels = chart.title, dict[str, float]()
         if chart.ceiling is not None and chart.near_ceiling(most):
             levels = {chart.ceiling_word: chart.ceiling * factor}
         elif chart.ceiling is not None:
