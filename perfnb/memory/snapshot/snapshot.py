@@ -89,8 +89,12 @@ class MemorySnapshot(Documented):
     def __repr__(self) -> str:
         return f"<perfnb.MemorySnapshot {self._line()}>"
 
-    def _document(self) -> Document:
+    @cached_property
+    def _described(self) -> Document:
         return snapshot_document(self._columns, self._name, self.fragmentation, *self._live)
+
+    def _document(self) -> Document:
+        return self._described
 
 
 def load_snapshot(path: str | Path) -> MemorySnapshot:
