@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -160,7 +160,7 @@ def _mark(origin: str | None, marks: dict[str, Mark]) -> Mark | None:
     return None if origin is None else marks.get(origin, _OTHERS)
 
 
-def _place(row: pd.Series) -> str:
+def _place(row: Any) -> str:
     if isinstance(row["made_at"], str):
-        return row["made_at"]
+        return str(row["made_at"])
     return "(not recorded)" if pd.isna(row["op"]) else "(no Python line)"
