@@ -370,7 +370,7 @@ def test_an_estimate_shows_itself() -> None:
     estimate = estimate_memory(mlp(), rows(8), "adam", loss=F.cross_entropy)
 
     assert repr(estimate) == (
-        "<perfnb.MemoryEstimate Sequential: peak 3.52 MiB in optimizer, training with a batch of 8 and Adam>"
+        "<perfnb.MemoryEstimate: Sequential: peak 3.52 MiB in optimizer, training with a batch of 8 and Adam>"
     )
     assert isinstance(estimate, MemoryEstimate)
 

@@ -166,9 +166,6 @@ class MemoryEstimate(Documented):
         peak = f"peak {fmt.size(self.peak_bytes)} in {escape.plain(self.peak_phase, 20)}"
         return f"{escape.plain(self.model, 40)}: {peak}, {escape.plain(step_words(self))}"
 
-    def __repr__(self) -> str:
-        return f"<perfnb.MemoryEstimate {self._line()}>"
-
     def _document(self) -> Document:
         return estimate_document(self, self._capacity, self._largest)
 
