@@ -24,6 +24,7 @@ PICTURES = [
             "flame/js/view",
             "memory/js/memory",
             "watching/js/machine",
+            "ranks/js/lanes",
         )
     ),
 ]
