@@ -187,3 +187,10 @@ UNSTEADY = "The steps had not reached a steady state when the warm-up ended."
 )
 def test_notes_say_what_a_reader_must_know(example: ABTest, note: str, is_there: bool) -> None:
     assert (note in example._document().notes) == is_there
+
+
+def test_profiles_of_both_sides_are_compared_in_a_tab() -> None:
+    (tab,) = EXAMPLES["accept"]._document().tabs
+    assert "layers" in {section.key for section in tab.sections}
+    assert not tab.verdict.sentence
+    assert EXAMPLES["unchecked"]._document().tabs == ()
