@@ -191,8 +191,8 @@ def ab_test(
     up prefetched batches do not count. The budget then sets the number of pairs, at most 40; below 6 there is no
     verdict.
 
-    With `quality`, `limits` or `profile` the result shows a decision: the candidate is accepted if it is faster, its
-    results are good enough, and it stays within all limits.
+    With `quality`, `check`, `limits` or `profile` the result shows a decision: the candidate is accepted if it is
+    faster, its results are good enough, and it stays within all limits.
 
     Parameters
     ----------
