@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from perfnb.models.architectures import ArchitectureComparison
 
 _PASSES = {"forward_flops": palette.mark("forward"), "backward_flops": palette.mark("backward")}
-#: Longest name inside a sentence.
+#: Longest name in a sentence or above a figure.
 _NAME = 60
 
 
@@ -78,10 +78,10 @@ def architectures_document(result: ArchitectureComparison) -> Document:
     ends = dict.fromkeys((*timed[:1], *timed[-1:]))  # the fastest and the slowest
     return Document(
         "architectures",
-        ", ".join(map(str, result.table.index)),
+        ", ".join(map(_short, result.table.index)),
         result.device,
         _verdict(result, timed),
-        tuple(Figure(name, (time := _time(result, name)).number, "ms", time.interval) for name in ends),
+        tuple(Figure(_short(name), (time := _time(result, name)).number, "ms", time.interval) for name in ends),
         (step, f"batch: {result.batch}", f"measured {times}"),
         tuple(_sections(result, timed)),
         tuple(_notes(result)),

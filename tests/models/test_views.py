@@ -103,6 +103,12 @@ def test_a_ratio_has_its_reservation(change: dict[str, Any], verdict: str, words
     assert words in row.detail
 
 
+def test_all_pairs_are_listed_those_that_differ_most_first() -> None:
+    pairs = samples.three()._document().sections[-1]
+    assert isinstance(pairs, Table)
+    assert [row[:2] for row in pairs.rows] == [("transformer", "mlp"), ("cnn", "mlp"), ("transformer", "cnn")]
+
+
 def test_bars_hold_the_times_of_the_parts_the_fastest_first() -> None:
     made = samples.eight()
     bars = only(Bars, option(made, "Step time"))
