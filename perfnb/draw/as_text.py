@@ -164,12 +164,19 @@ def _bars(section: Bars, width: int) -> list[str]:
         f"{escape.fit(label, cells)} {_stacked(stack, round(room * total / longest))} {figure}"
         for label, stack, total, figure in zip(labels, stacks, totals, figures, strict=True)
     ]
-    marks = list(dict.fromkeys(mark for stack in stacks for mark, _ in stack))
+    marks = marks_in(section)
     columns = (Column(""), *(Column(f"{mark.glyph} {mark.word}", section.unit) for mark in marks))
     rows = [
         (label, *(dict(stack).get(mark, "") for mark in marks)) for label, stack in zip(labels, stacks, strict=True)
     ]
     return [*lines, *_table(Table("", columns, rows, budget=Budget(len(rows))), width)]
+
+
+def marks_in(section: Bars) -> list[Mark]:
+    """Return the marks of the parts that are more than nothing in one of the bars, in the order of the parts."""
+    parts = [part for bar in section.bars for part in bar.parts]
+    held = {part.mark for part in parts if part.value > 0}
+    return [mark for mark in dict.fromkeys(part.mark for part in parts) if mark in held]
 
 
 def _stacked(stack: Sequence[tuple[Mark, float]], width: int) -> str:
@@ -424,14 +431,21 @@ def _eighths(value: float, most: float) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def _series(series: Series, width: int) -> list[str]:
-    lines: list[str] = []
-    for line in series.lines:
-        if known := all_known(line.values):
-            lines += escape.wrapped(span_words(line.mark, known, series.y), width)
-            cells = _binned([on_axis(series.x, x) for x in series.at], line.values, width)
-            lines.append(bars.heights(_heights(cells, series.y, known), 1.0))
-    return [*lines, *_joined([*axis_words(series.x, series.at), *level_words(series)], width)] if lines else []
+def _series(series: Series, width: int, with_axis: bool = True) -> list[str]:
+    held = [(line, known) for line in series.lines if (known := all_known(line.values))]
+    if not held:
+        return []
+    spans = [span_words(known, series.y) for _, known in held]
+    label = min(_LABEL, max(escape.cells(escape.plain(line.mark.word)) for line, _ in held))
+    room = width - label - max(map(escape.cells, spans)) - 2
+    at = [on_axis(series.x, x) for x in series.at]
+    highest = [number for _, known in held for number in known]
+    lines = [
+        f"{escape.fit(line.mark.word, label)} "
+        f"{bars.heights(_heights(_binned(at, line.values, room), series.y, highest), 1.0)} {span}"
+        for (line, _), span in zip(held, spans, strict=True)
+    ]
+    return [*lines, *_joined([*(axis_words(series.x, series.at) if with_axis else ()), *level_words(series)], width)]
 
 
 def on_axis(axis: Axis, value: float) -> float:
@@ -451,9 +465,9 @@ def all_known(values: Iterable[Any]) -> list[float]:
     return [number for number in map(fmt.known, values) if number is not None]
 
 
-def span_words(mark: Mark, values: Sequence[float], axis: Axis) -> str:
-    """Return the least and the largest of a mark's values, in words."""
-    return f"{escape.plain(mark.word, 40)}: {words(min(values), axis.unit)} to {words(max(values), axis.unit)}"
+def span_words(values: Sequence[float], axis: Axis) -> str:
+    """Return the least and the largest of the values of a line, in words."""
+    return f"{words(min(values), axis.unit)} to {words(max(values), axis.unit)}"
 
 
 def axis_words(axis: Axis, values: Sequence[float]) -> list[str]:
@@ -482,6 +496,8 @@ def _binned(at: Sequence[float], values: Sequence[float | None], width: int) -> 
 
 
 def _scatter(section: Scatter, width: int) -> list[str]:
+    if section.selects:  # its points are rows of that section
+        return []
     rows = [(dot.label, dot.mark, dot.x, dot.y) for dot in section.dots]
     columns = (
         Column("name"),
@@ -554,6 +570,19 @@ def _choice(section: Choice, width: int) -> list[str]:
     return lines if blocks else []
 
 
+def _picture(section: Picture, width: int) -> list[str]:
+    if section.text is not None:
+        return section.text(width)
+    lines: list[str] = []
+    for part, below in zip(section.static, (*section.static[1:], None), strict=True):
+        lines += [""] * bool(lines)
+        if isinstance(part, Series) and isinstance(below, Series) and part.x == below.x and part.at == below.at:
+            lines += [*_sentences(part.title, width), *_series(part, width, with_axis=False)]
+        else:
+            lines += section_text(part, width)
+    return lines
+
+
 _RENDERERS: dict[type, Callable[[Any, int], list[str]]] = {
     Bars: _bars,
     Effects: _effects,
@@ -565,5 +594,5 @@ _RENDERERS: dict[type, Callable[[Any, int], list[str]]] = {
     Cards: _cards,
     Code: lambda section, width: _code(section.text, width),
     Choice: _choice,
-    Picture: lambda section, width: section.text(width),
+    Picture: _picture,
 }

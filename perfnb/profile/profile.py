@@ -18,6 +18,7 @@ from perfnb.attribution.events import all_events, event_table
 from perfnb.attribution.tables import kernel_table
 from perfnb.diff.comparison import ProfileComparison, not_comparable
 from perfnb.diff.layers import diff_profiles
+from perfnb.diff.step_times import step_change_of
 from perfnb.draw import escape
 from perfnb.draw.document import Document
 from perfnb.draw.shown import Page, Shown
@@ -44,7 +45,7 @@ from perfnb.recording.outcome import Outcome
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import REDUCED_TABLES, TABLES, SavedProfile
 from perfnb.recording.schema import conform
-from perfnb.roofline.roofline import Roofline
+from perfnb.roofline.roofline import Roofline, roofline_result
 from perfnb.timeline.build import timeline_of
 from perfnb.timeline.timeline import Timeline
 from perfnb.timeline.trace_export import trace_text
@@ -265,7 +266,7 @@ class Profile(Page, Shown):
         """How close layers and ops come to the machine's peaks; ``None`` if arithmetic was not counted."""
         self._require_trace()
         figures = self._analysis.roofline
-        return None if figures is None else Roofline(figures)
+        return None if figures is None else roofline_result(figures)
 
     @property
     def findings(self) -> pd.DataFrame:
@@ -343,7 +344,10 @@ class Profile(Page, Shown):
         """
         if not isinstance(other, Profile):
             raise TypeError(not_comparable(other))
-        return ProfileComparison(diff_profiles(self._summary, other._summary), self._recording, other._recording)
+        change = step_change_of(self.steps, other.steps)
+        return ProfileComparison(
+            diff_profiles(self._summary, other._summary, change), self._recording, other._recording
+        )
 
     @property
     def meta(self) -> dict[str, Any]:

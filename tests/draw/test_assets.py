@@ -21,18 +21,15 @@ PICTURES = [
         f"{name}.js"
         for name in (
             "timeline/js/timeline",
-            "flame/js/tab",
-            "gpu/js/gpu",
+            "flame/js/view",
             "memory/js/memory",
-            "roofline/js/roofline",
             "watching/js/machine",
         )
     ),
 ]
 ENTRIES = {
     "documentWidget": [*PICTURES, "draw/js/document.js"],
-    "watch": ["watching/js/panel.js"],
-    "flameHost": ["flame/js/host.js"],
+    "watch": ["watching/js/machine.js", "watching/js/panel.js"],
 }
 
 _DEFINED = re.compile(r"^(export )?(?:async )?(?:function|class|const|let) (\w+|\[[^\]]*\]|\{[^}]*\})", re.M)
