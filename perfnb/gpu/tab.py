@@ -103,7 +103,7 @@ def gpu_verdict(summary: GpuSummary) -> Verdict:
         said = f"{who} idle for {fmt.share(idle)} of {_whole(summary)}, {because}."
     else:
         said = f"{who} busy {fmt.share(summary.busy)} of {_whole(summary)}"
-        said += f", and idle {fmt.share(idle)}, {because}." if most >= 0.01 else "."
+        said += f", and idle {because}." if most >= 0.01 else "."
     return Verdict("bad" if idle >= _MUCH else "good", said, launch_sentence(summary))
 
 

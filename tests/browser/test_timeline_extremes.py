@@ -150,14 +150,6 @@ def test_without_a_canvas_there_is_the_table_and_what_is_chosen_in_it(open_page)
     expect(details.locator("h3")).to_have_text("model.head")
 
 
-def test_what_cannot_be_unpacked_is_the_static_twins_table(open_page):
-    twin = "<table><caption>Tracks of step 3</caption><tr><td>Thread 7</td></tr></table>"
-    html = page_with(samples.step(), before="delete window.DecompressionStream")
-    page = open_page(html.replace("<main>", f'<div class="perfnb-static-report">{twin}</div><main>'))
-    page.get_by_role("tab", name="Timeline").click()
-    expect(page.locator(".pf-timeline").get_by_role("table", name="Tracks of step 3")).to_contain_text("Thread 7")
-
-
 def test_a_marked_time_stays_when_the_whole_comes(opened):
     coarse = samples.encoded([Track("steps", "Steps", [Event("step 1", 0, 2000, "other")])], total_events=158)
     t = opened(coarse, samples.step())

@@ -92,8 +92,8 @@ def test_the_verdict_says_how_idle_the_gpus_are_and_why(tmp_path: Path) -> None:
 
     one = gpu_of(Written().step(1, 0, 100).op("aten::mm", 0, 30).kernel("gemm", 2, 4, 99), tmp_path)
     assert said(one) == (
-        "The GPU is busy 95 % of the traced step, and idle 5.0 %, because it had no work before its first and after "
-        "its last kernel."
+        "The GPU is busy 95 % of the traced step, and idle because it had no work before its first and after its last "
+        "kernel."
     )
     assert gpu_verdict(one).state == "good"
     alone = gpu_of(Written().step(1, 0, 5000).op("aten::mm", 10, 30).kernel("gemm", 12, 20, 30), tmp_path)
