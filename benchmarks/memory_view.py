@@ -13,7 +13,10 @@ from torch import nn
 
 import perfnb
 from benchmarks.browser import CHROMIUM, NOT_INSTALLED, page_in_browser
-from perfnb.memory.tab import memory_data, memory_html, memory_text
+from perfnb.draw.as_html import document_html
+from perfnb.draw.as_json import document_data
+from perfnb.draw.as_text import document_text
+from perfnb.memory.tab import memory_document
 from perfnb.profile.profile import Profile
 
 #: Each round makes about 4.5 allocations.
@@ -50,9 +53,10 @@ def run() -> Iterator[str]:
     summary = p._summary.memory
     assert summary is not None
     begin = time.perf_counter()
-    page, text, data = memory_html(summary), memory_text(summary), json.dumps(memory_data(summary))
+    shown = memory_document(summary)
+    page, text, data = document_html(shown), document_text(shown), json.dumps(document_data(shown))
     views_s = time.perf_counter() - begin
-    saved = sum(len(part.encode()) for part in (page, "\n".join(text), data))
+    saved = sum(len(part.encode()) for part in (page, text, data))
     yield (
         f"memory view: {made:,} allocations: static and live view built in {views_s * 1e3:.0f} ms; "
         f"saved size {saved / 1e6:.2f} MB, {len(data) / 1e6:.2f} MB of it for the live view"

@@ -128,7 +128,7 @@ def _with_digits_of(shown: str, number: float) -> str:
         return f"{number:.2e}"
     if shown == "0":
         return significant(number)
-    whole, _, decimals = shown.lstrip("<-").replace(",", "").partition(".")
+    whole, _, decimals = shown.lstrip(f"<-{MINUS}").replace(",", "").partition(".")
     places = len(decimals) or min(0, 3 - len(whole))
     number = round(number, places) or 0.0  # never a zero below 0
     return f"{number:,.{max(0, places)}f}"

@@ -15,7 +15,6 @@ from torch import nn
 import perfnb
 from perfnb.draw.escape import MAX_NAME
 from perfnb.errors import PerfnbError, RecordingError
-from perfnb.models.architectures import ArchitectureComparison
 from tests.models import architecture_samples
 
 NAME = "e\x1b[31mvil\u202e\n\u2028\x9b<b>$x^2$" + "x" * 1000
@@ -41,7 +40,7 @@ def test_the_repr_of_a_comparison_of_architectures_shows_names_and_does_nothing(
     figures = architecture_samples.hostile()
     names = {name: NAME + name for name in figures.table.index}
     figures = replace(figures, table=figures.table.rename(index=names))
-    text = repr(ArchitectureComparison(**vars(figures), profiles={}))
+    text = repr(figures)
 
     assert r"e\x1b[31mvil\u202e" in text
     assert not invisible(text)

@@ -1,8 +1,9 @@
-"""What ``--json`` prints of each kind of result: its figures, and its tables as lists of rows."""
+"""What ``--json`` prints of results that have no document: their figures, and their tables as lists of rows."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +11,12 @@ import pandas as pd
 
 #: The attributes of each kind of result that are printed, in this order. A new kind is a line here.
 _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
-    "Profile": ("meta", "timing", "phases", "layers", "ops", "kernels", "gpu_time", "steps", "findings"),
     "Timing": ("median_ms", "ci_ms", "basis", "steps", "throughput_per_s", "batch_size", "steady", "samples_ms"),
     "Ranks": ("ranks", "straggler", "times", "clocks", "gpu_time", "findings"),
     "ABTest": (
         *("verdict", "ratio", "ratio_ci", "check", "decision", "reason"),
         *("change", "table", "limits", "options", "environment"),
     ),
-    "HostProfile": ("meta", "functions"),
-    "HostComparison": ("functions",),
     "MemorySnapshot": ("meta", "fragmentation", "segments"),
     "Watch": ("meta", "summary", "marks"),
     "RunSummary": (
@@ -27,7 +25,6 @@ _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     ),
     "RankRuns": ("ranks", "straggler", "times", "differences"),
     "RunComparison": ("verdict", "sentences", "ratio", "ratio_ci", "step", "memory"),
-    "ProfileComparison": ("phases", "layers", "by_op", "gpu_time"),
     "SystemCheck": ("checks",),
 }
 
@@ -35,7 +32,8 @@ _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
 def facts_of(thing: Any) -> dict[str, Any]:
     """A result as a mapping for JSON, with its ``kind`` first."""
     kind = type(thing).__name__
-    return {"kind": kind} | {name: _value(getattr(thing, name)) for name in _ATTRIBUTES[kind]}
+    facts: dict[str, Any] = _plain({name: _value(getattr(thing, name)) for name in _ATTRIBUTES[kind]})
+    return {"kind": kind} | facts
 
 
 def _value(value: Any) -> Any:
@@ -47,3 +45,14 @@ def _value(value: Any) -> Any:
     if type(value).__name__ in _ATTRIBUTES:
         return {name: figure for name, figure in facts_of(value).items() if name != "kind"}
     return value
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can hold."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (str, int)) else str(value)

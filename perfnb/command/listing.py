@@ -1,14 +1,16 @@
-"""What several things in a folder are: a line each, newest first."""
+"""What several things in a folder are, newest first."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perfnb.draw import escape
+from perfnb import quantities as fmt
+from perfnb.draw.document import Budget, Column, Document, Table, Verdict
 from perfnb.errors import PerfnbError
 
 if TYPE_CHECKING:
@@ -69,22 +71,40 @@ def verdict_of(found: Any) -> str:
     findings = getattr(getattr(found, "_summary", None), "findings", None)
     if (verdict := getattr(findings, "verdict", None)) is not None:
         return str(verdict.verdict)
-    return str(found._line())
+    return repr(found).partition(": ")[2].removesuffix(">")
 
 
-def lines_of(entries: Iterable[Entry], rest: int, width: int) -> Iterator[str]:
-    """Each entry as lines for a terminal."""
-    for entry in entries:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.saved))
-        yield f"{when}  {escape.plain(str(entry.path), 200)}"
-        yield from (f"    {line}" for line in escape.wrapped(escape.plain(entry.verdict, 500), width - 4))
-    if rest:
-        yield f"… {rest:,} more"
+def folder_document(folder: str, entries: Sequence[Entry], rest: int) -> Document:
+    """What is in a folder, newest first."""
+    first = shlex.quote(str(entries[0].path))
+    rows = [(_below(entry.path, folder), entry.kind, _when(entry.saved)) for entry in entries]
+    table = Table(
+        "Newest first",
+        (Column("name"), Column("kind"), Column("saved", priority=1)),
+        rows,
+        details=[entry.verdict for entry in entries],
+        budget=Budget(_MOST, _MOST),
+        noun="entry",
+        names=[str(entry.path) for entry in entries],
+        key="entries",
+    )
+    newest = f"{fmt.counted(len(entries) + rest, 'saved result')}; to see the newest:"
+    notes = (f"Only the newest {len(entries):,} are listed, {rest:,} others are not.",) if rest else ()
+    verdict = Verdict("none", newest, code=f"perfnb show {first}")
+    return Document("folder", folder, verdict=verdict, sections=(table,), notes=notes)
+
+
+def _below(path: Path, folder: str) -> str:
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+
+def _when(saved: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(saved))
 
 
 def _saved(path: Path) -> float:
     """When it was last written, in seconds since 1970."""
     times = [path.stat().st_mtime]
     if path.is_dir():
-        times += [one.stat().st_mtime for one in list(path.iterdir())[:100]]
+        times += [file.stat().st_mtime for file in list(path.iterdir())[:100]]
     return max(times)

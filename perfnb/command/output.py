@@ -1,29 +1,32 @@
-"""Text as wide as the terminal, JSON and pages; a reader that closes its pipe is no error."""
+"""Documents at the width of the terminal, JSON and pages; a reader that closes its pipe is no error."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfnb.command.sub_command import WrongUse
 from perfnb.shell import print_text
 
-#: Text is at most this wide.
+if TYPE_CHECKING:
+    from perfnb.draw.document import Document
+
+#: Sentences and the help are at most this wide.
 WIDEST = 100
 #: Most profiles of a run that are named.
 _MOST_NAMED = 10
 
 
 def columns() -> int:
-    """The width of text: the terminal's, at most `WIDEST`."""
+    """The width of sentences and of the help."""
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
@@ -44,9 +47,39 @@ def _give_up_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def say_json(value: Mapping[str, Any]) -> None:
-    """Print JSON; figures that are not known are null."""
-    say(json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False))
+def sentences(*texts: str) -> str:
+    """Sentences as lines for a terminal."""
+    from perfnb.draw import escape
+
+    return "\n".join(line for text in texts for line in escape.wrapped(escape.plain(text, 2000), columns()))
+
+
+def say_document(document: Document, as_json: bool, **more: Any) -> None:
+    """Print a document as text, or with what else there is to tell as JSON."""
+    from perfnb.draw.as_json import document_data
+    from perfnb.draw.as_text import document_text, terminal_width
+
+    if as_json:
+        _say_json(document_data(_without_pictures(document)) | more)
+    else:
+        say(document_text(document, terminal_width()))
+
+
+def _without_pictures(document: Document) -> Document:
+    """The document without what scripts draw, which has no documented form."""
+    from perfnb.draw.document import Picture
+
+    sections = [replace(part, data=None) if isinstance(part, Picture) else part for part in document.sections]
+    return replace(document, sections=tuple(sections), tabs=tuple(map(_without_pictures, document.tabs)))
+
+
+def text_of(result: Any) -> str:
+    """A result as text for the terminal."""
+    return str(result) if hasattr(result, "_document") else str(result._text(columns()))
+
+
+def _say_json(value: Mapping[str, Any]) -> None:
+    say(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def say_profiles(folder: str | Path, command: str) -> None:
@@ -59,17 +92,6 @@ def say_profiles(folder: str | Path, command: str) -> None:
         say("\n" + "\n  ".join(lines))
 
 
-def _plain(value: Any) -> Any:
-    """A value that JSON can hold."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (str, int)) else str(value)
-
-
 def add_page_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a result that has a page: ``--html`` and ``--json``, each of which replaces the text."""
     forms = parser.add_mutually_exclusive_group()
@@ -79,14 +101,16 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
 
 def say_result(result: Any, options: argparse.Namespace, title: str) -> bool:
     """Print a result as JSON, write its page, or print its text, as the options say; whether it was the text."""
-    from perfnb.command.as_json import facts_of
+    if options.json and hasattr(result, "_document"):
+        say_document(result._document(), as_json=True)
+    elif options.json:
+        from perfnb.command.as_json import facts_of
 
-    if options.json:
-        say_json(facts_of(result))
+        _say_json(facts_of(result))
     elif options.html is not None:
         say(f"Written to {write_page(result, options.html, title)}.")
     else:
-        say(result._text(columns()))
+        say(text_of(result))
         return True
     return False
 

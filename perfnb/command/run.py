@@ -32,7 +32,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfnb.command.output import columns
+from perfnb.command.output import sentences, text_of
 from perfnb.command.script import require_program, run_as_main
 from perfnb.command.sub_command import SubCommand, WrongUse
 from perfnb.files import require_writable
@@ -135,15 +135,11 @@ class _Report:
                 self._folder.parent.rmdir()
 
     def _parts(self, steps: ScriptSteps) -> Iterator[str]:
-        from perfnb.draw import escape
-
-        driver, width, by = self._driver, columns(), self._options.steps_by
-
-        def wrapped(*sentences: str) -> str:
-            return "\n".join(line for one in sentences for line in escape.wrapped(escape.plain(one, 2000), width))
-
+        driver, by = self._driver, self._options.steps_by
         if driver is None:
-            yield wrapped("perfnb run: no step was seen: the main thread used no optimizer and no DataLoader of torch.")
+            yield sentences(
+                "perfnb run: no step was seen: the main thread used no optimizer and no DataLoader of torch."
+            )
             return
         driver.close()
         # Only now: they load torch, which a script without it should not pay for, and which can end the process.
@@ -151,17 +147,17 @@ class _Report:
         from perfnb.loop.run import summarise
 
         if steps.optimizers > 1 and by == "first":
-            yield wrapped(
+            yield sentences(
                 f"{steps.optimizers} optimizers stepped; each step here ends with the first. Work after it, before "
                 "the next batch, is in no step: --steps-by last ends steps with the other."
             )
         notes = []
         if (run := summarise(driver.recorder)) is not None:
-            yield run._text(width)
+            yield text_of(run)
             saved = self._short(keep_run(run, self._folder))
             notes.append(f"The whole run is saved to {saved}: perfnb show {saved} shows it again.")
         if len(driver.profiles):
-            yield driver.profiles[-1]._text(width)
+            yield text_of(driver.profiles[-1])
             paths = [self._short(path) for path in driver.profiles.paths]
             more = f" (and {len(paths) - 1:,} before it)" if len(paths) > 1 else ""
             notes.append(f"The profile above is saved to {paths[-1]}{more}.")
@@ -173,7 +169,7 @@ class _Report:
         elif driver.planned_at is not None:
             sooner = min(max(driver.done - driver.length, 0), 10)
             notes.append(f"perfnb run: no profile: the script {driver.why_no_profile('its end')}. Try --at {sooner}.")
-        yield wrapped(*notes)
+        yield sentences(*notes)
 
     def _short(self, path: Path) -> Path:
         return path.relative_to(self._start) if path.is_relative_to(self._start) else path

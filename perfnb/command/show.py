@@ -11,7 +11,7 @@ examples:
   perfnb show step.perfnb --html step.html
   perfnb show trace.json.gz --open
   perfnb show report.sqlite --steps iteration
-  perfnb show step.perfnb --json | jq '.timing.median_ms'
+  perfnb show step.perfnb --json | jq '.figures[0].value'
 
 exit codes: 0 shown; 2 FILE cannot be read
 """
@@ -19,21 +19,14 @@ exit codes: 0 shown; 2 FILE cannot be read
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from perfnb.command.listing import Entry, lines_of
-from perfnb.command.output import (
-    add_page_options,
-    columns,
-    say,
-    say_json,
-    say_profiles,
-    say_result,
-    write_page,
-)
+from perfnb.command.output import add_page_options, say, say_document, say_profiles, say_result, write_page
 from perfnb.command.sub_command import SubCommand, WrongUse
-from perfnb.draw import escape
+
+if TYPE_CHECKING:
+    from perfnb.command.listing import Entry
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -76,17 +69,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _list(entries: list[Entry], rest: int, options: argparse.Namespace) -> int:
-    """Show several things, a line each."""
+    """Show several things."""
+    from perfnb.command.listing import folder_document
+
     folder = options.file
     if options.html is not None or options.open:
         raise WrongUse(f"{folder} holds several things, such as {entries[0].path}: give one of them.")
-    if options.json:
-        listed = [entry._asdict() | {"path": str(entry.path)} for entry in entries]
-        say_json({"kind": "Folder", "entries": listed, "more": rest})
-        return 0
-    first = escape.plain(shlex.quote(str(entries[0].path)), 300)
-    head = f"What is in {escape.plain(folder, 200)}, newest first. To see the first: perfnb show {first}"
-    say("\n".join([head, *lines_of(entries, rest, columns())]))
+    say_document(folder_document(folder, entries, rest), options.json)
     return 0
 
 

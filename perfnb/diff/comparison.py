@@ -7,9 +7,11 @@ from functools import cached_property
 import pandas as pd
 
 from perfnb.diff.layers import ProfileDiff
+from perfnb.diff.step_times import StepChange
 from perfnb.diff.traces import TraceDiff, diff_traces
-from perfnb.diff.view import diff_html, diff_page, diff_text
-from perfnb.draw.shown import Page, Shown
+from perfnb.diff.view import comparison_document, step_document
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 
@@ -21,11 +23,11 @@ def not_comparable(other: object) -> str:
     return f"compare takes another profile, not {kind}.{hint}"
 
 
-class ProfileComparison(Page, Shown):
-    """Two profiles, or traces, side by side. Shows itself in a notebook.
+class ProfileComparison(Documented):
+    """Two profiles, or traces, next to each other. Shows itself in a notebook.
 
-    Every figure is per step. ``a`` is the first profile, ``b`` the one it is compared with, and ``grew_ms`` how much
-    more time b takes. The tables of operators and kernels are computed on first access.
+    Every figure is per step. ``a`` is the baseline, ``b`` the candidate that it is compared with, and ``grew_ms`` how
+    much more time b takes. The tables of operators and kernels are computed on first access.
     """
 
     def __init__(self, diff: ProfileDiff, a: Recording, b: Recording) -> None:
@@ -104,19 +106,19 @@ class ProfileComparison(Page, Shown):
         found: pd.DataFrame | None = getattr(self._traces, name, None)
         return conform(pd.DataFrame(), schema) if found is None else found.copy()
 
-    def _page(self) -> str:
-        return diff_page(self._diff, self._traces)
-
     @cached_property
     def _traces(self) -> TraceDiff | None:
         return diff_traces(self._a, self._b, self._diff.layers)
 
-    def _text(self, width: int = 100) -> str:
-        return diff_text(self._diff, self._traces, width)
+    def _document(self) -> Document:
+        return comparison_document(self._diff, self._traces)
 
-    def _line(self) -> str:
-        matched = int(self._diff.layers["matched"].notna().sum())
-        return f"{matched} layers matched of {len(self._diff.layers)}"
 
-    def _html(self) -> str:
-        return diff_html(self._diff, self._traces)
+class StepComparison(Documented):
+    """Two step times that were measured at different times."""
+
+    def __init__(self, change: StepChange, names: tuple[str, str]) -> None:
+        self._change, self._names = change, names
+
+    def _document(self) -> Document:
+        return step_document(self._change, self._names)

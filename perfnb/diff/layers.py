@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pandas as pd
 
+from perfnb.diff.step_times import StepChange
 from perfnb.memory.table import MemorySummary
-from perfnb.recording.schema import SPECIAL_ROWS
+from perfnb.recording.nesting import NONE
+from perfnb.recording.schema import PHASES, SPECIAL_ROWS
 from perfnb.recording.text import TEXT
-from perfnb.stats.step_times import StepTimes
 
 #: Figures compared for each layer.
 FIGURES = ("forward_ms", "backward_ms", "total_ms", "self_ms", "share", "activation_bytes", "forward_flops")
 GPU_FIGURES = ("gpu_ms", "self_gpu_ms")
 NAME, PLACE = "name", "place"
+#: Longest path of a layer's name that is looked up: a hostile name may have thousands of dots.
+_DEEPEST = 100
 
 
 class Tables(Protocol):
@@ -25,13 +29,13 @@ class Tables(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def timing(self) -> StepTimes: ...
-    @property
     def memory(self) -> MemorySummary | None: ...
     @property
     def layers(self) -> pd.DataFrame: ...
     @property
     def phases(self) -> pd.DataFrame: ...
+    @property
+    def findings(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,6 @@ class ProfileDiff:
     ----------
     a_name, b_name : str
         Titles.
-    a_step_ms, b_step_ms : float or None
-        Median step times, not measured side by side.
     a_peak_bytes, b_peak_bytes : int or None
         Peak memory.
     layers : DataFrame
@@ -53,31 +55,53 @@ class ProfileDiff:
         layers inside excluded. GPU columns are missing if either has no GPU work.
     phases : DataFrame
         By phase: ``ms_a``, ``ms_b``, ``grew_ms``.
+    findings : DataFrame
+        By what holds either back: ``ms_a``, ``ms_b``, the most that removing it could save, missing if it costs no
+        time; ``in_a``, ``in_b``: whether it was found there.
+    step : StepChange or None
+        The step times, if they are compared.
     """
 
     a_name: str
     b_name: str
-    a_step_ms: float | None
-    b_step_ms: float | None
     a_peak_bytes: int | None
     b_peak_bytes: int | None
     layers: pd.DataFrame
     phases: pd.DataFrame
+    findings: pd.DataFrame
+    step: StepChange | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether both have GPU work."""
+        return bool(self.layers["grew_gpu_ms"].notna().any())
 
 
-def diff_profiles(a: Tables, b: Tables) -> ProfileDiff:
+def diff_profiles(a: Tables, b: Tables, step: StepChange | None = None) -> ProfileDiff:
     """Compare the tables of two profiles."""
     phases = pd.DataFrame({"ms_a": a.phases["ms"], "ms_b": b.phases["ms"]})
+    phases = phases.loc[[name for name in PHASES if name in phases.index]]
     return ProfileDiff(
         a_name=a.name,
         b_name=b.name,
-        a_step_ms=a.timing.median_ms if a.timing.steps else None,
-        b_step_ms=b.timing.median_ms if b.timing.steps else None,
         a_peak_bytes=None if a.memory is None else a.memory.peak_bytes,
         b_peak_bytes=None if b.memory is None else b.memory.peak_bytes,
         layers=diff_layers(a.layers, b.layers),
         phases=phases.assign(grew_ms=phases["ms_b"] - phases["ms_a"]),
+        findings=_diff_findings(a.findings, b.findings),
+        step=step,
     )
+
+
+def _diff_findings(a: Any, b: Any) -> pd.DataFrame:
+    sides = {}
+    for side, findings in (("a", a), ("b", b)):
+        bounds = {} if findings is None else findings.table.groupby("bottleneck", sort=False)["bound_ms"].max()
+        found = pd.Series(bounds, dtype="Float64")
+        sides |= {f"ms_{side}": found, f"in_{side}": pd.Series(True, index=found.index)}
+    table = pd.DataFrame(sides)
+    table = table.assign(**{name: table[name].notna() for name in ("in_a", "in_b")})
+    return table.loc[table[["ms_a", "ms_b"]].max(axis=1).sort_values(ascending=False, kind="stable").index]
 
 
 def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
@@ -137,3 +161,29 @@ def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> list[tuple[int | None, int
 def _key(layers: pd.DataFrame, place: int) -> tuple[str, int]:
     row = layers.iloc[place]
     return str(row["module"]), -1 if pd.isna(row["depth"]) else int(row["depth"])
+
+
+def layer_tree(diff: ProfileDiff) -> tuple[list[int], list[float]]:
+    """The row of each layer's parent, -1 for none, and how much own times changed in it and the layers inside."""
+    table = diff.layers
+    places: dict[str, dict[str, int]] = {"a": {}, "b": {}}
+    parents = []
+    for row, names in enumerate(zip(table["a"], table["b"], strict=True)):
+        known = {side: str(name) for side, name in zip("ab", names, strict=True) if not pd.isna(name)}
+        side, name = next(iter(known.items()))
+        parents.append(next((places[side][path] for path in _paths_above(name) if path in places[side]), NONE))
+        for side, name in known.items():
+            places[side].setdefault(name, row)
+    weights = table["grew_gpu_ms" if diff.on_gpu else "grew_ms"].astype("Float64").abs().fillna(0.0).to_numpy(float)
+    for row in range(len(parents) - 1, -1, -1):
+        if parents[row] != NONE:
+            weights[parents[row]] += weights[row]
+    return parents, weights.tolist()
+
+
+def _paths_above(name: str) -> Iterator[str]:
+    for _ in range(_DEEPEST):
+        name, dot, _ = name.rpartition(".")
+        if not dot:
+            return
+        yield name

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from perfnb import quantities as fmt
 from perfnb.stats.comparisons import UnpairedComparison, compare_medians
 from perfnb.stats.step_times import StepTimes
 
@@ -29,17 +28,6 @@ class StepChange:
     b: StepTimes
     kind: str
     found: UnpairedComparison | None
-
-    def words(self) -> str:
-        """The change in a sentence."""
-        a, b = (fmt.interval(one.median_ms, one.ci_ms) for one in (self.a, self.b))
-        counts = f"{self.kind} steps: {self.a.steps:,} and {self.b.steps:,}"
-        if self.found is None:
-            return f"step {a} → {b}: nothing to compare"
-        change = fmt.change(self.found.ratio, self.found.ratio_ci)
-        if self.found.ratio_ci is None:
-            return f"step {a} → {b}, {change}: no verdict, because an interval takes 6 steps of each ({counts})"
-        return f"step {a} → {b}, {change}: {self.found.verdict} (95 % intervals, medians of {counts})"
 
 
 def slower_by_more_than(ratio_ci: tuple[float, float] | None, percent: float) -> bool | None:

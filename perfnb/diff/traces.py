@@ -21,8 +21,6 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.schema import NO_OP_ROW, conform
 
 LAYER, SHAPES, NAME, ONLY_A, ONLY_B = "layer", "shapes", "name", "only a", "only b"
-#: Any way in which an operator of one was matched with one of the other.
-BOTH = "both"
 SIDES = ("a", "b")
 _WORDS = {"name": "op", "shapes": "shapes", "layer": "layer", "phase": "phase"}
 _TIMES = ("self_host_ms", "self_gpu_ms")
@@ -41,21 +39,10 @@ class TraceDiff:
         The frame ``diff_ops``, in a's order of execution, then what only b has.
     kernels : DataFrame
         The frame ``diff_kernels``, largest change first.
-    outermost : DataFrame
-        Outermost operators with all inside them, annotated ranges with what no operator inside them took, and work
-        launched by an unknown operator; largest change first. Their times add up to the whole. Columns ``op``,
-        ``shapes``, ``layer``, ``phase``, ``matched``, ``ratio``; ``calls``, ``host_ms``, ``gpu_ms`` and ``kernels``
-        (lists of names, heaviest first) of both; ``grew_ms``, ``grew_host_ms``, ``grew_gpu_ms``.
     operators : DataFrame
-        The frame ``diff_by_op``: `outermost` with all layers summed, by name and shapes; ``layers`` is how many.
-        ``matched`` is missing if they were matched in several ways.
-    uneven : DataFrame
-        Operators that the two call a different number of times, all layers summed, longest on the host first, nested
-        ones only once: ``op``, ``shapes``, ``matched`` (``only a``, ``only b``, ``both``), and ``calls``, ``host_ms``
-        and ``gpu_ms`` of both.
-    sums : DataFrame
-        The time of ``grew_ms``, by where it was spent: operators in both, ``only a``, ``only b``, and for GPU time work
-        launched by an unknown operator: ``ms_a``, ``ms_b``, ``grew_ms``.
+        The frame ``diff_by_op``: outermost operators with all inside them, annotated ranges with what no operator
+        inside them took, and work launched by an unknown operator, all layers summed; largest change first. Their times
+        add up to the whole.
     gpu_time : DataFrame or None
         The frame ``diff_gpu_time``; ``None`` if either has no GPU work.
     on_gpu : bool
@@ -74,10 +61,7 @@ class TraceDiff:
 
     ops: pd.DataFrame
     kernels: pd.DataFrame
-    outermost: pd.DataFrame
     operators: pd.DataFrame
-    uneven: pd.DataFrame
-    sums: pd.DataFrame
     gpu_time: pd.DataFrame | None
     on_gpu: bool
     alike: tuple[float | None, float | None]
@@ -110,15 +94,10 @@ def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff |
     ops = _with_times_inside(table, both)
     work = _work_of(both)
     kernels = _kernels_of(work, table, top)
-    first_look = _outermost_of(table, top, work)
-    by_op = _changed_most(_grown(_over_layers(first_look), what))
     return TraceDiff(
         ops=conform(_grown(_with_lost(ops, work), what), "diff_ops"),
         kernels=conform(_changed_most(_grown(kernels, "gpu_ms").drop(columns="grew_gpu_ms")), "diff_kernels"),
-        outermost=_changed_most(_grown(first_look, what)),
-        operators=conform(by_op, "diff_by_op"),
-        uneven=_uneven_of(ops, by_op),
-        sums=_sums(table, work, what),
+        operators=conform(_changed_most(_grown(_over_layers(_outermost_of(table, top, work)), what)), "diff_by_op"),
         gpu_time=_gpu_times(a, b) if on_gpu else None,
         on_gpu=on_gpu,
         alike=(_alike(table, f"self_{what}_a"), _alike(table, f"self_{what}_b")),
@@ -128,16 +107,6 @@ def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff |
         without_shapes=(trees[0].lacks("shapes"), trees[1].lacks("shapes")),
         without_layers=(trees[0].lacks("layer"), trees[1].lacks("layer")),
     )
-
-
-def _sums(table: pd.DataFrame, work: pd.DataFrame, what: str) -> pd.DataFrame:
-    own = table[[f"self_{what}_{side}" for side in SIDES]].set_axis(["ms_a", "ms_b"], axis=1)
-    word = table["matched"].where(table["matched"].isin([ONLY_A, ONLY_B]), BOTH)
-    sums = own.groupby(word).sum().reindex([BOTH, ONLY_A, ONLY_B], fill_value=0.0)
-    if what == "gpu_ms":
-        lost = work[work["row"] == NONE].groupby("side")["ms"].sum().reindex(SIDES, fill_value=0.0)
-        sums.loc[NO_OP_ROW] = lost.to_numpy()
-    return sums.assign(grew_ms=sums["ms_b"] - sums["ms_a"]).rename_axis("ops")
 
 
 def _unmarked(recording: Recording) -> bool:
@@ -349,28 +318,7 @@ def _grown(table: pd.DataFrame, what: str) -> pd.DataFrame:
     return table.assign(grew_ms=grew, **found, ratio=(b / a).mask(a.fillna(0.0) <= 0))
 
 
-def _uneven_of(ops: pd.DataFrame, by_op: pd.DataFrame) -> pd.DataFrame:
-    """Operators that the two call a different number of times, all layers summed, longest on the host first.
-
-    Of those that only one has, the outermost with all inside; of those that both have, the outermost operators.
-    """
-    alone = ops["matched"].isin([ONLY_A, ONLY_B]).to_numpy(dtype=bool)
-    around = ops["around"].fillna(NONE).to_numpy(dtype=np.int64)
-    inside = (around != NONE) & alone[around]
-    rows = ops[alone & ~inside]
-    table = rows.groupby(["op", "shapes", "matched"], dropna=False, sort=False)[_FIGURES].sum(min_count=1)
-    calls = by_op[["calls_a", "calls_b"]].astype("Float64")
-    differ = calls.notna().all(axis=1) & ((calls["calls_a"] - calls["calls_b"]).abs() > 1e-9).fillna(False)
-    both = by_op.loc[differ & ~by_op["op"].isin(table.index.get_level_values("op")), ["op", "shapes", *_FIGURES]]
-    table = pd.concat([table.reset_index(), both.assign(matched=BOTH)], ignore_index=True)
-    return _descending(table, table[["host_ms_a", "host_ms_b"]].astype("Float64").max(axis=1))
-
-
 def _changed_most(table: pd.DataFrame) -> pd.DataFrame:
-    return _descending(table, table["grew_ms"].abs())
-
-
-def _descending(table: pd.DataFrame, by: pd.Series) -> pd.DataFrame:
-    """The rows in the order of some figures, largest first, unknown ones last."""
-    order = np.argsort(-by.fillna(-1.0).to_numpy(dtype=float), kind="stable")
+    """The rows by their change, largest first, unknown ones last."""
+    order = np.argsort(-table["grew_ms"].abs().fillna(-1.0).to_numpy(dtype=float), kind="stable")
     return table.iloc[order].reset_index(drop=True)

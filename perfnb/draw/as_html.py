@@ -21,7 +21,9 @@ from perfnb.draw.as_text import (
     left_out_words,
     level_words,
     listed,
+    marks_in,
     number_of,
+    on_axis,
     row_cells,
     scale_of,
     span_words,
@@ -59,11 +61,13 @@ from perfnb.draw.palette import BLUE, Mark
 
 #: Pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
 _BAR, _LONGEST, _SCALE = 72, 240, 150
+#: A band is drawn up to so many times the highest value.
+_BANDED = 1.5
 #: Size of a chart, and of its margins.
 _WIDE, _HIGH, _LEFT, _BELOW = 720, 150, 64, 24
 #: Height of a scatter plot, and most points in it that are named.
 _TALL, _NAMED = 260, 5
-_STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
+STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
 
 
 def document_html(document: Document) -> str:
@@ -90,7 +94,7 @@ def _head(document: Document, kind: str) -> str:
 def _verdict(verdict: Verdict) -> str:
     if not verdict.sentence:
         return ""
-    sign = f'<span aria-hidden="true">{_STATES[verdict.state]}</span> ' if _STATES[verdict.state] else ""
+    sign = f'<span aria-hidden="true">{STATES[verdict.state]}</span> ' if STATES[verdict.state] else ""
     confidence = f" <em>({escape.html(verdict.confidence)} confidence)</em>" if verdict.confidence else ""
     lines = [f"<strong>{sign}{escape.html_sentence(verdict.sentence)}</strong>{confidence}"]
     lines += [
@@ -131,7 +135,7 @@ def _bars(section: Bars) -> str:
             )
         drawn = tables.full_bar(stack, total)
         return drawn + tables.table(escape.html_sentence(section.title), ["", "", "share"], rows)
-    marks = list(dict.fromkeys(mark for stack in stacks for mark, _ in stack))
+    marks = marks_in(section)
     for bar, stack, total in zip(section.bars, stacks, totals, strict=True):
         held = dict(stack)
         figures = (_figure(held[mark], section.unit) if mark in held else "" for mark in marks)
@@ -276,18 +280,21 @@ def _series(section: Series) -> str:
     lines = [(line, values) for line in section.lines if (values := all_known(line.values))]
     if not lines or not section.at:
         return ""
-    known = [value for line, values in lines for value in (*values, *all_known(line.high or ()))]
-    top = max([*known, *section.levels.values()]) or 1.0
-    across = _placed(section.at[0], section.at[-1], _LEFT, _WIDE)
-    up = _placed(0.0, top, _HIGH, 8)
+    known = [*(value for _, values in lines for value in values), *section.levels.values()]
+    least, top = min(known) if section.y.log else 0.0, max(known) or 1.0
+    # A wide band is cut off, or it would flatten its line.
+    banded = max((end for line, _ in lines for end in all_known(line.high or ())), default=top)
+    top = max(top, min(_BANDED * top, banded))
+    across = _on_axis(section.x, section.at[0], section.at[-1], _LEFT, _WIDE)
+    up = _on_axis(section.y, least, top, _HIGH, 8)
     drawn = [_level(name, value, up) for name, value in section.levels.items()]
     for line, _ in lines:
         drawn += _band(section, line, across, up)
         path = f'<path d="M{"L".join(_points(section.at, line.values, across, up))}" fill="none"'
         drawn.append(f'{path} stroke="{line.mark.colour}" stroke-width="1.6"/>')
     ends = [words(end, section.x.unit) for end in (section.at[0], section.at[-1])]
-    axes = _axes(ends, section.x.label, ["0", words(top, section.y.unit)])
-    spans = [span_words(line.mark, values, section.y) for line, values in lines]
+    axes = _axes(ends, section.x.label, [words(least, section.y.unit) if least else "0", words(top, section.y.unit)])
+    spans = [f"{escape.plain(line.mark.word, 40)}: {span_words(values, section.y)}" for line, values in lines]
     alt = "; ".join([*spans, *axis_words(section.x, section.at), *level_words(section)])
     keys = "<br>".join(
         f"{tables.key(line.mark)}{escape.html_sentence(span)}" for (line, _), span in zip(lines, spans, strict=True)
@@ -324,6 +331,12 @@ def _level(name: str, value: float, up: Callable[[float], float]) -> str:
 def _placed(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
     span = high - low
     return lambda value: begin + (end - begin) * ((value - low) / span if span else 0.5)
+
+
+def _on_axis(axis: Axis, low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
+    """As `_placed`, on a logarithmic scale where the axis has one; what lies outside is drawn at the edge."""
+    placed = _placed(on_axis(axis, low), on_axis(axis, high), begin, end)
+    return lambda value: min(max(placed(on_axis(axis, value)), min(begin, end)), max(begin, end))
 
 
 def _axes(ends: Sequence[str], label: str, levels: Sequence[str]) -> list[str]:
@@ -504,6 +517,10 @@ def _choice(section: Choice) -> str:
     return _titled(section.title, folded)
 
 
+def _picture(section: Picture) -> str:
+    return "".join(map(section_html, section.static)) if section.html is None else section.html()
+
+
 _RENDERERS: dict[type, Callable[[Any], str]] = {
     Bars: _bars,
     Effects: _effects,
@@ -515,5 +532,5 @@ _RENDERERS: dict[type, Callable[[Any], str]] = {
     Cards: _cards,
     Code: lambda section: _titled(section.title, _code(section.text)),
     Choice: _choice,
-    Picture: lambda section: _titled(section.title, section.html()),
+    Picture: lambda section: _titled(section.title, _picture(section)),
 }

@@ -49,6 +49,8 @@ def section_data(section: Section) -> dict[str, Any]:
             "title": escape.plain(section.title),
             "key": section.key,
             "data": data,
+            "still": "" if section.script or section.html is None else section.html(),
+            "static": [section_data(part) for part in section.static],
         }
     if isinstance(section, Choice):
         options = {
@@ -102,11 +104,11 @@ def _code(text: str) -> str:
 
 def _inner(inner: Inner) -> dict[str, Any]:
     """The rows inside others, with texts as places in ``names``, because the same ones come again and again."""
-    places: dict[str, int] = {}
+    places = dict[str, int]()
     texts = [column.unit == "text" for column in inner.columns]
     rows = [
         [
-            places.setdefault(escape.plain(cell), len(places)) if text else fmt.short(cell, _DIGITS)
+            places.setdefault(str(cell), len(places)) if text else fmt.short(cell, _DIGITS)
             for cell, text in zip(row, texts, strict=True)
         ]
         for row in inner.rows
@@ -115,7 +117,7 @@ def _inner(inner: Inner) -> dict[str, Any]:
         "title": escape.plain(inner.title),
         "columns": plain(inner.columns),
         "rows": rows,
-        "names": list(places),
+        "names": [*map(escape.plain, places)],
         "owner": list(inner.owner),
         "selects": inner.selects,
     }

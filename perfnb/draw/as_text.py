@@ -47,6 +47,8 @@ _BAR, _SCALE, _LABEL, _INDENT = 8, 21, 24, 6
 #: From this width on, a bar comes before columns that may give way.
 _ROOMY = 80
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+#: Ratios below this gain something that a scale of effects must show.
+_GAIN = 0.95
 
 
 def terminal_width() -> int:
@@ -162,12 +164,19 @@ def _bars(section: Bars, width: int) -> list[str]:
         f"{escape.fit(label, cells)} {_stacked(stack, round(room * total / longest))} {figure}"
         for label, stack, total, figure in zip(labels, stacks, totals, figures, strict=True)
     ]
-    marks = list(dict.fromkeys(mark for stack in stacks for mark, _ in stack))
+    marks = marks_in(section)
     columns = (Column(""), *(Column(f"{mark.glyph} {mark.word}", section.unit) for mark in marks))
     rows = [
         (label, *(dict(stack).get(mark, "") for mark in marks)) for label, stack in zip(labels, stacks, strict=True)
     ]
     return [*lines, *_table(Table("", columns, rows, budget=Budget(len(rows))), width)]
+
+
+def marks_in(section: Bars) -> list[Mark]:
+    """Return the marks of the parts that are more than nothing in one of the bars, in the order of the parts."""
+    parts = [part for bar in section.bars for part in bar.parts]
+    held = {part.mark for part in parts if part.value > 0}
+    return [mark for mark in dict.fromkeys(part.mark for part in parts) if mark in held]
 
 
 def _stacked(stack: Sequence[tuple[Mark, float]], width: int) -> str:
@@ -207,11 +216,12 @@ def _effects(section: Effects, width: int) -> list[str]:
 def scale_of(rows: Sequence[Effect]) -> Callable[[float], float]:
     """Return what places a ratio on a logarithmic scale from 0 to 1, with 1 × in the middle.
 
-    What is many times slower is cut off, or nobody would see what the others gain.
+    What is many times slower is cut off if others gain, or nobody would see what they do.
     """
     known = [fmt.known(end) for row in rows for end in (row.ratio, *(row.interval or ()))]
     ends = [math.log(end) for end in known if end is not None and end > 0]
-    most = max(math.log(2), -min(ends, default=0.0))
+    gains = any((fmt.known(row.ratio) or 1.0) < _GAIN for row in rows)
+    most = max(math.log(2), -min(ends, default=0.0)) if gains else math.inf
     longest = min(most, max(map(abs, ends), default=0.0)) or 1.0
     return lambda ratio: 0.5 + 0.5 * max(-1.0, min(1.0, math.log(ratio) / longest))
 
@@ -296,12 +306,12 @@ def _table(table: Table, width: int) -> list[str]:
     lines = [_row([_head_of(table, place) for place in columns], table, columns, widths)]
     lines.append("─" * (escape.cells(lines[0]) + (1 + _BAR if has_bar else 0)))
     for line in body:
-        glyphs = _glyphs(line, widths[0])
         if line.layer < 0:
-            lines.append(escape.shorten(f"{glyphs}… {left_out_words(table, line.left_out)}", width))
+            lines.append(escape.shorten(f"{_glyphs(line, widths[0])}… {left_out_words(table, line.left_out)}", width))
             continue
         cells = [texts[line.layer][place] for place in columns]
         inside = _inside(line)
+        glyphs = _glyphs(line, widths[0], escape.cells(cells[0] + inside))
         cells[0] = glyphs + escape.shorten(cells[0], widths[0] - len(glyphs) - len(inside)) + inside
         drawn = f" {_eighths(numbers[line.layer], max(numbers.values()))}" if has_bar else ""
         lines.append(_row(cells, table, columns, widths) + drawn)
@@ -403,10 +413,11 @@ def number_of(cell: Cell) -> float:
     return 0.0 if isinstance(value, (str, Mark)) else fmt.known(value) or 0.0
 
 
-def _glyphs(line: TreeLine, width: int) -> str:
+def _glyphs(line: TreeLine, width: int, name: int = _SHORT_NAME) -> str:
+    """How deep a line is, before a name of so many cells."""
     if not line.depth:
         return ""
-    step = next((step for step in (3, 2) if step * line.depth <= width - _SHORT_NAME), 0)
+    step = next((step for step in (3, 2) if step * line.depth <= width - min(name, _SHORT_NAME)), 0)
     if not step:
         return f"{line.depth}: "
     lines = "".join((" " if last else "│").ljust(step) for last in line.last[:-1])
@@ -420,13 +431,33 @@ def _eighths(value: float, most: float) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def _series(series: Series, width: int) -> list[str]:
-    lines: list[str] = []
-    for line in series.lines:
-        if known := all_known(line.values):
-            lines += escape.wrapped(span_words(line.mark, known, series.y), width)
-            lines.append(bars.heights(_binned(series.at, line.values, width), max(known)))
-    return [*lines, *_joined([*axis_words(series.x, series.at), *level_words(series)], width)] if lines else []
+def _series(series: Series, width: int, with_axis: bool = True) -> list[str]:
+    held = [(line, known) for line in series.lines if (known := all_known(line.values))]
+    if not held:
+        return []
+    spans = [span_words(known, series.y) for _, known in held]
+    label = min(_LABEL, max(escape.cells(escape.plain(line.mark.word)) for line, _ in held))
+    room = width - label - max(map(escape.cells, spans)) - 2
+    at = [on_axis(series.x, x) for x in series.at]
+    highest = [number for _, known in held for number in known]
+    lines = [
+        f"{escape.fit(line.mark.word, label)} "
+        f"{bars.heights(_heights(_binned(at, line.values, room), series.y, highest), 1.0)} {span}"
+        for (line, _), span in zip(held, spans, strict=True)
+    ]
+    return [*lines, *_joined([*(axis_words(series.x, series.at) if with_axis else ()), *level_words(series)], width)]
+
+
+def on_axis(axis: Axis, value: float) -> float:
+    """Return a number as its axis measures it: what is not above 0 is far below a logarithmic axis."""
+    return math.log(max(value, 1e-300)) if axis.log else value
+
+
+def _heights(cells: Sequence[float], axis: Axis, known: Sequence[float]) -> list[float]:
+    """Shares of the height of a line: above 0, or above its least value where the axis is logarithmic."""
+    least = on_axis(axis, min(known)) if axis.log else 0.0
+    span = on_axis(axis, max(known)) - least
+    return [max(1e-9, (on_axis(axis, cell) - least) / span if span else 1.0) if cell > 0 else 0.0 for cell in cells]
 
 
 def all_known(values: Iterable[Any]) -> list[float]:
@@ -434,9 +465,9 @@ def all_known(values: Iterable[Any]) -> list[float]:
     return [number for number in map(fmt.known, values) if number is not None]
 
 
-def span_words(mark: Mark, values: Sequence[float], axis: Axis) -> str:
-    """Return the least and the largest of a mark's values, in words."""
-    return f"{escape.plain(mark.word, 40)}: {words(min(values), axis.unit)} to {words(max(values), axis.unit)}"
+def span_words(values: Sequence[float], axis: Axis) -> str:
+    """Return the least and the largest of the values of a line, in words."""
+    return f"{words(min(values), axis.unit)} to {words(max(values), axis.unit)}"
 
 
 def axis_words(axis: Axis, values: Sequence[float]) -> list[str]:
@@ -529,11 +560,27 @@ def sure_words(card: Card) -> str:
 
 
 def _choice(section: Choice, width: int) -> list[str]:
-    lines = []
-    for name, parts in list(section.options.items())[:1]:
-        lines += _sentences(name, width)
-        lines += [line for part in parts for line in section_text(part, width)]
-    return lines if len(lines) > 1 else []
+    """The first alternative, and what the others are."""
+    (name, parts), *others = section.options.items() or [("", ())]
+    blocks = [block for part in parts if (block := section_text(part, width))]
+    also = f" (also: {', '.join(other for other, _ in others)})" if others else ""
+    lines = _sentences(f"{name}{also}", width)
+    for place, block in enumerate(blocks):
+        lines += [""] * (place > 0) + block
+    return lines if blocks else []
+
+
+def _picture(section: Picture, width: int) -> list[str]:
+    if section.text is not None:
+        return section.text(width)
+    lines: list[str] = []
+    for part, below in zip(section.static, (*section.static[1:], None), strict=True):
+        lines += [""] * bool(lines)
+        if isinstance(part, Series) and isinstance(below, Series) and part.x == below.x and part.at == below.at:
+            lines += [*_sentences(part.title, width), *_series(part, width, with_axis=False)]
+        else:
+            lines += section_text(part, width)
+    return lines
 
 
 _RENDERERS: dict[type, Callable[[Any, int], list[str]]] = {
@@ -547,5 +594,5 @@ _RENDERERS: dict[type, Callable[[Any, int], list[str]]] = {
     Cards: _cards,
     Code: lambda section, width: _code(section.text, width),
     Choice: _choice,
-    Picture: lambda section, width: section.text(width),
+    Picture: _picture,
 }

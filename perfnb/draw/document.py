@@ -10,6 +10,7 @@ value, a row has a cell for each column, a line has a value for each place on it
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ _WORDS: Mapping[Unit, Callable[[Any], str]] = {
     "bytes/s": lambda value: f"{fmt.size(value)}/s",
     "flops/s": lambda value: f"{fmt.flops(value)}/s",
     "/s": fmt.rate,
+    **{unit: functools.partial(fmt.reading, unit=unit) for unit in ("watts", "joules", "celsius", "megahertz")},
 }
 
 #: By how much parts may miss their total, relative to it: figures are sums of rounded ones.
@@ -53,13 +55,16 @@ class DocumentError(ValueError):
 
 def words(value: Any, unit: Unit) -> str:
     """Write a number in its unit, ``n/a`` if it is not known."""
-    if fmt.known(value) is None:
+    number = fmt.known(value)
+    if number is None:
         return fmt.UNKNOWN
+    if number < 0:
+        return f"{fmt.MINUS}{words(-number, unit)}"
     if unit in _WORDS:
-        return _WORDS[unit](value)
-    if unit.endswith("/s"):
-        return fmt.rate(value, unit.removesuffix("/s"))
-    return fmt.significant(value)
+        text = _WORDS[unit](value)
+    else:
+        text = fmt.rate(value, unit.removesuffix("/s")) if unit.endswith("/s") else fmt.significant(value)
+    return fmt.MINUS + text[1:] if text.startswith("-") else text
 
 
 @dataclass(frozen=True)
@@ -443,28 +448,31 @@ class Choice:
 
 @dataclass(frozen=True)
 class Picture:
-    """What no other section can show; it brings its own text, static HTML, data and script.
+    """What no other section can show; it brings its own static form, data and script.
 
     Attributes
     ----------
-    text : callable
+    text : callable, optional
         Gets a width in cells and returns lines.
-    html : callable
+    html : callable, optional
         Returns safe HTML without scripts.
+    static : tuple of Section
+        What stands for it where no script runs, if that can be said in sections; it then needs no text and no HTML.
     data : callable, optional
         Returns what the script draws, ready for JSON.
     script, style : str
-        Paths inside the package; the script sets ``pictures[kind]``.
+        Paths inside the package; the script sets ``pictures[kind]``. Without one, the live view shows the static HTML.
     """
 
     kind: str
     title: str
-    text: Callable[[int], list[str]]
-    html: Callable[[], str]
+    text: Callable[[int], list[str]] | None = None
+    html: Callable[[], str] | None = None
     data: Callable[[], Any] | None = None
     script: str = ""
     style: str = ""
     key: str = ""
+    static: tuple[Section, ...] = ()
 
 
 Section: TypeAlias = Bars | Effects | Table | Series | Scatter | Strip | Heat | Cards | Code | Choice | Picture
@@ -555,6 +563,9 @@ def _complaints(thing: Any) -> Iterator[str]:
             yield f"{thing.title}: its numbers are not {len(thing.rows)} rows of {len(thing.columns)} columns"
     elif isinstance(thing, Choice):
         for section in chain.from_iterable(thing.options.values()):
+            yield from _complaints(section)
+    elif isinstance(thing, Picture):
+        for section in thing.static:
             yield from _complaints(section)
 
 

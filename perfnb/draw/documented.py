@@ -21,8 +21,8 @@ class Documented(Page, ShownLive):
     def _line(self) -> str:
         return document_line(self._document())
 
-    def _text(self) -> str:
-        return document_text(self._document(), USUAL if in_notebook() else terminal_width())
+    def _text(self, width: int | None = None) -> str:
+        return document_text(self._document(), width or (USUAL if in_notebook() else terminal_width()))
 
     def _html(self) -> str:
         return document_html(self._document())

@@ -46,6 +46,8 @@ def plain(text: Any, width: int = MAX_NAME) -> str:
         Maximum number of character cells.
     """
     raw = str(text)
+    if len(raw) <= width and raw.isascii() and raw.isprintable():
+        return raw  # as nearly all are
     if len(raw) > 2 * width + 2:  # no need to translate characters that will not be shown
         raw = raw[: width + 1] + raw[-width - 1 :]
     shown, marks = [], 0

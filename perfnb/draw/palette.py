@@ -65,14 +65,6 @@ CATEGORIES = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
-#: A mark for what a rank's GPU does. What hides communication is green, as a mixture of both is.
-RANK_PARTS = {
-    "computing_ms": Mark("computing", BLUE, "█", "solid"),
-    "both_ms": Mark("computing and communicating", GREEN, "▓", "hatch"),
-    "exposed_ms": Mark("communicating alone", YELLOW, "≈", "rising"),
-    "idle_ms": Mark("idle", GREY, "·", "none"),
-}
-
 #: A mark for every part of a GPU's time. Copies look like the phase that makes them, a late host like waiting for data.
 #: ``dependency`` is launched work that waited for other work, ``outside`` the time before the first work and after the
 #: last.
@@ -84,6 +76,15 @@ GPU = {
     "dependency": Mark("idle: waiting", LIGHT, "▚", "hatch"),
     "other": Mark("idle: other", GREY, "·", "none"),
     "outside": Mark("idle: no work", DARK, "▪", "grid"),
+}
+
+#: A mark for what a rank's GPU does, in the colours of the parts of a GPU's time.
+RANK_PARTS = {
+    "computing_ms": Mark("computing", BLUE, "█", "solid"),
+    "both_ms": Mark("computing and communicating", GREEN, "▓", "hatch"),
+    "exposed_ms": Mark("communicating alone", YELLOW, "≈", "rising"),
+    "copying_ms": Mark("copying alone", SKY, "≡", "rows"),
+    "idle_ms": Mark("idle", GREY, "·", "none"),
 }
 
 #: A mark for every kind of segment of a critical path; those on the GPU as above.
@@ -125,6 +126,13 @@ KINDS = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
+_LINES = (
+    *((BLUE, "█", "solid"), (ORANGE, "░", "dots"), (GREEN, "▒", "columns"), (VERMILION, "▓", "hatch")),
+    *((PURPLE, "╬", "cross"), (SKY, "≡", "rows"), (SLATE, "▞", "grid"), (YELLOW, "≈", "rising")),
+)
+#: How many lines differ in colour.
+LINES = len(_LINES)
+
 #: Better, worse, unchanged: for verdicts, which are never in one picture with phases and always have a word.
 BETTER, WORSE, AS_BEFORE, UNDECIDED = GREEN, VERMILION, BLUE, GREY
 
@@ -137,3 +145,8 @@ def mark(phase: str) -> Mark:
 def category(name: str) -> Mark:
     """Return the mark of a memory category; an unknown one looks like ``other`` but keeps its name."""
     return CATEGORIES.get(name) or Mark(name, GREY, "·", "none")
+
+
+def line(place: int, word: str) -> Mark:
+    """Return the mark of a line among others in a chart, of which the first `LINES` differ in colour."""
+    return Mark(word, *_LINES[place % len(_LINES)])

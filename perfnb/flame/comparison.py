@@ -61,17 +61,21 @@ def diff_records(a: HostRecord, b: HostRecord) -> HostDiff:
     table = table.loc[order].reset_index(drop=True)
     table["file"] = table["file"].where(table["file"] != "", None)
     notes = [*_little_in_common(table)]
-    notes.append("The two were not recorded side by side, and the machine may have drifted in between.")
+    notes.append("The two were not recorded in turn, and the machine may have drifted in between.")
     tree: CallTree | None = None
     before: Floats | None = None
     if a.unit != b.unit:
-        notes.append(f"The first is in {_word(a)} and the second in {_word(b)}: only shares of the whole are compared.")
+        notes.append(
+            f"The baseline is in {_word(a)} and the candidate in {_word(b)}: only shares of the whole are compared."
+        )
     elif a.tree is not None and b.tree is not None:
         tree, before = _merged(a.tree, b.tree)
+        if a.calls is not None or b.calls is not None:
+            notes.append("The flame graph is approximate, because cProfile keeps no stacks.")
         whole, other = float(before.sum()), float(tree.self.sum())
         if a.unit != "ms" and whole > 0 and other > 0:
             before = before * (other / whole)
-            notes.append("Shares of the whole are compared: the first is scaled to as much in all as the second.")
+            notes.append("Shares of the whole are compared: the baseline is scaled to as much in all as the candidate.")
     return HostDiff((a.name, b.name), conform(table, "diff_functions"), measure, tree, before, b.unit, tuple(notes))
 
 
@@ -82,8 +86,8 @@ def _little_in_common(table: pd.DataFrame) -> list[str]:
     if min(shares) >= _MUCH:
         return []
     return [
-        f"Only {share(shares[0])} of the first and {share(shares[1])} of the second is in functions that both have: "
-        "they may be of different programs, or name functions differently."
+        f"Only {share(shares[0])} of the baseline and {share(shares[1])} of the candidate is in functions that both "
+        "have: they may be of different programs, or name functions differently."
     ]
 
 

@@ -14,8 +14,6 @@ from perfnb.recording.nesting import NONE, Floats, Ints
 from perfnb.recording.schema import PHASES
 from perfnb.stacks.tree import CallTree, Function
 
-#: Most calls in a saved notebook, and in a page: the widest are kept.
-NOTEBOOK_CALLS, PAGE_CALLS = 30_000, 400_000
 #: Colours of packages, the heaviest first; the rest is grey.
 _COLOURS = (
     *(palette.SKY, palette.ORANGE, palette.GREEN, palette.PURPLE),
@@ -28,7 +26,9 @@ _JIT_MAP = re.compile(r"(?:^|/)perf-\d{1,10}\.map$")
 _OTHERS = "others"
 
 
-def flame_data(tree: CallTree, unit: str, most: int, before: Floats | None = None) -> dict[str, Any]:
+def flame_data(
+    tree: CallTree, unit: str, most: int, before: Floats | None = None, in_order: bool = False
+) -> dict[str, Any]:
     """What the browser draws a flame graph from.
 
     Parameters
@@ -40,6 +40,8 @@ def flame_data(tree: CallTree, unit: str, most: int, before: Floats | None = Non
         Number of calls; the narrowest are left out, and their time stays in the calls around them.
     before : ndarray, optional
         What each call took itself in another profile, for a difference.
+    in_order : bool
+        Whether the calls of the tree come in the order in which they were first seen.
     """
     weight = tree.self if before is None else np.maximum(tree.self, before)
     total = tree.with_inner(weight)
@@ -77,6 +79,8 @@ def flame_data(tree: CallTree, unit: str, most: int, before: Floats | None = Non
     }
     if before is not None and earlier is not None:
         data["before"] = [fmt.short(value) for value in earlier[rows].tolist()]
+    if in_order:
+        data["seen"] = rows.tolist()
     return data
 
 

@@ -9,51 +9,16 @@ from typing import Any
 import pandas as pd
 
 from perfnb.arguments import shown
-from perfnb.draw import escape
-from perfnb.draw.shown import Page, ShownLive
-from perfnb.flame import diff_view
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.flame.comparison import HostDiff, diff_records
-from perfnb.flame.data import NOTEBOOK_CALLS, PAGE_CALLS, flame_data
-from perfnb.flame.page import page_of
-from perfnb.flame.view import headline, host_html, host_text
+from perfnb.flame.view import host_diff_document, host_document
 from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.saved import save_record
 from perfnb.stacks.tables import function_table, stack_table
 
 
-class _Graph(Page, ShownLive):
-    """What is shown with a flame graph."""
-
-    def _facts(self) -> tuple[str, str, str, tuple[str, ...]]:
-        """Title, format, headline and notes."""
-        raise NotImplementedError
-
-    def _graph(self, most: int) -> dict[str, Any] | None:
-        """What the browser draws of at most so many calls; ``None`` without stacks."""
-        raise NotImplementedError
-
-    def _data(self, view_id: str, most: int) -> dict[str, Any]:
-        name, kind, words, notes = self._facts()
-        return {
-            "id": view_id,
-            "name": name,
-            "format": kind,
-            "headline": words,
-            "notes": [escape.plain(note, 2000) for note in notes],
-            "flame": self._graph(most),
-        }
-
-    def _widget(self, view_id: str) -> Any:
-        from perfnb.flame.widget import HostWidget
-
-        return HostWidget(self._data(view_id, NOTEBOOK_CALLS), repr(self))
-
-    def _page(self) -> str:
-        data = self._data("page", PAGE_CALLS)
-        return page_of(data["name"], self._html(), data)
-
-
-class HostProfile(_Graph):
+class HostProfile(Documented):
     """Where a program spent its time, function by function. Shows itself in a notebook, with a flame graph.
 
     Names in it come from the file: do not trust them. Each access to a table returns a new frame.
@@ -132,29 +97,14 @@ class HostProfile(_Graph):
         """
         return save_record(self._record, path)
 
-    def _facts(self) -> tuple[str, str, str, tuple[str, ...]]:
-        record = self._record
-        return escape.plain(record.name), record.format, headline(record, self._functions), record.notes
-
-    def _graph(self, most: int) -> dict[str, Any] | None:
-        tree = self._record.tree
-        return None if tree is None else flame_data(tree, self._record.unit, most)
-
-    def _text(self, width: int = 100) -> str:
-        return host_text(self._record, self._functions, width)
-
-    def _html(self) -> str:
-        return host_html(self._record, self._functions)
-
-    def _line(self) -> str:
-        name = escape.plain(self._record.name, 60)
-        return f"{name!r}, {self._record.format}: {headline(self._record, self._functions)}"
+    def _document(self) -> Document:
+        return host_document(self._record, self._functions)
 
 
-class HostComparison(_Graph):
-    """Two host profiles side by side, function by function. Shows itself in a notebook, with a flame graph of both.
+class HostComparison(Documented):
+    """Two host profiles, function by function. Shows itself in a notebook, with a flame graph of both.
 
-    ``a`` is the first profile, ``b`` the one compared with it.
+    ``a`` is the baseline, ``b`` the candidate that is compared with it.
     """
 
     def __init__(self, diff: HostDiff) -> None:
@@ -169,19 +119,5 @@ class HostComparison(_Graph):
         """
         return self._diff.functions.copy()
 
-    def _facts(self) -> tuple[str, str, str, tuple[str, ...]]:
-        a, b = (escape.plain(name) for name in self._diff.names)
-        return f"{b} compared with {a}", "host profiles", diff_view.headline(self._diff), self._diff.notes
-
-    def _graph(self, most: int) -> dict[str, Any] | None:
-        diff = self._diff
-        return None if diff.tree is None else flame_data(diff.tree, diff.unit, most, diff.before)
-
-    def _text(self, width: int = 100) -> str:
-        return diff_view.diff_text(self._diff, width)
-
-    def _html(self) -> str:
-        return diff_view.diff_html(self._diff)
-
-    def _line(self) -> str:
-        return diff_view.headline(self._diff)
+    def _document(self) -> Document:
+        return host_diff_document(self._diff)

@@ -1,217 +1,207 @@
-"""Host profiles as text and as HTML without scripts: the heaviest functions, and the flame graph as a picture."""
+"""Host profiles, their differences and the Python code of a step, as documents."""
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, tables
-from perfnb.draw.frame import framed, header, notes_html
-from perfnb.draw.picture import GROUND, INK, picture_html
-from perfnb.flame.data import flame_data
+from perfnb.draw import palette
+from perfnb.draw.document import Budget, Cell, Column, Document, Figure, Section, Table, Verdict, words
+from perfnb.flame.comparison import HostDiff
+from perfnb.flame.picture import UNITS, flame_section
+from perfnb.flame.step_stacks import STEP, StepStacks
 from perfnb.stacks.formats import HostRecord
-from perfnb.stacks.tree import CallTree
+from perfnb.stacks.tables import function_table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-#: Functions listed, and in HTML of a profile without stacks, which has no other view; levels and calls of a picture.
-LISTED, _LISTED_ALONE, _LEVELS, _CALLS = 15, 100, 24, 2_000
-_WIDTH, _LEVEL_INCHES, _INCHES_A_CHARACTER = 8.8, 0.17, 0.062
-_LEAST_PART = 1 / 1_000
-_UNITS = {"ms": fmt.duration, "bytes": fmt.size, "samples": fmt.count}
+#: Most functions that a document has.
+_MOST = 2_000
 
 
-def amount(value: Any, unit: str) -> str:
-    """A value of a profile in words."""
-    return _UNITS[unit](value) if unit in _UNITS else fmt.UNKNOWN
+def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
+    """Where a program spent its time: the function that took most, the flame graph, all functions.
 
-
-def headline(record: HostRecord, table: pd.DataFrame) -> str:
-    """What a host profile holds, in one line."""
-    facts = [f"{len(table):,} functions"]
-    if record.samples is not None:
+    Parameters
+    ----------
+    record : HostRecord
+    functions : DataFrame
+        As `perfnb.stacks.tables.function_table` makes it.
+    """
+    whole = _whole(record)
+    facts = [record.format, fmt.counted(len(functions), "function")]
+    if record.samples is not None and record.unit != "samples":
         facts.append(fmt.counted(record.samples, "sample"))
-    if record.calls is not None and record.calls["calls"].notna().any():
-        facts.append(fmt.counted(int(record.calls["calls"].sum()), "call"))
-    if record.unit == "ms":
-        whole = record.calls["self_ms"].sum() if record.calls is not None else _total_of(record)
-        facts.append(fmt.duration(float(whole)))
-    elif record.unit == "bytes":
-        facts.append(fmt.size(_total_of(record)))
-    return ", ".join(facts)
+    if functions["calls"].notna().any():
+        facts.append(fmt.counted(int(functions["calls"].sum()), "call"))
+    label = {"ms": "time", "bytes": "memory", "samples": "samples"}.get(record.unit)
+    sections: list[Section] = []
+    if record.tree is not None and len(record.tree):
+        title = "Flame graph" if record.calls is None else "Flame graph, approximate"
+        in_order = record.format in ("speedscope", "perf script")
+        sections.append(flame_section(record.tree, record.unit, title, in_order=in_order))
+    notes = list(record.notes)
+    if len(functions) > _MOST:
+        notes.append(f"Only the {_MOST:,} functions that took most themselves are listed: .functions has all.")
+    return Document(
+        "host profile",
+        record.name,
+        verdict=_heaviest(record, functions, whole),
+        figures=(Figure(label, whole, UNITS[record.unit]),) if label else (),
+        facts=tuple(facts),
+        sections=(*sections, _function_table(record.unit, functions, Budget(15, 100 if not sections else 30))),
+        notes=tuple(notes),
+    )
 
 
-def _total_of(record: HostRecord) -> float:
-    """The sum over all stacks."""
+def _whole(record: HostRecord) -> float:
+    if record.calls is not None:
+        return float(record.calls["self_ms"].sum())
     return 0.0 if record.tree is None else float(record.tree.self.sum())
 
 
-def _columns(record: HostRecord) -> tuple[str, str]:
+def _heaviest(record: HostRecord, functions: pd.DataFrame, whole: float) -> Verdict:
+    if functions.empty:
+        return Verdict("none", "No function took any time")
+    first = functions.iloc[0]
+    share = fmt.share(first["self_share"])
+    if record.unit == "none":
+        return Verdict("none", f"{_named(first, 1)} takes most itself: {share} of the whole")
+    own, _ = _columns(record.unit)
+    unit = {"ms": "the time", "bytes": "the memory", "samples": "the samples"}[record.unit]
+    amounts = f"{words(first[own], UNITS[record.unit])} of {words(whole, UNITS[record.unit])}"
+    return Verdict("none", f"{_named(first, 1)} takes {share} of {unit} itself, {amounts}")
+
+
+def _columns(unit: str) -> tuple[str, str]:
     """The columns of own and total figures."""
-    kind = {"ms": "ms", "samples": "samples", "bytes": "bytes", "none": "share"}[record.unit]
+    kind = {"ms": "ms", "samples": "samples", "bytes": "bytes", "none": "share"}[unit]
     return f"self_{kind}", f"total_{kind}"
 
 
-def host_text(record: HostRecord, table: pd.DataFrame, width: int = 100) -> str:
-    """The profile as text."""
-    title = f"perfnb · host profile · {escape.plain(record.name, width // 2)} · {record.format}"
-    parts = [[escape.shorten(title, width), *escape.wrapped(fmt.capital(headline(record, table)), width)]]
-    parts.append(_function_lines(record, table, width))
-    if record.notes:
-        parts.append(["Notes", *escape.bullets(record.notes, width)])
-    return "\n\n".join("\n".join(line.rstrip() for line in part) for part in parts if part)
+def _function_table(unit: str, functions: pd.DataFrame, budget: Budget) -> Table:
+    own, total = _columns(unit)
+    figures = [("itself", own, UNITS[unit]), ("share", "self_share", "share"), ("with calls", total, UNITS[unit])]
+    figures += [("share with calls", "total_share", "share"), ("calls", "calls", "count")]
+    if unit == "none":
+        figures = [("itself", own, "share"), ("with calls", total, "share"), ("calls", "calls", "count")]
+    columns = [
+        Column(head, unit, int(place > 2), bar=name == "self_share") for place, (head, name, unit) in enumerate(figures)
+    ]
+    listed = functions.head(_MOST).to_dict("records")
+    rows = [(str(row["function"]), *(fmt.known(row[name]) for _, name, _ in figures), _place(row)) for row in listed]
+    return Table(
+        "Functions, most of their own first",
+        (Column("function"), *columns, Column("where", priority=2)),
+        rows,
+        budget=budget,
+        noun="function",
+        selects=(("flame", "Callers and callees"),),
+        names=list(map(_named, listed)),
+        key="functions",
+    )
 
 
-def _function_lines(record: HostRecord, table: pd.DataFrame, width: int) -> list[str]:
-    """The heaviest functions as lines of text."""
-    if table.empty:
-        return []
-    has_calls = bool(table["calls"].notna().any())
-    own, total = _columns(record)
-    heads = [f"{'self':>9} {'share':>7} {'total':>9} {'share':>7}", *([f"{'calls':>9}"] if has_calls else [])]
-    lines = [_caption(table, LISTED), f"{' '.join(heads)}  function"]
-    for row in table.head(LISTED).itertuples(index=False):
-        figures = [
-            f"{_figure(record, getattr(row, own)):>9} {fmt.share(row.self_share):>7}",
-            f"{_figure(record, getattr(row, total)):>9} {fmt.share(row.total_share):>7}",
-            *([f"{fmt.count(row.calls):>9}"] if has_calls else []),
-        ]
-        line = " ".join(figures)
-        lines.append(f"{line}  {escape.plain(_named(row), max(20, width - len(line) - 2))}")
-    return lines
-
-
-def _figure(record: HostRecord, value: Any) -> str:
-    return fmt.UNKNOWN if record.unit == "none" else amount(value, record.unit)
-
-
-def _named(row: Any) -> str:
-    where = _where(row)
-    return f"{row.function} ({where})" if where else str(row.function)
-
-
-def _caption(table: pd.DataFrame, listed: int) -> str:
-    if len(table) <= listed:
-        return "Functions, most time of their own first"
-    return f"The {listed} of {len(table):,} functions with most time of their own"
-
-
-def host_html(record: HostRecord, table: pd.DataFrame) -> str:
-    """The profile as HTML without scripts."""
-    words = header(record.name, f"host profile ({record.format})", "", fmt.capital(headline(record, table)))
-    return framed(words + _body(record, table) + notes_html(record.notes), narrow=True)
-
-
-def _body(record: HostRecord, table: pd.DataFrame) -> str:
-    """The flame graph as a picture, and the heaviest functions."""
-    parts = [] if record.tree is None else [flame_picture(record.tree, record.unit)]
-    if len(table):
-        has_calls = bool(table["calls"].notna().any())
-        own, total = _columns(record)
-        listed = _LISTED_ALONE if record.tree is None else LISTED
-        rows = [
-            [
-                tables.name(row.function),
-                tables.name(_where(row), 50),
-                escape.html(_figure(record, getattr(row, own))),
-                fmt.share(row.self_share),
-                escape.html(_figure(record, getattr(row, total))),
-                fmt.share(row.total_share),
-                *([fmt.count(row.calls)] if has_calls else []),
-            ]
-            for row in table.head(listed).itertuples(index=False)
-        ]
-        heads = ["function", "file", "self", "share", "total", "share", *(["calls"] if has_calls else [])]
-        parts.append(tables.table(_caption(table, listed), heads, rows, texts=2))
-    return "".join(parts)
-
-
-def _where(row: Any) -> str:
-    if not isinstance(row.file, str):
+def _place(row: Any, folders: int = 1) -> str:
+    """File and line; the file with some of the folders that it is in."""
+    if not isinstance(row["file"], str):
         return ""
-    return f"{row.file}{'' if pd.isna(row.line) else f':{row.line}'}"
+    line, file = row.get("line"), "/".join(row["file"].replace(chr(92), "/").split("/")[-1 - folders :])
+    return file if line is None or pd.isna(line) else f"{file}:{line}"
 
 
-def flame_picture(tree: CallTree, unit: str) -> str:
-    """The widest calls of the outer levels as a picture; empty if there are none."""
-    data = flame_data(tree, unit, _CALLS)
-    depth = np.array(data["depth"], dtype=np.int64)
-    if not len(depth):
-        return ""
-    own = np.array(data["self"], dtype=np.float64)
-    start, wide = _places(depth, own)
-    shown = (depth < _LEVELS) & (wide >= _LEAST_PART * float(own.sum()))
-    levels = int(depth[shown].max(initial=0)) + 1
-    whole = float(own.sum())
-    alt = f"Flame graph of {len(tree):,} calls, {amount(whole, unit)}; the table has the figures"
-    draw = functools.partial(_draw, data=data, boxes=(depth, start, wide, np.flatnonzero(shown)), whole=whole)
-    cut = int(tree.depth.max(initial=0)) + 1 - levels
-    words = f" · {cut:,} more levels are not drawn" if cut > 0 else ""
-    head = f"<p><strong>Flame graph</strong> · outermost calls at the top{words}</p>"
-    return f"{head}<p>{picture_html(draw, (_WIDTH, 0.15 + levels * _LEVEL_INCHES), alt)}</p>"
+def _named(row: Any, folders: int = 99) -> str:
+    place = _place(row, folders)
+    return f"{row['function']} ({place})" if place else str(row["function"])
 
 
-def _places(depth: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Start and width of each box, given in the order of a walk over the tree."""
-    start, wide = np.zeros(len(depth)), own.copy()
-    open_: list[int] = []
-    reached: list[float] = [0.0]
-    order: list[int] = depth.tolist()
-    parents = []
-    for place, level in enumerate(order):
-        del open_[level:]
-        parents.append(open_[-1] if open_ else -1)
-        open_.append(place)
-    for place in range(len(order) - 1, -1, -1):
-        if parents[place] >= 0:
-            wide[parents[place]] += wide[place]
-    for place, level in enumerate(order):
-        del reached[level + 1 :]
-        start[place] = reached[level]
-        reached[level] += wide[place]
-        reached.append(float(start[place]))
-    return start, wide
+def host_diff_document(diff: HostDiff) -> Document:
+    """Two host profiles: what changed most, the flame graph of both, and all functions by their change."""
+    table, in_ms = diff.functions, diff.measure == "grew_ms"
+    change = table[diff.measure].astype("Float64").fillna(0.0)
+    more, less = int((change > 0).sum()), int((change < 0).sum())
+    figure = "self_ms" if in_ms else "self_share"
+    sentence = "No function takes more or less"
+    if more or less:
+        row = table.loc[change.abs().idxmax()]
+        sides = [words(fmt.known(row[f"{figure}_{side}"]) or 0.0, "ms" if in_ms else "share") for side in "ab"]
+        sentence = f"{_named(row, 1)} changed most: {' → '.join(sides)} {'of its own' if in_ms else 'of the whole'}"
+    baseline, candidate = (float(table[f"self_ms_{side}"].sum()) for side in "ab")
+    figures = (Figure("baseline", baseline, "ms"), Figure("candidate", candidate, "ms")) if in_ms else ()
+    if in_ms and baseline > 0:
+        figures = (*figures, Figure("candidate against baseline", candidate / baseline, "ratio"))
+    rows = [_changed(row, diff.measure, figure) for row in table[change != 0].head(_MOST).to_dict("records")]
+    unit = "ms" if in_ms else "share"
+    columns = (
+        *(Column(head, unit) for head in ("baseline", "candidate")),
+        Column("change", "ms") if in_ms else Column("points", "number", help="candidate minus baseline, of 100"),
+        Column("ratio", "ratio", priority=1),
+    )
+    functions = Table(
+        f"Functions by change of their own {'time' if in_ms else 'share'}",
+        (Column("function"), *columns, Column("file", priority=2)),
+        rows,
+        budget=Budget(20, 40),
+        noun="function",
+        selects=(("flame", "Callers and callees"),),
+        key="functions",
+    )
+    graph = () if diff.tree is None else (flame_section(diff.tree, diff.unit, "Flame graph of both", diff.before),)
+    return Document(
+        "comparison of host profiles",
+        f"{diff.names[1]} against {diff.names[0]}",
+        verdict=Verdict("none", sentence),
+        figures=figures,
+        facts=(f"{fmt.counted(more, 'function')} {'takes' if more == 1 else 'take'} more, {less:,} less",),
+        sections=(*graph, functions),
+        notes=diff.notes,
+    )
 
 
-def _draw(figure: Figure, data: dict[str, Any], boxes: Any, whole: float) -> None:
-    depth, start, wide, shown = boxes
-    axes = figure.subplots()
-    axes.set_axis_off()
-    axes.set_xlim(0, whole)
-    axes.set_ylim(int(depth[shown].max()) + 1, 0)
-    colours = _box_colours(data)
-    axes.barh(
-        depth[shown] + 0.5, wide[shown], height=1.0, left=start[shown],
-        color=[colours[place] for place in shown.tolist()], edgecolor=GROUND, linewidth=0.6,
-    )  # fmt: skip
-    for place in shown.tolist():
-        room = int(wide[place] / whole * _WIDTH / _INCHES_A_CHARACTER)
-        if room < 4:
-            continue
-        text = axes.text(
-            start[place] + 0.004 * whole, depth[place] + 0.5, escape.chart(data["names"][data["name"][place]], room),
-            ha="left", va="center", size=6.5, color=_ink(colours[place]), clip_on=True,
-        )  # fmt: skip
-        text.set_in_layout(False)
+def _changed(row: Any, measure: str, figure: str) -> tuple[Cell, ...]:
+    before, after = (fmt.known(row[f"{figure}_{side}"]) for side in "ab")
+    change = float(row[measure]) * (1.0 if measure == "grew_ms" else 100.0)
+    sides = ("none" if side is None else side for side in (before, after))
+    return (str(row["function"]), *sides, change, after / before if before and after is not None else "", _place(row))
 
 
-def _box_colours(data: dict[str, Any]) -> list[str]:
-    """The colour of each box: of its phase, if the outermost calls are phases, else of its package."""
-    phase: dict[str, str] | None = None
-    colours = []
-    for level, name in zip(data["depth"], data["name"], strict=True):
-        if level == 0:
-            phase = data["phases"][name]
-        colours.append(phase["colour"] if phase else data["groups"][data["group"][name]]["colour"])
-    return colours
+def stacks_document(stacks: StepStacks) -> Document:
+    """The Python code of a step: the line of the user's code that took most, the flame graph, lines, functions."""
+    record = stacks.record
+    assert record.tree is not None
+    steps = fmt.counted(stacks.steps, "step")
+    workers = f" and {fmt.counted(stacks.workers, 'loader worker')}" if stacks.workers else ""
+    columns = (
+        *(Column("line"), Column("phase"), Column("code", priority=1)),
+        *(Column("itself", "ms"), Column("with calls", "ms"), Column("share", "share", bar=True)),
+    )
+    rows: list[tuple[Any, ...]] = [
+        (
+            *(_place(row, 0), _mark(row), row["code"] if isinstance(row["code"], str) else ""),
+            *(fmt.known(row[name]) for name in ("self_ms", "total_ms", "share")),
+        )
+        for row in stacks.lines.head(_MOST).to_dict("records")
+    ]
+    sentence = ""
+    if rows:
+        place, mark, code, own, *_ = rows[0]
+        sentence = f"The line of your code that takes most itself, {fmt.duration(own)} in {mark.word}: {place} {code}"
+    return Document(
+        "flame graph",
+        verdict=Verdict("none", sentence.strip()),
+        facts=(f"{fmt.counted(record.samples or 0, 'sample')} of {steps}{workers}; times per step",),
+        sections=(
+            flame_section(record.tree, "ms", "Python code under phases and layers", in_order=True),
+            Table(
+                "Lines of your code, most time of their own first", columns, rows, budget=Budget(10, 10), noun="line"
+            ),
+            _function_table("ms", function_table(record), Budget(5, 10)),
+        ),
+        notes=record.notes,
+    )
 
 
-def _ink(colour: str) -> str:
-    """Black or white, whichever reads better on a colour."""
-    red, green, blue = bytes.fromhex(colour[1:])
-    return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 128 else GROUND
+def _mark(row: Any) -> palette.Mark:
+    mark = palette.mark(str(row["phase"]))
+    return mark if str(row["process"]) == STEP else replace(mark, word=f"{mark.word} (workers)")

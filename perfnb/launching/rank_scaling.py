@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from perfnb.arguments import require_count, shown
 from perfnb.draw import escape
-from perfnb.draw.shown import Shown
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.launching.order import pack_function
 from perfnb.launching.profile_ranks import order_for, require_ranks, run_ranks
-from perfnb.launching.scaling_figures import JobRun, RankScalingFigures, ScalingJob, rank_scaling_figures
-from perfnb.launching.scaling_view import rank_scaling_html, rank_scaling_line, rank_scaling_text
+from perfnb.launching.scaling_figures import JobRun, ScalingJob, compared_jobs
+from perfnb.launching.scaling_view import rank_scaling_document
 from perfnb.ranks.buckets import bucket_sentence
 from perfnb.ranks.ranks import Ranks
 
 _MODES = ("strong", "weak")
 
 
-class RankScaling(Shown, RankScalingFigures):
+@dataclass(frozen=True, repr=False, eq=False)
+class RankScaling(Documented):
     """How a job scales over ranks. Shows itself in a notebook.
 
     Attributes
@@ -46,14 +50,15 @@ class RankScaling(Shown, RankScalingFigures):
         What limits these figures: failed jobs, runs that disagree, and what other bucket sizes would save.
     """
 
-    def _line(self) -> str:
-        return rank_scaling_line(self)
+    mode: str
+    table: pd.DataFrame
+    losses: pd.DataFrame
+    rounds: int
+    cores: int
+    notes: list[str]
 
-    def _text(self, width: int = 100) -> str:
-        return rank_scaling_text(self, width)
-
-    def _html(self) -> str:
-        return rank_scaling_html(self)
+    def _document(self) -> Document:
+        return rank_scaling_document(self)
 
 
 def rank_scaling(
@@ -146,7 +151,7 @@ def rank_scaling(
                 raise
             # Code may ask DDP's model for what others lack.
             job.runs, job.failed = [], escape.plain(f"{type(error).__name__}: {error}", 200)
-    return RankScaling(**vars(rank_scaling_figures(jobs, mode, cores)))
+    return RankScaling(mode=mode, cores=cores, **compared_jobs(jobs, mode))
 
 
 def _numbers(ranks: Sequence[int]) -> list[int]:

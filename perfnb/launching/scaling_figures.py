@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from perfnb.stats.intervals import interval_of_median
 CONFIDENCE = 0.975
 #: How many times as long as the fastest run of a job the slowest may take before a note says so.
 _DISAGREE = 1.25
+_UNKNOWN = (np.nan, np.nan, np.nan)
 #: The parts of a loss.
 PARTS = ("compute", "communication", "imbalance", "input")
 
@@ -59,55 +61,37 @@ class ScalingJob:
     failed: str = ""
 
 
-@dataclass(frozen=True)
-class RankScalingFigures:
-    """All jobs of a study, compared with one rank.
+def compared_jobs(jobs: Sequence[ScalingJob], mode: str) -> dict[str, Any]:
+    """Compare jobs with the one of one rank: `table`, `losses`, `rounds` and `notes` of a `RankScaling`.
 
-    Attributes
+    Parameters
     ----------
-    table : pd.DataFrame
-        A row for each job.
-    losses : pd.DataFrame
-        A row for each number of ranks above 1: where the time beyond perfect scaling goes.
+    jobs : sequence of ScalingJob
+    mode : str
+        ``strong`` (the same batch for all ranks) or ``weak``.
     """
-
-    mode: str
-    table: pd.DataFrame
-    losses: pd.DataFrame
-    rounds: int
-    cores: int
-    notes: list[str] = field(default_factory=list)
-
-
-def rank_scaling_figures(jobs: Sequence[ScalingJob], mode: str, cores: int) -> RankScalingFigures:
-    """Compare jobs with the one of one rank; `mode` is ``strong`` (the same batch for all ranks) or ``weak``."""
     times = {(job.kind, job.ranks): _time(job) for job in jobs}
-    base, plain, best = times["ranks", 1], times.get(("plain", 1)), times.get(("best", 1))
-    rows = []
+    alone = [times.get((kind, 1), _UNKNOWN) for kind in ("ranks", "plain", "best")]
+    rows = {}
     for job in jobs:
         own, work = times[job.kind, job.ranks], job.ranks if mode == "weak" else 1
-        against = [_ratio(other, own, work) for other in (base, plain, best)]
-        of_ranks = job.kind == "ranks"
-        efficiency = [value / job.ranks if of_ranks else np.nan for value in against[0]]
-        if of_ranks and job.ranks == 1:
-            against[0], efficiency = (1.0, np.nan, np.nan), [1.0, np.nan, np.nan]
-        rows.append(
-            (_name(job), job.ranks, job.threads, *own, *against[0], *efficiency)
-            + ((against[1][0], against[2][0]) if of_ranks else (np.nan, np.nan))
-        )
-    columns = [
-        *("job", "ranks", "threads", "step_ms", "ci_low_ms", "ci_high_ms"),
-        *("speedup", "speedup_low", "speedup_high", "efficiency", "efficiency_low", "efficiency_high"),
-        *("against_plain", "against_best"),
+        speedup, plain, best = (_ratio(other, own, work) for other in alone)
+        if (of_ranks := job.kind == "ranks") and job.ranks == 1:
+            speedup = (1.0, np.nan, np.nan)
+        efficiency = [value / job.ranks if of_ranks else np.nan for value in speedup]
+        against = (plain[0], best[0]) if of_ranks else (np.nan, np.nan)
+        rows[_name(job)] = (job.ranks, job.threads, *own, *speedup, *efficiency, *against)
+    floats = [
+        *("step_ms", "ci_low_ms", "ci_high_ms", "speedup", "speedup_low", "speedup_high"),
+        *("efficiency", "efficiency_low", "efficiency_high", "against_plain", "against_best"),
     ]
-    table = pd.DataFrame(rows, columns=columns).set_index("job")
-    floats = dict.fromkeys(columns[3:], "Float64")
-    notes = [f"{_name(job)}: n/a, because it failed: {job.failed}" for job in jobs if job.failed]
-    notes += [f"{_name(job)}: {job.runs[-1].buckets}" for job in jobs if job.runs and job.runs[-1].buckets]
-    notes += [note for job in jobs for note in _doubts(job)]
-    losses, more = _losses(jobs, mode)
-    rounds = max(len(job.runs) for job in jobs)
-    return RankScalingFigures(mode, table.astype(floats), losses, rounds, cores, notes + more)
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=["ranks", "threads", *floats]).rename_axis("job")
+    return {
+        "table": table.astype(dict.fromkeys(floats, "Float64")),
+        "losses": _losses(jobs, mode),
+        "rounds": max(len(job.runs) for job in jobs),
+        "notes": list(_notes(jobs)),
+    }
 
 
 def _name(job: ScalingJob) -> str:
@@ -119,7 +103,7 @@ def _name(job: ScalingJob) -> str:
 def _time(job: ScalingJob) -> tuple[float, float, float]:
     """The median step of a job, and an interval that holds those of all its runs."""
     if not job.runs:
-        return np.nan, np.nan, np.nan
+        return _UNKNOWN
     medians = [float(np.median(run.steps_ms)) for run in job.runs]
     intervals = [interval_of_median(run.steps_ms, CONFIDENCE) for run in job.runs]
     known = [interval for interval in intervals if interval is not None]
@@ -128,52 +112,62 @@ def _time(job: ScalingJob) -> tuple[float, float, float]:
     return float(np.mean(medians)), min(bounds.low for bounds in known), max(bounds.high for bounds in known)
 
 
-def _doubts(job: ScalingJob) -> Iterator[str]:
-    """Why the step of a job may be far off, or has no interval."""
-    medians = sorted(float(np.median(run.steps_ms)) for run in job.runs)
-    if len(medians) > 1 and medians[-1] > _DISAGREE * medians[0]:
+def _notes(jobs: Sequence[ScalingJob]) -> Iterator[str]:
+    """What limits the figures, one note for all jobs that share it."""
+    shared: dict[str, list[str]] = {}
+    for job in jobs:
+        if job.failed:
+            shared.setdefault(f"n/a, because it failed: {job.failed}", []).append(_name(job))
+        elif job.runs[-1].buckets:
+            shared.setdefault(job.runs[-1].buckets, []).append(_name(job))
+    yield from (f"{_listed(names)}: {why}" for why, names in shared.items())
+    medians = {_name(job): sorted(float(np.median(run.steps_ms)) for run in job.runs) for job in jobs if job.runs}
+    apart = {name: (each[0], each[-1]) for name, each in medians.items() if each[-1] > _DISAGREE * each[0]}
+    if apart:
+        ranges = [f"{name} (from {fmt.duration(low)} to {fmt.duration(high)})" for name, (low, high) in apart.items()]
         yield (
-            f"{_name(job)}: its runs disagree, from {fmt.duration(medians[0])} to {fmt.duration(medians[-1])} per "
-            "step. Other work on the machine may be the cause: run the study again when it is idle."
+            f"Runs of the same job disagree on its step: {_listed(ranges)}. Other work on the machine may be the "
+            "cause: run the study again when it is idle."
         )
-    if job.runs and np.isnan(_time(job)[1]):
-        least = min(len(run.steps_ms) for run in job.runs)
+    if short := [job for job in jobs if job.runs and np.isnan(_time(job)[1])]:
+        least = min(len(run.steps_ms) for job in short for run in job.runs)
         yield (
-            f"{_name(job)}: no interval, because {fmt.counted(least, 'timed step')} in a run are too few. Pass a "
-            "higher budget_s, or steps."
+            f"{_listed(map(_name, short))}: no interval, because {fmt.counted(least, 'timed step')} in a run are too "
+            "few. Pass a higher budget_s, or steps."
+        )
+    if unmatched := [job for job in jobs if any(run.shares["imbalance"] is None for run in job.runs)]:
+        yield (
+            f"{_listed(map(_name, unmatched))}: the collectives of the ranks could not be matched, so that "
+            "communication includes waiting for the last rank."
         )
 
 
-def _ratio(
-    other: tuple[float, float, float] | None, own: tuple[float, float, float], work: int
-) -> tuple[float, float, float]:
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _ratio(other: tuple[float, float, float], own: tuple[float, float, float], work: int) -> tuple[float, float, float]:
     """How many times as fast `own` is as `other`, and an interval."""
-    if other is None or np.isnan(own[0]):
-        return np.nan, np.nan, np.nan
     return work * other[0] / own[0], work * other[1] / own[2], work * other[2] / own[1]
 
 
-def _losses(jobs: Sequence[ScalingJob], mode: str) -> tuple[pd.DataFrame, list[str]]:
+def _losses(jobs: Sequence[ScalingJob], mode: str) -> pd.DataFrame:
     """Milliseconds of a step beyond perfect scaling, by cause; the parts add up to the loss."""
     base = next(job for job in jobs if job.kind == "ranks" and job.ranks == 1)
-    rows, notes = [], []
+    rows = []
     for job in jobs:
         if job.kind != "ranks" or job.ranks == 1:
             continue
         divided = job.ranks if mode == "strong" else 1
         own, of_base = _parts(job), _parts(base)
         step, ideal = sum(own.values()), sum(of_base.values()) / divided
-        unknown = any(run.shares["imbalance"] is None for run in job.runs)
         lost = {name: own[name] - of_base[name] / divided for name in PARTS}
-        if unknown:
+        if any(run.shares["imbalance"] is None for run in job.runs):
             lost["imbalance"] = np.nan
-            notes.append(
-                f"{_name(job)}: the collectives of the ranks could not be matched, so that communication includes "
-                "waiting for the last rank."
-            )
         rows.append((job.ranks, step, ideal, step - ideal, *lost.values()))
     columns = ["ranks", "step_ms", "ideal_ms", "loss_ms", *(f"{name}_ms" for name in PARTS)]
-    return pd.DataFrame(rows, columns=columns).set_index("ranks").astype("Float64"), notes
+    return pd.DataFrame(rows, columns=columns).set_index("ranks").astype("Float64")
 
 
 def _parts(job: ScalingJob) -> dict[str, float]:

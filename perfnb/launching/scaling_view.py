@@ -1,165 +1,151 @@
-"""How well a job scales: a sentence, a table, efficiency against ranks, and what the loss is made of."""
+"""A study of scaling over ranks as a document."""
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING
-
-import numpy as np
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from perfnb import quantities as fmt
-from perfnb.draw import bars, escape, palette, tables
-from perfnb.draw.frame import framed, header
+from perfnb.draw import palette
+from perfnb.draw.document import (
+    Axis,
+    Bar,
+    Bars,
+    Column,
+    Document,
+    Figure,
+    Line,
+    Part,
+    Section,
+    Series,
+    Table,
+    Unit,
+    Value,
+    Verdict,
+)
 from perfnb.draw.palette import Mark
-from perfnb.draw.picture import LINE, QUIET, picture_html
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from perfnb.launching.rank_scaling import RankScaling
 
-    from perfnb.launching.scaling_figures import RankScalingFigures
-
-_INCHES = (6.6, 2.6)
-_PARTS = {
-    "ideal": Mark("perfect scaling", palette.LIGHT, "·", "none"),
+#: What perfect scaling would take too, and the parts of what exceeds it.
+_IDEAL = Mark("within perfect scaling", palette.LIGHT, "·", "none")
+_LOSSES = {
     "compute": Mark("slower computing", palette.BLUE, "█", "solid"),
     "communication": Mark("exposed communication", palette.SKY, "≈", "rising"),
-    "imbalance": Mark("waiting for the slowest rank", palette.YELLOW, "▒", "columns"),
+    "imbalance": Mark("imbalance", palette.YELLOW, "▒", "columns"),
     "input": Mark("input", palette.ORANGE, "░", "dots"),
 }
-_HEADS = ("job", "step", "speed-up", "efficiency", "vs no DDP", "vs 1 proc")
-_LOST = ("ranks", "step", "perfect", "computing", "communication", "imbalance", "input")
+_EFFICIENCY = Mark("efficiency", palette.BLUE, "█", "solid")
+_BATCHES = {"strong": "the same batch for all ranks together", "weak": "the same batch for each rank"}
 
 
-def rank_scaling_line(figures: RankScalingFigures) -> str:
-    """``2 ranks: efficiency 83 % [80, 86], strong scaling``."""
-    last = figures.table[figures.table["efficiency"].notna()].iloc[-1]
-    return f"{last.name}: efficiency {_percents(last, 'efficiency')}, {figures.mode} scaling"
-
-
-def rank_scaling_sentences(figures: RankScalingFigures) -> list[str]:
-    """The result, what it compares, and what it does not say."""
-    same = "the same batch for all ranks together" if figures.mode == "strong" else "the same batch for each rank"
-    runs = "once" if figures.rounds == 1 else f"{figures.rounds:,} times"
-    threads = int(figures.table["threads"].iloc[0])
-    return [
-        f"{rank_scaling_line(figures)} ({same}).",
-        f"Each job ran {runs}, with {fmt.counted(threads, 'thread')} for each rank, on "
-        f"{fmt.counted(figures.cores, 'core')}. "
-        "Speed-up and efficiency are against one rank of the same code and threads. Nothing is extrapolated.",
-        "vs 1 proc: against one process with all cores. Losses: shares of the traced steps, applied to the timed ones.",
-        *figures.notes,
-    ]
-
-
-def rank_scaling_text(figures: RankScalingFigures, width: int = 100) -> str:
-    """The study as text."""
-    lines = [line for sentence in rank_scaling_sentences(figures) for line in escape.wrapped(sentence, width)]
-    lines += ["", _aligned((_HEADS, *_rows(figures)))]
-    lines += ["", "Time of a step, and what exceeds perfect scaling", _aligned((_LOST, *_lost(figures)))]
-    for ranks, row in figures.losses.iterrows():
-        parts = _stack(row)
-        lines.append(f"{ranks:>5} {bars.stacked([mark for mark, _ in parts], [ms for _, ms in parts], width - 6)}")
-    words = [f"{mark.glyph} {mark.word}" for mark in _PARTS.values()]
-    lines += ["   ".join(words[:3]), "   ".join(words[3:])]
-    return "\n".join(lines)
-
-
-def rank_scaling_html(figures: RankScalingFigures) -> str:
-    """The study as sentences, pictures and tables."""
-    first, *rest = rank_scaling_sentences(figures)
-    alt = f"Efficiency against the number of ranks, and the parts of a step; {rank_scaling_line(figures)}"
-    return framed(
-        f"{header('Scaling over ranks', f'{figures.mode} scaling', first, *rest)}"
-        f"<p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
-        f"{tables.table('Jobs', _HEADS, [[escape.html(cell) for cell in row] for row in _rows(figures)])}"
-        f"{tables.table('What exceeds perfect scaling', _LOST, [list(row) for row in _lost(figures)])}"
+def rank_scaling_document(study: RankScaling) -> Document:
+    """How much faster the job is on most ranks, what the rest of their time is lost to, and every job."""
+    last = study.table[study.table["efficiency"].notna()].iloc[-1]
+    runs = "once" if study.rounds == 1 else f"{study.rounds:,} times"
+    threads = fmt.counted(int(study.table["threads"].iloc[0]), "thread")
+    values = {
+        f"step on {last.name}": _value(last, "step_ms", "ms"),
+        "speed-up": _value(last, "speedup", "ratio"),
+        "efficiency": _value(last, "efficiency", "share"),
+    }
+    return Document(
+        "rank scaling",
+        verdict=_verdict(study, last),
+        figures=tuple(Figure(label, value.number, value.unit, value.interval) for label, value in values.items()),
+        facts=(
+            f"{study.mode} scaling: {_BATCHES[study.mode]}",
+            f"each job ran {runs}, with {threads} for each rank, on {fmt.counted(study.cores, 'core')}",
+        ),
+        sections=tuple(_sections(study)),
+        notes=(
+            "Speed-up and efficiency compare with one rank of the same code and threads. Nothing is extrapolated.",
+            "Losses are shares of the traced steps, applied to the timed ones.",
+            *study.notes,
+        ),
     )
 
 
-def _percents(row: object, name: str) -> str:
-    value, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))  # type: ignore[index]
-    said = fmt.share(value)
-    return said if fmt.known(low) is None else f"{said} [{100 * low:.0f}, {100 * high:.0f}]"
+def _value(row: Any, name: str, unit: Unit) -> Value:
+    """A figure of a job's row with its interval."""
+    low, high = ("ci_low_ms", "ci_high_ms") if unit == "ms" else (f"{name}_low", f"{name}_high")
+    return Value(fmt.known(row[name]), unit, fmt.known_bounds((row[low], row[high])))
 
 
-def _times(value: object, low: object = None, high: object = None) -> str:
-    known, least, most = fmt.known(value), fmt.known(low), fmt.known(high)
-    if known is None:
-        return "n/a"
-    return f"{known:.2f} ×" + ("" if least is None or most is None else f" [{least:.2f}, {most:.2f}]")
+def _verdict(study: RankScaling, last: Any) -> Verdict:
+    speedup = _value(last, "speedup", "ratio")
+    effect = fmt.with_interval(fmt.ratio(speedup.number), speedup.number, speedup.interval)
+    against_best = fmt.known(last["against_best"])
+    beaten = against_best is not None and against_best < 1
+    better = f"Use one process with all cores: {last.name} do only {fmt.ratio(against_best)} its work per second."
+    return Verdict(
+        "bad" if beaten or (speedup.number or 0.0) < 1 else "none",
+        f"{last.name}: speed-up {effect}, efficiency {fmt.share(last['efficiency'])}, {study.mode} scaling",
+        _why(study, last),
+        better if beaten else "",
+    )
 
 
-def _rows(figures: RankScalingFigures) -> list[tuple[str, ...]]:
-    return [
+def _why(study: RankScaling, last: Any) -> str:
+    """What a step on most ranks loses to each cause, the largest first."""
+    row = study.losses.loc[int(last["ranks"])]
+    parts = {mark.word: fmt.known(row[f"{name}_ms"]) or 0.0 for name, mark in _LOSSES.items()}
+    lost = [f"{word} {fmt.duration(ms)}" for word, ms in sorted(parts.items(), key=lambda part: -part[1]) if ms > 0]
+    if fmt.known(row["loss_ms"]) is None or row["loss_ms"] <= 0 or not lost:
+        return ""
+    return (
+        f"Of {fmt.duration(row['step_ms'])} per step, {fmt.duration(row['loss_ms'])} exceed perfect scaling: "
+        f"{', '.join(lost)}."
+    )
+
+
+def _sections(study: RankScaling) -> Iterator[Section]:
+    alone = fmt.known(study.table.loc["1 rank", "step_ms"])
+    bars = [] if alone is None else [Bar("1 rank", (Part(_IDEAL, alone),))]
+    for ranks, row in study.losses.iterrows():
+        lost = [Part(mark, max(0.0, fmt.known(row[f"{name}_ms"]) or 0.0)) for name, mark in _LOSSES.items()]
+        within = float(row["step_ms"]) - sum(
+            part.value for part in lost
+        )  # less than the ideal if a part became shorter
+        bars.append(Bar(f"{ranks} ranks", (Part(_IDEAL, max(0.0, within)), *lost), float(row["step_ms"])))
+    yield Bars("Time of a step, and what exceeds perfect scaling", "ms", tuple(bars))
+    known = study.table[study.table["efficiency"].notna()]
+    if len(known) > 2:
+        values, low, high = (
+            [fmt.known(value) for value in known[name]] for name in ("efficiency", "efficiency_low", "efficiency_high")
+        )
+        low, high = low[1:], high[1:]  # one rank is compared with itself
+        line = Line(_EFFICIENCY, values, [1.0, *low], [1.0, *high]) if None not in low else Line(_EFFICIENCY, values)
+        axes = Axis("ranks", "count"), Axis("", "share")
+        yield Series("Efficiency by ranks", *axes, known["ranks"].tolist(), (line,), {"perfect scaling": 1.0})
+    yield _jobs(study)
+    heads = ("step", "perfect", "exceeds it by", "computing", "communication", "imbalance", "input")
+    columns = (Column("ranks"), *(Column(head, "ms", priority=place > 2) for place, head in enumerate(heads)))
+    rows = [(f"{ranks}", *map(fmt.known, row)) for ranks, row in study.losses.iterrows()]
+    yield Table("What exceeds perfect scaling; a negative part became shorter", columns, rows, noun="number of ranks")
+
+
+def _jobs(study: RankScaling) -> Table:
+    columns = (
+        Column("job"),
+        Column("step", "ms", help="of the slowest rank"),
+        Column("speed-up", "ratio", help="work per second against one rank of the same code and threads"),
+        Column("efficiency", "share", help="the speed-up of each rank"),
+        Column("vs no DDP", "ratio", priority=1, help="against one rank without DistributedDataParallel"),
+        Column("vs 1 process", "ratio", priority=1, help="against one process with all cores"),
+        Column("threads", "count", priority=2, help="of each rank"),
+    )
+    rows = [
         (
             str(job),
-            fmt.interval(row["step_ms"], (row["ci_low_ms"], row["ci_high_ms"])),
-            _times(row["speedup"], row["speedup_low"], row["speedup_high"]),
-            _percents(row, "efficiency"),
-            _times(row["against_plain"]),
-            _times(row["against_best"]),
+            _value(row, "step_ms", "ms"),
+            _value(row, "speedup", "ratio"),
+            _value(row, "efficiency", "share"),
+            fmt.known(row["against_plain"]),
+            fmt.known(row["against_best"]),
+            int(row["threads"]),
         )
-        for job, row in figures.table.iterrows()
+        for job, row in study.table.iterrows()
     ]
-
-
-def _lost(figures: RankScalingFigures) -> list[tuple[str, ...]]:
-    names = ("step_ms", "ideal_ms", "compute_ms", "communication_ms", "imbalance_ms", "input_ms")
-    return [(f"{ranks}", *(_signed(row[name]) for name in names)) for ranks, row in figures.losses.iterrows()]
-
-
-def _signed(ms: object) -> str:
-    known = fmt.known(ms)
-    if known is None:
-        return "n/a"
-    return f"−{fmt.duration(-known)}" if known < 0 else fmt.duration(known)
-
-
-def _stack(row: object) -> list[tuple[Mark, float]]:
-    """The parts of a step's bar; a part that became shorter is left out."""
-    found = [(mark, fmt.known(row[f"{name}_ms"]) or 0.0) for name, mark in _PARTS.items()]  # type: ignore[index]
-    return [(mark, max(0.0, ms)) for mark, ms in found]
-
-
-def _aligned(rows: tuple[tuple[str, ...], ...]) -> str:
-    widths = [max(map(escape.cells, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        first, *others = (
-            (cell.ljust if place == 0 else cell.rjust)(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join([first, *others]))
-    return "\n".join(lines)
-
-
-def _draw(figure: Figure, figures: RankScalingFigures) -> None:
-    left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": (2, 3), "wspace": 0.35})
-    known = figures.table[figures.table["efficiency"].notna()]
-    ranks, efficiency, low, high = (
-        known[name].to_numpy(dtype=float, na_value=np.nan)
-        for name in ("ranks", "efficiency", "efficiency_low", "efficiency_high")
-    )
-    left.axhline(100, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
-    left.plot(ranks, 100 * efficiency, marker="o", markersize=4, color=palette.BLUE, linewidth=1.2)
-    seen = np.isfinite(low)
-    left.vlines(ranks[seen], 100 * low[seen], 100 * high[seen], color=palette.BLUE, linewidth=1)
-    left.set_xticks(ranks, [f"{one:g}" for one in ranks])
-    left.set_ylim(0, max(110.0, 105 * float(np.nanmax([efficiency.max(), *high[seen]]))))
-    left.set_xlabel("ranks")
-    left.set_ylabel("efficiency, %")
-    left.grid(color=LINE, linewidth=0.5)
-    places = np.arange(len(figures.losses))
-    begin = np.zeros(len(places))
-    stacks = [_stack(row) for _, row in figures.losses.iterrows()]
-    for number, mark in enumerate(_PARTS.values()):
-        sizes = np.array([stack[number][1] for stack in stacks])
-        hatch = {"rising": "//", "columns": "||", "dots": ".."}.get(mark.pattern)
-        right.barh(places, sizes, left=begin, color=mark.colour, hatch=hatch, edgecolor="white", label=mark.word)
-        begin += sizes
-    right.set_yticks(places, [f"{one} ranks" for one in figures.losses.index])
-    right.set_ylim(-0.6, len(places) - 0.4)
-    right.set_xlabel("ms per step")
-    right.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=6, frameon=False)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
+    return Table("Jobs", columns, rows, noun="job")

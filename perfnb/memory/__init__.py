@@ -3,5 +3,6 @@
 The room is large because it answers four questions with different data. `allocations`, `table` and `tab` describe the
 step that a profile watched; `from_trace` has what a loaded trace tells. `estimate/` simulates a step that never ran,
 `leaks/` judges many steps, and `snapshot/` reads a file of CUDA's allocator with a pickle reader of its own, which
-bounds memory.
+bounds memory. `pictures` draws memory over time and an allocator's segments for the step and for snapshots, and `fits`
+has what would need less memory for the step and for estimates.
 """

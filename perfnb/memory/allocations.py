@@ -117,7 +117,7 @@ def allocation_table(watched: Watched) -> pd.DataFrame:
 
 
 def allocations_by_step(watched: Watched) -> pd.DataFrame:
-    """The steps in which each block was made and freed: the input of `perfnb.memory.leaks.judge.leak_report`.
+    """The steps in which each block was made and freed: the input of `perfnb.memory.leaks.judge.leak_figures`.
 
     One row per block that was seen being made or freed: ``bytes``, ``device``, ``layer``, ``phase``, ``op``,
     ``made_in_step`` (missing: before the first step), ``freed_in_step`` (missing: still alive; the number of steps:

@@ -13,6 +13,7 @@ from perfnb.attribution.arithmetic import main_dtype
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.tables import phase_stretches
 from perfnb.memory.allocations import Watched, allocations_by_step
+from perfnb.memory.fits import options_to_fit
 from perfnb.memory.leaks.judge import left_by_every_step
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.recording import Recording
@@ -155,75 +156,20 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
 def fitting_options(
     alive: pd.DataFrame, by_category: Mapping[str, int], recording: Recording, samples: int | None
 ) -> pd.DataFrame:
-    """What would make a step fit: how much of the peak some well-known changes would free, the largest first.
-
-    Each change is considered on its own. *Computed* savings follow from sizes alone; *estimated* ones assume that the
-    peak stays where it is and that activations behave as usual.
-
-    Parameters
-    ----------
-    alive : DataFrame
-        Blocks alive at the peak, in the order they were allocated.
-    by_category : mapping
-        Bytes at the peak.
-    samples : int or None
-        Samples in a step.
-
-    Returns
-    -------
-    DataFrame
-        ``option``, ``frees_bytes``, ``basis``, ``detail``; options that free nothing are left out.
-    """
-    moving = sum(by_category[name] for name in ("activations", "inputs", "temporaries"))
+    """What would make a step fit, given the blocks alive at its peak, in the order they were allocated."""
     batches = recording.meta.get("batches", 1)
-    each = None if samples is None else samples // batches
-    size, over = "" if each is None else f", {each // 2:,} samples instead of {each:,}", "two"
-    if batches > 1:
-        over = f"{2 * batches:,}"
-        size = f": {over} batches of {each // 2:,} samples instead of {batches:,} of {each:,}" if each else ""
-    kept, layers = _checkpointing(alive, recording.modules)
     roots = recording.modules[recording.modules["parent"] == NONE]
-    whole = roots["parameter_bytes"].sum() >= _WHOLE * roots["parameters"].sum()
-    held = sum(by_category[name] for name in ("parameters", "gradients", "optimizer_state"))
     counted = recording.arithmetic
-    half = counted is not None and main_dtype(counted.calls.astype({"dtype": TEXT})) in ("bfloat16", "float16")
-    options = [
-        (
-            "half the batch",
-            moving // 2 if each is None or each > 1 else 0,
-            "estimated",
-            f"Activations, inputs and temporaries shrink with the batch{size}; accumulate gradients over {over} "
-            "batches.",
-        ),
-        (
-            "checkpointing",
-            kept,
-            "estimated",
-            f"Keep only the last activation of each of the {layers} layers and recompute the rest in the backward pass "
-            "(torch.utils.checkpoint).",
-        ),
-        (
-            "an optimizer without state",
-            by_category["optimizer_state"],
-            "computed",
-            "Plain SGD keeps no state, but may need a different learning rate and more steps.",
-        ),
-        (
-            "half precision for the model",
-            held // 2 if whole else 0,
-            "computed",
-            "Parameters, gradients and optimizer state in bfloat16 take half the bytes of float32.",
-        ),
-        (
-            "half precision for activations",
-            0 if half else by_category["activations"] // 2,
-            "estimated",
-            "Under bfloat16 autocast most activations take half the bytes, but copies of the weights are added.",
-        ),
-    ]
-    types = {"option": TEXT, "frees_bytes": "Int64", "basis": TEXT, "detail": TEXT}
-    frame = pd.DataFrame([option for option in options if option[1] > 0], columns=[*types]).astype(types)
-    return frame.sort_values("frees_bytes", ascending=False, kind="stable", ignore_index=True)
+    updating = (alive["category"] == "temporaries") & (alive["phase"] == "optimizer")
+    return options_to_fit(
+        by_category,
+        of_optimizer=int(alive.loc[updating, "bytes"].sum()),
+        samples=None if samples is None else samples // batches,
+        batches=batches,
+        checkpoints=_checkpointing(alive, recording.modules),
+        single=bool(roots["parameter_bytes"].sum() >= _WHOLE * roots["parameters"].sum()),
+        half=counted is not None and main_dtype(counted.calls.astype({"dtype": TEXT})) in ("bfloat16", "float16"),
+    )
 
 
 def _left_behind(watched: Watched, device: str) -> dict[str, Any]:
@@ -340,20 +286,11 @@ def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms:
     """Most bytes alive on a device during each interval of the counted step."""
     line = table[table["device"] == device]
     times, total = line["t_ms"].to_numpy(dtype=float), line["total"].to_numpy(dtype=np.int64)
-    levels = [total]  # of runs of 1, 2, 4 ... instants
-    while len(levels[-1]) > 1 << (len(levels) - 1):
-        width = 1 << (len(levels) - 1)
-        levels.append(np.maximum(levels[-1][:-width], levels[-1][width:]))
     first = np.maximum(np.searchsorted(times, starts_ms, side="right") - 1, 0)
     last = np.maximum(np.searchsorted(times, ends_ms, side="left"), first + 1)
-    level = np.floor(np.log2(last - first)).astype(np.int64)
-    return np.array(
-        [
-            max(levels[n][begin], levels[n][end - (1 << n)])
-            for n, begin, end in zip(level.tolist(), first.tolist(), last.tolist(), strict=True)
-        ],
-        dtype=np.int64,
-    )
+    ends = np.column_stack([first, last]).ravel()
+    most: Ints = np.maximum.reduceat(np.append(total, 0), ends)[::2]  # of each pair, from the first up to the last
+    return most
 
 
 def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> tuple[int, str]:

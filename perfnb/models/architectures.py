@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from perfnb.arguments import require_flag, require_seconds, shown, storable
 from perfnb.bench.design import planned_rounds, warm_up
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.draw.progress import Progress
-from perfnb.draw.shown import Page, ShownLive
-from perfnb.models.architecture_figures import ArchitectureFigures, architecture_figures
-from perfnb.models.architectures_view import (
-    architectures_data,
-    architectures_html,
-    architectures_line,
-    architectures_page,
-    architectures_text,
-)
+from perfnb.models.architecture_tables import architecture_tables
+from perfnb.models.architectures_view import architectures_document
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import run_profile
 from perfnb.profile.summary import device_words
@@ -34,33 +31,50 @@ TIMED_SHARE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ArchitectureComparison(ArchitectureFigures, Page, ShownLive):
-    """Models side by side. Shows itself in a notebook; its tables are pandas frames.
+class ArchitectureComparison(Documented):
+    """Models side by side: what each costs, and where its time goes. Shows itself in a notebook.
 
     Attributes
     ----------
+    table : DataFrame
+        What each model costs, one row per name (the index) in the given order; times are medians with 95 % intervals,
+        ``intensity`` is FLOP/byte. Each may be NA.
+    shares : DataFrame
+        Where the time goes: ``name``, ``by`` (kind of layer, or phase), ``part``, ``ms``, ``share``. For each name and
+        ``by`` the shares add up to 1, and the times to the median.
+    ratios : DataFrame
+        Every pair: ``a``, ``b``, ``ratio`` (time of b to time of a) with its simultaneous interval ``ci_low`` to
+        ``ci_high``, ``p_holm``, ``verdict`` on b, and ``smallest_detectable`` (relative).
+    layers : mapping of str to DataFrame
+        Each model's frame ``layers``, with a column ``kind``.
+    training : bool
+        Whether loss and backward pass were part of it.
+    device, batch : str
+        Where it ran, and the shapes of the batch.
+    rounds : int
+        Measurements per model.
+    equal_within : float
+        Relative difference up to which two times count as the same: 0.02 is 2 %.
+    notes : tuple of str
+        Caveats.
     profiles : mapping of str to Profile
         The profile of each model.
     """
 
-    profiles: Mapping[str, Profile]
+    table: pd.DataFrame
+    shares: pd.DataFrame
+    ratios: pd.DataFrame
+    layers: Mapping[str, pd.DataFrame]
+    training: bool
+    device: str
+    batch: str
+    rounds: int
+    equal_within: float
+    notes: tuple[str, ...] = ()
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
 
-    def _page(self) -> str:
-        return architectures_page(self)
-
-    def _text(self) -> str:
-        return architectures_text(self)
-
-    def _line(self) -> str:
-        return architectures_line(self)
-
-    def _html(self) -> str:
-        return architectures_html(self)
-
-    def _widget(self, view_id: str) -> Any:
-        from perfnb.models.widget import ArchitecturesWidget
-
-        return ArchitecturesWidget(architectures_data(self, view_id))
+    def _document(self) -> Document:
+        return architectures_document(self)
 
 
 def compare_architectures(
@@ -136,10 +150,16 @@ def compare_architectures(
             )
             for name, step in steps.items()
         }
-    figures = architecture_figures(
+    times_ms = {name: times.tolist() for name, times in zip(steps, samples, strict=True)}
+    tables = architecture_tables(
         {name: profile._summary for name, profile in profiles.items()},
-        {name: times.tolist() for name, times in zip(steps, samples, strict=True)},
+        times_ms,
         {name: common_size(own) for name, (_, own) in pairs.items()},
+        EQUAL_WITHIN,
+    )
+    return ArchitectureComparison(
+        **tables,
+        rounds=samples.shape[1],
         equal_within=EQUAL_WITHIN,
         training=training,
         device=device_words(describe_environment()),
@@ -148,8 +168,8 @@ def compare_architectures(
             *(() if steady is not False else ("Not all models had reached steady state when the warm-up ended.",)),
             *noise_sentences(bench.conditions.facts),
         ),
+        profiles=profiles,
     )
-    return ArchitectureComparison(**vars(figures), profiles=profiles)
 
 
 def _with_batches(models: Any, batch: Any) -> dict[str, tuple[nn.Module, Any]]:
@@ -174,4 +194,4 @@ def _batch_words(batch: Any) -> str:
     from perfnb.step.steps import tensors_in
 
     shapes = [" × ".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(batch)]
-    return ", ".join(shapes) if shapes else "each model on its own batch"
+    return ", ".join(shapes) if shapes else "each model's own"

@@ -1,421 +1,339 @@
-"""The comparison of architectures: what it shows, as text, as tables and bars without scripts, and as a payload."""
+"""A comparison of architectures as a document."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import bars, escape, palette, tables
-from perfnb.draw.frame import framed, header, static_page
-from perfnb.draw.palette import GREY, Mark
+from perfnb.draw import palette
+from perfnb.draw.document import (
+    Bar,
+    Bars,
+    Cell,
+    Choice,
+    Column,
+    Document,
+    Effect,
+    Effects,
+    Figure,
+    Interval,
+    Nesting,
+    Part,
+    Section,
+    Table,
+    Unit,
+    Value,
+    Verdict,
+)
+from perfnb.draw.palette import Mark
 from perfnb.draw.tree import build_tree, split_layers
-from perfnb.roofline.tab import flop_rate
 
 if TYPE_CHECKING:
-    from perfnb.models.architecture_figures import ArchitectureFigures
+    from perfnb.models.architectures import ArchitectureComparison
 
-#: How the time is split up, in words, and how each part is drawn.
-SHARED_BY: Mapping[str, tuple[str, Mapping[str, Mark]]] = {
-    "kind": ("kind of layer", palette.KINDS),
-    "phase": ("phase", palette.MARKS),
-}
-
-_LAYER_COLUMNS = ("forward_ms", "backward_ms", "recompute_ms", "total_ms", "self_ms", "share")
-_NOWHERE = -1
-
-#: What is shown of each architecture, by column of the table: its label and number format. ``step_flops`` is the sum of
-#: both passes; only the step time has an interval.
-METRICS: Mapping[str, tuple[str, str]] = {
-    "median_ms": ("step time", "duration"),
-    "throughput_per_s": ("throughput", "rate"),
-    "step_flops": ("FLOPs per step", "flops"),
-    "forward_flops": ("FLOPs, forward", "flops"),
-    "backward_flops": ("FLOPs, backward", "flops"),
-    "achieved_flops_per_s": ("achieved FLOP/s", "flop_rate"),
-    "intensity": ("FLOP per byte moved", "intensity"),
-    "peak_bytes": ("peak memory", "size"),
-    "activation_bytes": ("saved for backward", "size"),
-    "parameters": ("parameters", "count"),
-    "parameter_bytes": ("parameter memory", "size"),
-    "launches_or_ops": ("kernels or ops launched", "count"),
-}
-#: Most pairs listed in text.
-PAIRS_IN_TEXT = 15
-
-_FORMS: dict[str, Callable[[Any], str]] = {
-    "duration": fmt.duration,
-    "rate": lambda value: fmt.rate(value, "samples"),
-    "flops": fmt.flops,
-    "flop_rate": flop_rate,
-    "intensity": fmt.significant,
-    "size": fmt.size,
-    "count": fmt.count,
-}
-#: Tables of figures: caption and columns.
-_TABLES = {
-    "Speed and FLOPs per step, times with 95 % intervals": (
-        "throughput_per_s", "step_flops", "forward_flops", "backward_flops", "achieved_flops_per_s", "intensity",
-    ),
-    "Size and memory": ("parameters", "parameter_bytes", "peak_bytes", "activation_bytes", "launches_or_ops"),
-}  # fmt: skip
-#: Columns of the text table, most important first: key, head, width.
-_TEXT_COLUMNS = (
-    ("throughput_per_s", "throughput", 16),
-    ("step_flops", "FLOPs", 10),
-    ("achieved_flops_per_s", "achieved", 13),
-    ("peak_bytes", "peak", 8),
-    ("parameters", "params", 7),
-    ("activation_bytes", "saved", 8),
-    ("intensity", "FLOP/B", 7),
-    ("launches_or_ops", "launched", 8),
-)
-_TIME_WIDTH = 23
-#: Width of the longest bar.
-_BAR_PX = 240
-_NAMES = 24
+_PASSES = {"forward_flops": palette.mark("forward"), "backward_flops": palette.mark("backward")}
+#: Longest name inside a sentence.
+_NAME = 60
 
 
-def architectures_data(figures: ArchitectureFigures, view_id: str = "architectures") -> dict[str, Any]:
-    """The payload of the live view; unknown figures are ``None``.
+@dataclass(frozen=True)
+class _Metric:
+    """What architectures can be compared by.
+
+    Attributes
+    ----------
+    parts : tuple of str
+        Columns of the comparison's table, which add up to it.
+    of_layers : (str, tuple of str)
+        What is known of layers, in words, and its columns of the frame `layers`.
+    """
+
+    word: str
+    unit: Unit
+    parts: tuple[str, ...]
+    of_layers: tuple[str, tuple[str, ...]]
+
+    @property
+    def title(self) -> str:
+        return self.word[0].upper() + self.word[1:]
+
+
+def _metrics(result: ArchitectureComparison) -> tuple[_Metric, ...]:
+    """What to choose from. The FLOPs of a training step are those of both passes."""
+    passes = tuple(_PASSES) if result.training else ("forward_flops",)
+    return (
+        _Metric("step time", "ms", ("median_ms",), ("time", ("share",))),
+        _Metric("peak memory", "bytes", ("peak_bytes",), ("saved for backward", ("activation_bytes",))),
+        _Metric("FLOPs per step", "flops", passes, ("FLOPs", passes)),
+        _Metric("parameters", "count", ("parameters",), ("parameters", ("parameters",))),
+    )
+
+
+def architectures_document(result: ArchitectureComparison) -> Document:
+    """Which architecture is fastest, where the time of each goes, and what else each costs."""
+    step = "training step" if result.training else "inference step, forward only"
+    times = "once each" if result.rounds == 1 else f"{result.rounds:,} times each, interleaved"
+    timed = _ordered(result, _metrics(result)[0])
+    ends = dict.fromkeys((*timed[:1], *timed[-1:]))  # the fastest and the slowest
+    return Document(
+        "architectures",
+        ", ".join(map(str, result.table.index)),
+        result.device,
+        _verdict(result, timed),
+        tuple(Figure(name, _median(result, name), "ms", _interval(result, name)) for name in ends),
+        (step, f"batch: {result.batch}", f"measured {times}"),
+        tuple(_sections(result, timed)),
+        tuple(_notes(result)),
+    )
+
+
+def _ordered(result: ArchitectureComparison, metric: _Metric) -> list[str]:
+    """The architectures of which a metric is known, the least first."""
+    known = {name: value for name, value in _values(result, metric).items() if value is not None}
+    return sorted(known, key=lambda name: known[name])
+
+
+def _values(result: ArchitectureComparison, metric: _Metric) -> dict[str, float | None]:
+    """A metric of each architecture; unknown if one of its parts is."""
+    sums = result.table[list(metric.parts)].sum(axis=1, skipna=False)
+    return {str(name): fmt.known(value) for name, value in sums.items()}
+
+
+def _median(result: ArchitectureComparison, name: str) -> float | None:
+    return fmt.known(result.table.loc[name, "median_ms"])
+
+
+def _interval(result: ArchitectureComparison, name: str) -> Interval | None:
+    return fmt.known_bounds((result.table.loc[name, "ci_low_ms"], result.table.loc[name, "ci_high_ms"]))
+
+
+def _verdict(result: ArchitectureComparison, timed: Sequence[str]) -> Verdict:
+    """Which architecture is fastest, by how much, and what the slowest spends its time on."""
+    step = "training step" if result.training else "inference step"
+    if not timed:
+        return Verdict("open", "No architecture was timed")
+    fastest, slowest, short = timed[0], timed[-1], [_short(name) for name in timed]
+    took = f"{fmt.duration(_median(result, fastest))} per {step}"
+    if fastest == slowest:
+        return Verdict("none", f"{short[0]} takes {took}")
+    pairs = [_against(result, fastest, name) for name in timed[1:]]
+    if not _differs(pairs[-1]):
+        if all(pair.verdict == "same" for pair in pairs):
+            within = fmt.share(result.equal_within)
+            return Verdict("none", f"{_listed(short)} take the same time within {within}, {took}")
+        return Verdict("open", f"No difference in time is detectable between {_listed(short)}, about {took}")
+    alike = [name for name, pair in zip(short[1:], pairs, strict=True) if not _differs(pair)]
+    first = f"{short[0]} is the fastest at {took}"
+    if alike:
+        first = f"{_listed([short[0], *alike])} are the fastest at {took}, with no detectable difference"
+    effect = fmt.with_interval(fmt.ratio(pairs[-1].ratio), pairs[-1].ratio, pairs[-1].interval)
+    return Verdict("none", f"{first}; {short[-1]} takes {effect} as long", _why(result, fastest, slowest))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _against(result: ArchitectureComparison, baseline: str, name: str) -> Effect:
+    """How the time of one architecture compares with another's, whichever way round the pair was compared."""
+    for row in result.ratios.itertuples(index=False):
+        pair, ratio = (str(row.a), str(row.b)), fmt.known(row.ratio)
+        if set(pair) != {baseline, name} or ratio is None:
+            continue
+        bounds, verdict = fmt.known_bounds((row.ci_low, row.ci_high)), str(row.verdict)
+        if pair[0] == name:
+            ratio, bounds = 1 / ratio, bounds and (1 / bounds[1], 1 / bounds[0])
+            verdict = {"faster": "slower", "slower": "faster"}.get(verdict, verdict)
+        return Effect(name, ratio, bounds, verdict, _reservation(ratio, bounds, verdict))
+    return Effect(name, None, verdict="not measured")
+
+
+def _reservation(ratio: float, bounds: Interval | None, verdict: str) -> str:
+    if bounds is None:
+        return "There are too few measurements for an interval."
+    if verdict != "inconclusive":
+        return ""
+    if not bounds[0] <= 1 <= bounds[1]:
+        return f"Likely {'slower' if ratio > 1 else 'faster'}, but not significant after correction for all pairs."
+    return (
+        f"No difference is detectable, but one of up to {fmt.share(max(abs(end - 1) for end in bounds))} is possible."
+    )
+
+
+def _differs(pair: Effect) -> bool:
+    """Whether two times differ by the verdict, or at least by the interval."""
+    if pair.verdict == "inconclusive" and pair.interval is not None:
+        return not pair.interval[0] <= 1 <= pair.interval[1]
+    return pair.verdict in ("faster", "slower")
+
+
+def _why(result: ArchitectureComparison, fastest: str, slowest: str) -> str:
+    """What the slowest spends more time on than the fastest."""
+    parts = part_times(result, "kind")
+    more = [(times[slowest] - times[fastest], mark.word) for mark, times in parts if {fastest, slowest} <= set(times)]
+    if not more:
+        return ""
+    listed = (
+        f"{word} {'−' if ms < 0 else '+'}{fmt.duration(abs(ms))}" for ms, word in sorted(more, reverse=True) if ms
+    )
+    total = fmt.duration(sum(ms for ms, _ in more))
+    return (
+        f"{_short(slowest)} takes {total} more per step than {_short(fastest)}, by kind of layer: {', '.join(listed)}."
+    )
+
+
+def part_times(result: ArchitectureComparison, by: str) -> list[tuple[Mark, dict[str, float]]]:
+    """Milliseconds of each part in the architectures that were measured; parts that take no time are left out.
 
     Parameters
     ----------
-    figures : ArchitectureFigures
-    view_id : str
-        Links the live view to its static twin, whose class is ``perfnb-static-<view_id>``.
+    by : str
+        ``kind`` of layer, or ``phase``.
     """
-    names = [str(name) for name in figures.table.index]
-    bounds = [_numbers(figures.table[name]) for name in ("ci_low_ms", "ci_high_ms")]
-    return {
-        "id": view_id,
-        "names": [escape.plain(name) for name in names],
-        "facts": _comparison_facts(figures),
-        "metrics": [
-            {
-                "key": key,
-                "word": word,
-                "form": form,
-                "values": _numbers(_metric_values(figures, key)),
-                "bounds": bounds if key == "median_ms" else None,
-            }
-            for key, (word, form) in METRICS.items()
-        ],
-        "shares": [{"word": word, "parts": _shared(figures, by)} for by, (word, _) in SHARED_BY.items()],
-        "ratios": [
-            {
-                "pair": [names.index(str(row.a)), names.index(str(row.b))],
-                "ratio": fmt.short(row.ratio),
-                "told": _told_apart(row),
-                "words": ratio_words(row, figures.equal_within),
-                "p": fmt.short(row.p_holm),
-                "detectable": fmt.short(row.smallest_detectable),
-            }
-            for row in figures.ratios.itertuples(index=False)
-        ],
-        "rule": _ratio_rule(figures),
-        "kinds": [_look(mark) for mark in palette.KINDS.values()],
-        "trees": [_tree(figures.layers.get(name)) for name in names],
-        "notes": [escape.plain(note, 2000) for note in figures.notes],
-    }
+    rows = result.shares[result.shares["by"] == by]
+    times = rows.pivot_table("ms", "part", "name", aggfunc="sum", fill_value=0.0, sort=False)
+    taken = times[times.gt(0).any(axis=1)].to_dict("index")
+    return [(palette.KINDS.get(part) or palette.mark(part), of_names) for part, of_names in taken.items()]
 
 
-def _comparison_facts(figures: ArchitectureFigures) -> list[str]:
-    """What was compared, where and how often, each in a few words."""
-    step = "training step" if figures.training else "inference, forward only"
-    times = "once each" if figures.rounds == 1 else f"{figures.rounds:,} times each, interleaved"
-    return [step, escape.plain(figures.batch), escape.plain(figures.device), f"measured {times}"]
+def _sections(result: ArchitectureComparison, timed: Sequence[str]) -> Iterator[Section]:
+    options = {metric.word: tuple(_option(result, metric)) for metric in _metrics(result)}
+    yield Choice("Compare by", {word: sections for word, sections in options.items() if sections})
+    yield _costs(result, timed)
+    if len(result.ratios) > 1:
+        yield _all_pairs(result)
 
 
-def _metric_values(figures: ArchitectureFigures, key: str) -> list[float | None]:
-    """A metric of each architecture, in table order."""
-    table = figures.table
-    if key != "step_flops":
-        return [fmt.known(value) for value in table[key]]
-    forward, backward = _metric_values(figures, "forward_flops"), _metric_values(figures, "backward_flops")
-    if not figures.training:
-        return forward
-    return [None if a is None or b is None else a + b for a, b in zip(forward, backward, strict=True)]
+def _option(result: ArchitectureComparison, metric: _Metric) -> Iterator[Section]:
+    """Bars, ratios and layers by one metric, the least first."""
+    names, values = _ordered(result, metric), _values(result, metric)
+    if not names:
+        return
+    timed = metric.unit == "ms"
+    if timed:
+        for by, word in (("kind", "kind of layer"), ("phase", "phase")):
+            title = f"Where the time of a step goes, by {word}"
+            yield Bars(title, "ms", tuple(_stacks(names, part_times(result, by), values)))
+    else:
+        table = result.table[list(metric.parts)].astype("Float64").fillna(0.0)
+        whole = Mark(metric.word, palette.SLATE, "█", "solid")
+        parts = [(_PASSES.get(part, whole), table[part].to_dict()) for part in table]
+        yield Bars(metric.title, metric.unit, tuple(_stacks(names, parts, values)))
+    if least := values[names[0]] if len(names) > 1 else None:
+        rows = [_against(result, names[0], name) if timed else _ratio(name, values[name], least) for name in names[1:]]
+        title, within = f"{metric.title} against {_short(names[0])}", result.equal_within if timed else None
+        yield Effects(title, tuple(rows), within, head="architecture")
+    yield from _layers(result, metric, names)
 
 
-def part_times(figures: ArchitectureFigures, by: str) -> dict[str, list[tuple[float | None, float | None]]]:
-    """Milliseconds and share of each part in each architecture, in the order of `SHARED_BY`.
-
-    A part that an architecture lacks takes no time; if it was not measured, all its parts are unknown. Parts that take
-    no time anywhere are left out.
-    """
-    rows = figures.shares[figures.shares["by"] == by].itertuples(index=False)
-    known = {(str(row.name), str(row.part)): (fmt.known(row.ms), fmt.known(row.share)) for row in rows}
-    measured = {name for name, _ in known}
-    order = list(SHARED_BY[by][1])
-    taken = {part for (_, part), (ms, _) in known.items() if ms != 0}
-    parts = sorted(taken, key=lambda part: order.index(part) if part in order else len(order))
-    nothing = {True: (0.0, 0.0), False: (None, None)}
-    names = [str(name) for name in figures.table.index]
-    return {part: [known.get((name, part), nothing[name in measured]) for name in names] for part in parts}
+def _stacks(
+    names: Sequence[str], parts: Sequence[tuple[Mark, Mapping[str, float]]], totals: Mapping[str, float | None]
+) -> Iterator[Bar]:
+    for name in names:
+        if held := tuple(Part(mark, values[name]) for mark, values in parts if name in values):
+            yield Bar(name, held, totals[name])
 
 
-def _part_mark(by: str, part: str) -> Mark:
-    """How a part is drawn; an unknown one looks like ``other`` and keeps its name."""
-    return SHARED_BY[by][1].get(part) or Mark(escape.plain(part, 40), GREY, "·", "none")
+def _ratio(name: str, value: float | None, least: float) -> Effect:
+    """What is counted has no interval."""
+    ratio = None if value is None else value / least
+    return Effect(name, ratio, verdict="" if ratio is None else "more" if ratio > 1 else "same")
 
 
-def ratio_words(row: Any, equal_within: float, width: int = 60) -> tuple[str, str, str]:
-    """A pair as a sentence in three parts; the second is the figure."""
-    a, b = escape.plain(row.a, width), escape.plain(row.b, width)
-    ratio, low, high = fmt.known(row.ratio), fmt.known(row.ci_low), fmt.known(row.ci_high)
-    if ratio is None:
-        return f"{b} against {a}:", fmt.UNKNOWN, "not measured"
-    if low is None or high is None:
-        return f"{b} takes", fmt.ratio(ratio), f"the time of {a}: too few measurements for an interval"
-    verdict = str(row.verdict)
-    if verdict == "same":
-        verdict = f"the same within {fmt.share(equal_within)}"
-    elif verdict == "inconclusive" and not low <= 1 <= high:
-        verdict = f"likely {'slower' if ratio > 1 else 'faster'}, but not significant after correction"
-    elif verdict == "inconclusive":
-        unseen = max(abs(low - 1), abs(high - 1))
-        verdict = f"no detectable difference, but one of up to {fmt.share(unseen)} is possible"
-    figure = f"{fmt.ratio(ratio)} [{fmt.significant(low)}, {fmt.significant(high)}]"
-    return f"{b} takes", figure, f"the time of {a}: {escape.plain(verdict)}"
-
-
-def _told_apart(row: Any) -> bool:
-    """Whether the times of a pair differ by its verdict, or at least by its interval."""
-    low, high = fmt.known(row.ci_low), fmt.known(row.ci_high)
-    aside = low is not None and high is not None and not low <= 1 <= high
-    return str(row.verdict) in ("faster", "slower") or (str(row.verdict) == "inconclusive" and aside)
-
-
-def _ratio_rule(figures: ArchitectureFigures) -> str:
-    """How to read the sentences about pairs."""
-    pairs, same = len(figures.ratios), f"“the same” means within {fmt.share(figures.equal_within)}"
-    if pairs < 2:
-        return f"Brackets: 95 % interval; {same}."
-    return f"Brackets: simultaneous 95 % intervals for all {pairs} pairs; {same}; verdicts are corrected (Holm)."
-
-
-def _shared(figures: ArchitectureFigures, by: str) -> list[dict[str, Any]]:
-    return [
-        {
-            **_look(_part_mark(by, part)),
-            "ms": _numbers(ms for ms, _ in times),
-            "share": _numbers(share for _, share in times),
-        }
-        for part, times in part_times(figures, by).items()
-    ]
-
-
-def _look(mark: Mark) -> dict[str, str]:
-    return {"word": mark.word, "colour": mark.colour, "pattern": mark.pattern}
-
-
-def _tree(layers: pd.DataFrame | None) -> dict[str, Any] | None:
-    """A model's layers; ``kind`` is an index into the kinds, -1 for none."""
-    if layers is None or not len(layers):
-        return None
-    modules, special = split_layers(layers)
-    rows = pd.concat([modules, special])
-    tree = build_tree(modules)
-    places = {kind: place for place, kind in enumerate(palette.KINDS)}
-    return {
-        "label": [escape.plain(label) for label in (*tree.labels, *map(str, special.index))],
-        "parent": [*tree.parents, *[_NOWHERE] * len(special)],
-        "module": [None if pd.isna(kind) else escape.plain(kind) for kind in rows["module"]],
-        "kind": [_NOWHERE if pd.isna(kind) else places.get(str(kind), _NOWHERE) for kind in rows["kind"]],
-        "modules": len(modules),
-        **{name: _numbers(rows[name]) for name in _LAYER_COLUMNS},
-    }
-
-
-def _numbers(values: Iterable[Any]) -> list[float | None]:
-    return [fmt.short(value) for value in values]
-
-
-def architectures_line(figures: ArchitectureFigures) -> str:
-    """Each model's step time, in a line for a repr."""
-    times = figures.table["median_ms"].items()
-    return ", ".join(f"{escape.plain(name, 60)} {fmt.duration(ms)}" for name, ms in times)
-
-
-def architectures_html(figures: ArchitectureFigures) -> str:
-    """The comparison as tables and bars, with its pairs as sentences."""
-    parts = [header(_title(figures), " · ".join(_comparison_facts(figures)), *why_words(figures))]
-    if len(figures.table):
-        parts += [_shares_table(figures, by) for by in SHARED_BY]
-        parts += [_figures_table(figures, caption, keys) for caption, keys in _TABLES.items()]
-        parts.append(_pairs_table(figures))
-    parts += [f'<p class="pf-small">{escape.html_sentence(note)}</p>' for note in figures.notes]
-    return framed("".join(parts))
-
-
-def architectures_page(figures: ArchitectureFigures) -> str:
-    """The comparison as one self-contained HTML document."""
-    return static_page(_title(figures), architectures_html(figures))
-
-
-def architectures_text(figures: ArchitectureFigures, width: int = 100) -> str:
-    """The comparison as text of at most `width` cells."""
-    blocks = [
-        [_title(figures), *escape.wrapped(escape.plain(" · ".join(_comparison_facts(figures)), 2000), width)],
-        _figures_lines(figures, width),
-        _share_lines(figures, width),
-        [line for words in why_words(figures) for line in escape.wrapped(escape.plain(words, 2000), width)],
-        _pair_lines(figures, width),
-        [line for note in figures.notes for line in escape.wrapped(escape.plain(note, 2000), width)],
-    ]
-    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block)
-
-
-def why_words(figures: ArchitectureFigures) -> tuple[str, ...]:
-    """How much slower the slowest is than the fastest, and which kinds of layers account for it."""
-    names = [escape.plain(name, 60) for name in figures.table.index]
-    times = [(ms, place) for place, ms in enumerate(_metric_values(figures, "median_ms")) if ms is not None]
-    if len(times) < 2:
-        return ()
-    (least, fast), (most, slow) = min(times), max(times)
-    if not _differ(figures, fast, slow):
-        return (f"{names[slow]} and {names[fast]} show no detectable difference in time.",)
-    more = []
-    for part, taken in part_times(figures, "kind").items():
-        (here, _), (there, _) = taken[slow], taken[fast]
-        if here is not None and there is not None and here != there:
-            more.append((here - there, _part_mark("kind", part).word))
-    first = f"{names[slow]} takes {fmt.duration(most - least)} more per step than {names[fast]}."
-    if not more:
-        return (first,)
-    listed = (f"{word} {'−' if ms < 0 else '+'}{fmt.duration(abs(ms))}" for ms, word in sorted(more, reverse=True))
-    return first, f"By kind of layer: {', '.join(listed)}."
-
-
-def _differ(figures: ArchitectureFigures, *places: int) -> bool:
-    """Whether the times of two architectures differ, if they were compared."""
-    pair = {str(figures.table.index[place]) for place in places}
-    compared = [row for row in figures.ratios.itertuples(index=False) if {str(row.a), str(row.b)} == pair]
-    return all(map(_told_apart, compared))
-
-
-def _title(figures: ArchitectureFigures) -> str:
-    size = len(figures.table)
-    return "1 architecture" if size == 1 else f"{size} architectures compared"
-
-
-def _times(figures: ArchitectureFigures) -> list[str]:
-    """Median times with their intervals."""
-    rows = figures.table[["median_ms", "ci_low_ms", "ci_high_ms"]].itertuples(index=False)
-    return [fmt.interval(ms, (low, high)) for ms, low, high in rows]
-
-
-def _written(figures: ArchitectureFigures, key: str) -> list[str]:
-    form = _FORMS[METRICS[key][1]]
-    return [form(value) for value in _metric_values(figures, key)]
-
-
-def _figures_table(figures: ArchitectureFigures, caption: str, keys: Sequence[str]) -> str:
-    written = [_written(figures, key) for key in keys]
-    rows = [
-        (tables.name(name), *map(escape.html, cells))
-        for name, *cells in zip(figures.table.index, _times(figures), *written, strict=True)
-    ]
-    return tables.table(caption, ["architecture", "step time", *(METRICS[key][0] for key in keys)], rows)
-
-
-def _shares_table(figures: ArchitectureFigures, by: str) -> str:
-    parts = part_times(figures, by)
-    if not parts:
-        return ""
-    longest = max(sum(times[place][0] or 0.0 for times in parts.values()) for place in range(len(figures.table)))
-    rows = []
-    for place, (name, time) in enumerate(zip(figures.table.index, _times(figures), strict=True)):
-        taken = [(_part_mark(by, part), times[place][0] or 0.0) for part, times in parts.items()]
-        bar = tables.bar(taken, longest, _BAR_PX) or fmt.UNKNOWN
-        words = (escape.html(_share_words(*times[place])) for times in parts.values())
-        rows.append((tables.name(name), time, bar, *words))
-    heads = ["architecture", "step time", "", *(tables.keyed(_part_mark(by, part)) for part in parts)]
-    return tables.table(f"Where the time goes, by {SHARED_BY[by][0]}", heads, rows)
-
-
-def _share_words(ms: float | None, share: float | None) -> str:
-    return "none" if ms == 0 else f"{fmt.share(share)}, {fmt.duration(ms)}" if ms is not None else fmt.UNKNOWN
-
-
-def _pairs_table(figures: ArchitectureFigures) -> str:
-    rows = []
-    for row in figures.ratios.itertuples(index=False):
-        before, figure, after = (escape.html_sentence(words) for words in ratio_words(row, figures.equal_within))
-        least = escape.html(fmt.share(row.smallest_detectable))
-        rows.append((f"{before} <strong>{figure}</strong> {after}", fmt.significant(row.p_holm), least))
-    if not rows:
-        return ""
-    table = tables.table(
-        "Pair by pair", ["", "p, corrected" if len(rows) > 1 else "p", "smallest detectable difference"], rows
+def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str]) -> Iterator[Table]:
+    """The layers of all architectures in one tree, so that one scale holds for them."""
+    word, columns = metric.of_layers
+    rows: list[tuple[Cell, ...]] = []
+    parents, weights, full = list[int](), list[float](), list[str]()
+    for name in names:
+        if (layers := result.layers.get(name)) is None or layers[list(columns)].isna().all(axis=None):
+            continue
+        modules, special = split_layers(layers)
+        tree, begin = build_tree(modules), len(rows)
+        frame = pd.concat([modules, special])
+        values = frame[list(columns)].astype("Float64").sum(axis=1, min_count=1)
+        if metric.unit == "ms":  # shares of a traced step, applied to the timed one
+            values = values * (_median(result, name) or np.nan)
+        named = tree.labels if len(tree.roots) > 1 else (name, *tree.labels[1:])  # a model is known by its name here
+        labels = [*named, *(f"{name} {row}" for row in special.index)]
+        for label, kind, module, value in zip(labels, frame["kind"], frame["module"], values, strict=True):
+            mark = None if pd.isna(kind) else palette.KINDS.get(str(kind))
+            rows.append((label, mark, None if pd.isna(module) else str(module), fmt.known(value)))
+        parents += [parent if parent < 0 else parent + begin for parent in (*tree.parents, *[-1] * len(special))]
+        weights += [fmt.known(value) or 0.0 for value in values]
+        full += [str(row) if str(row).startswith(name) else f"{name}: {row}" for row in frame.index]
+    heads = (
+        Column("layer"),
+        Column("kind", priority=1, help="of work, by the operators that it runs itself"),
+        Column("module", priority=2),
+        Column(word, metric.unit, bar=True, help="layers inside included"),
     )
-    return f'{table}<p class="pf-small">{escape.html_sentence(_ratio_rule(figures))}</p>'
+    if rows:
+        title = f"Layers side by side: {word}"
+        yield Table(title, heads, rows, Nesting(parents, weights), noun="layer", names=full)
 
 
-def _figures_lines(figures: ArchitectureFigures, width: int) -> list[str]:
-    names = _names_width(figures)
-    room = width - names - 1 - _TIME_WIDTH
-    shown = []
-    for key, head, wide in _TEXT_COLUMNS:
-        if room >= wide + 1:
-            shown.append((key, head, wide))
-            room -= wide + 1
-    columns = [[head, *_written(figures, key)] for key, head, _ in shown]
-    lines = []
-    for name, time, *cells in zip(["", *figures.table.index], ["step time", *_times(figures)], *columns, strict=True):
-        rest = "".join(f" {cell:>{wide}}" for cell, (_, _, wide) in zip(cells, shown, strict=True))
-        lines.append(f"{escape.fit(name, names)} {time:<{_TIME_WIDTH}}{rest}")
-    return lines if len(figures.table) else []
+def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
+    """Everything that is known of each architecture, the fastest first."""
+    flops = _values(result, _metrics(result)[2])
+    columns = {
+        "throughput_per_s": Column("throughput", "samples/s", 1),
+        "step_flops": Column("FLOPs", "flops", 2, help="of a step, both passes"),
+        "achieved_flops_per_s": Column("achieved", "flops/s", 2),
+        "peak_bytes": Column("peak memory", "bytes", 1),
+        "activation_bytes": Column("saved", "bytes", 3, help="for backward"),
+        "parameters": Column("parameters", "count", 2),
+        "parameter_bytes": Column("their memory", "bytes", 4, help="of the parameters"),
+        "intensity": Column("FLOP/B", "number", 4, help="FLOPs per byte moved"),
+        "launches_or_ops": Column("launched", "count", 4, help="kernels, or ops where there are none"),
+    }
+    names = [*timed, *(str(name) for name in result.table.index if str(name) not in timed)]
+    table = result.table.assign(step_flops=pd.Series(flops, dtype="Float64"))
+    times = [Value(_median(result, name), "ms", _interval(result, name)) for name in names]
+    known = [map(fmt.known, table.loc[name, [*columns]]) for name in names]
+    rows = [(name, time, *others) for name, time, others in zip(names, times, known, strict=True)]
+    heads = (Column("architecture"), Column("step time", "ms"), *columns.values())
+    return Table("What each architecture costs", heads, rows, noun="architecture")
 
 
-def _share_lines(figures: ArchitectureFigures, width: int) -> list[str]:
-    """For each architecture a bar as long as its time, and its parts in words, largest first."""
-    names = _names_width(figures)
-    kinds, phases = part_times(figures, "kind"), part_times(figures, "phase")
-    sums = [sum(times[place][0] or 0.0 for times in kinds.values()) for place in range(len(figures.table))]
-    longest = max([*sums, 1e-12])
-    lines = ["where the time goes"] if kinds or phases else []
-    for place, name in enumerate(figures.table.index if lines else ()):
-        taken = [(part, times[place][0]) for part, times in kinds.items() if times[place][0]]
-        cells = round((width - names - 1) * sums[place] / longest)
-        bar = bars.stacked([_part_mark("kind", part) for part, _ in taken], [ms or 0.0 for _, ms in taken], cells)
-        lines.append(f"{escape.fit(name, names)} {bar or fmt.UNKNOWN}")
-        for by, parts in (("kind", kinds), ("phase", phases)):
-            shared = [
-                (times[place][1] or 0.0, _part_mark(by, part)) for part, times in parts.items() if times[place][0]
-            ]
-            entries = [
-                f"{mark.glyph + ' ' if by == 'kind' else ''}{mark.word} {fmt.share(share)}"
-                for share, mark in sorted(shared, key=lambda entry: -entry[0])
-            ]
-            lines += _listed(entries, width)
-    return lines
+def _all_pairs(result: ArchitectureComparison) -> Table:
+    """Every pair, those that differ most first."""
+    columns = (
+        Column("candidate"),
+        Column("baseline"),
+        Column("ratio", "ratio", help="time of the candidate, divided by the baseline's"),
+        Column("verdict"),
+        Column("p", "number", 2, help="corrected for the number of pairs (Holm)"),
+        Column("detectable", "share", 3, help="the smallest difference that these measurements can detect"),
+    )
+    far = result.ratios["ratio"].astype("Float64").pipe(np.log).abs()
+    ordered = result.ratios.loc[far.sort_values(ascending=False, kind="stable").index]
+    rows = [
+        (
+            str(row.b),
+            str(row.a),
+            Value(fmt.known(row.ratio), "ratio", fmt.known_bounds((row.ci_low, row.ci_high))),
+            str(row.verdict),
+            fmt.known(row.p_holm),
+            fmt.known(row.smallest_detectable),
+        )
+        for row in ordered.itertuples(index=False)
+    ]
+    return Table("Every pair", columns, rows, noun="pair")
 
 
-def _listed(entries: list[str], width: int) -> list[str]:
-    """Comma-separated entries, indented, none broken."""
-    lines: list[str] = []
-    for place, entry in enumerate(entries):
-        words = entry + ("," if place + 1 < len(entries) else "")
-        if lines and escape.cells(lines[-1]) + 1 + escape.cells(words) <= width:
-            lines[-1] += f" {words}"
-        else:
-            lines.append(f"  {words}")
-    return lines
-
-
-def _pair_lines(figures: ArchitectureFigures, width: int) -> list[str]:
-    lines = []
-    for row in figures.ratios.head(PAIRS_IN_TEXT).itertuples(index=False):
-        sentence = " ".join(ratio_words(row, figures.equal_within, 40))
-        lines += escape.wrapped(escape.plain(sentence, 2000), width)
-    left = len(figures.ratios) - PAIRS_IN_TEXT
-    lines += [f"… {left:,} more pairs"] if left > 0 else []
-    return [*lines, *escape.wrapped(_ratio_rule(figures), width)] if lines else []
-
-
-def _names_width(figures: ArchitectureFigures) -> int:
-    return min(_NAMES, max(8, *(escape.cells(escape.plain(name, _NAMES)) for name in figures.table.index), 8))
+def _notes(result: ArchitectureComparison) -> Iterator[str]:
+    pairs = len(result.ratios)
+    if pairs > 1:
+        yield f"Intervals of ratios (95 %) hold for all {pairs} pairs at once; verdicts are corrected for their number."
+    yield "The times of kinds, phases and layers are their shares of a traced step, applied to the timed one."
+    yield from result.notes

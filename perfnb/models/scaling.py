@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
+
+import pandas as pd
 
 from perfnb.arguments import finite, require_seconds, shown
 from perfnb.bench.design import SEED, random_orders, warm_up
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.draw.progress import Progress
-from perfnb.draw.shown import ShownLive
-from perfnb.models.scaling_view import scaling_data, scaling_html, scaling_line, scaling_text
-from perfnb.models.size_laws import ScalingFigures, scaling_figures
+from perfnb.models.scaling_view import scaling_document
+from perfnb.models.size_laws import SizePrediction, measured_sizes
 from perfnb.profile.profiling import run_profile
 from perfnb.profile.summary import device_words
 from perfnb.profile.timing import noise_sentences
+from perfnb.stats.power_law import PowerLaw
 
 #: Share of the budget for timing; the rest is for counting memory and FLOPs.
 TIMED_SHARE = 0.7
@@ -22,22 +27,64 @@ TIMED_SHARE = 0.7
 FEWEST_ROUNDS, MOST_ROUNDS = 6, 100
 
 
-class ScalingStudy(ScalingFigures, ShownLive):
-    """Time and memory by size. Shows itself in a notebook, with a slider that reads off any size."""
+@dataclass(frozen=True, repr=False, eq=False)
+class ScalingStudy(Documented):
+    """Time and memory by size. Shows itself in a notebook.
 
-    def _text(self) -> str:
-        return scaling_text(self)
+    Attributes
+    ----------
+    table : DataFrame
+        One row per size, ascending: ``size``, ``median_ms`` with its interval ``ci_low_ms`` to ``ci_high_ms``,
+        ``peak_bytes``, ``flops``, and the law's ``predicted_ms`` and ``residual`` (share of the prediction).
+    law : PowerLaw
+        Of the median times.
+    memory_law : PowerLaw or None
+        Of peak memory, which is counted, not timed.
+    curve : DataFrame
+        Predictions on a grid of sizes, even on the log scale: ``size``, ``median_ms``, ``low_ms``, ``high_ms``,
+        ``peak_bytes``.
+    device : str
+    notes : tuple of str
+        Caveats.
+    """
 
-    def _line(self) -> str:
-        return scaling_line(self)
+    table: pd.DataFrame
+    law: PowerLaw
+    memory_law: PowerLaw | None
+    curve: pd.DataFrame
+    device: str
+    notes: tuple[str, ...] = ()
 
-    def _html(self) -> str:
-        return scaling_html(self)
+    @property
+    def fit(self) -> pd.DataFrame:
+        """One row per size: ``measured`` and ``predicted`` milliseconds, and the ``residual`` (share of the latter)."""
+        return self.law.fit.copy()
 
-    def _widget(self, view_id: str) -> Any:
-        from perfnb.models.widget import ScalingWidget
+    @property
+    def exponent(self) -> float:
+        """Exponent of the time: 2 means that a step of twice the size takes four times as long."""
+        return self.law.exponent
 
-        return ScalingWidget({"id": view_id, **scaling_data(self)})
+    @property
+    def exponent_ci(self) -> tuple[float, float] | None:
+        """95 % interval of the exponent; ``None`` for two sizes, which are too few for one."""
+        return self.law.exponent_ci
+
+    @property
+    def warning(self) -> str | None:
+        """Where one law does not hold, such as at a cache's size or a switch of kernels; ``None`` if it holds."""
+        return self.law.warning
+
+    def predict(self, size: float) -> SizePrediction:
+        """Predict time and memory of a step of that size."""
+        if (finite(size) or 0.0) <= 0:
+            raise ValueError(f"size must be a number above 0, not {shown(size)}.")
+        time = self.law.predict(size)
+        peak = None if self.memory_law is None else round(self.memory_law.predict(size).median)
+        return SizePrediction(float(size), time.median, (time.low, time.high), peak)
+
+    def _document(self) -> Document:
+        return scaling_document(self)
 
 
 def scaling_study(
@@ -95,17 +142,15 @@ def scaling_study(
         for done, (size, step) in enumerate(zip(chosen, steps, strict=True), start=1):
             peaks[size], flops[size] = _counted(step)
             progress("counted", done, len(steps))
-    figures = scaling_figures(
-        {size: row.tolist() for size, row in zip(chosen, times, strict=True)},
-        peaks,
-        flops,
+    samples_ms = {size: row.tolist() for size, row in zip(chosen, times, strict=True)}
+    return ScalingStudy(
+        **measured_sizes(samples_ms, peaks, flops),
         device=device_words(describe_environment()),
         notes=(
             *(() if steady is not False else ("Not all sizes had reached steady state when the warm-up ended.",)),
             *noise_sentences(bench.conditions.facts),
         ),
     )
-    return ScalingStudy(**vars(figures))
 
 
 def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:

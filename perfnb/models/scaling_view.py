@@ -1,130 +1,120 @@
-"""A scaling study: the law in a sentence, the curve on log axes, and a slider that reads off time and memory."""
+"""A scaling study as a document."""
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, palette, tables
-from perfnb.draw.frame import framed, header
-from perfnb.draw.picture import LINE, QUIET, picture_html
+from perfnb.draw import palette
+from perfnb.draw.document import Axis, Column, Document, Figure, Line, Section, Series, Table, Unit, Value, Verdict
+from perfnb.draw.palette import Mark
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from perfnb.models.scaling import ScalingStudy
 
-    from perfnb.models.size_laws import ScalingFigures
-
-_INCHES = (6.6, 3.0)
-_MEMORY = palette.ORANGE
-_HEADS = ("size", "median", "predicted", "off by", "peak", "FLOPs")
+_MEASURED = Mark("measured", palette.DARK, "█", "solid")
+_LAW = Mark("the law", palette.BLUE, "▓", "hatch")
 
 
-def scaling_line(figures: ScalingFigures) -> str:
-    """``time grows as size^1.98 [1.91, 2.05]``."""
-    law = figures.law
-    bounds = "" if law.exponent_ci is None else f" [{_exponent(law.exponent_ci[0])}, {_exponent(law.exponent_ci[1])}]"
-    beside = "" if not law.overhead else f", plus a constant {fmt.duration(law.overhead)}"
-    return f"time grows as size^{_exponent(law.exponent)}{bounds}{beside}"
-
-
-def _exponent(value: float) -> str:
-    return f"{value:.2f}".replace("-", "−")
-
-
-def scaling_sentences(figures: ScalingFigures) -> list[str]:
-    """The laws, and where they do not hold."""
-    few = "" if figures.law.exponent_ci else " (too few sizes for an interval)"
-    sentences = [f"The {scaling_line(figures)}{few}, on {escape.plain(figures.device, 80)}."]
-    if figures.memory_law is not None:
-        sentences.append(f"Peak memory grows as size^{_exponent(figures.memory_law.exponent)}.")
-    if figures.law.warning is not None:
-        sentences.append(figures.law.warning)
-    return [*sentences, *figures.notes]
-
-
-def scaling_text(figures: ScalingFigures, width: int = 100) -> str:
-    """The study as text."""
-    lines = [line for sentence in scaling_sentences(figures) for line in escape.wrapped(sentence, width)]
-    for size, median, predicted, off, peak, flops in (_HEADS, *_rows(figures)):
-        lines.append(f"{size:>10}  {median:>26}  {predicted:>10}  {off:>8}  {peak:>9}  {flops:>12}")
-    return "\n".join(lines)
-
-
-def scaling_html(figures: ScalingFigures) -> str:
-    """The study as sentences, a picture on log axes, and a table."""
-    first, *rest = scaling_sentences(figures)
-    alt = f"Step time and peak memory by size on log axes, with the prediction interval; {scaling_line(figures)}"
-    rows = [[escape.html(cell) for cell in row] for row in _rows(figures)]
-    return framed(
-        f"{header(_title(figures), 'scaling study', first, ' '.join(rest))}"
-        f"<p>{picture_html(functools.partial(_draw, figures=figures), _INCHES, alt)}</p>"
-        f"{tables.table('Measurements by size', _HEADS, rows)}"
+def scaling_document(study: ScalingStudy) -> Document:
+    """The law in a sentence, measurements and law on logarithmic axes, and what was measured at each size."""
+    sizes = study.table["size"]
+    return Document(
+        "scaling study",
+        device=study.device,
+        verdict=_verdict(study),
+        figures=tuple(_figures(study)),
+        facts=(f"{fmt.counted(len(sizes), 'size')} from {size_words(sizes.iloc[0])} to {size_words(sizes.iloc[-1])}",),
+        sections=(
+            _chart(study, "Step time by size", "ms", "median_ms", ("ci_low_ms", "ci_high_ms"), ("low_ms", "high_ms")),
+            *([_chart(study, "Peak memory by size", "bytes", "peak_bytes")] if study.memory_law is not None else []),
+            _table(study),
+        ),
+        notes=study.notes,
     )
 
 
-def scaling_data(figures: ScalingFigures) -> dict[str, Any]:
-    """The payload of the live view."""
-
-    measured = figures.table[["size", "median_ms", "ci_low_ms", "ci_high_ms", "peak_bytes"]]
-    return {
-        "title": _title(figures),
-        "sentences": [escape.plain(sentence, 2000) for sentence in scaling_sentences(figures)],
-        "measured": {name: list(map(fmt.short, values)) for name, values in measured.items()},
-        "curve": {name: list(map(fmt.short, values)) for name, values in figures.curve.items()},
-    }
+def size_words(size: float) -> str:
+    """A size as it was given: ``1,024``; the laws know it up to rounding."""
+    return f"{float(size):,.10g}"
 
 
-def _title(figures: ScalingFigures) -> str:
-    return f"A step at {len(figures.table):,} sizes"
+def _figures(study: ScalingStudy) -> Iterator[Figure]:
+    law, last = study.law, study.table["size"].iloc[-1]
+    if law.broken is None:
+        yield Figure("exponent of time", law.exponent, "number", law.exponent_ci)
+    else:
+        yield Figure(f"exponent up to {size_words(law.broken.below)}", law.broken.exponent_below, "number")
+        yield Figure(f"from {size_words(law.broken.above)}", law.broken.exponent_above, "number")
+    if study.memory_law is not None:
+        yield Figure("exponent of peak memory", study.memory_law.exponent, "number")
+    if law.broken is None:
+        twice = study.predict(2 * last)
+        yield Figure(f"predicted at {size_words(twice.size)}", twice.median_ms, "ms", fmt.known_bounds(twice.ci_ms))
+        if twice.peak_bytes is not None:
+            yield Figure(f"peak memory at {size_words(twice.size)}", twice.peak_bytes, "bytes")
 
 
-def _rows(figures: ScalingFigures) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for _, row in figures.table.iterrows():
+def _verdict(study: ScalingStudy) -> Verdict:
+    law = study.law
+    if (broken := law.broken) is not None:
+        below, above = size_words(broken.below), size_words(broken.above)
+        exponents = _exponent(broken.exponent_below), _exponent(broken.exponent_above)
+        return Verdict(
+            "bad",
+            f"No single law: time grows as size^{exponents[0]} up to {below}, then as size^{exponents[1]} from {above}",
+            f"There is a jump of {fmt.change(1 + broken.jump)} in between, as at the size of a cache, or where another "
+            "kernel takes over.",
+            f"Measure more sizes around {below} to {above}, and predict only within one of the two ranges.",
+        )
+    grows = fmt.with_interval(_exponent(law.exponent), law.exponent, law.exponent_ci)
+    beside = f", plus a constant {fmt.duration(law.overhead)}" if law.overhead else ""
+    if law.exponent_ci is None:
+        sentence = f"Time grows as size^{grows}{beside} between two sizes, which are too few for an interval"
+        return Verdict("open", sentence, next="Measure five sizes or more, which show whether one law holds.")
+    return Verdict("none", f"Time grows as size^{grows}{beside}")
+
+
+def _exponent(value: float) -> str:
+    return f"{value:.2f}".replace("-", fmt.MINUS)
+
+
+def _chart(
+    study: ScalingStudy, title: str, unit: Unit, name: str, measured: tuple[str, ...] = (), band: tuple[str, ...] = ()
+) -> Section:
+    """The law's curve with its band, and the measurements at their places on it."""
+    curve = study.curve
+    at = curve["size"].tolist()
+    table = study.table.set_index("size").reindex(curve["size"])
+    bounded = all(curve[end].map(fmt.known).notna().all() for end in band)
+    lines = (
+        Line(_LAW, list(map(fmt.known, curve[name])), *(list(map(fmt.known, curve[end])) for end in band if bounded)),
+        Line(_MEASURED, list(map(fmt.known, table[name])), *(list(map(fmt.known, table[end])) for end in measured)),
+    )
+    return Series(title, Axis("size", "count", log=True), Axis("", unit, log=True), at, lines)
+
+
+def _table(study: ScalingStudy) -> Table:
+    columns = (
+        Column("size"),
+        Column("measured", "ms"),
+        Column("predicted", "ms", help="by the law, with its 95 % interval for a new median"),
+        Column("off by", "share", 1, help="measured against predicted"),
+        Column("peak memory", "bytes", 1),
+        Column("FLOPs", "flops", 2),
+    )
+    rows = []
+    for row in study.table.itertuples(index=False):
+        predicted = study.predict(row.size)
         rows.append(
             (
-                f"{float(row['size']):g}",
-                fmt.interval(row["median_ms"], (row["ci_low_ms"], row["ci_high_ms"])),
-                fmt.duration(row["predicted_ms"]),
-                f"{100 * float(row['residual']):+.1f} %".replace("-", "−"),
-                fmt.size(row["peak_bytes"]),
-                fmt.flops(row["flops"]),
+                size_words(row.size),
+                Value(row.median_ms, "ms", fmt.known_bounds((row.ci_low_ms, row.ci_high_ms))),
+                Value(predicted.median_ms, "ms", fmt.known_bounds(predicted.ci_ms)),
+                fmt.known(row.residual),
+                fmt.known(row.peak_bytes),
+                fmt.known(row.flops),
             )
         )
-    return rows
-
-
-def _draw(figure: Figure, figures: ScalingFigures) -> None:
-    axes = figure.subplots()
-    table, curve = figures.table, figures.curve
-    sizes, medians = (table[name].to_numpy(dtype=float) for name in ("size", "median_ms"))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    finite = np.isfinite(curve["high_ms"]) & (curve["low_ms"] > 0)
-    if finite.any():
-        axes.fill_between(
-            curve["size"][finite], curve["low_ms"][finite], curve["high_ms"][finite], color=LINE, alpha=0.8, linewidth=0
-        )
-    colour = palette.mark("forward").colour
-    axes.plot(curve["size"], curve["median_ms"], color=colour, linewidth=1.2)
-    low, high = (table[name].to_numpy(dtype=float, na_value=np.nan) for name in ("ci_low_ms", "ci_high_ms"))
-    known = np.isfinite(low)
-    axes.vlines(sizes[known], low[known], high[known], color=colour, linewidth=1)
-    axes.plot(sizes, medians, linestyle="none", marker="o", markersize=4, color=colour)
-    axes.set_xlabel("size")
-    axes.set_ylabel("step, ms")
-    axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
-    axes.minorticks_off()
-    axes.grid(color=LINE, linewidth=0.5)
-    if figures.memory_law is not None:
-        beside = axes.twinx()
-        beside.set_yscale("log")
-        beside.plot(curve["size"], curve["peak_bytes"] / 2**20, color=_MEMORY, linewidth=1, linestyle=(0, (4, 3)))
-        peaks = table["peak_bytes"].to_numpy(dtype=float) / 2**20
-        beside.plot(sizes, peaks, linestyle="none", marker="s", markersize=4, color=_MEMORY)
-        beside.set_ylabel("peak memory, MiB (squares)", color=QUIET)
-        beside.spines["top"].set_visible(False)
-    axes.spines["top"].set_visible(False)
+    return Table("Measurements by size", columns, rows, noun="size")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.arguments import finite, shown
 from perfnb.stats.intervals import interval_of_median, relative_standard_error
 from perfnb.stats.power_law import PowerLaw, fit_power_law
 
@@ -43,72 +43,10 @@ class SizePrediction:
         return f"<perfnb.SizePrediction: size {self.size:g}: {fmt.interval(self.median_ms, self.ci_ms)}{peak}>"
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class ScalingFigures:
-    """Time and memory by size.
-
-    Attributes
-    ----------
-    table : DataFrame
-        One row per size, ascending: ``size``, ``median_ms`` with its interval ``ci_low_ms`` to ``ci_high_ms``,
-        ``peak_bytes``, ``flops``, and the law's ``predicted_ms`` and ``residual`` (share of the prediction).
-    law : PowerLaw
-        Of the median times.
-    memory_law : PowerLaw or None
-        Of peak memory, which is counted, not timed.
-    curve : DataFrame
-        Predictions on a grid of sizes, even on the log scale: ``size``, ``median_ms``, ``low_ms``, ``high_ms``,
-        ``peak_bytes``.
-    device : str
-    notes : tuple of str
-        Caveats.
-    """
-
-    table: pd.DataFrame
-    law: PowerLaw
-    memory_law: PowerLaw | None
-    curve: pd.DataFrame
-    device: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def fit(self) -> pd.DataFrame:
-        """One row per size: ``measured`` and ``predicted`` milliseconds, and the ``residual`` (share of the latter)."""
-        return self.law.fit.copy()
-
-    @property
-    def exponent(self) -> float:
-        """Exponent of the time: 2 means that a step of twice the size takes four times as long."""
-        return self.law.exponent
-
-    @property
-    def exponent_ci(self) -> tuple[float, float] | None:
-        """95 % interval of the exponent; ``None`` for two sizes, which are too few for one."""
-        return self.law.exponent_ci
-
-    @property
-    def warning(self) -> str | None:
-        """Where one law does not hold, such as at a cache's size or a switch of kernels; ``None`` if it holds."""
-        return self.law.warning
-
-    def predict(self, size: float) -> SizePrediction:
-        """Predict time and memory of a step of that size."""
-        if (finite(size) or 0.0) <= 0:
-            raise ValueError(f"size must be a number above 0, not {shown(size)}.")
-        time = self.law.predict(size)
-        peak = None if self.memory_law is None else round(self.memory_law.predict(size).median)
-        return SizePrediction(float(size), time.median, (time.low, time.high), peak)
-
-
-def scaling_figures(
-    samples_ms: Mapping[float, Sequence[float]],
-    peaks: Mapping[float, int | None],
-    flops: Mapping[float, int | None],
-    *,
-    device: str,
-    notes: tuple[str, ...] = (),
-) -> ScalingFigures:
-    """Fit the laws to the measurements at each size."""
+def measured_sizes(
+    samples_ms: Mapping[float, Sequence[float]], peaks: Mapping[float, int | None], flops: Mapping[float, int | None]
+) -> dict[str, Any]:
+    """Fit the laws to the measurements at each size: `table`, `law`, `memory_law` and `curve` of a `ScalingStudy`."""
     sizes = sorted(samples_ms)
     medians = [float(np.median(samples_ms[size])) for size in sizes]
     errors = [relative_standard_error(samples_ms[size]) for size in sizes]
@@ -130,7 +68,8 @@ def scaling_figures(
     )
     types = dict.fromkeys(table.columns, "Float64") | dict.fromkeys(("peak_bytes", "flops"), "Int64")
     memory_law = fit_power_law(sizes, [float(peak or 0) for peak in held]) if all(held) else None
-    return ScalingFigures(table.astype(types), law, memory_law, _curve(sizes, law, memory_law), device, notes)
+    curve = _curve(sizes, law, memory_law)
+    return {"table": table.astype(types), "law": law, "memory_law": memory_law, "curve": curve}
 
 
 def _curve(sizes: Sequence[float], law: PowerLaw, memory_law: PowerLaw | None) -> pd.DataFrame:
@@ -140,9 +79,9 @@ def _curve(sizes: Sequence[float], law: PowerLaw, memory_law: PowerLaw | None) -
     return pd.DataFrame(
         {
             "size": grid,
-            "median_ms": [each.median for each in predicted],
-            "low_ms": [each.low for each in predicted],
-            "high_ms": [each.high for each in predicted],
+            "median_ms": [cost.median for cost in predicted],
+            "low_ms": [cost.low for cost in predicted],
+            "high_ms": [cost.high for cost in predicted],
             "peak_bytes": pd.array(memory, dtype="Float64"),
         }
     )

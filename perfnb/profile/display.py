@@ -14,6 +14,7 @@ from perfnb.shell import in_notebook, print_text
 from perfnb.timeline.data import PAGE_BYTES, bytes_of_report, timeline_bytes
 
 if TYPE_CHECKING:
+    from perfnb.draw.document import Document
     from perfnb.profile.kept_step import KeptStep
     from perfnb.profile.summary import Summary
     from perfnb.timeline.timeline import Timeline
@@ -33,12 +34,29 @@ def show(
     if not in_notebook():
         print_text(document_text(report_document(summary, timeline), terminal_width()))
         return
-    show_live(static_bundle(summary, timeline), lambda view_id: _report(summary, view_id, timeline, again, kept))
+    rows = [] if timeline is None else _layer_rows(summary, timeline)
+    saved, facts = bytes_of_report(timeline, rows)
+    document = report_document(summary, timeline, facts)
+
+    def whole() -> bytes | None:
+        timeline_of = None if again is None else again()
+        made = None if timeline_of is None else timeline_of()
+        return None if made is None else timeline_bytes(made, rows, PAGE_BYTES)[0]
+
+    def widget(view_id: str) -> Any:
+        from perfnb.profile.widget import ReportWidget
+
+        return ReportWidget(document, view_id, saved, whole if facts is not None and not facts["whole"] else None, kept)
+
+    show_live(_static(document), widget)
 
 
 def static_bundle(summary: Summary, timeline: Timeline | None = None) -> Bundle:
     """Return the report as a display bundle of text and HTML."""
-    document = report_document(summary, timeline)
+    return _static(report_document(summary, timeline))
+
+
+def _static(document: Document) -> Bundle:
     width = USUAL if in_notebook() else terminal_width()
     return {"text/plain": document_text(document, width), "text/html": document_html(document)}
 
@@ -47,23 +65,6 @@ def _layer_rows(summary: Summary, timeline: Timeline) -> list[int]:
     """The row of each of the timeline's layers in the table of layers; -1 if it has none."""
     places = Report(summary).layer_places
     return [places.get(name, -1) for name in timeline.layers]
-
-
-def _report(
-    summary: Summary, view_id: str, timeline: Timeline | None, again: Again | None, kept: KeptStep | None
-) -> Any:
-    from perfnb.profile.widget import ReportWidget
-
-    rows = [] if timeline is None else _layer_rows(summary, timeline)
-    saved, facts = bytes_of_report(timeline, rows)
-
-    def whole() -> bytes | None:
-        timeline_of = None if again is None else again()
-        made = None if timeline_of is None else timeline_of()
-        return None if made is None else timeline_bytes(made, rows, PAGE_BYTES)[0]
-
-    more = whole if facts is not None and not facts["whole"] else None
-    return ReportWidget(report_document(summary, timeline, facts), view_id, saved, more, kept)
 
 
 def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:

@@ -18,6 +18,7 @@ from perfnb.attribution.events import all_events, event_table
 from perfnb.attribution.tables import kernel_table
 from perfnb.diff.comparison import ProfileComparison, not_comparable
 from perfnb.diff.layers import diff_profiles
+from perfnb.diff.step_times import step_change_of
 from perfnb.draw import escape
 from perfnb.draw.document import Document
 from perfnb.draw.shown import Page, Shown
@@ -343,7 +344,10 @@ class Profile(Page, Shown):
         """
         if not isinstance(other, Profile):
             raise TypeError(not_comparable(other))
-        return ProfileComparison(diff_profiles(self._summary, other._summary), self._recording, other._recording)
+        change = step_change_of(self.steps, other.steps)
+        return ProfileComparison(
+            diff_profiles(self._summary, other._summary, change), self._recording, other._recording
+        )
 
     @property
     def meta(self) -> dict[str, Any]:

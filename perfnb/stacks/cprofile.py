@@ -17,6 +17,7 @@ import pandas as pd
 
 from perfnb.errors import TraceError
 from perfnb.recording.nesting import NONE
+from perfnb.stacks.call_graph import tree_of_callers
 from perfnb.stacks.formats import Format, HostRecord
 from perfnb.stacks.tree import Function
 from perfnb.trace.trace_file import MOST_TEXT_BYTES, Kept, Limits, cut, whole_file
@@ -34,15 +35,21 @@ _TEXTS = {
     **dict.fromkeys("stu", ("<I", "utf-8")),
 }
 _TUPLES = {"(": "<I", ")": "<B"}
+_APPROXIMATE = (
+    "The file has no stacks, so the flame graph is approximate: it divides each function's time among its callers by "
+    "the time of the calls between them, and leaves out recursive calls. The table of functions is exact."
+)
 _NOTES = (
-    "cProfile counts calls and times them; it keeps no stacks, so there is no flame graph.",
+    _APPROXIMATE,
     "cProfile's own cost per call is in the times: functions that call many short ones look slower than they are.",
 )
+#: Longest time that is believed, in seconds.
+_LONGEST_S = 1e12
 #: What sampling profilers, such as pyinstrument, write for the calls they did not count.
 _UNCOUNTED = -1
 _NOTES_OF_SAMPLES = (
     "The file has times without numbers of calls, as sampling profilers write it: calls are n/a.",
-    "Statistics in cProfile's format keep no stacks, so there is no flame graph.",
+    _APPROXIMATE,
 )
 
 
@@ -158,7 +165,21 @@ def read(path: Path, limits: Limits) -> HostRecord:
         }
     )
     notes = _NOTES_OF_SAMPLES if len(calls) and (calls == _UNCOUNTED).all() else _NOTES
-    return HostRecord(path.name, "cProfile", "ms", calls=table, functions=tuple(row[0] for row in rows), notes=notes)
+    functions = tuple(row[0] for row in rows)
+    tree = tree_of_callers(functions, table["self_ms"].to_numpy(), table["total_ms"].to_numpy(), _edges(found))
+    return HostRecord(path.name, "cProfile", "ms", tree, table, functions, notes=notes)
+
+
+def _edges(found: dict[Any, Any]) -> dict[tuple[int, int], float]:
+    """What calls from one function to another took, in milliseconds; the places of both."""
+    places = {key: place for place, key in enumerate(found)}
+    edges = {}
+    for place, (_, _, _, _, callers) in enumerate(found.values()):
+        for key, figures in callers.items():
+            total = figures[-1] if isinstance(figures, tuple) and figures else None
+            if key in places and isinstance(total, float) and 0 <= total < _LONGEST_S:
+                edges[places[key], place] = 1e3 * total
+    return edges
 
 
 def _row(key: Any, value: Any) -> tuple[Function, int, float, float]:
@@ -171,7 +192,9 @@ def _row(key: Any, value: Any) -> tuple[Function, int, float, float]:
     counted = _is_whole(primitive) and _is_whole(calls) and 0 <= primitive <= calls < 2**62
     if not counted and (primitive, calls) != (_UNCOUNTED, _UNCOUNTED):
         raise _Bad("a number of calls is out of range")
-    if not all(isinstance(each, (int, float)) and math.isfinite(each) and abs(each) < 1e12 for each in (own, total)):
+    if not all(
+        isinstance(each, (int, float)) and math.isfinite(each) and abs(each) < _LONGEST_S for each in (own, total)
+    ):
         raise _Bad("a time is out of range")
     file, line, name = key
     # Built-in functions have line 0 and the file "~", or "<built-in>" in the files of pyinstrument.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -35,7 +35,7 @@ class HostRecord:
     unit : str
         Of the tree's values: ``ms``, ``samples``, ``bytes``, or ``none`` if the file does not say.
     tree : CallTree or None
-        ``None`` for a format without stacks.
+        ``None`` if nothing is known of the stacks; approximate if there are `calls`.
     calls : DataFrame or None
         For a format without stacks, one row per function: ``calls``, ``self_ms``, ``total_ms``, with `functions`.
     functions : tuple of Function
@@ -53,7 +53,7 @@ class HostRecord:
     calls: pd.DataFrame | None = None
     functions: tuple[Function, ...] = ()
     samples: int | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

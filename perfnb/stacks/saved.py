@@ -71,7 +71,9 @@ def load_record(path: str | Path) -> HostRecord:
     facts["notes"] = tuple(facts["notes"])
     if "calls" in saved:
         calls = saved.frame("calls")
-        return HostRecord(**facts, calls=calls[list(_FIGURES)], functions=_functions(calls))
+        facts |= {"calls": calls[list(_FIGURES)], "functions": _functions(calls)}
+    if "tree" not in saved:
+        return HostRecord(**facts)
     functions, nodes = _functions(saved.frame("functions")), saved.frame("tree")
     tree = CallTree(functions, *(nodes[name].to_numpy() for name in _TREE))
     if not ((tree.parent < np.arange(len(tree))) & (tree.function >= 0) & (tree.function < len(functions))).all():

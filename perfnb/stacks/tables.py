@@ -18,9 +18,9 @@ _COLUMN = {"ms": "ms", "samples": None, "bytes": "bytes", "none": None}
 
 def function_table(record: HostRecord) -> pd.DataFrame:
     """One row per function, most of its own time first; recursion counts once in the totals."""
-    if record.tree is not None:
+    if record.calls is None:
+        assert record.tree is not None
         return _of_tree(record, record.tree)
-    assert record.calls is not None
     table = pd.concat([function_frame(record.functions), record.calls], axis=1)
     whole = float(table["self_ms"].sum())
     for name in ("self", "total"):
@@ -37,7 +37,7 @@ def stack_table(record: HostRecord) -> pd.DataFrame:
         If the stacks as text would fill the memory: each repeats the names of the calls around it.
     """
     tree = record.tree
-    if tree is None:
+    if tree is None or record.calls is not None:
         return conform(pd.DataFrame(), "stacks")
     ends = np.flatnonzero((tree.self > 0) | (tree.samples > 0))
     ends = ends[np.argsort(-tree.self[ends], kind="stable")]

@@ -12,6 +12,8 @@ from perfnb.system.read.reading import Unreadable
 GIB = 1 << 30
 #: With these drivers "powersave" raises the clock under load; with others, including "amd-pstate", it pins the lowest.
 _OWN_CONTROL = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+#: The check of what disturbs right now, and the share of the CPU from which others make the machine busy.
+OTHERS, _BUSY = "CPU used by others", 0.25
 _SAVING = ("power", "balance_power")
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 #: Too little memory is free below this share; more swap in use than this share of memory is not just leftovers.
@@ -68,6 +70,19 @@ def frequency(facts: SystemFacts) -> CheckResult:
     if boost is not None:
         parts.append(f"boost {'on' if boost else 'off'}")
     return CheckResult(", ".join(parts), "attention" if low or boost is False else "ok")
+
+
+@check(
+    OTHERS,
+    "less than a quarter of the CPU",
+    "What other processes use, a step cannot have: it is slower, and its times vary more.",
+    "Stop other processes, or measure when the machine is idle.",
+)
+def others(facts: SystemFacts) -> CheckResult:
+    used = facts["cpu_of_others"]
+    whole = float(used["cpus"])
+    share = min(whole, used["percent"] / 100)
+    return CheckResult(f"{fmt.share(share)} of {fmt.share(whole)}", "attention" if share > _BUSY * whole else "ok")
 
 
 @check(
@@ -342,6 +357,6 @@ def torch_build(facts: SystemFacts) -> CheckResult:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(governor, frequency, heat, numa, threads, cpu_limit, memory, swap, huge_pages, shared_memory),
+    *(governor, frequency, others, heat, numa, threads, cpu_limit, memory, swap, huge_pages, shared_memory),
     *(disk, read_test, python_build, torch_build),
 )

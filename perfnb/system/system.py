@@ -9,13 +9,14 @@ from typing import Any
 import pandas as pd
 
 from perfnb.arguments import require_seconds, shown
-from perfnb.draw.shown import Shown
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.recording.text import TEXT
 from perfnb.system.check import SystemFacts, judged
 from perfnb.system.gpus import CHECKS as OF_GPUS
 from perfnb.system.host import CHECKS as OF_THE_HOST
 from perfnb.system.resolution import Resolution, find_resolution
-from perfnb.system.view import system_html, system_line, system_text
+from perfnb.system.view import system_document
 
 #: The columns of the table.
 COLUMNS = ("check", "found", "expected", "verdict", "why", "how")
@@ -23,7 +24,7 @@ COLUMNS = ("check", "found", "expected", "verdict", "why", "how")
 CHECKS = (*OF_THE_HOST, *OF_GPUS)
 
 
-class SystemCheck(Shown):
+class SystemCheck(Documented):
     """Checks of the machine. Displays itself in a notebook, problems first."""
 
     def __init__(self, checks: pd.DataFrame, resolution: Resolution | None = None) -> None:
@@ -43,16 +44,8 @@ class SystemCheck(Shown):
         """How small a difference the machine can detect; ``None`` unless that was asked for."""
         return self._resolution
 
-    def _text(self, width: int = 100) -> str:
-        text = system_text(self._checks, width)
-        return text if self.resolution is None else f"{text}\n\n{self.resolution}"
-
-    def _line(self) -> str:
-        line = system_line(self._checks)
-        return line if self.resolution is None else f"{line}; {self.resolution._line()}"
-
-    def _html(self) -> str:
-        return system_html(self._checks) + ("" if self.resolution is None else self.resolution._html())
+    def _document(self) -> Document:
+        return system_document(self._checks, self._resolution)
 
 
 def check_table(facts: Mapping[str, Any]) -> pd.DataFrame:

@@ -1,88 +1,103 @@
-"""The checks of the machine as text and static HTML, problems first."""
+"""A check of the machine as a document: what disturbs now or can be resolved, then problems, then the rest."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from itertools import groupby, zip_longest
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, tables
-from perfnb.draw.frame import framed, header
+from perfnb.draw import palette
+from perfnb.draw.document import (
+    Axis,
+    Budget,
+    Card,
+    Cards,
+    Column,
+    Document,
+    Effect,
+    Effects,
+    Figure,
+    Section,
+    State,
+    Strip,
+    Table,
+    Verdict,
+)
+from perfnb.profile.timing import noise_sentences
+from perfnb.system.host import OTHERS
 
-#: A symbol for each verdict beside its name, in display order.
-SIGNS = {"attention": "▲", "unknown": "?", "info": "·", "ok": "✓"}
-_HEADS = {
-    "attention": "May cost speed or make timings unsteady",
-    "unknown": "Could not be read",
-    "info": "For information",
-    "ok": "As expected",
-}
-_WRAPPED = "white-space:normal;max-width:34em;overflow-wrap:anywhere"
-_NAME = "white-space:normal;max-width:14em"
-#: A command's option, which must not break at its hyphens.
-_OPTION = re.compile(r"(?<![^\s(])--?\w[^\s,;:)]*")
-_NAMES = 26
-_MIN_WIDTH = 60
+if TYPE_CHECKING:
+    from perfnb.system.resolution import Resolution
 
-
-def system_line(checks: pd.DataFrame) -> str:
-    """``2 of 20 checks need attention, 1 could not be read``."""
-    counts = checks["verdict"].value_counts()
-    attention, unknown = int(counts.get("attention", 0)), int(counts.get("unknown", 0))
-    need = f"{attention or 'none'} of {len(checks)} checks need{'s' * (attention <= 1)} attention"
-    return need + (f", {unknown} could not be read" if unknown else "")
-
-
-def system_text(checks: pd.DataFrame, width: int = 100) -> str:
-    """The checks as text, with reasons for those that need attention."""
-    width = max(_MIN_WIDTH, width)
-    lines = escape.wrapped(f"perfnb · the machine · {system_line(checks)}", width)
-    for verdict, rows in _sections(checks):
-        lines += ["", f"{SIGNS[verdict]} {_HEADS[verdict]} ({verdict})"]
-        for names, row in _merged(rows):
-            lines += _hanging(_joined(names), escape.plain(row["found"], 2000), width)
-            if verdict == "attention":
-                for word in ("expected", "why", "how"):
-                    lines += _hanging("", f"{word}: {escape.plain(row[word], 2000)}", width)
-    return "\n".join(line.rstrip() for line in lines)
+#: What the verdicts of checks mean, problems first.
+RESULTS = {"attention": "needs attention", "unknown": "not known", "info": "for information", "ok": "as expected"}
+#: Lengths of a test for which the smallest detectable difference is shown, in seconds.
+_SECONDS = (10, 60)
+#: Most checks that the verdict names.
+_NAMED = 3
 
 
-def system_html(checks: pd.DataFrame) -> str:
-    """The checks as tables; why each matters and how to change it is folded unless it needs attention."""
-    parts = [header("The machine", "system check", fmt.capital(system_line(checks)))]
-    for verdict, rows in _sections(checks):
-        wide = verdict == "attention"
-        columns = ("found", "expected", "why", "how") if wide else ("found", "expected")
-        body = []
-        for names, row in _merged(rows):
-            name = _cell(_joined(names), _NAME)
-            body.append([f"<strong>{name}</strong>" if wide else name, *(_cell(row[column]) for column in columns)])
-        heads = ["check", *({"why": "why it matters", "how": "how to change it"}.get(c, c) for c in columns)]
-        caption = f"{SIGNS[verdict]} {_HEADS[verdict]} ({verdict})"
-        parts.append(tables.table(caption, heads, body, texts=len(heads)))
-    rest = [row for verdict, rows in _sections(checks) if verdict != "attention" for row in rows]
-    if rest:
-        body = [[_cell(row["check"], _NAME), _cell(row["why"]), _cell(row["how"])] for row in rest]
-        table = tables.table("", ["check", "why it matters", "how to change it"], body, texts=3)
-        parts.append(f"<details><summary>Why the other checks matter and what to do</summary>{table}</details>")
-    return framed("".join(parts))
+def system_document(checks: pd.DataFrame, resolution: Resolution | None = None) -> Document:
+    """The checks of the machine; if it was measured, which differences it can resolve comes first.
+
+    Parameters
+    ----------
+    checks : DataFrame
+        As `perfnb.system.system.SystemCheck.checks`.
+    resolution : Resolution, optional
+    """
+    rows = checks.to_dict("records")
+    found = Document("system check", "the machine", verdict=_verdict(rows), sections=tuple(_sections(rows)))
+    if resolution is None:
+        return found
+    first = resolution_document(resolution)
+    verdict = replace(first.verdict, why=f"{found.verdict.sentence}.")
+    if found.verdict.state == "bad" and verdict.state == "good":
+        verdict = replace(verdict, state="open", next=verdict.next or found.verdict.next)
+    return replace(first, kind=found.kind, verdict=verdict, sections=(*first.sections, *found.sections))
 
 
-def _sections(checks: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    for verdict in SIGNS:
-        rows = checks[checks["verdict"] == verdict]
-        if len(rows):
-            yield verdict, [{str(name): str(value) for name, value in row.items()} for row in rows.to_dict("records")]
+def _verdict(rows: Sequence[Any]) -> Verdict:
+    problems = [row for row in rows if row["verdict"] == "attention"]
+    unknown = sum(row["verdict"] == "unknown" for row in rows)
+    need = f"{len(problems) or 'none'} of {len(rows)} checks need{'s' * (len(problems) <= 1)} attention"
+    need += f", {unknown} could not be read" if unknown else ""
+    busy = next((row for row in problems if row["check"] == OTHERS), None)
+    if busy is not None:
+        return Verdict("bad", f"The machine is busy: other processes use {busy['found']} CPU; {need}", next=busy["how"])
+    names = [str(row["check"]) for row in problems]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    named = f": {', '.join(names[:_NAMED])}{more}" if names else ""
+    return Verdict("bad" if problems else "good", fmt.capital(need) + named)
 
 
-def _merged(rows: Sequence[dict[str, str]]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Merge neighbours with the same result, such as all GPU checks on a machine without one, into one line."""
-    for _, same in groupby(rows, key=lambda row: (row["found"], row["verdict"] == "attention" and row["check"])):
-        first, *others = same
-        yield [row["check"] for row in (first, *others)], {**first, "expected": ""} if others else first
+def _sections(rows: Sequence[Any]) -> Iterator[Section]:
+    cards = [_card(row) for row in rows if row["verdict"] == "attention"]
+    if cards:
+        yield Cards("May cost speed or make timings unsteady", tuple(cards))
+    others = list[tuple[str, Any]]()
+    for verdict in list(RESULTS)[1:]:
+        others += _merged([row for row in rows if row["verdict"] == verdict])
+    columns = (Column("check"), Column("result"))
+    results = [(name, RESULTS[row["verdict"]]) for name, row in others]
+    details = [_found(name, row) for name, row in others]
+    title = "Other checks" if cards else "Checks"
+    yield Table(title, columns, results, details=details, budget=Budget(40), noun="check")
+
+
+def _card(row: Any) -> Card:
+    return Card(row["check"], row["found"], evidence=f"Expected: {row['expected']}. {row['why']}", advice=row["how"])
+
+
+def _merged(rows: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Neighbours with the same result, such as all GPU checks on a machine without one, with their names joined."""
+    for _, same in groupby(rows, key=lambda row: row["found"]):
+        group = list(same)
+        yield _joined([str(row["check"]) for row in group]), group[0]
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -93,13 +108,54 @@ def _joined(names: Sequence[str]) -> str:
     return ", ".join(names)
 
 
-def _hanging(name: str, text: str, width: int) -> list[str]:
-    """A name and, beside it, text wrapped to its column."""
-    heads = escape.wrapped(name, _NAMES - 2)
-    lines = escape.wrapped(text, width - _NAMES - 2)
-    return [f"  {escape.fit(head, _NAMES)}{line}" for head, line in zip_longest(heads, lines, fillvalue="")]
+def _found(name: str, row: Any) -> str:
+    """What was found, and what is expected where it is something else."""
+    is_one = name == row["check"]
+    return f"{row['found']} (expected: {row['expected']})" if row["verdict"] == "info" and is_one else str(row["found"])
 
 
-def _cell(text: str, style: str = _WRAPPED) -> str:
-    whole = r'<span style="white-space:nowrap">\g<0></span>'
-    return f'<div style="{style}">{_OPTION.sub(whole, escape.html_sentence(text))}</div>'
+def resolution_document(found: Resolution) -> Document:
+    """Which differences between steps the machine can resolve, and what disturbs them."""
+    state, sentence, advice = _answer(found)
+    count = len(found.a_ms)
+    disturbances = noise_sentences(found.noise)
+    if switches := found.noise.get("involuntary_switches"):
+        times = fmt.counted(switches, "time")
+        disturbances.append(f"The system preempted the process {times} in {2 * found.turns * count:,} steps.")
+    ratios = palette.line(0, "pairs"), found.pairs["ratio"].tolist()
+    itself = Effect("the same step", found.ratio, found.ratio_ci, found.verdict)
+    floor = "half of all single pairs differ by more"
+    return Document(
+        "resolution",
+        "the machine",
+        verdict=Verdict(state, sentence, next=advice),
+        figures=(
+            Figure("noise floor", found.noise_floor, "share", basis=floor),
+            Figure("step", found.a.median_ms, "ms", found.a.ci_ms, "compared with itself"),
+        ),
+        facts=(fmt.counted(count, "pair"), *([str(found.outliers)] if found.outliers.count else [])),
+        sections=(
+            Effects("A step compared with itself", (itself,), found.comparison.equal_within, head="candidate"),
+            Strip("Ratios of single pairs", Axis("ratio", "ratio"), (ratios,), ("same", 1.0)),
+            Table(
+                "Smallest difference that a test of this step detects in 9 of 10 runs",
+                (Column("length of the test"), Column("difference", "share")),
+                [(f"{seconds} s", found.detectable_in(seconds)) for seconds in _SECONDS],
+            ),
+        ),
+        notes=tuple(disturbances or ["No disturbance was detected."]),
+    )
+
+
+def _answer(found: Resolution) -> tuple[State, str, str]:
+    """What can be resolved, or why that is not known, and what to do."""
+    short, long = (found.detectable_in(seconds) for seconds in _SECONDS)
+    if found.verdict in ("faster", "slower"):
+        again = "If it happens again, do not trust comparisons here."
+        sentence = f"A step compared with itself looks {found.verdict}: a false positive, as happens in 1 of 20 runs"
+        return "bad", sentence, again
+    if short is None or long is None:
+        return "open", "Too few pairs to say which differences can be resolved", "Raise budget_s."
+    least = f"{fmt.share(short)} can be resolved in {_SECONDS[0]} s, and of {fmt.share(long)} in {_SECONDS[1]} s"
+    noisy = ", although the machine is too noisy at the moment for a verdict" if found.verdict == "inconclusive" else ""
+    return ("open" if noisy else "good"), f"A difference of {least}{noisy}", ""

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from perfnb.watching.metrics import METRIC_WORDS, unit_of
+
 
 @dataclass(frozen=True)
 class ChartLine:
@@ -32,13 +34,16 @@ class Chart:
     ceiling: float | None = None  # the most that the machine has
     ceiling_word: str = ""
 
+    def near_ceiling(self, most: float) -> bool:
+        """Whether readings of at most `most` come so near to the ceiling that it belongs on the axis."""
+        return self.ceiling is not None and most >= 0.6 * self.ceiling
+
 
 @dataclass(frozen=True)
 class _Kind:
     title: str
-    unit: str
-    columns: Mapping[str, str]  # column to its label, "" if the device's name is enough
-    on: tuple[str, ...]  # kinds of devices: "gpu" means all GPUs
+    columns: tuple[str, ...]
+    on: tuple[str, ...] = ("gpu",)  # kinds of devices: "gpu" means all GPUs
     note: str = ""
     limit: str = ""  # the fact of the devices that is the ceiling
 
@@ -46,65 +51,42 @@ class _Kind:
 _KINDS: Mapping[str, _Kind] = {
     "cpu": _Kind(
         "CPU",
-        "percent",
-        {"cpu_percent": ""},
+        ("cpu_percent",),
         ("process", "cgroup", "host"),
         "100 % is one core; process includes its child processes",
         "cpus",
     ),
     "throttled": _Kind(
         "CPU throttled by the cgroup",
-        "percent",
-        {"throttled_percent": ""},
+        ("throttled_percent",),
         ("cgroup",),
         "share of time in which its CPU limit paused the cgroup",
     ),
-    "memory": _Kind("Memory", "bytes", {"memory_bytes": ""}, ("process", "cgroup", "host"), limit="memory_bytes"),
+    "memory": _Kind("Memory", ("memory_bytes",), ("process", "cgroup", "host"), limit="memory_bytes"),
     "gpu": _Kind(
         "GPU busy (any kernel)",
-        "percent",
-        {"busy_percent": ""},
-        ("gpu",),
-        "share of the driver's last 1/6 to 1 s in which any kernel ran, not how full the GPU was",
+        ("busy_percent",),
+        note="share of the driver's last 1/6 to 1 s in which any kernel ran, not how full the GPU was",
     ),
     "counters": _Kind(
         "GPU hardware counters",
-        "percent",
-        {
-            "sm_active_percent": "multiprocessors",
-            "tensor_active_percent": "Tensor Cores",
-            "dram_active_percent": "memory bandwidth",
-        },
-        ("gpu",),
-        "measured shares of what the chip can do; from Hopper on",
+        ("sm_active_percent", "tensor_active_percent", "dram_active_percent"),
+        note="measured shares of what the chip can do; from Hopper on",
     ),
     "gpu-memory": _Kind(
         "GPU memory",
-        "bytes",
-        {"memory_bytes": "", "torch_reserved_bytes": "torch reserved", "torch_allocated_bytes": "torch allocated"},
-        ("gpu",),
-        "all processes; torch: this process's allocator",
-        "memory_bytes",
+        ("memory_bytes", "torch_reserved_bytes", "torch_allocated_bytes"),
+        note="all processes; torch: this process's allocator",
+        limit="memory_bytes",
     ),
-    "power": _Kind("Power", "watts", {"power_w": ""}, ("gpu",), "on recent GPUs the mean of 1 s", "power_limit_w"),
-    "temperature": _Kind("Temperature", "celsius", {"temperature_c": ""}, ("gpu",)),
-    "clocks": _Kind("Clocks", "megahertz", {"sm_clock_mhz": "SM", "memory_clock_mhz": "memory"}, ("gpu",)),
-    "pcie": _Kind(
-        "PCIe",
-        "bytes_per_s",
-        {"pcie_receive_bytes_per_s": "to the GPU", "pcie_send_bytes_per_s": "from the GPU"},
-        ("gpu",),
-    ),
-    "disk": _Kind(
-        "Disk",
-        "bytes_per_s",
-        {"disk_read_bytes_per_s": "read", "disk_write_bytes_per_s": "write"},
-        ("process", "host"),
-    ),
+    "power": _Kind("Power", ("power_w",), note="on recent GPUs the mean of 1 s", limit="power_limit_w"),
+    "temperature": _Kind("Temperature", ("temperature_c",)),
+    "clocks": _Kind("Clocks", ("sm_clock_mhz", "memory_clock_mhz")),
+    "pcie": _Kind("PCIe", ("pcie_receive_bytes_per_s", "pcie_send_bytes_per_s")),
+    "disk": _Kind("Disk", ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), ("process", "host")),
     "network": _Kind(
         "Network",
-        "bytes_per_s",
-        {"network_receive_bytes_per_s": "received", "network_send_bytes_per_s": "sent"},
+        ("network_receive_bytes_per_s", "network_send_bytes_per_s"),
         ("host",),
         "whole host; traffic of a single process is not known",
     ),
@@ -154,14 +136,13 @@ def _chart(key: str, kind: _Kind, found: Mapping[str, set[str]], devices: Mappin
     members = [device for group in kind.on for device in devices if device.rstrip("0123456789") == group]
     lines = []
     for device in members:
-        name = device_word(device, {})
-        for column, word in kind.columns.items():
+        names = [device_word(device, {})] * (len(kind.columns) == 1 or len(members) > 1)
+        for column in kind.columns:
             if column in found.get(device, ()) and not _idle_cgroup(device, column, devices[device]):
-                lines.append(
-                    ChartLine(device, column, name if not word else word if len(members) == 1 else f"{name} {word}")
-                )
+                words = [METRIC_WORDS[column]] * (len(kind.columns) > 1)
+                lines.append(ChartLine(device, column, " ".join([*names, *words])))
     ceiling, word = _ceiling(kind, members, devices)
-    return Chart(key, kind.title, kind.unit, tuple(lines), kind.note, ceiling, word)
+    return Chart(key, kind.title, unit_of(kind.columns[0]), tuple(lines), kind.note, ceiling, word)
 
 
 def _idle_cgroup(device: str, column: str, facts: Mapping[str, Any]) -> bool:
@@ -202,20 +183,46 @@ def thinned(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: 
     `own` are the device's rows of ``samples``, in order and at least one. The `latest` readings, but at most half of
     `most`, keep a point of their own.
     """
-    t, readings = own["t_s"].to_numpy(float), own["readings"].to_numpy(float, na_value=1.0)
-    window = own["window_s"].to_numpy(float, na_value=np.nan)
-    window = np.where(window > 0, window, readings * interval_s)
+    t, readings = own["t_s"].to_numpy(float), _readings(own)
     apart = (1.5 + np.maximum(readings[1:], readings[:-1])) * interval_s
     gaps = np.append(False, np.diff(t) > apart)
     group = _groups(gaps, most, latest)
     count = int(group[-1]) + 1
-    first = np.searchsorted(group, np.arange(count))
-    found = {}
-    for name in columns:
-        values = own[name].to_numpy(float, na_value=np.nan)
-        if np.isfinite(values).any():
-            found[name] = _means(values, window if name.endswith("_per_s") else readings, group, count)
-    return Points(_means(t, readings, group, count), gaps[first], found)
+    values = _values(own, columns, interval_s, group, count)
+    known = {name: means for name, means in values.items() if np.isfinite(means).any()}
+    return Points(_means(t, readings, group, count), gaps[np.searchsorted(group, np.arange(count))], known)
+
+
+def on_grid(
+    samples: pd.DataFrame, charts: Iterable[Chart], interval_s: float, most: int
+) -> tuple[Floats, dict[tuple[str, str], Floats]]:
+    """At most `most` instants, and the mean around each by device and column; `nan` where nothing was read.
+
+    Devices may be read at times of their own, but the lines of a chart share its places.
+    """
+    first, last = float(samples["t_s"].min()), float(samples["t_s"].max())
+    step = max(interval_s, (last - first) / max(1, most - 1))
+    count = round((last - first) / step) + 1
+    values = dict[tuple[str, str], Floats]()
+    for device, columns in columns_of(charts).items():
+        own = samples[samples["device"] == device]
+        group = np.rint((own["t_s"].to_numpy(float) - first) / step).astype(int)
+        values |= {(device, name): means for name, means in _values(own, columns, interval_s, group, count).items()}
+    return first + step * np.arange(count), values
+
+
+def _readings(own: pd.DataFrame) -> Floats:
+    return own["readings"].to_numpy(float, na_value=1.0)
+
+
+def _values(
+    own: pd.DataFrame, columns: Sequence[str], interval_s: float, group: NDArray[np.int_], count: int
+) -> dict[str, Floats]:
+    """Means over groups of readings by column: of rates over their windows."""
+    readings, window = _readings(own), own["window_s"].to_numpy(float, na_value=np.nan)
+    window = np.where(window > 0, window, readings * interval_s)
+    weights = {name: window if name.endswith("_per_s") else readings for name in columns}
+    return {name: _means(own[name].to_numpy(float, na_value=np.nan), weights[name], group, count) for name in columns}
 
 
 def _groups(gaps: NDArray[np.bool_], most: int, latest: int) -> NDArray[np.int_]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perfnb.draw.document import Document, Picture
 from perfnb.draw.tab import Tab
-from perfnb.watching.data import machine_data
 from perfnb.watching.steps import steps_watched
 from perfnb.watching.summary import MachineSummary, machine_summary
-from perfnb.watching.view import machine_html, machine_text
+from perfnb.watching.view import watch_document
 
 if TYPE_CHECKING:
     from perfnb.profile.analysis import Analysis
@@ -24,22 +22,4 @@ def _machine(analysis: Analysis) -> MachineSummary | None:
     return replace(seen, steps=steps_watched(recording, analysis.attribution))
 
 
-TAB = Tab(
-    "machine",
-    lambda report: report.part("machine", _machine),
-    lambda part: Document(
-        "machine",
-        sections=(
-            Picture(
-                "machine",
-                "",
-                lambda width: machine_text(part, width),
-                lambda: machine_html(part),
-                lambda: machine_data(part),
-                "watching/js/machine.js",
-                "watching/js/watch.css",
-                "machine",
-            ),
-        ),
-    ),
-)
+TAB = Tab("machine", lambda report: report.part("machine", _machine), lambda seen: watch_document(seen, "machine"))

@@ -1,203 +1,280 @@
-"""A watch without scripts: a picture with tables as static HTML, and text."""
+"""A watch as a document: what was used up, the history of each quantity, and figures over the whole time."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from perfnb import quantities as fmt
-from perfnb.draw import bars, escape, palette, tables
-from perfnb.draw.frame import framed, header
-from perfnb.draw.picture import figure_of, picture_html
-from perfnb.watching.charts import thinned
-from perfnb.watching.data import TABLE_HEADS, TOO_FEW, WHOLE_ONLY, lasted, phase_rows, table_rows, watch_facts
-from perfnb.watching.picture import Band, draw_watch, inches
+from perfnb.draw import palette
+from perfnb.draw.document import (
+    Axis,
+    Budget,
+    Column,
+    Document,
+    Figure,
+    Line,
+    Picture,
+    Section,
+    Series,
+    Table,
+    Value,
+    Verdict,
+)
+from perfnb.watching.charts import on_grid
+from perfnb.watching.data import bands_of, history_data, lasted, line_mark, watch_facts
+from perfnb.watching.metrics import METRIC_WORDS, document_unit
+from perfnb.watching.saturation import Saturation, cpu_limit_of, figure_of, memory_limit_of, saturations
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from perfnb.watching.summary import MachineSummary, StepsWatched
 
-    from perfnb.watching.summary import MachineSummary
-
-#: How many marks are listed.
-MOST_MARKS = 40
-
-_NOTHING = f"No phase is long enough for a mean: {WHOLE_ONLY}."
-_PLACED = "phases of untraced steps are estimated from the traced ones"
-
-_SHORT_HEADS, _WIDE = ("median", "95th pct.", "maximum", "total"), (12, 12, 12, 20)
+#: Most points of a line in static charts, and rows of the tables.
+_POINTS, _ROWS = 240, Budget(40, 60)
+#: So many GPUs have a figure each in the headline.
+_FEW_GPUS = 2
+#: Why rates are missing if levels are known.
+_WHOLE_ONLY = "rates such as CPU need phases longer than the reading interval"
 
 
-def watch_html(summary: MachineSummary, *, picture: bool = True) -> str:
-    """The history of a watch as a picture, with its figures as a table; drawing the `picture` takes up to a second."""
-    state = "Watching" if summary.running else "Watched"
-    verdict = f"{state} for {lasted(summary.duration_s)}"
-    head = header("The machine", "watch", verdict, " · ".join(watch_facts(summary)))
-    body = [head, _picture(summary) if picture else "", _table(summary), _marks(summary), _said(summary)]
-    return framed("".join(body))
+def watch_document(summary: MachineSummary, kind: str = "watch") -> Document:
+    """What was used up, if anything, with the history behind it.
+
+    Parameters
+    ----------
+    summary : MachineSummary
+    kind : str
+        ``machine`` if it is part of a profile.
+    """
+    state = "watching" if summary.running else "watched"
+    gpus = dict.fromkeys(str(summary.facts[gpu].get("name") or "") for gpu in _gpus(summary))
+    return Document(
+        kind,
+        "" if kind == "machine" else "the machine",
+        ", ".join(filter(None, gpus)),
+        verdict=_verdict(summary),
+        figures=tuple(_figures(summary)),
+        facts=(f"{state} for {lasted(summary.duration_s)}", *watch_facts(summary)),
+        sections=tuple(_sections(summary)),
+        notes=(*summary.absent, *summary.notes, *_reading_notes(summary)),
+    )
 
 
-def watch_text(summary: MachineSummary, width: int = 100) -> list[str]:
-    """The history of a watch as lines of at most `width` cells."""
-    state = "Watching" if summary.running else "Watched"
-    facts = [f"{state} for {lasted(summary.duration_s)}", *watch_facts(summary)]
-    return [*escape.wrapped(" · ".join(facts), width), *_body_text(summary, width)]
+def _verdict(summary: MachineSummary) -> Verdict:
+    found = list(saturations(summary))
+    if summary.table.empty:
+        return Verdict("open", "No readings yet" if summary.running else "No readings")
+    if not found:
+        levels = ", ".join(_levels(summary))
+        return Verdict("good", f"Nothing saturated: {levels}" if levels else "Nothing saturated, as far as was read")
+    kinds = groupby(found, lambda shortage: shortage.kind)
+    (first, advice), *others = [_answer(summary, kind, list(same)) for kind, same in kinds]
+    return Verdict("bad", first, " ".join(f"{sentence}." for sentence, _ in others), advice)
 
 
-def machine_html(summary: MachineSummary) -> str:
-    """Hardware telemetry during the steps of a profile, as static HTML."""
-    head = f"<p><strong>Machine</strong> · {escape.html_sentence(' · '.join(watch_facts(summary)))}</p>"
-    return "".join([head, _picture(summary), _by_phase(summary), _table(summary), _said(summary)])
+def _levels(summary: MachineSummary) -> Iterator[str]:
+    """How much of what there is was used."""
+    for device in ("cgroup", "host"):
+        used, limit = figure_of(summary, device, "cpu_percent"), cpu_limit_of(summary, device)
+        if used is not None and limit:
+            yield f"CPU {fmt.share(used / 100)} of {fmt.share(limit / 100)}"
+            break
+    busy = [value for _, value in _busy(summary)]
+    if busy:
+        yield f"GPU{'s' * (len(busy) > 1)} busy {_range(busy)}"
+    for device in ("cgroup", "host", *_gpus(summary)):
+        used, limit = figure_of(summary, device, "memory_bytes", "max"), memory_limit_of(summary, device)
+        if used is not None and limit:
+            yield f"memory {_of(summary, device, used, limit)}"
+            break
 
 
-def machine_text(summary: MachineSummary, width: int = 100) -> list[str]:
-    """Hardware telemetry during the steps of a profile, as lines of at most `width` cells."""
-    facts = " · ".join(["Machine", *watch_facts(summary)])
-    return [*escape.wrapped(facts, width), *_by_phase_text(summary, width), *_body_text(summary, width)]
+def _answer(summary: MachineSummary, kind: str, found: Sequence[Saturation]) -> tuple[str, str]:
+    """What one kind of shortage is, in a sentence, and what to do about it."""
+    first = found[0]
+    if kind == "starved":
+        gpus = len(_gpus(summary))
+        name = "GPU" if gpus == 1 else f"{len(found)} of {gpus} GPUs"
+        own = "" if first.own is None else f", while you used {fmt.share(first.own / 100)} CPU"
+        sentence = f"{name} starved: busy for {_range([one.used for one in found])} of the time{own}"
+        return sentence, "Profile a step with %%profile_step, which shows what the GPU waits for."
+    if kind == "memory":
+        places = "; ".join(
+            _of(summary, one.device, one.used, one.limit) + ("" if one.own is None else f", you {fmt.size(one.own)}")
+            for one in found
+        )
+        return f"Memory near its limit: {places}", "Use smaller batches or fewer workers, or stop other processes."
+    used, limit = fmt.share(first.used / 100), fmt.share(first.limit / 100)
+    own = None if first.own is None else fmt.share(first.own / 100)
+    if first.device == "cgroup":
+        paused = figure_of(summary, "cgroup", "throttled_percent")
+        stopped = f", which paused it for {fmt.share(paused / 100)} of the time" if paused else ""
+        return (
+            f"CPU limit of the cgroup reached: {used} of {limit}{stopped}",
+            "Raise the container's CPU limit, or use fewer threads and workers.",
+        )
+    if own is not None and first.own is not None and first.own < first.used / 2:
+        return (
+            f"CPU saturated by others: host {used}, you {own}",
+            "Stop other processes, or measure when the machine is idle.",
+        )
+    you = "" if own is None else f", you {own}"
+    return f"CPU saturated: host {used} of {limit}{you}", "Profile a step to see which part of it needs the CPU."
 
 
-def bands_of(summary: MachineSummary) -> list[Band]:
-    """The named intervals: the passes of a profile, and the marks."""
-    end = float(summary.samples["t_s"].max()) if len(summary.samples) else 0.0
-    below = 0
-    bands: list[Band] = []
+def _of(summary: MachineSummary, device: str, used: float, limit: float) -> str:
+    whose = {"cgroup": " (cgroup)", "host": ""}.get(device, f" ({_name(device)})")
+    return f"{fmt.size(used)} of {fmt.size(limit)}{whose}"
+
+
+def _gpus(summary: MachineSummary) -> list[str]:
+    return [device for device in summary.facts if device.startswith("gpu")]
+
+
+def _busy(summary: MachineSummary) -> list[tuple[str, float]]:
+    busy = [(gpu, figure_of(summary, gpu, "busy_percent")) for gpu in _gpus(summary)]
+    return [(gpu, value) for gpu, value in busy if value is not None]
+
+
+def _name(device: str) -> str:
+    return f"GPU {device.removeprefix('gpu')}" if device.startswith("gpu") else device
+
+
+def _range(percents: Sequence[float]) -> str:
+    ends = [fmt.share(end / 100) for end in (min(percents), max(percents))]
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+
+def _figures(summary: MachineSummary) -> Iterator[Figure]:
+    busy = _busy(summary)
+    for gpu, percent in busy if len(busy) <= _FEW_GPUS else ():
+        yield Figure(f"{_name(gpu)} busy", percent / 100, "share", basis="median")
+    limit = cpu_limit_of(summary, "host")
+    of = "median" if limit is None else f"median, of {fmt.share(limit / 100)}"
+    for device, basis in (("process", "median"), ("host", of)):
+        if (used := figure_of(summary, device, "cpu_percent")) is not None:
+            yield Figure(f"CPU of the {device}", used / 100, "share", basis=basis)
+    if (most := figure_of(summary, "process", "memory_bytes", "max")) is not None:
+        yield Figure("memory of the process", most, "bytes", basis="most")
+
+
+def _sections(summary: MachineSummary) -> Iterator[Section]:
+    if summary.charts:
+        yield Picture(
+            "machine",
+            "Readings over time",
+            data=partial(history_data, summary),
+            script="watching/js/machine.js",
+            style="watching/js/watch.css",
+            key="machine",
+            static=tuple(_series(summary)),
+        )
     if summary.steps is not None:
-        below = 1
-        passes = (summary.steps.passes[name] for name in ("pass", "start_s", "end_s"))
-        bands = [(fmt.PASS_WORDS.get(str(a), str(a)), 0, float(b), float(c)) for a, b, c in zip(*passes, strict=True)]
-    marks = (summary.marks[name] for name in ("name", "depth", "start_s", "end_s"))
-    for name, depth, start, stop in zip(*marks, strict=True):
-        bands.append((str(name), int(depth) + below, float(start), end if fmt.known(stop) is None else float(stop)))
-    return bands
+        yield from _by_phase(summary, summary.steps)
+    heads = ("median", "95th percentile", "maximum", "total")
+    columns = (Column("device"), Column("metric"), *(Column(head, "number") for head in heads))
+    rows = [_row(summary, *names, row) for names, row in summary.table.iterrows()]
+    yield Table("Over the whole watch", columns, rows, budget=_ROWS, noun="metric")
+    if bands := bands_of(summary):
+        times = (Column("from", "ms"), Column("lasted", "ms"))
+        columns = (Column("name"), Column("inside"), *times, Column("", priority=1))
+        rows = _mark_rows(bands)
+        title, rows = ("Marks, newest first", rows[::-1]) if summary.steps is None else ("Passes and marks", rows)
+        yield Table(title, columns, rows, budget=Budget(20, 40), noun="mark")
 
 
-def watch_figure(summary: MachineSummary) -> Figure:
-    """The picture of a watch as a matplotlib figure; empty if nothing was read."""
-    if not summary.charts:
-        return figure_of(_say_nothing, (6.0, 1.0))
-    return figure_of(*_drawing(summary))
-
-
-def _say_nothing(figure: Figure) -> None:
-    figure.text(0.5, 0.5, "No readings.", ha="center", va="center")
-
-
-def _drawing(summary: MachineSummary) -> tuple[Callable[[Figure], None], tuple[float, float]]:
-    bands = bands_of(summary)
-    return functools.partial(draw_watch, summary=summary, bands=bands), inches(summary, bands)
-
-
-def _picture(summary: MachineSummary) -> str:
-    if not summary.charts:
-        return "<p>No readings.</p>"
-    titles = ", ".join(chart.title for chart in summary.charts)
-    alt = f"Hardware telemetry over {lasted(summary.duration_s)}: {titles}"
-    return f"<p>{picture_html(*_drawing(summary), alt)}</p>"
-
-
-def _table(summary: MachineSummary) -> str:
-    rows = [[escape.html(cell, 60) for cell in row] for row in table_rows(summary)]
-    return tables.table("Over the whole watch", ["device", "metric", *TABLE_HEADS], rows, texts=2) if rows else ""
-
-
-def _marks(summary: MachineSummary) -> str:
-    bands = bands_of(summary)
-    if not bands:
-        return ""
-    rows = []
-    for name, depth, start, end in bands[-MOST_MARKS:]:
-        times = (fmt.clock(start, 1), fmt.clock(end, 1), lasted(max(0.0, end - start)))
-        rows.append([f"{'· ' * min(depth, 5)}{tables.name(name)}", *map(escape.html, times)])
-    left = len(bands) - len(rows)
-    more = f": the last {MOST_MARKS}; {left:,} earlier ones are not listed" if left else ""
-    return tables.table(f"Marks{more}", ["name", "from", "to", "lasted"], rows)
-
-
-def _said(summary: MachineSummary) -> str:
-    lines = [*summary.absent, *summary.notes]
-    notes = [f"{chart.title}: {chart.note}" for chart in summary.charts if chart.note]
-    return "".join(f"<p>{'<br>'.join(map(escape.html_sentence, part))}</p>" for part in (lines, notes) if part)
-
-
-def _by_phase(summary: MachineSummary) -> str:
-    if summary.steps is None or not len(summary.steps.by_phase):
-        return ""
-    phases, rows = phase_rows(summary, summary.steps)
-    if not rows:
-        return f"<p>{_NOTHING}</p>"
-    heads = ["device", "metric", *(tables.keyed(palette.mark(name)) for name in phases)]
-    unknown = f'<em title="{TOO_FEW}">{fmt.UNKNOWN}</em>'
-    body = [[escape.html(cell, 60) if cell else unknown for cell in row] for row in rows]
-    return tables.table(_by_phase_head(summary), heads, body, texts=2)
-
-
-def _by_phase_head(summary: MachineSummary) -> str:
-    steps = summary.steps
-    placed = steps is not None and bool(steps.phases["placed"].any())
-    return f"Mean in each phase ({fmt.UNKNOWN}: {TOO_FEW}, {WHOLE_ONLY}{'; ' + _PLACED if placed else ''})"
-
-
-def _by_phase_text(summary: MachineSummary, width: int) -> list[str]:
-    if summary.steps is None or not len(summary.steps.by_phase):
-        return []
-    phases, rows = phase_rows(summary, summary.steps)
-    if not rows:
-        return [_NOTHING]
-    names = 34
-    each = max(1, (width - names) // 15)
-    lines = escape.wrapped(_by_phase_head(summary), width)
-    for start in range(0, len(phases), each):
-        heads = [escape.fit(palette.mark(name).word, 14, ">") for name in phases[start : start + each]]
-        shown = [[*row[:2], *(cell or fmt.UNKNOWN for cell in row[2 + start : 2 + start + each])] for row in rows]
-        lines += _lined_up(heads, shown, names, [14] * len(heads))
-    return lines
-
-
-def _body_text(summary: MachineSummary, width: int) -> list[str]:
-    lines = [*_curves(summary, width), *_table_text(summary, width)]
-    lines += escape.bullets([*summary.absent, *summary.notes], width, 600)
-    return [line.rstrip() for line in lines] or ["No readings."]
-
-
-def _curves(summary: MachineSummary, width: int) -> list[str]:
-    """The first line of each chart as a row of small bars, ``·`` for no reading, ``_`` for 0."""
-    times = summary.samples["t_s"]
-    if not len(times):
-        return []
-    titles, figures = 36, 13
-    # Fewer cells than readings, so that none is empty by chance.
-    readings = summary.samples.groupby("device", observed=True).size().min()
-    cells = max(1, min(width - titles - figures - 2, int(0.8 * readings)))
-    edges = np.linspace(float(times.min()), max(float(times.max()), float(times.min()) + 1e-9), cells + 1)
-    lines = []
+def _series(summary: MachineSummary) -> Iterator[Series]:
+    times, values = on_grid(summary.samples, summary.charts, summary.interval_s, _POINTS)
     for chart in summary.charts:
-        line = chart.lines[0]
-        own = summary.samples[summary.samples["device"] == line.device]
-        points = thinned(own, [line.column], summary.interval_s, 4 * cells)
-        place = np.clip(np.searchsorted(edges, points.t_s, side="right") - 1, 0, cells - 1)
-        tops = np.full(cells, np.nan)
-        np.fmax.at(tops, place, points.values[line.column])
-        top = float(np.nanmax(tops))
-        bar = "".join("·" if np.isnan(one) else bars.heights([one], top) if one > 0 else "_" for one in tops)
-        title = f"{chart.title}, {line.word}"
-        lines.append(f"{escape.fit(title, titles)} {bar} ≤ {fmt.reading(top, chart.unit)}")
-    return lines
+        unit, factor = document_unit(chart.lines[0].column)
+        lines = [
+            Line(line_mark(chart, line), [_scaled(value, factor) for value in values[line.device, line.column]])
+            for line in chart.lines
+        ]
+        most = float(np.nanmax([values[line.device, line.column] for line in chart.lines]))
+        levels = {}
+        title = chart.title
+        if chart.ceiling is not None and chart.near_ceiling(most):
+            levels = {chart.ceiling_word: chart.ceiling * factor}
+        elif chart.ceiling is not None:
+            title += f" ({chart.ceiling_word}: {fmt.reading(chart.ceiling, chart.unit)})"
+        yield Series(title, Axis("time", "ms"), Axis("", unit), (1e3 * times).tolist(), tuple(lines), levels)
 
 
-def _table_text(summary: MachineSummary, width: int) -> list[str]:
-    rows = table_rows(summary)
-    return _lined_up(_SHORT_HEADS, rows, width - 4 * 13 - 8, _WIDE) if rows else []
+def _scaled(value: Any, factor: float) -> float | None:
+    number = fmt.known(value)
+    return None if number is None else factor * number
 
 
-def _lined_up(
-    heads: Sequence[str], rows: Sequence[Sequence[str | None]], names: int, widths: Sequence[int]
-) -> list[str]:
-    """Lines of a table: device and metric in `names` cells, then figures."""
-    lines = [" " * names, *(escape.fit(f"{device} {word}", names) for device, word, *_ in rows)]
-    figures = [heads, *(row[2:] for row in rows)]
-    return [
-        line + "".join(f" {text:>{wide}}" for text, wide in zip(texts, widths, strict=True))
-        for line, texts in zip(lines, figures, strict=True)
-    ]
+def _value(column: str, number: Any) -> Value:
+    unit, factor = document_unit(column)
+    return Value(_scaled(number, factor), unit)
+
+
+def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[Any, ...]:
+    """A metric's figures; empty where a figure has no meaning."""
+    if metric == "energy_j":
+        return *_names(summary, device, metric), "", "", "", Value(fmt.known(row["total"]), "joules", _bounds(row))
+    total = Value(fmt.known(row["total"]), "bytes") if metric.endswith("_per_s") else ""
+    figures = (_value(metric, row[figure]) for figure in ("median", "p95", "max"))
+    return *_names(summary, device, metric), *figures, total
+
+
+def _bounds(row: Any) -> tuple[float, float] | None:
+    """What the energy may be, unless that rounds to the same."""
+    total, uncertainty = fmt.known(row["total"]), fmt.known(row["uncertainty"])
+    if total is None or uncertainty is None or uncertainty < 0.005 * total:
+        return None
+    return total - uncertainty, total + uncertainty
+
+
+def _names(summary: MachineSummary, device: str, metric: str) -> tuple[str, str]:
+    """The names of a device, with that of the GPU only if there are different ones, and of a metric."""
+    names = {summary.facts[gpu].get("name") for gpu in _gpus(summary)}
+    return summary.words.get(device, device) if len(names) > 1 else _name(device), METRIC_WORDS[metric]
+
+
+def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> list[tuple[Any, ...]]:
+    """Marks in the order in which they began, each with the one around it."""
+    rows: list[tuple[Any, ...]] = []
+    around: list[str] = []
+    for name, depth, start, end, more in sorted(bands, key=lambda band: (band[2], band[1])):
+        around[depth:] = [name]
+        inside = around[depth - 1] if 0 < depth < len(around) else ""
+        took = "still running" if end is None else 1e3 * max(0.0, end - start)
+        rows.append((name, inside, 1e3 * start, took, more))
+    return rows
+
+
+def _by_phase(summary: MachineSummary, steps: StepsWatched) -> Iterator[Section]:
+    """The mean of each metric in each phase; phases and metrics without any are left out."""
+    means = steps.by_phase["mean"]
+    means = means[np.isfinite(means.to_numpy(float, na_value=np.nan))]
+    seen = set(means.index.get_level_values("phase"))
+    phases = [name for name in steps.by_phase.index.unique("phase") if name in seen]
+    if not phases:
+        return
+    rows: list[tuple[Any, ...]] = []
+    for (device, metric), own in means.groupby(["device", "metric"], sort=False):
+        known = own.droplevel(["device", "metric"])
+        values = (_value(metric, known.get(name)) for name in phases)
+        rows.append((*_names(summary, device, metric), *values))
+    columns = (Column("device"), Column("metric"), *(Column(palette.mark(name).word, "number") for name in phases))
+    yield Table("Mean in each phase", columns, rows, budget=_ROWS, noun="metric")
+
+
+def _reading_notes(summary: MachineSummary) -> Iterator[str]:
+    """How to read the charts and the tables."""
+    steps = summary.steps
+    if steps is not None and len(steps.by_phase):
+        few = "phases with too few readings have no mean"
+        if steps.by_phase["mean"].isna().all():
+            few = "no phase is long enough for a mean"
+        yield f"In the table of phases, {few}; {_WHOLE_ONLY}."
+        if steps.phases["placed"].any():
+            yield "Phases of untraced steps are estimated from the traced ones."
+    yield from (f"{chart.title}: {chart.note}." for chart in summary.charts if chart.note)

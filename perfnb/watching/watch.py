@@ -14,19 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.arguments import shown, storable
-from perfnb.draw.shown import Bundle, Shown, live_bundle, twin_of
+from perfnb.draw.as_html import document_html
+from perfnb.draw.as_text import document_text
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
+from perfnb.draw.shown import live_bundle, twin_of
 from perfnb.interrupts import InterruptGate
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.samples import watch_record
-from perfnb.shell import in_notebook, print_text, running_shell
+from perfnb.shell import in_notebook, running_shell
 from perfnb.telemetry.history import Marks
 from perfnb.telemetry.watcher import Watcher
 from perfnb.watching.charts import CHARTS
-from perfnb.watching.data import watch_data
+from perfnb.watching.data import panel_data
+from perfnb.watching.picture import watch_figure
 from perfnb.watching.saved import save_watch
 from perfnb.watching.summary import MachineSummary, inside_mark, machine_summary, machine_table
-from perfnb.watching.view import watch_figure, watch_html, watch_text
+from perfnb.watching.view import watch_document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
 MOST_PANELS = 4
 
 
-class Watch(Shown):
+class Watch(Documented):
     """Hardware telemetry read by a separate process. Displays itself in a notebook, live while it runs.
 
     A context manager that ends with its block. `watch` creates one.
@@ -161,41 +167,37 @@ class Watch(Shown):
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def _text(self, width: int = 100) -> str:
-        return "\n".join(watch_text(self._summary(), width))
+    def _document(self) -> Document:
+        return watch_document(self._summary())
 
     def _line(self) -> str:
         meta = self._meta()
         state = "running" if self.running else "stopped"
-        readings = "1 reading" if meta["ticks"] == 1 else f"{meta['ticks']:,} readings"
-        return f"{state}, every {meta['interval_s']:g} s, {readings}"
-
-    def _html(self) -> str:
-        return watch_html(self._summary())
+        return f"{state}, every {meta['interval_s']:g} s, {fmt.counted(meta['ticks'], 'reading')}"
 
     def _ipython_display_(self) -> None:
-        noted = 0 if self._watcher is None else len(self._watcher.notes)
-        panel = LivePanel(self._summary, self._metrics, noted)
+        if not (self.running and self._watcher is not None and in_notebook()):
+            super()._ipython_display_()
+            return
+        panel = LivePanel(self._summary, self._metrics, len(self._watcher.notes))
         panel.show()
-        if self.running and panel.live:
-            self._panels.append(panel)
-            for old in self._panels[:-MOST_PANELS]:
-                self._panels.remove(old)
-                old.finish()
+        self._panels.append(panel)
+        for old in self._panels[:-MOST_PANELS]:
+            self._panels.remove(old)
+            old.finish()
 
     def _now(self) -> float:
         return self._watcher.now_s() if self._watcher is not None else 0.0
 
-    def _start_cell(self, name: str) -> tuple[int, float]:
-        now = self._now()
-        return self._marks.start(name, now), now
+    def _start_cell(self, name: str) -> int:
+        return self._marks.start(name, self._now())
 
-    def _end_cell(self, number: int, start_s: float) -> None:
+    def _end_cell(self, number: int) -> None:
         self._marks.end(number, self._now())
         if not self.running:
             self.stop()
         for panel in self._panels:
-            panel.refresh(self._now() - start_s)
+            panel.refresh()
 
     def _on_rows(self, rows: Any) -> None:
         """Called from a thread."""
@@ -233,7 +235,7 @@ class CellMarks:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._shell: Any = None
-        self._open: list[tuple[int, float]] = []  # cells may run cells
+        self._open: list[int] = []  # cells may run cells
         self._ahead = 0
 
     def start(self) -> None:
@@ -262,49 +264,38 @@ class CellMarks:
 
     def _after(self, result: Any = None) -> None:
         if self._open:
-            self._watch._end_cell(*self._open.pop())
+            self._watch._end_cell(self._open.pop())
 
 
 #: Seconds between updates of the panel, and of its static twin.
 _PUSHED_EVERY_S, _REFRESHED_EVERY_S = 0.25, 60.0
-
-#: After a cell that took this long, nobody notices the second that a picture takes.
-_UNNOTICED_AFTER_S = 30.0
-#: The wait before an update of the twin, as a multiple of what the last one took.
-_REST = 100
 #: How many of the newest marks the panel gets with each update.
 _MARKS_SHOWN = 100
 
 
 class LivePanel:
-    """One place in a notebook where a watch is shown.
+    """One place in a notebook where a running watch is shown.
 
     `summary` returns the current facts, `wanted` are keys of charts, and `noted` is how many of the watch's notes are
-    already shown. `live` says whether readings can be shown as they arrive.
+    already shown.
     """
 
     def __init__(self, summary: Callable[[], MachineSummary], wanted: Sequence[str] | None, noted: int) -> None:
-        self.live = in_notebook()
         self._summary, self._wanted = summary, wanted
         self._id = uuid.uuid4().hex[:12]
         self._widget: Any = None
         self._twin: Any = None
         self._waiting: list[Any] = []
-        self._pushed = self._refreshed = self._took_s = 0.0
+        self._pushed = self._refreshed = 0.0
         self._changes, self._noted = -1, noted
 
     def show(self) -> None:
         """Show the watch here: the static twin, and the panel, which hides the twin while it is live."""
-        summary = self._summary()
-        if not self.live:
-            print_text("\n".join(watch_text(summary)))
-            return
         from IPython.display import DisplayHandle, display
 
         self._twin = DisplayHandle(display_id=f"perfnb-{self._id}")
         bundle = live_bundle(self._make_widget, self._id)
-        self._twin.display(self._bundle(summary, picture=not summary.running), raw=True)
-        self._refreshed = time.monotonic()
+        self._twin.display(self._static(), raw=True)
         if bundle:
             display(bundle, raw=True)
 
@@ -325,43 +316,29 @@ class LivePanel:
         if self._widget is not None:
             self._widget.reload()
 
-    def refresh(self, lasted_s: float) -> None:
-        """Update the twin after a cell of `lasted_s` seconds, if the last update was long ago.
-
-        Its picture is only redrawn if the cell took so long that nobody notices.
-        """
-        rest_s = max(_REFRESHED_EVERY_S, _REST * self._took_s)
-        if self._twin is not None and time.monotonic() - self._refreshed > rest_s:
-            start = time.monotonic()
-            self._update(self._summary(), picture=lasted_s > _UNNOTICED_AFTER_S)
-            self._took_s = time.monotonic() - start
+    def refresh(self) -> None:
+        """Update the twin, if the last update was long ago."""
+        if time.monotonic() - self._refreshed > _REFRESHED_EVERY_S:
+            self._twin.update(self._static(), raw=True)
 
     def finish(self) -> None:
-        """Show that the watch has ended, and leave its whole history in the notebook."""
-        summary = self._summary()
+        """Show the whole watch as the document that it is now, and leave that in the notebook."""
         if self._widget is not None:
-            self._widget.finish(self._data(summary))
-        self._update(summary, picture=True)
-
-    def _update(self, summary: MachineSummary, *, picture: bool) -> None:
-        if self._twin is not None:
-            self._refreshed = time.monotonic()
-            self._twin.update(self._bundle(summary, picture=picture), raw=True)
+            self._widget.finish(watch_document(self._summary()), self._id)
+        self._twin.update(self._static(), raw=True)
 
     def _make_widget(self, view_id: str) -> Any:
         from perfnb.watching.widget import WatchWidget
 
-        self._widget = WatchWidget(self._data(self._summary()), lambda: self._data(self._summary()))
+        self._widget = WatchWidget(lambda: panel_data(self._summary(), self._id, self._wanted))
         return self._widget
 
-    def _data(self, summary: MachineSummary) -> dict[str, Any]:
-        return watch_data(summary, self._id, self._wanted)
-
-    def _bundle(self, summary: MachineSummary, *, picture: bool) -> Bundle:
-        twin = watch_html(summary, picture=picture)
-        if self._widget is not None:
-            twin = twin_of(self._id, twin)
-        return {"text/plain": "\n".join(watch_text(summary)), "text/html": twin}
+    def _static(self) -> dict[str, str]:
+        self._refreshed = time.monotonic()
+        document = watch_document(self._summary())
+        html = document_html(document)
+        html = html if self._widget is None else twin_of(self._id, html)
+        return {"text/plain": document_text(document), "text/html": html}
 
 
 def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None) -> Watch:

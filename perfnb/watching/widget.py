@@ -11,33 +11,34 @@ import traitlets
 
 from perfnb.draw import escape
 from perfnb.draw.assets import script, style
+from perfnb.draw.document import Document
+from perfnb.draw.live import live_data
 from perfnb.draw.widget import DrawnWidget, json_of
-from perfnb.watching.data import mark_data, row_data
+from perfnb.watching.data import band_data, row_data
 
 #: A chunk repeats earlier pushes: at first all of them, since a page takes a while to start listening, later a few.
 FIRST_PUSHES, REPEATED_PUSHES = 20, 4
 
 
 class WatchWidget(DrawnWidget):
-    """A live panel drawn from `perfnb.watching.data.watch_data`, and from what is pushed afterwards.
+    """A live panel drawn from `perfnb.watching.data.panel_data`, and from what is pushed afterwards.
 
-    `refreshed` returns `data` with the history so far, for a page that is reloaded.
+    `refreshed` returns that data with the history so far, also for a page that is reloaded.
     """
 
-    _esm = script("watching/js/panel.js")
-    _css = style("watching/js/watch.css")
+    _esm = script("watching/js/machine.js", "watching/js/panel.js")
+    _css = style("draw/js/document.css", "watching/js/watch.css")
 
     chunk = traitlets.Unicode().tag(sync=True)
 
-    def __init__(self, data: dict[str, Any], refreshed: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, refreshed: Callable[[], dict[str, Any]]) -> None:
         self._refreshed: Callable[[], dict[str, Any]] | None = None
         self._pushes: deque[str] = deque(maxlen=FIRST_PUSHES)
         self._pushed = 0
         self._marks: list[list[Any]] = []
         self._pushing = threading.Lock()
-        super().__init__(data, f"WatchWidget({len(data['words'])} devices)")
-        if data["state"] == "running":
-            self._refreshed = refreshed
+        super().__init__(refreshed(), "WatchWidget()")
+        self._refreshed = refreshed
 
     def push(
         self,
@@ -53,7 +54,7 @@ class WatchWidget(DrawnWidget):
             if self._refreshed is None:
                 return
             self._pushed += 1
-            earlier, self._marks = self._marks, [mark_data(*mark) for mark in marks or ()] or self._marks
+            earlier, self._marks = self._marks, [band_data(*mark) for mark in marks or ()] or self._marks
             new = [mark for mark in self._marks if mark not in earlier]
             said = None if note is None else escape.plain(note, 600)
             self._pushes.append(json_of([self._pushed, [row_data(*row) for row in rows], new, said]))
@@ -69,12 +70,12 @@ class WatchWidget(DrawnWidget):
         if refreshed is not None:
             self.data = json_of({**refreshed(), "pushed": pushed})
 
-    def finish(self, data: dict[str, Any]) -> None:
-        """Show the final data and ignore later pushes."""
+    def finish(self, document: Document, view_id: str) -> None:
+        """Show a document in place of the panel, and ignore later pushes."""
         with self._pushing:
             self._refreshed = None
             self._pushes.clear()
-        self.data = json_of({**data, "pushed": self._pushed})
+        self.data = json_of({**live_data(document, view_id), "running": False})
         self.chunk = ""
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:

@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 
 import perfnb
 from tests.browser.conftest import OpenPage
+from tests.stacks.test_host_profiles import SPEEDSCOPE
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -46,17 +47,28 @@ def test_zoom_search_and_callers(open_page: OpenPage, tmp_path: Path) -> None:
     expect(details(page)).to_contain_text("40 samples (40 %)")
     canvas.press("ArrowDown")
     expect(details(page)).to_contain_text("relu")
-    page.get_by_role("searchbox").fill("relu")
+    page.get_by_role("searchbox", name="Search functions and files").fill("relu")
     expect(page.get_by_text("2 calls, 50 samples, 50 %")).to_be_visible()
     details(page).get_by_role("button", name="Callers and callees").click()
     expect(page.get_by_text("50 samples in 2 places")).to_be_visible()
     canvas.press("Escape")
     expect(page.get_by_text("50 samples in 2 places")).to_be_hidden()
-    page.get_by_role("searchbox").fill("")
-    page.get_by_role("button", name="Functions").click()
-    rows = page.get_by_role("row")
-    expect(rows.nth(1)).to_contain_text("relu")
-    expect(rows.nth(1)).to_contain_text("50 %")
+    page.get_by_role("row").nth(2).click()
+    page.get_by_role("complementary").get_by_role("button", name="Callers and callees").last.click()
+    expect(page.get_by_text("30 samples in 1 place")).to_be_visible()
+
+
+@pytest.mark.deep
+def test_calls_in_the_order_of_time(open_page: OpenPage, tmp_path: Path) -> None:
+    samples = {"type": "sampled", "unit": "seconds", "samples": [[0, 1], [0, 2], [0, 1]], "weights": [1, 5, 2]}
+    names = [{"name": name} for name in ("main", "first", "wide")]
+    page = open_page(page_of(tmp_path, json.dumps(SPEEDSCOPE | {"shared": {"frames": names}, "profiles": [samples]})))
+    canvas = page.get_by_role("application", name="Flame graph")
+    for order, name in (("Time order", "first"), ("Heaviest first", "wide")):
+        page.get_by_role("button", name=order).click()
+        canvas.click(position={"x": 20, "y": 18 * 1.5})
+        expect(details(page).get_by_role("heading")).to_have_text(name)
+        canvas.press("0")
 
 
 @pytest.mark.deep
@@ -65,7 +77,6 @@ def test_nothing_for_axe_to_find(open_page: OpenPage, tmp_path: Path) -> None:
 
     page = open_page(page_of(tmp_path))
     drawn(page).click(position={"x": 20, "y": 10})
-    page.get_by_role("button", name="Functions").click()
     assert violations(page) == []
 
 
@@ -79,6 +90,6 @@ def test_a_difference_has_signs(open_page: OpenPage, tmp_path: Path) -> None:
     drawn(page).click(position={"x": 20, "y": 18 * 1.5})
     # 60 samples of 120, where 40 of 100, scaled to 120, were 48.
     expect(details(page)).to_contain_text("+12 samples")
-    expect(page.get_by_text("+ takes more in the second")).to_be_visible()
+    expect(page.get_by_text("+ takes more in the candidate")).to_be_visible()
     data = json.loads(str(page.locator("#perfnb-data").text_content()))
-    assert "before" in data["flame"]
+    assert "before" in data["sections"][0]["data"]

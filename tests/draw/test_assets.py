@@ -21,7 +21,7 @@ PICTURES = [
         f"{name}.js"
         for name in (
             "timeline/js/timeline",
-            "flame/js/tab",
+            "flame/js/view",
             "memory/js/memory",
             "watching/js/machine",
         )
@@ -29,10 +29,7 @@ PICTURES = [
 ]
 ENTRIES = {
     "documentWidget": [*PICTURES, "draw/js/document.js"],
-    "architectures": ["models/js/architectures.js"],
-    "scaling": ["models/js/scaling.js"],
-    "watch": ["watching/js/panel.js"],
-    "flameHost": ["flame/js/host.js"],
+    "watch": ["watching/js/machine.js", "watching/js/panel.js"],
 }
 
 _DEFINED = re.compile(r"^(export )?(?:async )?(?:function|class|const|let) (\w+|\[[^\]]*\]|\{[^}]*\})", re.M)

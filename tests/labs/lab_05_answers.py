@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from perfnb.models.architecture_figures import ArchitectureFigures
+from perfnb.models.architectures import ArchitectureComparison
 from tests.labs.judging import hint
 
 
@@ -26,7 +26,7 @@ CNN = nn.Linear(54, 479, bias=False)  # 25,866 parameters, to which the MLP of w
 SHARES = {"64": 0.56, "512": 0.83}
 
 
-def figures_of() -> ArchitectureFigures:
+def figures_of() -> ArchitectureComparison:
     rows = {
         "mlp": (25_791, 3_267_456, 5_494_528, 0.9),
         "cnn": (25_866, 77_004_800, 152_829_952, 10.0),
@@ -34,7 +34,7 @@ def figures_of() -> ArchitectureFigures:
     }
     columns = ["parameters", "forward_flops", "backward_flops", "median_ms"]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("name")
-    return ArchitectureFigures(
+    return ArchitectureComparison(
         table=table.astype(dict.fromkeys(columns[:3], "Int64") | {"median_ms": "Float64"}),
         shares=pd.DataFrame(
             [(name, "kind", "attention", share) for name, share in SHARES.items()],

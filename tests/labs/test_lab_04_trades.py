@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from perfnb import Profile, profile_step
 from perfnb.labs.exercise import Facts
-from perfnb.memory.leaks.judge import LeakReport
 from perfnb.results import Leaks
 from perfnb.stats.slope import Slope
 from tests.labs.judging import an_ab_test, hint, said_of
@@ -221,16 +220,12 @@ def test_the_price_of_two_profiles(blocks: nn.ModuleList) -> None:
 def found_leaks(verdict: str = "leak") -> Leaks:
     rows = [("net.body.3", 131072.0), ("net", 4.0)]
     return Leaks(
-        LeakReport(
-            verdict=verdict,
-            reason="kept",
-            allocator=Slope(131076.0, None, None, 40),
-            process=Slope(136533.0, 133376.0, 140799.0, 40),
-            beyond_bytes=None,
-            survivors=pd.DataFrame(rows, columns=["layer", "bytes_per_step"]),
-            garbage_bytes=0.0,
-            per_step=pd.DataFrame({"step": range(40)}),
-        )
+        verdict=verdict,
+        reason="kept",
+        allocator=Slope(131076.0, None, None, 40),
+        process=Slope(136533.0, 133376.0, 140799.0, 40),
+        survivors=pd.DataFrame(rows, columns=["layer", "bytes_per_step"]),
+        steps=pd.DataFrame({"step": range(40)}),
     )
 
 

@@ -16,7 +16,7 @@ from scipy.optimize import nnls
 from perfnb import Timing, labs
 from perfnb.labs import lab_05
 from perfnb.labs.ledger import exercise_of, judged
-from perfnb.models.size_laws import scaling_figures
+from perfnb.models.size_laws import measured_sizes
 from perfnb.results import ArchitectureComparison, ScalingStudy
 from tests.labs.judging import hint
 from tests.labs.lab_05_answers import CNN, RATIO, SHARES, USES, accuracy, figures_of, says
@@ -46,7 +46,7 @@ def layers(name: str, length: int) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def at_lengths() -> ArchitectureComparison:
     profiles: Any = {name: SimpleNamespace(layers=layers(name, int(name))) for name in SHARES}
-    return ArchitectureComparison(**vars(figures_of()), profiles=profiles)
+    return replace(figures_of(), profiles=profiles)
 
 
 @pytest.mark.parametrize("number", ["5.2", "5.3", "5.6"])
@@ -168,7 +168,7 @@ def study_of(*sizes: int) -> ScalingStudy:
     """Of times that were measured, each with 1 % of noise."""
     noise = np.array([0.99, 1.0, 1.01] * 4)
     samples = {size: (TIMES[size] * noise).tolist() for size in sizes}
-    return ScalingStudy(**vars(scaling_figures(samples, {}, {}, device="CPU")))
+    return ScalingStudy(**measured_sizes(samples, {}, {}), device="CPU")
 
 
 STUDY = study_of(32, 64, 128, 192, 256)

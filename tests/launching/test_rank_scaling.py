@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import perfnb
+from perfnb.draw.document import Bars
 from perfnb.launching.rank_scaling import RankScaling
-from perfnb.launching.scaling_figures import JobRun, ScalingJob, rank_scaling_figures
+from perfnb.launching.scaling_figures import JobRun, ScalingJob, compared_jobs
 from tests.launching.jobs import FAST, small
 
 ALONE = {"input": 0.1, "communication": 0.0, "imbalance": 0.0, "compute": 0.9}
@@ -32,8 +33,12 @@ def jobs(**others: Any) -> list[ScalingJob]:
     ]
 
 
+def study_of(measured: list[ScalingJob], mode: str = "strong") -> RankScaling:
+    return RankScaling(mode=mode, cores=2, **compared_jobs(measured, mode))
+
+
 def test_strong_scaling() -> None:
-    figures = rank_scaling_figures(jobs(), "strong", 2)
+    figures = study_of(jobs())
     two = figures.table.loc["2 ranks"]
 
     assert two["speedup"] == pytest.approx(100 / 80)
@@ -47,7 +52,7 @@ def test_strong_scaling() -> None:
 
 
 def test_weak_scaling() -> None:
-    two = rank_scaling_figures(jobs(), "weak", 2).table.loc["2 ranks"]
+    two = study_of(jobs(), "weak").table.loc["2 ranks"]
 
     assert two["speedup"] == pytest.approx(2 * 100 / 80)
     assert two["efficiency"] == pytest.approx(100 / 80)
@@ -56,7 +61,7 @@ def test_weak_scaling() -> None:
 
 @pytest.mark.parametrize(("mode", "divided"), [("strong", 2), ("weak", 1)])
 def test_the_parts_of_a_loss_add_up(mode: str, divided: int) -> None:
-    lost = rank_scaling_figures(jobs(), mode, 2).losses.loc[2]
+    lost = study_of(jobs(), mode).losses.loc[2]
 
     assert lost["ideal_ms"] == pytest.approx(100 / divided)
     assert lost["loss_ms"] == pytest.approx(80 - 100 / divided)
@@ -69,18 +74,18 @@ def test_the_parts_of_a_loss_add_up(mode: str, divided: int) -> None:
 
 
 def test_imbalance_is_missing_if_waiting_is_unknown() -> None:
-    figures = rank_scaling_figures(jobs(imbalance=None, communication=0.2), "strong", 2)
+    figures = study_of(jobs(imbalance=None, communication=0.2))
 
     assert figures.losses["imbalance_ms"].isna().all()
     assert figures.losses.loc[2, "communication_ms"] == pytest.approx(16)
     assert "2 ranks: the collectives of the ranks could not be matched" in figures.notes[0]
-    assert "n/a" in RankScaling(**vars(figures))._text()
+    assert "n/a" in str(figures)
 
 
 def test_a_job_that_fails_without_ddp() -> None:
     found = [*jobs()[:2], ScalingJob("plain", 1, 1, failed="AttributeError: no_sync")]
 
-    figures = rank_scaling_figures(found, "strong", 2)
+    figures = study_of(found)
 
     assert figures.notes == ["1 rank without DDP: n/a, because it failed: AttributeError: no_sync"]
     assert figures.table["against_plain"].isna().all()
@@ -90,12 +95,12 @@ def test_a_job_that_fails_without_ddp() -> None:
 def test_too_few_steps_for_an_interval() -> None:
     runs = [JobRun([10.0, 11.0], ALONE)]
 
-    figures = rank_scaling_figures([ScalingJob("ranks", n, 1, runs) for n in (1, 2)], "strong", 2)
+    figures = study_of([ScalingJob("ranks", n, 1, runs) for n in (1, 2)])
     table = figures.table
 
     assert table["ci_low_ms"].isna().all()
     assert [note.partition(". ")[0] for note in figures.notes] == [
-        f"{name}: no interval, because 2 timed steps in a run are too few" for name in ("1 rank", "2 ranks")
+        "1 rank and 2 ranks: no interval, because 2 timed steps in a run are too few"
     ]
     assert table.loc["2 ranks", "speedup"] == 1.0
 
@@ -103,24 +108,44 @@ def test_too_few_steps_for_an_interval() -> None:
 def test_runs_that_disagree_are_said() -> None:
     runs = [JobRun([ms] * 20, ALONE) for ms in (34.0, 61.0)]
 
-    notes = rank_scaling_figures([*jobs()[:2], ScalingJob("best", 1, 2, runs)], "strong", 2).notes
+    notes = study_of([*jobs()[:2], ScalingJob("best", 1, 2, runs)]).notes
 
     assert len(notes) == 1
-    assert notes[0].startswith("1 process, all cores: its runs disagree, from 34.0 ms to 61.0 ms per step.")
+    assert notes[0].startswith(
+        "Runs of the same job disagree on its step: 1 process, all cores (from 34.0 ms to 61.0 ms)."
+    )
 
 
-def test_it_shows_itself() -> None:
-    study = RankScaling(**vars(rank_scaling_figures(jobs(), "strong", 2)))
+def test_what_several_jobs_say_alike_is_one_note() -> None:
+    runs = [JobRun([10.0] * 20, ALONE, "One bucket could save 2 ms.")]
 
-    text, html = study._text(), study._html()
+    notes = study_of([ScalingJob("ranks", n, 1, runs) for n in (1, 2, 4)]).notes
 
-    assert text.startswith("2 ranks: efficiency 62 % [57, 69], strong scaling")
-    assert "1.25 × [1.13, 1.38]" in text
-    assert repr(study) == "<perfnb.RankScaling: 2 ranks: efficiency 62 % [57, 69], strong scaling>"
-    for word in ("perfect scaling", "exposed communication", "waiting for the slowest rank"):
-        assert word in text
-    assert "<img alt=" in html
-    assert max(map(len, text.splitlines())) <= 100
+    assert notes == ["1 rank, 2 ranks and 4 ranks: One bucket could save 2 ms."]
+
+
+def test_the_answer_is_the_speed_up_and_what_it_is_lost_to() -> None:
+    told = study_of(jobs())._document().verdict
+
+    assert told.sentence == "2 ranks: speed-up 1.25 × [1.13, 1.38], efficiency 62 %, strong scaling"
+    assert told.why == (
+        "Of 80.0 ms per step, 30.0 ms exceed perfect scaling: exposed communication 12.0 ms, input 11.0 ms, "
+        "imbalance 4.00 ms, slower computing 3.00 ms."
+    )
+    assert told.next == "Use one process with all cores: 2 ranks do only 0.750 × its work per second."
+    assert study_of(jobs()[:3])._document().verdict.next == ""
+
+
+def test_a_step_is_drawn_with_what_exceeds_perfect_scaling() -> None:
+    bars = study_of(jobs(compute=0.4, communication=0.35))._document().sections[0]
+
+    assert isinstance(bars, Bars)
+    # Computing takes 32 ms, 13 less than half of what one rank took.
+    assert {bar.label: [part.value for part in bar.parts] for bar in bars.bars} == {
+        "1 rank": pytest.approx([100]),
+        "2 ranks": pytest.approx([50 - 13, 0, 28, 4, 11]),
+    }
+    assert bars.bars[1].total == 80
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 MIB = 1 << 20
+HOSTILE = '<script>alert("$x^2$")</script>\n\x1b[31m\u202e'
 BASE_US = 1_700_000_000_000_000
 
 
@@ -83,6 +84,23 @@ def small() -> dict[str, Any]:
         entry("free_completed", first + MIB, MIB // 2, 55),
     ]
     return snapshot([segment(first, blocks)], trace)
+
+
+def two_devices() -> dict[str, Any]:
+    """3 MiB of 8 MiB on one device, with a history; 5 MiB of 5 MiB on another, without."""
+    address = 0x7F0000000000
+    first = segment(address, [block(address, 3 * MIB, frames=STACK), block(0, 5 * MIB, "inactive")])
+    second = segment(address, [block(address, 5 * MIB, requested=4 * MIB)], device=1)
+    trace = [entry("segment_alloc", address, 8 * MIB, 0), entry("alloc", address, 3 * MIB, 1500)]
+    return snapshot([first, second], [*trace, entry("oom", 0, 9 * MIB, 2500)])
+
+
+def strange() -> dict[str, Any]:
+    """Every name that a stranger could choose, chosen."""
+    address = 0x7F0000000000
+    hostile = [frame("??", 0, f"at::_ops::{HOSTILE}::"), frame(f"{HOSTILE}.py", 3, HOSTILE)]
+    blocks = [block(address, MIB, frames=hostile), block(address + MIB, MIB, HOSTILE, frames=hostile)]
+    return snapshot([segment(address, blocks, kind=HOSTILE)], [entry(HOSTILE, address, 1, 0, hostile)])
 
 
 def dumped(data: Any, protocol: int = 4) -> bytes:

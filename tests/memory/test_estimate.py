@@ -372,11 +372,41 @@ def test_an_estimate_shows_itself() -> None:
     assert repr(estimate) == (
         "<perfnb.MemoryEstimate Sequential: peak 3.52 MiB in optimizer, training with a batch of 8 and Adam>"
     )
-    assert "optimizer state    1.25 MiB" in str(estimate)
-    bundle = estimate._repr_mimebundle_()
-    assert bundle["text/plain"] == str(estimate)
-    assert "<table>" in bundle["text/html"]
     assert isinstance(estimate, MemoryEstimate)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "state", "says"),
+    [
+        (2**23, "good", "Fits: the step needs 3.52 MiB at its peak, 44 % of the 8.00 MiB of this machine's CPU"),
+        (2**21, "bad", "Does not fit: the step needs 3.52 MiB at its peak, 1.52 MiB more than the 2.00 MiB of"),
+        (None, "none", "The step needs 3.52 MiB at its peak; the memory of this machine's CPU is unknown"),
+    ],
+)
+def test_an_estimate_says_whether_it_fits(
+    capacity: int | None, state: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfnb.step.device.capacity_bytes", lambda _: capacity)
+    estimate = estimate_memory(mlp(), rows(8), "adam", loss=F.cross_entropy)
+
+    shown = estimate._document()
+
+    assert shown.verdict.state == state
+    assert shown.verdict.sentence.startswith(says)
+    if capacity == 2**23:
+        assert shown.verdict.sentence.endswith(f"has {estimate.largest_batch(capacity):,} samples")
+    if capacity == 2**21:
+        assert shown.verdict.sentence.endswith("not even one sample fits")
+
+
+def test_an_estimate_offers_what_needs_less() -> None:
+    estimate = estimate_memory(mlp(), rows(8), "adam", loss=F.cross_entropy, autocast=torch.bfloat16)
+    frees = estimate.options.set_index("option")["frees_bytes"].to_dict()
+
+    assert "half precision for activations" not in frees  # it has that already
+    assert frees["an optimizer without state"] == estimate.by_category["optimizer_state"]
+    moving = sum(estimate.by_category[name] for name in ("activations", "inputs"))  # not the optimizer's temporaries
+    assert (estimate.peak_phase, frees["half the batch"]) == ("optimizer", moving // 2)
 
 
 def test_what_a_convolution_takes_beside_its_result_counts() -> None:

@@ -407,7 +407,7 @@ def test_an_optimizer_that_does_not_step_in_any_call_is_told() -> None:
     for estimate in (without_state, with_state):
         assert estimate.caveat is not None
         assert estimate.caveat.startswith("AdamW did not step in any of 16 simulated calls")
-        assert estimate.caveat in str(estimate)
+        assert estimate.caveat in estimate._document().notes
         assert "AdamW did not step" in estimate._repr_mimebundle_()["text/html"]
 
 

@@ -43,7 +43,7 @@ def summary_fits(recording: Recording, samples: int | None = None) -> pd.DataFra
 
 
 def options(recording: Recording | None = None, samples: int | None = None, **known: int) -> dict[str, int]:
-    alive = pd.DataFrame({"bytes": pd.Series(dtype="int64"), "category": [], "layer": []})
+    alive = pd.DataFrame({"bytes": pd.Series(dtype="int64"), "category": [], "layer": [], "phase": []})
     by_category = dict.fromkeys(CATEGORIES, 0) | known
     frame = fitting_options(alive, by_category, recording or ByHand().step(0, 1).recording(), samples)
     return {str(row.option): int(row.frees_bytes) for row in frame.itertuples()}
@@ -51,7 +51,7 @@ def options(recording: Recording | None = None, samples: int | None = None, **kn
 
 def test_each_option_frees_what_it_says_the_greatest_first() -> None:
     frame = fitting_options(
-        pd.DataFrame({"bytes": [400], "category": ["activations"], "layer": ["model"]}),
+        pd.DataFrame({"bytes": [400], "category": ["activations"], "layer": ["model"], "phase": "forward"}),
         dict(zip(CATEGORIES, (100, 101, 1000, 400, 50, 30, 7), strict=True)),
         ByHand().step(0, 1).recording(),
         8,
@@ -65,6 +65,14 @@ def test_each_option_frees_what_it_says_the_greatest_first() -> None:
     ]
     assert "4 samples instead of 8" in frame["detail"].iloc[2]
     assert str(frame["frees_bytes"].dtype) == "Int64"
+
+
+def test_temporaries_of_the_optimizer_do_not_shrink_with_the_batch() -> None:
+    alive = pd.DataFrame({"bytes": [80, 12], "category": "temporaries", "layer": "", "phase": ["optimizer", "forward"]})
+    held = dict.fromkeys(CATEGORIES, 0) | {"temporaries": 92, "activations": 8}
+    frame = fitting_options(alive, held, ByHand().step(0, 1).recording(), 8).set_index("option")
+
+    assert frame.loc["half the batch", "frees_bytes"] == (12 + 8) // 2
 
 
 def test_what_frees_nothing_is_no_option() -> None:

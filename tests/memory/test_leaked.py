@@ -13,7 +13,7 @@ from perfnb.attribution.blocks import Kind
 from perfnb.memory.allocations import AFTER, BEFORE, Watched, allocations_by_step
 from perfnb.memory.leaks.judge import (
     PROCESS_FLOOR_BYTES,
-    leak_report,
+    leak_figures,
     left_by_every_step,
     levels_by_step,
     surviving,
@@ -69,7 +69,7 @@ def test_levels_are_what_is_alive_at_each_end() -> None:
 
 
 def test_an_ordinary_step_leaks_nothing() -> None:
-    report = leak_report(ORDINARY, FLAT, steps=STEPS)
+    report = leak_figures(ORDINARY, FLAT, steps=STEPS)
     assert (report.verdict, report.reason) == ("no leak seen", "steady")
     assert len(report.survivors) == 0
     assert report.allocator is not None
@@ -79,7 +79,7 @@ def test_an_ordinary_step_leaks_nothing() -> None:
 
 def test_a_leak_of_1_mib_a_step_is_told_with_its_owner() -> None:
     leak = joined(made(EVERY, MIB - 4096), made([*EVERY, *EVERY], 2048, op="aten::cat", layer=None, phase="loss"))
-    report = leak_report(joined(ORDINARY, leak), None, steps=STEPS)
+    report = leak_figures(joined(ORDINARY, leak), [], steps=STEPS)
     assert (report.verdict, report.reason) == ("leak", "kept")
     assert report.allocator is not None
     assert report.allocator.bytes_per_step == pytest.approx(MIB, rel=0.02)
@@ -102,7 +102,7 @@ def test_a_cache_filled_early_is_no_survivor() -> None:
 
 
 def test_a_leak_every_fifth_step_survives() -> None:
-    report = leak_report(joined(ORDINARY, made(range(0, STEPS, 5), 5 * MIB, op="aten::cat")), None, steps=STEPS)
+    report = leak_figures(joined(ORDINARY, made(range(0, STEPS, 5), 5 * MIB, op="aten::cat")), [], steps=STEPS)
     assert report.verdict == "leak"
     row = report.survivors.iloc[0]
     assert (row["op"], row["steps"]) == ("aten::cat", 7)
@@ -111,7 +111,7 @@ def test_a_leak_every_fifth_step_survives() -> None:
 
 def test_a_tensor_that_is_appended_to_grows() -> None:
     grown = made(EVERY, [MIB * (place + 1) for place in EVERY], lives=1, op="aten::cat")
-    report = leak_report(joined(ORDINARY, grown), None, steps=STEPS)
+    report = leak_figures(joined(ORDINARY, grown), [], steps=STEPS)
     assert (report.verdict, report.reason) == ("leak", "growing")
     row = report.survivors.iloc[0]
     assert (row["op"], row["kind"], row["bytes_per_step"]) == ("aten::cat", "growing", MIB)
@@ -120,7 +120,7 @@ def test_a_tensor_that_is_appended_to_grows() -> None:
 def test_reference_cycles_are_garbage() -> None:
     garbage = made(EVERY)
     garbage["freed_in_step"] = pd.array([STEPS] * STEPS, dtype="Int64")
-    report = leak_report(joined(ORDINARY, garbage), FLAT, steps=STEPS)
+    report = leak_figures(joined(ORDINARY, garbage), FLAT, steps=STEPS)
     assert (report.verdict, report.reason) == ("no leak seen", "garbage")
     assert report.garbage_bytes == MIB
     assert len(report.survivors) == 0
@@ -129,7 +129,7 @@ def test_reference_cycles_are_garbage() -> None:
 def test_reference_cycles_that_a_collection_freed_in_between_are_garbage_still() -> None:
     garbage = made(EVERY)
     garbage["freed_in_step"] = pd.array([17] * 17 + [STEPS] * (STEPS - 17), dtype="Int64")
-    report = leak_report(joined(ORDINARY, garbage), FLAT, steps=STEPS)
+    report = leak_figures(joined(ORDINARY, garbage), FLAT, steps=STEPS)
     assert (report.verdict, report.reason) == ("no leak seen", "garbage")
     assert report.garbage_bytes == MIB * (STEPS - 17) / STEPS
 
@@ -137,29 +137,29 @@ def test_reference_cycles_that_a_collection_freed_in_between_are_garbage_still()
 def test_a_cycle_here_and_there_is_not_worth_a_word() -> None:
     garbage = made([3, 20], 4096)
     garbage["freed_in_step"] = pd.array([STEPS] * 2, dtype="Int64")
-    assert leak_report(joined(ORDINARY, garbage), FLAT, steps=STEPS).reason == "steady"
+    assert leak_figures(joined(ORDINARY, garbage), FLAT, steps=STEPS).reason == "steady"
 
 
 def test_a_leak_whose_owner_changes_with_each_step_is_one() -> None:
     leak = joined(*(made([place], layer=f"layer{place}") for place in EVERY))
-    report = leak_report(joined(ORDINARY, leak), None, steps=STEPS)
+    report = leak_figures(joined(ORDINARY, leak), [], steps=STEPS)
     assert (report.verdict, report.reason) == ("leak", "kept")
     assert report.survivors["bytes_per_step"].sum() == pytest.approx(MIB, rel=0.05 + 6e6 / MIB / 32)
 
 
 def test_growth_of_which_nothing_stays_is_no_verdict() -> None:
     ever_larger = joined(*(made([place], MIB * (place + 1), lives=1, layer=f"layer{place}") for place in EVERY))
-    report = leak_report(joined(ORDINARY, ever_larger), None, steps=STEPS)
+    report = leak_figures(joined(ORDINARY, ever_larger), [], steps=STEPS)
     assert (report.verdict, report.reason) == ("inconclusive", "unexplained")
 
 
 def test_growth_that_the_process_contradicts_is_no_verdict() -> None:
-    report = leak_report(joined(ORDINARY, made(EVERY)), FLAT, steps=STEPS)
+    report = leak_figures(joined(ORDINARY, made(EVERY)), FLAT, steps=STEPS)
     assert (report.verdict, report.reason) == ("inconclusive", "unseen")
 
 
 def test_the_process_says_nothing_of_a_gpu() -> None:
-    report = leak_report(joined(ORDINARY, made(EVERY, device="cuda:0")), FLAT, steps=STEPS)
+    report = leak_figures(joined(ORDINARY, made(EVERY, device="cuda:0")), FLAT, steps=STEPS)
     assert (report.verdict, report.reason) == ("leak", "kept")
     assert report.survivors["device"].tolist() == ["cuda:0"]
 
@@ -168,8 +168,8 @@ PROCESS_LEAK = [500 * MIB + place * MIB for place in EVERY]
 
 
 def test_growth_of_the_process_is_a_leak_only_if_it_continues_after_the_recording() -> None:
-    settled = leak_report(ORDINARY, PROCESS_LEAK, steps=STEPS, later_bytes=FLAT)
-    lasting = leak_report(ORDINARY, PROCESS_LEAK, steps=STEPS, later_bytes=PROCESS_LEAK)
+    settled = leak_figures(ORDINARY, PROCESS_LEAK, steps=STEPS, later_bytes=FLAT)
+    lasting = leak_figures(ORDINARY, PROCESS_LEAK, steps=STEPS, later_bytes=PROCESS_LEAK)
 
     assert (settled.verdict, settled.reason) == ("no leak seen", "settled")
     assert (lasting.verdict, lasting.reason) == ("leak", "outside")
@@ -181,31 +181,30 @@ def test_tensors_that_are_all_freed_after_the_recording_are_not_certainly_a_leak
     kept = joined(ORDINARY, made(EVERY))
     level = 500 * MIB + np.arange(STEPS) % 25 * MIB  # cleared every 25 steps
     for later in (FLAT, level.tolist()):
-        assert leak_report(kept, PROCESS_LEAK, steps=STEPS, later_bytes=later).reason == "unseen"
-    assert leak_report(kept, PROCESS_LEAK, steps=STEPS, later_bytes=PROCESS_LEAK).reason == "kept"
+        assert leak_figures(kept, PROCESS_LEAK, steps=STEPS, later_bytes=later).reason == "unseen"
+    assert leak_figures(kept, PROCESS_LEAK, steps=STEPS, later_bytes=PROCESS_LEAK).reason == "kept"
 
 
 def test_a_process_that_grows_alone_leaks_outside() -> None:
-    report = leak_report(ORDINARY, PROCESS_LEAK, steps=STEPS)
+    report = leak_figures(ORDINARY, PROCESS_LEAK, steps=STEPS)
     assert (report.verdict, report.reason) == ("leak", "outside")
     assert report.beyond_bytes == MIB
-    assert leak_report(None, PROCESS_LEAK, steps=STEPS).reason == "outside"
 
 
 def test_a_process_that_grows_more_says_how_much() -> None:
     both = [500 * MIB + 3 * place * MIB for place in EVERY]
-    report = leak_report(joined(ORDINARY, made(EVERY)), both, steps=STEPS)
+    report = leak_figures(joined(ORDINARY, made(EVERY)), both, steps=STEPS)
     assert (report.reason, report.beyond_bytes) == ("kept", 2 * MIB)
-    assert leak_report(joined(ORDINARY, made(EVERY)), PROCESS_LEAK, steps=STEPS).beyond_bytes is None
+    assert leak_figures(joined(ORDINARY, made(EVERY)), PROCESS_LEAK, steps=STEPS).beyond_bytes is None
 
 
 def test_a_process_that_grows_while_new_shapes_come_is_no_leak() -> None:
     rng = np.random.default_rng(0)
     varying = made(EVERY, rng.integers(MIB, 20 * MIB, STEPS), lives=0)
-    report = leak_report(joined(ORDINARY, varying), PROCESS_LEAK, steps=STEPS)
+    report = leak_figures(joined(ORDINARY, varying), PROCESS_LEAK, steps=STEPS)
     assert (report.verdict, report.reason) == ("inconclusive", "shapes")
     few = made(EVERY, rng.choice([MIB, 2 * MIB, 3 * MIB], STEPS), lives=0)
-    assert leak_report(joined(ORDINARY, few), PROCESS_LEAK, steps=STEPS).reason == "outside"
+    assert leak_figures(joined(ORDINARY, few), PROCESS_LEAK, steps=STEPS).reason == "outside"
 
 
 @pytest.mark.deep
@@ -216,42 +215,40 @@ def test_batches_that_vary_are_no_leak_in_100_runs() -> None:
         sizes = rng.integers(MIB, 20 * MIB, STEPS)
         cache = 500 * MIB + np.cumsum(rng.integers(0, MIB, STEPS))  # each new shape is prepared and kept
         varying = joined(made(EVERY, sizes, lives=0), made(EVERY, sizes // 10, lives=1, op="aten::relu"))
-        assert leak_report(joined(ORDINARY, varying), cache, steps=STEPS).verdict != "leak"
+        assert leak_figures(joined(ORDINARY, varying), cache, steps=STEPS).verdict != "leak"
 
 
 def test_growth_of_the_process_below_the_floor_is_its_own() -> None:
     small = [500 * MIB + place * (PROCESS_FLOOR_BYTES - 4096) for place in EVERY]
-    assert leak_report(ORDINARY, small, steps=STEPS).verdict == "no leak seen"
+    assert leak_figures(ORDINARY, small, steps=STEPS).verdict == "no leak seen"
 
 
 def test_survivors_under_noise_are_not_hushed_up() -> None:
     rng = np.random.default_rng(2)
     noise = made(EVERY, rng.integers(0, 400 * MIB, STEPS), lives=1, op="aten::relu")
-    report = leak_report(joined(noise, made(EVERY)), None, steps=STEPS)
+    report = leak_figures(joined(noise, made(EVERY)), [], steps=STEPS)
     assert (report.verdict, report.reason) == ("inconclusive", "hidden")
     assert report.survivors["bytes_per_step"].tolist() == [MIB]
 
 
 def test_too_little_is_inconclusive() -> None:
-    assert leak_report(None, None, steps=STEPS).reason == "unknown"
-    assert leak_report(made(range(8)), None, steps=8).verdict == "inconclusive"
-    assert leak_report(ORDINARY.iloc[:0], None, steps=STEPS).verdict == "no leak seen"
+    assert leak_figures(made([0]), [], steps=1).reason == "few"
+    assert leak_figures(made(range(8)), [], steps=8).verdict == "inconclusive"
+    assert leak_figures(ORDINARY.iloc[:0], [], steps=STEPS).verdict == "no leak seen"
 
 
 def test_the_table_of_steps_holds_both_series() -> None:
-    table = leak_report(ORDINARY, FLAT, steps=STEPS).per_step
+    table = leak_figures(ORDINARY, FLAT, steps=STEPS).steps
     assert table.columns.tolist() == ["step", "allocated_bytes", "process_bytes"]
     assert len(table) == STEPS
     assert table["process_bytes"].eq(500 * MIB).all()
-    only = leak_report(None, [1, None, *FLAT[2:]], steps=STEPS).per_step
-    assert only["allocated_bytes"].isna().all()
-    assert only["process_bytes"].isna().sum() == 1
+    assert leak_figures(ORDINARY, [1, None, *FLAT[2:]], steps=STEPS).steps["process_bytes"].isna().sum() == 1
 
 
 def test_the_frame_stays_as_it_was() -> None:
     frame = joined(ORDINARY, made(EVERY))
     before = frame.copy()
-    leak_report(frame, FLAT, steps=STEPS)
+    leak_figures(frame, FLAT, steps=STEPS)
     pd.testing.assert_frame_equal(frame, before)
 
 
@@ -296,7 +293,7 @@ def test_blocks_lie_in_the_steps_that_made_and_freed_them(
             made,
             freed,
         ]
-        assert leak_report(found, None, steps=3).verdict == "inconclusive"
+        assert leak_figures(found, [], steps=3).verdict == "inconclusive"
 
 
 def test_of_two_steps_only_what_both_left_counts() -> None:

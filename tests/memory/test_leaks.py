@@ -134,7 +134,7 @@ def test_a_tensor_of_1_mib_kept_in_a_layer_is_a_leak_with_its_owner(vary: bool) 
         }
     ]
     assert "allocated in model.2 (forward) by aten::ones" in leaks.sentence
-    assert "1.00 MiB per step" in repr(leaks)
+    assert "1.00 MiB [1.00, 1.00] per step" in repr(leaks)
     assert len(kept) == 10 + 40 + 40 + 40
 
 
@@ -392,11 +392,8 @@ def test_too_few_steps_are_inconclusive(few: Leaks) -> None:
     assert "Too few steps" in few.sentence
 
 
-def test_the_object_shows_itself_and_gives_frames_away(few: Leaks) -> None:
+def test_the_object_shows_itself(few: Leaks) -> None:
     bundle = few._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "text/html"}
     assert bundle["text/plain"] == str(few)
     assert "a step" in bundle["text/html"]
-    steps = few.steps
-    steps["step"] = 0
-    assert few.steps["step"].tolist() == list(range(5))

@@ -1,182 +1,125 @@
-"""The memory view without scripts, and as data for the browser."""
+"""The memory of a step as a document, and as data for the browser."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from itertools import accumulate
 
 import pandas as pd
 import pytest
 
-from perfnb import quantities as fmt
 from perfnb.draw import bars, escape
+from perfnb.draw.document import Bars, Picture, Table
 from perfnb.draw.palette import CATEGORIES, MARKS
-from perfnb.memory.tab import memory_data, memory_html, memory_text
+from perfnb.memory.pictures import Areas, areas_html, areas_text
+from perfnb.memory.tab import curve_data, memory_document
 from tests.memory import memory_samples as samples
-from tests.pages import check, picture_bytes, spaced
 from tests.summaries import HOSTILE
 
-EXAMPLES = {
-    "transformer": samples.transformer,
-    "out_of_memory": samples.out_of_memory,
-    "hostile": samples.hostile,
-    "unknown": samples.unknown,
-    "empty": samples.empty,
-}
+
+def test_the_peak_is_told_with_what_is_alive_and_who_owns_it() -> None:
+    made = samples.transformer(gpu=True)
+    shown = memory_document(made)
+    picture, held, owners, fits = shown.sections
+
+    assert shown.verdict.sentence == "The peak is 1.24 GiB at 173 ms in backward, 48 % of it activations"
+    assert [figure.label for figure in shown.figures] == ["peak", "reserved", "largest free block"]
+    assert shown.facts == ("1 retry of the allocator",)
+    assert isinstance(picture, Picture)
+    assert isinstance(held, Bars)
+    assert {part.mark: part.value for part in held.bars[0].parts} == {
+        CATEGORIES[name]: size for name, size in made.by_category.items()
+    }
+    assert held.bars[0].total == made.peak_bytes
+    assert isinstance(owners, Table)
+    assert [row[2] for row in owners.rows] == made.owners["bytes"].tolist()
+    assert isinstance(fits, Table)
+    assert [row[1] + row[2] for row in fits.rows] == [made.peak_bytes] * len(made.fits)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_golden(name, golden):
-    golden(f"memory_{name}.txt", "\n".join(memory_text(EXAMPLES[name]())) + "\n")
+def test_a_failed_step_says_so() -> None:
+    shown = memory_document(samples.out_of_memory())
+    assert (shown.verdict.state, shown.figures[0].label) == ("bad", "failure")
+    assert shown.verdict.sentence.startswith("Incomplete: the step failed with 1.02 GiB alive")
+    assert "Tried to allocate 2.00 GiB" in shown.verdict.why
+    assert "out of memory once" in shown.facts
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [80, 100, 140])
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_no_line_is_wider_than_asked(name, width):
-    for line in memory_text(EXAMPLES[name](), width):
-        assert escape.cells(line) <= width, line
+def test_the_curve_in_text_is_as_high_as_the_memory() -> None:
+    areas = Areas([0.0, 100.0, 200.0, 300.0], 400.0, [(CATEGORIES["other"], [400.0, 800.0, 100.0, 0.0])])
+    assert areas_text(areas, 80) == ["▄" * 20 + "█" * 20 + "▁" * 20 + " " * 20, "at most 800 B, over 400 ms"]
 
 
-def test_the_curve_in_text_is_as_high_as_the_memory():
-    made = samples.transformer()
-    times, ends = [0.0, 100.0, 200.0, 300.0], 400.0
-    totals = pd.array([400, 800, 100, 0], dtype="Int64")
-    timeline = made.timeline.head(4).assign(t_ms=times, total=totals)
-    lines = memory_text(replace(made, timeline=timeline, step_ms=ends, peak_bytes=800, peak_ms=100.0), 80)
-    (curve,) = [line for line in lines if line.startswith("▄")]
-    assert curve == "▄" * 20 + "█" * 20 + "▁" * 20
+def test_areas_are_stacked_to_scale() -> None:
+    blue, grey = CATEGORIES["activations"], CATEGORIES["other"]
+    page = areas_html(Areas([0.0, 1.0], 2.0, [(blue, [10.0, 20.0]), (grey, [0.0, 20.0])]))
+    first, second = (part.split('"')[0] for part in page.split('<path d="')[1:3])
+    assert first == "M64.0 145.0L392.0 145.0L392.0 100.0L720.0 100.0L720.0 190.0L392.0 190.0L392.0 190.0L64.0 190.0Z"
+    assert second.startswith("M64.0 145.0L392.0 145.0L392.0 10.0L720.0 10.0L720.0 100.0L392.0 100.0")
+    assert blue.word in page
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_html_holds_only_known_elements(name):
-    check(memory_html(EXAMPLES[name]()))
+def test_nothing_is_drawn_of_nothing() -> None:
+    assert areas_html(Areas([], 0.0, [])) == ""
+    assert areas_text(Areas([], 0.0, []), 80) == []
 
 
-def test_html_says_everything_in_words():
-    made = samples.transformer()
-    page = spaced(memory_html(made))
-    for name, size in made.by_category.items():
-        if size:
-            assert f"{CATEGORIES[name].word}</th><td" in page
-            assert f">{fmt.size(size)}</td>" in page
-    for option in made.fits["option"]:
-        assert option in page
-    assert page.count("estimated") == 3
-    assert page.count("computed") == 1
-    assert f"peak {fmt.size(made.peak_bytes)}" in page
-    assert "smaller ones not listed" in page
+EXAMPLES = (samples.transformer, samples.out_of_memory, samples.hostile, samples.unknown, samples.empty)
 
 
-def test_a_failed_step_says_so():
-    for text in (spaced(memory_html(samples.out_of_memory())), "\n".join(memory_text(samples.out_of_memory()))):
-        assert "Incomplete" in text
-        assert "Tried to allocate 2.00 GiB" in text.replace("\n", " ")
-        assert "out of memory once" in text
-    assert "Incomplete" not in memory_html(samples.transformer())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [samples.transformer, samples.out_of_memory, samples.hostile, samples.many])
-def test_the_picture_is_small_and_has_words(make):
-    page = memory_html(make())
-    picture = picture_bytes(page)
-    assert picture.startswith(b"\x89PNG")
-    assert len(picture) < 40_000
-    (image,) = [attributes for tag, attributes in check(page).tags if tag == "img"]
-    assert "temporaries" in image["alt"]
-
-
-def test_nothing_is_drawn_of_nothing():
-    assert "<img" not in memory_html(samples.empty())
-
-
-@pytest.mark.slow
-def test_matplotlib_is_loaded_only_to_draw_and_pyplot_never():
-    code = (
-        "import sys; from perfnb.memory import tab as memory; assert 'matplotlib' not in sys.modules\n"
-        "from tests.memory import memory_samples as s; memory.memory_text(s.transformer(2)); "
-        "assert 'matplotlib' not in sys.modules\n"
-        "memory.memory_html(s.transformer(2)); assert 'matplotlib.pyplot' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.slow
-def test_the_settings_of_a_user_s_own_plots_are_left_alone():
-    import matplotlib
-
-    with matplotlib.rc_context({"text.usetex": True, "font.size": 31.0}):
-        before = dict(matplotlib.rcParams)
-        drawn = memory_html(samples.transformer(2))
-        assert dict(matplotlib.rcParams) == before
-    assert picture_bytes(drawn) == picture_bytes(memory_html(samples.transformer(2)))
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_it_is_json_without_nan(name):
-    data = memory_data(EXAMPLES[name]())
+@pytest.mark.parametrize("make", EXAMPLES)
+def test_it_is_json_without_nan(make) -> None:
+    data = curve_data(make())
     assert json.loads(json.dumps(data, allow_nan=False)) == data
 
 
-def test_differences_add_up_to_the_frame():
+def test_the_curve_s_data_are_the_frame_s() -> None:
     made = samples.transformer(gpu=True)
-    data = memory_data(made)
+    data = curve_data(made)
     instants = data["instants"]
-    assert [t / 1e6 for t in accumulate(instants["t"])] == pytest.approx(list(made.timeline["t_ms"]), abs=1e-6)
+    assert [t / 1e6 for t in instants["t"]] == pytest.approx(list(made.timeline["t_ms"]), abs=1e-6)
     for place, name in enumerate(CATEGORIES):
-        assert list(accumulate(instants["categories"][place])) == list(made.timeline[name])
-    assert list(accumulate(instants["total"])) == list(made.timeline["total"])
-    assert list(accumulate(instants["reserved"])) == list(made.timeline["reserved"])
+        assert instants["categories"][place] == list(made.timeline[name])
+    assert instants["total"] == list(made.timeline["total"])
+    assert instants["reserved"] == list(made.timeline["reserved"])
     assert instants["process"] is None
-    times = list(accumulate(instants["t"]))
-    assert times[data["peak"]["at"]] == round(1e6 * made.peak_ms)
+    assert instants["t"][data["peak"]["at"]] == round(1e6 * made.peak_ms)
 
 
-def test_the_unknown_between_two_known_figures_stays_unknown():
+def test_what_is_unknown_stays_unknown() -> None:
     made = samples.transformer(1)
     process = pd.array([100, pd.NA, 130, *[130] * (len(made.timeline) - 3)], dtype="Int64")
-    data = memory_data(replace(made, timeline=made.timeline.assign(process=process)))
-    assert data["instants"]["process"][:4] == [100, None, 30, 0]
+    data = curve_data(replace(made, timeline=made.timeline.assign(process=process)))
+    assert data["instants"]["process"][:4] == [100, None, 130, 130]
 
 
-def test_allocations_keep_their_figures_and_names():
+def test_allocations_keep_their_figures_and_names() -> None:
     made = samples.transformer()
-    data = memory_data(made)
+    data = curve_data(made)
     largest, names = data["largest"], data["names"]
-    starts = list(accumulate(largest["start"]))
     by_hand = made.largest.sort_values("start_ms", kind="stable").reset_index(drop=True)
-    assert starts == [round(1e6 * t) for t in by_hand["start_ms"]]
-    assert [a + b for a, b in zip(starts, largest["end"], strict=True)] == [round(1e6 * t) for t in by_hand["end_ms"]]
-    found = sorted(
-        (size, names[layer] if layer >= 0 else None)
-        for size, layer in zip(largest["bytes"], largest["layer"], strict=True)
-    )
-    expected = sorted((row.bytes, None if pd.isna(row.layer) else row.layer) for row in made.largest.itertuples())
-    assert found == expected
+    assert largest["start"] == [round(1e6 * t) for t in by_hand["start_ms"]]
+    assert largest["end"] == [round(1e6 * t) for t in by_hand["end_ms"]]
+    found = [names[layer] if layer >= 0 else None for layer in largest["layer"]]
+    assert list(zip(largest["bytes"], found, strict=True)) == [
+        (row.bytes, None if pd.isna(row.layer) else row.layer) for row in by_hand.itertuples()
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("life_ms", [60.0, 0.3])
 def test_a_hundred_thousand_allocations_take_less_than_a_megabyte(life_ms):
     made = samples.many(100_000, life_ms)
-    data = memory_data(made)
+    data = curve_data(made)
     assert len(data["instants"]["t"]) > 1400
     assert len(json.dumps(data, separators=(",", ":")).encode()) < 2**20
 
 
-def test_hostile_names_are_plain():
-    data = memory_data(samples.hostile())
-    texts = [*data["names"], data["device"], data["incomplete"], *(fit["option"] for fit in data["fits"])]
-    texts += [phase["word"] for phase in data["phases"]]
-    assert all(escape.plain(text, 600) == text for text in texts)
+def test_hostile_names_are_plain() -> None:
+    data = curve_data(samples.hostile())
+    texts = [*data["names"], *(phase["word"] for phase in data["phases"])]
+    assert all(escape.plain(text) == text for text in texts)
     assert {escape.plain(name) for name in HOSTILE} <= set(data["names"])
-    page = "".join(check(memory_html(samples.hostile())).text)
-    assert all(escape.plain(name, 60) in page for name in HOSTILE)
 
 
 def test_no_two_categories_look_alike():

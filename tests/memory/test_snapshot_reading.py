@@ -71,14 +71,14 @@ def test_a_stack_gives_the_users_line_and_the_operator_outermost_below_python() 
     ],
 )
 def test_strange_stacks(frames: list, op: str | None, made_at: str | None) -> None:
-    found = reading.Stacks("a")
+    found = reading.Stacks()
 
     assert found.number(frames) == 0
     assert (found.ops, found.made_at) == ([op], [made_at])
 
 
 def test_long_texts_are_cut_and_few_are_kept() -> None:
-    found = reading.Stacks("a")
+    found = reading.Stacks()
     found.number([frame("/" + "x" * 10**6 + ".py", 1, "y" * 10**6)])
 
     assert len(found.made_at[0] or "") < 400
@@ -151,13 +151,10 @@ def changed(*path: Any, to: Any) -> Any:
         (changed("segments", 0, "blocks", 0, "state", to=[]), "is not text"),
         (changed("segments", 0, "blocks", 0, "address", to=-1), "address of a block is out of range"),
         (changed("segments", 0, "blocks", 0, "frames", to=3), "frames is a int"),
-        (changed("segments", 0, "device", to=10**9), "device of a segment is out of range"),
         (changed("segments", 0, "stream", to=2**64), "stream of a segment is out of range"),
-        (changed("device_traces", to=[[]] * 2000), "2,000 devices"),
         (changed("device_traces", 0, to={}), "device_traces is a dict"),
         (changed("device_traces", 0, 0, "time_us", to=10**17), "time_us of an entry of device_traces is out of range"),
         (changed("device_traces", 0, 0, "action", to=None), "has no action"),
-        (snapshot([segment(ADDRESS, [block(ADDRESS, 2**50)]) for _ in range(3000)]), "exceeds any machine's memory"),
     ],
 )
 def test_what_is_no_snapshot_gives_one_sentence(data: Any, why: str) -> None:
@@ -189,18 +186,10 @@ def test_a_stack_that_is_shared_is_walked_once() -> None:
             return super().__iter__()
 
     frames = Counted([{}] * 1000)
-    found = reading.Stacks("a")
+    found = reading.Stacks()
     for _ in range(50):
         found.number(frames)
     assert Counted.walks <= 2
-
-
-def test_too_many_different_stacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_STACKS", 3)
-    trace = [entry("alloc", ADDRESS, 512, i, [frame("a.py", i, "f")]) for i in range(5)]
-
-    with pytest.raises(TraceError, match="more than 3 distinct call stacks"):
-        decode(dumped(snapshot([], trace)))
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3)

@@ -183,15 +183,6 @@ def test_two_blocks_at_one_address_stay_two() -> None:
     assert sorted(allocation_table(data)["bytes"]) == [512, 1024]
 
 
-def test_unknown_actions_and_states_are_said() -> None:
-    blocks = [block(ADDRESS, 512, "asleep")]
-    data = columns(snapshot([segment(ADDRESS, blocks)], [entry("dreamt", ADDRESS, 512, 0)]))
-
-    notes = " ".join(MemorySnapshot(data).meta["notes"])
-    assert "dreamt" in notes
-    assert "asleep" in notes
-
-
 def test_a_block_that_lives_although_its_allocation_was_freed_is_another_one() -> None:
     trace = [entry("alloc", ADDRESS, 512, 0), entry("free_requested", ADDRESS, 512, 5)]
     table = allocation_table(columns(snapshot([segment(ADDRESS, [block(ADDRESS, 512)])], trace)))

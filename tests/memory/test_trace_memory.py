@@ -13,7 +13,6 @@ import pytest
 from matplotlib.figure import Figure
 
 import perfnb
-from perfnb.profile.report import report_data
 from perfnb.recording.schema import CATEGORIES
 from perfnb.timeline.median_step import step_timeline
 from perfnb.timeline.tab import draw_step
@@ -79,7 +78,7 @@ def test_views_show_the_curve_and_claim_no_categories(tmp_path: Path) -> None:
     profile = loaded(with_memory().write(tmp_path / "trace.json"))
 
     assert profile._summary.memory is None
-    assert report_data(profile._summary)["memory"] is None
+    assert "memory" not in [tab.kind for tab in profile._document().tabs]
     (note,) = [note for note in profile._summary.notes if "memory" in note]
     assert "not what for" in note
     assert "leave out what was alive before the trace" in note

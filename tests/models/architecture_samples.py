@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pandas as pd
 
-from perfnb.models.architecture_figures import ArchitectureFigures
+from perfnb.models.architectures import ArchitectureComparison
 from perfnb.recording.schema import PHASES
 from tests.summaries import HOSTILE, Leaf, make_summary
 
@@ -64,34 +64,34 @@ def transformer(blocks: int = 4) -> list[Leaf]:
     return [*rows, ("transformer.head", "Linear", 1, 0.2, 0.37, 0, 1290)]
 
 
-def three() -> ArchitectureFigures:
+def three() -> ArchitectureComparison:
     """An MLP, a CNN and a transformer of about a million parameters, trained on one batch."""
     return compared({"mlp": _MLP, "cnn": _CNN, "transformer": transformer()})
 
 
-def inference() -> ArchitectureFigures:
+def inference() -> ArchitectureComparison:
     """The forward pass alone: no backward pass, no phase of it."""
     forward = {name: [(*row[:4], 0, 0, row[6]) for row in rows] for name, rows in (("mlp", _MLP), ("cnn", _CNN))}
     return compared(forward, training=False)
 
 
-def one() -> ArchitectureFigures:
+def one() -> ArchitectureComparison:
     """Nothing to compare with."""
     return compared({"transformer": transformer()})
 
 
-def eight() -> ArchitectureFigures:
+def eight() -> ArchitectureComparison:
     """As many as one looks at: transformers of growing depth beside the others."""
     deep = {f"transformer, {blocks} blocks": transformer(blocks) for blocks in (1, 2, 4, 8, 12)}
     return compared({"mlp": _MLP, "cnn": _CNN, "mlp again": _MLP, **deep})
 
 
-def alike() -> ArchitectureFigures:
+def alike() -> ArchitectureComparison:
     """One architecture three times: measured well it is the same, measured badly nothing can be said."""
     return compared({"mlp": _MLP, "mlp again": _MLP, "mlp, noisy": _MLP})
 
 
-def hostile() -> ArchitectureFigures:
+def hostile() -> ArchitectureComparison:
     """Every name that a stranger could choose, chosen."""
     rows: list[Leaf] = [("model", HOSTILE[0], 1, 0.1, 0.1, 0, 0)]
     rows += [(f"model.{name}", HOSTILE[i - 1], 1, 1 + i / 10, 2.0, 0, 10) for i, name in enumerate(HOSTILE) if name]
@@ -105,7 +105,7 @@ def hostile() -> ArchitectureFigures:
     return replace(made, shares=strange)
 
 
-def unknown() -> ArchitectureFigures:
+def unknown() -> ArchitectureComparison:
     """Nothing was measured of the second model, and of the first only its time, once."""
     made = compared({"mlp": _MLP, "cnn": _CNN})
     table = made.table.copy()
@@ -134,9 +134,9 @@ def compared(
     *,
     training: bool = True,
     device: str = "CPU, 2 threads (no GPU)",
-    batch: str = "batch of 64: float32 64 × 128 × 64",
+    batch: str = "64 × 128 × 64",
     notes: Sequence[str] = ("The machine was busy with something else in 2 of 40 rounds.",),
-) -> ArchitectureFigures:
+) -> ArchitectureComparison:
     """A comparison in which a step takes what its layers, the loss and the optimizer take."""
     layers, shares, rows = {}, [], []
     for place, (name, leaves) in enumerate(models.items()):
@@ -163,7 +163,7 @@ def compared(
                 (3 if training else 1) * flops / step * 1e3, 9.4 + 7 * place, 60 + 110 * place,
             )
         )  # fmt: skip
-    return ArchitectureFigures(
+    return ArchitectureComparison(
         table=pd.DataFrame(rows, index=pd.Index(models, name="name"), columns=list(_TYPES)).astype(_TYPES),
         shares=pd.DataFrame(shares, columns=["name", "by", "part", "ms", "share"]),
         ratios=_ratios(dict(zip(models, (row[4] for row in rows), strict=True))),

@@ -187,13 +187,70 @@ def test_statistics_of_a_sampling_profiler_have_no_numbers_of_calls(tmp_path: Pa
         perfnb.load(written(tmp_path, marshal.dumps(wrong), "b.prof"))
 
 
-def test_a_page_of_statistics_lists_more_than_the_text(tmp_path: Path) -> None:
-    found = {("a.py", place, f"step_{place}"): (1, 1, 1.0 / place, 1.0, {}) for place in range(1, 121)}
-    profile = perfnb.load(written(tmp_path, marshal.dumps(found), "a.prof"))
-    page = profile.to_html(tmp_path / "a.html").read_text()
-    assert "The 100 of 120 functions" in page
-    assert ("step_100" in page, "step_101" in page) == (True, False)
-    assert "The 15 of 120 functions" in str(profile)
+def called_by(times: dict[str, tuple[float, float]], edges: dict[tuple[str, str], float]) -> bytes:
+    """Statistics of functions by own and total seconds, and of the calls between two."""
+    return marshal.dumps(
+        {
+            ("a.py", 1, name): (
+                *(1, 1, own, total),
+                {
+                    ("a.py", 1, caller): (1, 1, 0.0, value)
+                    for (caller, callee), value in edges.items()
+                    if callee == name
+                },
+            )
+            for name, (own, total) in times.items()
+        }
+    )
+
+
+def stacks_of(profile: Any) -> dict[str, float]:
+    tree = profile._record.tree
+    return {tree.text(place): round(value, 6) for place, value in enumerate(tree.self.tolist()) if value > 0}
+
+
+def test_time_of_a_function_is_divided_among_its_callers(tmp_path: Path) -> None:
+    # By hand: of the 6 s in leaf, 4 s are in calls from a, 2 s in those from b; a third of them in leaf's own callee.
+    times = {"main": (1.0, 10.0), "a": (1.0, 5.0), "b": (2.0, 4.0), "leaf": (4.0, 6.0), "inner": (2.0, 2.0)}
+    edges = {("main", "a"): 5.0, ("main", "b"): 4.0, ("a", "leaf"): 4.0, ("b", "leaf"): 2.0, ("leaf", "inner"): 2.0}
+    profile = perfnb.load(written(tmp_path, called_by(times, edges), "a.prof"))
+    assert stacks_of(profile) == pytest.approx(
+        {
+            **{"main": 1000, "main;a": 1000, "main;b": 2000},
+            **{"main;a;leaf": 4000 * 4 / 6, "main;b;leaf": 2000 * 4 / 6},
+            **{"main;a;leaf;inner": 4000 / 3, "main;b;leaf;inner": 2000 / 3},
+        }
+    )
+    assert profile.stacks.empty  # they are approximate
+    assert "Flame graph, approximate" in str(profile)
+    assert stacks_of(perfnb.load(profile.save(tmp_path / "saved"))) == stacks_of(profile)
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_calls_in_a_circle_end(tmp_path: Path, outside: bool) -> None:
+    times = {"a": (1.0, 4.0), "b": (3.0, 4.0)} | ({"main": (0.0, 4.0)} if outside else {})
+    edges = {("a", "b"): 4.0, ("b", "a"): 4.0, ("a", "a"): 1.0} | ({("main", "a"): 4.0} if outside else {})
+    profile = perfnb.load(written(tmp_path, called_by(times, edges), "a.prof"))
+    stacks = stacks_of(profile)
+    assert set(stacks) == {"main;a", "main;a;b"} if outside else {"a", "a;b"}
+    assert sum(stacks.values()) == pytest.approx(4000)
+
+
+def test_a_graph_with_endless_stacks_gives_a_small_tree(tmp_path: Path) -> None:
+    names = [f"f{place}" for place in range(60)]
+    edges = {(caller, callee): 1.0 for caller in names for callee in names if caller < callee}
+    profile = perfnb.load(written(tmp_path, called_by(dict.fromkeys(names, (1.0, 60.0)), edges), "a.prof"))
+    tree = profile._record.tree
+    assert len(tree) <= 5000
+    assert tree.self.sum() == pytest.approx(60_000)
+
+
+@pytest.mark.parametrize(
+    "callers", [{("x", 1, "y"): (1, 1, 1.0, 1.0)}, {("a.py", 1, "f"): (1, 1, 1.0, -1.0)}, {("a.py", 1, "f"): 3}]
+)
+def test_callers_that_say_nothing_are_left_out(tmp_path: Path, callers: Any) -> None:
+    found = {("a.py", 1, "f"): (1, 1, 1.0, 2.0, {}), ("a.py", 2, "g"): (1, 1, 1.0, 1.0, callers)}
+    assert set(stacks_of(perfnb.load(written(tmp_path, marshal.dumps(found))))) == {"f", "g"}
 
 
 class _Code:

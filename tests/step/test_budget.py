@@ -15,7 +15,7 @@ from torch import nn
 
 import perfnb
 from perfnb.errors import CaptureError
-from perfnb.profile.report import report_data
+from perfnb.profile.report import report_document
 from perfnb.step.budget import FEWEST_TIMED, MOST_TIMED, MOST_WARMUP, Plan
 from perfnb.step.ceilings import measure_ceilings
 from tests.fake_clock import FakeClock
@@ -160,7 +160,7 @@ def test_too_few_timed_steps_are_said_in_the_headline_and_no_verdict_is_sure(
     assert few == 1
     for shown in (str(p), p._repr_mimebundle_()["text/html"]):
         assert "1 timed step: too few for a 95 % interval" in " ".join(shown.split())
-    assert report_data(p._summary)["step"]["basis"] == "1 timed step: too few for a 95 % interval"
+    assert report_document(p._summary).figures[0].basis == "1 timed step: too few for a 95 % interval"
     assert set(p.findings.loc[p.findings["bound_ms"].notna(), "confidence"]) <= {"low"}
     assert p._summary.findings is not None
     assert "Low confidence: 1 timed step is too few for a 95 % interval." in p._summary.findings.verdict.why

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfnb.system.read.reading import Unread
 from perfnb.system.system import CHECKS, COLUMNS, check_table
-from perfnb.system.view import SIGNS
+from perfnb.system.view import RESULTS
 
 GIB = 1 << 30
 DISK = {"name": "nvme0n1", "turns": False}
@@ -73,6 +73,7 @@ GOOD: dict[str, Any] = {
     "cores": 8,
     "nodes": [(8, 8)],
     "cpu_limit": None,
+    "cpu_of_others": {"percent": 30.0, "cpus": 8},
     "throttled": (0, 0.0),
     "memory": {"total": 64 * GIB, "available": 50 * GIB},
     "memory_limit": None,
@@ -144,6 +145,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "attention",
         "9 times, for a total of 5",
     ),
+    ("CPU used by others", {"cpu_of_others": {"percent": 201.0, "cpus": 8}}, "attention", "201 % of 800 %"),
+    ("CPU used by others", {"cpu_of_others": {"percent": 199.0, "cpus": 8}}, "ok", "199 % of 800 %"),
     ("CPU limit of the cgroup", {"cpu_limit": 4.0, "throttled": (9, 50.0)}, "info", "9 times"),
     ("CPU limit of the cgroup", {"cpu_limit": 4.0, "throttled": Unread("x")}, "info", "could not be read"),
     ("CPU limit of the cgroup", {"cpu_limit": 4.0}, "ok", "never"),
@@ -264,6 +267,6 @@ def test_nothing_read_at_all_is_unknown_or_not_there() -> None:
 def test_whatever_is_missing_no_check_fails_and_none_is_guessed(missing: set[str]) -> None:
     table = check_table(GOOD | {name: Unread("<why>") for name in missing})
 
-    assert set(table["verdict"]) <= set(SIGNS)
+    assert set(table["verdict"]) <= set(RESULTS)
     assert set(table["verdict"]) <= {"ok", "unknown", "info"}
     assert (table["verdict"] == "unknown").any() == table["found"].str.contains("could not be read: <why>").any()

@@ -64,7 +64,9 @@ def facts(root: Path, platform: str = "linux") -> dict[str, Any]:
 def test_all_is_read(tmp_path: Path) -> None:
     told = facts(machine(tmp_path))
 
-    shared, memory, swap = (told.pop(name) for name in ("shared_memory", "memory", "swap"))
+    shared, memory, swap, others = (told.pop(name) for name in ("shared_memory", "memory", "swap", "cpu_of_others"))
+    assert others["percent"] >= 0
+    assert others["cpus"] >= 1
     assert shared["total"] >= shared["free"] > 0
     assert memory["total"] > memory["available"] > 0
     assert swap["total"] >= swap["used"] >= 0
@@ -126,6 +128,7 @@ def test_an_empty_machine_says_of_each_why(tmp_path: Path) -> None:
 
     assert {name for name, value in told.items() if not isinstance(value, Unread)} == {
         "cpus",
+        "cpu_of_others",
         "cpu_limit",
         "memory",
         "memory_limit",

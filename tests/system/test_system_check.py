@@ -11,8 +11,13 @@ import pandas as pd
 import pytest
 
 import perfnb
+from perfnb import quantities as fmt
+from perfnb.bench.paired_times import paired_times
+from perfnb.draw.document import Table
+from perfnb.system.host import OTHERS
+from perfnb.system.resolution import Resolution
 from perfnb.system.system import COLUMNS, SystemCheck
-from perfnb.system.view import SIGNS
+from perfnb.system.view import RESULTS, system_document
 from tests.telemetry.nvml_stand_in import set_up, stand_in
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -30,8 +35,8 @@ def test_this_machine_gets_a_row_for_each_check(tmp_path: Path) -> None:
 
     table = check.checks
     assert tuple(table.columns) == COLUMNS
-    assert len(table) == 20
-    assert set(table["verdict"]) <= set(SIGNS)
+    assert len(table) == 21
+    assert set(table["verdict"]) <= set(RESULTS)
     unknown = table[table["verdict"] == "unknown"]
     assert unknown["found"].str.contains("could not be read").all()
     read = table.set_index("check").loc["read test", "found"]
@@ -84,29 +89,68 @@ def test_what_asks_for_attention_comes_first_with_its_reasons() -> None:
         checks(("fine", "good", "ok"), ("dark", "could not be read: x", "unknown"), ("bad", "slow", "attention"))
     )
 
-    assert shown.splitlines()[0] == "perfnb · the machine · 1 of 3 checks needs attention, 1 could not be read"
-    assert shown.index("▲") < shown.index("bad") < shown.index("bad how") < shown.index("dark") < shown.index("fine")
+    assert shown.splitlines()[1] == "1 of 3 checks needs attention, 1 could not be read: bad"
+    assert shown.index("bad: slow") < shown.index("bad how") < shown.index("dark") < shown.index("fine")
     assert "fine why" not in shown
 
 
-def test_checks_that_found_the_same_stand_in_one_line() -> None:
+def test_a_busy_machine_says_so_at_first_glance() -> None:
+    verdict = checks(("bad", "slow", "attention"), (OTHERS, "187 % of 200 %", "attention"))._document().verdict
+    assert verdict.sentence == (
+        "The machine is busy: other processes use 187 % of 200 % CPU; 2 of 2 checks need attention"
+    )
+    assert verdict.next == f"{OTHERS} how"
+    calm = checks(("a", "x", "info"), (OTHERS, "0 % of 200 %", "ok"))._document().verdict
+    assert (calm.state, calm.sentence) == ("good", "None of 2 checks needs attention")
+
+
+def test_checks_that_found_the_same_stand_in_one_row() -> None:
     shown = checks(("one", "no GPU", "info"), ("two", "no GPU", "info"), ("three", "no GPU", "ok"))
-
-    assert "one, two" in str(shown)
-    assert str(shown).startswith("perfnb · the machine · none of 3 checks needs attention")
+    table = shown._document().sections[0]
+    assert isinstance(table, Table)
+    assert table.rows == [("one, two", "for information"), ("three", "as expected")]
+    assert table.details == ["no GPU", "no GPU"]
     alike = checks(("GPU driver", "none", "info"), ("GPU ECC", "none", "info"), ("other", "x", "info"))
-    assert "GPU driver, ECC  " in str(alike)
-    assert "other  " in str(alike)
-    assert "one, two" in shown._repr_mimebundle_()["text/html"]
-    assert "one, two, three" not in str(shown)
+    table = alike._document().sections[0]
+    assert isinstance(table, Table)
+    assert [name for name, _ in table.rows] == ["GPU driver, ECC", "other"]
+    assert table.details == ["none", "x (expected: other expected)"]
 
 
-def test_what_was_found_is_shown_safely_and_fits() -> None:
-    evil = "<script>alert(1)</script>\x1b[31m\u202e" + "x" * 500
-    bundle = checks(("bad", evil, "attention"), ("dark", evil, "unknown"))._repr_mimebundle_()
+def resolution(ratio: float, spread: float, pairs: int = 60) -> Resolution:
+    """A step of 10 ms compared with one that takes so many times as long."""
+    scatter = [1 + spread * (-1) ** place * (1 + place % 5) for place in range(pairs)]
+    times = paired_times(
+        [10.0] * pairs,
+        [10.0 * ratio * noise for noise in scatter],
+        equal_within=0.02,
+        **{"a_name": "a step", "b_name": "itself", "planned": pairs, "needed": pairs},
+    )
+    return Resolution(**vars(times))
 
-    assert "<script" not in bundle["text/html"]
-    assert "\x1b" not in bundle["text/plain"] + bundle["text/html"]
-    assert max(map(len, bundle["text/plain"].splitlines())) <= 100
-    assert "bad how" in bundle["text/html"]
-    assert "dark how" in bundle["text/html"]
+
+def test_what_can_be_resolved_comes_first() -> None:
+    found = resolution(1.0, 0.001)
+    ten, sixty = (found.detectable_in(seconds) for seconds in (10, 60))
+    busy = checks((OTHERS, "187 % of 200 %", "attention")).checks
+    shown = system_document(busy, found)
+    least = f"{fmt.share(ten)} can be resolved in 10 s, and of {fmt.share(sixty)} in 60 s"
+    assert shown.verdict.sentence == f"A difference of {least}"
+    assert shown.verdict.why.startswith("The machine is busy: other processes use 187 % of 200 % CPU")
+    assert shown.verdict.state == "open"
+    assert [type(part).__name__ for part in shown.sections] == ["Effects", "Strip", "Table", "Cards", "Table"]
+    assert shown.figures[0].value == found.noise_floor
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "words"),
+    [
+        (resolution(1.2, 0.001), "bad", "A step compared with itself looks slower: a false positive"),
+        (resolution(1.0, 0.15, 8), "open", "although the machine is too noisy at the moment for a verdict"),
+        (resolution(1.0, 0.001, 1), "open", "Too few pairs to say which differences can be resolved"),
+    ],
+)
+def test_a_resolution_that_cannot_be_trusted_says_so(found: Resolution, state: str, words: str) -> None:
+    verdict = found._document().verdict
+    assert verdict.state == state
+    assert words in verdict.sentence

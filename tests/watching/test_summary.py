@@ -84,7 +84,8 @@ def test_a_cgroup_that_limits_is_drawn_and_bounds_the_chart() -> None:
 def test_several_gpus_are_told_apart_by_their_numbers() -> None:
     frame = pd.concat([samples(f"gpu{n}", sm_clock_mhz=[1.0, 2.0], memory_clock_mhz=[1.0, 2.0]) for n in range(2)])
     (clocks,) = charts_of(frame, {"gpu0": {"name": "A"}, "gpu1": {"name": "B"}})
-    assert [line.word for line in clocks.lines] == ["GPU 0 SM", "GPU 0 memory", "GPU 1 SM", "GPU 1 memory"]
+    clocks_of = [f"GPU {n} {clock} clock" for n in range(2) for clock in ("SM", "memory")]
+    assert [line.word for line in clocks.lines] == clocks_of
 
 
 def test_a_summary_of_nothing_is_empty() -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import perfnb
-from perfnb.profile.report import Report
+from perfnb.draw.document import Table
+from perfnb.profile.report import report_document
 from perfnb.recording.schema import SCHEMA
 from perfnb.telemetry.history import MOST_MARKS
 from tests.waiting import wait_until
@@ -135,15 +136,16 @@ def test_a_watched_profile_has_samples_on_the_time_of_its_steps() -> None:
     assert steps["start_s"].is_monotonic_increasing
     inside = samples["t_s"].between(0, float(steps["start_s"].iloc[-1]))
     assert inside.sum() > 0
-    watched = next(part for tab, part in Report(profile._summary).shown() if tab.key == "machine").steps
-    assert watched.passes["pass"].tolist()[:2] == ["warmup", "timed"]
+    (machine,) = [tab for tab in report_document(profile._summary).tabs if tab.kind == "machine"]
+    assert isinstance(machine.sections[-1], Table)
+    assert [row[0] for row in machine.sections[-1].rows][:2] == ["warm-up", "timed"]
     assert profile.meta["watch"]["interval_s"] == 0.1
 
 
 def test_a_profile_that_was_not_watched_has_no_samples() -> None:
     profile = perfnb.profile_step(sleeping_step(0.001), warmup=1, steps=2, memory=False, flops=False)
     assert profile.samples.empty
-    assert "machine" not in [tab.key for tab, _ in Report(profile._summary).shown()]
+    assert "machine" not in [tab.kind for tab in report_document(profile._summary).tabs]
 
 
 @pytest.mark.slow

@@ -8,9 +8,10 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
-from perfnb.draw import assets, escape
-from perfnb.watching.data import watch_data
+from perfnb.draw import escape
+from perfnb.watching.data import panel_data
 from perfnb.watching.summary import MachineSummary
+from perfnb.watching.view import watch_document
 from perfnb.watching.widget import WatchWidget
 
 START = """
@@ -45,7 +46,7 @@ window.first = another();
 
 def panel_page(data: dict[str, Any]) -> str:
     """A page that shows one panel, as anywidget would show it."""
-    script, style = assets.script("watching/js/panel.js"), assets.style("watching/js/watch.css")
+    script, style = WatchWidget._esm, WatchWidget._css
     return (
         '<!DOCTYPE html><meta charset="utf-8"><title>watch</title>'
         f"<style>:root{{color-scheme:light dark}}body{{margin:0}}{style}</style>"
@@ -60,7 +61,7 @@ class Panel:
 
     def __init__(self, page: Page, made: MachineSummary) -> None:
         self.page = page
-        self.widget = WatchWidget(watch_data(made, "x"), lambda: watch_data(made, "x"))
+        self.widget = WatchWidget(lambda: panel_data(made, "x"))
 
     def push(self, rows: Iterable[Any], marks: Any = None, note: str | None = None) -> None:
         """What a thread of the kernel does."""
@@ -69,7 +70,7 @@ class Panel:
 
     def finish(self, made: MachineSummary) -> None:
         """What stopping the watch does."""
-        self.widget.finish(watch_data(made, "x"))
+        self.widget.finish(watch_document(made), "x")
         self.page.evaluate("(data) => arrived({ data })", self.widget.data)
 
 
@@ -80,9 +81,12 @@ def opener(open_page: Callable[..., Page]) -> Open:
     """Opens a panel on a page of its own."""
 
     def open_(made, **options) -> Panel:
-        page = open_page(panel_page(watch_data(made, "x")), **{"viewport": {"width": 1000, "height": 1300}, **options})
+        page = open_page(panel_page(panel_data(made, "x")), **{"viewport": {"width": 1000, "height": 1300}, **options})
         expect(page.locator("article").first).to_be_visible()
-        return Panel(page, made)
+        panel = Panel(page, made)
+        if not made.running:
+            panel.finish(made)
+        return panel
 
     return open_
 

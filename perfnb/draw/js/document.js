@@ -1,6 +1,6 @@
 // Any result as a live view, drawn from what perfnb.draw.as_json makes of its document.
 import { codeBlock, fact, figure, h, notesSection, saveButton, titled } from "./dom.js";
-import { inUnit, grouped } from "./format.js";
+import { grouped } from "./format.js";
 import { widgetOf } from "./notebook.js";
 import { bars, effects, heat, scatter, series, strip, valueDots } from "./plots.js";
 import { tableSection } from "./table.js";
@@ -21,7 +21,7 @@ export function verdictBox({ state, sentence, why, next, code, confidence }, mor
 }
 
 const figureEntry = ({ label, value, unit, interval, words, basis, samples }, main) => (main
-  ? h("div", { class: "pf-main" }, h("dt", {}, label), h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(inUnit(value, unit))),
+  ? h("div", { class: "pf-main" }, h("dt", {}, label), h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(words.replace(/ ?\[.*$/, ""))),
     interval && h("span", { class: "pf-interval", title: "95 % confidence interval" }, words.replace(/^[^[]*/, "")), valueDots(samples, unit, interval)), basis && h("small", {}, basis)))
   : fact(label, figure(words), basis));
 
@@ -76,9 +76,16 @@ function choice(section, context) {
 
 const DRAWN = {
   bars, effects, table: tableSection, series, strip, scatter, heat, choice, cards, code: ({ text }) => text && codeBlock(text),
-  picture: (section, context) => pictures[section.kind]?.({ ...context, section, data: section.data }),
+  picture: (section, context) => (section.still ? stillPicture(section) : pictures[section.kind]?.({ ...context, section, data: section.data })),
 };
 const OWN_TITLES = ["table", "picture"];
+
+// A picture without a script: its static form, in which perfnb has escaped every name.
+function stillPicture({ title, still }) {
+  const holder = h("div", { class: "pf-still" });
+  holder.innerHTML = still;
+  return h("div", {}, title && h("h3", { class: "pf-section" }, title), holder);
+}
 
 // {element, reveal, shown, size} of a section; nothing if it has nothing to show.
 function sectionView(section, context) {
@@ -104,7 +111,7 @@ function tabEntry(tab, context) {
   return { key: tab.kind, title: tab.kind[0].toUpperCase() + tab.kind.slice(1), size: parts.find(({ size }) => size)?.size, element, shown: () => parts.forEach((part) => part.shown?.()) };
 }
 
-function documentView(data, model) {
+export function documentView(data, model) {
   const sections = new Map();
   const tabOf = new Map(data.tabs.flatMap((tab) => tab.sections.map((section) => [section.key, tab.kind])));
   const memory = `perfnb ${location.pathname} ${data.id}`;
@@ -117,6 +124,7 @@ function documentView(data, model) {
   const keys = new Set(all.map(({ key }) => key).filter(Boolean));
   const context = { model, sections, reveal, has: (key) => keys.has(key), table: (key) => all.find((section) => section.key === key), document: data };
   const own = data.sections.map((section) => sectionView(section, context)).filter(Boolean);
+  requestAnimationFrame(() => own.forEach((part) => part.shown?.()));
   const entries = data.tabs.map((tab) => tabEntry(tab, context)).filter(Boolean);
   if (entries.length) views = tabs(`Parts of the ${data.kind}`, entries, memory);
   const { selects } = data.verdict;

@@ -85,17 +85,18 @@ export function reading(value, unit) {
   if (unit === "percent") return share(value / 100);
   if (unit === "bytes") return byteSize(value);
   if (unit === "bytes_per_s") return `${byteSize(value)}/s`;
-  return `${significant(value, true)} ${{ watts: "W", celsius: "°C", megahertz: "MHz" }[unit]}`;
+  return `${significant(value, true)} ${{ watts: "W", joules: "J", celsius: "°C", megahertz: "MHz" }[unit]}`;
 }
 
 const WRITTEN = {
   ms: duration, bytes: byteSize, share, flops: flopCount, count, number: (value) => significant(value),
   ratio: (value) => (value == null ? UNKNOWN : `${significant(value)} ×`),
+  ...Object.fromEntries(["watts", "joules", "celsius", "megahertz"].map((unit) => [unit, (value) => reading(value, unit)])),
   "bytes/s": (value) => (value == null ? UNKNOWN : `${byteSize(value)}/s`), "flops/s": flopRate, "/s": (value) => rate(value, ""),
 };
 
 // A number in a unit of perfnb.draw.document.
 export function inUnit(value, unit) {
-  if (unit in WRITTEN) return WRITTEN[unit](value);
-  return unit.endsWith("/s") ? rate(value, unit.slice(0, -2)) : significant(value);
+  const written = WRITTEN[unit] ?? (unit.endsWith("/s") ? (number) => rate(number, unit.slice(0, -2)) : significant);
+  return written(value).replace(/^-/, "−");
 }

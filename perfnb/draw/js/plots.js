@@ -48,7 +48,7 @@ export function bars(section, context) {
 export function effects(section) {
   if (!section.rows.length) return null;
   const ends = section.rows.flatMap(({ ratio, interval }) => [ratio, ...(interval ?? [])]).filter((value) => value > 0).map(Math.log);
-  const most = Math.max(Math.log(2), -Math.min(0, ...ends));
+  const most = section.rows.some(({ ratio }) => ratio != null && ratio < 0.95) ? Math.max(Math.log(2), -Math.min(0, ...ends)) : Infinity;
   const longest = Math.min(most, Math.max(0, ...ends.map(Math.abs))) || 1;
   const at = (ratio) => 50 + 46 * Math.max(-1, Math.min(1, Math.log(ratio) / longest));
   const band = section.same_within == null ? null : [1 / (1 + section.same_within), 1 + section.same_within].map(at);
@@ -70,6 +70,14 @@ export function effects(section) {
 
 const FRAME = { left: 78, right: 16, top: 22, height: 170, below: 40 };
 
+// Sizes on a logarithmic axis are powers of 2: 4 MiB, 64 MiB, 1 GiB.
+function sizeTicks(low, high, words) {
+  const base = [2, 4].find((step) => (high - low) / Math.log10(step) < 6) ?? 16;
+  const ticks = [];
+  for (let power = Math.ceil(low / Math.log10(base)); power <= high / Math.log10(base); power += 1) ticks.push([base ** power, words(base ** power)]);
+  return ticks;
+}
+
 // The places of numbers on an axis: {at, ticks}.
 function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
   const known = values.filter((value) => value != null && (!log || value > 0));
@@ -77,7 +85,7 @@ function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
     const [low, high] = [Math.log10(Math.min(...known)), Math.log10(Math.max(...known))];
     const spare = Math.max(0.04 * (high - low), high - low < 0.3 ? 0.15 : 0);
     const [a, b] = [low - spare, high + spare];
-    return { at: (value) => from + ((to - from) * (Math.log10(Math.max(value, 1e-300)) - a)) / (b - a), ticks: logTicks(a, b, (value) => roundNumber(inUnit(value, unit))) };
+    return { at: (value) => from + ((to - from) * (Math.log10(Math.max(value, 1e-300)) - a)) / (b - a), ticks: (unit.startsWith("bytes") ? sizeTicks : logTicks)(a, b, (value) => roundNumber(inUnit(value, unit))) };
   }
   const high = Math.max(...known, floor ?? -Infinity);
   const low = Math.min(...known, floor ?? Infinity);
@@ -109,15 +117,17 @@ const SERIES_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 export function series(section) {
   const { at, lines, levels } = section;
-  const ys = [...lines.flatMap((line) => [...known(line.values), ...known(line.low), ...known(line.high)]), ...Object.values(levels)];
+  const values = [...known(lines.flatMap((line) => line.values)), ...Object.values(levels)];
+  const most = 1.5 * Math.max(...values); // a wide band is cut off, or it would flatten its line
+  const ys = [...values, ...lines.flatMap((line) => [...known(line.low), ...known(line.high).map((value) => Math.min(value, most))])];
   if (!known(lines.flatMap((line) => line.values)).length) return null;
   const marks = lines.map(({ mark }) => mark);
-  const path = (values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${y(value).toFixed(1)}`)).filter(Boolean);
+  const path = (values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
   const draw = (x, y, [right]) => [
     lines.map((line, i) => [
       line.low && line.high && drawn("path", { fill: line.mark.colour, "fill-opacity": 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
       drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
-      at.length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
+      known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
         drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]),
     Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: FRAME.left, x2: right, y1: y(value), y2: y(value) }),
       drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)])];

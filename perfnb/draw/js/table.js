@@ -17,8 +17,8 @@ export function textIn(cell, unit) {
 const isKnown = (cell) => (typeof cell === "string" ? cell !== "" : isObject(cell) ? cell.number != null || "word" in cell : cell != null);
 
 const PIXELS = 7.2;
-const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 250 : 170,
-  PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length + (isObject(cell) && "word" in cell ? 3 : 0))) + 18));
+const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 250 : 220,
+  PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length + (isObject(cell) && "word" in cell ? 3 : 0))) + 24));
 
 function cellBar(column, cell, most) {
   const part = (value) => (most > 0 ? (100 * Math.max(0, value ?? 0)) / most : 0);
@@ -132,7 +132,7 @@ export function tableSection(section, context) {
     saveButton(() => numbers().map((line) => line.map(quoted).join(",")).join("\n"), `${noun}s.csv`, "Save all rows as CSV, with numbers in full", "CSV"));
   const shown = held.map((c) => gridColumn(section, c, most));
   if (details?.some(Boolean)) {
-    shown.push({ key: "detail", head: "", title: "", text: true, width: 320, drop: 1, value: (i) => details[i], draw: (i) => h("span", { class: "pf-name pf-quiet", title: details[i] }, details[i]) });
+    shown.push({ key: "detail", head: "note", title: "", text: true, width: 320, drop: 1, value: (i) => details[i], draw: (i) => h("span", { class: "pf-name pf-quiet", title: details[i] }, details[i]) });
   }
   const view = searchGrid({
     label: title, words: `Search ${noun}s`, size: body, noun: `${noun}s`, columns: shown, describe, after: tools,

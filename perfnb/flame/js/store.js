@@ -60,6 +60,21 @@ export function flameStore(data) {
   return store;
 }
 
+// The same calls with siblings in the order in which they were first seen.
+export function flameInOrder(data, { size, parent, depth }) {
+  const inside = [[]];
+  for (let i = 0; i < size; i += 1) (inside[parent[i] + 1] ??= []).push(i);
+  const order = [];
+  const waiting = [-1];
+  while (waiting.length) {
+    const at = waiting.pop();
+    if (at >= 0) order.push(at);
+    waiting.push(...(inside[at + 1] ?? []).sort((a, b) => data.seen[b] - data.seen[a]));
+  }
+  const as = (values) => values && order.map((i) => values[i]);
+  return { ...data, depth: as(depth), name: as(data.name), self: as(data.self), before: as(data.before) };
+}
+
 // The first call of a row that ends after `at`.
 export const flameFirst = (store, level, at) => Math.max(0, placeOf(store.starts[level], at, 0, store.starts[level].length) - 1);
 
@@ -83,21 +98,6 @@ export function flameMatches(store, lit) {
     } else i += 1;
   }
   return { found, sum };
-}
-
-// Own and total values of each function; recursion counts once.
-export function flameFunctions(store, count) {
-  const [own, total, open] = [new Float64Array(count), new Float64Array(count), new Int32Array(count)];
-  const stack = [];
-  for (let i = 0; i < store.size; i += 1) {
-    while (stack.length && store.end[stack.at(-1)] <= i) open[store.name[stack.pop()]] -= 1;
-    const f = store.name[i];
-    own[f] += store.own[i];
-    if (!open[f]) total[f] += store.total[i];
-    open[f] += 1;
-    stack.push(i);
-  }
-  return { own, total };
 }
 
 // A tree that merges paths of names as they come.

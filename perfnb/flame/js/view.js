@@ -1,18 +1,18 @@
-// The flame graph's elements: canvas, search, colours, details, and the table of functions.
+// The flame graph's elements: canvas, search, order, colours and details.
 import { framesOf, whenThemeChanges } from "../../draw/js/canvas.js";
 import { swatch } from "../../draw/js/chart.js";
+import { pictures } from "../../draw/js/document.js";
 import { freshId, h, searchInput } from "../../draw/js/dom.js";
 import { byteSize, count, duration, grouped, share, significant } from "../../draw/js/format.js";
 import { FLAME_ROW, flameFrame } from "./frame.js";
-import { flameFunctions, flameMatches, flameSandwich, flameStore } from "./store.js";
+import { flameInOrder, flameMatches, flameSandwich, flameStore } from "./store.js";
 
 const FLAME_TALLEST = 480;
-const FLAME_LISTED = 100;
 const FLAME_WORDS = { ms: duration, bytes: byteSize, samples: (value) => `${count(value)} ${value === 1 ? "sample" : "samples"}`, none: () => "" };
 const FLAME_HINTS = [["Click", "zoom in"], ["↑ ↓ ← →", "caller, callee, neighbours"], ["Enter", "zoom to the selected call"], ["S", "callers and callees"], ["0", "show all"], ["/", "search"]];
 
-export function flameView(data, label) {
-  const store = flameStore(data);
+function flameView(data, label) {
+  let store = flameStore(data);
   const isDifference = Boolean(data.before);
   const words = FLAME_WORDS[data.unit];
   const whole = store.size ? store.rows[0].reduce((sum, i) => sum + store.total[i], 0) : 0;
@@ -51,7 +51,7 @@ export function flameView(data, label) {
     const list = [["total", `${words(total)} (${of(total)})`.trim()]];
     if (!part.up) list.push(["itself", `${words(own)} (${of(own)})`.trim()]);
     if (s.parent[i] >= 0 && !part.up) list.push(["of its caller", share(s.total[s.parent[i]] ? total / s.total[s.parent[i]] : null)]);
-    if (isDifference) list.push(["first", `${words(s.totalBefore[i])} (${share(wholeBefore ? s.totalBefore[i] / wholeBefore : null)})`], ["change", signed(total - s.totalBefore[i])]);
+    if (isDifference) list.push(["baseline", `${words(s.totalBefore[i])} (${share(wholeBefore ? s.totalBefore[i] / wholeBefore : null)})`], ["change", signed(total - s.totalBefore[i])]);
     return list;
   };
   const zoomTo = ({ part, i }) => goTo(part.store.start[i], part.store.start[i] + part.store.wide[i]);
@@ -116,7 +116,6 @@ export function flameView(data, label) {
       status.textContent = `${grouped(found.length)} ${found.length === 1 ? "call" : "calls"}, ${[words(sum), share(whole ? sum / whole : null)].filter(Boolean).join(", ")}`;
     } else status.textContent = "";
     redraw();
-    list();
   };
   search.addEventListener("input", run);
   search.addEventListener("keydown", (event) => {
@@ -137,33 +136,22 @@ export function flameView(data, label) {
   const paint = () => {
     frame.recolour();
     const marks = state.by === "phase" ? [...new Map(Array.from(store.rows[0] ?? [], (i) => data.phases[store.name[i]]).filter(Boolean).map((mark) => [mark.word, mark])).values()]
-      : state.by === "change" ? [{ word: "+ takes more in the second", colour: "#D55E00", pattern: "solid" }, { word: "− takes less in the second", colour: "#0072B2", pattern: "hatch" }]
+      : state.by === "change" ? [{ word: "+ takes more in the candidate", colour: "#D55E00", pattern: "solid" }, { word: "− takes less in the candidate", colour: "#0072B2", pattern: "hatch" }]
         : data.groups;
     legend.replaceChildren(...marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word))));
     redraw();
   };
 
-  const table = h("div", { class: "pf-fl-table", hidden: true });
-  let sums = null;
-  const list = () => {
-    if (table.hidden) return;
-    sums ??= flameFunctions(store, data.names.length);
-    const rows = [...sums.own.keys()].filter((f) => !data.kinds[f] && (!state.lit || state.lit[f])).sort((a, b) => sums.own[b] - sums.own[a]);
-    const cells = (value) => [h("td", {}, words(value) || "n/a"), h("td", {}, share(whole ? value / whole : null))];
-    table.replaceChildren(h("table", { class: "pf-small" },
-      h("thead", {}, h("tr", {}, ["Function", "File", "Itself", "Share", "Total", "Share"].map((word, k) => h("th", { scope: "col", class: k < 2 ? "pf-text" : null }, word)))),
-      h("tbody", {}, rows.slice(0, FLAME_LISTED).map((f) => h("tr", {},
-        h("th", { scope: "row", class: "pf-text" }, h("button", { type: "button", class: "pf-link", title: `Callers and callees of ${data.names[f]}`, click: () => sandwich(f) }, data.names[f])),
-        h("td", { class: "pf-text", title: placeWords(f) }, placeWords(f)), cells(sums.own[f]), cells(sums.total[f]))))),
-    rows.length > FLAME_LISTED ? h("p", { class: "pf-quiet" }, `The first ${FLAME_LISTED} of ${grouped(rows.length)} functions; search to narrow them down.`) : "");
-  };
-  const toggle = h("button", { type: "button", "aria-pressed": "false", title: "List the functions by their own time", click: () => {
-    table.hidden = !table.hidden;
-    toggle.setAttribute("aria-pressed", String(!table.hidden));
-    list();
-  } }, "Functions");
+  // Siblings by weight, or as they were first seen.
+  const orders = data.seen ? [["Heaviest first", store], ["Time order", null]] : [];
+  const ordered = orders.map(([word], k) => h("button", { type: "button", "aria-pressed": String(k === 0), title: k ? "Calls in the order in which they were first seen" : "The widest calls first", click: () => {
+    orders[1][1] ??= flameStore(flameInOrder(data, orders[0][1]));
+    store = orders[k][1];
+    ordered.forEach((button, other) => button.setAttribute("aria-pressed", String(other === k)));
+    sandwich(-1);
+  } }, word));
   const toolbar = h("div", { class: "pf-toolbar" }, h("span", { class: "pf-search" }, search, status),
-    h("span", { class: "pf-buttons" }, colours, h("button", { type: "button", title: "Show all calls (0)", click: () => (state.sandwich >= 0 ? sandwich(-1) : goTo(0, wholeOf())) }, "All"), toggle));
+    h("span", { class: "pf-buttons" }, ordered, colours, h("button", { type: "button", title: "Show all calls (0)", click: () => (state.sandwich >= 0 ? sandwich(-1) : goTo(0, wholeOf())) }, "All")));
   const hints = h("p", { class: "pf-tl-hints pf-quiet", id: hintId }, FLAME_HINTS.map(([key, word]) => h("span", {}, h("kbd", {}, key), ` ${word}`)));
   const note = data.left ? h("p", { class: "pf-quiet" }, `${grouped(data.left)} narrower calls are not drawn; their time is in the calls around them.`) : null;
 
@@ -268,7 +256,7 @@ export function flameView(data, label) {
     frame.setTheme(element.closest(".perfnb"));
     paint();
   };
-  element.replaceChildren(...[toolbar, legend, title, note, shell, hints, panel, table, spoken].filter(Boolean));
+  element.replaceChildren(...[toolbar, legend, title, note, shell, hints, panel, spoken].filter(Boolean));
   new ResizeObserver(fit).observe(scroller);
   whenThemeChanges(element, recolour);
   describe();
@@ -276,5 +264,18 @@ export function flameView(data, label) {
     recolour();
     lay();
   };
-  return { element, shown, size: grouped(store.size) };
+  // A function by its name, as tables call it.
+  const reveal = (name) => {
+    const f = data.names.findIndex((text) => text === name || text.startsWith(`${name}:`));
+    if (f < 0) return;
+    sandwich(f);
+    element.scrollIntoView({ block: "nearest" });
+    canvas.focus({ preventScroll: true });
+  };
+  return { element, shown, reveal };
 }
+
+pictures.flame = ({ data, section }) => {
+  const view = flameView(data, "Flame graph");
+  return { ...view, element: h("div", {}, section.title && h("h3", { class: "pf-section" }, section.title), view.element) };
+};

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, unset_fake_temporarily
+from torch.nn.modules.loss import _Loss
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
@@ -17,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from perfnb.arguments import shown
 from perfnb.errors import CaptureError
 from perfnb.memory.estimate.scratch import scratch_bytes, untold_bytes
+from perfnb.step.namespace import is_installed
 
 #: CUDA's caching allocator rounds up to multiples of this many bytes.
 CUDA_GRAIN = 512
@@ -42,20 +50,6 @@ class Allocation(NamedTuple):
     scratch: bool
 
 
-@dataclass(frozen=True)
-class Simulation:
-    """What the simulated allocator saw in a steady-state step, and of which classes its objects are."""
-
-    changes: list[Change]  # every allocation and free within the step
-    resident: dict[str, int]  # bytes alive throughout the step, by category
-    category: dict[int, str]  # of each allocation in `changes`
-    buffers: int  # bytes of buffers among the parameters
-    optimizer: str | None
-    model: str
-    training: bool  # whether the step has a backward pass
-    caveat: str | None = None  # what the simulation cannot know, in a sentence
-
-
 class SimulatedAllocator(TorchDispatchMode):
     """Follows the storages that ops create until they are freed, as the allocator of a device would."""
 
@@ -64,7 +58,7 @@ class SimulatedAllocator(TorchDispatchMode):
         self.cuda = device.type == "cuda"
         # Where its tensors pretend to be. Without CUDA, autograd has no cuda queue: sizes then come from CPU kernels.
         self.place = device if not self.cuda or torch.cuda.is_available() else torch.device("cpu")
-        self.phase = "before"  # what the step is doing; set by whoever runs it
+        self.phase = "before"  # what the step is doing
         self.used: set[int] = set()  # the allocations that were passed to ops
         self.changes: list[Change] = []  # in order
         self.made: dict[int, Allocation] = {}  # every allocation by number
@@ -72,6 +66,19 @@ class SimulatedAllocator(TorchDispatchMode):
         self._grain = CUDA_GRAIN if self.cuda else 1
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._reusable: int | None = None  # the allocation that the sum just made may replace
+        self.saved: set[int] = set()  # allocations alive when a backward pass started
+        self.gradients: set[int] = set()  # those that held the gradient of a parameter
+        self.trained: set[int] = set()  # those that hold parameters with a gradient
+        self.alive_at_begin: set[int] = set()  # those alive when the calls that count started
+        self.first_change = 0  # place of the first change in those calls
+        self.models: list[nn.Module] = []  # the outermost modules that were called
+        self.optimizers: list[Optimizer] = []  # those that stepped
+        self.trains = False  # whether there was a backward pass
+        self.casts = False  # whether a model was called under autocast
+        self._called: list[nn.Module] = []
+        self._stepping = 0
+        self._first_step = 0
+        self._between = "other"  # the phase when neither a module, backward nor an optimizer runs
 
     def numbers(self, tensors: Iterable[Any]) -> set[int]:
         """The allocations that hold these tensors."""
@@ -85,13 +92,6 @@ class SimulatedAllocator(TorchDispatchMode):
     def size_of(self, numbers: Iterable[int]) -> int:
         """Bytes of these allocations."""
         return sum(self.made[number].size for number in numbers)
-
-    def before_op(self) -> None:
-        """Called before each operator."""
-
-    def number_asked_for(self) -> float | None:
-        """The value returned to code that reads an unknown one; ``None`` if it cannot be given."""
-        return _SOME_STEP if self.phase == "optimizer" else None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -168,14 +168,88 @@ class SimulatedAllocator(TorchDispatchMode):
     def _rounded(self, size: int) -> int:
         return -(-size // self._grain) * self._grain
 
+    def listening(self) -> ExitStack:
+        """Hook module calls and optimizer steps until this is left."""
+        with ExitStack() as stack:
+            stack.callback(register_module_forward_pre_hook(self._call_begins).remove)
+            stack.callback(register_module_forward_hook(self._call_ends, always_call=True).remove)
+            stack.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
+            stack.callback(register_optimizer_step_post_hook(self._optimizer_ends).remove)
+            return stack.pop_all()
 
-def kind_of(made: Allocation, saved: bool, training: bool) -> str:
-    """Category of an allocation that no live object owns, from where it was made and whether backward needs it."""
-    if made.scratch or made.phase == "optimizer":
-        return "temporaries"
-    if made.phase == "backward":
-        return "activations" if made.recorded else "temporaries"  # recorded in backward: recomputation
-    return "activations" if saved or not training else "temporaries"
+    def steps_again(self) -> None:
+        """The next call is the first that counts."""
+        self.alive_at_begin, self.first_change, self._between = self.alive(), len(self.changes), "other"
+        self._first_step = len(self.optimizers)
+
+    def late(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+        """Those of these optimizers with parameters that have gradients and that no optimizer has stepped."""
+        stepped: set[int] = set()
+        for optimizer in self.optimizers[self._first_step :]:
+            stepped |= self.numbers(stepped_by(optimizer))
+        return [each for each in optimizers if (self.numbers(stepped_by(each)) & self.trained) - stepped]
+
+    def accumulated(self, parameter: Tensor) -> None:
+        """A parameter has got its gradient."""
+        self.gradients |= self.numbers([parameter.grad])
+        self.trained |= self.numbers([parameter])
+
+    def before_op(self) -> None:
+        """Work out in which phase the op runs."""
+        if torch._C._current_autograd_node() is not None:
+            if self._between != "backward":
+                self._between, self.trains = "backward", True
+                self.saved |= self.alive()
+            self.phase = "backward"
+        elif self._called:
+            self.phase = "loss" if isinstance(self._called[0], _Loss) else "forward"
+        else:
+            self._between = "other" if self._between == "backward" else self._between
+            self.phase = "optimizer" if self._stepping else self._between
+
+    def number_asked_for(self) -> float | None:
+        """The value for code that reads an unknown one: an optimizer gets its step count, a gradient scaler that no
+        gradient overflowed; ``None`` if it cannot be given."""
+        asker = _asker()
+        if asker.endswith("grad_scaler.py"):
+            return 0.0
+        return _SOME_STEP if self.phase == "optimizer" and is_installed(asker) else None
+
+    def _call_begins(self, module: nn.Module, _: Any) -> None:
+        if isinstance(module, torch.jit.ScriptModule):  # it holds its tensors outside Python
+            raise CaptureError(
+                f"{type(module).__name__} is a scripted module, whose memory cannot be estimated: use the original one."
+            )
+        if any(map(is_lazy, module.parameters(recurse=False))):
+            raise CaptureError(
+                f"{type(module).__name__} has no parameters yet, so its memory cannot be estimated: call it once."
+            )
+        if not self._called and torch._C._current_autograd_node() is None:
+            self.models.append(module)
+            self.casts |= torch.is_autocast_enabled(self.place.type)
+        self._called.append(module)
+
+    def _call_ends(self, module: nn.Module, *_: Any) -> None:
+        while self._called and self._called.pop() is not module:
+            pass
+        if not self._called:
+            self._between = "loss"
+
+    def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
+        self.gradients |= self.numbers(parameter.grad for parameter in stepped_by(optimizer))
+        self.optimizers.append(optimizer)
+        self._stepping += 1
+        for group in optimizer.param_groups:  # all parameters at once if it may choose, as on CUDA
+            if self.cuda and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
+
+    def _optimizer_ends(self, *_: Any) -> None:
+        self._stepping -= 1
+
+
+def stepped_by(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -> torch.device:
@@ -275,3 +349,18 @@ class KnownNumbers:
 
 def _small(tensor: Tensor) -> bool:
     return tensor.numel() <= _MOST and not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _asker() -> str:
+    """The file of the code that reads a tensor's value."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _DISPATCHING:
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_code.co_filename)
+
+
+#: Files between the code that reads a value and the allocator.
+_DISPATCHING = {
+    __file__,
+    *(str(Path(torch.__file__).parent / name) for name in ("_compile.py", "_dynamo/eval_frame.py")),
+}

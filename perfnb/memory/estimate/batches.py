@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any
@@ -16,8 +17,12 @@ from perfnb.arguments import shown
 from perfnb.step.device import random_state, set_random_state
 from perfnb.step.steps import BatchSource
 
+#: What has been copied, with its copy, by its id.
+Copies = dict[int, tuple[Any, Any]]
 #: Nesting depth to which a batch is searched for tensors.
 _MOST_LEVELS = 4
+#: Containers whose copies are like them, and most entries of one that is searched.
+_PLAIN, _MOST_ENTRIES = (dict, OrderedDict, defaultdict, list, tuple), 10_000
 
 
 def one_batch(batch: Any) -> Any:
@@ -68,38 +73,51 @@ def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
     return made.permute(0, *(1 + order.index(d) for d in range(1, tensor.dim())))
 
 
-def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of a batch with its tensors replaced, each by one other, in containers and objects of the same classes."""
-    made: dict[int, tuple[Tensor, Tensor]] = {}  # a batch may hold a tensor twice, as input and target
+def with_tensors(
+    value: Any, change: Callable[[Tensor], Tensor], depth: int = _MOST_LEVELS, known: Copies | None = None
+) -> Any:
+    """A copy of a batch with its tensors replaced, each by one other, in containers and objects of the same classes.
 
-    def copied(value: Any, levels: int) -> Any:
+    Parameters
+    ----------
+    value : object
+    change : callable
+    depth : int
+        Levels of containers that are searched.
+    known : dict, optional
+        What has been copied so far. With it only plain containers are copied, and anything else is kept.
+    """
+    of_batch, known = known is None, {} if known is None else known
+
+    def copied(value: Any, depth: int) -> Any:
+        made: Any
+        if id(value) in known:
+            return known[id(value)][1]
         if isinstance(value, Tensor):
-            if id(value) not in made:
-                made[id(value)] = value, change(value)
-            return made[id(value)][1]
-        if not levels:
+            made = change(value)
+        elif not depth or not (of_batch or type(value) in _PLAIN):
             return value
-        if isinstance(value, Mapping):
-            items = {key: copied(value[key], levels - 1) for key in value}
-            try:
-                same: Any = copy.copy(value)
-                for key, item in items.items():
-                    same[key] = item
-            except Exception:  # read-only
-                return items
-            return same
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(copied(item, levels - 1) for item in value))
-        if type(value) in (list, tuple):
-            return type(value)(copied(item, levels - 1) for item in value)
-        parts = getattr(value, "__dict__", None)
-        if isinstance(parts, dict) and not isinstance(value, type) and any(map(_holds_tensors, parts.values())):
-            same = copy.copy(value)
-            vars(same).update({name: copied(part, levels - 1) for name, part in parts.items()})
-            return same
-        return value
+        elif not of_batch and len(value) > _MOST_ENTRIES:  # a data set's index, or a history
+            made = copy.copy(value)
+        elif isinstance(value, Mapping):
+            made = copy.copy(value) if hasattr(value, "__setitem__") else dict(value)
+            known[id(value)] = value, made  # it may contain itself
+            for key in value:
+                made[key] = copied(value[key], depth - 1)
+        elif isinstance(value, tuple) and hasattr(value, "_fields"):
+            made = type(value)(*(copied(item, depth - 1) for item in value))
+        elif type(value) in _PLAIN:
+            made = type(value)(copied(item, depth - 1) for item in value)
+        elif not isinstance(value, type) and any(map(_holds_tensors, getattr(value, "__dict__", {}).values())):
+            made = copy.copy(value)
+            vars(made).update({name: copied(part, depth - 1) for name, part in vars(value).items()})
+        else:
+            return value
+        known[id(value)] = value, made  # which keeps it alive, so that its id stays its own
+        known[id(made)] = made, made  # a copy met again stands for itself
+        return made
 
-    return copied(value, _MOST_LEVELS)
+    return copied(value, depth)
 
 
 def _holds_tensors(value: Any) -> bool:

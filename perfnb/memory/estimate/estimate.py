@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from perfnb import quantities as fmt
-from perfnb.draw import escape, palette, tables
-from perfnb.draw.frame import framed, header
-from perfnb.draw.shown import Shown
+from perfnb.draw import escape
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.draw.step_output import StepOutput
 from perfnb.errors import CaptureError
+from perfnb.memory.estimate.view import estimate_document, step_words
+from perfnb.memory.fits import options_to_fit
 from perfnb.recording.schema import CATEGORIES
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from perfnb.memory.estimate.allocator import Simulation
+    from perfnb.memory.estimate.step_simulation import Simulation
 
 #: Largest batch tried.
 _MOST = 2**40
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryEstimate(Shown):
+class MemoryEstimate(Documented):
     """Estimated memory of one step. Shows itself in a notebook.
+
+    To say which batch is the largest that fits, showing it estimates a few more sizes of the batch, once.
 
     Attributes
     ----------
@@ -55,6 +64,8 @@ class MemoryEstimate(Shown):
         The op whose allocation reaches the peak.
     caveat : str or None
         What the estimate cannot know, in a sentence.
+    options : DataFrame
+        What would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated), ``detail``.
     """
 
     model: str
@@ -74,6 +85,7 @@ class MemoryEstimate(Shown):
     peak_phase: str
     peak_op: str | None
     caveat: str | None
+    options: pd.DataFrame = field(compare=False)
     _again: Callable[[int], MemoryEstimate] = field(compare=False)
 
     def largest_batch(self, bytes: int | float | None = None) -> int:
@@ -93,7 +105,12 @@ class MemoryEstimate(Shown):
         from perfnb.arguments import finite, shown
 
         if bytes is None:
-            bytes = self._capacity()
+            bytes = self._capacity
+            if bytes is None:
+                kind = self.device.partition(":")[0]
+                raise CaptureError(
+                    f"This machine's {kind} memory is unknown: pass how many bytes there are, such as 8 * 2**30."
+                )
         room = math.inf if bytes == math.inf else finite(bytes)
         if room is None or room < 0:
             raise ValueError(f"bytes must be a non-negative number, not {shown(bytes)}.")
@@ -112,15 +129,18 @@ class MemoryEstimate(Shown):
         """The estimate for a different number of samples."""
         return self if batch_size == self.batch_size else self._again(batch_size)
 
-    def _capacity(self) -> int:
+    @cached_property
+    def _capacity(self) -> int | None:
         from perfnb.step.device import capacity_bytes
 
-        found = capacity_bytes(kind := self.device.partition(":")[0])
-        if found is None:
-            raise CaptureError(
-                f"This machine's {kind} memory is unknown: pass how many bytes there are, such as 8 * 2**30."
-            )
-        return found
+        return capacity_bytes(self.device.partition(":")[0])
+
+    @cached_property
+    def _largest(self) -> int | None:
+        """The largest batch for this machine, if it can be told."""
+        with suppress(Exception), redirect_stdout(io.StringIO()):
+            return self.largest_batch()
+        return None
 
     def _need(self, batch_size: int) -> float:
         try:
@@ -135,43 +155,15 @@ class MemoryEstimate(Shown):
                 return float("inf")
             raise
 
-    def __repr__(self) -> str:
+    def _line(self) -> str:
         peak = f"peak {fmt.size(self.peak_bytes)} in {escape.plain(self.peak_phase, 20)}"
-        return f"<perfnb.MemoryEstimate {escape.plain(self.model, 40)}: {peak}, {self._step()}>"
+        return f"{escape.plain(self.model, 40)}: {peak}, {escape.plain(step_words(self))}"
 
-    def _text(self) -> str:
-        title = f"{escape.plain(self.model, 40)} · {self._about()} · estimated {self._peak()}"
-        rows = [f"{mark.word:<16} {peak:>10} {share:>6} {most:>10}" for mark, peak, share, most in self._rows()]
-        return "\n".join([title, f"{'':<16} {'at peak':>10} {'share':>6} {'at most':>10}", *rows, *self._caveats()])
+    def __repr__(self) -> str:
+        return f"<perfnb.MemoryEstimate {self._line()}>"
 
-    def _html(self) -> str:
-        rows = [[tables.keyed(mark), *map(escape.html, cells)] for mark, *cells in self._rows()]
-        about = f"memory estimate · {self._about()}"
-        words = header(escape.plain(self.model, 40), about, fmt.capital(self._peak()), *self._caveats())
-        return framed(words + tables.table("Memory by category", ["category", "at peak", "share", "at most"], rows))
-
-    def _step(self) -> str:
-        size = "" if self.batch_size is None else f" with a batch of {self.batch_size:,}"
-        if not self.training:
-            return f"inference{size}"
-        return f"training{size}" + (f" and {escape.plain(self.optimizer, 40)}" if self.optimizer else "")
-
-    def _about(self) -> str:
-        return f"{self._step()} · {escape.plain(self.device, 20)}"
-
-    def _peak(self) -> str:
-        at = f" ({escape.plain(self.peak_op, 60)})" if self.peak_op else ""
-        return f"peak {fmt.size(self.peak_bytes)} in {escape.plain(self.peak_phase, 20)}{at}"
-
-    def _caveats(self) -> list[str]:
-        return [escape.plain(self.caveat, 300)] if self.caveat else []
-
-    def _rows(self) -> Iterator[tuple[palette.Mark, str, str, str]]:
-        """Each category at the peak, its share of it, and at most."""
-        for name, mark in palette.CATEGORIES.items():
-            peak, most = self.by_category[name], getattr(self, name, self.by_category[name])
-            if peak or most:
-                yield mark, fmt.size(peak), fmt.share(peak / (self.peak_bytes or 1)), fmt.size(most)
+    def _document(self) -> Document:
+        return estimate_document(self, self._capacity, self._largest)
 
 
 def estimate_memory(
@@ -285,42 +277,35 @@ def estimate_memory(
 
         return step
 
+    @cache
     def estimate(size: int | None) -> MemoryEstimate:
         __tracebackhide__ = True
         with StepOutput():
             simulation, place = simulate_step(step or model_step(), batch, samples, size, device, model)
-        return _read(simulation, place, samples if size is None else size, estimate)
+        return _estimated(simulation, place, samples if size is None else size, estimate)
 
     return estimate(batch_size)
 
 
-def _read(
-    simulation: Simulation, place: torch.device, samples: int | None, again: Callable[[int], MemoryEstimate]
+def _estimated(
+    found: Simulation, place: torch.device, samples: int | None, again: Callable[[int], MemoryEstimate]
 ) -> MemoryEstimate:
-    now = dict.fromkeys(CATEGORIES, 0) | simulation.resident
-    most, peak, phase, op = dict(now), dict(now), "forward", None
-    total = highest = sum(now.values())
-    for change in simulation.changes:
-        kind = simulation.category[change.allocation]
-        now[kind] += change.size
-        total += change.size
-        most[kind] = max(most[kind], now[kind])
-        if total > highest:
-            highest, peak, phase, op = total, dict(now), change.phase, change.op or None
+    updating = found.by_category["temporaries"] if found.peak_phase == "optimizer" else 0
+    known = {name: value for name, value in vars(found).items() if name not in ("most", "single", "half")}
     return MemoryEstimate(
-        model=simulation.model,
+        **known,
+        **{name: found.most[name] for name in CATEGORIES if name != "other"},
         device=str(place),
         batch_size=samples,
-        training=simulation.training,
-        optimizer=simulation.optimizer,
-        buffers=simulation.buffers,
-        by_category=peak,
-        peak_bytes=highest,
-        peak_phase=phase,
-        peak_op=op,
-        caveat=simulation.caveat,
+        peak_bytes=sum(found.by_category.values()),
+        options=options_to_fit(
+            found.by_category,
+            of_optimizer=updating,
+            samples=samples,
+            single=found.single,
+            half=found.half or not found.single,
+        ),
         _again=again,
-        **{name: most[name] for name in CATEGORIES if name != "other"},
     )
 
 

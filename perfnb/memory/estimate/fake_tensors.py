@@ -6,10 +6,9 @@ Whatever is replaced is put back, and afterwards everything is as it was.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from types import CellType, FunctionType, TracebackType
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from perfnb.errors import CaptureError
+from perfnb.memory.estimate.batches import Copies, with_tensors
 from perfnb.step.device import random_state, set_random_state
 from perfnb.step.namespace import is_empty, is_installed, names_in
 from perfnb.step.tracer import room_to_nest
@@ -38,8 +38,6 @@ _ASKS_FOR_ONE = ".item(), float() or an if"
 _TOO_LARGE = ("Storage size calculation overflowed", "overflow", "numel: integer multiplication")
 #: Nesting depth to which a module's containers are searched for tensors.
 _NESTING = 3
-#: Containers with more entries are copied without searching them.
-_MOST_ENTRIES = 10_000
 
 _ABSENT = object()
 
@@ -129,7 +127,7 @@ class StandIns:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the real tensor's id, kept alive here
-        self._copies: dict[int, tuple[Any, Any]] = {}  # of containers, likewise
+        self._copies: Copies = {}
         self._memory: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def all(self) -> list[Tensor]:
@@ -150,25 +148,7 @@ class StandIns:
 
     def within(self, value: Any, depth: int = 2 * _NESTING) -> Any:
         """`value` with its tensors replaced by stand-ins; plain containers are copied once, anything else is kept."""
-        known = self._copies
-        if isinstance(value, Tensor):
-            return self.of(value)
-        if not depth or type(value) not in (dict, OrderedDict, defaultdict, list, tuple):
-            return value
-        if id(value) not in known:
-            copied: Any
-            if len(value) > _MOST_ENTRIES:  # a data set's index, or a history
-                copied = copy(value)
-            elif isinstance(value, Mapping):
-                copied = copy(value)
-                known[id(value)] = value, copied  # it may contain itself
-                for key, item in value.items():
-                    copied[key] = self.within(item, depth - 1)
-            else:
-                copied = type(value)(self.within(item, depth - 1) for item in value)
-            known[id(value)] = value, copied
-            known[id(copied)] = copied, copied  # a copy met again stands for itself
-        return known[id(value)][1]
+        return with_tensors(value, self.of, depth, self._copies)
 
     def _make(self, real: Tensor, storage: torch.UntypedStorage, stride: tuple[int, ...], offset: Any) -> Tensor:
         # Tensors on "meta" have no address, but their storage has an identity.

@@ -7,35 +7,23 @@ stand-ins, and what it changes in its variables is undone.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import dataclass
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.loss import _Loss
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
-from perfnb.memory.estimate.allocator import SimulatedAllocator, Simulation, device_among, kind_of
+from perfnb.memory.estimate.allocator import Allocation, SimulatedAllocator, device_among, stepped_by
 from perfnb.memory.estimate.batches import tensor_resized, with_tensors
-from perfnb.memory.estimate.fake_tensors import (
-    StandIns,
-    explained,
-    pretending,
-    replaced,
-    stepping,
-    variables_replaced,
-)
+from perfnb.memory.estimate.fake_tensors import StandIns, explained, pretending, replaced, stepping, variables_replaced
+from perfnb.recording.schema import CATEGORIES
 from perfnb.step.memory import living
 from perfnb.step.namespace import is_installed, reachable
 from perfnb.step.steps import tensors_in
@@ -50,6 +38,23 @@ _NEVER_STEPPED = (
 _LIVING = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
 #: Packages whose objects are not part of a step.
 _NO_PART = {*sys.stdlib_module_names, "IPython", "ipykernel", "ipywidgets", "perfnb", "traitlets", "zmq"}
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Memory of a step in steady state, and of which classes its objects are."""
+
+    model: str
+    optimizer: str | None
+    training: bool  # whether the step has a backward pass
+    by_category: dict[str, int]  # bytes alive at the peak
+    most: dict[str, int]  # most bytes of each category alive at once
+    buffers: int  # bytes of buffers among the parameters
+    peak_phase: str
+    peak_op: str | None
+    single: bool  # whether parameters take at least four bytes each
+    half: bool  # whether a model was called under autocast
+    caveat: str | None = None  # what the simulation cannot know, in a sentence
 
 
 def simulate_step(
@@ -94,7 +99,7 @@ def simulate_step(
     modules = [value for value in found if issubclass(type(value), nn.Module)]
     optimizers = [value for value in found if issubclass(type(value), Optimizer)]
     simulated = device_among(_tensors(found, batch), device)
-    allocator = _StepAllocator(simulated)
+    allocator = SimulatedAllocator(simulated)
     inputs: list[Tensor] = []
     given: dict[int, tuple[Tensor, Tensor]] = {}  # each tensor of the sized batch, and the user's, by its id
 
@@ -138,14 +143,14 @@ def _tensors(found: Iterable[Any], batch: Any) -> Iterator[Tensor]:
         if issubclass(type(value), nn.Module):
             yield from value.parameters()
         elif issubclass(type(value), Optimizer):
-            yield from _stepped(value)
+            yield from stepped_by(value)
         elif issubclass(type(value), Tensor):
             yield value
     yield from tensors_in(batch)
 
 
 def _call_until_stepped(
-    step: Callable[..., Any], batch: tuple[Any, ...], allocator: _StepAllocator, optimizers: list[Optimizer]
+    step: Callable[..., Any], batch: tuple[Any, ...], allocator: SimulatedAllocator, optimizers: list[Optimizer]
 ) -> list[Optimizer]:
     """Call the step until these optimizers have stepped; return those that have not after `_MOST_CALLS` calls."""
     __tracebackhide__ = True
@@ -156,103 +161,8 @@ def _call_until_stepped(
     return late
 
 
-class _StepAllocator(SimulatedAllocator):
-    """An allocator that works out by itself what a step is doing."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.saved: set[int] = set()  # allocations alive when a backward pass started
-        self.gradients: set[int] = set()  # those that held the gradient of a parameter
-        self.trained: set[int] = set()  # those that hold parameters with a gradient
-        self.alive_at_begin: set[int] = set()  # those alive when the calls that count started
-        self.first_change = 0  # place of the first change in those calls
-        self.models: list[nn.Module] = []  # the outermost modules that were called
-        self.optimizers: list[Optimizer] = []  # those that stepped
-        self.trains = False  # whether there was a backward pass
-        self._called: list[nn.Module] = []
-        self._stepping = 0
-        self._first_step = 0
-        self._between = "other"  # the phase when neither a module, backward nor an optimizer runs
-
-    def listening(self) -> ExitStack:
-        """Hook module calls and optimizer steps until this is left."""
-        with ExitStack() as stack:
-            stack.callback(register_module_forward_pre_hook(self._call_begins).remove)
-            stack.callback(register_module_forward_hook(self._call_ends, always_call=True).remove)
-            stack.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
-            stack.callback(register_optimizer_step_post_hook(self._optimizer_ends).remove)
-            return stack.pop_all()
-
-    def steps_again(self) -> None:
-        """The next call is the first that counts."""
-        self.alive_at_begin, self.first_change, self._between = self.alive(), len(self.changes), "other"
-        self._first_step = len(self.optimizers)
-
-    def late(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-        """Those of these optimizers with parameters that have gradients and that no optimizer has stepped."""
-        stepped: set[int] = set()
-        for optimizer in self.optimizers[self._first_step :]:
-            stepped |= self.numbers(_stepped(optimizer))
-        return [each for each in optimizers if (self.numbers(_stepped(each)) & self.trained) - stepped]
-
-    def accumulated(self, parameter: Tensor) -> None:
-        """A parameter has got its gradient."""
-        self.gradients |= self.numbers([parameter.grad])
-        self.trained |= self.numbers([parameter])
-
-    def before_op(self) -> None:
-        """Work out in which phase the op runs."""
-        if torch._C._current_autograd_node() is not None:
-            if self._between != "backward":
-                self._between, self.trains = "backward", True
-                self.saved |= self.alive()
-            self.phase = "backward"
-        elif self._called:
-            self.phase = "loss" if isinstance(self._called[0], _Loss) else "forward"
-        else:
-            self._between = "other" if self._between == "backward" else self._between
-            self.phase = "optimizer" if self._stepping else self._between
-
-    def number_asked_for(self) -> float | None:
-        """An optimizer gets its step count, a gradient scaler that no gradient overflowed."""
-        asker = _asker()
-        if asker.endswith("grad_scaler.py"):
-            return 0.0
-        return super().number_asked_for() if is_installed(asker) else None
-
-    def _call_begins(self, module: nn.Module, _: Any) -> None:
-        if isinstance(module, torch.jit.ScriptModule):  # it holds its tensors outside Python
-            raise CaptureError(
-                f"{type(module).__name__} is a scripted module, whose memory cannot be estimated: use the original one."
-            )
-        if any(map(is_lazy, module.parameters(recurse=False))):
-            raise CaptureError(
-                f"{type(module).__name__} has no parameters yet, so its memory cannot be estimated: call it once."
-            )
-        if not self._called and torch._C._current_autograd_node() is None:
-            self.models.append(module)
-        self._called.append(module)
-
-    def _call_ends(self, module: nn.Module, *_: Any) -> None:
-        while self._called and self._called.pop() is not module:
-            pass
-        if not self._called:
-            self._between = "loss"
-
-    def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
-        self.gradients |= self.numbers(parameter.grad for parameter in _stepped(optimizer))
-        self.optimizers.append(optimizer)
-        self._stepping += 1
-        for group in optimizer.param_groups:  # all parameters at once if it may choose, as on CUDA
-            if self.cuda and group.get("foreach", False) is None and not group.get("fused"):
-                group["foreach"] = True
-
-    def _optimizer_ends(self, *_: Any) -> None:
-        self._stepping -= 1
-
-
 def _seen(
-    allocator: _StepAllocator,
+    allocator: SimulatedAllocator,
     stand_ins: Iterable[Tensor],
     modules: Iterable[nn.Module],
     optimizers: Iterable[Optimizer],
@@ -271,8 +181,8 @@ def _seen(
             buffers |= others
     stepped = {id(optimizer): optimizer for optimizer in allocator.optimizers}.values()
     for optimizer in stepped:
-        parameters |= allocator.numbers(_stepped(optimizer))
-    holding = [each for each in optimizers if allocator.numbers(_stepped(each)) & allocator.used]
+        parameters |= allocator.numbers(stepped_by(optimizer))
+    holding = [each for each in optimizers if allocator.numbers(stepped_by(each)) & allocator.used]
     state = allocator.numbers(tensor for optimizer in (*stepped, *holding) for tensor in _state(optimizer))
     state -= batch | parameters | buffers
     loose = (allocator.used & stood_in) - parameters - buffers - state - allocator.gradients
@@ -287,22 +197,43 @@ def _seen(
     at_begin = allocator.alive_at_begin - (stood_in - category.keys())
     for number in {change.allocation for change in changes} | at_begin:
         if number not in category:
-            category[number] = kind_of(allocator.made[number], number in allocator.saved, allocator.trains)
-    resident: Counter[str] = Counter()
+            category[number] = _kind_of(allocator.made[number], number in allocator.saved, allocator.trains)
+    now = dict.fromkeys(CATEGORIES, 0)
     for number in at_begin:
-        resident[category[number]] += allocator.made[number].size
+        now[category[number]] += allocator.made[number].size
+    most, peak, phase, op = dict(now), dict(now), "forward", ""
+    total = highest = sum(now.values())
+    for change in changes:
+        kind = category[change.allocation]
+        now[kind] += change.size
+        total += change.size
+        most[kind] = max(most[kind], now[kind])
+        if total > highest:
+            highest, peak, phase, op = total, dict(now), change.phase, change.op
     never = _classes(late)
     trained = [m for m in allocator.models if next(m.parameters(), None) is not None]
     return Simulation(
-        changes=changes,
-        resident=resident,
-        category=category,
-        buffers=allocator.size_of(buffers - parameters),
-        optimizer=_classes(stepped) or None,
         model=_classes(trained if model is None else [model]) or "step",
+        optimizer=_classes(stepped) or None,
         training=allocator.trains,
+        by_category=peak,
+        most=most,
+        buffers=allocator.size_of(buffers - parameters),
+        peak_phase=phase,
+        peak_op=op or None,
+        single=min((p.element_size() for m in trained for p in m.parameters()), default=0) >= 4,
+        half=allocator.casts,
         caveat=f"{never} {_NEVER_STEPPED}" if never else None,
     )
+
+
+def _kind_of(made: Allocation, saved: bool, training: bool) -> str:
+    """Category of an allocation that no live object owns, from where it was made and whether backward needs it."""
+    if made.scratch or made.phase == "optimizer":
+        return "temporaries"
+    if made.phase == "backward":
+        return "activations" if made.recorded else "temporaries"  # recorded in backward: recomputation
+    return "activations" if saved or not training else "temporaries"
 
 
 def _has_variables(value: Any) -> bool:
@@ -320,10 +251,6 @@ def _has_variables(value: Any) -> bool:
     return kind is SimpleNamespace or str(kind.__module__).partition(".")[0] not in _NO_PART
 
 
-def _stepped(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _state(optimizer: Optimizer) -> list[Tensor]:
     groups = [[value for name, value in group.items() if name != "params"] for group in optimizer.param_groups]
     kept = [list(values.values()) if isinstance(values, dict) else values for values in optimizer.state.values()]
@@ -332,19 +259,3 @@ def _state(optimizer: Optimizer) -> list[Tensor]:
 
 def _classes(objects: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(type(value).__name__ for value in objects))
-
-
-def _asker() -> str:
-    """The file of the code that reads a tensor's value."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in _DISPATCHING:
-        frame = frame.f_back
-    return "" if frame is None else str(frame.f_code.co_filename)
-
-
-#: Files between the code that reads a value and the allocator.
-_DISPATCHING = {
-    __file__,
-    str(sys.modules[SimulatedAllocator.__module__].__file__),
-    *(str(Path(torch.__file__).parent / name) for name in ("_compile.py", "_dynamo/eval_frame.py")),
-}

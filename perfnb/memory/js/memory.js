@@ -1,87 +1,27 @@
-// The Memory tab: who owns memory at every instant of a step and at its peak, and what would reduce it.
+// Memory over a step: a curve with a cursor, and the largest allocations alive at its instant.
 import { drawnToFit, levelRules, niceTicks, patternFills, roundNumber, roundSize, swatch, textWidth } from "../../draw/js/chart.js";
-import { columnHead, drawn, fact, figure, h, moreButton } from "../../draw/js/dom.js";
-import { UNKNOWN, byteSize, count, duration, grouped, share, significant, timeUnit } from "../../draw/js/format.js";
+import { drawn, figure, h } from "../../draw/js/dom.js";
+import { byteSize, duration, share, significant, timeUnit } from "../../draw/js/format.js";
 import { placeAfter } from "../../draw/js/search.js";
 import { pictures } from "../../draw/js/document.js";
-
-const OWNERS_SHOWN = 10;
 
 // If the step failed, the last instant is shown in place of the peak.
 const instantWord = (data) => (data.incomplete ? "failure" : "peak");
 
-// Who owns memory at the peak, largest first.
-function peakOwners(data) {
-  const { owners, categories, names } = data;
-  const order = owners.bytes.map((_, i) => i);
-  const heaviest = Math.max(1, ...owners.bytes);
-  const body = h("tbody");
-  const draw = (rows) => body.replaceChildren(...rows.map((i) => {
-    const mark = categories[owners.category[i]];
-    const layer = names[owners.layer[i]];
-    return h("tr", {},
-      h("th", { scope: "row", class: "pf-text", title: layer }, layer == null ? h("span", { class: "pf-quiet" }, "no layer") : h("span", { class: "pf-name" }, layer)),
-      h("td", { class: "pf-text" }, h("span", { class: "pf-kind" }, swatch(mark), mark.word)),
-      h("td", { class: "pf-text" }, h("span", { class: "pf-stack" }, h("i", { class: `pf-${mark.pattern}`, style: `background-color:${mark.colour};width:${(100 * owners.bytes[i]) / heaviest}%` }))),
-      h("td", {}, figure(byteSize(owners.bytes[i]))), h("td", {}, figure(share(owners.share[i]))), h("td", {}, figure(count(owners.count[i]))));
-  }));
-  draw(order.slice(0, OWNERS_SHOWN));
-  const more = order.length > OWNERS_SHOWN && moreButton(`Show all ${order.length}`, "Show only the largest", (all) => draw(all ? order : order.slice(0, OWNERS_SHOWN)));
-  const left = owners.left_out ? h("p", { class: "pf-quiet" }, `${grouped(owners.left_out)} smaller owners are not listed.`) : null;
-  const heads = [["Layer", "", true], ["Category", 118, true], ["", 70, true], ["Memory", 76], ["Share", 56], ["Count", 48]];
-  const title = `Owners at the ${instantWord(data)}`;
-  return h("section", { class: "pf-owners", "aria-label": title }, h("h3", {}, title),
-    order.length ? [h("div", { class: "pf-scroll", tabindex: 0 }, h("table", { class: "pf-small", "aria-label": title },
-      h("colgroup", {}, heads.map(([, width]) => h("col", { style: width ? `width:${width}px` : "" }))),
-      h("thead", {}, h("tr", {}, heads.map(([word, , text]) => columnHead(word, text)))), body)), more, left]
-      : h("p", { class: "pf-quiet" }, "Owners are unknown."));
-}
-
-// The peak as a bar, and below it how much would remain with each option.
-function whatFits(data) {
-  const peak = data.peak.bytes;
-  if (!peak) return null;
-  const part = (bytes) => `width:${Math.min(100, (100 * bytes) / peak)}%`;
-  const held = data.categories.filter((mark) => mark.peak > 0);
-  const words = held.map((mark) => `${mark.word} ${byteSize(mark.peak)}`).join(", ");
-  const now = h("div", { class: "pf-fit pf-now" },
-    h("p", {}, h("b", {}, "Now"), h("span", { class: "pf-left" }, figure(byteSize(peak)))),
-    h("div", { class: "pf-fit-bar", role: "img", "aria-label": `The ${instantWord(data)}: ${words}` },
-      held.map((mark) => h("i", { class: `pf-${mark.pattern}`, title: `${mark.word} ${byteSize(mark.peak)}, ${share(mark.peak / peak)}`, style: `background-color:${mark.colour};${part(mark.peak)}` }))),
-    h("ul", { class: "pf-legend" }, held.filter((mark) => mark.peak >= 0.02 * peak).map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word), h("span", { class: "pf-quiet" }, share(mark.peak / peak))))));
-  const options = data.fits.map((fit) => h("li", { class: "pf-fit" },
-    h("p", {}, h("b", {}, fit.option), h("span", { class: `pf-basis pf-${fit.basis === "computed" ? "computed" : "estimated"}` }, fit.basis),
-      h("span", { class: "pf-left" }, fit.frees == null ? figure(UNKNOWN) : ["frees ", h("b", {}, figure(byteSize(fit.frees))), `, leaves ${byteSize(Math.max(0, peak - fit.frees))}`])),
-    fit.frees == null ? null : h("div", { class: "pf-fit-bar", "aria-hidden": "true" },
-      h("i", { class: "pf-kept", style: part(Math.max(0, peak - fit.frees)) }), h("i", { class: "pf-freed", style: part(fit.frees) })),
-    fit.detail ? h("small", {}, fit.detail) : null));
-  const title = options.length ? "What would make it fit?" : `Alive at the ${instantWord(data)}`;
-  return h("section", { class: "pf-fits", "aria-label": title }, h("h3", {}, title), now,
-    options.length ? h("ul", { class: "pf-options" }, options) : null,
-    options.length ? h("p", { class: "pf-quiet" }, `Each option on its own, at the ${instantWord(data)}; the peak may then move to another instant.`) : null);
-}
-
 const LARGEST_SHOWN = 8;
 const PLOT = { left: 66, right: 14, top: 26, height: 270, strip: 9, below: 54 };
 
-// Restores a column from its differences; unknown values stay null.
-function runningSums(values) {
-  let sum = 0;
-  return values?.map((value) => (value == null ? null : (sum += value)));
-}
-
 function memoryFacts(data) {
   const { instants, largest, names } = data;
-  const t = runningSums(instants.t);
+  const t = instants.t;
   const zeros = t.map(() => 0);
-  const series = instants.categories.map((values) => runningSums(values) ?? zeros);
-  const total = runningSums(instants.total) ?? zeros;
-  const start = runningSums(largest.start);
-  const end = start.map((from, i) => from + largest.end[i]);
+  const series = instants.categories.map((values) => values ?? zeros);
+  const total = instants.total ?? zeros;
+  const { start, end } = largest;
   const most = (values) => values?.reduce((top, value) => Math.max(top, value ?? 0), 0) ?? 0;
   const lines = [
-    { key: "reserved", word: "reserved", values: runningSums(instants.reserved), title: "Memory that the allocator has reserved on the device, in use or not" },
-    { key: "process", word: "process", values: runningSums(instants.process), title: "Resident memory of the whole process, including what the allocator cannot see" },
+    { key: "reserved", word: "reserved", values: instants.reserved, title: "Memory that the allocator has reserved on the device, in use or not" },
+    { key: "process", word: "process", values: instants.process, title: "Resident memory of the whole process, including what the allocator cannot see" },
   ].filter((line) => line.values).map((line) => ({ ...line, most: most(line.values) }));
   // "2.10 ms, forward": an instant, with words before its phase.
   const when = (i, before = "") => {
@@ -104,10 +44,10 @@ function memoryFacts(data) {
   };
 }
 
-function memoryTab(data) {
+function memoryCurve(data) {
   const facts = memoryFacts(data);
   if (!facts.t.length) {
-    return { element: h("div", { class: "pf-view" }, failure(data), h("p", { class: "pf-quiet pf-empty" }, "No allocation was recorded in the step.")), shown: () => {}, reveal: () => {} };
+    return null;
   }
   const state = { at: data.peak.at, pinned: false };
   const legend = memoryLegend(data, facts, () => refit());
@@ -136,9 +76,7 @@ function memoryTab(data) {
   });
   steer(slider, facts, state, (x) => plot.timeAt(x), show, toPeak);
   show(state.at);
-  const element = h("div", { class: "pf-view pf-memory" }, failure(data), memorySummary(data, facts),
-    h("div", { class: "pf-beside" }, h("div", { class: "pf-chart" }, slider, legend.element), panel),
-    h("div", { class: "pf-beside pf-even" }, peakOwners(data), whatFits(data)));
+  const element = h("div", { class: "pf-view pf-memory pf-beside" }, h("div", { class: "pf-chart" }, slider, legend.element), panel);
   // Moves to the instant at or before a time of the step, in milliseconds.
   const reveal = (ms) => {
     state.pinned = true;
@@ -185,24 +123,6 @@ function steer(slider, facts, state, timeAt, show, toPeak) {
     } else return;
     event.preventDefault();
   });
-}
-
-function failure(data) {
-  return data.incomplete && h("p", { class: "pf-failed", role: "note" },
-    h("b", {}, "Incomplete: the step failed. "), "The tab shows what was allocated until then. ", h("code", {}, data.incomplete));
-}
-
-function memorySummary(data, facts) {
-  const reserved = [
-    data.fragmentation == null ? null : `${share(data.fragmentation)} of it unused`,
-    data.largest_free == null ? null : `largest free block ${byteSize(data.largest_free)}`,
-  ].filter(Boolean).join(", ");
-  return h("dl", { class: "pf-facts pf-memory-facts" },
-    fact(data.incomplete ? "At the failure" : "Peak", figure(byteSize(data.peak.bytes)), `at ${facts.when(data.peak.at, "in ")}, on ${data.device}`),
-    data.reserved_peak == null ? null : fact("Peak reserved", figure(byteSize(data.reserved_peak)), reserved),
-    data.process_peak == null ? null : fact("Peak process memory", figure(byteSize(data.process_peak)), "resident memory"),
-    data.retries ? fact("Retries", figure(count(data.retries)), "by the allocator, in the counted step") : null,
-    data.ooms ? fact("Out of memory", figure(count(data.ooms)), data.ooms === 1 ? "time in the counted step" : "times in the counted step") : null);
 }
 
 // The legend shows the size of each category at the instant; lines can be switched on and off.
@@ -353,4 +273,7 @@ function failureMark(data, right, y0) {
     drawn("text", { x: right - 6, y: 12, "text-anchor": "end" }, "failed here"));
 }
 
-pictures.memory = ({ data }) => ({ ...memoryTab(data), size: byteSize(data.peak.bytes) });
+pictures.memory = ({ data }) => {
+  const made = memoryCurve(data);
+  return made && { ...made, size: byteSize(data.peak.bytes) };
+};

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb.recording.text import TEXT
 from perfnb.stats.slope import Slope, memory_slope
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -17,7 +16,7 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 #: Process growth per step that is not a leak: the interpreter's own bookkeeping, in pages.
 PROCESS_FLOOR_BYTES = 16 * 1024
 
-#: What `LeakReport.verdict` can be.
+#: What `LeakFigures.verdict` can be.
 LEAK, NO_LEAK, INCONCLUSIVE = "leak", "no leak seen", "inconclusive"
 
 _OWNER = ["device", "layer", "phase", "op"]
@@ -27,8 +26,8 @@ _EXPLAINED = 0.5
 _WORTH_A_LOOK = 1024
 
 
-@dataclass(frozen=True)
-class LeakReport:
+@dataclass(frozen=True, repr=False, eq=False)
+class LeakFigures:
     """What many steps leave behind.
 
     Attributes
@@ -42,34 +41,40 @@ class LeakReport:
         ``garbage`` (the rest is reference cycles awaiting collection), ``unseen`` (the process does not grow with the
         allocator: frees of older allocations are not seen), ``unexplained`` (the allocator grows, but nothing watched
         survives), ``hidden`` (allocations survive, but memory varies too much to tell whether they add up), ``few``
-        (too few steps), ``unknown`` (nothing was measured) or ``steady``.
-    allocator, process : Slope or None
-        Growth of the bytes handed out by torch's allocators, and of the process's resident memory.
+        (too few steps) or ``steady``.
+    allocator : Slope or None
+        Growth per step of the memory handed out by torch's allocators; ``None`` below two steps.
+    process : Slope or None
+        Growth per step of the process's resident memory, in the last round that read it; ``None`` if unknown.
+    survivors : DataFrame
+        Owners of allocations that outlive their step, most bytes first: device, layer, phase, op, `bytes_per_step`,
+        `count_per_step`, `steps` (how many steps made them), and `kind`: ``kept`` or ``growing``.
+    steps : DataFrame
+        Memory after each watched step: `step`, `allocated_bytes` (relative to the start of the first step, so possibly
+        negative) and `process_bytes`.
     beyond_bytes : float or None
         Growth of the process per step beyond torch's CPU allocator; ``None`` if uncertain.
-    survivors : DataFrame
-        Owners of surviving allocations, most bytes first: device, layer, phase, op, `bytes_per_step`, `count_per_step`,
-        `steps` (how many steps made them), and `kind`: ``kept`` or ``growing``.
     garbage_bytes : float
         Bytes per watched step that a garbage collection after the last step freed.
-    per_step : DataFrame
-        `step`, `allocated_bytes` (relative to the start of the first step, so possibly negative) and `process_bytes`.
     early : Slope or None
         Growth of the process before allocations were recorded, if `process` is its growth after that.
     after : int
         How many steps had run in the end, warm-up included; 0 if unknown.
+    name : str
+        Title.
     """
 
     verdict: str
     reason: str
     allocator: Slope | None
     process: Slope | None
-    beyond_bytes: float | None
     survivors: pd.DataFrame
-    garbage_bytes: float
-    per_step: pd.DataFrame
+    steps: pd.DataFrame
+    beyond_bytes: float | None = None
+    garbage_bytes: float = 0.0
     early: Slope | None = None
     after: int = 0
+    name: str = "step"
 
 
 def process_grows(process_bytes: Sequence[Any]) -> bool:
@@ -78,21 +83,17 @@ def process_grows(process_bytes: Sequence[Any]) -> bool:
     return slope is not None and slope.ci_low is not None and slope.ci_low > PROCESS_FLOOR_BYTES
 
 
-def leak_report(
-    allocations: pd.DataFrame | None,
-    process_bytes: Sequence[Any] | None = None,
-    *,
-    steps: int,
-    later_bytes: Sequence[Any] = (),
-) -> LeakReport:
+def leak_figures(
+    allocations: pd.DataFrame, process_bytes: Sequence[Any], *, steps: int, later_bytes: Sequence[Any] = ()
+) -> LeakFigures:
     """Judge the steps that were watched after warm-up.
 
     Parameters
     ----------
-    allocations : DataFrame or None
+    allocations : DataFrame
         One row per allocation: `bytes`, `device`, `layer`, `phase`, `op`, `made_in_step` (``NA``: before the first),
         `freed_in_step` (``NA``: still alive; `steps` or above: by a garbage collection after the last step).
-    process_bytes : sequence of number, optional
+    process_bytes : sequence of number
         Resident memory after each step, not necessarily of the same steps: a profiler's own memory grows while it
         records.
     steps : int
@@ -101,35 +102,28 @@ def leak_report(
         Resident memory after each step of a round after that, in which growth must have continued to be a leak. Two
         rounds alone cannot tell: a cache of tensors that fills in the first one grows in the process and not in torch.
     """
-    process = None if process_bytes is None else memory_slope(process_bytes)
-    early = None
+    process, early = memory_slope(process_bytes), None
     if len(later_bytes):
         early, process, process_bytes = process, memory_slope(later_bytes), later_bytes
-    allocator = cpu = None
-    columns = {**dict.fromkeys(_OWNER, TEXT), "made_in_step": "Int64", "freed_in_step": "Int64", "bytes": "int64"}
-    survivors = surviving(pd.DataFrame(columns=[*columns]).astype(columns), 0)
-    garbage, shapes = 0.0, False
-    levels: Integers | None = None
-    if allocations is not None:
-        levels = levels_by_step(allocations, steps)
-        allocator = memory_slope(levels)
-        cpu = memory_slope(levels_by_step(allocations[allocations["device"] == "cpu"], steps))
-        survivors = surviving(allocations, steps)
-        if allocator is not None and allocator.grows and not _explained(survivors, allocator):
-            every = surviving(allocations, steps, recurring=False)
-            survivors = every if _explained(every, allocator) else survivors
-        garbage = _garbage_bytes(allocations, steps)
-        shapes = _new_shapes_keep_coming(allocations, steps)
+    levels = levels_by_step(allocations, steps)
+    allocator = memory_slope(levels)
+    cpu = memory_slope(levels_by_step(allocations[allocations["device"] == "cpu"], steps))
+    survivors = surviving(allocations, steps)
+    if allocator is not None and allocator.grows and not _explained(survivors, allocator):
+        every = surviving(allocations, steps, recurring=False)
+        survivors = every if _explained(every, allocator) else survivors
+    garbage = _garbage_bytes(allocations, steps)
+    shapes = _new_shapes_keep_coming(allocations, steps)
     verdict, reason = _judged(allocator, cpu, process, survivors, garbage, shapes, early)
-    return LeakReport(
+    return LeakFigures(
         verdict=verdict,
         reason=reason,
         allocator=allocator,
         process=process,
-        beyond_bytes=_beyond(process, cpu),
         survivors=survivors,
+        beyond_bytes=_beyond(process, cpu),
         garbage_bytes=garbage,
-        per_step=_per_step(levels, process_bytes),
+        steps=_per_step(levels, process_bytes),
         early=early,
     )
 
@@ -263,9 +257,9 @@ def _judged(
     shapes: bool,
     early: Slope | None,
 ) -> tuple[str, str]:
-    if allocator is None and process is None:
-        return INCONCLUSIVE, "unknown"
-    if allocator is not None and allocator.grows:
+    if allocator is None:
+        return INCONCLUSIVE, "few"
+    if allocator.grows:
         if not _explained(survivors, allocator):
             collected = garbage >= _EXPLAINED * allocator.bytes_per_step
             return (NO_LEAK, "garbage") if collected else (INCONCLUSIVE, "unexplained")
@@ -278,7 +272,7 @@ def _judged(
         return INCONCLUSIVE, "few"
     if early is not None and not (process is not None and process.grows):
         return NO_LEAK, "settled"
-    if allocator is not None and survivors["bytes_per_step"].sum() > PROCESS_FLOOR_BYTES:
+    if survivors["bytes_per_step"].sum() > PROCESS_FLOOR_BYTES:
         return INCONCLUSIVE, "hidden"
     return NO_LEAK, "garbage" if garbage > PROCESS_FLOOR_BYTES else "steady"
 
@@ -304,9 +298,9 @@ def _beyond(process: Slope | None, cpu: Slope | None) -> float | None:
     return process.bytes_per_step - cpu.bytes_per_step if apart else None
 
 
-def _per_step(levels: Integers | None, process_bytes: Sequence[Any] | None) -> pd.DataFrame:
-    allocated = pd.Series([] if levels is None else levels, dtype="Int64")
-    process = pd.Series([] if process_bytes is None else list(process_bytes), dtype="Float64").round().astype("Int64")
+def _per_step(levels: Integers, process_bytes: Sequence[Any]) -> pd.DataFrame:
+    allocated = pd.Series(levels, dtype="Int64")
+    process = pd.Series(list(process_bytes), dtype="Float64").round().astype("Int64")
     frame = pd.DataFrame({"allocated_bytes": allocated, "process_bytes": process})  # the shorter one ends in NA
     frame.insert(0, "step", np.arange(len(frame)))
     return frame

@@ -31,8 +31,6 @@ MAX_BYTES = 1 << 30
 
 #: Characters kept of a text: a million rows may share a long one.
 MAX_TEXT = 160
-#: Most distinct stacks.
-MOST_STACKS = 500_000
 
 _OP = re.compile(r"at::_ops::(\w{1,100})::")
 #: The overload at the end of an operator's name, such as ``_Tensor``, if the name shows where it starts.
@@ -43,9 +41,9 @@ _LIBRARY_PATH = re.compile(
 )
 _NOTHING, _LIBRARY, _USER = "", "library", "user"
 
-_MOST_DEVICES = 1024
-#: Largest size, and largest time in microseconds, which as nanoseconds still fits; largest exact sum of sizes.
-_LARGEST, _LARGEST_SUM = 1 << 53, 1 << 61
+#: Largest size, of which a million add up to an integer; largest address, stream, and time in microseconds, which
+#: still fits as nanoseconds.
+_LARGEST_SIZE, _ADDRESS, _STREAM, _TIME = 1 << 43, 2**64 - 1, 2**63 - 1, 1 << 53
 _ADVICE = "dump it again with torch.cuda.memory._dump_snapshot of torch 2.2 or later"
 
 
@@ -139,7 +137,7 @@ class SnapshotReader:
     def __init__(self, source: str, size: int) -> None:
         self.source = source
         self.most_rows = size // 12  # a real row takes more bytes of the file; a shared one takes one or two
-        self.stacks = Stacks(source)
+        self.stacks = Stacks()
 
     def columns(self, whole: Any) -> SnapshotColumns:
         if type(whole) is list:  # what torch.cuda.memory_snapshot() gives
@@ -148,10 +146,7 @@ class SnapshotReader:
             self.refuse("it holds plain data but no segments of a CUDA allocator")
         segments, _ = self.joined([whole["segments"]], "segments")
         blocks, segment = self.joined([row.get("blocks") for row in segments], "blocks")
-        traces = self.list_of(whole.get("device_traces"), "device_traces")
-        if len(traces) > _MOST_DEVICES:
-            self.refuse(f"it names {len(traces):,} devices")
-        entries, device = self.joined(traces, "device_traces")
+        entries, device = self.joined(self.list_of(whole.get("device_traces"), "device_traces"), "device_traces")
         return SnapshotColumns(
             segments=self.of_segments(segments, "a segment"),
             blocks=self.of_blocks(blocks, "a block").assign(segment=segment),
@@ -165,10 +160,10 @@ class SnapshotReader:
         flags = [row.get("is_expandable") for row in rows]
         return pd.DataFrame(
             {
-                "device": self.whole(rows, "device", what, most=_MOST_DEVICES),
-                "address": self.addresses(rows, "address", what),
-                "size": self.sizes(rows, "total_size", what),
-                "stream": self.streams(rows, what),
+                "device": self.whole(rows, "device", what),
+                "address": self.whole(rows, "address", what, most=_ADDRESS),
+                "size": self.whole(rows, "total_size", what),
+                "stream": self.whole(rows, "stream", what, -_STREAM, _STREAM),
                 "type": self.words([row.get("segment_type") for row in rows], "segment_type", what),
                 "pool": self.words([_pool(row.get("segment_pool_id")) for row in rows], "segment_pool_id", what),
                 "expandable": pd.array([flag if type(flag) is bool else None for flag in flags], dtype="boolean"),
@@ -178,9 +173,9 @@ class SnapshotReader:
     def of_blocks(self, rows: list[Any], what: str) -> pd.DataFrame:
         return pd.DataFrame(
             {
-                "address": self.addresses(rows, "address", what),
-                "size": self.sizes(rows, "size", what),
-                "requested": self.sizes(rows, "requested_size", what),
+                "address": self.whole(rows, "address", what, most=_ADDRESS),
+                "size": self.whole(rows, "size", what),
+                "requested": self.whole(rows, "requested_size", what),
                 "state": self.words([row.get("state") for row in rows], "state", what, required=True),
                 "stack": self.numbered(rows),
             }
@@ -191,10 +186,10 @@ class SnapshotReader:
         return pd.DataFrame(
             {
                 "action": self.words([row.get("action") for row in rows], "action", what, required=True),
-                "address": self.addresses(known, "addr", what),
-                "size": self.sizes(rows, "size", what),
-                "stream": self.streams(rows, what),
-                "time_us": self.whole(rows, "time_us", what),
+                "address": self.whole(known, "addr", what, most=_ADDRESS),
+                "size": self.whole(rows, "size", what),
+                "stream": self.whole(rows, "stream", what, -_STREAM, _STREAM),
+                "time_us": self.whole(rows, "time_us", what, most=_TIME),
                 "stack": self.numbered(rows),
             }
         )
@@ -226,20 +221,7 @@ class SnapshotReader:
         numbers = [MISSING if one is None else self.stacks.number(self.list_of(one, "frames")) for one in frames]
         return np.array(numbers, dtype=np.int64)
 
-    def sizes(self, rows: list[Any], key: str, what: str) -> Ints:
-        result: Ints = self.whole(rows, key, what)
-        if result.sum(dtype=np.float64) > _LARGEST_SUM:
-            self.refuse(f"the sum of all {key} exceeds any machine's memory")
-        return result
-
-    def streams(self, rows: list[Any], what: str) -> Ints:
-        streams: Ints = self.whole(rows, "stream", what, -(2**63), 2**63 - 1)
-        return streams
-
-    def addresses(self, rows: list[Any], key: str, what: str) -> Any:
-        return self.whole(rows, key, what, most=2**64 - 1)
-
-    def whole(self, rows: list[Any], key: str, what: str, least: int = 0, most: int = _LARGEST) -> Any:
+    def whole(self, rows: list[Any], key: str, what: str, least: int = 0, most: int = _LARGEST_SIZE) -> Any:
         """Whole numbers, unsigned if they can be larger than those with a sign."""
         values = [row.get(key) for row in rows]
         kinds = {*map(type, values)}
@@ -309,10 +291,9 @@ class Stacks:
         ``file:line function`` of the user's innermost Python function, or else of a library's.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self) -> None:
         self.ops: list[str | None] = []
         self.made_at: list[str | None] = []
-        self._source = source
         self._of_list: dict[int, int] = {}
         self._of_frames: dict[bytes, int] = {}
         self._kinds: dict[int, str] = {}
@@ -328,11 +309,6 @@ class Stacks:
             found = self._of_frames.setdefault(same, len(self.ops))
             self._of_list[id(frames)] = found
             if found == len(self.ops):
-                if found == MOST_STACKS:
-                    raise TraceError(
-                        f"{self._source} was not read: it has more than {MOST_STACKS:,} distinct call stacks; record "
-                        "fewer entries."
-                    )
                 op, made_at = self._read(frames)
                 self.ops.append(op)
                 self.made_at.append(made_at)

@@ -8,12 +8,14 @@ gives for the request.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from perfnb.memory.allocations import AFTER, BEFORE, paired
 from perfnb.memory.snapshot.reading import SnapshotColumns
+from perfnb.memory.table import fullest
 from perfnb.recording.schema import CATEGORIES
 from perfnb.recording.text import TEXT
 from perfnb.trace.columns import MISSING, Ints
@@ -26,8 +28,6 @@ ACTIVE = (ALLOCATED, "active_awaiting_free")
 _ROUNDING = 512
 _GROWS = ("segment_alloc", "segment_map")
 _SHRINKS = ("segment_free", "segment_unmap")
-#: Known entries of a history; others are skipped.
-_KNOWN_ACTIONS = frozenset({"alloc", "free_requested", "free_completed", "oom", "snapshot", *_GROWS, *_SHRINKS})
 
 
 def segment_table(snapshot: SnapshotColumns) -> pd.DataFrame:
@@ -145,12 +145,7 @@ def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
         total = _backwards(int(own["allocated_bytes"].sum()), allocated[rows])
         times = rows if len(rows) else np.array([MISSING])
         parts.append(
-            (
-                np.full(len(times), device),
-                times,
-                total,
-                _backwards(int(own["total_bytes"].sum()), reserved[rows]),
-            )
+            (np.full(len(times), device), times, total, _backwards(int(own["total_bytes"].sum()), reserved[rows]))
         )
     devices, times, total, held = map(np.concatenate, zip(*parts, strict=True))
     nothing = pd.array([pd.NA] * len(times), dtype="Int64")
@@ -190,10 +185,6 @@ def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
             "The history does not match the final state, as when only one memory pool was dumped: some figures of "
             "memory over time are missing."
         )
-    if actions := sorted({*snapshot.events["action"].cat.categories} - _KNOWN_ACTIONS):
-        yield f"History entries of unknown kinds were skipped: {', '.join(actions[:5])}."
-    if states := sorted({*snapshot.blocks["state"].cat.categories} - {*ACTIVE, "inactive"}):
-        yield f"Some blocks are in an unknown state, neither active nor free: {', '.join(states[:5])}."
 
 
 def _lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
@@ -289,3 +280,79 @@ def _device_names(numbers: pd.Series | Ints) -> pd.Series:
     series = pd.Series(numbers)
     names = series.map({number: f"cuda:{number}" for number in series.unique().tolist()})
     return names.astype(object).astype(TEXT)
+
+
+def origins(snapshot: SnapshotColumns) -> list[str]:
+    """Where each stack asks for memory, by its number, and last for no stack: a line of Python with the operator."""
+    words = []
+    for op, made_at in zip((*snapshot.ops, None), (*snapshot.made_at, None), strict=True):
+        place = made_at or ("(no Python line)" if op else "(not recorded)")
+        words.append(f"{place} ({op})" if op else place)
+    return words
+
+
+class History(NamedTuple):
+    """How much some origins had allocated on a device from each instant on; all others are the last row of `alive`."""
+
+    times_ms: np.ndarray[Any, Any]
+    alive: Ints
+    origins: list[str]
+
+
+def history_by_origin(snapshot: SnapshotColumns, device: int, most: int, instants: int) -> History:
+    """How much each origin had allocated on a device over its history.
+
+    Parameters
+    ----------
+    snapshot : SnapshotColumns
+    device : int
+    most : int
+        Origins to tell apart: those with most memory when most was allocated.
+    instants : int
+        Most instants; the fullest ones are kept.
+    """
+    lives, words = _lifetimes(snapshot)[0], np.array(origins(snapshot), dtype=object)
+    lives = lives[lives["device"] == device]
+    rows = np.flatnonzero(snapshot.events["device"] == device)
+    begun, end = lives["start"].to_numpy(), lives["end"].to_numpy()
+    start, ended = np.where(begun == MISSING, rows[0] if len(rows) else 0, begun), end != MISSING
+    origin, size = words[lives["stack"].to_numpy()], lives["size"].to_numpy(dtype=np.int64)
+    changes, made_by = np.concatenate([size, -size[ended]]), np.concatenate([origin, origin[ended]])
+    moments, place = np.unique(np.concatenate([start, end[ended]]), return_inverse=True)
+    if not len(moments):
+        return History(np.zeros(0), np.zeros((1, 0), dtype=np.int64), [])
+    fullest_at = np.bincount(place, changes).cumsum().argmax()
+    held = pd.Series(changes[place <= fullest_at]).groupby(made_by[place <= fullest_at]).sum().nlargest(most)
+    chosen = [str(name) for name in held.index[held > 0]]
+    alive = np.zeros((len(chosen) + 1, len(moments)), dtype=np.int64)
+    np.add.at(alive, (pd.Index(chosen).get_indexer(made_by), place), changes)  # others have place -1, the last row
+    alive = alive.cumsum(axis=1)
+    times = _since_first(snapshot, moments).to_numpy(dtype=float, na_value=0.0) / 1e6
+    kept = fullest(times, alive.sum(axis=0), instants)
+    return History(times[kept], alive[:, kept], chosen)
+
+
+def largest_segments(
+    snapshot: SnapshotColumns, device: int, most: int
+) -> Iterator[tuple[int, int, list[tuple[str | None, int]]]]:
+    """The largest segments of a device: address, size, and the blocks in order, each with its origin, none if free."""
+    lives, words = _lifetimes(snapshot)[0], origins(snapshot)
+    made = lives[lives["state"].isin(ACTIVE)].set_index(["segment", "address"])["stack"]
+    own = snapshot.segments[snapshot.segments["device"] == device].nlargest(most, "size")
+    blocks = snapshot.blocks[snapshot.blocks["segment"].isin(own.index)].sort_values("address", kind="stable")
+    stack = made.reindex(pd.MultiIndex.from_frame(blocks[["segment", "address"]]), fill_value=MISSING)
+    parts: dict[int, list[tuple[str | None, int]]] = {}
+    for segment, number, used, size in zip(
+        blocks["segment"], stack, blocks["state"].isin(ACTIVE), blocks["size"].tolist(), strict=True
+    ):
+        parts.setdefault(segment, []).append((words[number] if used else None, size))
+    for segment, address, size in zip(own.index, own["address"], own["size"], strict=True):
+        yield int(address), int(size), parts.get(segment, [])
+
+
+def holders(live: pd.DataFrame) -> pd.DataFrame:
+    """Who holds memory, the largest first: ``device``, ``made_at``, ``op``, ``bytes``, ``count``, ``largest_bytes``."""
+    keys = ["device", "made_at", "op"]
+    table = live.groupby(keys, dropna=False, observed=True)["bytes"].agg(["sum", "size", "max"]).reset_index()
+    table = table.set_axis([*keys, "bytes", "count", "largest_bytes"], axis=1)
+    return table.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)

@@ -21,6 +21,10 @@ from perfnb.telemetry.sampler.source import Absent
 
 _CPU = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
+#: How long other processes are watched.
+_SEEN_S = 0.3
+#: The first of psutil's times add up to all; the last ones, of guests, are parts of these.
+_REAL_TIMES = 8
 
 
 def host_readers(tree: SystemTree) -> dict[str, Reader]:
@@ -137,6 +141,21 @@ class _Host:
         if stopped is None:
             raise Unreadable("no cgroup reports it")
         return stopped
+
+    def cpu_of_others(self) -> dict[str, float]:
+        """What other processes use for `_SEEN_S` seconds, in percent of one core, and how many CPUs there are."""
+        own = psutil.Process()
+
+        def used() -> tuple[float, float]:
+            times, mine = psutil.cpu_times(), own.cpu_times()
+            idle = times.idle + getattr(times, "iowait", 0.0)
+            return sum(times[:_REAL_TIMES]) - idle, mine.user + mine.system
+
+        start, (all_before, own_before) = time.perf_counter(), used()
+        time.sleep(_SEEN_S)
+        seconds, (all_after, own_after) = time.perf_counter() - start, used()
+        others = max(0.0, all_after - all_before - (own_after - own_before))
+        return {"percent": 100 * others / seconds, "cpus": psutil.cpu_count() or 1}
 
     def memory(self) -> dict[str, int]:
         """Total bytes, and bytes available without swapping."""

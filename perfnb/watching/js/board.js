@@ -1,35 +1,7 @@
-// What the live panel and the Machine tab share: charts with one time axis, the whole history below them, and the texts
-// beside them.
-import { columnHead, drawn, figure, h } from "../../draw/js/dom.js";
-import { clock, grouped } from "../../draw/js/format.js";
+// What the live panel and the picture of a watch share: charts with one time axis, and the whole history below them.
+import { drawn, h } from "../../draw/js/dom.js";
+import { clock } from "../../draw/js/format.js";
 import { clockTicks, linePath, mostOf, pool, put, watchChart, write } from "./chart.js";
-
-// Missing sensors and caveats, then how to read the charts.
-export function watchWords(store) {
-  const { absent, charts } = store.data;
-  const left = store.marksLeftOut;
-  const more = left ? [`${grouped(left)} earlier ${left === 1 ? "mark is" : "marks are"} not drawn`] : [];
-  const seen = charts.filter(({ lines, note }) => note && lines.some(({ device, column }) => store.devices.get(device)?.known.has(column)));
-  return [[...absent, ...store.notes, ...more], seen.map(({ title, note }) => `${title}: ${note}`)];
-}
-
-export const wordLists = ([lines, notes]) => [
-  lines.length ? h("ul", { class: "pf-watch-notes" }, lines.map((line) => h("li", {}, line))) : null,
-  notes.length ? h("details", { class: "pf-quiet pf-watch-notes" }, h("summary", {}, "How to read the charts"), h("ul", {}, notes.map((note) => h("li", {}, note)))) : null,
-].filter(Boolean);
-
-// A table of figures by device and metric: rows are [device, metric, ...figures].
-export const metricsTable = (caption, heads, rows, cell, rowClass = () => null) => h("div", { class: "pf-scroll pf-watch-table", tabindex: 0 }, h("table", { class: "pf-small" },
-  h("caption", {}, caption),
-  h("thead", {}, h("tr", {}, columnHead("Metric", true), heads)),
-  h("tbody", {}, rows.map(([device, metric, ...figures], row) => h("tr", { class: rowClass(row) },
-    h("th", { scope: "row", class: "pf-text" }, device, h("span", { class: "pf-quiet" }, ` ${metric}`)), figures.map((text) => h("td", {}, cell(text))))))));
-
-export function watchTable({ table }) {
-  if (!table.length) return h("p", {});
-  const heads = ["median", "95th percentile", "maximum", "total"].map((head) => columnHead(head));
-  return metricsTable("Over the whole watch", heads, table, (text) => (text ? figure(text) : ""), (row) => (row && table[row - 1][0] !== table[row][0] ? "pf-first" : null));
-}
 
 const STRIP = { side: 8, band: 17, height: 36, below: 20, edge: 7 };
 const MOST_LEVELS = 3;
@@ -213,7 +185,7 @@ export function watchBoard(store, { bands, phases = null, leastSpan }) {
   const charts = store.data.charts.map((chart) => watchChart(chart, store, board));
   const strip = watchStrip(store, board, bands);
   const at = h("span", { class: "pf-watch-at" });
-  const quiet = h("span", {}, store.data.facts.join(" · "));
+  const quiet = h("span", {}, (store.data.facts ?? []).join(" · "));
   const grid = h("div", { class: "pf-watch-grid" }, charts.map((chart) => chart.element));
   const waiting = h("p", { class: "pf-quiet pf-empty", hidden: true }, "No readings yet.");
   const element = h("div", { class: "pf-watch-board" }, grid, waiting, strip.element,

@@ -5,23 +5,14 @@ import { clock, reading } from "../../draw/js/format.js";
 import { readAt } from "./store.js";
 
 // Dashes for round ends, which make each dash longer by the line width.
-const LINE_DASHES = [null, "6 6", "0.1 5", "9 5 0.1 5", "14 6", "2.5 5", "6 5 0.1 5 0.1 5", "0.1 8"];
+const WATCH_DASHES = [null, "6 6", "0.1 5", "9 5 0.1 5", "14 6", "2.5 5", "6 5 0.1 5 0.1 5", "0.1 8"];
 const LEAST_TOP = { percent: 100, bytes: 1024 ** 2, bytes_per_s: 1024, watts: 10, celsius: 50, megahertz: 100 };
 
-// Each device has its own shade and dash; further lines of a device differ by dash.
-function lineLook(line, chart) {
-  const place = chart.lines.filter(({ device }) => device === line.device).indexOf(line);
-  if (line.device === "process") return { shade: "process", dash: place ? "12 5" : null, width: place ? 1.5 : 2.2 };
-  if (line.device === "host") return { shade: "host", dash: place ? "5 4.5 0.1 4.5" : "4.5 4.5", width: 1.6 };
-  if (line.device === "cgroup") return { shade: "cgroup", dash: "0.1 4.5", width: 2.2 };
-  const gpu = Number(line.device.replace("gpu", "")) || 0;
-  return { shade: `gpu${gpu % 4}`, dash: LINE_DASHES[chart.lines.indexOf(line) % LINE_DASHES.length], width: 2 };
-}
+// Lines differ by colour and dash.
+const lineProps = ({ colour }, i) => ({ class: "pf-watch-line", style: `stroke:${colour}`, "stroke-dasharray": WATCH_DASHES[i % WATCH_DASHES.length], "stroke-width": 2 });
 
-const lineProps = ({ shade, dash, width }) => ({ class: `pf-watch-line pf-watch-${shade}`, "stroke-dasharray": dash, "stroke-width": width });
-
-const lineKey = (look) => drawn("svg", { width: 20, height: 8, class: "pf-watch-key", "aria-hidden": "true" },
-  drawn("line", { x1: 1, x2: 19, y1: 4, y2: 4, ...lineProps(look) }));
+const lineKey = (line, i) => drawn("svg", { width: 20, height: 8, class: "pf-watch-key", "aria-hidden": "true" },
+  drawn("line", { x1: 1, x2: 19, y1: 4, y2: 4, ...lineProps(line, i) }));
 
 // A round top for an axis, and its ticks. The ceiling is on the axis if the lines come near.
 function valueAxis(chart, most) {
@@ -134,16 +125,15 @@ export function write(element, text) {
 const SMALL = { left: 58, right: 10, top: 14, height: 92, below: 20, phases: 9 };
 
 export function watchChart(chart, store, board) {
-  const looks = chart.lines.map((line) => lineLook(line, chart));
   const amounts = chart.lines.map(() => h("b", {}));
-  const entries = chart.lines.map((line, i) => h("li", {}, lineKey(looks[i]), h("span", { class: "pf-word" }, line.word), amounts[i]));
+  const entries = chart.lines.map((line, i) => h("li", {}, lineKey(line, i), h("span", { class: "pf-word" }, line.word), amounts[i]));
   const ceilingWords = chart.ceiling == null ? "" : `${chart.ceiling_word} ${reading(chart.ceiling, chart.unit)}`;
   const ceilingNote = h("span", { class: "pf-quiet" }, ceilingWords);
   const plot = h("div", { class: "pf-plot", role: "slider", tabindex: 0, "aria-label": `${chart.title}, at an instant`, "aria-orientation": "horizontal" });
   const element = h("section", { class: "pf-watch-chart", "aria-label": chart.title, "data-chart": chart.key, "data-unit": chart.unit },
     h("div", { class: "pf-watch-head" }, h("h3", { title: chart.note || null }, chart.title), ceilingNote),
     h("ul", { class: "pf-watch-words" }, entries), plot);
-  const picture = chartPicture(chart, looks, ceilingWords);
+  const picture = chartPicture(chart, ceilingWords);
   plot.append(picture.svg);
   // The readings behind each line, if there are any.
   const sources = () => chart.lines.map(({ device, column }) => (store.devices.get(device)?.known.has(column) ? store.devices.get(device) : null));
@@ -223,15 +213,15 @@ function steerCursor(plot, board, timeOf, lead) {
   });
 }
 
-function chartPicture(chart, looks, ceilingWords) {
+function chartPicture(chart, ceilingWords) {
   const [rules, marks, below] = [drawn("g"), drawn("g"), drawn("g")];
-  const lines = looks.map((look) => drawn("path", { ...lineProps(look), fill: "none" }));
+  const lines = chart.lines.map((line, i) => drawn("path", { ...lineProps(line, i), fill: "none" }));
   const ceiling = drawn("line", { class: "pf-watch-ceiling" });
   const ceilingText = drawn("text", { class: "pf-watch-on", "text-anchor": "end" }, ceilingWords);
   const axisLine = drawn("line", { class: "pf-axis" });
   const inside = drawn("svg", { class: "pf-watch-inside" }, lines);
   const cursor = drawn("line", { class: "pf-watch-cursor" });
-  const dots = looks.map(({ shade }) => drawn("circle", { class: `pf-watch-dot pf-watch-${shade}`, r: 3 }));
+  const dots = chart.lines.map(({ colour }) => drawn("circle", { class: "pf-watch-dot", style: `stroke:${colour}`, r: 3 }));
   const svg = drawn("svg", { height: SMALL.top + SMALL.height + SMALL.below, "aria-hidden": "true" },
     rules, below, ceiling, axisLine, inside, marks, ceilingText, cursor, dots);
   const yTicks = pool(rules, () => drawn("g", {}, drawn("line", { class: "pf-rule" }), drawn("text", { "text-anchor": "end" })));

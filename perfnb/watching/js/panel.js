@@ -1,8 +1,9 @@
 // The live panel of a watch. It receives readings and never asks for anything.
-import { h, titled } from "../../draw/js/dom.js";
-import { clock } from "../../draw/js/format.js";
+import { documentView } from "../../draw/js/document.js";
+import { h, notesSection, titled } from "../../draw/js/dom.js";
+import { clock, grouped } from "../../draw/js/format.js";
 import { settle } from "../../draw/js/notebook.js";
-import { watchBoard, watchTable, watchWords, wordLists } from "./board.js";
+import { watchBoard } from "./board.js";
 import { put, write } from "./chart.js";
 import { watchStore } from "./store.js";
 
@@ -24,40 +25,54 @@ function initialize({ model }) {
   return () => stores.get(id) === store && stores.delete(id);
 }
 
+// Missing sensors and caveats, then how to read the charts.
+function watchNotes(store) {
+  const left = store.marksLeftOut;
+  const more = left ? [`${grouped(left)} earlier ${left === 1 ? "mark is" : "marks are"} not drawn.`] : [];
+  const seen = store.data.charts.filter(({ lines, note }) => note && lines.some(({ device, column }) => store.devices.get(device)?.known.has(column)));
+  return [...store.notes, ...more, ...seen.map(({ title, note }) => `${title}: ${note}.`)];
+}
+
 function watchPanel(store) {
-  const root = h("article", { class: "perfnb pf-watch", "aria-label": "Watch of the machine" });
-  let [board, told] = [null, null];
+  const root = h("div");
+  let board = null;
   const build = () => {
     board?.close();
-    told = null;
+    board = null;
+    if (!store.running) {
+      root.replaceChildren(documentView(store.data));
+      return;
+    }
+    let told = null;
     board = watchBoard(store, { bands: store.marked, leastSpan: 4 * store.data.interval_s });
     const word = h("b", { role: "status" });
     const elapsed = h("b", { class: "pf-watch-elapsed" });
     const pause = h("button", { type: "button", click: () => board.pause(!board.paused()) });
-    const reset = h("button", { type: "button", click: board.follow }, store.running ? "Follow" : "Reset zoom");
-    const said = h("div", { class: "pf-watch-said" });
-    const header = h("header", { class: "pf-watch-header" },
-      titled("The machine", "watch"), h("p", {}, h("i", { class: "pf-watch-lamp", "aria-hidden": "true" }), word, elapsed), h("div", { class: "pf-buttons" }, pause, reset));
+    const follow = h("button", { type: "button", click: board.follow }, "Follow");
+    const notes = h("div");
+    const panel = h("article", { class: "perfnb", "aria-label": "Watch of the machine" },
+      h("header", { class: "pf-watch-header" }, titled("the machine", "watch"),
+        h("p", {}, h("i", { class: "pf-watch-lamp", "aria-hidden": "true" }), word, elapsed), h("div", { class: "pf-buttons" }, pause, follow)),
+      board.line, board.element, notes);
     board.drawn = () => {
-      const state = !store.running ? "stopped" : board.paused() ? "paused" : "watching";
-      put(root, { "data-state": state });
+      const state = board.paused() ? "paused" : "watching";
+      put(panel, { "data-state": state });
       write(word, state);
       const { first, end } = board.time();
       write(elapsed, clock(Math.max(0, end - first)));
-      pause.hidden = !store.running;
       write(pause, board.paused() ? "Resume" : "Pause");
       pause.title = board.paused() ? "Readings continued; show all of them" : "Freeze the view; readings continue";
-      reset.disabled = !board.zoomed();
-      const words = watchWords(store);
-      if (JSON.stringify(words) !== told) said.replaceChildren(...wordLists(words));
-      told = JSON.stringify(words);
+      follow.disabled = !board.zoomed();
+      const words = watchNotes(store);
+      if (words.join() !== told) notes.replaceChildren(...[notesSection(words)].filter(Boolean));
+      told = words.join();
     };
-    root.replaceChildren(header, board.line, board.element, ...(store.running ? [] : [watchTable(store.data)]), said);
+    root.replaceChildren(panel);
     board.draw();
   };
   build();
-  const leave = store.listen((whole) => (whole ? build() : board.paused() || board.draw()));
-  return { root, leave: () => (leave(), board.close()) };
+  const leave = store.listen((whole) => (whole ? build() : board?.paused() || board?.draw()));
+  return { root, leave: () => (leave(), board?.close()) };
 }
 
 function render({ model, el }) {

@@ -90,11 +90,16 @@ export function watchStore(first) {
     store.first = Math.min(store.first, t);
     store.last = Math.max(store.last, t);
   };
-  // Replaces everything: at the start, after a reload, and at the end of the watch.
+  // Replaces everything: at the start, after a reload, and at the end of the watch, which is then a document.
   store.load = (data) => {
+    if (!data.charts) {
+      Object.assign(store, { data, running: false });
+      changed(true);
+      return;
+    }
     Object.assign(store, {
-      data, pushed: data.pushed ?? 0, running: data.state === "running", devices: new Map(), marks: new Map(), marksLeftOut: data.marks_left_out ?? 0,
-      notes: [...data.notes], first: Infinity, last: -Infinity,
+      data, pushed: data.pushed ?? 0, running: data.running ?? false, devices: new Map(), marks: new Map(), marksLeftOut: data.marks_left_out ?? 0,
+      notes: [...(data.notes ?? [])], first: Infinity, last: -Infinity,
     });
     const columns = new Map(Object.keys(data.words).map((device) => [device, new Set()]));
     for (const { lines } of data.charts) for (const { device, column } of lines) columns.get(device)?.add(column);

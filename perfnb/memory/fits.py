@@ -1,0 +1,93 @@
+"""What would make a step fit: how much of its peak some well-known changes would free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from perfnb.recording.text import TEXT
+
+#: The columns of the options, and their types.
+_TYPES = {"option": TEXT, "frees_bytes": "Int64", "basis": TEXT, "detail": TEXT}
+
+
+def options_to_fit(
+    by_category: Mapping[str, int],
+    *,
+    of_optimizer: int,
+    samples: int | None = None,
+    batches: int = 1,
+    checkpoints: tuple[int, str] = (0, ""),
+    single: bool,
+    half: bool,
+) -> pd.DataFrame:
+    """How much of the peak each change would free by itself, the largest first.
+
+    *Computed* savings follow from sizes alone; *estimated* ones assume that the peak stays where it is and that
+    activations behave as usual.
+
+    Parameters
+    ----------
+    by_category : mapping
+        Bytes at the peak.
+    of_optimizer : int
+        Bytes of temporaries of the optimizer's step, which do not depend on the batch.
+    samples, batches : int
+        Samples in a batch, ``None`` if unknown, and batches in a step.
+    checkpoints : tuple of int and str
+        Bytes that checkpointing would free, and in which layers.
+    single : bool
+        Whether parameters take at least four bytes each.
+    half : bool
+        Whether the arithmetic already has half precision.
+
+    Returns
+    -------
+    DataFrame
+        ``option``, ``frees_bytes``, ``basis``, ``detail``; options that free less than a thousandth are left out.
+    """
+    moving = sum(by_category[name] for name in ("activations", "inputs", "temporaries")) - of_optimizer
+    size, over = "" if samples is None else f", {samples // 2:,} samples instead of {samples:,}", "two"
+    if batches > 1:
+        over = f"{2 * batches:,}"
+        size = samples and f": {over} batches of {samples // 2:,} samples instead of {batches:,} of {samples:,}"
+    held = sum(by_category[name] for name in ("parameters", "gradients", "optimizer_state"))
+    kept, layers = checkpoints
+    options = [
+        (
+            "half the batch",
+            moving // 2 if samples is None or samples > 1 else 0,
+            "estimated",
+            f"Activations, inputs and temporaries shrink with the batch{size or ''}; accumulate gradients over {over} "
+            "batches.",
+        ),
+        (
+            "checkpointing",
+            kept,
+            "estimated",
+            f"Keep only the last activation of each of the {layers} layers and recompute the rest in the backward pass "
+            "(torch.utils.checkpoint).",
+        ),
+        (
+            "an optimizer without state",
+            by_category["optimizer_state"],
+            "computed",
+            "Plain SGD keeps no state, but may need a different learning rate and more steps.",
+        ),
+        (
+            "half precision for the model",
+            held // 2 if single else 0,
+            "computed",
+            "Parameters, gradients and optimizer state in bfloat16 take half the bytes of float32.",
+        ),
+        (
+            "half precision for activations",
+            0 if half else by_category["activations"] // 2,
+            "estimated",
+            "Under bfloat16 autocast most activations take half the bytes, but copies of the weights are added.",
+        ),
+    ]
+    least = sum(by_category.values()) / 1000
+    frame = pd.DataFrame([option for option in options if option[1] > least], columns=[*_TYPES]).astype(_TYPES)
+    return frame.sort_values("frees_bytes", ascending=False, kind="stable", ignore_index=True)

@@ -1,0 +1,171 @@
+"""What a comparison of architectures found: costs, where the time goes by kind of layer, how far the models differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from perfnb.profile.summary import Summary
+from perfnb.recording.schema import SPECIAL_ROWS
+from perfnb.recording.text import TEXT
+from perfnb.stats.comparisons import compare_all, ratio_table
+from perfnb.stats.intervals import interval_of_median
+from perfnb.stats.step_times import StepTimes
+
+#: Columns of `ArchitectureComparison.table` and their types.
+COLUMNS = {
+    **dict.fromkeys(("parameters", "parameter_bytes", "forward_flops", "backward_flops"), "Int64"),
+    **dict.fromkeys(("median_ms", "ci_low_ms", "ci_high_ms", "throughput_per_s"), "Float64"),
+    **dict.fromkeys(("peak_bytes", "activation_bytes"), "Int64"),
+    **dict.fromkeys(("achieved_flops_per_s", "intensity", "launches_or_ops"), "Float64"),
+}
+
+
+#: The kind of work a layer or an operator does, by which models of different designs can be compared.
+KINDS = ("attention", "linear", "convolution", "normalisation", "activation", "embedding", "other")
+
+#: The operators of each kind by name, autograd's included; the first match counts.
+_OPS = {
+    "attention": r"attention",
+    # a layer that is written by hand takes the square root of a variance
+    "normalisation": r"norm(?!al)|rsqrt|::(var|std)",
+    "convolution": r"conv",
+    "embedding": r"embedding",
+    "linear": r"addmm|addmv|addbmm|baddbmm|bmm|matmul|linear|::mm$|::mv$|^mm|einsum|dot$",
+    # dropout is elementwise too, and as cheap
+    "activation": r"(re|ge|se|ce|si|g|pre)lu|tanh|sigmoid|softmax|softplus|swish|mish|threshold|dropout|clamp_min",
+}
+#: Operators of which attention consists, where it is not one operator: products of two activations, and the softmax.
+_BATCHED_PRODUCT, _SOFTMAX = re.compile(r"bmm", re.IGNORECASE), re.compile(r"softmax", re.IGNORECASE)
+_WITHIN_ATTENTION = re.compile(r"bmm|matmul|einsum|softmax", re.IGNORECASE)
+
+
+def architecture_tables(
+    summaries: Mapping[str, Summary],
+    samples_ms: Mapping[str, Sequence[float]],
+    batch_sizes: Mapping[str, int | None],
+    equal_within: float,
+) -> dict[str, Any]:
+    """Combine what was measured into the tables of an `ArchitectureComparison`, by their names.
+
+    Parameters
+    ----------
+    summaries : mapping of str to Summary
+        Summary of each model's profile.
+    samples_ms : mapping of str to sequence of float
+        Step times of each model, one per round.
+    batch_sizes : mapping of str to (int or None)
+        Samples in each model's batch.
+    equal_within : float
+        Relative difference up to which two times count as the same.
+    """
+    rows = {
+        name: _row(summary, StepTimes(tuple(samples_ms[name]), batch_sizes[name]))
+        for name, summary in summaries.items()
+    }
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).rename_axis("name")
+    shares = [_shares(name, summary, float(rows[name]["median_ms"])) for name, summary in summaries.items()]
+    return {
+        "table": table.astype(COLUMNS),
+        "shares": pd.concat(shares, ignore_index=True),
+        "ratios": _ratios(samples_ms, equal_within),
+        "layers": {
+            name: summary.layers.assign(kind=kinds_of_layers(summary.layers.index, summary.layer_ops))
+            for name, summary in summaries.items()
+        },
+    }
+
+
+def _row(summary: Summary, timing: StepTimes) -> dict[str, Any]:
+    layers = summary.layers
+    roots = layers[(layers["depth"] == 0) & ~layers.index.isin(SPECIAL_ROWS)]
+    sums = {
+        name: roots[name].sum(min_count=1)
+        for name in ("parameters", "parameter_bytes", "forward_flops", "backward_flops", "activation_bytes")
+    }
+    interval, memory, roofline = interval_of_median(timing.samples_ms), summary.memory, summary.roofline
+    flops = None if roofline is None else roofline.flops
+    moved = None if roofline is None else roofline.points.loc[roofline.points["kind"] == "op", "bytes"].sum()
+    count = roots["kernels"] if roots["kernels"].notna().any() else roots["ops"]
+    return sums | {
+        "median_ms": timing.median_ms,
+        "ci_low_ms": None if interval is None else interval.low,
+        "ci_high_ms": None if interval is None else interval.high,
+        "throughput_per_s": timing.throughput_per_s,
+        # `other` is what else is alive in the process.
+        "peak_bytes": None if memory is None else memory.peak_bytes - memory.by_category["other"],
+        "achieved_flops_per_s": flops / timing.median_ms * 1e3 if flops is not None and timing.median_ms else None,
+        "intensity": flops / moved if flops is not None and moved else None,
+        "launches_or_ops": count.sum(min_count=1),
+    }
+
+
+def _shares(name: str, summary: Summary, median_ms: float) -> pd.DataFrame:
+    """Shares of the median time by kind of layer and by phase."""
+    phases = summary.phases["share"].astype("Float64")
+    parts = {"kind": time_by_kind(summary.layers, summary.layer_ops), "phase": phases}
+    tables = []
+    for by, values in parts.items():
+        share = values / values.sum() if values.sum() > 0 else values
+        table = pd.DataFrame({"name": name, "by": by, "part": [str(part) for part in values.index]})
+        tables.append(table.assign(ms=(share * median_ms).to_numpy(dtype=float), share=share.to_numpy(dtype=float)))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _ratios(samples_ms: Mapping[str, Sequence[float]], equal_within: float) -> pd.DataFrame:
+    table = ratio_table(compare_all(samples_ms, equal_within))
+    table = table.rename(columns={"baseline": "a", "candidate": "b", "p_value": "p_holm"})
+    return table[["a", "b", "ratio", "ci_low", "ci_high", "p_holm", "verdict", "smallest_detectable"]]
+
+
+def kind_of_op(name: str) -> str | None:
+    """The kind of an operator by its name; ``None`` if that says nothing."""
+    return next((kind for kind, words in _OPS.items() if re.search(words, name, re.IGNORECASE)), None)
+
+
+def kinds_of_layers(layers: pd.Index, layer_ops: pd.DataFrame) -> pd.Series:
+    """The kind of each layer; missing for a container, which has no operators of a known kind of its own.
+
+    A layer that computes attention is attention. Any other layer is of the kind that takes most of its own time.
+    """
+    ops = _kinds_of_ops(layer_ops).dropna(subset="kind")
+    attention = ops["kind"] == "attention"
+    ops = ops[attention | ~ops["layer"].isin(ops["layer"][attention])]
+    sums = ops.groupby(["layer", "kind"])["ms"].sum().reset_index().sort_values("ms", ascending=False, kind="stable")
+    kinds = sums.drop_duplicates("layer").set_index("layer")["kind"]
+    found: pd.Series = pd.Series(kinds.reindex(layers).to_numpy(dtype=object), index=layers, dtype=TEXT)
+    return found
+
+
+def _kinds_of_ops(layer_ops: pd.DataFrame) -> pd.DataFrame:
+    """``layer``, ``op``, ``ms`` and ``kind`` of each row of the frame ``layer_ops``; ``kind`` can be missing."""
+    time = layer_ops["gpu_ms" if layer_ops["gpu_ms"].notna().any() else "self_cpu_ms"]
+    layer, op = layer_ops["layer"].astype(object), layer_ops["op"].astype(object)
+    kind = op.map({name: kind_of_op(str(name)) for name in op.unique()})
+    attends = set(layer[kind == "attention"])
+    attends |= set(layer[_matches(op, _BATCHED_PRODUCT)]) & set(layer[_matches(op, _SOFTMAX)])
+    kind = kind.mask(layer.isin(attends) & _matches(op, _WITHIN_ATTENTION), "attention")
+    return pd.DataFrame({"layer": layer, "op": op, "kind": kind, "ms": time.astype("Float64").fillna(0.0)})
+
+
+def _matches(ops: pd.Series, words: re.Pattern[str]) -> pd.Series:
+    found: pd.Series = ops.map({name: words.search(str(name)) is not None for name in ops.unique()}).astype(bool)
+    return found
+
+
+def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
+    """Milliseconds of a traced step's operators by kind, in GPU time if there is any; all of `KINDS`, in order.
+
+    Operators of no known kind, such as copies, count as work of their layer if it calls no other layer.
+    """
+    ops = _kinds_of_ops(layer_ops)
+    called = layers[layers["calls"].fillna(0) > 0]
+    calls_others = called.index[called["depth"].shift(-1) > called["depth"]]
+    kinds = kinds_of_layers(layers.index, layer_ops)
+    kinds = kinds[~kinds.index.duplicated() & ~kinds.index.isin(calls_others)]
+    kind = ops["kind"].mask(ops["layer"].isin(SPECIAL_ROWS))  # a loss outside all layers is no activation
+    kind = kind.fillna(ops["layer"].map(kinds.astype(object))).fillna("other")
+    return ops["ms"].groupby(kind.astype(TEXT)).sum().reindex(list(KINDS), fill_value=0.0)
