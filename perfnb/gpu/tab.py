@@ -265,7 +265,9 @@ def _paths(path: PathFacts | None) -> Iterator[Table]:
         return
     figures = (Column("saves up to", "ms", help=_SAVES), Column("path", "ms"), Column("share", "share", bar=True))
     kinds = [(palette.PATH[str(row.kind)], *_numbers(row), KIND_WORDS[str(row.kind)]) for row in _rows(path.kinds)]
-    yield Table(path_title(path), (Column("part"), *figures, Column("what it is", live=True)), kinds, noun="part")
+    yield Table(
+        path_title(path), (Column("part"), *figures, Column("what it is", priority=1, live=True)), kinds, noun="part"
+    )
     ops = [(row.op, *_numbers(row)) for row in _rows(path.ops)]
     title = "Critical path by op, including the work it launched"
     yield Table(title, (Column("op"), *figures), ops, noun="op", budget=Budget(4, 8), selects=_OPS)
