@@ -214,7 +214,7 @@ def timeline_verdict(step: StepTimeline) -> Verdict:
         said += f" and {name} for " if row is not chosen[0] else f": {name} is busy for "
         said += fmt.share(row.share) if row is not chosen[0] else f"{fmt.share(row.share)} of it"
     why = "; ".join(
-        f"the longest event of {name} is {_longest(row)}, {fmt.duration(row.longest_ms)}"
+        f"the longest event of {name} is {escape.shorten(_longest(row), 60)}, {fmt.duration(row.longest_ms)}"
         for row, name in zip(chosen, names, strict=True)
     )
     return Verdict("none", f"{said}.", f"{fmt.capital(why)}." if why else "")
