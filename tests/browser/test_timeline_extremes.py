@@ -146,7 +146,7 @@ def test_without_a_canvas_there_is_the_table_and_what_is_chosen_in_it(open_page)
     details = Timeline(page).details
     expect(details.locator("h3")).to_have_text("dgrad")
     details.get_by_role("button", name="model.head", exact=True).click()
-    page.get_by_role("button", name="Show in timeline").click()
+    page.get_by_role("button", name="Show in the timeline").click()
     expect(details.locator("h3")).to_have_text("model.head")
 
 
