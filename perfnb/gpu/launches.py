@@ -156,15 +156,13 @@ class QueueChart:
 
     Attributes
     ----------
-    start_ms, piece_ms : float
-        Start, relative to the first step, and width of a time bin.
-    mean, longest : mapping of int or None to ndarray
-        Per device (``None`` if it has no number): mean and longest queue in each bin.
+    piece_ms : float
+        Width of a time bin.
+    longest : mapping of int or None to ndarray
+        Per device (``None`` if it has no number): the longest queue in each bin.
     """
 
-    start_ms: float
     piece_ms: float
-    mean: dict[int | None, npt.NDArray[np.float64]]
     longest: dict[int | None, Ints]
 
 
@@ -210,20 +208,14 @@ def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
     end = max(int(spans["end_ns"].max()), begin + 1)
     edges = np.linspace(begin, end, QUEUE_PIECES + 1)
     longest: dict[int | None, Ints] = {}
-    mean: dict[int | None, npt.NDArray[np.float64]] = {}
     for device, time, length in _queues(queue, spans):
         # A bin starts with the length that the previous one left.
-        first = np.searchsorted(time, edges[:-1], side="right")
-        last = np.searchsorted(time, edges[1:], side="left")
+        first = np.searchsorted(time, edges[:-1], side="right").tolist()
+        last = np.searchsorted(time, edges[1:], side="left").tolist()
         known = np.concatenate(([0], length))
-        longest[device] = np.array(
-            [known[a : max(b, a) + 1].max() for a, b in zip(first.tolist(), last.tolist(), strict=True)], dtype=np.int64
-        )
-        # Length integrated over time up to each instant; the queue is empty after the last one.
-        filled = np.concatenate(([0.0], np.cumsum(length[:-1] * np.diff(time)))) if len(time) else np.zeros(1)
-        until = np.interp(edges, time, filled) if len(time) else np.zeros(len(edges))
-        mean[device] = np.diff(until) / np.diff(edges)
-    return QueueChart(begin / 1e6, (end - begin) / 1e6 / QUEUE_PIECES, mean, longest)
+        tops = [known[a : max(b, a) + 1].max() for a, b in zip(first, last, strict=True)]
+        longest[device] = np.array(tops, dtype=np.int64)
+    return QueueChart((end - begin) / 1e6 / QUEUE_PIECES, longest)
 
 
 def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | None, Ints, Ints]]:

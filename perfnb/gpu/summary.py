@@ -43,8 +43,8 @@ class PathFacts:
     ----------
     step : int or None
         Its number; ``None`` if the trace marks no steps and the path is that of the whole trace.
-    steps, steps_in_all : int
-        It is the median (of two, the longer) of this many steps that launched device work; and the number of all steps.
+    steps : int
+        It is the median (of two, the longer) of this many steps that launched device work.
     total_ms, tail_ms : float
         How long it took until its device work was done, and how much of that came after the step ended on the host.
     kinds, ops : DataFrame
@@ -54,7 +54,6 @@ class PathFacts:
 
     step: int | None
     steps: int
-    steps_in_all: int
     total_ms: float
     tail_ms: float
     kinds: pd.DataFrame
@@ -76,8 +75,6 @@ class GpuSummary:
         of ``host`` (inside the launch call, after it), ``unknown`` is the part of ``other`` whose launch is not known.
     whole_ms : float
         How long the steps took on host and devices; the whole trace if it marks none.
-    pieces : int
-        Kernels, copies and fills of the whole trace.
     steps : DataFrame
         Like `devices`, per step, with ``step``; the first `MOST_STEPS`. Each runs from the start of its first work to
         the end of its last, like the frame ``gpu_steps``: idle time between two steps is in neither.
@@ -102,7 +99,6 @@ class GpuSummary:
     busy: float
     devices: pd.DataFrame
     whole_ms: float
-    pieces: int
     steps: pd.DataFrame
     steps_in_all: int
     steps_marked: int
@@ -139,7 +135,6 @@ def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | 
         busy=float(times["busy_ms"].mean()) / whole if whole else 1.0,
         devices=_parts(times.merge(waited, on="device", how="left"), whole),
         whole_ms=whole,
-        pieces=len(gpu.work),
         steps=by_step[by_step["step"].isin(numbers.head(MOST_STEPS))].reset_index(drop=True),
         steps_in_all=len(numbers),
         steps_marked=0 if gpu.only_step is not None else len(gpu.steps),
@@ -237,7 +232,6 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
     return PathFacts(
         step=None if gpu.only_step is not None else number,
         steps=chosen,
-        steps_in_all=len(gpu.steps),
         total_ms=length / 1e6,
         tail_ms=tail / 1e6,
         kinds=kinds,

@@ -60,7 +60,7 @@ _SAVES = (
     "How much shorter the step would be if this took no time and everything else took as long as it did; often "
     "another path is nearly as long"
 )
-_QUEUED = Mark("mean, and up to the longest", palette.BLUE, "█", "solid")
+_QUEUED = Mark("longest queue", palette.BLUE, "█", "solid")
 
 _SHAPES, _SHAPE = re.compile(r"\[[][0-9, ]*\]"), re.compile(r"\[([0-9][0-9, ]*)\]")
 
@@ -103,7 +103,7 @@ def gpu_verdict(summary: GpuSummary) -> Verdict:
         said = f"{who} idle for {fmt.share(idle)} of {_whole(summary)}, {because}."
     else:
         said = f"{who} busy {fmt.share(summary.busy)} of {_whole(summary)}"
-        said += f", and idle {fmt.share(idle)}, {because}." if most >= 0.01 else "."
+        said += f", and idle {because}." if most >= 0.01 else "."
     return Verdict("bad" if idle >= _MUCH else "good", said, launch_sentence(summary))
 
 
@@ -131,8 +131,6 @@ def launch_sentence(summary: GpuSummary) -> str:
         idle = f", and the GPU was idle {fmt.share(lost)} of the time before them" if lost >= _SOME else ""
         return f"{doubt}: it lacks the launches of {fmt.share(1 - known)} of the kernels, copies and fills{idle}."
     late, short = _part(summary, "host"), facts.short_share or 0.0
-    if summary.pieces <= len(summary.devices):
-        return f"{doubt}: only one kernel, copy or fill ran."
     if late < _SOME:
         often = f"idle {fmt.share(late)} of the time" if fmt.share(late) != "0 %" else "never idle"
         hidden = f", although {fmt.share(short)} of the kernels were shorter than their launch"
@@ -210,10 +208,9 @@ def _queues(summary: GpuSummary) -> Iterator[Series]:
     if queue is None:
         return
     for device, longest in list(queue.longest.items())[:_MOST_QUEUES]:
-        mean = queue.mean[device].tolist()
-        at = [queue.piece_ms * place for place in range(len(mean))]
-        line = Line(_QUEUED, mean, mean, longest.tolist())
+        at = [queue.piece_ms * place for place in range(len(longest))]
         title = f"Work that {device_word(device)} had queued: launched and not started"
+        line = Line(_QUEUED, longest.tolist())
         yield Series(title, Axis("time from the first work", "ms"), Axis("queued", "count"), at, (line,))
 
 
@@ -268,7 +265,9 @@ def _paths(path: PathFacts | None) -> Iterator[Table]:
         return
     figures = (Column("saves up to", "ms", help=_SAVES), Column("path", "ms"), Column("share", "share", bar=True))
     kinds = [(palette.PATH[str(row.kind)], *_numbers(row), KIND_WORDS[str(row.kind)]) for row in _rows(path.kinds)]
-    yield Table(path_title(path), (Column("part"), *figures, Column("what it is", live=True)), kinds, noun="part")
+    yield Table(
+        path_title(path), (Column("part"), *figures, Column("what it is", priority=1, live=True)), kinds, noun="part"
+    )
     ops = [(row.op, *_numbers(row)) for row in _rows(path.ops)]
     title = "Critical path by op, including the work it launched"
     yield Table(title, (Column("op"), *figures), ops, noun="op", budget=Budget(4, 8), selects=_OPS)
@@ -286,10 +285,9 @@ def path_title(path: PathFacts) -> str:
     """Which step the path belongs to, and how long it is."""
     if path.step is None:
         return f"Critical path of the whole trace, {fmt.duration(path.total_ms)}"
-    working = " with GPU work" if path.steps < path.steps_in_all else ""
-    why = f", the only one{working}" if working else ""
+    why = ""
     if path.steps > 1:
-        why = f", the {'longer' if path.steps == 2 else 'median'} of {path.steps} steps{working}"
+        why = f", the {'longer' if path.steps == 2 else 'median'} of {path.steps} steps with GPU work"
     tail = ""
     if path.tail_ms > 0:
         tail = f", including {fmt.duration(path.tail_ms)} on the GPU after the host had finished the step"

@@ -33,6 +33,16 @@ class Roofline(Documented, RooflineLevels):
         FLOPs per step of the ops that have a formula, including recomputation.
     uncounted : DataFrame
         Ops without a formula, with their calls, time in milliseconds and share of a traced step.
+    device : str
+        What was measured.
+    dtype : str or None
+        The dtype whose peak `utilisation` is a share of.
+    refuted : mapping of str to float
+        Measured FLOP/s of the dtypes in which part of this step was faster; `peaks` has its rate.
+    others : float
+        Share of the CPUs that other programs used while the peaks were measured, 0 to 1.
+    counters : mapping of str to float
+        Means of a watched GPU's hardware counters over the timed steps, 0 to 1, by column of ``samples``.
     """
 
     def _document(self) -> Document:

@@ -201,9 +201,4 @@ def ceilings_doubt(roofline: RooflineLevels) -> str:
     return "; ".join(doubts)
 
 
-def flop_rate(value: Any) -> str:
-    """``118 GFLOP/s``."""
-    return words(value, "flops/s")
-
-
 TAB = Tab("roofline", lambda report: report.summary.roofline, roofline_document)

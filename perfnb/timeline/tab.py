@@ -208,12 +208,14 @@ def timeline_verdict(step: StepTimeline) -> Verdict:
     tracks = step.tracks
     streams = tracks[tracks["kind"] == "stream"].sort_values("busy_ms", ascending=False, kind="stable")
     chosen = [*_rows(streams.head(1)), *_rows(tracks[tracks["kind"] == "thread"].head(1))]
+    names = ["the main thread" if "(main" in row.track else row.track for row in chosen]
     said = fmt.capital(_length(step))
-    for place, row in enumerate(chosen):
-        said += f" and {row.track} for " if place else f": {row.track} is busy for "
-        said += f"{fmt.share(row.share)} of it" if not place else fmt.share(row.share)
+    for row, name in zip(chosen, names, strict=True):
+        said += f" and {name} for " if row is not chosen[0] else f": {name} is busy for "
+        said += fmt.share(row.share) if row is not chosen[0] else f"{fmt.share(row.share)} of it"
     why = "; ".join(
-        f"the longest event of {row.track} is {_longest(row)}, {fmt.duration(row.longest_ms)}" for row in chosen
+        f"the longest event of {name} is {escape.shorten(_longest(row), 60)}, {fmt.duration(row.longest_ms)}"
+        for row, name in zip(chosen, names, strict=True)
     )
     return Verdict("none", f"{said}.", f"{fmt.capital(why)}." if why else "")
 

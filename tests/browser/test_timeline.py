@@ -10,11 +10,18 @@ pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import expect
 
 from perfnb.draw.palette import MARKS
-from tests.browser.timeline_driver import GPU, NODES, OPS, READ, ROW, hue_of, rgb
+from tests.browser.timeline_driver import GPU, NODES, OPS, READ, ROW, Timeline, hue_of, rgb
 from tests.timeline import timeline_samples as samples
 from tests.timeline.timeline_samples import Event, Track
 
 pytestmark = pytest.mark.browser
+
+
+def patterned(t: Timeline, begin: float, end: float) -> bool:
+    """Whether the end of a phase, away from its word, has more than its colour."""
+    (left, y), (right, _) = t.at("Phases", begin), t.at("Phases", end)
+    seen = t.canvas.evaluate(READ, [round(right - min(14, (right - left) / 3)), round(y - 3), 8, 6, True])
+    return len(set(zip(*[iter(seen)] * 4, strict=True))) > 1
 
 
 @pytest.mark.smoke
@@ -23,6 +30,9 @@ def test_events_are_drawn_at_their_places_in_their_colours(opened):
     for name, (begin, length) in samples.PHASES.items():
         for step in range(2):
             assert t.pixel("Phases", 1000 * step + begin + 0.8 * length) == rgb(MARKS[name].colour)
+    wide = {name: place for name, place in samples.PHASES.items() if name != "loss"}
+    drawn = {name for name, (begin, length) in wide.items() if patterned(t, 1000 + begin, 1000 + begin + length)}
+    assert drawn == {"data", "backward", "optimizer"}
     assert hue_of(t.pixel(OPS, 62 + 45), "forward")
     assert hue_of(t.pixel(NODES, 380 + 65), "backward")
     assert hue_of(t.pixel(GPU, 60 + 105), "forward")

@@ -146,16 +146,8 @@ def test_without_a_canvas_there_is_the_table_and_what_is_chosen_in_it(open_page)
     details = Timeline(page).details
     expect(details.locator("h3")).to_have_text("dgrad")
     details.get_by_role("button", name="model.head", exact=True).click()
-    page.get_by_role("button", name="Show in timeline").click()
+    page.get_by_role("button", name="Show in the timeline").click()
     expect(details.locator("h3")).to_have_text("model.head")
-
-
-def test_what_cannot_be_unpacked_is_the_static_twins_table(open_page):
-    twin = "<table><caption>Tracks of step 3</caption><tr><td>Thread 7</td></tr></table>"
-    html = page_with(samples.step(), before="delete window.DecompressionStream")
-    page = open_page(html.replace("<main>", f'<div class="perfnb-static-report">{twin}</div><main>'))
-    page.get_by_role("tab", name="Timeline").click()
-    expect(page.locator(".pf-timeline").get_by_role("table", name="Tracks of step 3")).to_contain_text("Thread 7")
 
 
 def test_a_marked_time_stays_when_the_whole_comes(opened):

@@ -55,7 +55,7 @@ def test_from_a_layer_to_its_events_and_back(opened):
     page = t.page
     page.get_by_role("tab", name="Layers").click()
     page.locator("tr[data-row]:visible").filter(has_text="Conv2d").first.click()
-    page.get_by_role("button", name="Show in timeline").click()
+    page.get_by_role("button", name="Show in the timeline").click()
     expect(page.get_by_role("tab", name="Timeline")).to_have_attribute("aria-selected", "true")
     expect(t.status).to_have_text("1 of 2")
     expect(t.details.locator("h3")).to_have_text("model.features.0")
@@ -74,7 +74,7 @@ def test_from_a_layer_to_its_events_and_back(opened):
 def test_a_layer_is_reached_before_the_timeline_was_ever_opened(open_page):
     page = open_page(page_with(samples.step()), viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
     page.locator("tr[data-row]:visible").filter(has_text="Linear").first.click()
-    page.get_by_role("button", name="Show in timeline").click()
+    page.get_by_role("button", name="Show in the timeline").click()
     expect(Timeline(page).details.locator("h3")).to_have_text("model.head")
 
 

@@ -47,7 +47,7 @@ def test_the_bars_hold_the_whole_time_of_each_gpu(tmp_path: Path) -> None:
     assert "0.150 ms of communication ran during computation and counts as computation." in shown.notes
     queues = [section for section in shown.sections if isinstance(section, Series)]
     assert len(queues) == 2
-    assert max(queues[0].lines[0].high or ()) == 2
+    assert max(value or 0 for value in queues[0].lines[0].values) == 2
 
 
 def test_kernels_lead_to_their_op_and_their_layers(tmp_path: Path) -> None:
@@ -92,13 +92,12 @@ def test_the_verdict_says_how_idle_the_gpus_are_and_why(tmp_path: Path) -> None:
 
     one = gpu_of(Written().step(1, 0, 100).op("aten::mm", 0, 30).kernel("gemm", 2, 4, 99), tmp_path)
     assert said(one) == (
-        "The GPU is busy 95 % of the traced step, and idle 5.0 %, because it had no work before its first and after "
-        "its last kernel."
+        "The GPU is busy 95 % of the traced step, and idle because it had no work before its first and after its last "
+        "kernel."
     )
     assert gpu_verdict(one).state == "good"
     alone = gpu_of(Written().step(1, 0, 5000).op("aten::mm", 10, 30).kernel("gemm", 12, 20, 30), tmp_path)
     assert said(alone).startswith("The GPU is idle for 100 % of the traced step, because it had no work")
-    assert launch_sentence(alone).endswith("keep up with the GPU: only one kernel, copy or fill ran.")
     assert said(gpu_of(samples.unlaunched(), tmp_path)) == "The GPU is busy 100 % of the trace."
 
 
@@ -137,7 +136,7 @@ def test_the_path_is_of_a_step_that_launched_work(tmp_path):
     path = gpu_of(trace, tmp_path).path
 
     assert path is not None
-    assert (path.step, path.steps, path.steps_in_all) == (1, 2, 3)
+    assert (path.step, path.steps) == (1, 2)
     assert path_title(path) == "Critical path of step 1, the longer of 2 steps with GPU work: 0.900 ms"
 
 

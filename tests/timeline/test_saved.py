@@ -135,7 +135,12 @@ def test_a_widget_makes_the_whole_when_asked_and_holds_nothing_once_closed(monke
     line, source = scattered(3000), Source()
     monkeypatch.setattr("perfnb.timeline.data.NOTEBOOK_BYTES", 5_000)
     again = WeakMethod(source.timeline)
-    widget, other = (display._report(summaries.small_cnn(), "id", line, again, None) for _ in range(2))
+    made: list[Any] = []
+    monkeypatch.setattr(display, "in_notebook", lambda: True)
+    monkeypatch.setattr(display, "show_live", lambda _, widget_of: made.append(widget_of("id")))
+    for _ in range(2):
+        display.show(summaries.small_cnn(), line, again)
+    widget, other = made
     sent: list[bytes] = []
     for one in (widget, other):
         monkeypatch.setattr(one, "send", lambda content, buffers: sent.extend(buffers))
