@@ -11,8 +11,8 @@ from perfnb.bench.ab_view import ab_picture, ab_sentences, too_few_words
 from perfnb.bench.quality import DIFFERENCE, SLACK
 from perfnb.diff.layers import ProfileDiff
 from perfnb.diff.view import comparison_document
-from perfnb.draw.as_html import document_html
 from perfnb.draw import escape, tables
+from perfnb.draw.as_html import document_html
 from perfnb.draw.frame import framed, header, static_page
 from perfnb.experiments.decision import SIDES, of_two_ceilings
 from perfnb.profile.summary import device_words
