@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Integral, Number
+from numbers import Number
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,6 @@ from perfnb.bench.values import TOLERANCES, Errors
 _SMALL = 1e-3
 #: Below this share of that size they count as zero.
 _NOISE = 1e-3
-#: A Python number usually comes from a tensor of this dtype.
-_OF_NUMBERS = "float32"
 Results = dict[str, Tensor | None]
 
 
@@ -69,9 +67,6 @@ def differences(first: Any, second: Any, where: str = "the result") -> Iterator[
     Everything else must be equal.
     """
     try:
-        if _is_number(first) and _is_number(second):
-            yield _of_numbers(first, second, where)
-            return
         first, second = _as_tensors(first, second)
         if isinstance(first, Tensor) and isinstance(second, Tensor):
             yield _of_tensors(first, second, where)
@@ -119,13 +114,12 @@ def _unknown(where: str, kind: str) -> Difference:
 
 
 def _as_tensors(first: Any, second: Any) -> tuple[Any, Any]:
-    """Convert numeric arrays to tensors, and a number next to a scalar tensor; leave everything else as it is."""
-    first, second = _as_tensor(first), _as_tensor(second)
-    if isinstance(first, Tensor) and first.dim() == 0 and _is_number(second):
-        return first, torch.tensor(second)
-    if isinstance(second, Tensor) and second.dim() == 0 and _is_number(first):
-        return torch.tensor(first), second
-    return first, second
+    """Convert numeric arrays to tensors, and numbers next to one another or to a tensor of one element."""
+    values = [_as_tensor(value) for value in (first, second)]
+    single = [_is_number(value) or (isinstance(value, Tensor) and value.dim() == 0) for value in values]
+    if all(single):
+        values = [torch.tensor(value) if _is_number(value) else value for value in values]
+    return values[0], values[1]
 
 
 def _as_tensor(value: Any) -> Any:
@@ -140,12 +134,6 @@ def _as_tensor(value: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Number) and not isinstance(value, bool)
-
-
-def _of_numbers(first: Any, second: Any, where: str) -> Difference:
-    whole = isinstance(first, Integral) and isinstance(second, Integral)
-    difference = _distance(_wide(torch.tensor(first)), _wide(torch.tensor(second)), where)
-    return difference._replace(dtype="" if whole else _OF_NUMBERS)
 
 
 def _of_tensors(first: Tensor, second: Tensor, where: str) -> Difference:

@@ -32,6 +32,8 @@ class Loss:
     baseline: float | None = None  # the baseline's loss, if known
     limit: float | None = None  # largest accepted value, if given
 
+    unsure = False  # a loss has no interval that could contain its limit
+
     @property
     def largest(self) -> float | None:
         """Largest accepted value: the limit, else the baseline's loss plus `SLACK` of it; ``None`` if unknown."""

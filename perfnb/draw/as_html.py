@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -20,6 +21,7 @@ from perfnb.draw.as_text import (
     left_out_words,
     level_words,
     listed,
+    marks_in,
     number_of,
     on_axis,
     row_cells,
@@ -39,6 +41,7 @@ from perfnb.draw.document import (
     Code,
     Column,
     Document,
+    Dot,
     Effect,
     Effects,
     Heat,
@@ -58,9 +61,13 @@ from perfnb.draw.palette import BLUE, Mark
 
 #: Pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
 _BAR, _LONGEST, _SCALE = 72, 240, 150
+#: A band is drawn up to so many times the highest value.
+_BANDED = 1.5
 #: Size of a chart, and of its margins.
 _WIDE, _HIGH, _LEFT, _BELOW = 720, 150, 64, 24
-_STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
+#: Height of a scatter plot, and most points in it that are named.
+_TALL, _NAMED = 260, 5
+STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
 
 
 def document_html(document: Document) -> str:
@@ -87,7 +94,7 @@ def _head(document: Document, kind: str) -> str:
 def _verdict(verdict: Verdict) -> str:
     if not verdict.sentence:
         return ""
-    sign = f'<span aria-hidden="true">{_STATES[verdict.state]}</span> ' if _STATES[verdict.state] else ""
+    sign = f'<span aria-hidden="true">{STATES[verdict.state]}</span> ' if STATES[verdict.state] else ""
     confidence = f" <em>({escape.html(verdict.confidence)} confidence)</em>" if verdict.confidence else ""
     lines = [f"<strong>{sign}{escape.html_sentence(verdict.sentence)}</strong>{confidence}"]
     lines += [
@@ -128,7 +135,7 @@ def _bars(section: Bars) -> str:
             )
         drawn = tables.full_bar(stack, total)
         return drawn + tables.table(escape.html_sentence(section.title), ["", "", "share"], rows)
-    marks = list(dict.fromkeys(mark for stack in stacks for mark, _ in stack))
+    marks = marks_in(section)
     for bar, stack, total in zip(section.bars, stacks, totals, strict=True):
         held = dict(stack)
         figures = (_figure(held[mark], section.unit) if mark in held else "" for mark in marks)
@@ -273,9 +280,11 @@ def _series(section: Series) -> str:
     lines = [(line, values) for line in section.lines if (values := all_known(line.values))]
     if not lines or not section.at:
         return ""
-    known = [value for _, values in lines for value in values]
-    top = max([*known, *section.levels.values()]) or 1.0
-    least = min(known) if section.y.log else 0.0
+    known = [*(value for _, values in lines for value in values), *section.levels.values()]
+    least, top = min(known) if section.y.log else 0.0, max(known) or 1.0
+    # A wide band is cut off, or it would flatten its line.
+    banded = max((end for line, _ in lines for end in all_known(line.high or ())), default=top)
+    top = max(top, min(_BANDED * top, banded))
     across = _on_axis(section.x, section.at[0], section.at[-1], _LEFT, _WIDE)
     up = _on_axis(section.y, least, top, _HIGH, 8)
     drawn = [_level(name, value, up) for name, value in section.levels.items()]
@@ -349,14 +358,17 @@ def _label(x: float, y: float, anchor: str, text: str) -> str:
     )
 
 
-def _svg(parts: Sequence[str], alt: str) -> str:
+def _svg(parts: Sequence[str], alt: str, height: int = _HIGH) -> str:
     return (
-        f'<svg viewBox="0 0 {_WIDE} {_HIGH + _BELOW}" style="max-width:{_WIDE}px" role="img" '
+        f'<svg viewBox="0 0 {_WIDE} {height + _BELOW}" style="max-width:{_WIDE}px" role="img" '
         f'aria-label="{escape.html_sentence(alt)}">{"".join(parts)}</svg>'
     )
 
 
 def _scatter(section: Scatter) -> str:
+    drawn = _scattered(section)
+    if section.selects:  # its points are rows of that section
+        return drawn
     rows = [(dot.label, dot.mark, dot.x, dot.y) for dot in section.dots]
     columns = (
         Column("name"),
@@ -364,7 +376,69 @@ def _scatter(section: Scatter) -> str:
         Column(section.x.label, section.x.unit),
         Column(section.y.label, section.y.unit),
     )
-    return _table(Table(section.title, columns, rows, noun="point"))
+    return drawn + _table(Table("" if drawn else section.title, columns, rows, noun="point"))
+
+
+def _scattered(section: Scatter) -> str:
+    """The points and lines; nothing if fewer than two points have a place."""
+    dots = [dot for dot in section.dots if _has_place(dot.x, section.x) and _has_place(dot.y, section.y)]
+    ends = [end for _, line in section.lines for end in line]
+    if len(dots) + len(ends) < 2:
+        return ""
+    across, below = _scale(section.x, [*(dot.x for dot in dots), *(x for x, _ in ends)], _LEFT + 24, _WIDE - 8)
+    up, beside = _scale(section.y, [*(dot.y for dot in dots), *(y for _, y in ends)], _TALL - 8, 14)
+    drawn = [f'<path d="M{_LEFT + 24} 4V{_TALL}H{_WIDE}" fill="none" stroke="currentColor" stroke-opacity=".4"/>']
+    for at, word in below:
+        drawn += [_rule(f"M{at:.1f} 4V{_TALL}"), _label(at, _TALL + 15, "middle", word)]
+    for at, word in beside:
+        drawn += [_rule(f"M{_LEFT + 24} {at:.1f}H{_WIDE}"), _label(_LEFT + 20, at + 4, "end", word)]
+    drawn.append(_label((_LEFT + _WIDE) / 2, _TALL + 31, "middle", f"{section.x.label} → · ↑ {section.y.label}"))
+    for mark, line in section.lines:
+        path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in line)
+        drawn.append(f'<path d="M{path}" fill="none" stroke="{mark.colour}" stroke-width="2"/>')
+        drawn.append(_label(_WIDE - 8, up(line[-1][1]) - 5, "end", mark.word))
+    placed = [(across(dot.x), up(dot.y)) for dot in dots]
+    drawn += [
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {_filled(dot.mark)}/>'
+        for dot, (x, y) in zip(dots, placed, strict=True)
+    ]
+    drawn += _names_of(dots, placed)
+    keys = " ".join(tables.keyed(mark) for mark in dict.fromkeys(dot.mark for dot in dots))
+    return _titled(section.title, f"<p>{keys}</p>{_svg(drawn, section.title, _TALL + 16)}")
+
+
+def _has_place(value: float, axis: Axis) -> bool:
+    known = fmt.known(value)
+    return known is not None and (known > 0 or not axis.log)
+
+
+def _scale(
+    axis: Axis, values: Sequence[float], begin: float, end: float
+) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
+    """What places a number on an axis, and the places of its ticks: powers of ten, or the ends."""
+    low, high = min(values), max(values)
+    if not axis.log:
+        place = _placed(low, high, begin, end)
+        return place, [(place(value), words(value, axis.unit)) for value in dict.fromkeys((low, high))]
+    logs = _placed(math.log10(low) - 0.1, math.log10(high) + 0.1, begin, end)
+    powers = [10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
+    ticks = [(logs(math.log10(power)), fmt.on_axis(words(power, axis.unit)).strip()) for power in powers]
+    return lambda value: logs(math.log10(value)), ticks
+
+
+def _rule(path: str) -> str:
+    return f'<path d="{path}" stroke="currentColor" stroke-opacity=".12"/>'
+
+
+def _names_of(dots: Sequence[Dot], placed: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """Names of the first points, beside them, unless they would cover each other."""
+    taken: list[tuple[float, float]] = []
+    for dot, (x, y) in zip(dots, placed, strict=True):
+        if len(taken) == _NAMED or any(abs(x - a) < 170 and abs(y - b) < 13 for a, b in taken):
+            continue
+        taken.append((x, y))
+        late = x > 0.7 * _WIDE
+        yield _label(x - 8 if late else x + 8, y + 4, "end" if late else "start", escape.shorten(dot.label, 26))
 
 
 def _strip(section: Strip) -> str:

@@ -164,12 +164,19 @@ def _bars(section: Bars, width: int) -> list[str]:
         f"{escape.fit(label, cells)} {_stacked(stack, round(room * total / longest))} {figure}"
         for label, stack, total, figure in zip(labels, stacks, totals, figures, strict=True)
     ]
-    marks = list(dict.fromkeys(mark for stack in stacks for mark, _ in stack))
+    marks = marks_in(section)
     columns = (Column(""), *(Column(f"{mark.glyph} {mark.word}", section.unit) for mark in marks))
     rows = [
         (label, *(dict(stack).get(mark, "") for mark in marks)) for label, stack in zip(labels, stacks, strict=True)
     ]
     return [*lines, *_table(Table("", columns, rows, budget=Budget(len(rows))), width)]
+
+
+def marks_in(section: Bars) -> list[Mark]:
+    """Return the marks of the parts that are more than nothing in one of the bars, in the order of the parts."""
+    parts = [part for bar in section.bars for part in bar.parts]
+    held = {part.mark for part in parts if part.value > 0}
+    return [mark for mark in dict.fromkeys(part.mark for part in parts) if mark in held]
 
 
 def _stacked(stack: Sequence[tuple[Mark, float]], width: int) -> str:
@@ -489,6 +496,8 @@ def _binned(at: Sequence[float], values: Sequence[float | None], width: int) -> 
 
 
 def _scatter(section: Scatter, width: int) -> list[str]:
+    if section.selects:  # its points are rows of that section
+        return []
     rows = [(dot.label, dot.mark, dot.x, dot.y) for dot in section.dots]
     columns = (
         Column("name"),

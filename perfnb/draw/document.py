@@ -333,14 +333,17 @@ class Dot:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Points, and lines between given points, such as a roof."""
+    """Points, most important first, and lines between given points, such as a roof, named where they end.
+
+    An axis that is logarithmic has no place for what is not above 0.
+    """
 
     title: str
     x: Axis
     y: Axis
     dots: tuple[Dot, ...]
     lines: tuple[tuple[Mark, tuple[tuple[float, float], ...]], ...] = ()
-    #: The key of a section in which a dot selects the row of the same name.
+    #: The key of a section in which a dot selects the row of the same name; text leaves the listing to that section.
     selects: str = ""
     key: str = ""
 

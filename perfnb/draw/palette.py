@@ -37,7 +37,10 @@ class Mark:
         return {"word": self.word, "colour": self.colour, "pattern": self.pattern}
 
 
-#: A mark for every phase and for recomputation. Communication has the colour of copies.
+#: Communication has one colour everywhere, which no phase has: it is in one picture with copies and with phases.
+_COMMUNICATION = Mark("communication", YELLOW, "≈", "rising")
+
+#: A mark for every phase and for recomputation.
 MARKS = {
     "data": Mark("data", ORANGE, "░", "dots"),
     "host_to_device": Mark("host to device", SKY, "≡", "rows"),
@@ -46,7 +49,7 @@ MARKS = {
     "backward": Mark("backward", VERMILION, "▓", "hatch"),
     "recompute": Mark("recompute", PURPLE, "╬", "cross"),
     "optimizer": Mark("optimizer", GREEN, "▒", "columns"),
-    "communication": Mark("communication", SKY, "≈", "rising"),
+    "communication": _COMMUNICATION,
     "other": Mark("other", GREY, "·", "none"),
 }
 
@@ -62,36 +65,38 @@ CATEGORIES = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
-#: A mark for what a rank's GPU does: computing looks like forward, communicating like copies.
-RANK_PARTS = {
-    "computing_ms": Mark("computing", BLUE, "█", "solid"),
-    "both_ms": Mark("computing and communicating", BLUE, "▓", "rows"),
-    "exposed_ms": Mark("communicating alone", SKY, "▒", "hatch"),
-    "idle_ms": Mark("idle", GREY, "·", "none"),
-}
-
-
-#: A mark for every part of a GPU's time. Copies look like the phase that makes them, waiting for the host like waiting
-#: for data.
+#: A mark for every part of a GPU's time. Copies look like the phase that makes them, a late host like waiting for data.
+#: ``dependency`` is launched work that waited for other work, ``outside`` the time before the first work and after the
+#: last.
 GPU = {
     "computation": Mark("computation", BLUE, "█", "solid"),
-    "communication": Mark("communication", PURPLE, "╬", "cross"),
+    "communication": _COMMUNICATION,
     "memcpy": Mark("copies", SKY, "≡", "rows"),
-    "host": Mark("idle: host was late", ORANGE, "░", "dots"),
-    "dependency": Mark("idle: waited for other work", YELLOW, "≈", "rising"),
+    "host": Mark("idle: host late", ORANGE, "░", "dots"),
+    "dependency": Mark("idle: waiting", LIGHT, "▚", "hatch"),
     "other": Mark("idle: other", GREY, "·", "none"),
+    "outside": Mark("idle: no work", DARK, "▪", "grid"),
+}
+
+#: A mark for what a rank's GPU does, in the colours of the parts of a GPU's time.
+RANK_PARTS = {
+    "computing_ms": Mark("computing", BLUE, "█", "solid"),
+    "both_ms": Mark("computing and communicating", GREEN, "▓", "hatch"),
+    "exposed_ms": Mark("communicating alone", YELLOW, "≈", "rising"),
+    "copying_ms": Mark("copying alone", SKY, "≡", "rows"),
+    "idle_ms": Mark("idle", GREY, "·", "none"),
 }
 
 #: A mark for every kind of segment of a critical path; those on the GPU as above.
 PATH = {
     **{name: GPU[name] for name in ("computation", "communication", "memcpy")},
-    "delay": Mark("gap between kernels", YELLOW, "≈", "rising"),
+    "delay": Mark("gap between kernels", LIGHT, "▚", "hatch"),
     "launch": Mark("launch", GREEN, "▒", "columns"),
     "operator": Mark("ops on the host", ORANGE, "░", "dots"),
     "call": Mark("GPU calls on the host", VERMILION, "▓", "hatch"),
     "host": Mark("host between ops", SLATE, "▞", "grid"),
     "synchronisation": Mark("return from waiting", DARK, "▪", "solid"),
-    "handover": Mark("change of thread", LIGHT, "▚", "hatch"),
+    "handover": Mark("change of thread", PURPLE, "╬", "cross"),
     "unknown": Mark("not known", GREY, "·", "none"),
 }
 

@@ -11,14 +11,17 @@ from typing import Any
 
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.arguments import finite, require_seconds, shown
-from perfnb.bench.ab_view import ab_html, ab_line, ab_text
 from perfnb.bench.deciding import Decision, Resource, decide
 from perfnb.bench.paired_times import PairedTimes
 from perfnb.bench.pairs import time_pairs
 from perfnb.bench.quality import DIFFERENCE, RESOURCES, limits_of, losses_of, require_quality
-from perfnb.diff.layers import diff_profiles
-from perfnb.draw.shown import Page, Shown
+from perfnb.draw import escape
+from perfnb.draw.as_markdown import document_markdown
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
+from perfnb.experiments.ab_view import ab_document, reason
 from perfnb.experiments.decision import (
     NOT_COMPARED,
     SIDES,
@@ -30,7 +33,6 @@ from perfnb.experiments.decision import (
     side_of,
 )
 from perfnb.experiments.report_files import read_report, save_report
-from perfnb.experiments.report_view import reason, report_html, report_line, report_markdown, report_page, report_text
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import profile_step
 from perfnb.profile.timing import Timing
@@ -43,10 +45,10 @@ _STEPS: dict[str, Any] = {"warmup": 1, "steps": 3, "traced": 2}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ABTest(PairedTimes, Page, Shown):
+class ABTest(PairedTimes, Documented):
     """Step b, the candidate, against step a, the baseline. Shows itself in a notebook.
 
-    With `quality`, `limits` or `profile`, it shows the decision and a table of all figures; without, the times.
+    With `quality`, `check`, `limits` or `profile`, it shows whether to accept the change; without, which is faster.
 
     Attributes
     ----------
@@ -92,7 +94,8 @@ class ABTest(PairedTimes, Page, Shown):
     @property
     def reason(self) -> str:
         """The reason for the decision."""
-        return reason(self)
+        sentence, advice = reason(self)
+        return escape.plain(f"{fmt.capital(sentence)}. {advice}".strip(), 2000)
 
     @cached_property
     def outcome(self) -> Decision:
@@ -128,12 +131,12 @@ class ABTest(PairedTimes, Page, Shown):
 
     @property
     def judged(self) -> bool:
-        """Whether a decision was asked for, with `quality`, `limits` or `profile`."""
-        return self.quality.judged_by in ("function", "results") or bool(self.limits or self.profiles)
+        """Whether a decision was asked for, with `quality`, `check`, `limits` or `profile`."""
+        return self.quality.judged_by != "nothing" or bool(self.limits or self.profiles)
 
     def to_markdown(self) -> str:
         """The decision, the table and caveats as Markdown, for example for a pull request."""
-        return report_markdown(self)
+        return document_markdown(ab_document(self))
 
     def save(self, path: str | Path) -> Path:
         """Save the test to the folder `path` (Parquet and JSON), atomically; `perfnb.load` reads it.
@@ -152,18 +155,8 @@ class ABTest(PairedTimes, Page, Shown):
     def _summary(self, side: str) -> Any:
         return self.profiles[side]._summary if side in self.profiles else None
 
-    def _page(self) -> str:
-        summaries = [self._summary(side) for side in SIDES if side in self.profiles]
-        return report_page(self, diff_profiles(*summaries) if summaries else None)
-
-    def _text(self, width: int = 100) -> str:
-        return report_text(self, width) if self.judged else ab_text(self, width, self.check)
-
-    def _line(self) -> str:
-        return report_line(self) if self.judged else ab_line(self)
-
-    def _html(self) -> str:
-        return report_html(self) if self.judged else ab_html(self, self.check)
+    def _document(self) -> Document:
+        return ab_document(self)
 
 
 def ab_test(

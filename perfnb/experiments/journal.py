@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 import pandas as pd
 
 from perfnb import arguments as amounts
-from perfnb.draw.shown import Page, Shown
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.experiments import journal_files as storage
 from perfnb.experiments.ab_test import ABTest
+from perfnb.experiments.journal_chart import journal_figure
 from perfnb.experiments.journal_files import JournalEntry
 from perfnb.experiments.journal_table import journal_history
-from perfnb.experiments.journal_view import journal_figure, journal_html, journal_line, journal_page, journal_text
+from perfnb.experiments.journal_view import journal_document
 from perfnb.files import usable
 from perfnb.profile.loading import load
 from perfnb.profile.profile import Profile
@@ -37,7 +39,7 @@ class Trials(Protocol):
         """Step times, the change, and whether it is kept."""
 
 
-class Journal(Page, Shown):
+class Journal(Documented):
     """Experiments on a step, in a folder that several notebooks may write to. Shows itself in a notebook.
 
     Opened by `journal`; read again at each access.
@@ -112,7 +114,8 @@ class Journal(Page, Shown):
         change : str, optional
             The one thing you changed; by default that of the test.
         name : str
-            Name of the step, if the journal covers several: only entries of the same name are compared.
+            Name of the step, if the journal covers several. Only entries of the same name are compared, and without
+            names all are, whatever they measured.
         accepted : bool, optional
             Whether later entries are compared with this one; by default, if it is a test that accepts.
 
@@ -172,9 +175,6 @@ class Journal(Page, Shown):
         """Draw the run chart: each entry's step time with its interval, next to the last accepted one."""
         return journal_figure(self.history)
 
-    def _page(self) -> str:
-        return journal_page(*self._shown())
-
     def _entries(self) -> dict[str, JournalEntry]:
         entries, damaged = storage.read_entries(self._path)
         for name in damaged.keys() - self._warned:
@@ -182,22 +182,12 @@ class Journal(Page, Shown):
             warnings.warn(f"Entry {name} in {self._path} is damaged and ignored: {damaged[name]}.", stacklevel=3)
         return entries
 
-    def _shown(self) -> tuple[pd.DataFrame, dict[str, str], str]:
-        entries, damaged = storage.read_entries(self._path)
-        return journal_history(entries, self._equal_within), damaged, str(self._given)
-
     def __len__(self) -> int:
         return len(self._entries())
 
-    def _text(self) -> str:
-        return journal_text(*self._shown())
-
-    def _line(self) -> str:
-        history, _, where = self._shown()
-        return journal_line(history, where)
-
-    def _html(self) -> str:
-        return journal_html(*self._shown())
+    def _document(self) -> Document:
+        entries, damaged = storage.read_entries(self._path)
+        return journal_document(journal_history(entries, self._equal_within), damaged, str(self._given))
 
 
 def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:

@@ -35,6 +35,8 @@ _LARGEST = 1 << 20
 _Measured = Annotated[float, Meta(ge=1e-12, le=1e18)]
 _Bounds = tuple[_Measured, _Measured]
 _YEARS = (1970, 2200)
+#: What rounding may do to an interval.
+_SLACK = 1 - 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +135,10 @@ def _entry(facts: Mapping[str, Any]) -> JournalEntry:
         year = 0
     if not _YEARS[0] <= year <= _YEARS[1]:
         raise ValueError(f"its date is invalid: {entry.at[:40]}")
+    for name, bounds in (("median_ms", "ci_ms"), ("baseline_ms", "baseline_ci_ms"), ("ratio", "ratio_ci")):
+        value, inside = getattr(entry, name), getattr(entry, bounds)
+        if value is not None and inside is not None and not inside[0] * _SLACK <= value <= inside[1] / _SLACK:
+            raise ValueError(f"its {name} lies outside its interval")
     return entry
 
 

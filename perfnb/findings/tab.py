@@ -72,7 +72,7 @@ def _link(subject: Mapping[str, Any]) -> Link:
 
 def grows(row: Mapping[str, Any] | pd.Series) -> bool:
     """Whether the bytes of a finding are what a step adds to memory, rather than what a change would free."""
-    return str(row["bottleneck"]) == "memory may grow"
+    return str(row["bottleneck"]) in ("memory may grow", "memory growth")
 
 
 def bound_words(row: Mapping[str, Any] | pd.Series) -> str:

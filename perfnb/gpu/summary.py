@@ -22,14 +22,14 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import found
 from perfnb.trace_names import CALLS, DEVICE_WORK, OPS
 
-#: Most rows of the kernel table, steps with their own bar, and path parts by op.
-MOST_KERNELS, MOST_STEPS, MOST_OPS = 300, 40, 8
+#: Most rows of the kernel table and of layers in it, steps with their own bar, and path parts by op.
+MOST_KERNELS, MOST_LAYERS, MOST_STEPS, MOST_OPS = 300, 5000, 40, 8
 #: Kinds that a path is replayed without.
 MOST_PARTS = 12
 #: Paths with more segments are not replayed: it would take seconds.
 MOST_SEGMENTS = 150_000
 #: Parts of a device's time, idle time by reason; they add up to it.
-PARTS = ("computation", "communication", "memcpy", *REASONS)
+PARTS = ("computation", "communication", "memcpy", *REASONS, "outside")
 #: Parts of parts: of ``host`` inside the launch call and after it, of ``other`` without a known launch.
 _WITHIN = ("call", "latency", "unknown")
 _GRAPH = re.compile("GraphLaunch")
@@ -68,12 +68,12 @@ class GpuSummary:
     Attributes
     ----------
     busy : float
-        Share of the devices' time in which something ran.
+        Share of `whole_ms` in which something ran, over all devices.
     devices : DataFrame
-        One row per device, over the whole trace: ``device``, ``total_ms``, and `PARTS` in milliseconds, which add up to
-        it: computation, communication not hidden by computation, copies hidden by neither, idle by reason.
-        ``overlap_ms`` is communication during computation; ``call`` and ``latency`` are parts of ``host`` (inside the
-        launch call, after it), ``unknown`` is the part of ``other`` whose launch is not known.
+        One row per device: ``device``, ``total_ms`` (`whole_ms`), and `PARTS` in milliseconds, which add up to it:
+        computation, communication not hidden by computation, copies hidden by neither, idle by reason, ``outside`` of
+        its first and last work. ``overlap_ms`` is communication during computation; ``call`` and ``latency`` are parts
+        of ``host`` (inside the launch call, after it), ``unknown`` is the part of ``other`` whose launch is not known.
     whole_ms : float
         How long the steps took on host and devices; the whole trace if it marks none.
     pieces : int
@@ -82,14 +82,17 @@ class GpuSummary:
         Like `devices`, per step, with ``step``; the first `MOST_STEPS`. Each runs from the start of its first work to
         the end of its last, like the frame ``gpu_steps``: idle time between two steps is in neither.
     steps_in_all : int
-    steps_marked : bool
-        Whether the trace marks steps; if not, the whole trace is one.
+        Steps with work on a device.
+    steps_marked : int
+        Steps that the trace marks; with none, the whole trace counts as one.
     launches : LaunchFacts
     queue : QueueChart or None
     kernels : DataFrame
         The heaviest, per step: ``op``, ``shapes``, ``kernel`` (the heaviest of them), ``kernels``, ``calls``,
         ``total_ms``, ``mean_us``, ``share`` (of all), ``layers``, ``layer``, ``layer_share``. If the op is unknown, a
         row is a kernel.
+    kernel_layers : DataFrame
+        The layers that launched them, heaviest first: ``row`` (of `kernels`), ``layer`` and ``ms`` per step.
     kernels_in_all : int
     path : PathFacts or None
     notes : tuple of str
@@ -102,10 +105,11 @@ class GpuSummary:
     pieces: int
     steps: pd.DataFrame
     steps_in_all: int
-    steps_marked: bool
+    steps_marked: int
     launches: LaunchFacts
     queue: QueueChart | None
     kernels: pd.DataFrame
+    kernel_layers: pd.DataFrame
     kernels_in_all: int
     path: PathFacts | None
     notes: tuple[str, ...]
@@ -129,33 +133,35 @@ def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | 
     numbers = by_step["step"].drop_duplicates()
     rows = gpu.of_steps.launches
     queue, spans = gpu_tables.queue_table(gpu), _spans(gpu)
-    kernels = _kernels(gpu, has_layers=len(recording.modules) > 0)
-    span = float(times["total_ms"].sum())
+    kernels, kernel_layers = _kernels(gpu, has_layers=len(recording.modules) > 0)
+    whole = _whole(gpu) / 1e6
     return GpuSummary(
-        busy=float(times["busy_ms"].sum()) / span if span else 1.0,
-        devices=_parts(times.merge(waited, on="device", how="left")),
-        whole_ms=_whole(gpu) / 1e6,
+        busy=float(times["busy_ms"].mean()) / whole if whole else 1.0,
+        devices=_parts(times.merge(waited, on="device", how="left"), whole),
+        whole_ms=whole,
         pieces=len(gpu.work),
         steps=by_step[by_step["step"].isin(numbers.head(MOST_STEPS))].reset_index(drop=True),
         steps_in_all=len(numbers),
-        steps_marked=gpu.only_step is None,
+        steps_marked=0 if gpu.only_step is not None else len(gpu.steps),
         launches=launch_facts(rows, queue, spans, len(gpu.steps)),
         queue=queue_chart(queue, spans),
         kernels=kernels.head(MOST_KERNELS),
+        kernel_layers=kernel_layers,
         kernels_in_all=len(kernels),
         path=_path(gpu),
         notes=tuple(_notes(gpu, rows, recording.is_foreign)),
     )
 
 
-def _parts(table: pd.DataFrame) -> pd.DataFrame:
-    """Split each row's device time into parts that do not overlap."""
+def _parts(table: pd.DataFrame, whole: float | None = None) -> pd.DataFrame:
+    """Split each row's device time, or the whole, into parts that do not overlap."""
     alone = table["communication_ms"] - table["overlap_ms"]
     parts = {
         "computation": table["computation_ms"],
         "communication": alone,
         "memcpy": (table["busy_ms"] - table["computation_ms"] - alone).clip(lower=0),
         **{reason: table[f"{reason}_ms"].fillna(0.0) for reason in REASONS},
+        "outside": 0.0 if whole is None else (whole - table["total_ms"]).clip(lower=0),
     }
     named = {name: table[name] for name in ("device", "step") if name in table}
     within = {name: table[f"{name}_ms"].fillna(0.0) for name in _WITHIN}
@@ -183,8 +189,8 @@ def _spans(gpu: GpuEvents) -> pd.DataFrame:
     return spans
 
 
-def _kernels(gpu: GpuEvents, has_layers: bool) -> pd.DataFrame:
-    """Kernels by op and shapes with the heaviest kernel of each; by kernel if no op is known."""
+def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Kernels by op and shapes with the heaviest kernel of each, by kernel if no op is known; and their layers."""
     rows, steps, key = gpu.of_steps.launches, max(len(gpu.steps), 1), ["op", "shapes", "alone"]
     rows = rows.assign(alone=rows["name"].astype("object").where(rows["op"].isna()))
     by_name = rows.groupby([*key, "name"], dropna=False, sort=False, observed=True)["duration_ns"].sum()
@@ -199,7 +205,12 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> pd.DataFrame:
     of_layers = ["layers", "layer", "layer_share"]
     if not has_layers:
         table[of_layers] = pd.NA
-    return table[["op", "shapes", "kernel", "kernels", "calls", "total_ms", "mean_us", "share", *of_layers]]
+    known = rows[rows["layer"].notna()] if has_layers else rows.head(0)
+    sums = known.groupby([*key, "layer"], dropna=False, observed=True)["duration_ns"].sum() / 1e6 / steps
+    places = table[key].head(MOST_KERNELS).reset_index(names="row")
+    layers = sums.rename("ms").reset_index().merge(places, on=key)[["row", "layer", "ms"]]
+    named = table[["op", "shapes", "kernel", "kernels", "calls", "total_ms", "mean_us", "share", *of_layers]]
+    return named, layers.sort_values("ms", ascending=False, kind="stable").head(MOST_LAYERS)
 
 
 def _path(gpu: GpuEvents) -> PathFacts | None:

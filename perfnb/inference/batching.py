@@ -158,7 +158,7 @@ class Batching:
             return None
         return next(batcher for batcher in batchers if getattr(batcher, name) <= (1 + EQUAL_WITHIN) * lowest)
 
-    def highest_rate(self, bound_ms: float, quantile: float = 0.99) -> Batcher | None:
+    def best_within(self, bound_ms: float, quantile: float = 0.99) -> Batcher | None:
         """The setting that serves the highest rate with a quantile of latency within a bound, at that rate.
 
         ``None`` if none does at any rate. Of settings whose rates are within 5 % the one with the smallest batch and

@@ -10,17 +10,18 @@ from typing import Any
 import pandas as pd
 
 from perfnb.arguments import require_seconds, shown
-from perfnb.draw.shown import Page, Shown
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.draw.step_output import StepOutput
 from perfnb.experiments.ab_test import ABTest, ab_test
-from perfnb.inference.decoding_view import decoding_html, decoding_line, decoding_page, decoding_text
+from perfnb.inference.decoding_view import decoding_document
 
 #: Requests whose answers are compared, and the share of the budget in which that must happen.
 _COMPARED, _COMPARED_SHARE = 8, 0.3
 _COLUMNS = ("request", "tokens", "passes", "proposed", "accepted", "same", "alike_tokens")
 
 
-class DecodingComparison(Page, Shown):
+class DecodingComparison(Documented):
     """Speculative against plain decoding, request by request. Shows itself in a notebook."""
 
     def __init__(self, ab: ABTest, answers: pd.DataFrame) -> None:
@@ -79,17 +80,8 @@ class DecodingComparison(Page, Shown):
         """Whether all answers are the same; ``None`` if plain decoding draws random tokens."""
         return None if self._answers["same"].isna().any() else bool(self._answers["same"].all())
 
-    def _line(self) -> str:
-        return decoding_line(self)
-
-    def _text(self) -> str:
-        return decoding_text(self)
-
-    def _html(self) -> str:
-        return decoding_html(self)
-
-    def _page(self) -> str:
-        return decoding_page(self)
+    def _document(self) -> Document:
+        return decoding_document(self)
 
 
 def compare_decoding(

@@ -1,89 +1,95 @@
-"""Speculative against plain decoding: text, static HTML and a page."""
+"""Speculative against plain decoding as a document."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, tables
-from perfnb.draw.frame import framed, header, static_page
+from perfnb.draw.document import Axis, Column, Document, Effect, Effects, Figure, Strip, Table, Verdict
+from perfnb.draw.palette import BLUE, Mark
+from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
     from perfnb.inference.compare_decoding import DecodingComparison
 
-_HEADS = ("request", "tokens", "passes", "guessed", "kept", "same answer")
+_PAIRS = Mark("pairs", BLUE, "█", "solid")
+_STATES = {"faster": "good", "slower": "bad", "same": "none", "inconclusive": "open"}
 
 
-def decoding_line(found: DecodingComparison) -> str:
-    """One line: the gain, and the guesses kept."""
-    return f"assisted decoding is {found.verdict}" + ("" if found.gain_interval is None else f": {_gain(found)}")
+def decoding_document(found: DecodingComparison) -> Document:
+    """Whether assisted decoding is faster, how many guesses were kept, and whether answers differ."""
+    ab = found.ab
+    pairs = fmt.counted(len(ab.pairs), "pair")
+    effect = Effect("assisted", ab.ratio, ab.ratio_ci, ab.verdict if ab.ratio_ci else "too few pairs")
+    columns = (
+        Column("request", "count"),
+        *(Column(head, "count") for head in ("tokens", "passes", "guessed", "kept")),
+        Column("same answer"),
+    )
+    return Document(
+        "decoding",
+        "assisted against plain",
+        verdict=_verdict(found, pairs),
+        figures=(
+            Figure("assisted", ab.b.median_ms, "ms", ab.b.ci_ms, "median per answer"),
+            Figure("plain", ab.a.median_ms, "ms", ab.a.ci_ms, "median per answer"),
+            Figure("guesses kept", found.acceptance, "share"),
+            Figure("tokens for each pass of the model", found.tokens_per_pass, "number"),
+        ),
+        facts=(f"{pairs} of answers, each to one request in random order",),
+        sections=(
+            Effects("Time of an answer against plain decoding", (effect,)),
+            Strip("Pairs", Axis("assisted / plain", "ratio"), ((_PAIRS, list(ab.pairs["ratio"])),), ("same", 1.0)),
+            Table("Answers that were compared, untimed", columns, list(_rows(found.requests)), noun="answer"),
+        ),
+        notes=tuple(_notes(found)),
+    )
 
 
-def decoding_text(found: DecodingComparison, width: int = 100) -> str:
-    """All of it as text."""
-    lines = [line for sentence in _sentences(found) for line in escape.wrapped(sentence, width)]
-    rows = [_HEADS, *_rows(found)]
-    wide = [max(len(row[place]) for row in rows) for place in range(len(_HEADS))]
-    lines += ["", *("  ".join(cell.rjust(each) for cell, each in zip(row, wide, strict=True)) for row in rows)]
-    return "\n".join([*lines, "", str(found.ab)])
-
-
-def decoding_html(found: DecodingComparison) -> str:
-    """Sentences, a table of the answers, and the experiment."""
-    first, *rest = _sentences(found)
-    said = "".join(f"<p>{escape.html_sentence(sentence)}</p>" for sentence in rest)
-    rows = [[escape.html(cell) for cell in row] for row in _rows(found)]
-    answers = tables.table("Answers that were compared, untimed", _HEADS, rows, texts=0, last_texts=1)
-    return framed(f"{header('assisted against plain', 'decoding', first)}{said}{answers}") + found.ab._html()
-
-
-def decoding_page(found: DecodingComparison) -> str:
-    """A page of its own."""
-    return static_page("Assisted against plain decoding", decoding_html(found))
-
-
-def _gain(found: DecodingComparison) -> str:
-    interval = found.gain_interval
-    bounds = "" if interval is None else f" [{', '.join(fmt.significant(bound) for bound in interval)}]"
-    return f"{fmt.significant(found.gain)}{bounds} times as fast as plain decoding"
-
-
-def _sentences(found: DecodingComparison) -> list[str]:
+def _verdict(found: DecodingComparison, pairs: str) -> Verdict:
     if found.gain_interval is None:
-        pairs = fmt.counted(len(found.ab.pairs), "pair")
-        said = [f"Whether assisted decoding is faster is not known from {pairs} of answers: raise budget_s."]
-    else:
-        unsure = " (inconclusive)" if found.verdict == "inconclusive" else ""
-        said = [f"Assisted decoding is {_gain(found)}{unsure}."]
-    per_pass = f"{fmt.significant(found.tokens_per_pass)} tokens for each pass of the model"
-    if found.acceptance is None:
-        guessed = found.requests["proposed"]
-        why = "the model's cache does not show them" if guessed.isna().any() else "there were none"
-        said.append(f"Share of guessed tokens that were kept {fmt.UNKNOWN}: {why}; {per_pass}.")
-    else:
-        said.append(f"Of the tokens guessed ahead, {fmt.share(found.acceptance)} were kept: {per_pass}.")
-    compared = fmt.counted(len(found.requests), "request")
-    if found.same is None:
-        said.append("Answers were not compared: plain decoding answers the same request in different ways.")
-    elif found.same:
-        said.append(f"The answers to {compared} are the same.")
-    else:
-        other = found.requests[~found.requests["same"].astype(bool)]
-        alike = fmt.counted(int(other["alike_tokens"].min()), "token")
-        said.append(f"{len(other):,} of the answers to {compared} differ, the earliest after {alike}.")
-    return said
-
-
-def _rows(found: DecodingComparison) -> list[tuple[str, ...]]:
-    return [
-        (
-            f"{row['request']:,}",
-            f"{row['tokens']:,}",
-            f"{row['passes']:,}",
-            *(fmt.UNKNOWN if pd.isna(row[name]) else f"{row[name]:,}" for name in ("proposed", "accepted")),
-            fmt.UNKNOWN if pd.isna(row["same"]) else "yes" if row["same"] else f"first {row['alike_tokens']:,} tokens",
+        return Verdict(
+            "open", f"Whether assisted decoding is faster is not known from {pairs} of answers", next="Raise budget_s."
         )
-        for row in found.requests.to_dict("records")
-    ]
+    ratio, verdict = found.ab.ratio, found.verdict
+    effect = fmt.with_interval(fmt.ratio(ratio), ratio, found.ab.ratio_ci)
+    less = f"{fmt.share(abs(1 - ratio))} {'less' if ratio < 1 else 'more'}"
+    sentences = {
+        "same": f"Assisted decoding takes as long as plain decoding: {effect}",
+        "inconclusive": f"Whether assisted decoding is faster is not clear: {effect} the time of plain decoding",
+    }
+    clear = f"Assisted decoding is {verdict}: an answer takes {less} time than with plain decoding, {effect}"
+    return Verdict(_STATES[verdict], sentences.get(verdict, clear), _answers(found))
+
+
+def _answers(found: DecodingComparison) -> str:
+    compared = fmt.counted(len(found.requests), "answer")
+    if found.same is None:
+        return "Answers were not compared: plain decoding answers the same request in different ways."
+    if found.same:
+        return f"{compared} compared: all are the same."
+    other = found.requests[~found.requests["same"].astype(bool)]
+    alike = fmt.counted(int(other["alike_tokens"].min()), "token")
+    differ = "differs" if len(other) == 1 else "differ"
+    return f"{len(other):,} of {compared} {differ} from plain decoding, the earliest after {alike}."
+
+
+def _rows(requests: pd.DataFrame) -> Iterator[tuple[float | str | None, ...]]:
+    for row in requests.to_dict("records"):
+        counts = (fmt.known(row[name]) for name in ("request", "tokens", "passes", "proposed", "accepted"))
+        if pd.isna(row["same"]):
+            yield (*counts, fmt.UNKNOWN)
+        else:
+            yield (*counts, "yes" if row["same"] else f"first {row['alike_tokens']:,} tokens")
+
+
+def _notes(found: DecodingComparison) -> Iterator[str]:
+    if found.acceptance is None:
+        why = "the model's cache does not show them" if found.requests["proposed"].isna().any() else "there were none"
+        yield f"Share of guessed tokens that were kept {fmt.UNKNOWN}: {why}."
+    if found.ab.steady is False:
+        yield "The answers had not reached steady state when the warm-up ended."
+    yield from noise_sentences(found.ab.noise)

@@ -13,11 +13,12 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.arguments import finite, require_count, require_flag, require_seconds, shown
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.draw.progress import Progress
-from perfnb.draw.shown import Page, Shown
 from perfnb.draw.step_output import StepOutput
 from perfnb.inference.batching import Batching
-from perfnb.inference.latency_view import latency_html, latency_line, latency_page, latency_text
+from perfnb.inference.latency_view import latency_document
 from perfnb.inference.load_model import (
     HighestRate,
     LoadedLatency,
@@ -42,7 +43,7 @@ _CONFIRMING_RUNS, _LOWER = 3, 0.9
 ServeAt = Callable[[float, float], OpenRun]
 
 
-class Latency(Page, Shown):
+class Latency(Documented):
     """How long requests take, alone and under load. Shows itself in a notebook."""
 
     def __init__(
@@ -323,17 +324,8 @@ class Latency(Page, Shown):
         seconds = max(due_s, float((run.samples["arrival_ms"] + run.samples["latency_ms"]).max()) / 1e3)
         return goodput(self.tokens[self.tokens["run"] == "open"], seconds, bounds_ms)
 
-    def _line(self) -> str:
-        return latency_line(self)
-
-    def _text(self) -> str:
-        return latency_text(self)
-
-    def _html(self) -> str:
-        return latency_html(self)
-
-    def _page(self) -> str:
-        return latency_page(self)
+    def _document(self) -> Document:
+        return latency_document(self, self._measured, self._load, self._asked)
 
 
 def latency(

@@ -1,21 +1,35 @@
-"""Latency alone and under load: text, static HTML with its curve, and a page."""
+"""Latency alone and under load as a document."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import bars, escape, palette, tables
-from perfnb.draw.frame import framed, header, static_page
-from perfnb.draw.picture import picture_html
-from perfnb.inference.latency_pictures import CURVE_INCHES, TIMELINE_INCHES, draw_curve, draw_timeline
-from perfnb.inference.load_model import HighestRate, bounded_words, highest_sentences, load_words
+from perfnb.draw.document import (
+    Axis,
+    Bar,
+    Bars,
+    Cell,
+    Column,
+    Document,
+    Figure,
+    Line,
+    Part,
+    Section,
+    Series,
+    Split,
+    Strip,
+    Table,
+    Value,
+    Verdict,
+)
+from perfnb.draw.palette import BLUE, GREEN, GREY, REQUEST, SKY, VERMILION, Mark
+from perfnb.inference.load_model import HighestRate, bounded_words, highest_evidence, highest_sentence
 from perfnb.inference.samples import FIRST_CALLS
 from perfnb.profile.timing import noise_sentences
 from perfnb.stats.intervals import Floats, quantile, quantile_interval
@@ -23,296 +37,310 @@ from perfnb.stats.intervals import Floats, quantile, quantile_interval
 if TYPE_CHECKING:
     from perfnb.inference.batching import Batcher, Batching
     from perfnb.inference.latency import Latency
-    from perfnb.inference.samples import OpenRun
+    from perfnb.inference.load_model import LoadModel
+    from perfnb.inference.samples import Measured, OpenRun
 
+#: Quantiles that are listed, and how they are drawn.
+_QUANTILES = (
+    (Mark("p50", BLUE, "█", "solid"), 0.5),
+    (Mark("p95", GREEN, "▒", "columns"), 0.95),
+    (Mark("p99", VERMILION, "▓", "hatch"), 0.99),
+)
+_ALONE, _SERVICE = Mark("back to back", BLUE, "█", "solid"), Mark("service", GREY, "·", "none")
+_TOKENS = Mark("tokens", SKY, "▒", "columns")
 #: The row of the curve at whose rate batchers are compared: 80 % utilization.
 _BATCHED_AT = 5
+#: A bound that is more than this times the longest latency of the curve would flatten it.
+_FAR = 3
+#: A curve that spans more than this has a logarithmic axis.
+_DECADE = 10
+#: Requests that are drawn as dots.
+_DOTS = 300
 #: From how many times the median on the slowest request is named.
 _SLOW = 1.5
-#: The least that a pause adds, as a share of the median, to be worth a sentence.
+#: The least that a pause adds, as a share of the median, to be worth a note.
 _WORTH_TELLING = 0.05
-_HEADS = ("rate", "utilization", "p50", "p95", "p99", "mean wait")
-_SIZE_HEADS = ("batch size", "median", "per request", "requests/s", "one more costs")
-_UNDER_LOAD = "Under load, computed from the service times"
-_CURVE_ALT = (
-    "Latency against the rate of requests: median, 95th and 99th percentile with intervals; below it the mean latency, "
-    "of waiting and service"
-)
-#: Tokens in the table of a timeline; the frame has all.
-_MOST_TOKENS = 100
 #: The requests that count as the tail of a run, as a share, and how many make one worth a figure.
 _TAIL, _FEWEST_IN_TAIL = 0.05, 5
-#: Below this share of the rate that the service times allow, the time between requests is told.
+#: Below this share of the rate that the service times allow, the time between requests is reported.
 _HELD_UP = 0.9
 #: How many requests of a run show that they took longer than alone.
 _FEWEST_UNLIKE = 10
+#: What the runs are called in the table of costs.
+_RUNS = {"closed": "back to back", "open": "at the rate asked for", "highest": "at the highest rate"}
 
 
-def latency_line(found: Latency) -> str:
-    """``p50 12.3 ms, p99 n/a, of 120 requests``."""
-    known = [f"{word} {fmt.duration(found.quantile_ms(q))}" for word, q in (("p50", 0.5), ("p99", 0.99))]
-    return f"{', '.join(known)}, of {len(found._load.service_ms):,} requests served back to back"
+def latency_document(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None) -> Document:
+    """The highest rate within the bound, whether the rate asked for saturates, and the load curve.
 
-
-def latency_text(found: Latency, width: int = 100) -> str:
-    """All of it as text."""
-    lines = [line for sentence in _sentences(found) for line in escape.wrapped(sentence, width)]
-    lines += ["", f"{_UNDER_LOAD}:", *_aligned([_HEADS, *_rows(found)])]
-    batching = found._batching
-    if batching is not None and len(batching.sizes) > 1:
-        lines += ["", "Batches, measured:", *_aligned([_SIZE_HEADS, *_size_rows(batching)])]
-        heads, rows, caption = _map(found, batching)
-        lines += ["", *escape.wrapped(f"{caption}:", width), *_aligned([heads, *([*row] for row in rows)])]
-    if (one := _typical(found)) is not None:
-        lines += ["", *_timeline_text(one, width)]
-    return "\n".join(lines)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of columns aligned at their right ends."""
-    wide = [max(escape.cells(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return ["  ".join(escape.fit(cell, each, ">") for cell, each in zip(row, wide, strict=True)) for row in rows]
-
-
-def latency_html(found: Latency) -> str:
-    """Sentences, the load curve and the other pictures, each with its table."""
-    first, *rest = _sentences(found)
-    rows = [[escape.html(cell) for cell in row] for row in _rows(found)]
-    parts = [
-        header(found._measured.name, "latency", first, *rest),
-        _picture(functools.partial(draw_curve, found=found), CURVE_INCHES, _CURVE_ALT),
-        tables.table(_UNDER_LOAD, _HEADS, rows, texts=0),
-    ]
-    if (one := _typical(found)) is not None:
-        parts.append(_timeline_html(one))
-    return framed("".join([*parts, _batching_html(found)]))
-
-
-def _picture(draw: Any, inches: tuple[float, float], alt: str) -> str:
-    return f"<p>{picture_html(draw, inches, alt)}</p>"
-
-
-def latency_page(found: Latency) -> str:
-    """A page of its own."""
-    return static_page(f"Latency of {found._measured.name}", latency_html(found))
-
-
-def _sentences(found: Latency) -> list[str]:
-    served = len(found._load.service_ms)
-    several = f", {found._measured.concurrency} at a time" if found._measured.concurrency > 1 else ""
-    quantiles = _quantiles(found._load.service_ms)
-    said = [f"Service time of {fmt.counted(served, 'request')}{several}: {quantiles}."]
-    if found.quantile_ms(0.99) is None:
-        longer = 299 / max(1, served)
-        said.append(f"p99 needs at least 299 requests: a budget_s {fmt.significant(longer, trim=True)} times as long.")
-    said += _between_sentences(found)
-    if found._measured.in_training:
-        said.append("The model was in training mode, in which it is not served: call its eval() first.")
-    slow = found.slowest(1).iloc[0]
-    if slow["service_ms"] > _SLOW * float(np.median(found._load.service_ms)):
-        size = str(slow["size"])
-        which = f"request {slow['request']:,}" + (f", size {escape.plain(size, 60)}" if _is_size(size) else "")
-        said.append(f"The slowest took {fmt.duration(float(slow['service_ms']))}: {which}.")
-    first = found.first_calls
-    if len(first):
-        slowest = fmt.duration(float(first["service_ms"].max()))
-        said.append(
-            f"The first calls of each size are left out as warm-up ({len(first):,}; the slowest took {slowest})."
-        )
-    if found._measured.closed["size"].value_counts().max() <= FIRST_CALLS:
-        said.append("No size was called more than twice, so warm-up may be in these times: raise budget_s.")
-    said += [
-        *_pause_sentences(found),
-        *_open_sentences(found),
-        *_highest_sentences(found._asked),
-        *_batching_sentences(found),
-    ]
-    said += [*_token_sentences(found), *_cost_sentences(found)]
-    return [*said, *noise_sentences(found._measured.noise)]
-
-
-def _quantiles(times_ms: Floats) -> str:
-    known = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-    return ", ".join(
-        f"{word} {fmt.interval(quantile(times_ms, q), quantile_interval(times_ms, q))}" for word, q in known
+    Parameters
+    ----------
+    found : Latency
+    measured : Measured
+        What was measured.
+    load : LoadModel
+        What is computed from it.
+    asked : HighestRate, str or None
+        The highest rate for the bound that was asked for, or why there is none.
+    """
+    several = f", {measured.concurrency} at a time" if measured.concurrency > 1 else ""
+    return Document(
+        "latency",
+        measured.name,
+        verdict=_verdict(found, measured, load, asked),
+        figures=tuple(_figures(found, measured, load, asked)),
+        facts=(f"{fmt.counted(len(load.service_ms), 'request')} served back to back{several}",),
+        sections=tuple(_sections(found, measured, load, asked)),
+        notes=tuple(_notes(found, measured, load)),
     )
 
 
-def _between_sentences(found: Latency) -> list[str]:
-    """What keeps a server busy between requests, where no service time shows it."""
-    served, possible = found._load.closed_per_s, found._load.capacity_per_s
-    if served > _HELD_UP * possible:
-        return []
-    if found._measured.concurrency == 1:
-        between = fmt.duration(found._load.between_ms)
-        return [f"perfnb takes {between} between two requests. Figures under load include this."]
-    return [
-        f"{fmt.significant(served)} requests/s were served, fewer than the {fmt.significant(possible)} that these "
-        "times allow: between requests the threads wait for Python's lock. Figures under load include this wait."
-    ]
-
-
-def _is_size(words: str) -> bool:
-    """Whether these are shapes or a length: what has neither is told apart by its type."""
-    return words[:1] == "(" or words.isdecimal()
-
-
-def _pause_sentences(found: Latency) -> list[str]:
-    """What a pause adds, after the longest that certainly adds something."""
-    pauses, usual = found.pauses, float(np.median(found._load.service_ms))
-    longer = pauses[(pauses["ci_low_ms"] > 0) & (pauses["extra_ms"] > _WORTH_TELLING * usual)]
-    if longer.empty:
-        return []
-    pause, row = float(longer.index[-1]), longer.iloc[-1]
-    extra = fmt.interval(float(row["extra_ms"]), (float(row["ci_low_ms"]), float(row["ci_high_ms"])))
-    return [
-        f"A request that finds the server idle takes longer: {extra} more after a pause of {fmt.duration(pause)}. "
-        "Figures at a rate include this."
-    ]
-
-
-def _open_sentences(found: Latency) -> list[str]:
+def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None) -> Verdict:
     run = found.open_run
-    if run is None:
-        return []
-    computed = _computed_sentences(found)
-    times = run.samples["latency_ms"].to_numpy(dtype=float)
-    rate = f"{fmt.significant(run.rate_per_s)} requests/s"
-    if run.saturated:
-        lost = f": {fmt.counted(run.lost, 'request')} that were due could not be served in the run" if run.lost else ""
-        saturated = f"At {rate} it is saturated{lost or ', as requests come faster than they are served'}."
-        return [saturated, *_unlike_sentences(found, run)]
-    said = [f"At {rate}, measured with {fmt.counted(len(times), 'request')}: {_quantiles(times)}."]
-    wait, late, service = (float(run.samples[name].mean()) for name in ("wait_ms", "late_ms", "service_ms"))
-    share = fmt.share((wait - late) / (wait + service))
-    said.append(f"Of the mean latency, {share} is waiting for requests before it{_tail(run.samples)}.")
-    if run.late > 0.01:
-        much = (
-            fmt.share(run.late) + " of a service time" if run.late < 1 else fmt.significant(run.late) + " service times"
-        )
-        said.append(f"The clock started requests up to {much} late, which is in these times.")
-    return [*said, *_unlike_sentences(found, run), *computed]
-
-
-def _unlike_sentences(found: Latency, run: OpenRun) -> list[str]:
-    """Whether requests took much longer at a rate than alone, also after pauses: what was computed is then too low."""
-    times = run.samples["service_ms"]
-    if len(times) < _FEWEST_UNLIKE:
-        return []
-    extra = found.pauses["extra_ms"].max()
-    usual = float(np.median(found._load.service_ms)) + (0.0 if pd.isna(extra) else max(0.0, float(extra)))
-    took = float(times.median())
-    if took < _SLOW * usual:
-        return []
-    return [
-        f"Requests took {fmt.duration(took)} in this run (median), {fmt.significant(took / usual)} times as long as "
-        "when they were measured alone, so what is computed from those times is too low. The machine was busy, or "
-        "requests slow each other down: measure again."
-    ]
-
-
-def _tail(samples: pd.DataFrame) -> str:
-    """Whether queueing or service makes the tail: the share of waiting among the slowest requests."""
-    slowest = samples.nlargest(round(_TAIL * len(samples)), "latency_ms")
-    if len(slowest) < _FEWEST_IN_TAIL:
-        return ""
-    waited = float((slowest["wait_ms"] - slowest["late_ms"]).sum() / slowest["latency_ms"].sum())
-    return f"; of that of the slowest {fmt.share(_TAIL)}, {fmt.share(waited)}"
-
-
-def _computed_sentences(found: Latency) -> list[str]:
-    """What the service times alone say of the rate asked for: with far more requests than the run had."""
-    if found._measured.asked_rate is None:
-        return []
-    load = found.at(found._measured.asked_rate)
-    if load.p50_ms is not None and math.isinf(load.p50_ms):
-        return []
-    return [f"Computed for this rate from the service times: {load_words(load)}."]
-
-
-def _highest_sentences(asked: HighestRate | str | None) -> list[str]:
-    return highest_sentences(asked) if isinstance(asked, HighestRate) else [asked] if asked else []
-
-
-def _token_sentences(found: Latency) -> list[str]:
-    if found._measured.tokens is None:
-        return []
-    if found._measured.tokens.empty:
-        return ["No tokens came."]
-    each = f"then {fmt.duration(found.itl_ms)} between tokens, {fmt.rate(found.output_tokens_per_s, 'tokens')}"
-    said = [f"First token after {fmt.duration(found.ttft_ms)}, {each} (medians, served back to back)."]
-    table = found._steady_tokens
-    prompts = found.prompt_tokens_per_s
-    before = "" if prompts is None else f", at {fmt.rate(prompts, 'prompt tokens')}"
-    share = float(table["prefill_ms"].sum() / table["service_ms"].sum()) if len(table) else math.nan
-    said.append(f"Until the first token (prefill) passes {fmt.share(share)} of the service time{before}.")
-    cache = found._measured.cache
-    if isinstance(cache, str):
-        return said if prompts is None else [*said, f"Size of the key-value cache {fmt.UNKNOWN}: {cache}."]
-    length = cache.length
-    took, more = cache.bytes_at(length), cache.bytes_at(length + 1) - cache.bytes_at(length)
-    grows = f", and {fmt.size(more)} for each more" if more else ""
-    return [*said, f"The key-value cache takes {fmt.size(took)} with {length:,} tokens{grows}."]
-
-
-def _cost_sentences(found: Latency) -> list[str]:
-    """What a thousand requests take, where the price or the energy is known."""
-    table, said = found.costs, []
-    ways = {"closed": "back to back", "open": "at the rate asked for", "highest": "at the highest rate"}
-    for run, row in table.iterrows():
-        price = "" if pd.isna(row["price"]) else f"cost {fmt.significant(float(row['price']))}"
-        energy = "" if pd.isna(row["joules"]) else f"take {fmt.significant(float(row['joules']))} J"
-        if price or energy:
-            said.append(f"1,000 requests {' and '.join(filter(None, (price, energy)))} {ways[str(run)]}.")
-    if table["price"].notna().any():
-        said.append("Prices are in the currency of price_per_hour.")
-    why = str(table["why"].iloc[0])
-    if said and why:
-        said.append(f"Energy {fmt.UNKNOWN}: {why}.")
-    return said
-
-
-def _batching_sentences(found: Latency) -> list[str]:
-    batching = found._batching
-    if batching is None:
-        return []
-    if len(batching.sizes) == 1:
-        return ["There was no time to measure batches: raise budget_s."]
-    if batching.gain < 1.05:
-        return ["Batches serve no more requests a second than one by one."]
-    size = batching.sizes["requests_per_s"].idxmax()
-    said = [f"Batches of {size} serve {fmt.significant(batching.gain)} times as many requests a second as one by one."]
-    rate = _batched_at(found)
-    best, alone = batching.best(rate), batching.at(rate, 1, 0.0)
-    if best is None:
-        said.append(f"At {fmt.significant(rate)}/s every batcher is overrun.")
-    elif best.most == 1:
-        said.append(f"At {fmt.significant(rate)}/s no batcher has a lower p99 than serving one by one (simulated).")
+    rate = "" if run is None else _rate(run.rate_per_s)
+    if isinstance(asked, HighestRate):
+        sentence = highest_sentence(asked)
+        state = "bad" if not asked.rate_per_s else "open" if asked.confirmed_requests is None else "good"
+        if run is not None:
+            sentence += f"; at {rate} the service is {'' if run.saturated else 'not '}saturated"
+    elif run is not None:
+        state = "bad" if run.saturated else "good"
+        times = "requests come faster than they are served" if run.saturated else _tail_words(_latencies(run))
+        sentence = f"{'Saturated' if run.saturated else 'Not saturated'} at {rate}: {times}"
     else:
-        times = f"{fmt.duration(best.p99_ms)} instead of {_simulated(alone.p99_ms)}"
-        said.append(f"At {fmt.significant(rate)}/s, {_setting(best)} has a p99 of {times} (simulated).")
-    said += _batching_bound_sentences(found, batching)
-    if (short := found._measured.short_batch) is not None:
-        said.append(
-            f"Nothing in the input that batch= makes of {short} requests has the length {short}: if it leaves requests "
-            "out, the figures of batches are wrong."
+        state = "none"
+        times = fmt.interval(float(np.median(load.service_ms)), quantile_interval(load.service_ms, 0.5))
+        sentence = f"A request takes {times} (median), and {_rate(load.closed_per_s)} are served back to back"
+    why = [highest_evidence(asked)] if isinstance(asked, HighestRate) else [asked or ""]
+    why += [] if run is None else [_waiting(run)]
+    next_steps = ["The model was in training mode, in which it is not served: call its eval() first."]
+    next_steps = (next_steps if measured.in_training else []) + [*_batchers(found, measured, asked)]
+    return Verdict("open" if measured.in_training else state, sentence, _joined(why), _joined(next_steps))
+
+
+def _joined(sentences: Sequence[str]) -> str:
+    return " ".join(filter(None, sentences))
+
+
+def _rate(per_second: float) -> str:
+    return fmt.rate(per_second, "requests")
+
+
+def _latencies(run: OpenRun) -> Floats:
+    return run.samples["latency_ms"].to_numpy(dtype=float)
+
+
+def _tail_words(times_ms: Floats) -> str:
+    """The highest quantile that is known, with its interval."""
+    word, q = [(mark.word, q) for mark, q in _QUANTILES if q == 0.5 or quantile(times_ms, q) is not None][-1]
+    time = fmt.interval(float(np.quantile(times_ms, q)), quantile_interval(times_ms, q))
+    return f"{'the median' if q == 0.5 else word} is {time}"
+
+
+def _waiting(run: OpenRun) -> str:
+    """What saturation lost, or whether queueing or service makes the latency and its tail."""
+    if run.saturated:
+        lost = f"{fmt.counted(run.lost, 'request')} that were due could not be served in the run."
+        return lost if run.lost else ""
+    samples = run.samples
+    waited = (samples["wait_ms"] - samples["late_ms"]).rename("waited_ms")
+    slowest = samples.nlargest(round(_TAIL * len(samples)), "latency_ms").index
+    tail = ""
+    if len(slowest) >= _FEWEST_IN_TAIL:
+        share = float(waited[slowest].sum() / samples["latency_ms"][slowest].sum())
+        tail = f"; of that of the slowest {fmt.share(_TAIL)}, {fmt.share(share)}"
+    share = float(waited.mean() / (samples["wait_ms"] + samples["service_ms"]).mean())
+    return f"Of the mean latency, {fmt.share(share)} is waiting for earlier requests{tail}."
+
+
+def _figures(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None) -> Iterator[Figure]:
+    if isinstance(asked, HighestRate) and asked.rate_per_s is not None:
+        within = f"p{100 * asked.quantile:g} within {fmt.duration(asked.bound_ms)}"
+        yield Figure("highest rate", asked.rate_per_s, "requests/s", (asked.low, asked.high), within)
+    for label, q in (("service time", 0.5), ("p99 of service times", 0.99)):
+        times = load.service_ms
+        yield Figure(label, quantile(times, q), "ms", quantile_interval(times, q), "median" if q == 0.5 else "")
+    yield Figure("throughput", load.closed_per_s, "requests/s", basis="back to back")
+    if measured.batches_ms:
+        size = found.batching.sizes["requests_per_s"].idxmax()
+        basis = "the requests per second of single ones"
+        yield Figure(f"batches of {size} serve", found.batching.gain, "ratio", basis=basis)
+    if measured.tokens is not None and len(measured.tokens):
+        yield Figure("first token after", found.ttft_ms, "ms", basis="median, served back to back")
+        if not math.isnan(found.itl_ms):
+            yield Figure("between tokens", found.itl_ms, "ms", basis="median")
+        yield Figure("answers", found.output_tokens_per_s, "tokens/s")
+        if found.prompt_tokens_per_s is not None:
+            yield Figure("prompts", found.prompt_tokens_per_s, "tokens/s", basis="until the first token")
+        if not isinstance(cache := measured.cache, str):
+            more = cache.bytes_at(cache.length + 1) - cache.bytes_at(cache.length)
+            grows = f", and {fmt.size(more)} for each more" if more else ""
+            yield Figure(
+                "key-value cache", cache.bytes_at(cache.length), "bytes", basis=f"{cache.length:,} tokens{grows}"
+            )
+
+
+def _sections(
+    found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None
+) -> Iterator[Section]:
+    bound = None if measured.asked_bound is None else measured.asked_bound[0]
+    yield _curve(found.curve, asked)
+    yield _strip(found.open_run, load, bound)
+    if measured.tokens is not None:
+        yield from _token_by_token(found)
+    yield _quantiles(found, measured, load)
+    yield _loads(found.curve)
+    if measured.batches_ms:
+        yield _sizes(found.batching.sizes)
+        yield _settings(found.batching, _batched_at(found, measured))
+    costs = found.costs
+    if costs[["price", "joules"]].notna().any(axis=None):
+        rows = [
+            (_RUNS[str(run)], *(fmt.known(row[name]) for name in ("requests_per_s", "price", "joules")))
+            for run, row in costs.iterrows()
+        ]
+        columns = (Column("run"), Column("rate", "/s"), Column("price", "number"), Column("energy in J", "number"))
+        yield Table("What 1,000 requests cost, in the currency of price_per_hour", columns, rows, noun="run")
+
+
+# Under load
+
+
+def _curve(curve: pd.DataFrame, asked: HighestRate | str | None) -> Series:
+    lines = []
+    for mark, _ in _QUANTILES:
+        values, low, high = (
+            [fmt.known(value) for value in curve[f"{mark.word}{part}_ms"]] for part in ("", "_low", "_high")
         )
-    return said
+        low = [None if top is None else bottom for bottom, top in zip(low, high, strict=True)]
+        lines.append(Line(mark, values, low, high))
+    levels = {}
+    known = [value for line in lines for value in line.values if value is not None]
+    longest = max(known, default=0.0)
+    if isinstance(asked, HighestRate) and asked.bound_ms <= _FAR * longest:
+        at = f", kept up to {_rate(asked.rate_per_s)}" if asked.rate_per_s else ""
+        levels[f"bound for p{100 * asked.quantile:g}{at}"] = asked.bound_ms
+    shown = tuple(line for line in lines if any(value is not None for value in line.values))
+    x, y = Axis("requests per second", "/s"), Axis("latency", "ms", log=longest > _DECADE * min(known, default=0.0))
+    return Series(
+        "Latency under load, computed from the service times", x, y, _column(curve, "rate_per_s"), shown, levels
+    )
 
 
-def _batching_bound_sentences(found: Latency, batching: Batching) -> list[str]:
-    """The batcher that serves the highest rate within the bound, and what it costs when little is to do."""
-    highest = found._asked
-    if highest is None or isinstance(highest, str) or highest.quantile not in (0.5, 0.95, 0.99):
-        return []
-    word, bound = f"p{100 * highest.quantile:g}", fmt.duration(highest.bound_ms)
-    best = batching.highest_rate(highest.bound_ms, highest.quantile)
-    if best is None or (highest.rate_per_s is not None and best.rate_per_s <= highest.rate_per_s):
-        return [f"No batcher serves more within {bound}."]
-    quiet = [batching.at(best.rate_per_s / 50, *setting).p50_ms for setting in ((best.most, best.delay_ms), (1, 0.0))]
-    cost = f"; with hardly any load its p50 is {fmt.duration(quiet[0])} instead of {fmt.duration(quiet[1])}"
-    said = f"For {word} within {bound}, {_setting(best)} serves up to {fmt.significant(best.rate_per_s)}/s (simulated)"
-    return [f"{said}{cost if quiet[0] > 1.01 * quiet[1] else ''}."]
+def _column(table: pd.DataFrame, name: str) -> list[float]:
+    return [float(value) for value in table[name]]
+
+
+def _strip(run: OpenRun | None, load: LoadModel, bound: float | None) -> Strip:
+    groups = [(_ALONE, _evenly(load.service_ms))]
+    if run is not None:
+        groups.append((Mark(f"at {_rate(run.rate_per_s)}", VERMILION, "▓", "hatch"), _evenly(_latencies(run))))
+    at = None if bound is None else ("bound", bound)
+    return Strip("Latency of single requests", Axis("latency", "ms"), tuple(groups), at)
+
+
+def _evenly(times_ms: Floats) -> list[float]:
+    """Not more of them than can be drawn, evenly from the fastest to the slowest."""
+    places = np.linspace(0, len(times_ms) - 1, min(_DOTS, len(times_ms))).round().astype(int)
+    return [float(ms) for ms in np.sort(times_ms)[places]]
+
+
+def _quantiles(found: Latency, measured: Measured, load: LoadModel) -> Table:
+    """What was measured of requests alone and at the rate, and what is computed for that rate."""
+    rows = [("back to back, measured", *_measured_cells(load.service_ms), None, len(load.service_ms))]
+    run = found.open_run
+    if run is not None and not run.saturated:
+        cells = _measured_cells(_latencies(run)), float(run.samples["wait_ms"].mean()), len(run.samples)
+        rows.append((f"at {fmt.rate(run.rate_per_s)}, measured", *cells[0], *cells[1:]))
+    if measured.asked_rate is not None and math.isfinite((at := found.at(measured.asked_rate)).wait_ms):
+        cells = [_cell(getattr(at, f"{mark.word}_ms"), at.intervals.get(f"{mark.word}_ms")) for mark, _ in _QUANTILES]
+        rows.append((f"at {fmt.rate(at.rate_per_s)}, computed", *cells, at.wait_ms, None))
+    quantiles = (Column(mark.word, "ms", priority=int(mark.word == "p95")) for mark, _ in _QUANTILES)
+    columns = (Column(""), *quantiles, Column("mean wait", "ms", priority=2), Column("requests", "count", priority=3))
+    return Table("Latency of requests", columns, rows)
+
+
+def _measured_cells(times_ms: Floats) -> list[Cell]:
+    return [_cell(quantile(times_ms, q), quantile_interval(times_ms, q)) for _, q in _QUANTILES]
+
+
+def _cell(ms: Any, interval: tuple[Any, Any] | None) -> Cell:
+    """A time with its interval, which may have no end."""
+    if fmt.known(ms) is not None and interval is not None and fmt.known_bounds(interval) is None:
+        return bounded_words(ms, interval)
+    return Value(fmt.known(ms), "ms", fmt.known_bounds(interval))
+
+
+def _loads(curve: pd.DataFrame) -> Table:
+    rows = []
+    for _, row in curve.iterrows():
+        times = (
+            _cell(row[f"{mark.word}_ms"], (row[f"{mark.word}_low_ms"], row[f"{mark.word}_high_ms"]))
+            for mark, _ in _QUANTILES
+        )
+        wait, service = fmt.known(row["wait_ms"]), fmt.known(row["service_ms"])
+        mean = Split(None if wait is None or service is None else wait + service, (wait, service))
+        rows.append((float(row["rate_per_s"]), float(row["utilization"]), *times, mean))
+    columns = (
+        Column("rate", "/s"),
+        Column("utilization", "share", priority=3),
+        *(Column(mark.word, "ms", priority=2 * int(mark.word == "p95")) for mark, _ in _QUANTILES),
+        Column("mean", "ms", 1, bar=True, help="Waiting and service", marks=(REQUEST["wait"], _SERVICE)),
+    )
+    return Table("Latency by rate, computed from the service times", columns, rows, noun="rate")
+
+
+# One request, token by token
+
+
+def _token_by_token(found: Latency) -> Iterator[Section]:
+    """The request of median latency: of the run at a rate, or else of those served back to back."""
+    requests, tokens = found.tokens, found.token_times
+    opened = requests[(requests["run"] == "open") & (not found.saturated)]
+    usable = opened if len(opened) else requests[~requests["first"].astype(bool)]
+    if usable.empty:
+        return
+    request = usable.sort_values("latency_ms").iloc[(len(usable) - 1) // 2]
+    its = (tokens["run"] == request["run"]) & (tokens["served"] == request["served"])
+    came = _column(tokens[its], "after_arrival_ms")
+    wait = max(0.0, float(request["latency_ms"] - request["service_ms"]))
+    sizes = {"wait": wait, "prefill": came[0] - wait, "decode": came[-1] - came[0]}
+    parts = tuple(Part(REQUEST[name], ms) for name, ms in sizes.items() if ms > 0)
+    where = "in the run at a rate" if len(opened) else "served back to back"
+    yield Bars(f"The request of median latency {where}, until its last token", "ms", (Bar("", parts),))
+    yield Strip("When its tokens came", Axis("time since it was due", "ms"), ((_TOKENS, came),))
+
+
+# Batches
+
+
+def _batched_at(found: Latency, measured: Measured) -> float:
+    """The rate at which batchers are compared: the one asked for, or that of 80 % utilization."""
+    return measured.asked_rate or float(found.curve["rate_per_s"].iloc[_BATCHED_AT])
+
+
+def _batchers(found: Latency, measured: Measured, asked: HighestRate | str | None) -> Iterator[str]:
+    """Which batcher to use: at the rate, and within the bound."""
+    if not measured.batches_ms:
+        return
+    rate = _batched_at(found, measured)
+    best, alone = found.batching.best(rate), found.batching.at(rate, 1, 0.0)
+    if best is None:
+        yield f"At {_rate(rate)} every batcher is overrun."
+    elif best.most == 1:
+        yield f"At {_rate(rate)} no batcher has a lower p99 than serving one by one (simulated)."
+    else:
+        instead = "serving one by one, which is overrun" if math.isinf(alone.p99_ms) else fmt.duration(alone.p99_ms)
+        p99 = fmt.duration(best.p99_ms)
+        yield f"At {_rate(rate)}, use {_setting(best)}: p99 {p99} instead of {instead} (simulated)."
+    if not isinstance(asked, HighestRate) or asked.quantile not in (0.5, 0.95, 0.99):
+        return
+    within = f"p{100 * asked.quantile:g} within {fmt.duration(asked.bound_ms)}"
+    best = found.batching.best_within(asked.bound_ms, asked.quantile)
+    if best is None or (asked.rate_per_s is not None and best.rate_per_s <= asked.rate_per_s):
+        yield f"No batcher serves a higher rate with {within}."
+    else:
+        yield f"With {within}, {_setting(best)} serves up to {_rate(best.rate_per_s)} (simulated)."
 
 
 def _setting(batcher: Batcher) -> str:
@@ -321,157 +349,109 @@ def _setting(batcher: Batcher) -> str:
     return f"a batcher of at most {batcher.most} requests and {fmt.duration(batcher.delay_ms)} delay"
 
 
-def _size_rows(batching: Batching) -> list[tuple[str, ...]]:
-    return [
+def _sizes(sizes: pd.DataFrame) -> Table:
+    rows = [
         (
-            f"{size}",
-            fmt.interval(row["median_ms"], (row["ci_low_ms"], row["ci_high_ms"])),
-            fmt.duration(row["per_request_ms"]),
-            fmt.rate(row["requests_per_s"]),
-            fmt.duration(row["marginal_ms"]) if place else "",
+            int(str(size)),
+            Value(fmt.known(row["median_ms"]), "ms", fmt.known_bounds((row["ci_low_ms"], row["ci_high_ms"]))),
+            *(fmt.known(row[name]) for name in ("per_request_ms", "requests_per_s", "marginal_ms")),
         )
-        for place, (size, row) in enumerate(batching.sizes.iterrows())
+        for size, row in sizes.iterrows()
     ]
-
-
-def _batching_html(found: Latency) -> str:
-    batching = found._batching
-    if batching is None:
-        return ""
-    rows = [[escape.html(cell) for cell in row] for row in _size_rows(batching)]
-    sizes = tables.table("Batches, measured", _SIZE_HEADS, rows, texts=0)
-    if len(batching.sizes) == 1:
-        return sizes
-    heads, cells, caption = _map(found, batching)
-    # Quiet for short, strong for long; on a log scale, because a batcher that is overrun takes far longer.
-    grid = _pivoted(batching.grid(_batched_at(found)))
-    known = np.log(grid.to_numpy(dtype=float, na_value=np.nan))
-    finite = known[np.isfinite(known)]
-    low, spread = (finite.min(), np.ptp(finite) or 1.0) if len(finite) else (0.0, 1.0)
-    shaded = [
-        [
-            escape.html(row[0]),
-            *(_shaded(cell, (value - low) / spread) for cell, value in zip(row[1:], line, strict=True)),
-        ]
-        for row, line in zip(cells, known, strict=True)
-    ]
-    return sizes + tables.table(escape.html(caption, 300), heads, shaded)
-
-
-def _shaded(cell: str, share: float) -> str:
-    """A cell of the map: its figure, on a ground that is the stronger the longer it takes."""
-    if not cell:
-        return ""
-    strength = 0.06 + 0.44 * (1.0 if not math.isfinite(share) else share)
-    red, green, blue = bytes.fromhex(palette.VERMILION[1:])
-    words = f"<b>{escape.html(cell)}</b>" if cell.startswith(_BEST) else escape.html(cell)
-    ground = f"background-color:rgba({red},{green},{blue},{strength:.2f})"
-    return f'<span style="display:block;padding:2px 6px;{ground}">{words}</span>'
-
-
-#: Marks the best cell of the map.
-_BEST = "★ "
-
-
-def _batched_at(found: Latency) -> float:
-    """The rate at which batchers are compared: the one asked for, or that of 80 % utilization."""
-    return found._measured.asked_rate or float(found.curve["rate_per_s"].iloc[_BATCHED_AT])
-
-
-def _pivoted(grid: pd.DataFrame) -> pd.DataFrame:
-    return grid.pivot(index="delay_ms", columns="most", values="p99_ms")
-
-
-def _map(found: Latency, batching: Batching) -> tuple[list[str], list[list[str]], str]:
-    """Heads, rows and caption of the batching map: p99 by largest batch (columns) and delay (rows)."""
-    rate = _batched_at(found)
-    table = _pivoted(batching.grid(rate))
-    best = batching.best(rate)
-    rows = []
-    for delay, row in table.iterrows():
-        chosen = [best is not None and (best.most, best.delay_ms) == (int(str(most)), delay) for most in table.columns]
-        cells = [f"{_BEST if mark else ''}{_simulated(value)}" for value, mark in zip(row, chosen, strict=True)]
-        rows.append([fmt.duration(delay), *cells])
-    heads = ["longest delay", *(f"at most {most}" for most in table.columns)]
-    said = f"p99 at {fmt.significant(rate)}/s by largest batch and longest delay, simulated"
-    return heads, rows, said if best is None else f"{said}; {_BEST}best"
-
-
-def _simulated(ms: Any) -> str:
-    if pd.isna(ms):
-        return ""
-    return "overrun" if math.isinf(ms) else fmt.duration(ms)
-
-
-def _rows(found: Latency) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for _, row in found.curve.iterrows():
-        p95, p99 = (_time(row, name) for name in ("p95", "p99"))
-        times = (fmt.duration(row["p50_ms"]), p95, p99, fmt.duration(row["wait_ms"]))
-        rows.append((f"{fmt.significant(row['rate_per_s'])}/s", fmt.share(float(row["utilization"])), *times))
-    return rows
-
-
-def _time(row: Any, stem: str) -> str:
-    return bounded_words(row[f"{stem}_ms"], (row[f"{stem}_low_ms"], row[f"{stem}_high_ms"]))
-
-
-# One request, token by token
-
-
-def _typical(found: Latency) -> _Timeline | None:
-    """The request of median latency: of the run at a rate, or else of those served back to back."""
-    if found._measured.tokens is None or found._measured.tokens.empty:
-        return None
-    requests = found.tokens
-    opened = requests[(requests["run"] == "open") & (not found.saturated)]
-    usable = opened if len(opened) else requests[~requests["first"].astype(bool)]
-    if usable.empty:
-        return None
-    one = usable.sort_values("latency_ms").iloc[(len(usable) - 1) // 2]
-    tokens = found.token_times
-    came = tokens.loc[(tokens["run"] == one["run"]) & (tokens["served"] == one["served"]), "after_arrival_ms"]
-    wait = float(one["latency_ms"] - one["service_ms"])
-    where = "in the run at a rate" if len(opened) else "served back to back"
-    return _Timeline(f"The request of median latency {where}, token by token", max(0.0, wait), came.tolist())
-
-
-class _Timeline(NamedTuple):
-    words: str
-    wait_ms: float
-    tokens_ms: list[float]
-
-    @property
-    def parts(self) -> list[tuple[palette.Mark, float]]:
-        """Milliseconds of each part that there is."""
-        first, last = self.tokens_ms[0], self.tokens_ms[-1]
-        sizes = {"wait": self.wait_ms, "prefill": first - self.wait_ms, "decode": last - first}
-        return [(palette.REQUEST[name], ms) for name, ms in sizes.items() if ms > 0]
-
-    @property
-    def rows(self) -> list[tuple[str, str, str]]:
-        """Each token: when it came, and how long after the one before."""
-        before = [math.nan, *self.tokens_ms]
-        return [
-            (f"{place}", fmt.duration(at), "" if math.isnan(last) else fmt.duration(at - last))
-            for place, (at, last) in enumerate(zip(self.tokens_ms, before, strict=False), 1)
-        ]
-
-
-def _timeline_text(one: _Timeline, width: int) -> list[str]:
-    marks, sizes = zip(*one.parts, strict=True)
-    total = sum(sizes)
-    entries = [(mark, fmt.duration(ms), fmt.share(ms / total)) for mark, ms in one.parts]
-    return [f"{one.words}:", bars.stacked(marks, sizes, min(width, 72)), *bars.legend(entries, width)]
-
-
-def _timeline_html(one: _Timeline) -> str:
-    draw = functools.partial(draw_timeline, wait_ms=one.wait_ms, tokens_ms=one.tokens_ms)
-    parts = ", ".join(f"{mark.word} {fmt.duration(ms)}" for mark, ms in one.parts)
-    shown = one.rows[:_MOST_TOKENS]
-    few = "" if len(shown) == len(one.rows) else f", the first {_MOST_TOKENS} of {len(one.rows):,}"
-    table = tables.table(f"Tokens{few}", ("token", "came after", "since the one before"), shown, texts=0)
-    return (
-        f"<p>{escape.html(one.words)}: {escape.html(parts)}.</p>{_picture(draw, TIMELINE_INCHES, one.words)}"
-        f"<details><summary>Its tokens</summary>{table}</details>"
+    columns = (
+        Column("batch size", "count"),
+        Column("median", "ms"),
+        Column("per request", "ms", priority=1),
+        Column("rate", "/s", bar=True),
+        Column("one more costs", "ms", priority=2),
     )
+    return Table("Batches, measured", columns, rows, noun="size")
+
+
+def _settings(batching: Batching, rate: float) -> Table:
+    """The p99 of a batcher by its largest batch (columns) and its delay (rows)."""
+    table = batching.grid(rate).pivot(index="delay_ms", columns="most", values="p99_ms")
+    rows = [
+        (float(str(delay)), *("overrun" if math.isinf(ms) else fmt.known(ms) for ms in row))
+        for delay, row in zip(table.index, table.to_numpy(dtype=float), strict=True)
+    ]
+    columns = (Column("longest delay", "ms"), *(Column(f"at most {most}", "ms") for most in table.columns))
+    best = batching.best(rate)
+    chosen = "" if best is None or best.most == 1 else f"; best: {_setting(best)}"
+    return Table(f"p99 of dynamic batchers at {_rate(rate)}, simulated{chosen}", columns, rows, noun="delay")
+
+
+# Notes
+
+
+def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]:
+    times, usual = load.service_ms, float(np.median(load.service_ms))
+    if quantile(times, 0.99) is None:
+        longer = fmt.significant(299 / max(1, len(times)), trim=True)
+        yield f"p99 needs at least 299 requests: a budget_s {longer} times as long."
+    if load.closed_per_s <= _HELD_UP * load.capacity_per_s:
+        yield _between(load)
+    slow = found.slowest(1).iloc[0]
+    if slow["service_ms"] > _SLOW * usual:
+        size = str(slow["size"])
+        # What has neither shapes nor a length is distinguished by its type.
+        which = f", size {size}" if size[:1] == "(" or size.isdecimal() else ""
+        yield f"The slowest took {fmt.duration(slow['service_ms'])}: request {slow['request']:,}{which}."
+    if len(first := found.first_calls):
+        slowest = fmt.duration(first["service_ms"].max())
+        yield f"The first calls of each size are left out as warm-up ({len(first):,}; the slowest took {slowest})."
+    if measured.closed["size"].value_counts().max() <= FIRST_CALLS:
+        yield "No size was called more than twice, so warm-up may be in these times: raise budget_s."
+    pauses = found.pauses
+    longer = pauses[(pauses["ci_low_ms"] > 0) & (pauses["extra_ms"] > _WORTH_TELLING * usual)]
+    if len(longer):
+        pause, row = float(longer.index[-1]), longer.iloc[-1]
+        extra = fmt.interval(row["extra_ms"], (row["ci_low_ms"], row["ci_high_ms"]))
+        yield (
+            f"A request that finds the server idle takes longer: {extra} more after a pause of {fmt.duration(pause)}. "
+            "Figures at a rate include this."
+        )
+    if (run := found.open_run) is not None:
+        yield from _run_notes(run, usual, pauses)
+    if measured.batches_ms is not None and not measured.batches_ms:
+        yield "There was no time to measure batches: raise budget_s."
+    if (short := measured.short_batch) is not None:
+        yield (
+            f"Nothing in the input that batch= makes of {short} requests has the length {short}: if it leaves requests "
+            "out, the figures of batches are wrong."
+        )
+    if measured.tokens is not None and measured.tokens.empty:
+        yield "No tokens came."
+    elif measured.tokens is not None and isinstance(measured.cache, str) and found.prompt_tokens_per_s is not None:
+        yield f"Size of the key-value cache {fmt.UNKNOWN}: {measured.cache}."
+    costs = found.costs
+    if costs[["price", "joules"]].notna().any(axis=None) and (why := str(costs["why"].iloc[0])):
+        yield f"Energy {fmt.UNKNOWN}: {why}."
+    yield from noise_sentences(measured.noise)
+
+
+def _between(load: LoadModel) -> str:
+    """What keeps a server busy between requests, where no service time shows it."""
+    if load.servers == 1:
+        between = fmt.duration(load.between_ms)
+        return f"perfnb takes {between} between two requests. Figures under load include this."
+    return (
+        f"{_rate(load.closed_per_s)} were served, fewer than the {_rate(load.capacity_per_s)} that these times allow: "
+        "between requests the threads wait for Python's lock. Figures under load include this wait."
+    )
+
+
+def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[str]:
+    """Whether the clock was late, and whether requests took much longer than alone, also after pauses."""
+    if run.late > 0.01 and not run.saturated:
+        share = fmt.share(run.late) + " of a service time"
+        much = share if run.late < 1 else fmt.significant(run.late) + " service times"
+        yield f"The clock started requests up to {much} late, which is in these times."
+    extra, took = fmt.known(pauses["extra_ms"].max()), float(run.samples["service_ms"].median())
+    expected = usual_ms + max(0.0, extra or 0.0)
+    if len(run.samples) >= _FEWEST_UNLIKE and took >= _SLOW * expected:
+        yield (
+            f"Requests took {fmt.duration(took)} in this run (median), {fmt.significant(took / expected)} times as "
+            "long as when they were measured alone, so what is computed from those times is too low. The machine was "
+            "busy, or requests slow each other down: measure again."
+        )

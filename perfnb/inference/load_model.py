@@ -90,8 +90,7 @@ class HighestRate:
     bound_ms, quantile : float
         The bound, and the share of requests within it.
     confirmed_ms : float or None
-        That quantile in a real run at `rate_per_s`: ``None`` without a run, or with too few requests, and infinite if
-        requests came faster than they were served.
+        That quantile in a real run at `rate_per_s`; ``None`` without a run, or with too few requests.
     confirmed_interval_ms : tuple of float or None
         Its 95 % interval; ``None`` if there were too few requests for one.
     confirmed_requests, confirmed_within : int or None
@@ -112,31 +111,38 @@ class HighestRate:
     refuted_per_s: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<perfnb.HighestRate: {highest_sentences(self)[0].removesuffix('.')}>"
+        words = " ".join(filter(None, (f"{highest_sentence(self)}.", highest_evidence(self))))
+        return f"<perfnb.HighestRate: {words.removesuffix('.')}>"
 
 
-def highest_sentences(highest: HighestRate) -> list[str]:
-    """The rate, what a run at it showed, and which rates runs refuted."""
-    word, bound = f"p{100 * highest.quantile:g}", fmt.duration(highest.bound_ms)
-    tried = [f"{fmt.significant(rate)}/s" for rate in highest.refuted_per_s]
-    runs = f"runs at {', '.join(tried[:-1])} and {tried[-1]}" if len(tried) > 1 else f"a run at {''.join(tried)}"
+def highest_sentence(highest: HighestRate) -> str:
+    """The rate, and whether a run confirmed it."""
+    within = f"p{100 * highest.quantile:g} within {fmt.duration(highest.bound_ms)}"
     if highest.rate_per_s is None:
-        return [f"The highest rate for {word} within {bound} is not known: in {runs} it was longer."]
+        return f"The highest rate with {within} is not known"
     if highest.rate_per_s <= 0:
-        return [f"No rate keeps {word} within {bound}: it is longer even for requests served alone."]
-    ends = f"[{fmt.significant(highest.low)}, {fmt.significant(highest.high)}]"
-    rate = f"Highest rate for {word} within {bound}: {fmt.significant(highest.rate_per_s)}/s {ends}"
-    if highest.confirmed_requests is None:
-        return [f"{rate}, not confirmed by a run."]
-    if highest.confirmed_ms is None:  # too few requests for the quantile
-        share = f"{highest.confirmed_within:,} of {fmt.counted(highest.confirmed_requests, 'request')}"
-        first = f"{rate}; in a run at this rate {share} were within it, too few to tell {word}."
-    else:
+        return f"No rate keeps {within}: even requests served alone take longer"
+    rate = fmt.rate(highest.rate_per_s, "requests")
+    bounded = fmt.with_interval(rate, highest.rate_per_s, (highest.low, highest.high))
+    sure = "confirmed by a run" if highest.confirmed_ms is not None else "not refuted by a run of few requests"
+    sure = "not confirmed by a run" if highest.confirmed_requests is None else sure
+    return f"Up to {bounded} can be served with {within}, {sure}"
+
+
+def highest_evidence(highest: HighestRate) -> str:
+    """What runs at the rate and at higher ones showed; empty without a run."""
+    word, said = f"p{100 * highest.quantile:g}", ""
+    if highest.confirmed_ms is not None:
         measured = fmt.interval(highest.confirmed_ms, highest.confirmed_interval_ms)
-        first = f"{rate}; in a run at this rate {word} was {measured}."
-    if not tried:
-        return [first]
-    return [first, f"The service times measured back to back allow {tried[0]}, but in {runs} {word} was longer."]
+        said = f"In a run at this rate {word} was {measured}."
+    elif highest.confirmed_requests is not None:
+        share = f"{highest.confirmed_within:,} of {fmt.counted(highest.confirmed_requests, 'request')}"
+        said = f"In a run at this rate {share} were within the bound, too few to determine {word}."
+    if highest.refuted_per_s:
+        rates = " and ".join(fmt.rate(rate, "requests") for rate in highest.refuted_per_s)
+        runs = "a run" if len(highest.refuted_per_s) == 1 else "runs"
+        said += f" {word} exceeded the bound in {runs} at {rates}."
+    return said.strip()
 
 
 def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
@@ -144,8 +150,8 @@ def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
     times = run.samples["latency_ms"].to_numpy(dtype=float)
     return replace(
         highest,
-        confirmed_ms=math.inf if run.saturated else quantile(times, highest.quantile),
-        confirmed_interval_ms=None if run.saturated else quantile_interval(times, highest.quantile),
+        confirmed_ms=quantile(times, highest.quantile),
+        confirmed_interval_ms=quantile_interval(times, highest.quantile),
         confirmed_requests=len(times) + run.lost,
         confirmed_within=int((times <= highest.bound_ms).sum()),
     )

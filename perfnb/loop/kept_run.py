@@ -57,6 +57,7 @@ class KeptRun:
     def end(self, *, for_good: bool = False) -> None:
         """The loop has ended, perhaps until the next epoch: then it is saved now and then."""
         self.begun = False
+        self._driver.recorder.recorded()  # memory as it is now, not when somebody asks
         due = for_good or in_notebook() or time.monotonic() > self._saved_s + _BETWEEN_S
         if due and self._folder is not None:
             self._saved_s = time.monotonic()
@@ -75,7 +76,7 @@ class KeptRun:
         number = len(self._driver.profiles)
         try:
             run = self._saved()
-            if run is None or in_notebook() or run._figures.rank:
+            if run is None or in_notebook() or run.rank:
                 return
             what = f"The run and {counted(number, 'profile')}" if number else "The run"
             if self._folder is not None:
@@ -113,7 +114,7 @@ def keep_run(run: RunSummary, folder: Path) -> Path:
     RecordingError
         If it cannot be written.
     """
-    rank, ranks = run._figures.rank, run._figures.ranks
+    rank, ranks = run.rank, run.ranks
     meta = {} if rank is None else {"job": {"rank": rank, "world_size": ranks}}
     path = run.save(place_of_rank(folder / RUN_FOLDER, meta))
     tell_of_ranks(folder / RUN_FOLDER, meta)

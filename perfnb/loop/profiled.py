@@ -156,7 +156,6 @@ class ProfiledLoop(Generic[_Batch]):
                 self._batches_left = len(self._loader)  # type: ignore[arg-type]
             except Exception:  # the loop does not need the length, so any failure of the loader is fine
                 self._batches_left = None
-            first = profiler.done
             steps.restart()
             if self._steps_by != "batch":
                 stack.callback(after_optimizer_steps(steps.step, self._steps_by))
@@ -176,11 +175,6 @@ class ProfiledLoop(Generic[_Batch]):
                 steps.end_if_over()
                 if profiler.next_at is None:
                     self._show()
-            # Between epochs comes what belongs to no step, such as a validation: a window that fits starts over.
-            if profiler.done - first >= profiler.length:
-                profiler.close()
-            else:
-                profiler.skip()
         self._show()
         self._show_run()
         if not profiler.profiles and not self._said and profiler.next_at is not None:
@@ -227,13 +221,14 @@ class ProfiledLoop(Generic[_Batch]):
         run = summarise(self._profiler.recorder) if in_notebook() else None
         if run is None:
             return
+        static = run._repr_mimebundle_()  # only that can be replaced
         if self._run_shown is None:
             from IPython.display import DisplayHandle
 
             self._run_shown = DisplayHandle()
-            self._run_shown.display(run)
+            self._run_shown.display(static, raw=True)
         else:
-            self._run_shown.update(run)
+            self._run_shown.update(static, raw=True)
 
 
 def _users_variables() -> dict[str, Any]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.loop.run_comparison import compare_runs
+from perfnb.loop.run_comparison import RunChanges
 from perfnb.loop.run_summary import RunFigures
 from perfnb.recording.text import TEXT
 
@@ -21,33 +20,28 @@ _PARTS = {"waiting for data": "data_ms", "working": "working_ms", "step": "step_
 _CHANGE = ("change_ms", "low_ms", "high_ms")
 
 
-@dataclass(frozen=True)
 class RankFigures:
-    """The facts of the ranks' runs."""
-
-    runs: Mapping[int, RunFigures]
-    times: pd.DataFrame  # by rank: `step_ms` (median), `data_ms`, `working_ms`, `other_ms` (means per step)
-    differences: pd.DataFrame  # by rank and part: `than` (a rank), `change_ms`, `low_ms`, `high_ms`
-    straggler: int | None
-    slow_part: str | None  # the part of its steps that is longer
-
-
-def rank_figures(runs: Mapping[int, RunFigures]) -> RankFigures:
-    """Compare runs by rank.
+    """The facts of the ranks' runs, by rank.
 
     In each part of the step, ranks are compared with the one in the middle (the lower of two). The 95 % intervals hold
     for all ranks together (Bonferroni).
     """
-    times = _times(runs)
-    differences = _differences(runs, times)
-    straggler, part = _straggler(differences, times)
-    return RankFigures(runs, times, differences, straggler, part)
+
+    def __init__(self, runs: Mapping[int, RunFigures]) -> None:
+        #: By rank: `step_ms` (median), `data_ms`, `working_ms`, `other_ms` (means per step).
+        self.times = _times(runs)
+        #: By rank and part: `than` (a rank), `change_ms`, `low_ms`, `high_ms`.
+        self.differences = _differences(runs, self.times)
+        #: The slow rank, and the part of its steps that is longer.
+        self.straggler, self.slow_part = _straggler(self.differences, self.times)
+        #: Ranks of the job, as far as their runs know.
+        self.size = max((run.ranks or 0 for run in runs.values()), default=0)
 
 
 def _times(runs: Mapping[int, RunFigures]) -> pd.DataFrame:
     rows = {}
     for rank, run in runs.items():
-        mean = compare_runs(run, run).step["a_ms"]
+        mean = RunChanges(run, run).step["a_ms"]
         data = mean["waiting for data"] if fmt.known(run.phases["ms"]["data"]) is not None else pd.NA
         rows[rank] = (mean["step"], data, mean["working"], mean["between steps"])
     columns = ["step_ms", "data_ms", "working_ms", "other_ms"]
@@ -64,7 +58,7 @@ def _differences(runs: Mapping[int, RunFigures], times: pd.DataFrame) -> pd.Data
         for rank in runs:
             if rank == middle:
                 continue
-            changes = compare_runs(runs[middle], runs[rank])
+            changes = RunChanges(runs[middle], runs[rank])
             row = changes.step.loc[what]
             change, low, high = (math.nan if (value := fmt.known(row[end])) is None else value for end in _CHANGE)
             if changes.ratio_ci is None:  # too few steps

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 
-import pandas as pd
-
-from perfnb.draw.frame import static_page
-from perfnb.draw.shown import Page, Shown
-from perfnb.loop.rank_figures import RankFigures, rank_figures
-from perfnb.loop.rank_view import ranks_html, ranks_text
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
+from perfnb.loop.rank_figures import RankFigures
 from perfnb.loop.run import RUN, RUN_FOLDER, RunSummary, load_run
+from perfnb.loop.run_view import ranks_document
 from perfnb.recording.reading import Loader, rank_of_name
 
 
-class RankRuns(Shown, Page):
-    """The runs of several ranks of one job. Shows itself in a notebook; ``runs[3]`` is the `RunSummary` of rank 3."""
+class RankRuns(RankFigures, Documented):
+    """The runs of several ranks of one job. Shows itself in a notebook; ``runs[3]`` is the `RunSummary` of rank 3.
+
+    Attributes
+    ----------
+    straggler : int or None
+        The rank whose steps wait longer for data than others', or else work longer, if one clearly does: by 5 % of the
+        median step or more, and with an interval above 0.
+    times : DataFrame
+        Of each rank: ``step_ms`` (median); means per step of waiting, working and between steps. Profiled steps and the
+        warm-up are left out.
+    differences : DataFrame
+        How much longer each rank takes in each part of its steps than the rank in the middle (``than``). The 95 %
+        intervals from ``low_ms`` to ``high_ms`` hold for all ranks together.
+    """
 
     def __init__(self, runs: Sequence[RunSummary]) -> None:
-        known = {run._figures.rank: run for run in runs if run._figures.rank is not None}
-        found = known if len(known) == len(runs) else dict(enumerate(runs))
-        self._runs: dict[int, RunSummary] = dict(sorted(found.items()))
+        known = {run.rank: run for run in runs if run.rank is not None}
+        by_rank = known if len(known) == len(runs) else dict(enumerate(runs))
+        self._runs: dict[int, RunSummary] = dict(sorted(by_rank.items()))
+        super().__init__(self._runs)
 
     @property
     def ranks(self) -> list[int]:
@@ -38,45 +49,8 @@ class RankRuns(Shown, Page):
     def __len__(self) -> int:
         return len(self._runs)
 
-    @property
-    def straggler(self) -> int | None:
-        """The rank whose steps wait longer for data than others', or else work longer, if one clearly does.
-
-        Clearly: by 5 % of the median step or more, and with an interval above 0.
-        """
-        return self._figures.straggler
-
-    @property
-    def times(self) -> pd.DataFrame:
-        """Of each rank: ``step_ms`` (median); means per step of waiting, working and between steps.
-
-        Profiled steps and the warm-up are left out.
-        """
-        return self._figures.times.copy()
-
-    @property
-    def differences(self) -> pd.DataFrame:
-        """How much longer each rank takes in each part of its steps than the rank in the middle (``than``).
-
-        The 95 % intervals from ``low_ms`` to ``high_ms`` hold for all ranks together.
-        """
-        return self._figures.differences.copy()
-
-    @cached_property
-    def _figures(self) -> RankFigures:
-        return rank_figures({rank: run._figures for rank, run in self._runs.items()})
-
-    def _line(self) -> str:
-        return f"{', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}"
-
-    def _text(self, width: int = 100) -> str:
-        return ranks_text(self._figures, width)
-
-    def _html(self) -> str:
-        return ranks_html(self._figures)
-
-    def _page(self) -> str:
-        return static_page("Runs of ranks", self._html())
+    def _document(self) -> Document:
+        return ranks_document(self)
 
 
 def _folders(path: Path) -> list[Path]:

@@ -85,6 +85,8 @@ class RunRecorder:
         self._reading_cost_ns = _READING_NS
         self._loads = [0.0, 0]
         self._process = psutil.Process()
+        #: What was returned last, and of which state of the run.
+        self._recorded: tuple[object, Recorded] | None = None
         self._device: _DeviceClock | None = None
         self._place = _place()
         _allocated_bytes()  # what is slow only the first time is not for the first step
@@ -153,7 +155,13 @@ class RunRecorder:
             self._device.cut(self._count)
 
     def recorded(self) -> Recorded:
-        """What has been recorded so far; the run may go on."""
+        """What has been recorded so far; the run may go on. Until another step has ended, it stays the same."""
+        state = (self._count, len(self._windows), self._pass, self.by_batch, self.batches)
+        if self._recorded is None or self._recorded[0] != state:
+            self._recorded = state, self._recorded_now()
+        return self._recorded[1]
+
+    def _recorded_now(self) -> Recorded:
         self._look_around()
         rows = [*self._rows, joined(self._rows_of_chunk(), self._stride, self._choice)]
         windows = self._windows + ([] if (open_window := self._window_row()) is None else [open_window])

@@ -10,22 +10,13 @@ from msgspec import Meta
 
 from perfnb.arguments import finite, shown
 from perfnb.draw import escape
-from perfnb.draw.frame import static_page
-from perfnb.draw.shown import Page, Shown
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.errors import RecordingError
 from perfnb.files import usable
-from perfnb.loop.run_comparison import compare_runs
-from perfnb.loop.run_summary import memory_frame, run_figures, steps_frame
-from perfnb.loop.run_view import (
-    changes_html,
-    changes_line,
-    changes_sentences,
-    changes_text,
-    run_html,
-    run_line,
-    run_sentences,
-    run_text,
-)
+from perfnb.loop.run_comparison import RunChanges
+from perfnb.loop.run_summary import RunFigures, memory_frame, steps_frame
+from perfnb.loop.run_view import comparison_document, run_document
 from perfnb.loop.thinning import COLUMNS
 from perfnb.profile.outcome import origin
 from perfnb.recording import store
@@ -36,16 +27,12 @@ from perfnb.recording.reading import Loader
 from perfnb.recording.saved_facts import Amount, Count, Rank, Whole
 from perfnb.recording.saved_profile import PROFILE
 from perfnb.recording.store import SavedFolder, SavedKind
-from perfnb.shell import in_notebook, print_text
 
 if TYPE_CHECKING:
     from perfnb.loop.record import Recorded, RunRecorder
 
 #: As `perfnb.loop.record` has them.
-_WINDOWS = (
-    *("step", "steps", "begin_ns", "sum_wall_ns", "sum_data_ns", "sum_other_ns"),
-    *("timed_steps", "timed_median_ns"),
-)
+_WINDOWS = (*COLUMNS[:6], "timed_steps", "timed_median_ns")
 _READINGS = ("at_ns", "step", "resident_bytes", "allocated_bytes")
 #: What may be unknown, which is -1, and what may not.
 _UNKNOWN = ("one_device_ns", "timed_median_ns", "resident_bytes", "allocated_bytes")
@@ -82,84 +69,57 @@ _TABLES = {
 RUN = SavedKind("run", RunFacts, _TABLES)
 
 
-class RunSummary(Shown, Page):
+class RunSummary(RunFigures, Documented):
     """A whole run: how long its steps took, what held them back, and how memory developed.
 
     Shows itself in a notebook and in a terminal; its tables are pandas frames.
+
+    Attributes
+    ----------
+    name : str
+        What the run is called.
+    median_ms, ci_ms
+        Median step time, without profiled windows and warm-up, and its 95 % interval; ``None`` without any step, and
+        below 6 steps.
+    steps : DataFrame
+        Steps in order. A row is one step; in a run of more than 100,000 steps, several consecutive ones (`steps` says
+        how many), and a profiled window is one row (`profiled`). `wall_ms`, `data_ms` (of it, waiting for data) and
+        `device_ms` (between the ends of steps on an accelerator) are those of one of the row's steps, chosen at random;
+        of a window, the median of its `timed_steps`. `sum_wall_ms`, `sum_data_ms` and `sum_other_ms` (between steps)
+        are sums, and `slowest_ms`, `slowest_data_ms` and `slowest_step` are about the slowest.
+    memory : DataFrame
+        Memory now and then: `t_s` since the start, the `step` before, `resident_bytes`, `allocated_bytes`.
+    phases : DataFrame
+        Where the run's time went: data, step, other (between steps) and profiled windows, which add up to it.
+    findings : DataFrame
+        What held the run back, most important first; the columns are those of `Profile.findings`.
+    slow : DataFrame
+        Steps far slower than those around them, slowest first, and the milliseconds they lost.
+    windows : DataFrame
+        Profiled windows, and whether each was `typical` of the run: 0.8 to 1.25 × its median.
     """
 
     def __init__(self, recorded: Recorded, outcome: Outcome | None = None) -> None:
         self._recorded, self._first_outcome = recorded, outcome
-        self._steps = steps_frame(recorded.rows, recorded.windows)
-        self._memory = memory_frame(recorded.readings)
-        self._figures = run_figures(self._steps, self._memory, recorded.facts)
-
-    @property
-    def name(self) -> str:
-        """What the run is called."""
-        return self._figures.name
+        steps = steps_frame(recorded.rows, recorded.windows)
+        super().__init__(steps, memory_frame(recorded.readings), recorded.facts)
 
     @property
     def verdict(self) -> str:
         """What held the run back, in a few words; "Steady" if nothing did, or that there were too few steps."""
-        return self._figures.findings.verdict.verdict
+        return self.judgement.verdict.verdict.partition(":")[0]
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict's reasons."""
-        return run_sentences(self._figures)
+        """The verdict with what it could save at most, its reasons, the other findings, and what to bear in mind."""
+        document, evidence = self._document(), self.findings["evidence"]
+        verdict = document.verdict
+        return list(dict.fromkeys([f"{verdict.sentence}.", *filter(None, [verdict.why]), *evidence, *document.notes]))
 
     @property
     def next(self) -> str | None:
-        """What to do next, with what it could save at most; ``None`` if nothing stands out."""
-        return self._figures.findings.verdict.next or None
-
-    @property
-    def median_ms(self) -> float | None:
-        """Median step time, without profiled windows and warm-up; ``None`` without any step."""
-        return self._figures.median_ms
-
-    @property
-    def ci_ms(self) -> tuple[float, float] | None:
-        """95 % interval of `median_ms`; ``None`` below 6 steps."""
-        return self._figures.ci_ms
-
-    @property
-    def steps(self) -> pd.DataFrame:
-        """Steps in order.
-
-        A row is one step; in a run of more than 100,000 steps, several consecutive ones (`steps` says how many), and a
-        profiled window is one row (`profiled`). `wall_ms`, `data_ms` (of it, waiting for data) and `device_ms` (between
-        the ends of steps on an accelerator) are those of one of the row's steps, chosen at random; of a window, the
-        median of its `timed_steps`. `sum_wall_ms`, `sum_data_ms` and `sum_other_ms` (between steps) are sums, and
-        `slowest_ms`, `slowest_data_ms` and `slowest_step` are about the slowest.
-        """
-        return self._steps.copy()
-
-    @property
-    def memory(self) -> pd.DataFrame:
-        """Memory now and then: `t_s` since the start, the `step` before, `resident_bytes`, `allocated_bytes`."""
-        return self._memory.copy()
-
-    @property
-    def phases(self) -> pd.DataFrame:
-        """Where the run's time went: data, step, other (between steps) and profiled windows, which add up to it."""
-        return self._figures.phases.copy()
-
-    @property
-    def findings(self) -> pd.DataFrame:
-        """What held the run back, most important first; the columns are those of `Profile.findings`."""
-        return self._figures.findings.table.copy()
-
-    @property
-    def slow(self) -> pd.DataFrame:
-        """Steps far slower than those around them, slowest first, and the milliseconds they lost."""
-        return self._figures.slow.copy()
-
-    @property
-    def windows(self) -> pd.DataFrame:
-        """Profiled windows, and whether each was `typical` of the run: 0.8 to 1.25 × its median."""
-        return self._figures.windows.copy()
+        """What to do next; ``None`` if nothing stands out."""
+        return self.judgement.verdict.next or None
 
     def compare(self, other: RunSummary, *, equal_within: float = 0.02) -> RunComparison:
         """What changed from this run to another.
@@ -199,85 +159,53 @@ class RunSummary(Shown, Page):
             row=0 if len(self.findings) else None,
             step_ms=self.median_ms,
             interval_ms=self.ci_ms,
-            data_share=self._figures.wait.estimate,
+            data_share=self.wait.estimate,
             peak_bytes=next((peak for peak in peaks if peak >= 0), None),
         )
 
     def show(self) -> None:
         """Show the run in the notebook, or print it elsewhere."""
-        if in_notebook():
-            from IPython.display import display
+        self._ipython_display_()
 
-            display(self)
-        else:
-            print_text(self._text())
-
-    def _line(self) -> str:
-        return run_line(self._figures)
-
-    def _text(self, width: int = 100) -> str:
-        return run_text(self._figures, self._steps, width)
-
-    def _html(self) -> str:
-        return run_html(self._figures, self._steps)
-
-    def _page(self) -> str:
-        return static_page(self.name, self._html())
+    def _document(self) -> Document:
+        return run_document(self)
 
 
-class RunComparison(Shown, Page):
-    """What changed from one run to another, with intervals over blocks of steps."""
+class RunComparison(RunChanges, Documented):
+    """What changed from one run to another, with intervals over blocks of steps.
+
+    Attributes
+    ----------
+    verdict : str
+        ``faster``, ``slower``, ``same`` or ``inconclusive``: the second run against the first.
+    ratio, ratio_ci
+        Median step time of the second over that of the first, and its 95 % interval; ``None`` without steps, and with
+        too few.
+    step : DataFrame
+        Of ``step`` (median), ``mean step``, ``waiting for data``, ``working`` and ``between steps`` (means per step):
+        `a_ms` and `b_ms` of both runs, `change_ms` with its 95 % interval from `low_ms` to `high_ms`, and the `ratio`
+        from `ratio_low` to `ratio_high`.
+    memory : DataFrame
+        Peaks of memory and growth per step of both, and the change; peaks have no interval.
+    """
 
     def __init__(self, a: RunSummary, b: RunSummary, equal_within: float = 0.02) -> None:
-        for one in (a, b):
-            if not isinstance(one, RunSummary):
-                raise TypeError(f"a run is compared with another run, not with {shown(one)}.")
+        for run in (a, b):
+            if not isinstance(run, RunSummary):
+                raise TypeError(f"a run is compared with another run, not with {shown(run)}.")
         within = finite(equal_within)
         if within is None or not 0 <= within < 1:
             raise ValueError(f"equal_within must be between 0 and 1 (0.02 is 2 %), not {shown(equal_within)}.")
-        self._changes = compare_runs(a._figures, b._figures, within)
-
-    @property
-    def verdict(self) -> str:
-        """``faster``, ``slower``, ``same`` or ``inconclusive``: the second run against the first."""
-        return self._changes.verdict
+        super().__init__(a, b, within)
 
     @property
     def sentences(self) -> list[str]:
         """What changed, most important first."""
-        return changes_sentences(self._changes)
+        document = self._document()
+        return [f"{document.verdict.sentence}.", *filter(None, [document.verdict.why]), *document.notes]
 
-    @property
-    def ratio(self) -> float | None:
-        """Median step time of the second over that of the first; ``None`` without steps."""
-        return self._changes.ratio
-
-    @property
-    def ratio_ci(self) -> tuple[float, float] | None:
-        """95 % interval of `ratio`; ``None`` with too few steps."""
-        return self._changes.ratio_ci
-
-    @property
-    def step(self) -> pd.DataFrame:
-        """Times per step of both, and the change with its 95 % interval."""
-        return self._changes.step.copy()
-
-    @property
-    def memory(self) -> pd.DataFrame:
-        """Peaks of memory and growth per step of both, and the change; peaks have no interval."""
-        return self._changes.memory.copy()
-
-    def _line(self) -> str:
-        return changes_line(self._changes)
-
-    def _text(self, width: int = 100) -> str:
-        return changes_text(self._changes, width)
-
-    def _html(self) -> str:
-        return changes_html(self._changes)
-
-    def _page(self) -> str:
-        return static_page("Two runs", self._html())
+    def _document(self) -> Document:
+        return comparison_document(self)
 
 
 def summarise(recorder: RunRecorder) -> RunSummary | None:
@@ -318,9 +246,7 @@ def load_run(path: str | Path) -> RunSummary:
     if any((steps[f"{which}_data_ns"] > steps[f"{which}_wall_ns"]).any() for which in ("sum", "one")):
         raise RecordingError(f"{source} is damaged: a step waits for its data for longer than it takes.")
     try:
-        run = RunSummary(Recorded(**tables, facts=saved.facts), saved.outcome)
-        run._figures.findings  # noqa: B018 what is damaged shows when it is computed
-        return run
+        return RunSummary(Recorded(**tables, facts=saved.facts), saved.outcome)
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise RecordingError(f"{source} is damaged: its steps are not those of a run ({error}).") from error
 

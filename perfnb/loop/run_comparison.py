@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -19,71 +18,63 @@ from perfnb.stats.slope import Slope
 _INNER = 1.6449 / 1.9600
 
 
-@dataclass(frozen=True)
-class RunChanges:
-    """What changed from run a to run b.
+#: The parts of a step: means per step, by name.
+_PARTS = {
+    "mean step": "sum_wall_ms",
+    "waiting for data": "sum_data_ms",
+    "working": "working",
+    "between steps": "sum_other_ms",
+}
 
-    Attributes
+
+class RunChanges:
+    """What changed from one run, the baseline, to another, profiled windows and warm-up left out.
+
+    Intervals come from blocks of consecutive steps: single steps depend on their neighbours, and count for less than
+    their number. They cover what varied within each run, not what differed on the machine between the runs.
+
+    Parameters
     ----------
     a, b : RunFigures
-    step : DataFrame
-        Index `what`: ``step`` (median), ``mean step`` (slow ones included), ``waiting for data``, ``working`` and
-        ``between steps`` (means per step); `a_ms`, `b_ms`, and `change_ms` with its 95 % interval from `low_ms` to
-        `high_ms`.
-    ratio, ratio_ci
-        Median step time of b over that of a, with its 95 % interval; ``None`` with too few steps.
-    verdict : str
-        "faster", "slower", "same" or "inconclusive", of b against a.
-    memory : DataFrame
-        Index `what`: ``resident``, ``allocated`` (peaks), and their growth per step; `a_bytes`, `b_bytes`, and
-        `change_bytes` with its interval from `low_bytes` to `high_bytes`, which peaks do not have.
     equal_within : float
         Relative difference that does not matter.
     """
 
-    a: RunFigures
-    b: RunFigures
-    step: pd.DataFrame
-    ratio: float | None
-    ratio_ci: tuple[float, float] | None
-    verdict: str
-    memory: pd.DataFrame
-    equal_within: float
-
-
-def compare_runs(a: RunFigures, b: RunFigures, equal_within: float = 0.02) -> RunChanges:
-    """Compare two runs, profiled windows and warm-up left out.
-
-    Intervals come from blocks of consecutive steps: single steps depend on their neighbours, and count for less than
-    their number. They cover what varied within each run, not what differed on the machine between the runs.
-    """
-    sides = [a.judged, b.judged]
-    medians = [log_median_of_blocks(side["ms"].to_numpy(float)) for side in sides]
-    apart = difference(*medians)
-    enough = apart.bounded and all(run.counted >= FEWEST_STEPS for run in (a, b))
-    ratio = math.exp(apart.estimate) if math.isfinite(apart.estimate) else None
-    bounds = (math.exp(apart.low), math.exp(apart.high)) if enough else None
-    verdict = "inconclusive"
-    if ratio is not None and bounds is not None:
-        inner = [math.exp(apart.estimate + _INNER * (edge - apart.estimate)) for edge in (apart.low, apart.high)]
-        verdict = judge(bounds, ratio, within_band((inner[0], inner[1]), equal_within))
-    return RunChanges(a, b, _times(sides), ratio, bounds, verdict, _memory(a, b), equal_within)
+    def __init__(self, a: RunFigures, b: RunFigures, equal_within: float = 0.02) -> None:
+        self.a, self.b, self.equal_within = a, b, equal_within
+        sides = [a.judged, b.judged]
+        apart = difference(*(log_median_of_blocks(side["ms"].to_numpy(float)) for side in sides))
+        enough = apart.bounded and a.counted >= FEWEST_STEPS <= b.counted
+        self.ratio = math.exp(apart.estimate) if math.isfinite(apart.estimate) else None
+        self.ratio_ci = (math.exp(apart.low), math.exp(apart.high)) if enough else None
+        self.verdict = "inconclusive"
+        if self.ratio is not None and self.ratio_ci is not None:
+            low, high = (math.exp(apart.estimate + _INNER * (edge - apart.estimate)) for edge in apart[1:])
+            self.verdict = judge(self.ratio_ci, self.ratio, within_band((low, high), equal_within))
+        self.step, self.memory = _times(sides), _memory(a, b)
 
 
 def _times(sides: list[pd.DataFrame]) -> pd.DataFrame:
-    rows = {
-        "mean step": "sum_wall_ms",
-        "waiting for data": "sum_data_ms",
-        "working": "working",
-        "between steps": "sum_other_ms",
-    }
     found = {"step": [_centre_of_median(side) for side in sides]}
-    found |= {what: [_per_step(side, column) for side in sides] for what, column in rows.items()}
+    found |= {what: [_per_step(side, column) for side in sides] for what, column in _PARTS.items()}
     return pd.DataFrame(
-        [(one.estimate, other.estimate, *_change(one, other)) for one, other in found.values()],
+        [(one.estimate, other.estimate, *_change(one, other), *_ratio(one, other)) for one, other in found.values()],
         pd.Index(list(found), name="what", dtype=TEXT),
-        ["a_ms", "b_ms", "change_ms", "low_ms", "high_ms"],
+        ["a_ms", "b_ms", "change_ms", "low_ms", "high_ms", "ratio", "ratio_low", "ratio_high"],
     ).astype("Float64")
+
+
+def _ratio(one: Centre, other: Centre) -> tuple[float | None, ...]:
+    """The other over the one with its interval, from the difference of their logarithms."""
+    return tuple(None if value is None else math.exp(value) for value in _change(_log(one), _log(other)))
+
+
+def _log(figure: Centre) -> Centre:
+    estimate, low, _ = figure
+    if not estimate > 0:
+        return Centre(math.nan, -math.inf, math.inf)
+    ends = map(math.log, figure[1:]) if low > 0 and figure.bounded else (-math.inf, math.inf)
+    return Centre(math.log(estimate), *ends)
 
 
 def _centre_of_median(side: pd.DataFrame) -> Centre:
@@ -111,11 +102,11 @@ def _change(one: Centre, other: Centre) -> tuple[float | None, ...]:
 def _memory(a: RunFigures, b: RunFigures) -> pd.DataFrame:
     rows: list[tuple[str, float | None, float | None, float | None, float | None, float | None]] = []
     for kind in ("resident", "allocated"):
-        one, other = (run.memory[kind].peak_bytes for run in (a, b))
+        one, other = (run.memory_of[kind].peak_bytes for run in (a, b))
         if one is not None or other is not None:
             rows.append((kind, one, other, None if one is None or other is None else other - one, None, None))
     for kind in ("resident", "allocated"):
-        slopes = [run.memory[kind].growth for run in (a, b)]
+        slopes = [run.memory_of[kind].growth for run in (a, b)]
         if any(slope is not None for slope in slopes):
             centres = [_of_slope(slope) for slope in slopes]
             known = [None if math.isnan(one.estimate) else one.estimate for one in centres]

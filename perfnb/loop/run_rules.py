@@ -47,11 +47,10 @@ _OTHERS = "Other programs on the machine look the same."
 
 
 def _input_words(run: RunFigures) -> tuple[str, str]:
-    bound = run.wait.estimate >= _BOUND
-    return "Input-bound: the run waits for its data" if bound else "Slowed by waits for data", "removing the wait"
+    return "Input-bound" if run.wait.estimate >= _BOUND else "Slowed by waits for data", "removing the wait for data"
 
 
-@rule("input pipeline", "Input-bound", "removing the wait for data", words=_input_words)
+@rule("input pipeline", "Input-bound", words=_input_words)
 def input_pipeline(run: RunFigures) -> Iterator[Finding]:
     """Waits for data, over all steps."""
     wait = run.wait
@@ -188,10 +187,10 @@ def _ends(ratio: Centre) -> tuple[float, float] | None:
 def memory_growth(run: RunFigures) -> Iterator[Finding]:
     """Memory that grows, on the device or else of the process; urgent if it soon fills the machine."""
     for kind, words in (("allocated", "Memory allocated on the device"), ("resident", "The process's memory")):
-        slope, level = run.memory[kind].growth, run.memory[kind].last_bytes
+        slope, level = run.memory_of[kind].growth, run.memory_of[kind].last_bytes
         if slope is None or level is None or not slope.grows:
             continue
-        grown = slope.bytes_per_step * run.steps
+        grown = slope.bytes_per_step * run.count
         if grown < max(_LEAST_GROWTH, _GROWTH * level):
             continue
         room = run.memory_bytes if kind == "resident" else None
@@ -208,7 +207,7 @@ def memory_growth(run: RunFigures) -> Iterator[Finding]:
             "The whole interval of the growth per step is above 0.",
             "What keeps the memory, and whether a cache is still filling up.",
             bound_bytes=round(slope.bytes_per_step),
-            urgency=1 if left is not None and left < _URGENT * run.steps else 0,
+            urgency=1 if left is not None and left < _URGENT * run.count else 0,
         )
         return
 
@@ -232,10 +231,9 @@ def run_findings(run: RunFigures) -> Findings:
     if place is None:
         return Findings(table, Verdict(STEADY, "", ""), run.mean_ms)
     first = found[place]
-    most = ""
+    headline, saving = _BY_NAME[first.bottleneck].words_for(run)
+    cost = f"by {fmt.size(first.bound_bytes)} per step"
     if first.bound_ms:
         share = fmt.share(first.share(run.mean_ms))
-        most = f" It can save at most {fmt.duration(first.bound_ms)} per step, {share}."
-    headline, _ = _BY_NAME[first.bottleneck].words_for(run)
-    following = f"{first.advice}{most} Confidence: {first.confidence}."
-    return Findings(table, Verdict(headline, first.evidence, following, place), run.mean_ms)
+        cost = f"{saving} could save up to {fmt.duration(first.bound_ms)} per step, {share}"
+    return Findings(table, Verdict(f"{headline}: {cost}", first.evidence, first.advice, place), run.mean_ms)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.findings.finding import Findings
 from perfnb.loop.run_rules import run_findings
 from perfnb.loop.thinning import COLUMNS, Rows
 from perfnb.recording.text import TEXT
@@ -24,7 +22,7 @@ from perfnb.stats.blocks import (
     in_blocks,
     ratio_of_sums,
 )
-from perfnb.stats.intervals import Centre, Floats, interval_of_median
+from perfnb.stats.intervals import Floats, interval_of_median
 from perfnb.stats.slope import Slope, memory_slope
 
 #: Fewest steps after the warm-up for a verdict: below, there are no blocks for an interval.
@@ -55,63 +53,65 @@ class RunMemory:
     growth: Slope | None  # per step
 
 
-@dataclass(frozen=True)
 class RunFigures:
-    """The facts of a run: its rules argue from them, and views format and draw them."""
+    """The facts of a run: its rules argue from them, and its document shows them.
 
-    name: str
-    steps: int  # all of them
-    by_batch: bool  # whether each is a batch, because no optimizer's step shows where a step ends
-    batches: int  # of a step, as far as that is known
-    profiled: int  # those in profiled windows, left out of every figure but the phases
-    warmup: int  # slow ones at the start, left out of the verdict
-    stride: int  # how many steps a row stands for
-    duration_ms: float  # from the first step's start to the last step's end
-    judged: pd.DataFrame  # the steps without those left out, with their time in `ms` and without waits in `working`
-    ci_ms: tuple[float, float] | None  # of the median
-    has_device: bool  # whether an accelerator worked
-    device: str | None  # the device whose events timed the steps, if any
-    phases: pd.DataFrame  # by phase: `ms`, `share`; they add up to the run
-    wait: Centre  # share of the steps' time that is waiting for data
-    slow: pd.DataFrame  # `step`, `start_s`, `wall_ms`, `data_ms`, `lost_ms`: slowest first, one of a row at most
-    lost_ms: float  # by slow steps beyond waiting for data
-    changes: Changes | None  # of the step time; places are steps
-    memory: Mapping[str, RunMemory]  # `resident`, `allocated`
-    memory_bytes: int | None  # of the machine
-    windows: pd.DataFrame  # `step`, `steps`, `ms`, `ratio`, `typical`, `judged_by`
-    load: tuple[float, int] | None  # of the machine, and its CPUs, if there was work for more than these
-    rank: int | None
-    ranks: int | None
+    Parameters
+    ----------
+    steps : DataFrame
+        From `steps_frame`.
+    memory : DataFrame
+        From `memory_frame`.
+    facts : mapping
+        As `perfnb.loop.record.Recorded.facts`.
+    """
 
-    @property
-    def enough(self) -> bool:
-        """Whether there are enough steps for a verdict."""
-        return len(self.judged) >= FEWEST_STEPS
-
-    @property
-    def median_ms(self) -> float | None:
-        """Median time of a step; ``None`` without any."""
-        return float(self.judged["ms"].median()) if len(self.judged) else None
-
-    @property
-    def counted(self) -> int:
-        """The number of steps that it is judged by."""
-        return int(self.judged["steps"].sum())
-
-    @cached_property
-    def mean_ms(self) -> float:
-        """Mean time of a step."""
-        return float(self.judged["sum_wall_ms"].sum()) / self.counted
-
-    @cached_property
-    def between_ms(self) -> float:
-        """Mean time from the end of a step to the start of the next one."""
-        return float(self.judged["sum_other_ms"].sum()) / self.counted
-
-    @cached_property
-    def findings(self) -> Findings:
-        """What held the run back."""
-        return run_findings(self)
+    def __init__(self, steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, Any]) -> None:
+        own, profiled = steps[~steps["profiled"]], steps[steps["profiled"]]
+        self.name, self.steps, self.memory = str(facts["name"]), steps, memory
+        #: Number of all steps, and of those in profiled windows, which are left out of every figure but the phases.
+        self.count = int(facts["steps"])
+        self.profiled = int(profiled["steps"].sum()) + int(facts["dropped_windows"]["steps"])
+        #: Slow steps at the start, left out of the verdict.
+        self.warmup = _warmup(own["wall_ms"].to_numpy(float)) if int(facts["stride"]) == 1 else 0
+        #: Whether each step is a batch, because no optimizer's step shows where a step ends; else batches of a step.
+        self.by_batch, self.batches = bool(facts.get("by_batch", False)), int(facts.get("batches", 1))
+        #: From the first step's start to the last step's end.
+        self.duration_ms: float = facts["duration_ns"] / 1e6
+        judged = own.iloc[self.warmup :]
+        on_device = bool(judged["device_ms"].notna().mean() > 0.9)  # not of no steps
+        #: Whether an accelerator worked, and the device whose events timed the steps, if any.
+        self.has_device, self.device = bool(facts["device"]), facts["device"] if on_device else None
+        ms = judged["device_ms"].fillna(judged["wall_ms"]) if on_device else judged["wall_ms"]
+        #: The steps without those left out, with their time in `ms` and without waits in `working`, and their number.
+        self.judged = judged.assign(ms=ms, working=judged["sum_wall_ms"] - judged["sum_data_ms"])
+        self.counted = int(judged["steps"].sum())
+        #: Whether these are enough for a verdict.
+        self.enough = len(judged) >= FEWEST_STEPS
+        times, first = ms.to_numpy(float), int(judged["step"].iloc[0]) if len(judged) else 0
+        interval = interval_of_median(times)
+        self.median_ms = float(ms.median()) if len(times) else None
+        self.ci_ms = None if interval is None else interval[:2]
+        #: Mean time of a step, and from the end of a step to the start of the next one.
+        self.mean_ms, self.between_ms = (
+            float(judged[f"sum_{name}_ms"].sum()) / max(1, self.counted) for name in ("wall", "other")
+        )
+        self.phases = _phases(steps, facts)
+        #: Share of the steps' time that is waiting for data.
+        self.wait = ratio_of_sums(judged["sum_data_ms"].to_numpy(float), judged["sum_wall_ms"].to_numpy(float))
+        #: Slow steps, slowest first, one of a row at most, and the time they lost beyond waiting for data.
+        self.slow, self.lost_ms = _slow(self.judged)
+        #: Of the step time; places are steps.
+        self.changes = _changes(judged, times) if self.enough else None
+        self.memory_of = {kind: _memory(memory, kind, first, steps, facts) for kind in ("resident", "allocated")}
+        #: Memory of the machine; its load and its CPUs, if there was work for more than these.
+        self.memory_bytes: int | None = facts.get("memory_bytes")
+        self.load = _busy(facts)
+        self.windows = _windows(profiled, own, times)
+        self.rank: int | None = facts.get("rank")
+        self.ranks: int | None = facts.get("ranks")
+        self.judgement = run_findings(self)
+        self.findings = self.judgement.table
 
 
 def steps_frame(rows: Rows, windows: Rows) -> pd.DataFrame:
@@ -149,87 +149,26 @@ def memory_frame(readings: Rows) -> pd.DataFrame:
     return made
 
 
-def run_figures(steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, Any]) -> RunFigures:
-    """What a run's steps and readings of memory say.
-
-    Parameters
-    ----------
-    steps : DataFrame
-        From `steps_frame`.
-    memory : DataFrame
-        From `memory_frame`.
-    facts : mapping
-        As `perfnb.loop.record.Recorded.facts`.
-    """
-    own, stride = steps[~steps["profiled"]], int(facts["stride"])
-    warmup = _warmup(own["wall_ms"].to_numpy(float)) if stride == 1 else 0
-    judged = own.iloc[warmup:]
-    on_device = bool(judged["device_ms"].notna().mean() > 0.9)  # not of no steps
-    ms = judged["device_ms"].fillna(judged["wall_ms"]) if on_device else judged["wall_ms"]
-    judged = judged.assign(ms=ms, working=judged["sum_wall_ms"] - judged["sum_data_ms"])
-    times, first = ms.to_numpy(float), int(judged["step"].iloc[0]) if len(judged) else 0
-    interval = interval_of_median(times)
-    slow, lost_ms = _slow(judged)
-    return RunFigures(
-        name=str(facts["name"]),
-        steps=int(facts["steps"]),
-        by_batch=bool(facts.get("by_batch", False)),
-        batches=int(facts.get("batches", 1)),
-        profiled=int(steps.loc[steps["profiled"], "steps"].sum()) + int(facts["dropped_windows"]["steps"]),
-        warmup=warmup,
-        stride=stride,
-        duration_ms=facts["duration_ns"] / 1e6,
-        judged=judged,
-        ci_ms=None if interval is None else interval[:2],
-        has_device=bool(facts["device"]),
-        device=facts["device"] if on_device else None,
-        phases=_phases(steps, facts),
-        wait=ratio_of_sums(judged["sum_data_ms"].to_numpy(float), judged["sum_wall_ms"].to_numpy(float)),
-        slow=slow,
-        lost_ms=lost_ms,
-        changes=_changes(judged, times) if len(judged) >= FEWEST_STEPS else None,
-        memory={kind: _memory(memory, kind, first, steps, facts) for kind in ("resident", "allocated")},
-        memory_bytes=facts.get("memory_bytes"),
-        windows=_windows(steps, own, times),
-        load=_busy(facts),
-        rank=facts.get("rank"),
-        ranks=facts.get("ranks"),
-    )
-
-
 def _busy(facts: Mapping[str, Any]) -> tuple[float, int] | None:
     """The machine's mean load and its CPUs, if there was work for more CPUs than it has."""
     load, cpus = facts.get("load"), facts.get("cpus")
     return (load, cpus) if load is not None and cpus and load > _BUSY * cpus else None
 
 
-def strip(steps: pd.DataFrame, width: int, slow: pd.Series[Any] | None = None) -> pd.DataFrame:
-    """All steps in at most `width` columns of consecutive ones, in order.
-
-    `slow` has the numbers of slow steps.
+def stretches(steps: pd.DataFrame, most: int) -> pd.DataFrame:
+    """All steps in at most `most` stretches of consecutive ones, in order.
 
     Returns
     -------
     DataFrame
-        By column: `first`, `last` (steps), `wall_ms` and `data_ms` (medians over rows; missing where all steps were
-        profiled), `slow` (whether one of its steps is), `profiled`.
+        By stretch: the number of its first step in `first`; `wall_ms` and `data_ms` (medians over rows; missing where
+        all steps were profiled).
     """
-    last = steps["step"] + steps["steps"] - 1
-    count = int(last.max()) + 1 if len(steps) else 0
-    width = min(width, count)
-    own, windows = steps[~steps["profiled"]], steps[steps["profiled"]]
-    groups = own.groupby((own["step"] * width // max(1, count)).rename("column"))
-    figures = groups.agg(wall_ms=("wall_ms", "median"), data_ms=("data_ms", "median"))
-    made = figures.reindex(range(width)).reset_index(drop=True)
-    edges = -(-np.arange(width + 1) * count // max(1, width))  # the first step of each column
-    made.insert(0, "first", edges[:-1])
-    made.insert(1, "last", edges[1:] - 1)
-    made["slow"] = made.index.isin([] if slow is None else slow.to_numpy(np.int64) * width // max(1, count))
-    made["profiled"] = False
-    for first, steps_inside in zip(windows["step"], windows["steps"], strict=True):
-        inside = slice(int(first * width // count), int((first + steps_inside - 1) * width // count))
-        made.loc[inside, "profiled"] = True  # both ends included
-    return made
+    count = int((steps["step"] + steps["steps"]).max())
+    most = min(most, count)
+    own = steps[~steps["profiled"]]
+    medians = own.groupby(own["step"] * most // count)[["wall_ms", "data_ms"]].median().reindex(range(most))
+    return medians.assign(first=-(-np.arange(most) * count // most)).reset_index(drop=True)
 
 
 def _warmup(times: Floats) -> int:
@@ -334,14 +273,14 @@ def _growth(memory: pd.DataFrame, column: str, first: int, steps: pd.DataFrame) 
     return memory_slope(known[column].to_numpy(float), known["step"].to_numpy(np.int64))
 
 
-def _windows(steps: pd.DataFrame, own: pd.DataFrame, times: Floats) -> pd.DataFrame:
+def _windows(profiled: pd.DataFrame, own: pd.DataFrame, times: Floats) -> pd.DataFrame:
     """Of each profiled window, how its timed steps (or, without any, its neighbours) compare with the run's."""
     columns = ["step", "steps", "ms", "ratio", "typical", "judged_by"]
     found = []
     enough = len(times) >= FEWEST_STEPS
     median = float(np.median(times)) if enough else np.nan
     walls, numbers = own["wall_ms"].to_numpy(float), own["step"].to_numpy(np.int64)
-    for row in steps[steps["profiled"]].itertuples():
+    for row in profiled.itertuples():
         first, after, by = int(row.step), int(row.step + row.steps), "timed steps"  # type: ignore[arg-type,operator]
         ms = fmt.known(row.wall_ms)
         if ms is None:

@@ -45,7 +45,7 @@ from perfnb.recording.outcome import Outcome
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import REDUCED_TABLES, TABLES, SavedProfile
 from perfnb.recording.schema import conform
-from perfnb.roofline.roofline import Roofline
+from perfnb.roofline.roofline import Roofline, roofline_result
 from perfnb.timeline.build import timeline_of
 from perfnb.timeline.timeline import Timeline
 from perfnb.timeline.trace_export import trace_text
@@ -266,7 +266,7 @@ class Profile(Page, Shown):
         """How close layers and ops come to the machine's peaks; ``None`` if arithmetic was not counted."""
         self._require_trace()
         figures = self._analysis.roofline
-        return None if figures is None else Roofline(figures)
+        return None if figures is None else roofline_result(figures)
 
     @property
     def findings(self) -> pd.DataFrame:

@@ -6,7 +6,7 @@ finding about that rank, and not to the communication of the ranks that wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,15 +15,18 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.interval_sets import union
-from perfnb.findings.finding import Confidence, Finding, Row, Rule, found_by, rows, rule
+from perfnb.findings.finding import Confidence, Finding, Findings, Row, Rule, Verdict, deciding, rows, rule
+from perfnb.findings.rules import BY_NAME
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence
 from perfnb.ranks.host import LateWork
 from perfnb.ranks.summary import RanksSummary
 
 #: How many times the mean number of samples a rank may have.
 _MORE = 1.05
-#: Least share of a step that is worth a finding.
-_WORTH = 0.02
+#: Least share of a step that is worth a finding, and from which copies and communication alone are.
+_WORTH, _BINDS = 0.02, 0.05
+#: Most ranks named for one finding.
+_MOST_NAMED = 8
 _COUNTED: Confidence = "high"
 _MEASURED: Confidence = "medium"
 
@@ -48,12 +51,20 @@ class RanksFacts:
         waiting = self.ranks.times.groupby("rank")["waiting_ms"].mean().dropna().astype(float)
         return waiting * self.scale
 
+    def part_ms(self, part: str) -> float:
+        """How long the ranks spend in a part of their mean step, see `RanksSummary.parts`; 0 if that is not known."""
+        return (fmt.known(self.ranks.parts[part].mean()) or 0.0) * self.scale
+
     def others_wait_ms(self, rank: int) -> float:
         """How long the other ranks wait per step."""
         return float(self.waiting_ms.drop(rank).mean())
 
 
-@rule("straggler", "Held up by a slow rank", "making it as fast as the others")
+def _straggler_words(job: RanksFacts) -> tuple[str, str]:
+    return f"Held up by rank {job.ranks.straggler}", "making it as fast as the others"
+
+
+@rule("straggler", "Held up by a slow rank", words=_straggler_words)
 def straggler(job: RanksFacts) -> Iterator[Finding]:
     """The rank that arrives last at collectives, so that the others wait for it, as far as its input is not why."""
     rank = job.ranks.straggler
@@ -167,21 +178,100 @@ def larger_buckets(job: RanksFacts) -> Iterator[Finding]:
     )
 
 
+@rule("copies", "Bound by copies", "removing those that nothing hides")
+def copies(job: RanksFacts) -> Iterator[Finding]:
+    """Copies that run while the GPUs do nothing else."""
+    copying = job.part_ms("copying_ms")
+    if copying < _BINDS * job.step_ms:
+        return
+    yield Finding(
+        f"For {fmt.duration(copying)} of a step of {fmt.duration(job.step_ms)} the GPUs do nothing but copy. They "
+        f"compute for {fmt.duration(job.part_ms('computing_ms') + job.part_ms('both_ms'))}.",
+        copying,
+        "Find the copies in the timeline and the findings of one rank (ranks[0]): keep data on the GPU, copy less, or "
+        "start copies earlier, from pinned memory and on a stream of their own.",
+        "medium",
+        "The time in which a GPU does nothing but copy was measured; how much of it can be hidden was not.",
+        "Which code starts the copies.",
+        rows("phase", ["host_to_device"]),
+    )
+
+
+@rule("communication", "Communication-bound", "hiding it behind computation, or sending less,")
+def communication(job: RanksFacts) -> Iterator[Finding]:
+    """Communication alone, apart from waiting for the last rank."""
+    waiting = float(job.waiting_ms.mean()) if len(job.waiting_ms) else 0.0
+    transfers = job.part_ms("exposed_ms") - waiting
+    if transfers < _BINDS * job.step_ms:
+        return
+    apart = (
+        "without waiting for the last rank" if len(job.waiting_ms) else "part of which may be waiting for other ranks"
+    )
+    yield Finding(
+        f"The ranks communicate for {fmt.duration(transfers)} of a step of {fmt.duration(job.step_ms)} while nothing "
+        f"computes, {apart}.",
+        transfers,
+        "Start collectives earlier, send less (gradients in lower precision), or do more work between them (larger "
+        "batches, gradient accumulation with no_sync()).",
+        "medium" if len(job.waiting_ms) else "low",
+        "The time in which collectives run and nothing computes was measured.",
+        "How much of it computation could hide.",
+        rows("phase", ["communication"]),
+    )
+
+
 RULES: tuple[Rule, ...] = (straggler, unbalanced_input, larger_buckets)
+#: What the findings of each rank say already, for jobs whose ranks are not asked.
+IN_ALL: tuple[Rule, ...] = (copies, communication)
+_OF_JOB = {rule.name: rule for rule in (*RULES, *IN_ALL)}
+_BY_NAME = BY_NAME | _OF_JOB
 
 
-def job_findings(ranks: RanksSummary, buckets: BucketSizes | None, timed_ms: float | None = None) -> list[Finding]:
-    """What the rules find.
+def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
+    """The findings that could save most, one for each bottleneck and with the ranks that have it, and the verdict.
 
     Parameters
     ----------
-    ranks : RanksSummary
-    buckets : BucketSizes or None
-    timed_ms : float, optional
-        A timed step, if all ranks timed theirs: the figures of traced steps are scaled to it.
+    job : RanksFacts
+    findings : DataFrame
+        As `Ranks.findings`.
     """
-    step_ms = float(ranks.times["wall_ms"].mean()) if timed_ms is None else timed_ms
-    return found_by(RULES, RanksFacts(ranks, buckets, step_ms), step_ms)
+    table = _worst(findings)
+    found = [
+        Finding(
+            *(row[name] for name in ("evidence", "bound_ms", "advice", "confidence", "why", "blind")), bottleneck=name
+        )
+        for name, (_, row) in zip(table["rule"], table.iterrows(), strict=True)
+    ]
+    place = deciding(found, _BY_NAME, job.step_ms, _WORTH)
+    if place is None or found[place].bound_ms is None:
+        return Findings(table, Verdict("", "", ""), job.step_ms)
+    first = found[place]
+    rule = _BY_NAME[first.bottleneck]
+    headline, saving = rule.words_for(job) if first.bottleneck in _OF_JOB else (rule.headline, rule.saving)
+    most = (
+        f"{fmt.duration(first.bound_ms)} of {fmt.duration(job.step_ms)} per step, {fmt.share(first.share(job.step_ms))}"
+    )
+    verdict = f"{headline}: {saving} could save up to {most}"
+    return Findings(table, Verdict(verdict, first.evidence, first.advice, place), job.step_ms)
+
+
+def _worst(findings: pd.DataFrame) -> pd.DataFrame:
+    """The row with the highest bound of each bottleneck, which it names together with the ranks that have it."""
+    table = findings.drop_duplicates("bottleneck", ignore_index=True)
+    names = []
+    for name, first in zip(table["bottleneck"], table["rank"], strict=True):
+        ranks = sorted(int(rank) for rank in findings.loc[findings["bottleneck"] == name, "rank"].dropna())
+        here = f"; figures of rank {first}" if len(ranks) > 1 else ""
+        names.append(f"{name} ({listed(ranks)}{here})" if ranks else str(name))
+    return table.assign(rule=table["bottleneck"], bottleneck=names)
+
+
+def listed(ranks: Sequence[int], word: str = "ranks") -> str:
+    """``rank 3``, ``ranks 0, 1, 2``; only the first of many."""
+    numbers = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    more = f" and {len(ranks) - _MOST_NAMED:,} more" if len(ranks) > _MOST_NAMED else ""
+    return f"{word.removesuffix('s') if len(ranks) == 1 else word} {numbers}{more}"
 
 
 def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: Finding) -> pd.DataFrame:

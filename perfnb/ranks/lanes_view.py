@@ -1,4 +1,4 @@
-"""One step of all ranks on one clock, and who waited when, as text and as pictures without scripts."""
+"""One step of all ranks on one clock, and who waited for whom: a picture that no other section can show."""
 
 from __future__ import annotations
 
@@ -9,25 +9,37 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
+from perfnb.draw.document import Picture
 from perfnb.draw.palette import Mark
 from perfnb.ranks.lanes import StepLanes
 
-#: Most ranks, collectives and steps that are drawn.
-_MOST, _MOST_LINES, _MOST_STEPS = 64, 40, 60
+#: Most ranks and collectives that are drawn.
+_MOST, _MOST_LINES = 64, 40
 #: Width of pictures, room for the ranks' numbers, and the height of all lanes or rows within bounds.
 _WIDTH, _LEFT, _LOW, _HIGH, _ALL = 900, 46, 9, 26, 640
-_SHADES = " ░▒▓█"
-_WAITS = palette.GPU["host"]
 _LINES = (
     "Lines join the arrivals of the ranks at a collective, a dot marks the last; the rank above or below it that is "
     "farthest to the left waited longest."
 )
 
 
-def lanes_text(lanes: StepLanes, width: int = 100) -> list[str]:
+def lanes_picture(lanes: StepLanes) -> Picture:
+    """What each rank did when, in one step on one clock."""
+    title = f"Step {lanes.step:,} of all ranks on one clock, {fmt.duration(lanes.span_ms)}"
+    return Picture(
+        "lanes",
+        title,
+        lambda width: _lanes_text(lanes, width),
+        lambda: _lanes_html(lanes, title),
+        lambda: _lanes_html(lanes, title),
+        "ranks/js/lanes.js",
+    )
+
+
+def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
     """A bar of signs per rank, and who was last at the collective that was waited for longest."""
     room = max(20, width - 7)
-    lines = [f"Step {lanes.step:,} of all ranks on one clock · {fmt.duration(lanes.span_ms)}"]
+    lines = []
     ranks = _ranks(lanes)
     for rank in ranks[:_MOST]:
         signs = [" "] * room
@@ -47,7 +59,7 @@ def lanes_text(lanes: StepLanes, width: int = 100) -> list[str]:
     return [*lines, *escape.wrapped(longest, width)] if longest else lines
 
 
-def lanes_html(lanes: StepLanes) -> str:
+def _lanes_html(lanes: StepLanes, title: str) -> str:
     """The same as a picture, with a line for each collective from its first to its last arrival."""
     ranks = _ranks(lanes)[:_MOST]
     high = _high(len(ranks))
@@ -72,48 +84,17 @@ def lanes_html(lanes: StepLanes) -> str:
         dot = ""
         if last["rank"] in top:
             at, y = _LEFT + last["at_ms"] * scale, top[last["rank"]] + high / 2
-            dot = f'<circle cx="{at:.1f}" cy="{y:.1f}" r="2.5"/>'
+            dot = f'<circle cx="{at:.1f}" cy="{y:.1f}" r="2.5" fill="currentColor"/>'
         title = f"<title>{escape.html(said)}</title>"
-        drawn.append(f'<g fill="currentColor" stroke="currentColor">{title}<path d="M{line}" fill="none"/>{dot}</g>')
-    said = f"Step {lanes.step:,} of all ranks on one clock, {fmt.duration(lanes.span_ms)}. {_longest(lanes)}"
+        drawn.append(f'<path d="M{line}" fill="none" stroke="currentColor">{title}</path>{dot}')
+    longest = _longest(lanes)
     seen = dict.fromkeys(_mark(str(part)) for part in lanes.lanes["part"])
-    keys = " &nbsp; ".join(tables.keyed(replace(mark, pattern="solid")) for mark in seen)
+    keys = " &nbsp; ".join(
+        f"{tables.key(replace(mark, pattern='solid'))}&nbsp;{escape.html(mark.word)}" for mark in seen
+    )
     lines = escape.html_sentence(_LINES) if len(lanes.arrivals) else ""
-    picture = _svg(drawn, high * len(ranks), said)
-    return f'{picture}<p>{keys}</p><p class="pf-small">{escape.html_sentence(said)} {lines}</p>'
-
-
-def heat_text(waits: pd.DataFrame, width: int = 100) -> list[str]:
-    """A sign for each rank and step, darker the longer the rank waited there."""
-    steps = list(waits.columns)[: min(_MOST_STEPS, max(10, width - 7))]
-    most = _most(waits)
-    lines = [f"Waiting for the last rank, by step · █ {fmt.duration(most)}"]
-    for rank, row in waits.head(_MOST).iterrows():
-        lines.append(f"{rank:>5} " + "".join(_shade(row[step], most) for step in steps))
-    return lines
-
-
-def heat_html(waits: pd.DataFrame) -> str:
-    """The same as a picture."""
-    steps, ranks = list(waits.columns)[:_MOST_STEPS], list(waits.index)[:_MOST]
-    high, most = _high(len(ranks)), _most(waits)
-    wide = min(40.0, (_WIDTH - _LEFT) / max(len(steps), 1))
-    drawn = []
-    for place, rank in enumerate(ranks):
-        y = place * high
-        drawn.append(_rank_label(rank, y, high))
-        for column, step in enumerate(steps):
-            ms = fmt.known(waits.loc[rank, step])
-            x = _LEFT + column * wide
-            said = f"rank {rank}, step {step}: {fmt.UNKNOWN if ms is None else fmt.duration(ms)}"
-            shade = 0.0 if ms is None or most <= 0 else max(0.04, ms / most)
-            look = f'fill="{_WAITS.colour}" fill-opacity="{shade:.2f}"'
-            box = _box(x, y + 0.5, wide - 1, high - 1)
-            drawn.append(f'<path d="{box}" {look}><title>{escape.html(said)}</title></path>')
-    left = f"; the first {len(steps):,} of {waits.shape[1]:,} steps" if len(steps) < waits.shape[1] else ""
-    said = f"Waiting in collectives for the last rank, a row per rank and a column per step{left}: full colour is "
-    said += f"{fmt.duration(most)}."
-    return f'{_svg(drawn, high * len(ranks), said)}<p class="pf-small">{escape.html_sentence(said)}</p>'
+    picture = _svg(drawn, high * len(ranks), f"{title}. {longest}")
+    return f'{picture}<p>{keys}</p><p class="pf-small">{escape.html_sentence(longest)} {lines}</p>'
 
 
 def _longest(lanes: StepLanes) -> str:
@@ -145,18 +126,6 @@ def _ranks(lanes: StepLanes) -> list[int]:
 
 def _mark(part: str) -> Mark:
     return palette.RANK_PARTS.get(part) or palette.mark(part)
-
-
-def _most(waits: pd.DataFrame) -> float:
-    values = waits.to_numpy(dtype=float, na_value=np.nan)
-    return float(np.nanmax(values)) if np.isfinite(values).any() else 0.0
-
-
-def _shade(ms: object, most: float) -> str:
-    known = fmt.known(ms)
-    if known is None:
-        return "?"
-    return _SHADES[min(len(_SHADES) - 1, int(np.ceil(known / most * (len(_SHADES) - 1))))] if most > 0 else " "
 
 
 def _high(count: int) -> float:

@@ -13,18 +13,17 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.attribution.attribution import attribute
 from perfnb.attribution.collectives import collective_calls, collective_table
-from perfnb.draw.frame import static_page
+from perfnb.draw.document import Document
+from perfnb.draw.documented import Documented
 from perfnb.draw.progress import Progress
-from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate
-from perfnb.findings.finding import Finding, finding_table
+from perfnb.findings.finding import Finding, finding_table, found_by
 from perfnb.profile.profile import Profile
 from perfnb.ranks.buckets import BucketSizes, bucket_sizes
-from perfnb.ranks.findings import job_findings, without_waiting
-from perfnb.ranks.report_head import JobHead
+from perfnb.ranks.findings import IN_ALL, RULES, RanksFacts, job_report, without_waiting
 from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
-from perfnb.ranks.view import ranks_count, ranks_html, ranks_text
+from perfnb.ranks.view import JobSteps, ranks_document
 from perfnb.recording import store
 from perfnb.recording.from_trace import with_module_layers
 from perfnb.recording.job import RANKS, rank_folder
@@ -39,7 +38,7 @@ from perfnb.trace.trace_file import Limits
 _MOST_ASKED = 8
 
 
-class Ranks(Page, Shown):
+class Ranks(Documented):
     """Profiles of several ranks of one job. Shows itself in a notebook; ``ranks[3]`` is the profile of rank 3.
 
     The tables are those of the profiles one after another, with the column ``rank``.
@@ -152,9 +151,10 @@ class Ranks(Page, Shown):
         """
         return self._findings_of_job_and(self._profiles)
 
-    def _findings_of_job_and(self, ranks: Iterable[int]) -> pd.DataFrame:
-        step_ms = self._timed_ms or float(self._summary.times["wall_ms"].mean())
-        tables: dict[int | None, pd.DataFrame] = {None: finding_table(self._found_in_job, step_ms)}
+    def _findings_of_job_and(self, ranks: Iterable[int], *more: Finding) -> pd.DataFrame:
+        tables: dict[int | None, pd.DataFrame] = {
+            None: finding_table([*self._found_in_job, *more], self._facts.step_ms)
+        }
         tables |= {rank: self._findings_of(rank) for rank in ranks}
         kept = {rank: table for rank, table in tables.items() if len(table)} or {None: tables[None]}
         numbered = [table.assign(rank=pd.array([rank] * len(table), dtype="Int64")) for rank, table in kept.items()]
@@ -163,15 +163,17 @@ class Ranks(Page, Shown):
         return whole.sort_values("bound_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
 
     @cached_property
-    def _found_in_job(self) -> list[Finding]:
-        return job_findings(self._summary, self._buckets, self._timed_ms)
+    def _facts(self) -> RanksFacts:
+        """What is argued from: of the mean timed step of the ranks if all have timed theirs, else of the traced one."""
+        medians = [fmt.known(profile.timing.median_ms) for profile in self]
+        known = [ms for ms in medians if ms is not None]
+        is_timed = known and len(known) == len(medians)
+        step_ms = sum(known) / len(known) if is_timed else float(self._summary.times["wall_ms"].mean())
+        return RanksFacts(self._summary, self._buckets, step_ms)
 
     @cached_property
-    def _timed_ms(self) -> float | None:
-        """The mean over the ranks of their median timed steps; ``None`` unless all have timed theirs."""
-        medians = [fmt.known(one.timing.median_ms) for one in self]
-        known = [ms for ms in medians if ms is not None]
-        return sum(known) / len(known) if known and len(known) == len(medians) else None
+    def _found_in_job(self) -> list[Finding]:
+        return found_by(RULES, self._facts, self._facts.step_ms)
 
     def _findings_of(self, rank: int) -> pd.DataFrame:
         """The findings of a rank, which leave out what those about the job cover."""
@@ -185,8 +187,9 @@ class Ranks(Page, Shown):
     def times(self) -> pd.DataFrame:
         """What each rank's GPUs did in each step, in ms; its host where that runs the collectives (gloo, MPI).
 
-        Computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``), idle, and waiting
-        in collectives for the last rank to arrive (``waiting_ms``, if collectives of the ranks could be matched).
+        Computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``), copying, copying
+        alone (``copying_ms``), idle, and waiting in collectives for the last rank to arrive (``waiting_ms``, if
+        collectives of the ranks could be matched).
         """
         return self._summary.times.copy()
 
@@ -233,9 +236,6 @@ class Ranks(Page, Shown):
         parts = {rank_folder(rank): profile.save for rank, profile in self._profiles.items()}
         return store.save(RANKS, {}, {"ranks": self.ranks}, path, parts=parts)
 
-    def _page(self) -> str:
-        return static_page(ranks_count(len(self._summary.names)), self._html())
-
     def _with_rank(self, table: str) -> pd.DataFrame:
         parts = []
         for rank, profile in self._profiles.items():
@@ -248,25 +248,18 @@ class Ranks(Page, Shown):
     def _summary(self) -> RanksSummary:
         return summarize_ranks([profile._recording for profile in self])
 
-    @cached_property
-    def _head(self) -> JobHead:
-        """What the report says first. The findings of each rank are asked for only if perfnb profiled a few ranks."""
-        times = {rank: one.timing for rank, one in self._profiles.items()}
+    def _document(self) -> Document:
+        facts, times = self._facts, {rank: profile.timing for rank, profile in self._profiles.items()}
         medians = {rank: fmt.known(timing.median_ms) for rank, timing in times.items()}
         timed = {rank: ms for rank, ms in medians.items() if ms is not None}
-        asked = self._findings_of_job_and(self._profiles if len(timed) == len(self) <= _MOST_ASKED else ())
-        wall = self._summary.times["wall_ms"]
+        traced = self._summary.times
         count = min((len(times[rank].samples_ms) for rank in timed), default=0)
-        return JobHead(timed, count, self._summary.times["step"].nunique(), float(wall.mean()), asked)
-
-    def _text(self, width: int = 100) -> str:
-        return ranks_text(self._summary, self._head, width, self._buckets)
-
-    def _line(self) -> str:
-        return f"{', '.join(map(str, self.ranks[:20]))}{', ...' * (len(self) > 20)}"
-
-    def _html(self) -> str:
-        return ranks_html(self._summary, self._head, self._buckets)
+        steps = JobSteps(timed, count, traced["step"].nunique(), float(traced["wall_ms"].mean()))
+        if len(timed) == len(self) <= _MOST_ASKED:  # perfnb profiled a few ranks: their own findings are cheap
+            table = self._findings_of_job_and(self._profiles)
+        else:
+            table = self._findings_of_job_and((), *found_by(IN_ALL, facts, facts.step_ms))
+        return ranks_document(self._summary, steps, job_report(facts, table), self._buckets)
 
 
 def load_ranks(path: Path) -> Ranks:

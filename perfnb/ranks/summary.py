@@ -22,7 +22,7 @@ from perfnb.trace_names import DEVICE_WORK
 
 #: How much longer than the straggler the others must have waited, as a share of the step.
 _STRAGGLES = 0.01
-_TIMES = ("computation_ms", "communication_ms", "overlap_ms", "memcpy_ms", "idle_ms")
+_TIMES = ("computation_ms", "communication_ms", "overlap_ms", "memcpy_ms", "busy_ms", "idle_ms")
 #: Placeholder for a device without a name in the trace.
 _NAMELESS = re.compile(r"GPU \d+")
 
@@ -69,8 +69,8 @@ class RanksSummary:
     times : DataFrame
         One row per rank and step: ``rank``, ``step``, ``wall_ms`` (of the host), ``computation_ms``,
         ``communication_ms``, ``overlap_ms`` (communication while computing), ``exposed_ms`` (communication alone),
-        ``memcpy_ms``, ``idle_ms``, ``waiting_ms`` (in collectives, for the last rank to arrive; missing if none could
-        be matched). Times of several devices of a rank are summed.
+        ``memcpy_ms``, ``copying_ms`` (copies alone), ``idle_ms``, ``waiting_ms`` (in collectives, for the last rank to
+        arrive; missing if none could be matched). Times of several devices of a rank are summed.
     clocks : DataFrame
         Indexed by ``rank``: ``ahead_us`` of the clock of rank ``reference`` (the first of the ranks it shares
         collectives with, directly or through others), ``spread_us``, ``collectives``.
@@ -84,8 +84,9 @@ class RanksSummary:
         Ranks with collectives that were found on others too.
     parts : DataFrame
         What the GPUs of each rank did in the mean step, indexed by ``rank``, in milliseconds that do not overlap:
-        ``computing_ms`` (while not communicating), ``both_ms``, ``exposed_ms``, ``idle_ms``. On the host computing is
-        the time in forward, loss, backward and the optimizer, idle what is neither that nor communicating alone.
+        ``computing_ms`` (while not communicating), ``both_ms``, ``exposed_ms``, ``copying_ms``, ``idle_ms``. On the
+        host, computing is the time in forward, loss, backward and the optimizer, and idle is what is neither that nor
+        communicating alone.
     collectives : DataFrame
         Those found on several ranks: ``rank``, ``step``, ``kind``, ``group``, ``start_ns``, ``end_ns`` (on the rank's
         own clock), ``on_host``, ``place`` (the same for the same collective), ``waiting_ns``, ``is_last``.
@@ -193,13 +194,14 @@ def _times(recording: Recording, events: pd.DataFrame) -> pd.DataFrame:
     table.insert(0, "rank", pd.Series(recording.rank, index=table.index, dtype="Int64"))
     exposed = table["communication_ms"] - table["overlap_ms"]
     table.insert(table.columns.get_loc("overlap_ms") + 1, "exposed_ms", exposed)  # type: ignore[arg-type, operator]
-    return table
+    copying = (table["busy_ms"] - table["computation_ms"] - exposed).clip(lower=0.0)
+    return table.assign(busy_ms=copying).rename(columns={"busy_ms": "copying_ms"})
 
 
 def _parts(times: pd.DataFrame) -> pd.DataFrame:
-    means = times.groupby("rank")[["computation_ms", "overlap_ms", "exposed_ms", "idle_ms"]].mean()
-    means["computing_ms"] = means["computation_ms"] - means["overlap_ms"]
-    return means.rename(columns={"overlap_ms": "both_ms"})[["computing_ms", "both_ms", "exposed_ms", "idle_ms"]]
+    means = times.groupby("rank")[["computation_ms", "overlap_ms", "exposed_ms", "copying_ms", "idle_ms"]].mean()
+    means["computation_ms"] -= means["overlap_ms"]
+    return means.rename(columns={"computation_ms": "computing_ms", "overlap_ms": "both_ms"})
 
 
 def _only_step(recording: Recording) -> int | None:

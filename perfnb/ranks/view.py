@@ -1,201 +1,108 @@
-"""Several ranks as text and as HTML without scripts: what each did per step, and who held the others up."""
+"""Several ranks of one job as a document: what holds them up, what each did per step, and who waited for whom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-import pandas as pd
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, palette, tables
-from perfnb.draw.frame import framed, header, notes_html
+from perfnb.draw import palette
+from perfnb.draw.document import (
+    Bar,
+    Bars,
+    Budget,
+    Column,
+    Document,
+    Figure,
+    Heat,
+    Part,
+    Section,
+    Table,
+    Verdict,
+)
+from perfnb.findings.finding import Findings
+from perfnb.findings.tab import finding_cards
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence
-from perfnb.ranks.lanes_view import heat_html, heat_text, lanes_html, lanes_text
-from perfnb.ranks.report_head import JobHead, found_html, found_text, head_lines
+from perfnb.ranks.findings import listed
+from perfnb.ranks.lanes_view import lanes_picture
 from perfnb.ranks.summary import RanksSummary
 
-#: Most ranks listed in tables, and named in a sentence.
-_MOST, _MOST_NAMED = 64, 8
-#: Width of the longest bar.
-_BAR_PX = 400
+#: Most ranks and steps that are drawn, and findings that are shown.
+_MOST, _MOST_STEPS, _MOST_FINDINGS = 64, 60, 4
+#: How many times as long as timed steps the traced ones may take before a note says so.
+_UNLIKE = 1.5
 _COLUMNS = {
-    "wall_ms": "step",
-    "computation_ms": "computing",
-    "communication_ms": "communicating",
-    "exposed_ms": "alone",
-    "waiting_ms": "waiting",
-    "idle_ms": "idle",
+    "wall_ms": Column("step", "ms"),
+    "computation_ms": Column("computing", "ms", priority=1),
+    "communication_ms": Column("communicating", "ms", help="whether or not something computes meanwhile"),
+    "exposed_ms": Column("alone", "ms", priority=1, help="communicating while nothing computes"),
+    "waiting_ms": Column("waiting", "ms", help="in collectives, for the last rank to arrive"),
+    "copying_ms": Column("copying alone", "ms", help="while nothing computes or communicates"),
+    "idle_ms": Column("idle", "ms", priority=1, help="of a GPU, between its first and last work in the step"),
 }
-_LEGEND = (
-    "alone: communicating while not computing; waiting: in collectives, for the last rank to arrive; "
-    f"{fmt.UNKNOWN}: not known"
-)
 
 
-def ranks_text(summary: RanksSummary, head: JobHead, width: int = 100, buckets: BucketSizes | None = None) -> str:
-    """A line per rank, mean over its steps, and notes."""
-    means = _means(summary)
-    heads = [*_COLUMNS.values(), "clock"]
-    widths = [max(len(head), 9) for head in heads]
-    room = max(10, width - 6 - sum(widths) - len(widths) - 2)
-    lines = [
-        f"perfnb · {ranks_count(len(summary.names))} · mean step",
-        *(line for words in head_lines(head) for line in escape.wrapped(words, width)),
-        f"{'rank':>5} {'':<{room}}{''.join(f' {head:>{w}}' for head, w in zip(heads, widths, strict=True))}",
-        "─" * width,
-    ]
-    for rank, row in means.head(_MOST).iterrows():
-        figures = "".join(f" {value:>{w}}" for value, w in zip(_figures(row), widths, strict=True))
-        lines.append(f"{rank:>5} {escape.fit(row['name'], room)}{figures}")
-    if len(means) > _MOST:
-        lines.append(f"… {len(means) - _MOST:,} more")
-    if (waits := waits_by_step(summary)) is not None:
-        lines += ["", *heat_text(waits, width)]
-    if summary.lanes is not None:
-        lines += ["", *lanes_text(summary.lanes, width)]
-    if found := found_text(head, width):
-        lines += ["", *found]
-    said = escape.bullets([_legend(summary), *_notes(summary, buckets)], width)
-    return "\n".join([*(line.rstrip() for line in lines), "", "Notes", *said])
+@dataclass(frozen=True)
+class JobSteps:
+    """The steps of a job: medians of timed ones by rank, how many each timed, and how many were traced."""
+
+    timed_ms: dict[int, float]
+    timed: int
+    traced: int
+    traced_ms: float
 
 
-def ranks_html(summary: RanksSummary, head: JobHead, buckets: BucketSizes | None = None) -> str:
-    """The same as a table."""
-    means = _means(summary)
-    unlike = means["name"].nunique() > 1
-    rows = [
-        (escape.html(str(rank)), *([tables.name(row["name"])] * unlike), *map(escape.html, _figures(row)))
-        for rank, row in means.head(_MOST).iterrows()
-    ]
-    count = ranks_count(len(summary.names))
-    left = f" ({len(means) - _MOST:,} more not listed)" if len(means) > _MOST else ""
-    heads = ["rank", *(["file"] * unlike), *_COLUMNS.values(), "clock"]
-    table = tables.table(f"{count}, mean step{left}", heads, rows, texts=1 + unlike)
-    size = summary.doubts.world_size
-    of = f" of {size:,}" if summary.doubts.absent else ""
-    title = header(f"{count}{of}", "what each did, and who waited for whom", *head_lines(head))
-    waits = waits_by_step(summary)
-    heat = "" if waits is None else f"<p><strong>Waiting</strong></p>{heat_html(waits)}"
-    lanes = "" if summary.lanes is None else f"<p><strong>One step</strong></p>{lanes_html(summary.lanes)}"
-    notes = notes_html([_legend(summary), *_notes(summary, buckets)])
-    return framed(f"{title}{found_html(head)}{_bars(summary)}{table}{lanes}{heat}{notes}", narrow=True)
-
-
-def _legend(summary: RanksSummary) -> str:
-    idle = "" if summary.doubts.on_host else "idle: of a GPU, between its first and last work in the step; "
-    return _LEGEND.replace(f"{fmt.UNKNOWN}:", f"{idle}{fmt.UNKNOWN}:")
-
-
-def waits_by_step(summary: RanksSummary) -> pd.DataFrame | None:
-    """Waiting by rank and step, if there are several steps of which it is known."""
-    times = summary.times
-    if times["waiting_ms"].isna().all() or times["step"].nunique() < 2:
-        return None
-    return times.pivot_table(index="rank", columns="step", values="waiting_ms", aggfunc="sum", dropna=False)
-
-
-def _bars(summary: RanksSummary) -> str:
-    """A bar per rank, all to one scale."""
-    parts = summary.parts.head(_MOST)
-    longest = fmt.known(parts.sum(axis=1).max()) or 0.0
-    if not longest:
-        return ""
-    rows = [
-        (escape.html(str(rank)), _bar(row, longest), "waited for by the others" if rank == summary.straggler else "")
-        for rank, row in parts.iterrows()
-    ]
-    keys = " &nbsp; ".join(tables.keyed(mark) for mark in palette.RANK_PARTS.values())
-    what = "Time" if summary.doubts.on_host else "GPU time"
-    bars = tables.table(f"{what} in the mean step, without copies", ["rank", "", ""], rows, texts=3)
-    return f"{bars}<p>{keys}</p>"
-
-
-def _bar(row: Any, longest: float) -> str:
-    parts = [(mark, fmt.known(row[name]) or 0.0) for name, mark in palette.RANK_PARTS.items()]
-    said = ", ".join(f"{mark.word} {fmt.duration(ms)}" for mark, ms in parts if ms > 0)
-    return tables.bar(parts, longest, _BAR_PX, said) or fmt.UNKNOWN
-
-
-def _means(summary: RanksSummary) -> pd.DataFrame:
-    means = summary.times.groupby("rank")[list(_COLUMNS)].mean()
-    means = means.reindex(list(summary.names))
-    return means.assign(
-        name=list(summary.names.values()), ahead_us=summary.clocks["ahead_us"].reindex(means.index).array
+def ranks_document(
+    summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None = None
+) -> Document:
+    """What holds a job up, what each rank did in its mean step, and who waited for whom."""
+    count, size = fmt.counted(len(summary.names), "rank"), summary.doubts.world_size
+    return Document(
+        "ranks",
+        f"{count} of {size:,}" if summary.doubts.absent else count,
+        verdict=_verdict(summary, findings),
+        figures=tuple(_figures(steps)),
+        sections=tuple(_sections(summary, findings)),
+        notes=tuple(_notes(summary, steps, findings, buckets)),
     )
 
 
-def _figures(row: Any) -> list[str]:
-    ahead = fmt.known(row["ahead_us"])
-    clock = fmt.UNKNOWN if ahead is None else f"{'+' if ahead > 0 else ''}{fmt.duration(ahead / 1e3)}"
-    return [*(fmt.duration(row[column]) for column in _COLUMNS), clock]
+def _figures(steps: JobSteps) -> Iterator[Figure]:
+    if steps.timed_ms:
+        slowest = max(steps.timed_ms, key=lambda rank: steps.timed_ms[rank])
+        of = f", rank {slowest}, the slowest" if len(steps.timed_ms) > 1 else ""
+        basis = f"median of {fmt.counted(steps.timed, 'timed step')}{of}"
+        yield Figure("step", steps.timed_ms[slowest], "ms", basis=basis)
+    mean = f"mean of {fmt.counted(steps.traced, 'step')}"
+    label, basis = ("traced step", f"{mean}, as below") if steps.timed_ms else ("step", f"as traced, {mean}")
+    yield Figure(label, fmt.known(steps.traced_ms), "ms", basis=basis)
 
 
-def ranks_count(count: int) -> str:
-    """``1 rank``, ``22 ranks``."""
-    return f"{count:,} rank{'s' * (count != 1)}"
+def _verdict(summary: RanksSummary, findings: Findings) -> Verdict:
+    """The finding that decides, or else whether a rank is waited for."""
+    verdict = findings.verdict
+    if verdict.finding is not None:
+        confidence = str(findings.table["confidence"].iloc[verdict.finding])
+        return Verdict("bad", verdict.verdict, verdict.why, verdict.next, confidence=confidence)
+    if not summary.matched:
+        return Verdict("open", "Who waits for whom is not known", _why_unmatched(summary))
+    among = " among those loaded" if summary.doubts.absent else ""
+    return Verdict("good", f"No rank{among} stands out as a straggler", _undecided(summary))
 
 
-def _notes(summary: RanksSummary, buckets: BucketSizes | None) -> Iterator[str]:
-    """Reasons for doubt, who held the others up, what buckets cost, and how far the clocks are apart."""
-    yield from _doubts(summary)
-    yield _straggler(summary)
-    if buckets is not None:
-        yield bucket_sentence(buckets)
-    yield from _clocks(summary)
-
-
-def _clocks(summary: RanksSummary) -> Iterator[str]:
-    known = summary.clocks[summary.clocks["collectives"].fillna(0) > 0]
-    lost = [rank for rank in summary.names if rank not in summary.matched]
-    if summary.matched and lost:
-        yield (
-            f"No collective of {_listed(lost)} could be matched with other ranks: they may not belong to the same job, "
-            "and their clocks and waiting times are not known."
-        )
-    if known["reference"].nunique() > 1:
-        parts = "; ".join(_listed(list(part.index)) for _, part in known.groupby("reference"))
-        yield (
-            f"These groups share no collectives that could be matched: {parts}. Clocks are relative to the first rank "
-            "of each group; how far the groups are apart is not known."
-        )
-    told = known[(known["reference"] != known.index).fillna(False)]
-    if len(told):
-        rank = told["ahead_us"].abs().sort_values(ascending=False, kind="stable").index[0]
-        ahead, spread, reference, count = (
-            told[name][rank] for name in ("ahead_us", "spread_us", "reference", "collectives")
-        )
-        apart, sure = (fmt.duration(abs(us) / 1e3) for us in (ahead, spread))
-        way = "ahead of" if ahead >= 0 else "behind"
-        yield (
-            f"Clocks are compared by the ends of collectives: rank {rank} is {apart} {way} rank {reference} "
-            f"(± {sure}, {count:,} collectives); waiting times are corrected for it."
-        )
-
-
-def _straggler(summary: RanksSummary) -> str:
-    doubts, straggler = summary.doubts, summary.straggler
-    if not summary.matched and doubts.reduced:
+def _why_unmatched(summary: RanksSummary) -> str:
+    if summary.doubts.reduced:
         return (
-            "These profiles were reduced to their tables when they were made: what the GPUs did at the same time, "
-            "waiting times and clocks are n/a. Make them with keep_trace=True."
+            "These profiles were reduced to their tables when they were made, so what the GPUs did at the same time, "
+            "waiting times and clocks are not known. Make them with keep_trace=True."
         )
-    if not summary.matched and doubts.on_host:
+    if summary.doubts.on_host:
         return (
             "None of the ranks recorded work of a GPU, and no collective on the host could be matched: waiting times "
             "and clocks are not known."
         )
-    if not summary.matched:
-        one = "" if len(summary.names) < 2 else ", and the traces may not belong to one job"
-        return f"No collective could be matched between the ranks: waiting times and clocks are not known{one}."
-    of = " among those loaded" if doubts.absent else ""
-    if straggler is None:
-        return f"No rank{of} stands out as a straggler.{_undecided(summary)}"
-    mean = summary.times.groupby("rank")["waiting_ms"].mean()
-    others, own = fmt.duration(mean.drop(straggler).mean()), fmt.duration(mean[straggler])
-    return (
-        f"Rank {straggler} is the straggler{of}: in collectives the others waited {others} per step, it waited {own}."
-    )
+    doubt = "" if len(summary.names) < 2 else ", and the traces may not belong to one job"
+    return f"No collective could be matched between the ranks: waiting times and clocks are not known{doubt}."
 
 
 def _undecided(summary: RanksSummary) -> str:
@@ -205,7 +112,106 @@ def _undecided(summary: RanksSummary) -> str:
         return ""
     seen = f"{fmt.counted(late.collectives, 'collective')} in {fmt.counted(late.steps, 'step')}"
     why = f"{seen} are too few to tell" if late.too_few else f"that differs too much between {seen}"
-    return f" Others waited longer than rank {late.rank}, {fmt.duration(late.more_ms)} per step on average, but {why}."
+    return f"Others waited longer than rank {late.rank}, {fmt.duration(late.more_ms)} per step on average, but {why}."
+
+
+def _sections(summary: RanksSummary, findings: Findings) -> Iterator[Section]:
+    yield _bars(summary)
+    times = summary.times
+    if times["waiting_ms"].notna().any() and times["step"].nunique() > 1:
+        waits = times.pivot_table(index="rank", columns="step", values="waiting_ms", aggfunc="sum", dropna=False)
+        waits = waits.iloc[:_MOST, :_MOST_STEPS]
+        values = [[fmt.known(value) for value in row] for row in waits.itertuples(index=False)]
+        title = "Waiting in collectives for the last rank"
+        yield Heat(title, "ms", [f"rank {rank}" for rank in waits.index], list(map(str, waits)), values, "step")
+    if summary.lanes is not None:
+        yield lanes_picture(summary.lanes)
+    if len(findings.table) > (findings.verdict.finding is not None):  # the verdict says all about a single one
+        count = len(findings.table)
+        of = f" ({_MOST_FINDINGS} of {count}; all are in .findings)" if count > _MOST_FINDINGS else ""
+        cards = finding_cards(findings, f"What each finding costs at most per step{of}")
+        yield replace(cards, cards=cards.cards[:_MOST_FINDINGS])
+    yield _table(summary)
+
+
+def _bars(summary: RanksSummary) -> Bars:
+    """Where the mean step of each rank goes: its phases where the host runs the collectives, else its GPUs' time."""
+    hosts = {rank: host.phases.mean() for rank, host in summary.host.items() if host is not None}
+    if len(hosts) == len(summary.names):
+        parts = {rank: {palette.mark(str(phase)): ms for phase, ms in means.items()} for rank, means in hosts.items()}
+        title = "Time in the mean step"
+    else:
+        frame = summary.parts.reindex(list(summary.names))
+        marks = [palette.RANK_PARTS[name] for name in frame]
+        parts = {int(rank): dict(zip(marks, row, strict=True)) for rank, *row in frame.itertuples()}
+        title = "GPU time in the mean step"
+    more = f" (the first {_MOST} ranks)" if len(parts) > _MOST else ""
+    bars = [
+        Bar(f"rank {rank}", tuple(Part(mark, fmt.known(ms) or 0.0) for mark, ms in part.items()))
+        for rank, part in list(parts.items())[:_MOST]
+    ]
+    return Bars(title + more, "ms", tuple(bars))
+
+
+def _table(summary: RanksSummary) -> Table:
+    means = summary.times.groupby("rank")[list(_COLUMNS)].mean().reindex(list(summary.names))
+    means["clock"] = summary.clocks["ahead_us"].reindex(means.index) / 1e3
+    unlike = len(set(summary.names.values())) > 1
+    rows = [
+        (f"{rank}", summary.names[rank] if unlike else "", *map(fmt.known, row)) for rank, *row in means.itertuples()
+    ]
+    columns = (
+        Column("rank"),
+        Column("file", priority=3),
+        *_COLUMNS.values(),
+        Column("clock ahead", "ms", priority=2, help="of that of the first rank it shares collectives with"),
+    )
+    return Table("Mean over the steps of each rank", columns, rows, budget=Budget(_MOST, _MOST), noun="rank")
+
+
+def _notes(summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None) -> Iterator[str]:
+    """Reasons for doubt, what buckets cost, how far the clocks are apart, and what the words mean."""
+    if steps.timed_ms:
+        ms = max(steps.timed_ms.values())
+        if not 1 / _UNLIKE <= steps.traced_ms / ms <= _UNLIKE:
+            yield (
+                f"Traced steps took {fmt.duration(steps.traced_ms)}, unlike timed ones. Other work on the machine, "
+                "uneven steps or the cost of tracing may be the cause: profile again before trusting these figures."
+            )
+    yield from _doubts(summary)
+    if findings.verdict.finding is not None and not summary.matched:
+        yield _why_unmatched(summary)
+    if buckets is not None:
+        yield bucket_sentence(buckets)
+    yield from _clocks(summary)
+    idle = "" if summary.doubts.on_host else " Idle: of a GPU, between its first and last work in the step."
+    yield f"Alone: while nothing computes. Waiting: in collectives, for the last rank to arrive.{idle}"
+
+
+def _clocks(summary: RanksSummary) -> Iterator[str]:
+    known = summary.clocks[summary.clocks["collectives"].fillna(0) > 0]
+    lost = [rank for rank in summary.names if rank not in summary.matched]
+    if summary.matched and lost:
+        yield (
+            f"No collective of {listed(lost)} could be matched with other ranks: they may not belong to the same job, "
+            "and their clocks and waiting times are not known."
+        )
+    if known["reference"].nunique() > 1:
+        parts = "; ".join(listed(list(part.index)) for _, part in known.groupby("reference"))
+        yield (
+            f"These groups share no collectives that could be matched: {parts}. Clocks are relative to the first rank "
+            "of each group; how far the groups are apart is not known."
+        )
+    others = known[(known["reference"] != known.index).fillna(False)]
+    if len(others):
+        rank = others["ahead_us"].abs().sort_values(ascending=False, kind="stable").index[0]
+        ahead, spread, reference, count = others.loc[rank, ["ahead_us", "spread_us", "reference", "collectives"]]
+        apart, sure = (fmt.duration(abs(us) / 1e3) for us in (ahead, spread))
+        yield (
+            f"Clocks are compared by the ends of collectives: rank {rank} is {apart} "
+            f"{'ahead of' if ahead >= 0 else 'behind'} rank {reference:.0f} (± {sure}, {count:,.0f} collectives). "
+            "Waiting times are corrected for that."
+        )
 
 
 def _doubts(summary: RanksSummary) -> Iterator[str]:
@@ -213,24 +219,17 @@ def _doubts(summary: RanksSummary) -> Iterator[str]:
     if doubts.absent:
         are = "is" if loaded == 1 else "are"
         yield (
-            f"{loaded:,} of {ranks_count(doubts.world_size or 0)} {are} loaded: any of the other {doubts.absent:,} may "
-            "have held these up."
+            f"{loaded:,} of {fmt.counted(doubts.world_size or 0, 'rank')} {are} loaded: any of the other "
+            f"{doubts.absent:,} may have held these up."
         )
     elif doubts.world_size is not None and loaded > doubts.world_size:
-        yield f"The traces say the job has {ranks_count(doubts.world_size)}, but {loaded:,} are loaded."
+        yield f"The traces say the job has {fmt.counted(doubts.world_size, 'rank')}, but {loaded:,} are loaded."
     if doubts.world_sizes:
-        sizes = "; ".join(f"{size:,} ({_listed(ranks)})" for size, ranks in sorted(doubts.world_sizes.items()))
+        sizes = "; ".join(f"{size:,} ({listed(ranks)})" for size, ranks in sorted(doubts.world_sizes.items()))
         yield f"The traces disagree on the number of ranks, so they are not from one job: {sizes}."
     if doubts.devices:
-        kinds = "; ".join(f"{escape.plain(name, 60)} ({_listed(ranks)})" for name, ranks in doubts.devices.items())
+        kinds = "; ".join(f"{name} ({listed(ranks)})" for name, ranks in doubts.devices.items())
         yield f"The ranks ran on different GPUs, so they may not be from one job: {kinds}."
     for rank, ranks in doubts.one_rank.items():
-        who = _listed(ranks, "Ranks")
+        who = listed(ranks, "Ranks")
         yield f"{who} all are rank {rank} by their traces or file names, so ranks are numbered in the order given."
-
-
-def _listed(ranks: Sequence[int], word: str = "ranks") -> str:
-    """``rank 3``, ``ranks 0, 1, 2``; only the first of many."""
-    numbers = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = f" and {len(ranks) - _MOST_NAMED:,} more" if len(ranks) > _MOST_NAMED else ""
-    return f"{word.removesuffix('s') if len(ranks) == 1 else word} {numbers}{more}"

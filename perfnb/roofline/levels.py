@@ -54,7 +54,7 @@ class RooflineLevels:
     peaks: Mapping[str, float]
     #: Measured bytes/s.
     bandwidth: float | None
-    #: One row per layer or operator that moves bytes; see `perfnb.roofline.roofline.Roofline.points`.
+    #: One row per layer or operator that moves bytes, see `POINTS`.
     points: pd.DataFrame
     #: Model FLOPs utilisation: the model's arithmetic, without recomputation, as a share of what the machine could have
     #: done in the same time.
@@ -72,6 +72,20 @@ class RooflineLevels:
     refuted: Mapping[str, float] = field(default_factory=dict)
     #: Means of a watched GPU's hardware counters over the timed steps, 0 to 1, by column of ``samples``.
     counters: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> pd.DataFrame:
+        """The points of the layers; those of the ops if no layer has a roof."""
+        is_op = self.points["kind"] == "op"
+        layers = self.points[~is_op]
+        return layers if layers["efficiency"].notna().any() else self.points[is_op]
+
+    @property
+    def reached(self) -> float | None:
+        """Share of their roofs that the `parts` reach, weighted by their time; ``None`` if no roof is known."""
+        known = self.parts[self.parts["efficiency"].notna()]
+        took = float(known["ms"].sum())
+        return float((known["efficiency"] * known["ms"]).sum()) / took if took else None
 
     @property
     def ceilings_doubted(self) -> bool:

@@ -1,16 +1,17 @@
-"""The timeline without scripts: one step as a picture with a table of its tracks, and text."""
+"""The timeline tab: all events live; elsewhere the median step as a picture, and what each of its tracks did."""
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, palette, tables
-from perfnb.draw.document import Document, Picture
+from perfnb.draw import escape, palette
+from perfnb.draw.document import Budget, Column, Document, Picture, Table, Verdict
 from perfnb.draw.picture import GROUND, HATCHES, INK, LINE, QUIET, bare, picture_html
 from perfnb.draw.tab import Tab
 from perfnb.timeline.data import memory_word
@@ -166,71 +167,87 @@ def _key(figure: Figure, timeline: Timeline) -> None:
     )
 
 
-#: Most tracks listed.
-TRACKS_IN_HTML, TRACKS_IN_TEXT = 24, 8
+#: Tracks that text and static HTML list.
+_LISTED = Budget(8, 24)
 _NODE = f"{BACKWARD_NODE}: "
 
 
-def timeline_html(timeline: Timeline) -> str:
-    """The median step as a picture, and what each of its tracks did."""
-    step = step_timeline(timeline)
-    if step is None or not len(step.tracks):
-        return ""
-    picture = picture_html(functools.partial(draw_step, step=step), inches_of(step), _alt(step))
+def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None = None) -> Document:
+    """When everything ran: all of it live, elsewhere the median step as a picture, and what each of its tracks did.
+
+    Parameters
+    ----------
+    timeline : Timeline or None
+        ``None`` if only the browser has it.
+    facts : mapping, optional
+        What the browser is told of the packed timeline; see `perfnb.timeline.data.timeline_bytes`.
+    """
+    step = None if timeline is None else step_timeline(timeline)
+    if step is not None and not len(step.tracks):
+        step = None
+    picture = Picture(
+        "timeline",
+        "",
+        lambda width: [],
+        lambda: (
+            "" if step is None else f"<p>{picture_html(partial(draw_step, step=step), inches_of(step), _alt(step))}</p>"
+        ),
+        lambda: None if facts is None else dict(facts),
+        "timeline/js/timeline.js",
+        "timeline/js/timeline.css",
+        "timeline",
+    )
+    if timeline is None or step is None:
+        return Document("timeline", sections=(picture,))
+    notes = tuple(f"Memory: {curve.note}." for curve in timeline.memory[:1] if curve.note)
+    return Document("timeline", verdict=timeline_verdict(step), sections=(picture, _tracks(step)), notes=notes)
+
+
+def timeline_verdict(step: StepTimeline) -> Verdict:
+    """How long the step took, and how busy the GPU's busiest stream and the main thread were in it."""
+    tracks = step.tracks
+    streams = tracks[tracks["kind"] == "stream"].sort_values("busy_ms", ascending=False, kind="stable")
+    chosen = [*_rows(streams.head(1)), *_rows(tracks[tracks["kind"] == "thread"].head(1))]
+    said = fmt.capital(_length(step))
+    for place, row in enumerate(chosen):
+        said += f" and {row.track} for " if place else f": {row.track} is busy for "
+        said += f"{fmt.share(row.share)} of it" if not place else fmt.share(row.share)
+    why = "; ".join(
+        f"the longest event of {row.track} is {_longest(row)}, {fmt.duration(row.longest_ms)}" for row in chosen
+    )
+    return Verdict("none", f"{said}.", f"{fmt.capital(why)}." if why else "")
+
+
+def _tracks(step: StepTimeline) -> Table:
+    """Phases, layers and the first thread, then the others from the busiest down."""
+    table = step.tracks
+    always = table["kind"].isin(("phases", "layers"))
+    always |= (table["kind"] == "thread") & ~table["kind"].duplicated()
+    others = table[~always].sort_values("busy_ms", ascending=False, kind="stable")
+    columns = (
+        Column("track"),
+        Column("longest event", priority=1),
+        Column("its time", "ms", priority=1),
+        Column("events", "count"),
+        Column("busy", "ms"),
+        Column("share", "share", bar=True),
+    )
     rows = [
-        (
-            tables.name(row.track),
-            tables.name(_longest(row), 70),
-            fmt.duration(row.longest_ms),
-            fmt.count(row.events),
-            fmt.duration(row.busy_ms),
-            escape.html(fmt.share(row.share)),
-        )
-        for row in _listed(step.tracks, TRACKS_IN_HTML).itertuples(index=False)
+        (row.track, _longest(row), row.longest_ms, row.events, row.busy_ms, row.share)
+        for row in (*_rows(table[always]), *_rows(others))
     ]
-    left = len(step.tracks) - len(rows)
-    more = f": the busiest {len(rows)}; {left:,} more are not listed" if left else ""
-    caption = f"Tracks of {step.name}{more}"
-    table = tables.table(caption, ["track", "longest event", "its time", "events", "busy", "share"], rows, texts=2)
-    head = f"<p><strong>Timeline</strong> · {escape.html_sentence(_headline(timeline, step))}</p>"
-    return f"{head}<p>{picture}</p>{table}"
+    return Table(f"Tracks of {step.name}", columns, rows, budget=_LISTED, noun="track")
 
 
-def timeline_text(timeline: Timeline, width: int = 100) -> list[str]:
-    """What each track did in the median step, as lines of at most `width` cells."""
-    step = step_timeline(timeline)
-    if step is None or not len(step.tracks):
-        return []
-    shown = _listed(step.tracks, TRACKS_IN_TEXT)
-    names = min(30, max(escape.cells(escape.plain(name, 30)) for name in shown["track"]))
-    room = width - names - 36
-    lines = escape.wrapped(f"Timeline · {escape.plain(_headline(timeline, step), 600)}", width)
-    lines.append(f"{'track':<{names}} {'events':>8} {'busy':>8} {'share':>6}  longest")
-    for row in shown.itertuples(index=False):
-        figures = f"{fmt.count(row.events):>8} {fmt.duration(row.busy_ms):>8} {fmt.share(row.share):>6}"
-        longest = f"{fmt.duration(row.longest_ms):>8} {escape.plain(_longest(row), room)}"
-        lines.append(f"{escape.fit(row.track, names)} {figures}  {longest}".rstrip())
-    left = len(step.tracks) - len(shown)
-    return [*lines, f"… {left:,} more tracks, less busy"] if left else lines
-
-
-def _listed(tracks: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Phases, layers and the first thread, and the busiest of the other tracks, in the order of the timeline."""
-    always = tracks["kind"].isin(("phases", "layers"))
-    always |= (tracks["kind"] == "thread") & ~tracks["kind"].duplicated()
-    busy = tracks.loc[~always, "busy_ms"].sort_values(ascending=False, kind="stable")
-    return tracks.loc[sorted([*tracks.index[always], *busy.index[: most - int(always.sum())]])]
-
-
-def _headline(timeline: Timeline, step: StepTimeline) -> str:
-    return " · ".join([_length(step), *(f"memory {curve.note}" for curve in timeline.memory[:1])])
+def _rows(frame: pd.DataFrame) -> Any:
+    return frame.itertuples(index=False)
 
 
 def _length(step: StepTimeline) -> str:
-    length = f"{step.name}, {fmt.duration(step.duration_ns / 1e6)}"
+    length = f"{step.name} takes {fmt.duration(step.duration_ns / 1e6)}"
     if step.shown_ns == step.duration_ns:
         return length
-    return f"{length}; work that it launched ends {fmt.duration(step.shown_ns / 1e6)} after it started"
+    return f"{length}, and work that it launched ends {fmt.duration(step.shown_ns / 1e6)} after it started"
 
 
 def _longest(row: Any) -> str:
@@ -251,19 +268,5 @@ def _alt(step: StepTimeline) -> str:
 TAB = Tab(
     "timeline",
     lambda report: report if report.timeline is not None or report.timeline_facts is not None else None,
-    lambda part: Document(
-        "timeline",
-        sections=(
-            Picture(
-                "timeline",
-                "",
-                lambda width: [] if part.timeline is None else timeline_text(part.timeline, width),
-                lambda: "" if part.timeline is None else timeline_html(part.timeline),
-                lambda: None if part.timeline_facts is None else dict(part.timeline_facts),
-                "timeline/js/timeline.js",
-                "timeline/js/timeline.css",
-                "timeline",
-            ),
-        ),
-    ),
+    lambda part: timeline_document(part.timeline, part.timeline_facts),
 )

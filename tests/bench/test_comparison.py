@@ -52,7 +52,6 @@ def test_a_step_is_timed_with_its_warm_up_apart(busy: Busy) -> None:
     assert len(timing.warmup_ms) + timing.steps == count
     assert timing.noise["cpus"] >= 1
     assert "warm-up step" in str(timing)
-    assert "<img alt=" in timing._repr_mimebundle_()["text/html"]
 
 
 def test_as_many_steps_are_timed_as_were_asked_for(busy: Busy) -> None:
@@ -111,9 +110,9 @@ def test_results_that_differ_stand_before_the_verdict() -> None:
     right = perfnb.ab_test(lambda: x * 2, lambda: x + x, budget_s=0.3, check=1e-6)
 
     assert wrong.check == "the result differs by up to 0.5 times the largest value"
-    assert str(wrong).startswith("Check: the result differs by up to 0.5")
+    assert "Reject: the results are not good enough, whatever the speed: the result differs by up" in str(wrong)
     assert right.check == ""
-    assert "The results agree." in str(right)
+    assert "results agree" in str(right)
 
 
 @pytest.mark.slow
@@ -145,7 +144,6 @@ def test_steps_of_one_name_are_told_apart_by_their_places(busy: Busy) -> None:
     test = perfnb.ab_test(busy(0.1), busy(0.1), budget_s=0.2)
 
     assert (test.a_name, test.b_name) == ("baseline", "candidate")
-    assert "between candidate and baseline" in str(test) or "candidate and baseline take the same time" in str(test)
 
 
 def test_a_faster_step_is_accepted_only_if_its_results_were_judged(busy: Busy, tmp_path: Path) -> None:
@@ -155,7 +153,7 @@ def test_a_faster_step_is_accepted_only_if_its_results_were_judged(busy: Busy, t
 
     assert (plain.decision, checked.decision, slower.decision) == ("inconclusive", "accept", "reject")
     assert plain.reason.endswith("its results could not be checked: they were not compared. Pass check or quality.")
-    assert str(plain).startswith("candidate is faster than baseline: ")
+    assert str(plain).splitlines()[1].startswith("The candidate is faster: ")
     assert plain.table.loc["median_ms", "ratio"] == plain.ratio
     for test in (plain, checked):
         loaded = perfnb.load(test.save(tmp_path / "test"))
@@ -180,7 +178,7 @@ def test_a_step_that_is_never_steady_is_flagged_and_ends(busy: Busy) -> None:
 def test_a_budget_that_ends_the_steps_is_said(busy: Busy) -> None:
     timing = perfnb.time_step(busy(5), steps=5000, budget_s=0.5)
 
-    assert "the budget ended before the 5,000 steps needed" in " ".join(str(timing).split())
+    assert "The budget ended before the 5,000 steps needed" in " ".join(str(timing).split())
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_a_loader_that_sleeps_is_found_and_the_model_is_as_it_was() -> None:
     assert test.saved_ci_ms is not None
     assert test.saved_ci_ms[0] <= test.saved_ms <= test.saved_ci_ms[1]
     assert test.rounds["together"].median() == times["together"]
-    assert repr(test).startswith("<perfnb.InputBoundTest: Input-bound: a perfect loader would save up to ")
+    assert "Input-bound: a perfect loader would save up to " in repr(test)
     assert "loader alone" in test._repr_mimebundle_()["text/html"]
 
 

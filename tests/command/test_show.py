@@ -12,7 +12,7 @@ import pytest
 import perfnb as package
 from perfnb.profile.profile import Profile
 from tests.command.processes import called, command, environment, perfnb
-from tests.experiments.report_samples import SAME, experiment
+from tests.experiments.ab_samples import SAME, experiment
 from tests.memory.snapshots import dumped, small
 from tests.ranks.rank_traces import rank_trace, written
 from tests.recordings import ByHand

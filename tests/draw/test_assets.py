@@ -22,9 +22,7 @@ PICTURES = [
         for name in (
             "timeline/js/timeline",
             "flame/js/view",
-            "gpu/js/gpu",
             "memory/js/memory",
-            "roofline/js/roofline",
             "watching/js/machine",
         )
     ),

@@ -144,7 +144,7 @@ def _figures(data: dict[str, Any]) -> Iterator[str]:
                     elif isinstance(cell, str) and column["unit"] != "text" and not column["live"]:
                         yield cell
                     elif cell is not None and column["unit"] != "text" and not column["live"]:
-                        yield words(cell, column["unit"])
+                        yield cell if isinstance(cell, str) else words(cell, column["unit"])
         elif section["type"] == "scatter":
             for dot in section["dots"]:
                 yield from (words(dot[axis], section[axis]["unit"]) for axis in "xy")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pandas as pd
+
 from perfnb.experiments.journal_files import JournalEntry
+from perfnb.experiments.journal_table import journal_history
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ENVIRONMENT: dict[str, Any] = {
@@ -41,3 +44,22 @@ def report_entry(hours: float, ms: float, ratio: float, decision: str, **given: 
         "accepted": decision == "accept",
     }
     return timing_entry(hours, **facts | given)
+
+
+OTHER = {**ENVIRONMENT, "torch": "2.14.0"}
+ELSEWHERE = {**ENVIRONMENT, "processor": "Another", "cpus": 2}
+TRIED = (
+    timing_entry(0, 10.0, hypothesis="where we begin"),
+    report_entry(2, 10.0, 0.8, "accept", change="fused optimizer"),
+    report_entry(20, 8.05, 0.6, "reject", change="half precision everywhere, and nothing else at all"),
+    report_entry(22, 8.0, 1.0, "inconclusive", change="channels last"),
+    timing_entry(45, 9.1, change="a new loader", disturbed="the machine was busy before (load 9.0 on 8 CPUs)"),
+    timing_entry(46, 7.0, change="no logging", environment=OTHER),
+    timing_entry(47, 3.0, environment=ELSEWHERE),
+    timing_entry(48, median_ms=None, ci_ms=None),
+)
+DAMAGED = {f"2026-{n}": "Input data was truncated" for n in range(6)}
+
+
+def history(*entries: JournalEntry) -> pd.DataFrame:
+    return journal_history({f"e{number}": entry for number, entry in enumerate(entries, start=1)})

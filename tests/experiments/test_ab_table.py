@@ -13,13 +13,13 @@ import pytest
 from perfnb.bench.paired_times import PairedTimes
 from perfnb.bench.quality import Loss
 from perfnb.experiments.ab_test import ABTest
+from perfnb.experiments.ab_view import ab_document
 from perfnb.experiments.decision import COLUMNS, Quality
-from perfnb.experiments.report_view import notes
 from perfnb.roofline.levels import RooflineLevels
 from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import StepTimes
 from tests import summaries
-from tests.experiments.report_samples import SAME, experiment, profiles_of
+from tests.experiments.ab_samples import SAME, experiment, profiles_of
 
 
 def profiled(
@@ -71,7 +71,7 @@ def test_utilisations_of_two_ceilings_have_no_ratio_and_flops_per_second_do() ->
     assert table.loc["flops_per_s", "baseline"] == pytest.approx(1000 / np.median(ab.a_ms) * 1e3)
     assert table.loc["flops_per_s", "ratio"] == pytest.approx(1 / ab.comparison.ratio)
     assert table.loc["flops_per_s", "ci_high"] < 1
-    said = " ".join(notes(found))
+    said = " ".join(ab_document(found).notes)
     assert "relative to the float32 ceiling, the candidate's to the bfloat16 ceiling: compare FLOP" in said
     under_one = judged(ab, SAME, {}, [profiles[0], profiles[0]]).table
     assert "flops_per_s" not in under_one.index

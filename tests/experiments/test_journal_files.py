@@ -156,7 +156,7 @@ def edited(**changes: object) -> Callable[[Path], object]:
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (Path.unlink, "it has no entry.json"),
     "empty": (lambda path: path.write_bytes(b""), "Expecting value"),
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:200]), "Expecting"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:200]), " column "),
     "garbage": (lambda path: path.write_bytes(b"\xff\x00{"), "can't decode byte"),
     "other": (lambda path: path.write_text("[1, 2]"), "perfnb did not write it"),
     "deep": (lambda path: path.write_text("[" * 100_000), ""),

@@ -1,102 +1,128 @@
-"""A journal as text and as HTML. Golden texts: ``pytest --overwrite-golden``."""
+"""What a journal says first, and what its entries say."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from perfnb.draw import escape
-from perfnb.experiments.journal_files import JournalEntry
-from perfnb.experiments.journal_table import journal_history
-from perfnb.experiments.journal_view import MOST_ROWS, journal_figure, journal_html, journal_text
-from tests.experiments.journal_entries import ENVIRONMENT, report_entry, timing_entry
-from tests.summaries import HOSTILE
+from perfnb.draw.document import Series, Table
+from perfnb.experiments.journal_chart import journal_figure
+from perfnb.experiments.journal_view import journal_document
+from tests.experiments.journal_entries import DAMAGED, TRIED, history, report_entry, timing_entry
 
-OTHER = {**ENVIRONMENT, "torch": "2.14.0"}
-ELSEWHERE = {**ENVIRONMENT, "processor": "Another", "cpus": 2}
-DAMAGED = {f"2026-{n}": "Input data was truncated" for n in range(6)}
+SEVERAL = tuple(timing_entry(n, 10.0 + n, name="ab"[n % 2], accepted=n == 1) for n in range(4))
 
 
-def history(*entries: JournalEntry) -> pd.DataFrame:
-    return journal_history({f"e{number}": entry for number, entry in enumerate(entries, start=1)})
+def document(entries: pd.DataFrame) -> Any:
+    return journal_document(entries, DAMAGED, "experiments")
 
 
-TRIED = (
-    timing_entry(0, 10.0, hypothesis="where we begin"),
-    report_entry(2, 10.0, 0.8, "accept", change="fused optimizer"),
-    report_entry(20, 8.05, 0.6, "reject", change="half precision everywhere, and nothing else at all"),
-    report_entry(22, 8.0, 1.0, "inconclusive", change="channels last"),
-    timing_entry(45, 9.1, change="a new loader", disturbed="the machine was busy before (load 9.0 on 8 CPUs)"),
-    timing_entry(46, 7.0, change="no logging", environment=OTHER),
-    timing_entry(47, 3.0, environment=ELSEWHERE),
-    timing_entry(48, median_ms=None, ci_ms=None),
+@pytest.mark.parametrize(
+    ("entries", "state", "sentence", "why"),
+    [
+        ((), "none", "Nothing added yet", ""),
+        (TRIED[:1], "none", "Nothing accepted yet: entries are compared with entry 1", ""),
+        (
+            TRIED[:3],
+            "bad",
+            "Last decision: entry 3 (half precision everywhere, and nothing else at all) was rejected: "
+            "the candidate takes 0.600 × [0.597, 0.603] the baseline's time",
+            "Last accepted: entry 2 (fused optimizer), 8.00 ms [7.92, 8.08].",
+        ),
+        (
+            TRIED,
+            "bad",
+            "Regression: entry 5 (a new loader) takes 14 % more time than entry 2, the last accepted before it: "
+            "1.14 × [1.12, 1.15]; disturbed: the machine was busy before (load 9.0 on 8 CPUs)",
+            "Last decision: entry 4 (channels last) was inconclusive: the candidate takes 1.00 × [0.99, 1.00] the "
+            "baseline's time. Last accepted: entry 2 (fused optimizer), 8.00 ms [7.92, 8.08].",
+        ),
+        (
+            SEVERAL,
+            "bad",
+            "Regression: entry 4 of b takes 18 % more time than entry 2, the last accepted before it: "
+            "1.18 × [1.17, 1.20]",
+            "Last accepted: entry 2 of b, 11.0 ms [10.9, 11.1].",
+        ),
+        (SEVERAL[1:2], "good", "Last accepted: entry 1 of b, 11.0 ms [10.9, 11.1]", ""),
+        (
+            (report_entry(0, 10.0, 1.2, "reject"), timing_entry(1, 12.0)),
+            "bad",
+            "Regression: entry 2 takes 20 % more time than the baseline of entry 1, the first: 1.20 × [1.18, 1.22]",
+            "Last decision: entry 1 was rejected: the candidate takes 1.20 × [1.19, 1.21] the baseline's time.",
+        ),
+    ],
 )
-EXAMPLES = {
-    "empty": history(),
-    "one": history(TRIED[0]),
-    "tried": history(*TRIED),
-    "several": history(*(timing_entry(n, 10.0 + n, name="ab"[n % 2], accepted=n == 1) for n in range(4))),
-    "many": history(*(timing_entry(n, 10.0 * 1.01**n, accepted=n % 9 == 0) for n in range(100))),
-    "without times": history(*TRIED[-1:]),
-}
+def test_the_last_decision_or_a_regression_since_comes_first(
+    entries: tuple[Any, ...], state: str, sentence: str, why: str
+) -> None:
+    verdict = document(history(*entries)).verdict
+    assert (verdict.state, verdict.sentence, verdict.why) == (state, sentence, why)
 
 
-def test_golden(golden: Callable[[str, str], None]) -> None:
-    texts = (f"== {name}\n{journal_text(example, {}, 'experiments')}\n" for name, example in EXAMPLES.items())
-    golden("journal.txt", "\n".join([*texts, journal_text(EXAMPLES["one"], DAMAGED, "experiments")]))
+def test_a_regression_before_the_last_acceptance_is_no_verdict() -> None:
+    entries = (TRIED[0], timing_entry(1, 12.0), timing_entry(2, 9.0, accepted=True))
+    shown = document(history(*entries))
+    assert shown.verdict.sentence.startswith("Last accepted: entry 3, 9.00 ms")
+    assert [row[5] for row in shown.sections[-1].rows] == ["accepted", "regression", "first"]
 
 
-@pytest.mark.parametrize("width", [80, 100, 140])
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
-    for line in journal_text(EXAMPLES[name], DAMAGED, "x" * 300, width).splitlines():
-        assert escape.cells(line) <= width, line
+def test_an_a_b_test_says_that_its_baseline_is_compared() -> None:
+    table = document(history(*TRIED)).sections[-1]
+    assert isinstance(table, Table)
+    heads = [column.head for column in table.columns]
+    rows = {str(row[0]): dict(zip(heads, row, strict=True)) for row in table.rows}
+    details = dict(zip(rows, table.details or (), strict=True))
+
+    assert next(iter(rows)) == "8"
+    assert (rows["3"]["ratio"].number, rows["3"]["against"]) == (0.6, "its baseline")
+    assert "its baseline takes 1.01 × [0.99, 1.02] the time of entry 2, the last accepted" in details["3"]
+    assert (rows["5"]["ratio"].number, rows["5"]["against"]) == (pytest.approx(9.1 / 8.0), "entry 2")
+    assert [rows[number]["result"] for number in "7654321"] == [
+        *("not compared", "faster", "regression", "inconclusive", "reject", "accept", "first"),
+    ]  # fmt: skip
+    assert details["1"] == "expected: where we begin"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_page_has_a_chart_and_no_script(name: str) -> None:
-    page = journal_html(EXAMPLES[name], DAMAGED, "experiments")
+def test_entries_without_names_are_said_to_be_compared() -> None:
+    assert any("name=" in note for note in document(history(*TRIED)).notes)
+    assert not any("name=" in note for note in document(history(*SEVERAL)).notes)
 
-    assert ("<img alt=" in page) == (name != "empty")
-    assert page.count("<tr>") == (0 if name == "empty" else 1 + min(MOST_ROWS, len(EXAMPLES[name])))
-    assert not re.search(r"<script|https?:|on(load|error)=", page)
-    assert "2 more entries are damaged" in page
+
+def test_notes_name_other_changes_other_machines_and_damage() -> None:
+    notes = document(history(*TRIED)).notes
+    for words in (
+        "More than one change at entry 6: besides the named change (no logging), torch 2.13.0 → 2.14.0 since entry 2;",
+        "Entry 7 is the first on its machine and batch size, so it is not compared with entry 2",
+        "Entry 2026-0 is damaged and ignored: Input data was truncated.",
+        "2 more entries are damaged and ignored.",
+    ):
+        assert any(words in note for note in notes), words
+
+
+def test_the_trend_has_both_sides_of_a_b_tests_and_a_chart_per_step() -> None:
+    (trend,) = (section for section in document(history(*TRIED)).sections if isinstance(section, Series))
+    assert list(trend.at) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert list(trend.lines[0].values) == [10.0, 8.0, pytest.approx(4.83), 8.0, 9.1, 7.0, 3.0, None]
+    assert list(trend.lines[1].values) == [None, 10.0, 8.05, 8.0, *[None] * 4]
+    assert trend.levels == {"last accepted": 8.0}
+    assert [section.title for section in document(history(*SEVERAL)).sections[:-1]] == [
+        *("Step time by entry: a", "Step time by entry: b"),
+    ]  # fmt: skip
 
 
 def test_the_chart_shows_every_interval_and_says_what_is_slower() -> None:
-    figure = journal_figure(EXAMPLES["tried"])
+    figure = journal_figure(history(*TRIED))
 
     (axes,) = figure.axes
-    assert [text.get_text() for text in axes.texts] == ["regression"]
-    drawn = [line for line in axes.lines if len(line.get_xdata())]
-    times = sorted(float(line.get_ydata()[0]) for line in drawn)
-    assert times == sorted([10.0, 10.0, 8.0, 8.05, 4.83, 8.0, 8.0, 9.1, 9.1, 7.0, 3.0])  # a ring around one
-    assert len(figure.legends[0].get_texts()) == 7
-    assert [axes.get_ylim()[0] for axes in journal_figure(EXAMPLES["several"]).axes] == [0, 0]
-
-
-def test_what_was_never_accepted_is_not_called_so() -> None:
-    text = journal_text(history(report_entry(0, 10.0, 1.2, "reject"), timing_entry(1, 12.0)), {}, "experiments")
-
-    assert "Nothing accepted yet; the others are compared with the baseline of entry 1." in text
-    assert "× the time of the baseline of entry 1." in " ".join(text.split())
-    assert "last accepted before it" not in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_text(name: str) -> None:
-    entries = [
-        timing_entry(0, change=name, hypothesis=name, name=name),
-        report_entry(1, 20.0, 0.5, "accept", change=name, name=name, disturbed=name),
-        timing_entry(2, 20.0, change=name, name=name, environment={**ENVIRONMENT, "torch": name, "host": name}),
-    ]
-    example = history(*entries)
-
-    page = journal_html(example, {name: name}, name)
-    assert not re.search(r"<(script|svg|img(?! alt=)|b>|iframe)|on(load|error)=[^&]*>", page)
-    assert "\x1b" not in journal_text(example, {name: name}, name)
+    drawn = [line for line in axes.lines if line.get_marker() not in ("", "None", None)]
+    times = sorted(float(ms) for line in drawn for ms in line.get_ydata() if ms == ms)
+    assert times == pytest.approx(sorted([10.0, 10.0, 8.0, 8.05, 4.83, 8.0, 8.0, 9.1, 9.1, 7.0, 3.0]))  # a ring on one
+    assert len(axes.containers) == 6
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(words) == 8
+    assert {"regression", "last accepted", "baseline of an A/B test"} <= {*words}
+    assert [axes.get_ylim()[0] for axes in journal_figure(history(*SEVERAL)).axes] == [0, 0]
+    assert not journal_figure(history()).axes

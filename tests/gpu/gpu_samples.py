@@ -46,6 +46,11 @@ def hostile() -> Written:
     return trace
 
 
+def unlaunched() -> Written:
+    """A kernel whose launch is not in the trace, and no step."""
+    return Written().event("gemm", 10, 30, "kernel", 7, 0, device=0, stream=7)
+
+
 def summary_of(trace: Written, folder: Path, name: str = "trace.json") -> Summary:
     profile = perfnb.load(trace.write(folder / name))
     assert isinstance(profile, perfnb.Profile)

@@ -15,7 +15,9 @@ import torch
 import perfnb
 from perfnb.inference.generation import watch_generation
 from tests.fake_clock import FakeClock
+from tests.inference.decoding_samples import decoded
 from tests.inference.models import small_gpt2
+from tests.inference.test_latency import words_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -80,13 +82,12 @@ def test_a_gain_has_its_sign_and_different_answers_are_told(clock: FakeClock, tm
     assert found.requests["alike_tokens"].tolist() == [2, 2]
     assert found.acceptance is None  # no model was seen
     assert found.tokens_per_pass == 1
-    said = " ".join(str(found).split())
-    assert "Assisted decoding is 2.00 [2.00, 2.00] times as fast as plain decoding." in said
-    assert "kept n/a: the model's cache does not show them" in said
-    assert "2 of the answers to 2 requests differ, the earliest after 2 tokens." in said
-    html = found._repr_mimebundle_()["text/html"]
-    assert "first 2 tokens" in html
-    assert "<script" not in html
+    words = words_of(found)
+    faster = "Assisted decoding is faster: an answer takes 50 % less time than with plain decoding, 0.500 × ["
+    assert faster in words
+    assert "kept n/a: the model's cache does not show them" in words
+    assert "2 of 2 answers differ from plain decoding, the earliest after 2 tokens." in words
+    assert words.count("first 2 tokens") == 2
     assert found.to_html(tmp_path / "decoding.html").exists()
 
 
@@ -95,9 +96,9 @@ def test_no_gain_is_told_from_too_few_pairs(clock: FakeClock) -> None:
 
     assert found.gain_interval is None
     pairs = "1 pair" if len(found.ab.pairs) == 1 else f"{len(found.ab.pairs)} pairs"
-    assert f"Whether assisted decoding is faster is not known from {pairs} of answers: raise budget_s." in str(found)
-    assert "times as fast" not in str(found)
-    assert "times as fast" not in repr(found)
+    assert f"Whether assisted decoding is faster is not known from {pairs} of answers" in str(found)
+    assert "is faster:" not in str(found)
+    assert repr(found).startswith("<perfnb.DecodingComparison: assisted against plain: Whether")
 
 
 def test_random_answers_are_not_compared(clock: FakeClock) -> None:
@@ -111,7 +112,7 @@ def test_random_answers_are_not_compared(clock: FakeClock) -> None:
 
     assert found.same is None
     assert found.requests["same"].tolist() == [pd.NA]
-    assert "Answers were not compared" in " ".join(str(found).split())
+    assert "Answers were not compared" in words_of(found)
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
@@ -121,3 +122,33 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         perfnb.compare_decoding(lambda prompt: prompt, lambda prompt: prompt, ["p"])
     with pytest.raises(ValueError, match="requests is empty"):
         perfnb.compare_decoding(iter, iter, [])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "pairs", "state", "sentence"),
+    [
+        (
+            0.5,
+            40,
+            "good",
+            "Assisted decoding is faster: an answer takes 50 % less time than with plain decoding, 0.499 ×",
+        ),
+        (1.5, 40, "bad", "Assisted decoding is slower: an answer takes 50 % more time than with plain decoding, 1.5"),
+        (1.0, 40, "none", "Assisted decoding takes as long as plain decoding: 0.999 × ["),
+        (1.0, 6, "open", "Whether assisted decoding is faster is not clear: 0.999 × ["),
+        (0.5, 4, "open", "Whether assisted decoding is faster is not known from 4 pairs of answers"),
+    ],
+)
+def test_the_verdict_is_that_of_the_pairs(ratio: float, pairs: int, state: str, sentence: str) -> None:
+    verdict = decoded(ratio, pairs, noise=0.1 if state == "open" else 0.01)._document().verdict
+
+    assert verdict.state == state
+    assert verdict.sentence.startswith(sentence)
+    assert verdict.next == ("Raise budget_s." if pairs == 4 else "")
+
+
+def test_guesses_and_answers_are_counted() -> None:
+    assert "guesses kept 50 %" in words_of(decoded(0.5))
+    assert "1 of 2 answers differs from plain decoding, the earliest after 4 tokens." in words_of(decoded(0.5))
+    assert "2 answers compared: all are the same." in words_of(decoded(0.5, same=True))
+    assert "Answers were not compared" in words_of(decoded(0.5, same=None))

@@ -9,9 +9,9 @@ import pytest
 import perfnb
 from perfnb.inference.energy import NO_GPU, joules_between
 from perfnb.inference.latency import HighestRate, OpenRun
-from perfnb.inference.latency_view import _cost_sentences
 from tests.fake_clock import FakeClock
-from tests.inference.test_latency import back_to_back, fake
+from tests.inference.latency_samples import back_to_back, fake
+from tests.inference.test_latency import words_of
 
 
 def test_a_thousand_requests_cost_the_time_of_the_machine() -> None:
@@ -30,11 +30,8 @@ def test_a_thousand_requests_cost_the_time_of_the_machine() -> None:
     assert costs["price"].tolist() == pytest.approx([7.2 / 3600 / rate * 1000 for rate in (100, 20, 80)])
     assert costs["joules"].tolist() == [pd.NA, 500.0, pd.NA]
     assert costs["why"].tolist() == [NO_GPU, "", "it is measured back to back and at the rate asked for"]
-    said = " ".join(_cost_sentences(found))
-    assert "1,000 requests cost 0.0200 back to back." in said
-    assert "1,000 requests cost 0.100 and take 500 J at the rate asked for." in said
-    assert "Prices are in the currency of price_per_hour." in said
-    assert f"Energy n/a: {NO_GPU}." in said
+    assert "back to back 100 /s 0.0200 n/a at the rate asked for 20.0 /s 0.100 500" in words_of(found)
+    assert f"Energy n/a: {NO_GPU}." in words_of(found)
 
 
 def test_a_highest_rate_that_no_run_confirmed_has_no_price() -> None:
@@ -43,7 +40,7 @@ def test_a_highest_rate_that_no_run_confirmed_has_no_price() -> None:
 
     assert pd.isna(found.costs.loc["highest", "requests_per_s"])
     assert pd.isna(found.costs.loc["highest", "price"])
-    assert "at the highest rate" not in " ".join(_cost_sentences(found))
+    assert "at the highest rate n/a n/a" in words_of(found)
 
 
 def test_without_a_price_there_is_none_and_nothing_is_said(clock: FakeClock) -> None:
@@ -51,7 +48,7 @@ def test_without_a_price_there_is_none_and_nothing_is_said(clock: FakeClock) -> 
 
     assert found.costs["price"].isna().all()
     assert pd.isna(found.costs.loc["open", "requests_per_s"])  # saturated
-    assert _cost_sentences(found) == []
+    assert "1,000 requests cost" not in words_of(found)
     with pytest.raises(ValueError, match="price_per_hour must be a number of at least 0, not -1"):
         perfnb.latency(lambda _: None, [1], price_per_hour=-1)
 

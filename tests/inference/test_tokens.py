@@ -14,11 +14,11 @@ import torch
 
 import perfnb
 from perfnb.inference.generation import cache_of
-from perfnb.inference.latency_view import _sentences
 from perfnb.inference.samples import goodput
 from perfnb.inference.serving import TokenTimes
 from tests.fake_clock import FakeClock
 from tests.inference.models import small_gpt2
+from tests.inference.test_latency import words_of
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_each_token_has_its_time(generated: Any) -> None:
     assert by_size["tokens"].tolist() == [3, 1, 7]  # the empty one does not count
     assert by_size["tpot_ms"].round(1).tolist()[0] == 7.5  # 15 ms for two tokens, of which one waits for the empty one
     assert pd.isna(by_size["tpot_ms"].iloc[1])
-    assert "First token after 50.0 ms" in str(found)
+    assert "first token after 50.0 ms" in words_of(found)
 
 
 def test_answers_of_one_token_have_no_time_per_token(generated: Any) -> None:
@@ -98,7 +98,7 @@ def test_hugging_face_streams_its_tokens_and_shows_its_cache() -> None:
     assert set(found.tokens["prompt_tokens"]) == {3}
     assert (found.tokens["ttft_ms"] < found.tokens["latency_ms"]).all()
     assert found.kv_cache_bytes(100) == 2 * 2 * 100 * 16 * 4  # layers, keys and values, tokens, width, float32
-    assert "The key-value cache takes 1.75 KiB with 7 tokens, and 256 B for each more" in " ".join(_sentences(found))
+    assert "key-value cache 1.75 KiB (7 tokens, and 256 B for each more)" in words_of(found)
 
 
 def test_prefill_is_told_apart_from_decoding(clock: FakeClock) -> None:
@@ -113,9 +113,8 @@ def test_prefill_is_told_apart_from_decoding(clock: FakeClock) -> None:
 
     assert found.prompt_tokens_per_s == pytest.approx(2_000, rel=1e-3)
     assert found.output_tokens_per_s == pytest.approx(50, rel=1e-3)
-    said = " ".join(_sentences(found))
-    assert "Until the first token (prefill) passes 75 % of the service time, at 2,000 prompt tokens/s." in said
-    assert "Size of the key-value cache n/a: no module returned past_key_values." in said
+    assert "prompts 2,000 tokens/s (until the first token)" in words_of(found)
+    assert "Size of the key-value cache n/a: no module returned past_key_values." in words_of(found)
 
 
 def tensors_of(cache: Any) -> int:

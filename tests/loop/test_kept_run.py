@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 import perfnb
@@ -87,6 +89,18 @@ def test_who_asks_is_not_told_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(loop, capsys) == ""
 
 
+def test_a_run_has_the_same_figures_wherever_it_is_shown(tmp_path: Path) -> None:
+    loop = perfnb.profiled(range(40), save=tmp_path / "runs", steps_by="batch")
+    list(loop)
+    resident = psutil.Process().memory_info().rss
+    loop._profiler.recorder._process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=2 * resident))
+    text = str(loop.run)
+    assert loop.run is not None
+    assert loop.run.memory["resident_bytes"].max() < 2 * resident, "it is that of the loop, not of what comes after"
+    loop._kept_run._tell()
+    assert str(perfnb.load(tmp_path / "runs")) == text
+
+
 def test_nothing_is_told_without_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
     loop = perfnb.profiled(range(3))
     list(loop)
@@ -155,4 +169,4 @@ def test_each_rank_saves_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_what_a_launcher_cannot_have_said(rank: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)
-    assert run(usual(40))._figures.ranks is None
+    assert run(usual(40)).ranks is None

@@ -77,10 +77,10 @@ def test_saved_and_shown_on_the_command_line(tmp_path: Path, capsys: pytest.Capt
     for one in ranks(0.1, 4.0):
         keep_run(one, tmp_path)
         for step in range(12):
-            tell_of_ranks(tmp_path / f"step_{step:06}", {"job": {"rank": one._figures.rank, "world_size": 2}})
+            tell_of_ranks(tmp_path / f"step_{step:06}", {"job": {"rank": one.rank, "world_size": 2}})
     found = perfnb.load(tmp_path / "run")
     assert isinstance(found, RankRuns)
-    assert repr(found) == "<perfnb.RankRuns: 0, 1>"
+    assert "2 ranks: Rank 1 waits for its data" in repr(found)
     for words in (["ranks", str(tmp_path)], ["show", str(tmp_path)]):
         assert main(words) == 0
         said = capsys.readouterr().out
@@ -92,7 +92,6 @@ def test_saved_and_shown_on_the_command_line(tmp_path: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["kind"]
     page = found.to_html(tmp_path / "ranks.html").read_text()
     assert "Rank 1 waits for its data" in page
-    assert "<script" not in page
 
 
 def test_a_rank_that_is_missing_may_be_the_slow_one(tmp_path: Path) -> None:

@@ -67,14 +67,14 @@ def roofline(
     return RooflineLevels("CPU, 2 threads (no GPU)", peaks, bandwidth, points, 0.62, int(1.6e11), uncounted)
 
 
-def two_roofs() -> RooflineLevels:
+def two_roofs(blocks: int = 4) -> RooflineLevels:
     """A machine with a ceiling of its own for half precision."""
-    return roofline(peaks={"bfloat16": 612e12, "float32": 51e12}, bandwidth=2.9e12)
+    return roofline(blocks, peaks={"bfloat16": 612e12, "float32": 51e12}, bandwidth=2.9e12)
 
 
-def hostile_roofline() -> RooflineLevels:
+def hostile_roofline(blocks: int = 4) -> RooflineLevels:
     """Names of every kind that a stranger could choose."""
-    made = roofline()
+    made = roofline(blocks)
     names = [HOSTILE[i % len(HOSTILE)] for i in range(len(made.points))]
     names[list(made.points["name"]).index("model.head")] = BROKEN_FORMULA
     uncounted = made.uncounted.assign(op=[HOSTILE[0], HOSTILE[7]])

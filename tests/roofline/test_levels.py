@@ -12,7 +12,7 @@ import pytest
 
 from perfnb.recording.samples import watch_record
 from perfnb.roofline.levels import COUNTERS, POINTS, RooflineLevels, counters_read, roofline_of
-from perfnb.roofline.tab import ceilings_doubt, counters_words, roofline_text
+from perfnb.roofline.tab import ceilings_doubt, counters_words, roofline_document
 
 CEILINGS = {"device": "made up", "flops_per_s": {"float32": 1000.0, "bfloat16": 4000.0}, "bytes_per_s": 100.0}
 NOTHING = pd.DataFrame({"op": [], "calls": [], "ms": [], "share": []})
@@ -161,7 +161,7 @@ def test_hardware_counters_are_means_over_the_timed_steps_of_the_busiest_gpu() -
     shown = replace(made(), counters=found)
     said = "multiprocessors active 50 %, Tensor Cores active 60 %, memory bandwidth in use 70 %"
     assert counters_words(shown).endswith(said)
-    assert "Tensor Cores active 60 %" in " ".join(roofline_text(shown))
+    assert roofline_document(shown).facts == (counters_words(shown),)
 
 
 def test_without_counters_nothing_is_said_of_them() -> None:

@@ -1,99 +1,103 @@
-"""The roofline without scripts, and as data for the browser."""
+"""What the roofline's document says of how close a step comes to the machine's limits."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
-from perfnb.draw import escape
-from perfnb.roofline.tab import MOST_LAYERS, byte_rate, roofline_data, roofline_html, roofline_text
-from tests.pages import check, picture_bytes, spaced
+from perfnb.draw.document import Document, Mark, Scatter, Table
+from perfnb.roofline.roofline import roofline_result
+from perfnb.roofline.tab import MOST_LAYERS, roofline_document, roofline_verdict
 from tests.roofline import roofline_samples as samples
-from tests.summaries import HOSTILE
-
-EXAMPLES = {
-    "one_roof": samples.roofline,
-    "two_roofs": samples.two_roofs,
-    "hostile": samples.hostile_roofline,
-    "unknown": samples.unknown_roofline,
-}
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_golden(name, golden):
-    golden(f"roofline_{name}.txt", "\n".join(roofline_text(EXAMPLES[name]())) + "\n")
+def parts(document: Document) -> tuple[Scatter, Table, Table, Table]:
+    scatter, layers, ops, uncounted = document.sections
+    assert isinstance(scatter, Scatter)
+    assert isinstance(layers, Table)
+    assert isinstance(ops, Table)
+    assert isinstance(uncounted, Table)
+    return scatter, layers, ops, uncounted
 
 
-@pytest.mark.parametrize("width", [80, 100, 140])
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_no_line_is_wider_than_asked(name, width):
-    for line in roofline_text(EXAMPLES[name](), width):
-        assert escape.cells(line) <= width, line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_html_holds_only_known_elements_and_a_small_picture(name):
-    page = roofline_html(EXAMPLES[name]())
-    check(page)
-    assert len(picture_bytes(page)) < 40_000
-
-
-def test_html_says_in_words_what_holds_a_layer_back():
+@pytest.mark.parametrize(
+    ("factor", "state", "words"),
+    [
+        (1.0, "good", "Close to the roofs: the layers reach 82 % of what the machine allows."),
+        (0.4, "none", "Below the roofs: the layers reach 33 % of what the machine allows."),
+        (0.011, "bad", "Far below both roofs: the layers reach 0.9 % of what the machine allows."),
+    ],
+)
+def test_the_verdict_says_how_close_the_layers_come(factor: float, state: str, words: str) -> None:
     made = samples.roofline()
-    page = spaced(roofline_html(made))
-    rows = {row.split("</bdi>")[0].rsplit(">", 1)[1]: row for row in page.split("<tr>") if "</bdi>" in row}
-    assert "compute-bound" in rows["model.head"]
-    assert "90 %" in rows["model.head"]
-    assert "memory-bound" in rows["aten::gelu"]
-    assert "utilisation: 62 %" in page
-    assert "3.4 % of the traced step" in page
-    assert "17 compute-bound, 12 memory-bound" in page
+    points = made.points.assign(efficiency=made.points["efficiency"] * factor)
+    verdict = roofline_verdict(replace(made, points=points))
+    assert (verdict.state, verdict.sentence) == (state, words)
 
 
-def test_nothing_is_drawn_where_nothing_has_a_place():
-    made = samples.roofline()
-    page = roofline_html(replace(made, points=made.points.iloc[:0], uncounted=made.uncounted.iloc[:0]))
-    assert "<img" not in page
-    assert "<table" not in page
+def test_the_verdict_weighs_layers_by_their_time_and_leaves_out_ops() -> None:
+    made = samples.roofline(1)
+    points = made.points.tail(6).assign(efficiency=[1.0, 0.5, 0.9, 0.9, 0.9, 0.9], ms=[1.0, 3.0, 99, 99, 99, 99])
+    assert replace(made, points=points.assign(kind=["layer"] * 2 + ["op"] * 4)).reached == pytest.approx(0.625)
+    assert replace(made, points=points.tail(4)).reached == pytest.approx(0.9)
+    assert roofline_verdict(replace(made, points=points.tail(4))).sentence.startswith(
+        "Close to the roofs: the ops reach"
+    )
+    assert replace(made, points=points.head(0)).reached is None
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_it_is_json_without_nan(name):
-    data = roofline_data(EXAMPLES[name]())
-    assert json.loads(json.dumps(data, allow_nan=False)) == data
+def test_without_ceilings_nothing_is_decided() -> None:
+    shown = roofline_document(samples.unknown_roofline())
+    assert shown.verdict.state == "open"
+    assert "ceilings are not known" in shown.verdict.sentence
+    scatter, layers, _, _ = parts(shown)
+    assert scatter.lines == ()
+    assert len(scatter.dots) == len(layers.rows) - 1  # one layer has no intensity
+    assert {row[1] for row in layers.rows} == {""}
 
 
-def test_the_heaviest_layers_come_first_and_the_rest_is_counted():
+def test_each_layer_has_its_bound_and_its_share_of_the_roof() -> None:
+    scatter, layers, ops, uncounted = parts(roofline_document(samples.roofline()))
+    head = next(row for row in layers.rows if row[0] == "model.head")
+    assert isinstance(head[1], Mark)
+    assert (head[1].word, head[-1]) == ("compute", 0.9)
+    gelu = next(row for row in ops.rows if row[0] == "aten::gelu")
+    assert isinstance(gelu[1], Mark)
+    assert gelu[1].word == "memory"
+    assert scatter.selects == layers.key
+    assert layers.selects[0][0] == "layers"
+    assert len(uncounted.rows) == 2
+    times = [row[3] for row in layers.rows]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_roof_is_a_slope_up_to_the_ceiling_of_each_dtype() -> None:
+    made = samples.two_roofs()
+    scatter, *_ = parts(roofline_document(made))
+    assert [mark.word for mark, _ in scatter.lines] == ["bfloat16: 612 TFLOP/s", "float32: 51.0 TFLOP/s"]
+    for (_, line), peak in zip(scatter.lines, made.peaks.values(), strict=True):
+        (left, low), (ridge, top), (right, end) = line
+        assert low / left == pytest.approx(made.bandwidth)
+        assert (top, end) == (peak, peak)
+        assert ridge == pytest.approx(peak / made.bandwidth)
+        assert left < min(dot.x for dot in scatter.dots)
+        assert right > max(dot.x for dot in scatter.dots)
+
+
+def test_lighter_layers_are_counted() -> None:
     made = samples.roofline(100)
-    data = roofline_data(made)["points"]
-    layers = [ms for ms, op in zip(data["ms"], data["op"], strict=True) if not op]
-    assert len(layers) == MOST_LAYERS
-    assert layers == sorted(layers, reverse=True)
-    assert data["left_out"] == len(made.points) - len(data["ms"])
+    _, layers, _, _ = parts(roofline_document(made))
+    assert len(layers.rows) == MOST_LAYERS
+    left = int((made.points["kind"] == "layer").sum()) - MOST_LAYERS
+    assert f"{left:,} with less time" in layers.title
 
 
-def test_the_unknown_is_null():
-    data = roofline_data(samples.unknown_roofline())
-    assert data["bandwidth"] is None
-    assert data["utilisation"] is None
-    assert set(data["points"]["bound"]) == {None}
-    assert None in data["points"]["intensity"]
-    assert data["uncounted"]["total_share"] is None
-
-
-def test_hostile_names_are_plain():
-    data = roofline_data(samples.hostile_roofline())
-    for text in (*data["points"]["name"], *data["uncounted"]["op"], data["device"], data["peaks"][0][0]):
-        assert escape.plain(text) == text
-    page = "".join(check(roofline_html(samples.hostile_roofline())).text)
-    assert all(escape.plain(name, 60) in page for name in (HOSTILE[0], HOSTILE[3], HOSTILE[7]))
-
-
-def test_rates_of_bytes_go_in_powers_of_a_thousand():
-    assert byte_rate(21e9) == "21.0 GB/s"
-    assert byte_rate(900) == "900 B/s"
-    assert byte_rate(pd.NA) == "n/a"
+def test_changing_a_result_changes_nothing_else() -> None:
+    made = samples.roofline()
+    result = roofline_result(made)
+    assert repr(result).startswith("<perfnb.Roofline: roofline: Close to the roofs")
+    result.points.loc[:, "ms"] = 0.0
+    result.peaks.clear()
+    assert made.points["ms"].gt(0).all()
+    assert made.peaks

@@ -15,7 +15,7 @@ import pytest
 
 import perfnb
 from perfnb.profile import display
-from perfnb.profile.report import report_data
+from perfnb.profile.report import report_document
 from perfnb.timeline.data import NOTEBOOK_BYTES, bytes_of_report, timeline_bytes
 from perfnb.timeline.timeline import Timeline, Track
 from tests import summaries
@@ -82,7 +82,7 @@ def test_what_a_notebook_saves_of_a_long_profile_is_2_mb_at_most(events: int, st
     assert header["total_events"] == len(line) > header["events"]
     assert header["shortest_ns"] > 0
 
-    widget = ReportWidget(report_data(summary, "id", facts), saved)
+    widget = ReportWidget(report_document(summary, None, facts), "id", saved)
     state = ipywidgets.Widget.get_manager_state(widgets=[widget])
     outputs = [display.static_bundle(summary, line), widget._repr_mimebundle_()[0], state]
     assert len(saved) * 4 / 3 < len(json.dumps(outputs)) <= 2_000_000
@@ -109,12 +109,13 @@ def test_the_widget_holds_the_timeline_and_answers_a_page_that_wants_all(monkeyp
     from perfnb.profile.widget import ReportWidget
 
     summary = summaries.small_cnn()
-    widget = ReportWidget(report_data(summary, timeline={"events": 1}), b"some", lambda: b"all of it")
+    widget = ReportWidget(report_document(summary, None, {"events": 1}), "id", b"some", lambda: b"all of it")
     sent: list[tuple[Any, Any]] = []
     monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append((content, buffers)))
 
     assert widget.get_state()["timeline"] == b"some"
-    assert json.loads(widget.data)["timeline"] == {"events": 1}
+    (tab,) = [tab for tab in json.loads(widget.data)["tabs"] if tab["kind"] == "timeline"]
+    assert tab["sections"][0]["data"] == {"events": 1}
     for asked in ({"timeline": "more"}, "whole", None, {}):
         widget._handle_custom_msg(asked, [])
     assert sent == []
@@ -160,9 +161,9 @@ def test_a_widget_makes_the_whole_when_asked_and_holds_nothing_once_closed(monke
 def test_without_a_timeline_nothing_is_sent_and_no_tab_is_told_of() -> None:
     from perfnb.profile.widget import ReportWidget
 
-    widget = ReportWidget(report_data(summaries.small_cnn()))
+    widget = ReportWidget(report_document(summaries.small_cnn()), "id")
     assert widget.get_state()["timeline"] == b""
-    assert json.loads(widget.data)["timeline"] is None
+    assert "timeline" not in [tab["kind"] for tab in json.loads(widget.data)["tabs"]]
     widget.close()
 
 

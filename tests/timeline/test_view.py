@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 
 from perfnb.attribution.attribution import attribute
 from perfnb.draw import escape, palette
+from perfnb.draw.as_text import document_text
+from perfnb.draw.document import Picture, Table
 from perfnb.draw.shown import WIDGET_VIEW
 from perfnb.profile import display
 from perfnb.profile.display import standalone_page
-from perfnb.profile.report import layer_rows, report_data, summary_html, summary_text
 from perfnb.timeline.build import timeline_of
 from perfnb.timeline.data import MAX_TEXT, timeline_bytes
 from perfnb.timeline.median_step import step_timeline
 from perfnb.timeline.memory import MemoryCurve
-from perfnb.timeline.tab import shown_tracks, timeline_html, timeline_text
+from perfnb.timeline.tab import shown_tracks, timeline_document
 from perfnb.timeline.timeline import Timeline
 from tests import summaries
 from tests.pages import spaced
@@ -170,26 +171,19 @@ def test_names_are_plain_short_and_there_once() -> None:
     assert header["names"].count("same") == 1
 
 
-def test_the_report_says_where_its_layers_are() -> None:
-    summary = summaries.small_cnn()
-    rows = layer_rows(summary, ["model.head", "no such layer", "(loss)"])
-    labels = report_data(summary)["layers"]["label"]
-    assert [labels[row] for row in (rows[0], rows[2])] == ["head", "(loss)"]
-    assert rows[1] == -1
-
-
 def test_a_page_holds_the_timeline_as_data_that_does_not_run() -> None:
     line = timeline(training())
     summary = summaries.small_cnn()
 
     page = standalone_page(summary, line)
 
-    (packed,) = re.findall(r'<script type="application/octet-stream" id="perfnb-timeline">(.*?)</script>', page)
+    (packed,) = re.findall(r'data-trait="timeline"[^>]*>(.*?)</script>', page)
     header, _ = unpacked(base64.b64decode(packed))
     assert header["events"] == len(line)
     (data,) = re.findall(r'<script type="application/json" id="perfnb-data">(.*?)</script>', page)
-    assert json.loads(data)["timeline"] == {"events": len(line), "total_events": len(line), "whole": True}
-    assert 'id="perfnb-timeline"></script>' in standalone_page(summary)
+    (tab,) = [tab for tab in json.loads(data)["tabs"] if tab["kind"] == "timeline"]
+    assert tab["sections"][0]["data"] == {"events": len(line), "total_events": len(line), "whole": True}
+    assert 'data-trait="timeline"></script>' in standalone_page(summary)
 
 
 def test_a_notebook_gets_picture_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,60 +197,46 @@ def test_a_notebook_gets_picture_and_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     display.show(summaries.small_cnn(), timeline(training()))
 
     static, live = shown
-    assert "Timeline · step 0" in static["text/plain"]
+    assert "Step 0 takes 1.00 ms" in static["text/plain"]
     assert "<strong>Timeline</strong>" in static["text/html"]
     assert unpacked(made[0].timeline)[0]["events"] > 0
     assert set(live) == {WIDGET_VIEW}
 
 
 @pytest.mark.slow
-def test_the_static_twin_has_a_small_picture_and_a_row_a_track() -> None:
-    line = timeline(training().kernel("gemm", 1100, 1500, 1600))
+def test_the_static_picture_is_small_and_says_what_it_shows() -> None:
+    (picture, _) = timeline_document(timeline(training().kernel("gemm", 1100, 1500, 1600))).sections
 
-    html = timeline_html(line)
-
-    (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
-    assert len(base64.b64decode(picture)) < 60_000
-    (alt,) = re.findall(r'alt="([^"]*)"', html)
-    assert "step 0, 1.00 ms" in spaced(alt)
+    assert isinstance(picture, Picture)
+    (png,) = re.findall(r'src="data:image/png;base64,([^"]+)"', picture.html())
+    assert len(base64.b64decode(png)) < 60_000
+    (alt,) = re.findall(r'alt="([^"]*)"', picture.html())
+    assert "step 0 takes 1.00 ms" in spaced(alt)
     assert "forward, loss, backward" in alt
-    assert html.count("<tr>") == 1 + 4
-    assert "GPU 0, stream 7" in html
-    assert "gemm in net.first" in html
-    assert html in summary_html(summaries.small_cnn(), line).replace("\n", "")
-    assert "Timeline" not in summary_html(summaries.small_cnn())
 
 
-def test_the_text_of_the_timeline() -> None:
-    lines = timeline_text(timeline(training().kernel("gemm", 1100, 1500, 1600)))
+def test_the_verdict_says_how_busy_gpu_and_host_were() -> None:
+    shown = timeline_document(timeline(training().kernel("gemm", 1100, 1500, 1600)))
 
-    assert lines == [
-        "Timeline · step 0, 1.00 ms",
-        "track             events     busy  share  longest",
-        "Phases                 7  1.00 ms  100 %  0.300 ms forward",
-        "Layers                 8 0.540 ms   54 %  0.160 ms net.second",
-        "Thread 1 (main)       17 0.420 ms   42 %   90.0 µs aten::mm in net.second",
-        "GPU 0, stream 7        1 0.100 ms   10 %  0.100 ms gemm in net.first",
-    ]
-    assert "\n".join(lines) in summary_text(
-        summaries.small_cnn(), timeline=timeline(training().kernel("gemm", 1100, 1500, 1600))
+    assert shown.verdict.sentence == (
+        "Step 0 takes 1.00 ms: GPU 0, stream 7 is busy for 10 % of it and Thread 1 (main) for 42 %."
     )
+    assert shown.verdict.why == (
+        "The longest event of GPU 0, stream 7 is gemm in net.first, 0.100 ms; the longest event of Thread 1 (main) is "
+        "aten::mm in net.second, 90.0 µs."
+    )
+    _, tracks = shown.sections
+    assert isinstance(tracks, Table)
+    assert [row[:4] for row in tracks.rows] == [
+        ("Phases", "forward", pytest.approx(0.3), 7),
+        ("Layers", "net.second", pytest.approx(0.16), 8),
+        ("Thread 1 (main)", "aten::mm in net.second", pytest.approx(0.09), 17),
+        ("GPU 0, stream 7", "gemm in net.first", pytest.approx(0.1), 1),
+    ]
+    assert [row[5] for row in tracks.rows] == pytest.approx([1.0, 0.54, 0.42, 0.1])
 
 
-def test_hostile_names_do_nothing_in_the_static_twin() -> None:
-    made = ByHand().step(0, 1000)
-    net = made.layer("<script>alert(1)</script>")
-    made.call(net, 10, 900).op("$x_{$<img src=x onerror=alert(1)>", 20, 800).op("\x1b[31m\u202e", 810, 880)
-
-    html, text = timeline_html(timeline(made)), timeline_text(timeline(made))
-
-    assert "<script" not in html
-    assert "<img src=x" not in html
-    assert not any(char in "".join(text) for char in "\x1b\u202e")
-    assert all(escape.cells(one) <= 100 for one in text)
-
-
-def test_of_many_threads_the_busiest_are_drawn_and_the_rest_is_counted() -> None:
+def test_of_many_threads_the_busiest_are_drawn_and_listed() -> None:
     made = ByHand().step(0, 1000).op("aten::main", 0, 500)
     for thread in range(2, 40):
         made.op("aten::work", 10, 10 + 10 * thread, thread=thread)
@@ -266,14 +246,13 @@ def test_of_many_threads_the_busiest_are_drawn_and_the_rest_is_counted() -> None
     assert step is not None
     drawn = [track.title for track in shown_tracks(step) if track.kind == "thread"]
     assert drawn == ["Thread 1 (main)", "Thread 37", "Thread 38", "Thread 39"]
-    assert "Tracks of step 0: the busiest 24; 16 more are not listed" in timeline_html(line)
-    text = timeline_text(line)
-    assert text[-1] == "… 32 more tracks, less busy"
-    listed = [" ".join(row.split()[:2]) for row in text[2:-1]]
-    assert listed == ["Phases 1", "Thread 1", *(f"Thread {thread}" for thread in range(34, 40))]
+    text = document_text(timeline_document(line)).splitlines()
+    assert text[-1] == "… 32 more tracks"
+    listed = [" ".join(row.split()[:2]) for row in text[-9:-1]]
+    assert listed == ["Phases other", "Thread 1", *(f"Thread {thread}" for thread in range(39, 33, -1))]
 
 
 def test_a_step_without_length_is_not_drawn() -> None:
-    line = timeline(ByHand().step(5, 5))
-    assert timeline_html(line) == ""
-    assert timeline_text(line) == []
+    shown = timeline_document(timeline(ByHand().step(5, 5)))
+    assert (shown.verdict.sentence, len(shown.sections)) == ("", 1)
+    assert document_text(shown) == "perfnb · timeline"

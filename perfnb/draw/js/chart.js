@@ -1,6 +1,6 @@
 // What charts share: patterns, ticks, a holder that redraws when its width changes.
-import { drawn, figure, freshId, h } from "./dom.js";
-import { duration, share, significant } from "./format.js";
+import { drawn, freshId, h } from "./dom.js";
+import { significant } from "./format.js";
 
 // The style sheet's patterns as fills: [side of the tile, strokes, stroke width, light or dark].
 const STROKES = {
@@ -28,6 +28,21 @@ export function patternFills(marks) {
     return `url(#${id})`;
   });
   return { defs, fills };
+}
+
+// The same strokes, without a ground, as a fill of a canvas; nothing for a mark without a pattern.
+export function canvasPattern(context, { pattern }) {
+  if (!STROKES[pattern]) return null;
+  const [side, path, width, shade] = STROKES[pattern];
+  const fine = Math.ceil(window.devicePixelRatio || 1);
+  const tile = h("canvas", { width: side * fine, height: side * fine });
+  const pen = tile.getContext("2d");
+  pen.scale(fine, fine);
+  Object.assign(pen, { lineWidth: width, lineCap: pattern === "dots" ? "round" : "butt", strokeStyle: shade === "light" ? "#fff8" : "#0007" });
+  pen.stroke(new Path2D(path));
+  const fill = context.createPattern(tile, "repeat");
+  fill.setTransform(new DOMMatrix().scale(1 / fine));
+  return fill;
 }
 
 // Round numbers from 0 to `most`, about `wanted` of them, in steps of 1, 2 or 5 of some unit.
@@ -112,20 +127,3 @@ export function drawnToFit(holder, draw) {
 }
 
 export const swatch = (mark) => h("i", { class: `pf-key pf-${mark.pattern}`, style: `background-color:${mark.colour}`, "aria-hidden": "true" });
-
-// Parts of a whole, {word, colour, pattern, ms, part}: in words, as a fill, and as a bar with a legend, where the part
-// under the pointer is highlighted.
-export const partWords = ({ word, ms, part }) => `${word} ${duration(ms)}, ${share(part)}`;
-export const partFill = (one, more = {}, whole = 1) => h("i", {
-  class: `pf-${one.pattern}`, style: `background-color:${one.colour};flex-grow:${one.part / whole}`, title: partWords(one), ...more,
-});
-export function litBar(label, parts, whole = 1) {
-  const shown = parts.filter(({ ms }) => ms > 0);
-  const light = (i, on) => [bar, legend].forEach((list) => list.children[i].classList.toggle("pf-lit", on));
-  const hover = (i) => ({ pointerenter: () => light(i, true), pointerleave: () => light(i, false) });
-  const bar = h("div", { class: "pf-phases", role: "img", "aria-label": `${label}: ${shown.map(partWords).join("; ")}` },
-    shown.map((one, i) => partFill(one, hover(i), whole)));
-  const legend = h("ul", { class: "pf-legend" }, shown.map((one, i) => h("li", { title: one.title, ...hover(i) }, swatch(one),
-    h("span", { class: "pf-word" }, one.word), h("b", {}, figure(share(one.part))), h("span", { class: "pf-quiet" }, figure(duration(one.ms))))));
-  return [bar, legend];
-}

@@ -1,6 +1,6 @@
 // Any result as a live view, drawn from what perfnb.draw.as_json makes of its document.
 import { codeBlock, fact, figure, h, notesSection, saveButton, titled } from "./dom.js";
-import { inUnit, grouped } from "./format.js";
+import { grouped } from "./format.js";
 import { widgetOf } from "./notebook.js";
 import { bars, effects, heat, scatter, series, strip, valueDots } from "./plots.js";
 import { tableSection } from "./table.js";
@@ -21,7 +21,7 @@ export function verdictBox({ state, sentence, why, next, code, confidence }, mor
 }
 
 const figureEntry = ({ label, value, unit, interval, words, basis, samples }, main) => (main
-  ? h("div", { class: "pf-main" }, h("dt", {}, label), h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(inUnit(value, unit))),
+  ? h("div", { class: "pf-main" }, h("dt", {}, label), h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(words.replace(/ ?\[.*$/, ""))),
     interval && h("span", { class: "pf-interval", title: "95 % confidence interval" }, words.replace(/^[^[]*/, "")), valueDots(samples, unit, interval)), basis && h("small", {}, basis)))
   : fact(label, figure(words), basis));
 

@@ -60,7 +60,7 @@ export class Grid {
     this.head.replaceChildren(h("tr", { role: "row", "aria-rowindex": 1 }, this.shown.map((column) => {
       const direction = this.sort?.column === column ? this.sort.direction : 0;
       const state = ["none", "ascending", "descending"].at(direction);
-      return h("th", { scope: "col", role: "columnheader", "aria-sort": state, class: column.text ? "pf-text" : "" },
+      return h("th", { scope: "col", role: "columnheader", "aria-sort": state, class: column.text || column === this.columns[0] ? "pf-text" : "" },
         h("button", { type: "button", title: column.title, click: () => this.sortBy(column) },
           column.head, h("span", { class: "pf-arrow", "aria-hidden": "true" }, ["", "▲", "▼"].at(direction))));
     })));

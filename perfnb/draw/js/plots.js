@@ -83,7 +83,8 @@ function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
   const known = values.filter((value) => value != null && (!log || value > 0));
   if (log) {
     const [low, high] = [Math.log10(Math.min(...known)), Math.log10(Math.max(...known))];
-    const [a, b] = high - low < 0.3 ? [low - 0.15, high + 0.15] : [low, high];
+    const spare = Math.max(0.04 * (high - low), high - low < 0.3 ? 0.15 : 0);
+    const [a, b] = [low - spare, high + spare];
     return { at: (value) => from + ((to - from) * (Math.log10(Math.max(value, 1e-300)) - a)) / (b - a), ticks: (unit.startsWith("bytes") ? sizeTicks : logTicks)(a, b, (value) => roundNumber(inUnit(value, unit))) };
   }
   const high = Math.max(...known, floor ?? -Infinity);
@@ -112,18 +113,20 @@ function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, s
 
 const legend = (marks) => (marks.length > 1 || marks[0]?.word ? h("ul", { class: "pf-legend" }, marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word)))) : null);
 const known = (values) => (values ?? []).filter((value) => value != null);
-const LINE_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
+const SERIES_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 export function series(section) {
   const { at, lines, levels } = section;
-  const ys = [...lines.flatMap((line) => [...known(line.values), ...known(line.low), ...known(line.high)]), ...Object.values(levels)];
+  const values = [...known(lines.flatMap((line) => line.values)), ...Object.values(levels)];
+  const most = 1.5 * Math.max(...values); // a wide band is cut off, or it would flatten its line
+  const ys = [...values, ...lines.flatMap((line) => [...known(line.low), ...known(line.high).map((value) => Math.min(value, most))])];
   if (!known(lines.flatMap((line) => line.values)).length) return null;
   const marks = lines.map(({ mark }) => mark);
-  const path = (values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${y(value).toFixed(1)}`)).filter(Boolean);
+  const path = (values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
   const draw = (x, y, [right]) => [
     lines.map((line, i) => [
       line.low && line.high && drawn("path", { fill: line.mark.colour, "fill-opacity": 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
-      drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": LINE_DASHES[i % LINE_DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
+      drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
       known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
         drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]),
     Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: FRAME.left, x2: right, y1: y(value), y2: y(value) }),
@@ -146,14 +149,18 @@ export function strip(section) {
 }
 
 export function scatter(section, context) {
-  const { dots, lines } = section;
+  const { lines } = section;
+  const hasPlace = (value, { log }) => value != null && (!log || value > 0);
+  const dots = section.dots.filter((dot) => hasPlace(dot.x, section.x) && hasPlace(dot.y, section.y));
   if (!dots.length) return null;
-  const marks = [...new Map([...dots, ...lines.map(([mark]) => ({ mark }))].map(({ mark }) => [mark.word, mark])).values()];
+  const marks = [...new Map(dots.map(({ mark }) => [mark.word, mark])).values()];
   const points = lines.flatMap(([, ends]) => ends);
   const draw = (x, y, [right], fills) => {
     const placed = dots.map((dot) => ({ at: [x(dot.x), y(dot.y)], radius: 5, name: dot.label }));
     return [
-      lines.map(([mark, ends]) => drawn("path", { class: "pf-roof-line", style: `stroke:${mark.colour}`, d: `M${ends.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join("L")}` })),
+      lines.map(([mark, ends], i) => [drawn("path", { class: "pf-roof-line", style: `stroke:${mark.colour}`, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length],
+        d: `M${ends.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join("L")}` }),
+      drawn("text", { class: "pf-halo", x: right - 4, y: y(ends.at(-1)[1]) - 6, "text-anchor": "end" }, mark.word)]),
       dots.map((dot, i) => drawn("circle", { class: "pf-point", cx: placed[i].at[0], cy: placed[i].at[1], r: 5, fill: fills[marks.findIndex(({ word }) => word === dot.mark.word)],
         click: () => section.selects && context.reveal(section.selects, dot.label) },
         drawn("title", {}, `${dot.label}: ${inUnit(dot.x, section.x.unit)}, ${inUnit(dot.y, section.y.unit)}`))),

@@ -17,8 +17,8 @@ export function textIn(cell, unit) {
 const isKnown = (cell) => (typeof cell === "string" ? cell !== "" : isObject(cell) ? cell.number != null || "word" in cell : cell != null);
 
 const PIXELS = 7.2;
-const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 250 : 170,
-  PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length)) + 24));
+const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 250 : 220,
+  PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length + (isObject(cell) && "word" in cell ? 3 : 0))) + 24));
 
 function cellBar(column, cell, most) {
   const part = (value) => (most > 0 ? (100 * Math.max(0, value ?? 0)) / most : 0);
@@ -109,9 +109,10 @@ export function tableSection(section, context) {
       holder.replaceChildren(innerTable(inner, (row) => (inside ? inside[row] === 1 : row === i), context));
     };
     if (inner) fill(nested);
-    const known = columns.map((column, c) => [column, rows[i][c]]).slice(1).filter(([column, cell]) => isKnown(cell) && (column.unit !== "text" || textIn(cell, "text").length < 40));
+    const heading = section.names?.[i] ?? path(i);
+    const known = columns.map((column, c) => [column, rows[i][c]]).slice(heading.endsWith(textIn(rows[i][0], "text")) ? 1 : 0).filter(([column, cell]) => isKnown(cell) && (column.unit !== "text" || textIn(cell, "text").length < 40));
     return [
-      h("h3", {}, section.names?.[i] ?? path(i)), details?.[i] && h("p", {}, details[i]),
+      h("h3", {}, heading), details?.[i] && h("p", {}, details[i]),
       h("dl", {}, known.map(([column, cell]) => h("div", {}, h("dt", {}, column.head), h("dd", {}, figure(textIn(cell, column.unit)))))),
       (section.selects || []).filter(([key]) => context.has(key)).map(([key, words]) => h("p", { class: "pf-buttons" },
         h("button", { type: "button", click: () => context.reveal(key, textIn(rows[i][0], "text"), i) }, words))),
@@ -141,8 +142,9 @@ export function tableSection(section, context) {
   });
   if (nesting) view.grid.setOpen(nesting.path.length ? nesting.path.filter((i) => containers.includes(i)) : parent.flatMap((up, i) => (up < 0 ? [i] : [])));
   // A name is a row's own, its path, or its number.
-  const places = new Map(rows.flatMap((row, i) => [[textIn(row[0], "text"), i]]));
-  rows.forEach((_, i) => { places.set(section.names?.[i] ?? path(i), i); });
+  // Of rows with the same name, the first, which is the most important one, is selected.
+  const places = new Map(rows.map((row, i) => [textIn(row[0], "text"), i]).reverse());
+  for (let i = rows.length - 1; i >= 0; i -= 1) places.set(section.names?.[i] ?? path(i), i);
   const reveal = (name) => {
     if (name?.sortBy) return view.grid.sortDown(shown.find(({ head }) => head === name.sortBy));
     const at = typeof name === "number" ? name : places.get(name);

@@ -2,7 +2,7 @@
 // partners, a marked range) and above them (overview, axis). A frame costs as much as its pixels, however many events
 // there are: each row is one line of pixels, computed pixel by pixel with a search, and stretched to the row's height.
 import { canvasTheme, mixed } from "../../draw/js/canvas.js";
-import { niceTicks, roundSize } from "../../draw/js/chart.js";
+import { canvasPattern, niceTicks, roundSize } from "../../draw/js/chart.js";
 import { duration } from "../../draw/js/format.js";
 import { placeOf } from "../../draw/js/search.js";
 import { placeNear } from "./store.js";
@@ -28,7 +28,7 @@ function timelineTheme(element) {
 }
 
 // Colours of boxes as pixels, and of their labels: by kind, shade, share of the pixel, and whether a search hides them.
-function boxPalette(kinds, { fg, bg }) {
+function boxPalette(kinds, { fg, bg }, context) {
   const colours = new Uint32Array(kinds.length * SHADES.length * COVERS * 2);
   const words = [];
   kinds.forEach(({ colour }, k) => {
@@ -45,14 +45,14 @@ function boxPalette(kinds, { fg, bg }) {
       }
     });
   });
-  return { colours, words };
+  return { colours, words, patterns: kinds.map((kind) => canvasPattern(context, kind)) };
 }
 
 // Ops of one kind are shaded by name; phases, steps and layers have the plain colour of their kind.
 const PLAIN = 2;
 const shadeOf = (row, name) => (row.shaded ? (Math.imul(name, 0x9e3779b1) >>> 16) % SHADES.length : PLAIN);
 
-// One row as pixels[base..base + width); boxes wide enough for a label go to `boxes`.
+// One row as pixels[base..base + width); boxes wide enough for a pattern go to `boxes`.
 function paintRow(store, row, t0, t1, width, pixels, base, { colours }, roomy, boxes) {
   const { start, duration, kind, name, before, lit, longest } = store;
   const scale = width / (t1 - t0);
@@ -296,7 +296,7 @@ export function timelineFrame(state, canvas, top) {
 
   const setTheme = (element) => {
     look.theme = timelineTheme(element);
-    look.palette = boxPalette(state.store.header.kinds, look.theme);
+    look.palette = boxPalette(state.store.header.kinds, look.theme, context);
     look.version += 1;
     widths = new Float32Array(state.store.labels.length);
   };
@@ -315,11 +315,21 @@ export function timelineFrame(state, canvas, top) {
     const shown = look.layout.lanes.flatMap((lane) => lane.rows.map((row) => [row, rowTop(row) - state.scroll])).filter(([, y]) => y > -LANE.row && y < size.height);
     const boxes = [];
     const pixels = strip.pixels(across, Math.max(1, Math.ceil(size.height / LANE.row) + 2));
-    shown.forEach(([row], r) => paintRow(store, row, state.t0, state.t1, across, pixels, r * across, look.palette, 24 * size.ratio, boxes));
+    shown.forEach(([row], r) => paintRow(store, row, state.t0, state.t1, across, pixels, r * across, look.palette, 8 * size.ratio, boxes));
     strip.put();
     context.imageSmoothingEnabled = false;
     shown.forEach(([, y], r) => context.drawImage(strip.canvas, 0, r, across, 1, 0, y, size.width, LANE.row - 1));
     return boxes;
+  };
+
+  // Patterns leave the edges plain, so that the colour shows.
+  const drawPatterns = (boxes) => {
+    for (const { i, row, from, to, dim } of boxes) {
+      const pattern = look.palette.patterns[state.store.kind[i]];
+      if (!pattern || dim) continue;
+      context.fillStyle = pattern;
+      context.fillRect(from / size.ratio, rowTop(row) - state.scroll + 3, (to - from) / size.ratio - 1, LANE.row - 7);
+    }
   };
 
   const widthOf = (code) => {
@@ -340,8 +350,13 @@ export function timelineFrame(state, canvas, top) {
       widthOf(code);
       const letters = Math.floor((text.length * room) / widths[code]) - 1;
       if (widths[code] > room && letters < 2) continue;
-      context.fillStyle = dim ? cssOf(look.theme.quiet) : look.palette.words[store.kind[i] * SHADES.length + shadeOf(row, store.name[i])];
       const y = rowTop(row) - state.scroll + LANE.row / 2;
+      const shade = store.kind[i] * SHADES.length + shadeOf(row, store.name[i]);
+      if (!dim && look.palette.patterns[store.kind[i]]) {
+        const ground = look.palette.colours[(shade * COVERS + COVERS - 1) * 2];
+        paintBox(context, cssOf([ground & 255, (ground >> 8) & 255, (ground >> 16) & 255]), from - 2, y - 6, Math.min(widths[code], room) + 4, 12);
+      }
+      context.fillStyle = dim ? cssOf(look.theme.quiet) : look.palette.words[shade];
       if (widths[code] <= room) context.fillText(text, from, y);
       else context.fillText(`${text.slice(0, letters)}…`, from, y, room);
     }
@@ -400,6 +415,7 @@ export function timelineFrame(state, canvas, top) {
     for (const [time] of marks) paintBox(context, cssOf(theme.line), Math.round(x(time)), 0, 1, size.height);
     const boxes = drawRows();
     drawMemory();
+    drawPatterns(boxes);
     drawNames(boxes);
     const steps = store.tracks.find((track) => track.kind === "steps");
     context.fillStyle = cssOf(theme.fg, 0.28);

@@ -46,14 +46,6 @@ function plainTimeline(element, store, facts, showLayer) {
   };
 }
 
-// The static twin's part on the timeline, for a browser that cannot unpack it.
-function twinsTracks(id) {
-  if (!/^[\w-]+$/.test(id)) return null;
-  const tables = [...document.querySelectorAll(`.perfnb-static-${id} table`)];
-  const found = tables.find((table) => table.caption?.textContent.startsWith("Tracks of "));
-  return found ? h("div", { class: "perfnb-static" }, found.cloneNode(true)) : null;
-}
-
 const wholes = new WeakMap();
 
 // All events of a long trace, requested from the kernel once per model; without a kernel there is no answer.
@@ -67,7 +59,7 @@ function wholeOf(model) {
   return wholes.get(model);
 }
 
-function timelineTab(model, data, facts, showLayer) {
+function timelineTab(model, timeline, facts, showLayer) {
   const notice = h("p", { class: "pf-quiet pf-empty", role: "status" }, "Loading the timeline …");
   const element = h("div", { class: "pf-view pf-timeline" }, notice);
   let [view, wanted] = [null, null];
@@ -87,10 +79,9 @@ function timelineTab(model, data, facts, showLayer) {
     } catch (error) {
       const missing = typeof DecompressionStream === "undefined";
       notice.textContent = missing ? "This browser cannot unpack the timeline: it has no DecompressionStream. The Layers and Ops tabs have the totals." : `The timeline cannot be read: ${error.message}`;
-      element.append(twinsTracks(data.id) ?? "");
       return;
     }
-    if (!data.timeline.whole) wholeOf(model).then(put).catch(() => {});
+    if (!timeline.whole) wholeOf(model).then(put).catch(() => {});
   };
   const shown = () => {
     if (!begun) begin();
@@ -100,7 +91,7 @@ function timelineTab(model, data, facts, showLayer) {
     wanted = facts.row(name);
     view?.goToLayer(wanted);
   };
-  return { element, shown, size: grouped(data.timeline.total_events), reveal };
+  return { element, shown, size: grouped(timeline.total_events), reveal };
 }
 
 // Layers by their rows in the table of layers.
@@ -109,5 +100,5 @@ function layerNames(table) {
   return { path: (row) => names[row] ?? "", brief: (row) => (names[row] ?? "").split(".").slice(-2).join("."), row: (name) => names.indexOf(name) };
 }
 
-pictures.timeline = ({ model, data, document, table, reveal }) => (model.get("timeline")?.byteLength > 0
-  ? timelineTab(model, { timeline: data, id: document.id }, layerNames(table), (row) => reveal("layers", row)) : null);
+pictures.timeline = ({ model, data, table, reveal }) => (model.get("timeline")?.byteLength > 0
+  ? timelineTab(model, data, layerNames(table), (row) => reveal("layers", row)) : null);

@@ -1,0 +1,106 @@
+"""Two steps timed in pairs: the words and the picture for the documents that show them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from perfnb import quantities as fmt
+from perfnb.draw.document import Axis, State, Strip
+from perfnb.draw.palette import BLUE, Mark
+from perfnb.profile.timing import noise_sentences
+from perfnb.stats.intervals import FEWEST_PAIRS
+from perfnb.stats.planning import MOST_NEEDED
+
+if TYPE_CHECKING:
+    from perfnb.bench.paired_times import PairedTimes
+
+_STATES: dict[str, State] = {"faster": "good", "slower": "bad", "same": "none", "inconclusive": "open"}
+_WHO = {
+    "worker processes": "Worker processes prefetch batches for one step while the other runs",
+    "processes": "Other processes may work for one step while the other runs",
+    "threads": "Threads may work for one step while the other runs",
+    "something": "A step is slower back to back than interleaved, as if something worked for it while the other runs",
+}
+#: No larger factor is named as one that pairs can detect.
+_FACTOR = 10.0
+#: Most pairs that are drawn.
+_MOST_DOTS = 1000
+
+
+def effect_words(times: PairedTimes) -> str:
+    """The effect on the time: ``0.900 × [0.895, 0.905], 10 % less time``."""
+    ratio = times.ratio
+    effect = fmt.with_interval(fmt.ratio(ratio), ratio, times.ratio_ci)
+    if times.verdict not in ("faster", "slower"):
+        return effect
+    return f"{effect}, {fmt.share(abs(ratio - 1))} {'less' if ratio < 1 else 'more'} time"
+
+
+def pairs_answer(times: PairedTimes) -> tuple[State, str, str]:
+    """What the pairs say about the candidate's time: the state, a sentence, and what to do."""
+    state, within = _STATES[times.verdict], fmt.share(times.comparison.equal_within)
+    if times.ratio_ci is None:
+        return (state, *_too_few(times))
+    if times.verdict == "same":
+        return state, f"baseline and candidate take the same time within {within}: {effect_words(times)}", ""
+    if times.verdict == "inconclusive":
+        sentence = f"neither a difference nor equality within {within} was shown: {effect_words(times)}"
+        return state, sentence, "Raise budget_s, or use a quieter machine."
+    return state, f"the candidate is {times.verdict}: {effect_words(times)}", ""
+
+
+def _too_few(times: PairedTimes) -> tuple[str, str]:
+    blocks, take = times.blocks, ""
+    if blocks is not None and blocks.round_s is not None:
+        take = f": {FEWEST_PAIRS} pairs take about {fmt.duration(FEWEST_PAIRS * blocks.round_s * 1e3)}"
+    if blocks is not None and not blocks.lead:
+        few = "too few pairs for a verdict: a fair comparison needs blocks, and there was no time for any"
+    else:
+        few = f"too few pairs for a verdict: {len(times.a_ms)} of the {FEWEST_PAIRS} that an interval needs"
+    return few, f"Raise budget_s{take}."
+
+
+def pairs_words(times: PairedTimes) -> str:
+    """How many pairs there are, and which difference they would have shown."""
+    pairs = f"{fmt.counted(len(times.a_ms), 'pair')}{'' if times.blocks is None else ' of blocks'} in random order"
+    least = times.smallest_detectable
+    if times.ratio_ci is None or not math.isfinite(least):
+        return pairs
+    if least < 1:
+        return f"{pairs}, which detect a difference of {fmt.share(least)} in 9 of 10 runs"
+    if least < _FACTOR:
+        return f"{pairs}, which detect a factor of {fmt.significant(1 + least, trim=True)} in 9 of 10 runs"
+    return f"{pairs}, which vary too much to detect even a factor of {_FACTOR:.0f}"
+
+
+def pairs_strip(times: PairedTimes) -> Strip:
+    """Pairs as dots, of very many some."""
+    every = math.ceil(len(times.a_ms) / _MOST_DOTS)
+    title = "Every pair" if every == 1 else f"One of every {every} pairs"
+    mark = Mark("pair" if times.blocks is None else "pair of blocks", BLUE, "█", "solid")
+    axis = Axis(f"time of {times.b_name} divided by that of {times.a_name}", "ratio")
+    ratios = times.pairs["ratio"].tolist()[::every]
+    return Strip(title, axis, ((mark, ratios),), ("the same", 1.0), "pairs")
+
+
+def pairs_notes(times: PairedTimes) -> Iterator[str]:
+    """How the pairs were measured, and what may have disturbed them."""
+    blocks = times.blocks
+    if blocks is not None and blocks.lead:
+        lead, turns = (fmt.counted(count, "turn") for count in (blocks.lead, blocks.turns))
+        yield (
+            f"{_WHO[blocks.who]}. So each pair consists of two blocks of {turns} back to back, each after {lead} that "
+            "only use up prefetched batches."
+        )
+    elif blocks is not None:
+        yield f"{_WHO[blocks.who]}."
+    if blocks is None and times.needed > len(times.a_ms) and times.verdict == "inconclusive":
+        needed = f"more than {MOST_NEEDED:,}" if times.needed >= MOST_NEEDED else f"{times.needed:,}"
+        yield f"The pilot suggests {needed} pairs, more than the budget allows."
+    if times.comparison.correlation:
+        yield "Successive pairs are autocorrelated, so the interval is wider."
+    if times.steady is False:
+        yield "The steps had not reached a steady state when the warm-up ended."
+    yield from noise_sentences(times.noise)

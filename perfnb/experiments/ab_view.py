@@ -1,0 +1,278 @@
+"""An A/B test as a document: the verdict or decision, its effects, the pairs, and the figures of both sides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.bench import deciding
+from perfnb.bench.pairs_view import effect_words, pairs_answer, pairs_notes, pairs_strip, pairs_words
+from perfnb.bench.quality import DIFFERENCE, SLACK
+from perfnb.draw.document import (
+    Cell,
+    Column,
+    Document,
+    Effect,
+    Effects,
+    Interval,
+    State,
+    Table,
+    Unit,
+    Value,
+    Verdict,
+    words,
+)
+from perfnb.experiments.decision import SIDES, of_two_ceilings
+from perfnb.profile.summary import device_words
+
+if TYPE_CHECKING:
+    from perfnb.experiments.ab_test import ABTest
+
+_STATES: dict[str, State] = {deciding.ACCEPT: "good", deciding.REJECT: "bad", deciding.INCONCLUSIVE: "open"}
+#: By metric, its label and the unit in which it is shown; losses have neither.
+_METRICS: dict[str, tuple[str, Unit]] = {
+    "median_ms": ("median step", "ms"),
+    "p95_ms": ("p95 step", "ms"),
+    "throughput_per_s": ("throughput", "samples/s"),
+    "flops_per_s": ("FLOP/s", "flops/s"),
+    "utilisation": ("utilisation", "share"),
+    "peak_memory_bytes": ("peak memory", "bytes"),
+    "flops": ("FLOPs", "flops"),
+}
+#: Metrics of which less is better; the others follow from the step time. Losses are of this kind too.
+_COSTS = ("median_ms", "p95_ms", "peak_memory_bytes", "flops")
+#: How far apart, in log units, the ratio of the medians and that of the pairs may be without a remark.
+_APART = 0.01
+
+
+def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
+    """The answer first; below 6 pairs, no effect on the time is shown, only the pairs."""
+    state, sentence, advice = pairs_answer(test)
+    if test.judged:
+        sentence, advice = reason(test)
+        state, sentence = _STATES[test.decision], f"{fmt.capital(test.decision)}: {sentence}"
+    names = (test.a_name, test.b_name)
+    sides = tuple(f"{side}: {name}" for side, name in zip(SIDES, names, strict=True) if names != SIDES)
+    strip, effects = (
+        pairs_strip(test),
+        Effects("Candidate against baseline", tuple(_effects(test)), test.comparison.equal_within, "figure"),
+    )
+    few = test.ratio_ci is None and not test.judged
+    return Document(
+        "A/B test",
+        test.change or f"{test.b_name} against {test.a_name}",
+        device_words(test.environment) if test.environment else "",
+        Verdict(state, fmt.capital(sentence), next=advice),
+        facts=(*sides, pairs_words(test)),
+        sections=(strip,) if few else (effects, strip, _table(test)),
+        notes=tuple(_notes(test)),
+        tabs=tabs,
+    )
+
+
+def reason(test: ABTest) -> tuple[str, str]:
+    """The reason for the decision, as a sentence without its capital and full stop, and what to do."""
+    cause, about = test.outcome.cause, test.outcome.about
+    if cause in (deciding.CANNOT_TELL, deciding.SLOWER, deciding.NO_GAIN):
+        return pairs_answer(test)[1:]
+    if cause == deciding.WORSE:
+        return f"the results are not good enough, whatever the speed: {_worse(test)}", ""
+    if cause == deciding.OVER:
+        return f"the candidate exceeds a limit: {'; '.join(_against(test, name) for name in about)}", ""
+    faster = f"the candidate is faster ({effect_words(test)})"
+    if cause == deciding.UNJUDGED and about:
+        return f"{faster}, but {_unlimited(test)}", _limits(about)
+    if cause == deciding.UNJUDGED:
+        how = "Pass check or quality." if test.check is None else "Return the loss from both steps, or pass quality."
+        return f"{faster}, but its results could not be checked: {test.quality.said}", how
+    if cause == deciding.UNMEASURED:
+        unchecked = "; ".join(_unchecked(test, name) for name in about)
+        return f"{faster}, but not all limits could be checked: {unchecked}", ""
+    if cause == deciding.UNSURE:
+        near = [
+            f"{_METRICS[each.name][0]} {fmt.interval(each.value, each.bounds)} may exceed the limit of "
+            f"{fmt.duration(each.limit)}"
+            for each in test.resources
+            if each.name in about
+        ]
+        return f"{faster}, but {' and '.join(near)}", "Raise budget_s."
+    if test.check is not None:
+        return f"{faster}, and its results agree", ""
+    losses = ", ".join(loss.name for loss in test.quality.losses)
+    return f"{faster}, and its losses are within the limits ({losses})", ""
+
+
+def _effects(test: ABTest) -> Iterator[Effect]:
+    """What is larger or smaller, of everything of which less is better."""
+    limited: dict[str, Any] = {thing.name: thing for thing in (*test.quality.losses, *test.resources)}
+    for name, row in test.table.iterrows():
+        metric, ratio = str(name), _known_ratio(test, str(name), row)
+        if ratio is None or not ratio > 0 or (metric in _METRICS and metric not in _COSTS):
+            continue
+        words = [test.verdict] if metric == "median_ms" else []
+        if (thing := limited.get(metric)) is not None:
+            words.append(f"{'over' if thing.exceeded else 'near' if thing.unsure else 'within'} its limit")
+        yield Effect("step time" if metric == "median_ms" else _label(metric), ratio, _bounds(row), ", ".join(words))
+
+
+def _known_ratio(test: ABTest, metric: str, row: Any) -> float | None:
+    """The ratio of a metric; too few pairs say nothing about times."""
+    timed = metric in _METRICS and metric not in ("peak_memory_bytes", "flops")
+    return None if timed and test.ratio_ci is None else fmt.known(row["ratio"])
+
+
+def _bounds(row: Any) -> tuple[float, float] | None:
+    return fmt.known_bounds((row["ci_low"], row["ci_high"]))
+
+
+def _table(test: ABTest) -> Table:
+    rows, details = list[tuple[Cell, ...]](), list[str]()
+    for name, row in test.table.iterrows():
+        metric, ratio, limit = str(name), _known_ratio(test, str(name), row), fmt.known(row["limit"])
+        unit = _unit(metric, row)
+        if row[list(SIDES)].isna().all() and limit is None:
+            continue
+        sides: list[Cell] = [Value(fmt.known(row[side]), unit) for side in SIDES]
+        if metric == "median_ms":
+            timings = (test.baseline.timing, test.candidate.timing)
+            sides = [Value(timing.median_ms, "ms", timing.ci_ms) for timing in timings]
+        elif metric not in _METRICS:  # a loss that is not finite is shown as it is
+            sides = [_loss(row[side]) for side in SIDES]
+        rows.append((_label(metric), *sides, _value(ratio, "ratio", _bounds(row)), _value(limit, unit)))
+        details.append(_apart(test) if metric == "median_ms" and ratio is not None else "")
+    columns = (
+        Column("figure"),
+        *(Column(side, "number") for side in SIDES),
+        Column("ratio", "number", help="candidate divided by baseline; of times, that of the pairs"),
+        Column("limit", "number", priority=1),
+    )
+    return Table("Baseline and candidate", columns, rows, details=details, noun="figure", key="figures")
+
+
+def _value(number: float | None, unit: Unit, bounds: Interval | None = None) -> Cell:
+    return "" if number is None else Value(number, unit, bounds)
+
+
+def _loss(value: Any) -> Cell:
+    return "" if pd.isna(value) else Value(value) if math.isfinite(value) else str(value)
+
+
+def _losses(test: ABTest) -> list[str]:
+    return [loss.name for loss in test.quality.losses]
+
+
+def _label(metric: str) -> str:
+    if metric in _METRICS:
+        return _METRICS[metric][0]
+    return "difference" if metric == DIFFERENCE else f"loss: {metric}"
+
+
+def _unit(metric: str, row: Any) -> Unit:
+    return str(row["unit"]) if metric == "throughput_per_s" else _METRICS.get(metric, ("", "number"))[1]
+
+
+def _apart(test: ABTest) -> str:
+    """A remark where the medians by themselves have another ratio than the pairs."""
+    medians = test.candidate.median_ms / test.baseline.median_ms
+    if abs(math.log(medians / test.ratio)) <= _APART:
+        return ""
+    return f"The ratio is that of the pairs; times vary so much that the medians alone would give {fmt.ratio(medians)}."
+
+
+def _notes(test: ABTest) -> Iterator[str]:
+    quality, cause = test.quality, test.outcome.cause
+    if quality.judged_by == "results" and quality.losses:
+        limit = fmt.significant(quality.losses[0].limit, trim=True)
+        basis = f", which rounding in {quality.dtype} can explain" if quality.dtype else ""
+        yield (
+            "The results of both steps after the warm-up were compared. The accepted difference is "
+            f"{limit} times the largest value{basis}."
+        )
+        if cause == deciding.WORSE:
+            yield "Two training steps need a model each, with equal weights."
+            if math.isfinite(quality.losses[0].candidate):
+                yield "To accept a larger difference, pass limits={'difference': ...} or a quality function."
+    if test.check == "" and cause != deciding.GAIN:
+        yield "The results agree."
+    if test.judged and not quality.losses and cause != deciding.UNJUDGED:
+        yield f"The results could not be checked: {quality.said}."
+    if free := [loss for loss in quality.losses if loss.limit is None and loss.largest is not None]:
+        yield f"A loss without a limit may exceed the baseline's by {fmt.share(SLACK)}."
+        if any(loss.name in test.outcome.about for loss in free):
+            yield "Rounding alone can make two training runs diverge by more than that: pass limits."
+    yield from pairs_notes(test)
+    if test.table["candidate"].notna()["utilisation"]:
+        yield "Utilisation is the step's FLOPs divided by what this machine could have computed in that time."
+    if of_two_ceilings(test.baseline, test.candidate):
+        yield (
+            f"The baseline's utilisation is relative to the {test.baseline.ceiling} ceiling, the candidate's to the "
+            f"{test.candidate.ceiling} ceiling: compare FLOP/s instead."
+        )
+    if test.judged and not test.profiles:
+        yield "Memory and utilisation were not measured; profile=True measures them."
+    if "torch" in test.environment:
+        yield f"Measured with {_origin(test.environment)}."
+
+
+def _origin(environment: Mapping[str, Any]) -> str:
+    """With what it was measured: ``torch 2.13 on host, commit 1234abcd``."""
+    words = f"torch {environment['torch']}"
+    if environment.get("host"):
+        words += f" on {environment['host']}"
+    if environment.get("commit"):
+        changed = " with uncommitted changes" if environment.get("uncommitted") else ""
+        words += f", commit {str(environment['commit'])[:10]}{changed}"
+    return words
+
+
+def _worse(test: ABTest) -> str:
+    losses = {loss.name: loss for loss in test.quality.losses}
+    worse = []
+    for name in test.outcome.about:
+        loss = losses[name]
+        if name == DIFFERENCE and test.check is not None:
+            # A different structure is neither more nor less.
+            most = f" (limit {fmt.significant(loss.limit, trim=True)})" if math.isfinite(loss.candidate) else ""
+            worse.append(f"{test.quality.said}{most}")
+        elif fmt.known(loss.candidate) is None:
+            worse.append(f"{name} is {loss.candidate}")
+        else:
+            worse.append(_against(test, name))
+    return "; ".join(worse)
+
+
+def _against(test: ABTest, name: str) -> str:
+    row = test.table.loc[name]
+    value, limit = (_exact(name, row[column], row) for column in ("candidate", "limit"))
+    return f"{_label(name).removeprefix('loss: ')} {value} (limit {limit})"
+
+
+def _limits(about: tuple[str, ...]) -> str:
+    return f"Pass limits={{{', '.join(f'{name!r}: ...' for name in about)}}}."
+
+
+def _unlimited(test: ABTest) -> str:
+    """Why losses cannot be judged."""
+    about = test.outcome.about
+    odd = [loss for loss in test.quality.losses if loss.name in about and loss.baseline is not None]
+    why = f"{odd[0].name} of the baseline is {odd[0].baseline}" if odd else "no limit on quality loss was given"
+    others = [name for name in test.limits if name not in {*test.table.index, *about}]
+    return why + "".join(f"; limits names {name!r}, which quality does not return" for name in others)
+
+
+def _unchecked(test: ABTest, name: str) -> str:
+    if name in test.table.index:
+        return f"{_METRICS[name][0]} could not be measured"
+    return f"quality returned no loss {name!r}, only {', '.join(_losses(test))}"
+
+
+def _exact(metric: str, value: Any, row: Any) -> str:
+    """A figure, with more digits if it would otherwise look equal to its limit."""
+    unit = _unit(metric, row)
+    if words(row["candidate"], unit) == words(row["limit"], unit):
+        return f"{float(value):.9g} {'' if unit == 'number' else unit}".strip()
+    return fmt.significant(value, trim=True) if unit == "number" else words(value, unit)

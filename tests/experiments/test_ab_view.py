@@ -1,0 +1,146 @@
+"""What an A/B test says first, and which figures stand where, for planted inputs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from perfnb.bench.paired_times import BlockPlan
+from perfnb.bench.pairs_view import pairs_answer, pairs_words
+from perfnb.draw.as_text import document_text
+from perfnb.draw.document import Document, Effects, Strip, Table
+from perfnb.experiments.ab_test import ABTest
+from perfnb.experiments.decision import NOT_COMPARED
+from tests.experiments.ab_samples import EXAMPLES, experiment, figures
+
+RATIO = r"\d\.\d+ × \[\d\.\d+, \d\.\d+\]"
+#: By example, the beginning of its verdict, and its advice.
+SAID = {
+    "accept": (f"Accept: the candidate is faster \\({RATIO}, 9.9 % less time\\), and its results agree", ""),
+    "judged": (f"Accept: .*{RATIO}, .*, and its losses are within the limits \\(val_loss, 1 - F1\\)", ""),
+    "wrong": ("Reject: the results are not good enough, .*: the result differs by .* \\(limit 0.0001\\)", ""),
+    "worse": ("Reject: the results are not good enough, .*: val_loss 0.3201 \\(limit 0.32\\)", ""),
+    "worse than the baseline": ("Reject: the results are not good enough, .*: val_loss 1.38 \\(limit 1.24\\)", ""),
+    "over": ("Reject: the candidate exceeds a limit: median step 9.01 ms \\(limit 8.00 ms\\)", ""),
+    "near a limit": (f"Inconclusive: .*{RATIO}, .*, but .* may exceed the limit of 9.01 ms", "Raise budget_s."),
+    "of another form": ("Reject: .*: the result has different keys$", ""),
+    "nan": ("Inconclusive: .*, but loss of the baseline is nan; limits names 'accuracy'", "Pass limits={'loss': ...}."),
+    "slower": (f"Reject: the candidate is slower: {RATIO}, 30 % more time", ""),
+    "no gain": (f"Reject: baseline and candidate take the same time within 2.0 %: {RATIO}", ""),
+    "cannot tell": (
+        f"Inconclusive: neither a difference nor equality within 2.0 % was shown: {RATIO}",
+        "Raise budget_s, ",
+    ),
+    "too few": ("Inconclusive: too few pairs for a verdict: 4 of the 6", "Raise budget_s."),
+    "wide": ("Inconclusive: neither a difference nor equality", "Raise budget_s, or use a quieter machine."),
+    "silent": ("Inconclusive: .* could not be checked: a step returns no tensor", "Return the loss from both steps"),
+    "unlimited": ("Inconclusive: .*, but no limit on quality loss was given", "Pass limits={'val_loss': ...}."),
+    "unchecked": ("Inconclusive: .* p95 step could not be measured; quality returned no loss 'vall_oss', only", ""),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_decision_and_its_reason_come_first(name: str) -> None:
+    example, (sentence, advice) = EXAMPLES[name], SAID[name]
+    verdict = example._document().verdict
+
+    assert re.match(sentence, verdict.sentence), verdict.sentence
+    assert verdict.next.startswith(advice)
+    assert bool(advice) == bool(verdict.next)
+    assert verdict.state == {"accept": "good", "reject": "bad", "inconclusive": "open"}[example.decision]
+    assert example.reason.startswith(verdict.sentence.partition(": ")[2].capitalize()[:10])
+    assert example.reason.endswith(verdict.next or ".")
+    assert example.to_markdown().startswith(f"**{'✓▲?'[('good', 'bad', 'open').index(verdict.state)]} ")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "pairs", "noise", "state", "words"),
+    [
+        (0.8, 60, 0.01, "good", "The candidate is faster: 0.8"),
+        (1.3, 60, 0.01, "bad", "The candidate is slower: 1.3"),
+        (1.0, 60, 0.01, "none", "Baseline and candidate take the same time within 2.0 %: "),
+        (1.0, 12, 0.3, "open", "Neither a difference nor equality within 2.0 % was shown: "),
+        (0.5, 5, 0.01, "open", "Too few pairs for a verdict: 5 of the 6 that an interval needs"),
+    ],
+)
+def test_without_a_decision_the_verdict_comes_first(
+    ratio: float, pairs: int, noise: float, state: str, words: str
+) -> None:
+    verdict = timed(ratio, pairs, noise).verdict
+    assert (verdict.state, verdict.sentence[: len(words)]) == (state, words)
+
+
+def timed(ratio: float, pairs: int = 60, noise: float = 0.01) -> Document:
+    """A test of which only the time is known."""
+    return ABTest(**vars(experiment(ratio, pairs, noise)), quality=NOT_COMPARED)._document()
+
+
+def test_below_six_pairs_there_are_only_the_dots() -> None:
+    document = timed(0.5, 4)
+    (strip,) = document.sections
+    assert isinstance(strip, Strip)
+    assert len(strip.groups[0][1]) == 4
+    assert "detect" not in document_text(document)
+    judged = EXAMPLES["too few"]._document()
+    assert not next(section for section in judged.sections if isinstance(section, Effects)).rows
+    assert "ratio" not in document_text(judged).partition("Baseline and candidate")[2].splitlines()[1]
+
+
+def test_every_pair_is_a_dot_at_its_own_ratio() -> None:
+    times = replace(experiment(1.0, 20), a_ms=(10.0,) * 20, b_ms=(10.0,) * 19 + (900.0,))
+    document = ABTest(**vars(times))._document()
+    strip = next(section for section in document.sections if isinstance(section, Strip))
+    assert list(strip.groups[0][1]) == [1.0] * 19 + [90.0]
+
+
+def test_effects_and_table_have_the_same_ratio_and_say_where_the_medians_differ() -> None:
+    example = EXAMPLES["cannot tell"]
+    document = example._document()
+    effects = next(section for section in document.sections if isinstance(section, Effects))
+    table = next(section for section in document.sections if isinstance(section, Table))
+
+    assert effects.rows[0].ratio == example.ratio
+    median = {row[0]: row for row in table.rows}["median step"]
+    assert median[3].number == example.ratio
+    apart = f"{example.candidate.median_ms / example.baseline.median_ms:.3g} ×"
+    assert (table.details or [])[0].endswith(f"the medians alone would give {apart}.")
+    assert not any(EXAMPLES["accept"]._document().sections[2].details)  # type: ignore[union-attr]
+
+
+def test_no_effect_is_drawn_of_what_is_better_if_larger() -> None:
+    labels = [row.label for row in EXAMPLES["judged"]._document().sections[0].rows]  # type: ignore[union-attr]
+    assert labels == ["step time", "p95 step", "loss: val_loss", "loss: 1 - F1"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "noise", "words"),
+    [
+        (60, 0.01, "60 pairs in random order, which detect a difference of 0."),
+        (10, 0.5, "10 pairs in random order, which detect a factor of 2.6"),
+        (8, 3.0, "8 pairs in random order, which vary too much to detect even a factor of 10"),
+        (3, 0.01, "3 pairs in random order"),
+    ],
+)
+def test_what_so_many_pairs_detect(pairs: int, noise: float, words: str) -> None:
+    assert pairs_words(experiment(1.0, pairs, noise)).startswith(words)
+
+
+def test_more_pairs_are_asked_for_only_where_they_would_help() -> None:
+    few = replace(experiment(1.0, 12, 0.3), needed=5000)
+    assert "5,000 pairs, more than the budget allows" in " ".join(ABTest(**vars(few))._document().notes)
+    enough = replace(experiment(0.5), needed=5000)
+    assert not any("budget" in note for note in ABTest(**vars(enough))._document().notes)
+
+
+def test_blocks_are_explained() -> None:
+    blocks = BlockPlan("threads", 4, 16, 1.5)
+    notes = " ".join(figures(times=replace(experiment(0.5, 8), blocks=blocks))._document().notes)
+    assert "two blocks of 16 turns back to back, each after 4 turns that only use up" in notes
+    few = replace(experiment(0.5, 3), blocks=blocks)
+    assert pairs_answer(few)[2] == "Raise budget_s: 6 pairs take about 9.00 s."
+    none = replace(experiment(0.5, 1), blocks=BlockPlan("processes", 0, 1, None))
+    assert pairs_answer(none)[1:] == (
+        "too few pairs for a verdict: a fair comparison needs blocks, and there was no time for any", "Raise budget_s.",
+    )  # fmt: skip

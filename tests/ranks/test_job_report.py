@@ -1,0 +1,84 @@
+"""What the report of a job says first: the timed step, and the findings that could save most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+import perfnb
+from perfnb.draw.document import Document
+from perfnb.findings.finding import Findings, Verdict
+from perfnb.ranks.findings import RanksFacts, _late, job_report
+from perfnb.ranks.host import LateWork
+from perfnb.ranks.view import JobSteps, ranks_document
+from tests.ranks.rank_traces import rank_trace, written
+
+
+def finding(rank: int | None, name: str, ms: float, confidence: str = "medium") -> dict[str, object]:
+    return {
+        "rank": rank,
+        "bottleneck": name,
+        "evidence": f"evidence of rank {rank}",
+        "advice": "less of it",
+        "bound_ms": ms,
+        "bound_share": ms / 100,
+        "bound_bytes": None,
+        "confidence": confidence,
+        "why": "",
+        "blind": "",
+        "code": "",
+        "remedy": "",
+        "rows": [],
+    }
+
+
+def reported(*rows: dict[str, object], step_ms: float = 100.0) -> Findings:
+    table = pd.DataFrame(rows, columns=list(finding(0, "", 0.0))).astype({"rank": "Int64"})
+    return job_report(RanksFacts(None, None, step_ms), table)  # type: ignore[arg-type]
+
+
+def test_each_bottleneck_is_there_once_with_the_ranks_that_have_it() -> None:
+    found = reported(finding(1, "collectives", 24.8), finding(0, "collectives", 23.4), finding(2, "compute", 13.7))
+
+    assert found.table["bottleneck"].tolist() == ["collectives (ranks 0, 1; figures of rank 1)", "compute (rank 2)"]
+    assert found.table["evidence"].tolist() == ["evidence of rank 1", "evidence of rank 2"]
+    assert found.verdict.verdict == (
+        "Communication-bound: overlapping it with computation, or sending less, could save up to 24.8 ms of 100 ms per "
+        "step, 25 %"
+    )
+
+
+def test_a_surer_finding_that_is_not_much_smaller_is_the_verdict() -> None:
+    rows = finding(0, "dispatch overhead", 50.0, "low"), finding(0, "compute", 30.0), finding(0, "optimizer", 20.0)
+
+    assert reported(*rows).verdict.finding == 1
+    assert reported(rows[0], rows[2] | {"bound_ms": 10.0}).verdict.finding == 0
+
+
+def test_what_saves_next_to_nothing_is_no_verdict() -> None:
+    assert reported(finding(0, "compute", 1.9)).verdict.finding is None
+    assert reported().verdict.finding is None
+
+
+def test_the_timed_step_of_the_slowest_rank_comes_first_and_unlike_traced_ones_are_noted(tmp_path: Path) -> None:
+    summary = perfnb.load(written(tmp_path, [rank_trace(0), rank_trace(0)]))._summary
+    nothing = Findings(reported().table, Verdict("", "", ""), 1.0)
+
+    def document(timed: dict[int, float], traced_ms: float) -> Document:
+        return ranks_document(summary, JobSteps(timed, 200, 3, traced_ms), nothing)
+
+    step, traced = document({0: 18.7, 1: 19.6}, 20.0).figures
+    assert (step.value, step.basis) == (19.6, "median of 200 timed steps, rank 1, the slowest")
+    assert (traced.label, traced.basis) == ("traced step", "mean of 3 steps, as below")
+    assert [figure.basis for figure in document({}, 20.0).figures] == ["as traced, mean of 3 steps"]
+    for traced_ms, unlike in ((155.0, True), (2000.0, True), (800.0, False)):
+        assert any("unlike timed ones" in note for note in document({0: 705.0}, traced_ms).notes) == unlike
+
+
+def test_a_straggler_that_is_late_in_no_phase_of_its_own() -> None:
+    late = LateWork("other", 6.72, "", 0.0)
+
+    assert _late(late, 1.0) == (
+        " It is late in code outside model, loss and optimizer, which takes it 6.72 ms longer than the others."
+    )
