@@ -31,7 +31,7 @@ def test_several_runs_are_listed_with_their_verdicts_newest_first(runs: Path) ->
     assert (done.returncode, done.stderr) == (0, "")
     text = done.stdout
     assert f"perfnb show {runs / 'waits'}\n" in text
-    assert text.index("\nwaits ") < text.index("input-bound: the run waits for its data") < text.index("\nsteady ")
+    assert text.index("\nwaits ") < text.index("Input-bound: removing the wait for data") < text.index("\nsteady ")
 
 
 def test_one_that_is_damaged_does_not_hide_the_others(runs: Path) -> None:
@@ -40,7 +40,7 @@ def test_one_that_is_damaged_does_not_hide_the_others(runs: Path) -> None:
     assert done.returncode == 0
     # Lines may break anywhere in a long path.
     assert "rows.parquetisdamaged" in "".join(done.stdout.split())
-    assert "input-bound" in done.stdout
+    assert "Input-bound" in done.stdout
 
 
 def test_the_list_as_json(runs: Path) -> None:
