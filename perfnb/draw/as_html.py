@@ -167,7 +167,8 @@ def _effects(section: Effects) -> str:
 def _row_head(name: str, body: str) -> str:
     """The name of a row, which is only broken if it is long."""
     least = min(24, escape.cells(escape.plain(name)))
-    return f'<th scope="row" align="left" style="text-align:left;min-width:{least}ch">{body}</th>'
+    cell = 'th scope="row"' if name.strip() else "td"  # a head without words is none
+    return f'<{cell} align="left" style="text-align:left;min-width:{least}ch">{body}</{cell[:2]}>'
 
 
 def _across(columns: int, body: str) -> str:

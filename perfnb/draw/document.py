@@ -247,7 +247,7 @@ class Inner:
 
     title: str
     columns: tuple[Column, ...]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[Any]]
     owner: Sequence[int]
     selects: str = ""
 
@@ -276,7 +276,7 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[Any]]
     nesting: Nesting | None = None
     tail: int = 0
     details: Sequence[str] | None = None

@@ -118,8 +118,8 @@ REQUEST = {
 #: backward, and no phase has the same colour and pattern.
 KINDS = {
     "attention": Mark("attention", PURPLE, "▓", "hatch"),
-    "linear": Mark("linear", YELLOW, "█", "rising"),
-    "convolution": Mark("convolution", SKY, "▒", "columns"),
+    "linear": Mark("linear", YELLOW, "█", "columns"),
+    "convolution": Mark("convolution", SKY, "▒", "rising"),
     "normalisation": Mark("normalisation", ORANGE, "░", "rows"),
     "activation": Mark("activation", GREEN, "▞", "dots"),
     "embedding": Mark("embedding", DARK, "≡", "grid"),

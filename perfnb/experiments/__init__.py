@@ -1,4 +1,5 @@
 """Experiments on a step: `ab_test`, and the `journal` that keeps what was tried.
 
-The room is large because both have four forms (text, Markdown or a table, HTML, a picture), and both are saved.
+The room is large because a decision rests on times, results, losses and limits, each with words of its own, and because
+tests and entries are saved, checked when they are read, and compared with what was accepted before.
 """

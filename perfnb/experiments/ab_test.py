@@ -17,6 +17,8 @@ from perfnb.bench.deciding import Decision, Resource, decide
 from perfnb.bench.paired_times import PairedTimes
 from perfnb.bench.pairs import time_pairs
 from perfnb.bench.quality import DIFFERENCE, RESOURCES, limits_of, losses_of, require_quality
+from perfnb.diff.layers import diff_profiles
+from perfnb.diff.view import comparison_document
 from perfnb.draw import escape
 from perfnb.draw.as_markdown import document_markdown
 from perfnb.draw.document import Document
@@ -156,7 +158,13 @@ class ABTest(PairedTimes, Documented):
         return self.profiles[side]._summary if side in self.profiles else None
 
     def _document(self) -> Document:
-        return ab_document(self)
+        return ab_document(self, self._layers)
+
+    @cached_property
+    def _layers(self) -> tuple[Document, ...]:
+        """The profiles of both, layer by layer."""
+        sides = [self._summary(side) for side in SIDES if side in self.profiles]
+        return (comparison_document(diff_profiles(*sides)),) if sides else ()
 
 
 def ab_test(
@@ -183,8 +191,8 @@ def ab_test(
     up prefetched batches do not count. The budget then sets the number of pairs, at most 40; below 6 there is no
     verdict.
 
-    With `quality`, `limits` or `profile` the result shows a decision: the candidate is accepted if it is faster, its
-    results are good enough, and it stays within all limits.
+    With `quality`, `check`, `limits` or `profile` the result shows a decision: the candidate is accepted if it is
+    faster, its results are good enough, and it stays within all limits.
 
     Parameters
     ----------

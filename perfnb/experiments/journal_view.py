@@ -67,7 +67,8 @@ def _verdict(history: pd.DataFrame) -> Verdict:
     slower = history[history["regression"] & (history["number"] >= since)]
     if len(decided):
         row = decided.iloc[-1]
-        state, word = _DECISIONS.get(row["decision"], ("none", f"has the decision {row['decision']}"))
+        other: tuple[State, str] = "none", f"has the decision {row['decision']}"
+        state, word = _DECISIONS.get(row["decision"], other)
         ratio = _ratio(row, "candidate_ratio", "candidate_ci_low", "candidate_ci_high")
         last = f"Last decision: {_entry(row)} {word}: the candidate takes {ratio} the baseline's time"
         if not len(slower) or slower.iloc[-1]["number"] < row["number"]:

@@ -68,7 +68,7 @@ def measure(
             progress(f"prepare {backend.name}", 0, None)
             trials.append(_tried(backend, base, call, yardstick))
     timed = [trial for trial in trials if trial.run is not None]
-    steps = [_named(trial.backend, functools.partial(trial.run, *call.args, **call.kwargs)) for trial in timed]
+    steps = [functools.partial(trial.run, *call.args, **call.kwargs) for trial in timed]
     begin = time.perf_counter()
     with Bench(steps, progress=progress) as bench:
         steady = warm_up(bench, begin, budget_s)
@@ -77,20 +77,6 @@ def measure(
     trials = [replace(trial, times_ms=times.get(trial.backend, ())) for trial in trials]
     name, noise = type(model).__name__, bench.conditions.facts
     return BackendRounds(tuple(trials), name, common_size(example), steady, noise), own_losses
-
-
-def _named(backend: str, step: Callable[[], Any]) -> Callable[[], Any]:
-    """A step whose errors say which backend raised them."""
-
-    def named() -> Any:
-        __tracebackhide__ = True
-        try:
-            return step()
-        except Exception as error:
-            error.add_note(f"It was raised while perfnb timed the backend {backend}.")
-            raise
-
-    return named
 
 
 def _copied(model: nn.Module) -> nn.Module:

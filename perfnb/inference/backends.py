@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,24 +86,11 @@ def _has(model: nn.Module, *kinds: type[nn.Module]) -> bool:
     return any(isinstance(module, kinds) for module in model.modules())
 
 
-class _Counter:
-    """A file that only counts what is written to it."""
-
-    written = 0
-
-    def write(self, part: Any) -> int:
-        self.written += len(part)
-        return len(part)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-
 def saved_bytes(model: nn.Module) -> int:
     """Size of a model's state as torch saves it."""
-    file = _Counter()
-    torch.save(model.state_dict(), file)  # type: ignore[arg-type]
-    return file.written
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    return file.tell()
 
 
 def _served(

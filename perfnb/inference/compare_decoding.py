@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -21,64 +22,57 @@ _COMPARED, _COMPARED_SHARE = 8, 0.3
 _COLUMNS = ("request", "tokens", "passes", "proposed", "accepted", "same", "alike_tokens")
 
 
+@dataclass(frozen=True, repr=False, eq=False)
 class DecodingComparison(Documented):
-    """Speculative against plain decoding, request by request. Shows itself in a notebook."""
+    """Speculative against plain decoding, request by request. Shows itself in a notebook.
 
-    def __init__(self, ab: ABTest, answers: pd.DataFrame) -> None:
-        self._ab, self._answers = ab, answers
+    Attributes
+    ----------
+    ab : ABTest
+        The experiment: each pair is one request, answered both ways in random order.
+    requests : DataFrame
+        The requests whose answers were compared, a row each: ``request`` (its place among yours), ``tokens`` (of the
+        assisted answer), ``passes`` (of the model itself), ``proposed`` (tokens guessed ahead) and ``accepted`` (of
+        those, kept; ``NA`` where the model's cache does not show it), ``same`` (whether both answers are; ``NA`` if
+        plain decoding draws random tokens) and ``alike_tokens`` (before they differ).
+    """
 
-    @property
-    def ab(self) -> ABTest:
-        """The experiment: each pair is one request, answered both ways in random order."""
-        return self._ab
+    ab: ABTest
+    requests: pd.DataFrame
 
     @property
     def verdict(self) -> str:
         """``faster``, ``slower``, ``same`` or ``inconclusive``, of assisted against plain."""
-        return self._ab.verdict
+        return self.ab.verdict
 
     @property
     def gain(self) -> float:
         """How many times as fast as plain decoding it is."""
-        return 1 / self._ab.ratio
+        return 1 / self.ab.ratio
 
     @property
     def gain_interval(self) -> tuple[float, float] | None:
         """95 % interval of the gain; ``None`` with fewer than 6 pairs."""
-        interval = self._ab.ratio_ci
-        if interval is None:
-            return None
-        low, high = interval
-        return 1 / high, math.inf if low <= 0 else 1 / low
-
-    @property
-    def requests(self) -> pd.DataFrame:
-        """The requests whose answers were compared, a row each.
-
-        ``request`` (its place among yours), ``tokens`` (of the assisted answer), ``passes`` (of the model itself),
-        ``proposed`` (tokens guessed ahead) and ``accepted`` (of those, kept; ``NA`` where the model's cache does not
-        show it), ``same`` (whether both answers are; ``NA`` if plain decoding draws random tokens) and
-        ``alike_tokens`` (before they differ).
-        """
-        return self._answers
+        interval = self.ab.ratio_ci
+        return None if interval is None else (1 / interval[1], 1 / interval[0])
 
     @property
     def acceptance(self) -> float | None:
         """Share of the tokens guessed ahead that were kept; ``None`` if there were none, or they could not be seen."""
-        known = self._answers.dropna(subset=["proposed", "accepted"])
+        known = self.requests.dropna(subset=["proposed", "accepted"])
         proposed = int(known["proposed"].sum())
         return int(known["accepted"].sum()) / proposed if proposed else None
 
     @property
     def tokens_per_pass(self) -> float:
         """Tokens for each pass of the model: 1 in plain decoding."""
-        passes = int(self._answers["passes"].sum())
-        return int(self._answers["tokens"].sum()) / passes if passes else math.nan
+        passes = int(self.requests["passes"].sum())
+        return int(self.requests["tokens"].sum()) / passes if passes else math.nan
 
     @property
     def same(self) -> bool | None:
         """Whether all answers are the same; ``None`` if plain decoding draws random tokens."""
-        return None if self._answers["same"].isna().any() else bool(self._answers["same"].all())
+        return None if self.requests["same"].isna().any() else bool(self.requests["same"].all())
 
     def _document(self) -> Document:
         return decoding_document(self)

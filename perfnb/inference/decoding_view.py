@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw.document import Axis, Column, Document, Effect, Effects, Figure, Strip, Table, Verdict
+from perfnb.draw.document import Axis, Column, Document, Effect, Effects, Figure, State, Strip, Table, Verdict
 from perfnb.draw.palette import BLUE, Mark
 from perfnb.profile.timing import noise_sentences
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from perfnb.inference.compare_decoding import DecodingComparison
 
 _PAIRS = Mark("pairs", BLUE, "█", "solid")
-_STATES = {"faster": "good", "slower": "bad", "same": "none", "inconclusive": "open"}
+_STATES: Mapping[str, State] = {"faster": "good", "slower": "bad", "same": "none", "inconclusive": "open"}
 
 
 def decoding_document(found: DecodingComparison) -> Document:

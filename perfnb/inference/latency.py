@@ -163,14 +163,12 @@ class Latency(Documented):
         return replace(highest, rate_per_s=None, low=0.0, high=highest.refuted_per_s[-1])
 
     @property
-    def _asked(self) -> HighestRate | str | None:
-        """The highest rate for the bound that was asked for, or why there is none."""
-        if self._measured.asked_bound is None:
-            return None
-        try:
-            return self.highest_rate(*self._measured.asked_bound)
-        except ValueError as error:  # too few requests in this budget
-            return str(error)
+    def _asked(self) -> HighestRate | None:
+        """The highest rate for the bound that was asked for; not known if there were too few requests."""
+        bound = self._measured.asked_bound
+        if bound is None or bound in self._known or self.quantile_ms(bound[1]) is not None:
+            return bound and self.highest_rate(*bound)
+        return HighestRate(None, 0.0, math.inf, *bound)
 
     @property
     def open_run(self) -> OpenRun | None:
@@ -182,7 +180,7 @@ class Latency(Documented):
         """Whether requests came faster, in the run at ``rate_per_s``, than they were served."""
         return self.open_run is not None and self.open_run.saturated
 
-    @property
+    @cached_property
     def batching(self) -> Batching:
         """Batches of each size, and what a dynamic batcher would gain.
 
@@ -191,14 +189,10 @@ class Latency(Documented):
         ValueError
             If batches were not measured: pass ``batch=``.
         """
-        if self._batching is None:
-            raise ValueError("Batches were not measured: pass batch=, which makes one input from a list of requests.")
-        return self._batching
-
-    @cached_property
-    def _batching(self) -> Batching | None:
         times_ms = self._measured.batches_ms
-        return None if times_ms is None else Batching({1: self._load.service_ms, **times_ms}, self._load.servers)
+        if times_ms is None:
+            raise ValueError("Batches were not measured: pass batch=, which makes one input from a list of requests.")
+        return Batching({1: self._load.service_ms, **times_ms}, self._load.servers)
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
@@ -289,8 +283,8 @@ class Latency(Documented):
         rates: dict[str, float | None] = {"closed": self._load.closed_per_s}
         if self.open_run is not None:
             rates["open"] = None if self.open_run.saturated else self.open_run.rate_per_s
-        if isinstance(self._asked, HighestRate) and self._asked.rate_per_s != 0:
-            rates["highest"] = self._asked.rate_per_s
+        if (asked := self._asked) is not None and asked.rate_per_s != 0:
+            rates["highest"] = asked.rate_per_s
         rows, price_per_hour = [], self._measured.price_per_hour
         for run, rate in rates.items():
             joules = self._measured.joules.get(run, "it is measured back to back and at the rate asked for")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from perfnb.draw.document import (
     Section,
     Series,
     Split,
+    State,
     Strip,
     Table,
     Value,
@@ -60,8 +61,6 @@ _DOTS = 300
 _SLOW = 1.5
 #: The least that a pause adds, as a share of the median, to be worth a note.
 _WORTH_TELLING = 0.05
-#: The requests that count as the tail of a run, as a share, and how many make one worth a figure.
-_TAIL, _FEWEST_IN_TAIL = 0.05, 5
 #: Below this share of the rate that the service times allow, the time between requests is reported.
 _HELD_UP = 0.9
 #: How many requests of a run show that they took longer than alone.
@@ -70,7 +69,7 @@ _FEWEST_UNLIKE = 10
 _RUNS = {"closed": "back to back", "open": "at the rate asked for", "highest": "at the highest rate"}
 
 
-def latency_document(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None) -> Document:
+def latency_document(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | None) -> Document:
     """The highest rate within the bound, whether the rate asked for saturates, and the load curve.
 
     Parameters
@@ -80,8 +79,8 @@ def latency_document(found: Latency, measured: Measured, load: LoadModel, asked:
         What was measured.
     load : LoadModel
         What is computed from it.
-    asked : HighestRate, str or None
-        The highest rate for the bound that was asked for, or why there is none.
+    asked : HighestRate or None
+        The highest rate for the bound that was asked for.
     """
     several = f", {measured.concurrency} at a time" if measured.concurrency > 1 else ""
     return Document(
@@ -95,12 +94,13 @@ def latency_document(found: Latency, measured: Measured, load: LoadModel, asked:
     )
 
 
-def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None) -> Verdict:
+def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | None) -> Verdict:
     run = found.open_run
+    state: State = "none"
     rate = "" if run is None else _rate(run.rate_per_s)
-    if isinstance(asked, HighestRate):
+    if asked is not None:
         sentence = highest_sentence(asked)
-        state = "bad" if not asked.rate_per_s else "open" if asked.confirmed_requests is None else "good"
+        state = "bad" if asked.rate_per_s == 0 else "open" if asked.confirmed_requests is None else "good"
         if run is not None:
             sentence += f"; at {rate} the service is {'' if run.saturated else 'not '}saturated"
     elif run is not None:
@@ -108,18 +108,13 @@ def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: Highest
         times = "requests come faster than they are served" if run.saturated else _tail_words(_latencies(run))
         sentence = f"{'Saturated' if run.saturated else 'Not saturated'} at {rate}: {times}"
     else:
-        state = "none"
         times = fmt.interval(float(np.median(load.service_ms)), quantile_interval(load.service_ms, 0.5))
         sentence = f"A request takes {times} (median), and {_rate(load.closed_per_s)} are served back to back"
-    why = [highest_evidence(asked)] if isinstance(asked, HighestRate) else [asked or ""]
-    why += [] if run is None else [_waiting(run)]
-    next_steps = ["The model was in training mode, in which it is not served: call its eval() first."]
-    next_steps = (next_steps if measured.in_training else []) + [*_batchers(found, measured, asked)]
-    return Verdict("open" if measured.in_training else state, sentence, _joined(why), _joined(next_steps))
-
-
-def _joined(sentences: Sequence[str]) -> str:
-    return " ".join(filter(None, sentences))
+    why = ["" if asked is None else highest_evidence(asked), "" if run is None else _waiting(run)]
+    next_step = _batchers(found, measured, asked)
+    if measured.in_training:
+        state, next_step = "open", "The model was in training mode, in which it is not served: call its eval() first."
+    return Verdict(state, sentence, " ".join(filter(None, why)), next_step)
 
 
 def _rate(per_second: float) -> str:
@@ -138,23 +133,16 @@ def _tail_words(times_ms: Floats) -> str:
 
 
 def _waiting(run: OpenRun) -> str:
-    """What saturation lost, or whether queueing or service makes the latency and its tail."""
+    """What saturation lost, or how much of the latency is waiting."""
     if run.saturated:
         lost = f"{fmt.counted(run.lost, 'request')} that were due could not be served in the run."
         return lost if run.lost else ""
-    samples = run.samples
-    waited = (samples["wait_ms"] - samples["late_ms"]).rename("waited_ms")
-    slowest = samples.nlargest(round(_TAIL * len(samples)), "latency_ms").index
-    tail = ""
-    if len(slowest) >= _FEWEST_IN_TAIL:
-        share = float(waited[slowest].sum() / samples["latency_ms"][slowest].sum())
-        tail = f"; of that of the slowest {fmt.share(_TAIL)}, {fmt.share(share)}"
-    share = float(waited.mean() / (samples["wait_ms"] + samples["service_ms"]).mean())
-    return f"Of the mean latency, {fmt.share(share)} is waiting for earlier requests{tail}."
+    wait, late, service = (float(run.samples[name].mean()) for name in ("wait_ms", "late_ms", "service_ms"))
+    return f"Of the mean latency, {fmt.share((wait - late) / (wait + service))} is waiting for earlier requests."
 
 
-def _figures(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None) -> Iterator[Figure]:
-    if isinstance(asked, HighestRate) and asked.rate_per_s is not None:
+def _figures(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | None) -> Iterator[Figure]:
+    if asked is not None and asked.rate_per_s is not None:
         within = f"p{100 * asked.quantile:g} within {fmt.duration(asked.bound_ms)}"
         yield Figure("highest rate", asked.rate_per_s, "requests/s", (asked.low, asked.high), within)
     for label, q in (("service time", 0.5), ("p99 of service times", 0.99)):
@@ -180,9 +168,7 @@ def _figures(found: Latency, measured: Measured, load: LoadModel, asked: Highest
             )
 
 
-def _sections(
-    found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | str | None
-) -> Iterator[Section]:
+def _sections(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | None) -> Iterator[Section]:
     bound = None if measured.asked_bound is None else measured.asked_bound[0]
     yield _curve(found.curve, asked)
     yield _strip(found.open_run, load, bound)
@@ -206,7 +192,7 @@ def _sections(
 # Under load
 
 
-def _curve(curve: pd.DataFrame, asked: HighestRate | str | None) -> Series:
+def _curve(curve: pd.DataFrame, asked: HighestRate | None) -> Series:
     lines = []
     for mark, _ in _QUANTILES:
         values, low, high = (
@@ -214,10 +200,10 @@ def _curve(curve: pd.DataFrame, asked: HighestRate | str | None) -> Series:
         )
         low = [None if top is None else bottom for bottom, top in zip(low, high, strict=True)]
         lines.append(Line(mark, values, low, high))
-    levels = {}
+    levels = dict[str, float]()
     known = [value for line in lines for value in line.values if value is not None]
     longest = max(known, default=0.0)
-    if isinstance(asked, HighestRate) and asked.bound_ms <= _FAR * longest:
+    if asked is not None and asked.bound_ms <= _FAR * longest:
         at = f", kept up to {_rate(asked.rate_per_s)}" if asked.rate_per_s else ""
         levels[f"bound for p{100 * asked.quantile:g}{at}"] = asked.bound_ms
     shown = tuple(line for line in lines if any(value is not None for value in line.values))
@@ -247,11 +233,13 @@ def _evenly(times_ms: Floats) -> list[float]:
 
 def _quantiles(found: Latency, measured: Measured, load: LoadModel) -> Table:
     """What was measured of requests alone and at the rate, and what is computed for that rate."""
-    rows = [("back to back, measured", *_measured_cells(load.service_ms), None, len(load.service_ms))]
+    alone = _measured_cells(load.service_ms)
+    rows: list[tuple[Cell, ...]] = [("back to back, measured", *alone, None, len(load.service_ms))]
     run = found.open_run
     if run is not None and not run.saturated:
-        cells = _measured_cells(_latencies(run)), float(run.samples["wait_ms"].mean()), len(run.samples)
-        rows.append((f"at {fmt.rate(run.rate_per_s)}, measured", *cells[0], *cells[1:]))
+        wait_ms = float(run.samples["wait_ms"].mean())
+        name = f"at {fmt.rate(run.rate_per_s)}, measured"
+        rows.append((name, *_measured_cells(_latencies(run)), wait_ms, len(run.samples)))
     if measured.asked_rate is not None and math.isfinite((at := found.at(measured.asked_rate)).wait_ms):
         cells = [_cell(getattr(at, f"{mark.word}_ms"), at.intervals.get(f"{mark.word}_ms")) for mark, _ in _QUANTILES]
         rows.append((f"at {fmt.rate(at.rate_per_s)}, computed", *cells, at.wait_ms, None))
@@ -319,28 +307,24 @@ def _batched_at(found: Latency, measured: Measured) -> float:
     return measured.asked_rate or float(found.curve["rate_per_s"].iloc[_BATCHED_AT])
 
 
-def _batchers(found: Latency, measured: Measured, asked: HighestRate | str | None) -> Iterator[str]:
-    """Which batcher to use: at the rate, and within the bound."""
+def _batchers(found: Latency, measured: Measured, asked: HighestRate | None) -> str:
+    """Which batcher to use: for the bound, or else at the rate."""
     if not measured.batches_ms:
-        return
+        return ""
+    if asked is not None and asked.quantile in (0.5, 0.95, 0.99):
+        best = found.batching.best_within(asked.bound_ms, asked.quantile)
+        if best is None or best.rate_per_s <= (asked.rate_per_s or 0.0):
+            return "No batcher serves a higher rate within the bound."
+        return f"Use {_setting(best)}, which serves up to {_rate(best.rate_per_s)} within the bound (simulated)."
     rate = _batched_at(found, measured)
     best, alone = found.batching.best(rate), found.batching.at(rate, 1, 0.0)
     if best is None:
-        yield f"At {_rate(rate)} every batcher is overrun."
-    elif best.most == 1:
-        yield f"At {_rate(rate)} no batcher has a lower p99 than serving one by one (simulated)."
-    else:
-        instead = "serving one by one, which is overrun" if math.isinf(alone.p99_ms) else fmt.duration(alone.p99_ms)
-        p99 = fmt.duration(best.p99_ms)
-        yield f"At {_rate(rate)}, use {_setting(best)}: p99 {p99} instead of {instead} (simulated)."
-    if not isinstance(asked, HighestRate) or asked.quantile not in (0.5, 0.95, 0.99):
-        return
-    within = f"p{100 * asked.quantile:g} within {fmt.duration(asked.bound_ms)}"
-    best = found.batching.best_within(asked.bound_ms, asked.quantile)
-    if best is None or (asked.rate_per_s is not None and best.rate_per_s <= asked.rate_per_s):
-        yield f"No batcher serves a higher rate with {within}."
-    else:
-        yield f"With {within}, {_setting(best)} serves up to {_rate(best.rate_per_s)} (simulated)."
+        return f"At {_rate(rate)} every batcher is overrun."
+    if best.most == 1:
+        return f"At {_rate(rate)} no batcher has a lower p99 than serving one by one (simulated)."
+    instead = "serving one by one, which is overrun" if math.isinf(alone.p99_ms) else fmt.duration(alone.p99_ms)
+    p99 = fmt.duration(best.p99_ms)
+    return f"At {_rate(rate)}, use {_setting(best)}: p99 {p99} instead of {instead} (simulated)."
 
 
 def _setting(batcher: Batcher) -> str:
@@ -387,16 +371,18 @@ def _settings(batching: Batching, rate: float) -> Table:
 def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]:
     times, usual = load.service_ms, float(np.median(load.service_ms))
     if quantile(times, 0.99) is None:
-        longer = fmt.significant(299 / max(1, len(times)), trim=True)
-        yield f"p99 needs at least 299 requests: a budget_s {longer} times as long."
+        factor = fmt.significant(299 / max(1, len(times)), trim=True)
+        yield f"p99 needs at least 299 requests: a budget_s {factor} times as long."
     if load.closed_per_s <= _HELD_UP * load.capacity_per_s:
-        yield _between(load)
+        served, possible = _rate(load.closed_per_s), _rate(load.capacity_per_s)
+        yield (
+            f"{served} were served, fewer than the {possible} that these times allow: between requests a server is "
+            f"busy for {fmt.duration(load.between_ms)}, with perfnb's own work and waiting for Python's lock. Figures "
+            "under load include this."
+        )
     slow = found.slowest(1).iloc[0]
     if slow["service_ms"] > _SLOW * usual:
-        size = str(slow["size"])
-        # What has neither shapes nor a length is distinguished by its type.
-        which = f", size {size}" if size[:1] == "(" or size.isdecimal() else ""
-        yield f"The slowest took {fmt.duration(slow['service_ms'])}: request {slow['request']:,}{which}."
+        yield f"The slowest took {fmt.duration(slow['service_ms'])}: request {slow['request']:,}."
     if len(first := found.first_calls):
         slowest = fmt.duration(first["service_ms"].max())
         yield f"The first calls of each size are left out as warm-up ({len(first):,}; the slowest took {slowest})."
@@ -428,17 +414,6 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
     if costs[["price", "joules"]].notna().any(axis=None) and (why := str(costs["why"].iloc[0])):
         yield f"Energy {fmt.UNKNOWN}: {why}."
     yield from noise_sentences(measured.noise)
-
-
-def _between(load: LoadModel) -> str:
-    """What keeps a server busy between requests, where no service time shows it."""
-    if load.servers == 1:
-        between = fmt.duration(load.between_ms)
-        return f"perfnb takes {between} between two requests. Figures under load include this."
-    return (
-        f"{_rate(load.closed_per_s)} were served, fewer than the {_rate(load.capacity_per_s)} that these times allow: "
-        "between requests the threads wait for Python's lock. Figures under load include this wait."
-    )
 
 
 def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[str]:

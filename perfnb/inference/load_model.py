@@ -142,6 +142,8 @@ def highest_evidence(highest: HighestRate) -> str:
         rates = " and ".join(fmt.rate(rate, "requests") for rate in highest.refuted_per_s)
         runs = "a run" if len(highest.refuted_per_s) == 1 else "runs"
         said += f" {word} exceeded the bound in {runs} at {rates}."
+    elif highest.rate_per_s is None:
+        said = f"There were too few requests to determine {word}: raise budget_s."
     return said.strip()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from perfnb.loop.thinning import COLUMNS, Rows, joined, rows_of
+from perfnb.loop.thinning import COLUMNS, READING_COLUMNS, WINDOW_COLUMNS, Rows, joined, rows_of
 from perfnb.step.device import accelerator_in_use, accelerators, capacity_bytes
 from perfnb.step.environment import place_in_job
 
@@ -36,18 +36,12 @@ _PAUSED = 0.05
 #: Kinds of devices whose events tell times.
 _TIMED_KINDS = ("cuda", "xpu")
 
-WINDOW_COLUMNS = (
-    *("step", "steps", "begin_ns", "sum_wall_ns", "sum_data_ns", "sum_other_ns"),
-    *("timed_steps", "timed_median_ns"),
-)
-READING_COLUMNS = ("at_ns", "step", "resident_bytes", "allocated_bytes")
-
 
 @dataclass(frozen=True)
 class Recorded:
     """What was recorded of a run so far; unknown whole numbers are -1."""
 
-    rows: Rows  # as `perfnb.loop.thinning.COLUMNS` says, profiled steps left out
+    rows: Rows  # as `COLUMNS` says, profiled steps left out
     windows: Rows  # as `WINDOW_COLUMNS` says, a row for each profiled window
     readings: Rows  # as `READING_COLUMNS` says
     facts: dict[str, Any]

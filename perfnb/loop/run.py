@@ -17,7 +17,7 @@ from perfnb.files import usable
 from perfnb.loop.run_comparison import RunChanges
 from perfnb.loop.run_summary import RunFigures, memory_frame, steps_frame
 from perfnb.loop.run_view import comparison_document, run_document
-from perfnb.loop.thinning import COLUMNS
+from perfnb.loop.thinning import COLUMNS, READING_COLUMNS, WINDOW_COLUMNS
 from perfnb.profile.outcome import origin
 from perfnb.recording import store
 from perfnb.recording.frame_files import Column
@@ -31,9 +31,6 @@ from perfnb.recording.store import SavedFolder, SavedKind
 if TYPE_CHECKING:
     from perfnb.loop.record import Recorded, RunRecorder
 
-#: As `perfnb.loop.record` has them.
-_WINDOWS = (*COLUMNS[:6], "timed_steps", "timed_median_ns")
-_READINGS = ("at_ns", "step", "resident_bytes", "allocated_bytes")
 #: What may be unknown, which is -1, and what may not.
 _UNKNOWN = ("one_device_ns", "timed_median_ns", "resident_bytes", "allocated_bytes")
 _NUMBER, _KNOWN = (Column("int64", low=low, high=2**62) for low in (-1, 0))
@@ -64,7 +61,7 @@ class RunFacts(TypedDict):
 RUN_FOLDER = "run"
 _TABLES = {
     name: {column: _NUMBER if column in _UNKNOWN else _KNOWN for column in columns}
-    for name, columns in (("rows", COLUMNS), ("windows", _WINDOWS), ("readings", _READINGS))
+    for name, columns in (("rows", COLUMNS), ("windows", WINDOW_COLUMNS), ("readings", READING_COLUMNS))
 }
 RUN = SavedKind("run", RunFacts, _TABLES)
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.loop.run_rules import run_findings
-from perfnb.loop.thinning import COLUMNS, Rows
+from perfnb.loop.thinning import COLUMNS, READING_COLUMNS, WINDOW_COLUMNS, Rows
 from perfnb.recording.text import TEXT
 from perfnb.stats.blocks import (
     FEWEST_BLOCKS,
@@ -117,16 +117,12 @@ class RunFigures:
 def steps_frame(rows: Rows, windows: Rows) -> pd.DataFrame:
     """The rows of steps and of profiled windows in order of time, in milliseconds."""
     own = pd.DataFrame(rows, columns=list(COLUMNS))
-    profiled = pd.DataFrame(
-        windows,
-        columns=["step", "steps", "begin_ns", "sum_wall_ns", "sum_data_ns", "sum_other_ns", "timed", "timed_ns"],
-    )
-    frame = pd.concat([own, profiled], ignore_index=True)
+    frame = pd.concat([own, pd.DataFrame(windows, columns=list(WINDOW_COLUMNS))], ignore_index=True)
     frame["profiled"] = np.arange(len(frame)) >= len(own)
     frame = frame.sort_values("begin_ns", kind="stable", ignore_index=True)
     made = frame[["step", "steps", "profiled"]].copy()
     made["start_s"] = frame["begin_ns"] / 1e9
-    wall = frame["one_wall_ns"].where(~frame["profiled"], frame["timed_ns"])
+    wall = frame["one_wall_ns"].where(~frame["profiled"], frame["timed_median_ns"])
     named = (
         *(("wall_ms", wall), ("data_ms", frame["one_data_ns"]), ("device_ms", frame["one_device_ns"])),
         *((f"sum_{name}", frame[f"sum_{name.removesuffix('_ms')}_ns"]) for name in ("wall_ms", "data_ms", "other_ms")),
@@ -136,13 +132,13 @@ def steps_frame(rows: Rows, windows: Rows) -> pd.DataFrame:
         known = pd.to_numeric(ns, errors="coerce").astype("Float64")
         made[name] = (known / 1e6).mask(known < 0)
     made["slowest_step"] = frame["slowest_step"].astype("Int64")
-    made["timed_steps"] = frame["timed"].astype("Int64")
+    made["timed_steps"] = frame["timed_steps"].astype("Int64")
     return made
 
 
 def memory_frame(readings: Rows) -> pd.DataFrame:
     """Readings of memory: seconds since the start, the step that had just ended, bytes."""
-    frame = pd.DataFrame(readings, columns=["at_ns", "step", "resident_bytes", "allocated_bytes"])
+    frame = pd.DataFrame(readings, columns=list(READING_COLUMNS))
     made = pd.DataFrame({"t_s": frame["at_ns"] / 1e9, "step": frame["step"]})
     for name in ("resident_bytes", "allocated_bytes"):
         made[name] = frame[name].astype("Int64").mask(frame[name] < 0)

@@ -19,6 +19,9 @@ COLUMNS = (
     *("slowest_step", "slowest_ns", "slowest_data_ns"),
     *("one_wall_ns", "one_data_ns", "one_device_ns"),
 )
+#: What a row for a profiled window and one for a reading of memory hold. Unknown times and bytes are -1.
+WINDOW_COLUMNS = (*COLUMNS[:6], "timed_steps", "timed_median_ns")
+READING_COLUMNS = ("at_ns", "step", "resident_bytes", "allocated_bytes")
 _AT = {name: place for place, name in enumerate(COLUMNS)}
 _SUMS = slice(_AT["sum_wall_ns"], _AT["sum_other_ns"] + 1)
 _SLOWEST = slice(_AT["slowest_step"], _AT["slowest_data_ns"] + 1)

@@ -45,7 +45,7 @@ class Areas:
     @property
     def totals(self) -> list[float]:
         """All parts together at each instant."""
-        return np.sum([values for _, values in self.parts], axis=0, dtype=float).tolist() if self.parts else []
+        return [float(sum(values)) for values in zip(*(values for _, values in self.parts), strict=True)]
 
 
 def areas_text(areas: Areas, width: int) -> list[str]:

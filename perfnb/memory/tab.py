@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
@@ -204,7 +203,7 @@ def _amounts(values: pd.Series) -> list[int | None] | None:
 
 
 def _nanoseconds(ms: pd.Series) -> list[int]:
-    return np.rint(1e6 * ms.to_numpy(dtype=float)).astype(np.int64).tolist()
+    return [round(1e6 * float(value)) for value in ms]
 
 
 TAB = Tab("memory", lambda report: report.summary.memory, memory_document)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from perfnb.models.architectures import ArchitectureComparison
 
 _PASSES = {"forward_flops": palette.mark("forward"), "backward_flops": palette.mark("backward")}
-#: Longest name inside a sentence.
+#: Longest name in a sentence or above a figure.
 _NAME = 60
 
 
@@ -53,24 +53,20 @@ class _Metric:
         What is known of layers, in words, and its columns of the frame `layers`.
     """
 
-    word: str
+    title: str
     unit: Unit
     parts: tuple[str, ...]
     of_layers: tuple[str, tuple[str, ...]]
-
-    @property
-    def title(self) -> str:
-        return self.word[0].upper() + self.word[1:]
 
 
 def _metrics(result: ArchitectureComparison) -> tuple[_Metric, ...]:
     """What to choose from. The FLOPs of a training step are those of both passes."""
     passes = tuple(_PASSES) if result.training else ("forward_flops",)
     return (
-        _Metric("step time", "ms", ("median_ms",), ("time", ("share",))),
-        _Metric("peak memory", "bytes", ("peak_bytes",), ("saved for backward", ("activation_bytes",))),
+        _Metric("Step time", "ms", ("median_ms",), ("time", ("share",))),
+        _Metric("Peak memory", "bytes", ("peak_bytes",), ("saved for backward", ("activation_bytes",))),
         _Metric("FLOPs per step", "flops", passes, ("FLOPs", passes)),
-        _Metric("parameters", "count", ("parameters",), ("parameters", ("parameters",))),
+        _Metric("Parameters", "count", ("parameters",), ("parameters", ("parameters",))),
     )
 
 
@@ -78,38 +74,30 @@ def architectures_document(result: ArchitectureComparison) -> Document:
     """Which architecture is fastest, where the time of each goes, and what else each costs."""
     step = "training step" if result.training else "inference step, forward only"
     times = "once each" if result.rounds == 1 else f"{result.rounds:,} times each, interleaved"
-    timed = _ordered(result, _metrics(result)[0])
+    timed = list(_known(result, _metrics(result)[0]))
     ends = dict.fromkeys((*timed[:1], *timed[-1:]))  # the fastest and the slowest
     return Document(
         "architectures",
-        ", ".join(map(str, result.table.index)),
+        ", ".join(map(_short, result.table.index)),
         result.device,
         _verdict(result, timed),
-        tuple(Figure(name, _median(result, name), "ms", _interval(result, name)) for name in ends),
+        tuple(Figure(_short(name), (time := _time(result, name)).number, "ms", time.interval) for name in ends),
         (step, f"batch: {result.batch}", f"measured {times}"),
         tuple(_sections(result, timed)),
         tuple(_notes(result)),
     )
 
 
-def _ordered(result: ArchitectureComparison, metric: _Metric) -> list[str]:
-    """The architectures of which a metric is known, the least first."""
-    known = {name: value for name, value in _values(result, metric).items() if value is not None}
-    return sorted(known, key=lambda name: known[name])
-
-
-def _values(result: ArchitectureComparison, metric: _Metric) -> dict[str, float | None]:
-    """A metric of each architecture; unknown if one of its parts is."""
+def _known(result: ArchitectureComparison, metric: _Metric) -> dict[str, float]:
+    """A metric of the architectures of which all its parts are known, the least first."""
     sums = result.table[list(metric.parts)].sum(axis=1, skipna=False)
-    return {str(name): fmt.known(value) for name, value in sums.items()}
+    known = ((str(name), fmt.known(value)) for name, value in sums.sort_values(kind="stable").items())
+    return {name: value for name, value in known if value is not None}
 
 
-def _median(result: ArchitectureComparison, name: str) -> float | None:
-    return fmt.known(result.table.loc[name, "median_ms"])
-
-
-def _interval(result: ArchitectureComparison, name: str) -> Interval | None:
-    return fmt.known_bounds((result.table.loc[name, "ci_low_ms"], result.table.loc[name, "ci_high_ms"]))
+def _time(result: ArchitectureComparison, name: str) -> Value:
+    row = result.table.loc[name]
+    return Value(fmt.known(row["median_ms"]), "ms", fmt.known_bounds((row["ci_low_ms"], row["ci_high_ms"])))
 
 
 def _verdict(result: ArchitectureComparison, timed: Sequence[str]) -> Verdict:
@@ -118,7 +106,7 @@ def _verdict(result: ArchitectureComparison, timed: Sequence[str]) -> Verdict:
     if not timed:
         return Verdict("open", "No architecture was timed")
     fastest, slowest, short = timed[0], timed[-1], [_short(name) for name in timed]
-    took = f"{fmt.duration(_median(result, fastest))} per {step}"
+    took = f"{fmt.duration(_time(result, fastest).number)} per {step}"
     if fastest == slowest:
         return Verdict("none", f"{short[0]} takes {took}")
     pairs = [_against(result, fastest, name) for name in timed[1:]]
@@ -206,7 +194,7 @@ def part_times(result: ArchitectureComparison, by: str) -> list[tuple[Mark, dict
 
 
 def _sections(result: ArchitectureComparison, timed: Sequence[str]) -> Iterator[Section]:
-    options = {metric.word: tuple(_option(result, metric)) for metric in _metrics(result)}
+    options = {metric.title: tuple(_option(result, metric)) for metric in _metrics(result)}
     yield Choice("Compare by", {word: sections for word, sections in options.items() if sections})
     yield _costs(result, timed)
     if len(result.ratios) > 1:
@@ -215,38 +203,32 @@ def _sections(result: ArchitectureComparison, timed: Sequence[str]) -> Iterator[
 
 def _option(result: ArchitectureComparison, metric: _Metric) -> Iterator[Section]:
     """Bars, ratios and layers by one metric, the least first."""
-    names, values = _ordered(result, metric), _values(result, metric)
-    if not names:
+    values = _known(result, metric)
+    if not values:
         return
+    least, *others = values
     timed = metric.unit == "ms"
     if timed:
         for by, word in (("kind", "kind of layer"), ("phase", "phase")):
             title = f"Where the time of a step goes, by {word}"
-            yield Bars(title, "ms", tuple(_stacks(names, part_times(result, by), values)))
+            yield Bars(title, "ms", tuple(_stacks(values, part_times(result, by))))
     else:
         table = result.table[list(metric.parts)].astype("Float64").fillna(0.0)
-        whole = Mark(metric.word, palette.SLATE, "█", "solid")
+        whole = Mark(metric.title, palette.SLATE, "█", "solid")
         parts = [(_PASSES.get(part, whole), table[part].to_dict()) for part in table]
-        yield Bars(metric.title, metric.unit, tuple(_stacks(names, parts, values)))
-    if least := values[names[0]] if len(names) > 1 else None:
-        rows = [_against(result, names[0], name) if timed else _ratio(name, values[name], least) for name in names[1:]]
-        title, within = f"{metric.title} against {_short(names[0])}", result.equal_within if timed else None
+        yield Bars(metric.title, metric.unit, tuple(_stacks(values, parts)))
+    if others:
+        counted = [Effect(name, values[name] / values[least]) for name in others if values[least] > 0]
+        rows = [_against(result, least, name) for name in others] if timed else counted
+        title, within = f"{metric.title} against {_short(least)}", result.equal_within if timed else None
         yield Effects(title, tuple(rows), within, head="architecture")
-    yield from _layers(result, metric, names)
+    yield from _layers(result, metric, list(values))
 
 
-def _stacks(
-    names: Sequence[str], parts: Sequence[tuple[Mark, Mapping[str, float]]], totals: Mapping[str, float | None]
-) -> Iterator[Bar]:
-    for name in names:
+def _stacks(totals: Mapping[str, float], parts: Sequence[tuple[Mark, Mapping[str, float]]]) -> Iterator[Bar]:
+    for name, total in totals.items():
         if held := tuple(Part(mark, values[name]) for mark, values in parts if name in values):
-            yield Bar(name, held, totals[name])
-
-
-def _ratio(name: str, value: float | None, least: float) -> Effect:
-    """What is counted has no interval."""
-    ratio = None if value is None else value / least
-    return Effect(name, ratio, verdict="" if ratio is None else "more" if ratio > 1 else "same")
+            yield Bar(name, held, total)
 
 
 def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str]) -> Iterator[Table]:
@@ -262,7 +244,7 @@ def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str
         frame = pd.concat([modules, special])
         values = frame[list(columns)].astype("Float64").sum(axis=1, min_count=1)
         if metric.unit == "ms":  # shares of a traced step, applied to the timed one
-            values = values * (_median(result, name) or np.nan)
+            values = values * (_time(result, name).number or np.nan)
         named = tree.labels if len(tree.roots) > 1 else (name, *tree.labels[1:])  # a model is known by its name here
         labels = [*named, *(f"{name} {row}" for row in special.index)]
         for label, kind, module, value in zip(labels, frame["kind"], frame["module"], values, strict=True):
@@ -284,7 +266,6 @@ def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str
 
 def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
     """Everything that is known of each architecture, the fastest first."""
-    flops = _values(result, _metrics(result)[2])
     columns = {
         "throughput_per_s": Column("throughput", "samples/s", 1),
         "step_flops": Column("FLOPs", "flops", 2, help="of a step, both passes"),
@@ -297,10 +278,9 @@ def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
         "launches_or_ops": Column("launched", "count", 4, help="kernels, or ops where there are none"),
     }
     names = [*timed, *(str(name) for name in result.table.index if str(name) not in timed)]
-    table = result.table.assign(step_flops=pd.Series(flops, dtype="Float64"))
-    times = [Value(_median(result, name), "ms", _interval(result, name)) for name in names]
+    table = result.table.assign(step_flops=pd.Series(_known(result, _metrics(result)[2]), dtype="Float64"))
     known = [map(fmt.known, table.loc[name, [*columns]]) for name in names]
-    rows = [(name, time, *others) for name, time, others in zip(names, times, known, strict=True)]
+    rows = [(name, _time(result, name), *others) for name, others in zip(names, known, strict=True)]
     heads = (Column("architecture"), Column("step time", "ms"), *columns.values())
     return Table("What each architecture costs", heads, rows, noun="architecture")
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-import pandas as pd
-
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
 from perfnb.draw.document import Picture
@@ -38,63 +35,52 @@ def lanes_picture(lanes: StepLanes) -> Picture:
 
 def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
     """A bar of signs per rank, and who was last at the collective that was waited for longest."""
-    room = max(20, width - 7)
-    lines = []
-    ranks = _ranks(lanes)
-    for rank in ranks[:_MOST]:
-        signs = [" "] * room
-        mine, scale = lanes.lanes[lanes.lanes["rank"] == rank], room / max(lanes.span_ms, 1e-9)
-        places = (
-            (mine[name].to_numpy(dtype=float) * scale).astype(np.int64).tolist() for name in ("start_ms", "end_ms")
-        )
-        for part, first, last in zip(mine["part"].tolist(), *places, strict=True):
+    room, lines = max(20, width - 7), []
+    scale = room / max(lanes.span_ms, 1e-9)
+    for rank in _ranks(lanes):
+        signs, rows = [" "] * room, lanes.lanes[lanes.lanes["rank"] == rank]
+        places = ((rows[name].astype(float) * scale).astype(int) for name in ("start_ms", "end_ms"))
+        for part, first, last in zip(rows["part"], *places, strict=True):
             for place in range(min(first, room - 1), min(max(last, first + 1), room)):
-                signs[place] = _mark(str(part)).glyph
+                signs[place] = _mark(part).glyph
         lines.append(f"{rank:>5} {''.join(signs)}".rstrip())
-    if len(ranks) > _MOST:
-        lines.append(f"… {len(ranks) - _MOST:,} more")
-    seen = dict.fromkeys(_mark(str(part)) for part in lanes.lanes["part"])
-    lines += escape.wrapped("  ".join(f"{mark.glyph} {mark.word}" for mark in seen), width)
-    longest = _longest(lanes)
-    return [*lines, *escape.wrapped(longest, width)] if longest else lines
+    lines += escape.wrapped("  ".join(f"{mark.glyph} {mark.word}" for mark in _marks(lanes)), width)
+    return [*lines, *escape.wrapped(_longest(lanes), width)]
 
 
 def _lanes_html(lanes: StepLanes, title: str) -> str:
     """The same as a picture, with a line for each collective from its first to its last arrival."""
-    ranks = _ranks(lanes)[:_MOST]
-    high = _high(len(ranks))
+    ranks = _ranks(lanes)
+    high = float(min(_HIGH, max(_LOW, _ALL / max(len(ranks), 1))))
     top = {rank: place * high for place, rank in enumerate(ranks)}
     scale = (_WIDTH - _LEFT) / max(lanes.span_ms, 1e-9)
     drawn = [_rank_label(rank, top[rank], high) for rank in ranks]
-    for (rank, part), rows in lanes.lanes.groupby(["rank", "part"], sort=False):
-        if rank in top:
-            boxes = zip(rows["start_ms"], rows["end_ms"], strict=True)
-            path = "".join(_box(_LEFT + a * scale, top[rank] + 1, (b - a) * scale, high - 2) for a, b in boxes)
-            mark = _mark(str(part))
-            drawn.append(f'<path d="{path}" fill="{mark.colour}"><title>{escape.html(mark.word)}</title></path>')
-    for rows in _joined(lanes):
-        places = [(top[rank], _LEFT + at * scale) for rank, at in zip(rows["rank"], rows["at_ms"], strict=True)
-                  if rank in top]  # fmt: skip
-        places.sort()
-        if not places:
-            continue
-        line = "L".join(f"{x:.1f} {y + high / 2:.1f}" for y, x in places)
-        last = rows[rows["is_last"]].iloc[0]
-        said = f"{last['kind']}: rank {last['rank']} was last, {fmt.duration(rows['waiting_ms'].max())} after the first"
-        dot = ""
-        if last["rank"] in top:
-            at, y = _LEFT + last["at_ms"] * scale, top[last["rank"]] + high / 2
-            dot = f'<circle cx="{at:.1f}" cy="{y:.1f}" r="2.5" fill="currentColor"/>'
-        title = f"<title>{escape.html(said)}</title>"
-        drawn.append(f'<path d="M{line}" fill="none" stroke="currentColor">{title}</path>{dot}')
-    longest = _longest(lanes)
-    seen = dict.fromkeys(_mark(str(part)) for part in lanes.lanes["part"])
-    keys = " &nbsp; ".join(
-        f"{tables.key(replace(mark, pattern='solid'))}&nbsp;{escape.html(mark.word)}" for mark in seen
-    )
-    lines = escape.html_sentence(_LINES) if len(lanes.arrivals) else ""
-    picture = _svg(drawn, high * len(ranks), f"{title}. {longest}")
-    return f'{picture}<p>{keys}</p><p class="pf-small">{escape.html_sentence(longest)} {lines}</p>'
+    for (rank, part), rows in lanes.lanes[lanes.lanes["rank"].isin(ranks)].groupby(["rank", "part"], sort=False):
+        boxes = zip(rows["start_ms"], rows["end_ms"], strict=True)
+        path = "".join(_box(_LEFT + a * scale, top[rank] + 1, (b - a) * scale, high - 2) for a, b in boxes)
+        drawn.append(f'<path d="{path}" fill="{_mark(part).colour}">{_on_hover(_mark(part).word)}</path>')
+    arrivals = lanes.arrivals[lanes.arrivals["rank"].isin(ranks)].sort_values("rank")
+    longest = arrivals.groupby("place")["waiting_ms"].max().astype(float).nlargest(_MOST_LINES)
+    for place, waited in longest.items():
+        rows = arrivals[arrivals["place"] == place]
+        points = [
+            (_LEFT + at * scale, top[rank] + high / 2) for rank, at in zip(rows["rank"], rows["at_ms"], strict=True)
+        ]
+        last = int(rows["at_ms"].to_numpy().argmax())
+        arrived = f"{rows['kind'].iloc[0]}: rank {rows['rank'].iloc[last]} was last"
+        line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        words = _on_hover(f"{arrived}, {fmt.duration(waited)} after the first")
+        drawn.append(f'<path d="M{line}" fill="none" stroke="currentColor">{words}</path>')
+        drawn.append(f'<circle cx="{points[last][0]:.1f}" cy="{points[last][1]:.1f}" r="2.5" fill="currentColor"/>')
+    keys = " &nbsp; ".join(f"{tables.key(mark)}&nbsp;{escape.html(mark.word)}" for mark in _marks(lanes))
+    said = escape.html_sentence(f"{_longest(lanes)} {_LINES}") if len(longest) else ""
+    look = f'viewBox="0 0 {_WIDTH} {high * len(ranks):.0f}" style="width:100%;max-width:{_WIDTH}px"'
+    picture = f'<svg role="img" aria-label="{escape.html_sentence(title)}" {look}>{"".join(drawn)}</svg>'
+    return f'{picture}<p>{keys}</p><p class="pf-small">{said}</p>'
+
+
+def _on_hover(words: str) -> str:
+    return f"<title>{escape.html(words)}</title>"
 
 
 def _longest(lanes: StepLanes) -> str:
@@ -112,24 +98,17 @@ def _longest(lanes: StepLanes) -> str:
     )
 
 
-def _joined(lanes: StepLanes) -> list[pd.DataFrame]:
-    """The arrivals at each collective, of those that were waited for longest."""
-    if not len(lanes.arrivals):
-        return []
-    longest = lanes.arrivals.groupby("place")["waiting_ms"].max().nlargest(_MOST_LINES)
-    return [lanes.arrivals[lanes.arrivals["place"] == place] for place in longest.index]
-
-
 def _ranks(lanes: StepLanes) -> list[int]:
-    return sorted({int(rank) for rank in lanes.lanes["rank"]})
+    return sorted({int(rank) for rank in lanes.lanes["rank"]})[:_MOST]
 
 
-def _mark(part: str) -> Mark:
-    return palette.RANK_PARTS.get(part) or palette.mark(part)
+def _marks(lanes: StepLanes) -> list[Mark]:
+    """What is drawn, without patterns, which lanes have no room for."""
+    return [replace(_mark(part), pattern="solid") for part in dict.fromkeys(lanes.lanes["part"])]
 
 
-def _high(count: int) -> float:
-    return float(min(_HIGH, max(_LOW, _ALL / max(count, 1))))
+def _mark(part: object) -> Mark:
+    return palette.RANK_PARTS.get(str(part)) or palette.mark(str(part))
 
 
 def _rank_label(rank: object, y: float, high: float) -> str:
@@ -142,9 +121,3 @@ def _rank_label(rank: object, y: float, high: float) -> str:
 
 def _box(x: float, y: float, width: float, height: float) -> str:
     return f"M{x:.1f} {y:.1f}h{max(width, 0.3):.1f}v{height:.1f}h-{max(width, 0.3):.1f}z"
-
-
-def _svg(drawn: list[str], height: float, said: str) -> str:
-    look = f'style="width:100%;max-width:{_WIDTH}px"'
-    words = escape.html_sentence(said)
-    return f'<svg role="img" aria-label="{words}" viewBox="0 0 {_WIDTH} {height:.0f}" {look}>{"".join(drawn)}</svg>'

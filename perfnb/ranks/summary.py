@@ -194,7 +194,7 @@ def _times(recording: Recording, events: pd.DataFrame) -> pd.DataFrame:
     table.insert(0, "rank", pd.Series(recording.rank, index=table.index, dtype="Int64"))
     exposed = table["communication_ms"] - table["overlap_ms"]
     table.insert(table.columns.get_loc("overlap_ms") + 1, "exposed_ms", exposed)  # type: ignore[arg-type, operator]
-    copying = (table["busy_ms"] - table["computation_ms"] - exposed).clip(lower=0.0)
+    copying = (table["busy_ms"] - table["computation_ms"] - exposed).round(6).clip(lower=0.0)  # whole nanoseconds
     return table.assign(busy_ms=copying).rename(columns={"busy_ms": "copying_ms"})
 
 

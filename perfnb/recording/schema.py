@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from perfnb.recording.text import TEXT, with_text
+from perfnb.telemetry.metrics import METRIC_WORDS
 
 #: Phases of a step, in their usual order. Communication is what nothing hides: the step only waits for it.
 PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "communication", "other")
@@ -57,14 +58,7 @@ _GREW = _of(_FLOAT, "grew_ms", "grew_host_ms", "grew_gpu_ms", "ratio")
 
 #: Telemetry in ``samples``. ``_per_s`` and ``_percent`` are means since the last reading, except a GPU's
 #: ``busy_percent``, whose window the driver chooses; the others are as read.
-METRICS = (
-    *("cpu_percent", "throttled_percent", "load", "processes", "memory_bytes"),
-    *("disk_read_bytes_per_s", "disk_write_bytes_per_s"),
-    *("network_receive_bytes_per_s", "network_send_bytes_per_s"),
-    *("busy_percent", "torch_allocated_bytes", "torch_reserved_bytes", "power_w", "energy_j", "temperature_c"),
-    *("sm_clock_mhz", "memory_clock_mhz", "pcie_receive_bytes_per_s", "pcie_send_bytes_per_s"),
-    *("sm_active_percent", "tensor_active_percent", "dram_active_percent"),
-)
+METRICS = tuple(METRIC_WORDS)
 
 _GPU_TIMES = {
     **_of(_FLOAT, "total_ms", "busy_ms", "computation_ms", "communication_ms", "memcpy_ms"),

@@ -143,7 +143,7 @@ def resolution_document(found: Resolution) -> Document:
                 [(f"{seconds} s", found.detectable_in(seconds)) for seconds in _SECONDS],
             ),
         ),
-        notes=tuple(disturbances or ["No disturbance was detected."]),
+        notes=tuple(disturbances),
     )
 
 

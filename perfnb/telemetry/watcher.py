@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from numbers import Real
@@ -22,7 +22,6 @@ from typing import IO, Any
 
 import msgspec
 
-from perfnb import quantities as fmt
 from perfnb.arguments import shown
 from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
@@ -183,7 +182,6 @@ class Watcher:
         if not self._by_torch and (names := _torch_names(list(self._names))):
             self.renamed += names != self._names
             self._names, self._by_torch = names, True
-            self.notes += _memory_doubts(self._facts, names)
         self._ticks += 1
         self._missed += message["missed"]
         self._unsent += message.get("unsent", 0)
@@ -441,21 +439,6 @@ def _bare(uuid: str) -> str:
         int(characters, 16)
         return characters
     return digits
-
-
-def _memory_doubts(facts: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> list[str]:
-    """GPUs whose memory is of another size for the driver than for torch: its readings may be in another unit."""
-    cuda, notes = _cuda(), []
-    for key, name in names.items():
-        said = facts.get(key, {}).get("memory_bytes")
-        with suppress(Exception):  # a GPU that torch does not see
-            own = cuda.get_device_properties(int(name.removeprefix("gpu"))).total_memory
-            if said and own and not 0.8 < said / own < 1.25:
-                notes.append(
-                    f"{name}: the driver says that it has {fmt.size(said)} of memory, torch says {fmt.size(own)}: its "
-                    "memory readings may be in another unit."
-                )
-    return notes
 
 
 def _torch_memory(device: str, *, ask: bool) -> dict[str, float | None]:

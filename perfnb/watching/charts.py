@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from perfnb.watching.metrics import METRIC_WORDS, unit_of
+from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
 
 
 @dataclass(frozen=True)
@@ -168,31 +168,6 @@ def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Points:
-    """The points of the lines of one device: means over a few readings each, with gaps where nothing was read."""
-
-    t_s: Floats
-    broken: NDArray[np.bool_]  # whether there is a gap before a point
-    values: Mapping[str, Floats]  # by column; `nan` if nothing was read; no columns without a reading
-
-
-def thinned(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: int, latest: int = 0) -> Points:
-    """At most about `most` points for the readings of one device.
-
-    `own` are the device's rows of ``samples``, in order and at least one. The `latest` readings, but at most half of
-    `most`, keep a point of their own.
-    """
-    t, readings = own["t_s"].to_numpy(float), _readings(own)
-    apart = (1.5 + np.maximum(readings[1:], readings[:-1])) * interval_s
-    gaps = np.append(False, np.diff(t) > apart)
-    group = _groups(gaps, most, latest)
-    count = int(group[-1]) + 1
-    values = _values(own, columns, interval_s, group, count)
-    known = {name: means for name, means in values.items() if np.isfinite(means).any()}
-    return Points(_means(t, readings, group, count), gaps[np.searchsorted(group, np.arange(count))], known)
-
-
 def on_grid(
     samples: pd.DataFrame, charts: Iterable[Chart], interval_s: float, most: int
 ) -> tuple[Floats, dict[tuple[str, str], Floats]]:
@@ -207,38 +182,13 @@ def on_grid(
     for device, columns in columns_of(charts).items():
         own = samples[samples["device"] == device]
         group = np.rint((own["t_s"].to_numpy(float) - first) / step).astype(int)
-        values |= {(device, name): means for name, means in _values(own, columns, interval_s, group, count).items()}
+        readings = own["readings"].to_numpy(float, na_value=1.0)
+        window = own["window_s"].to_numpy(float, na_value=np.nan)
+        window = np.where(window > 0, window, readings * interval_s)
+        for name in columns:
+            weights = window if name.endswith("_per_s") else readings
+            values[device, name] = _means(own[name].to_numpy(float, na_value=np.nan), weights, group, count)
     return first + step * np.arange(count), values
-
-
-def _readings(own: pd.DataFrame) -> Floats:
-    return own["readings"].to_numpy(float, na_value=1.0)
-
-
-def _values(
-    own: pd.DataFrame, columns: Sequence[str], interval_s: float, group: NDArray[np.int_], count: int
-) -> dict[str, Floats]:
-    """Means over groups of readings by column: of rates over their windows."""
-    readings, window = _readings(own), own["window_s"].to_numpy(float, na_value=np.nan)
-    window = np.where(window > 0, window, readings * interval_s)
-    weights = {name: window if name.endswith("_per_s") else readings for name in columns}
-    return {name: _means(own[name].to_numpy(float, na_value=np.nan), weights[name], group, count) for name in columns}
-
-
-def _groups(gaps: NDArray[np.bool_], most: int, latest: int) -> NDArray[np.int_]:
-    """The point for each reading: the newest on their own, the older ones in groups as large as needed."""
-    count = len(gaps)
-    if count <= most:
-        return np.arange(count)
-    latest = min(latest, most // 2)
-    old = count - latest
-    together = -(-old // (most - latest))
-    place = np.arange(old)
-    started = np.maximum.accumulate(np.where(gaps[:old], place, 0))
-    starts = (place - started) % together == 0
-    if starts.sum() > 1.5 * (most - latest):  # more gaps than can be drawn
-        starts = place % together == 0
-    return np.cumsum(np.append(starts, np.full(latest, True))) - 1
 
 
 def _means(values: Floats, weights: Floats, group: NDArray[np.int_], count: int) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 from perfnb.draw.palette import Mark
 from perfnb.recording.schema import METRICS, conform
-from perfnb.watching.charts import Chart, ChartLine, charts_of, columns_of, thinned
+from perfnb.watching.charts import Chart, ChartLine, charts_of, on_grid
 
 if TYPE_CHECKING:
     from perfnb.watching.summary import MachineSummary, StepsWatched
@@ -73,8 +73,6 @@ MOST_POINTS, MOST_NUMBERS = 2_000, 22_000
 #: Limits on marks, and on stretches of phases.
 MOST_MARKS, MOST_STRETCHES = 500, 6_000
 
-#: How many of the newest readings are not thinned.
-_LATEST = 240
 _DIGITS = 4
 #: The unit of a number in the history, by the end of its column's name.
 _FACTORS = {"_bytes": 2**20, "_bytes_per_s": 1000}
@@ -142,29 +140,22 @@ def _line(chart: Chart, line: ChartLine) -> dict[str, str]:
     return asdict(line) | {"word": escape.plain(line.word, 60), "colour": line_mark(chart, line).colour}
 
 
-def _history(summary: MachineSummary, charts: Iterable[Chart]) -> dict[str, Any]:
-    columns, samples = columns_of(charts), summary.samples
-    drawn = {device: samples[samples["device"] == device] for device in columns}
-    lists = sum(1 + sum(bool(own[name].notna().any()) for name in columns[device]) for device, own in drawn.items())
-    most = min(MOST_POINTS, MOST_NUMBERS // max(1, lists))
+def _history(summary: MachineSummary, charts: Sequence[Chart]) -> dict[str, Any]:
+    """The readings on one grid: its first instant, its step, and a factor and numbers by device and column."""
+    samples, devices = summary.samples, dict[str, dict[str, Any]]()
+    if samples.empty:
+        return {"first": 0.0, "step": summary.interval_s, "devices": devices}
+    lines = sum(len(chart.lines) for chart in summary.charts)
+    times, values = on_grid(samples, charts, summary.interval_s, min(MOST_POINTS, MOST_NUMBERS // max(1, lines)))
+    for (device, name), means in values.items():
+        if np.isfinite(means).any():
+            factor = next((by for end, by in _FACTORS.items() if name.endswith(end)), 1)
+            numbers = [fmt.short(value / factor, _DIGITS) for value in means]
+            devices.setdefault(device, {})[name] = [factor, numbers]
     return {
-        device: _device(own, columns[device], summary.interval_s, most) for device, own in drawn.items() if len(own)
-    }
-
-
-def _device(own: pd.DataFrame, columns: Sequence[str], interval_s: float, most: int) -> dict[str, Any]:
-    """One device: times as differences in ms, where its lines are broken, and a factor and numbers by column."""
-    points = thinned(own, columns, interval_s, most, _LATEST)
-    factors = {name: next((by for end, by in _FACTORS.items() if name.endswith(end)), 1) for name in points.values}
-    return {
-        "t": np.diff(np.rint(1000 * points.t_s).astype("int64"), prepend=0).tolist(),
-        "broken": np.flatnonzero(points.broken).tolist(),
-        "columns": {
-            name: [factors[name], [fmt.short(value / factors[name], _DIGITS) for value in values]]
-            for name, values in points.values.items()
-        },
-        "since": round(float(own["t_s"].iloc[0]), 3),
-        "until": round(float(own["t_s"].iloc[-1]), 3),
+        "first": round(float(times[0]), 3),
+        "step": float(times[1] - times[0]) if len(times) > 1 else float(summary.interval_s),
+        "devices": devices,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,7 +56,11 @@ def _draw_chart(axes: Axes, chart: Chart, times: Floats, values: dict[tuple[str,
     near = chart.ceiling is not None and chart.near_ceiling(most)
     factor = fmt.byte_unit(max(most, chart.ceiling or 0.0 if near else 0.0))[0] if chart.unit[:5] == "bytes" else 1
     for place, line in enumerate(chart.lines):
-        look = {"color": line_mark(chart, line).colour, "linestyle": _DASHES[place % len(_DASHES)], "linewidth": 1.3}
+        look: dict[str, Any] = {
+            "color": line_mark(chart, line).colour,
+            "linestyle": _DASHES[place % len(_DASHES)],
+            "linewidth": 1.3,
+        }
         # Dots show readings between missing ones, which a line would not.
         readings = values[line.device, line.column] / factor
         axes.plot(times, readings, marker=".", markersize=1.5, label=escape.chart(line.word, 30), **look)

@@ -25,9 +25,9 @@ from perfnb.draw.document import (
     Value,
     Verdict,
 )
+from perfnb.telemetry.metrics import METRIC_WORDS, document_unit
 from perfnb.watching.charts import on_grid
 from perfnb.watching.data import bands_of, history_data, lasted, line_mark, watch_facts
-from perfnb.watching.metrics import METRIC_WORDS, document_unit
 from perfnb.watching.saturation import Saturation, cpu_limit_of, figure_of, memory_limit_of, saturations
 
 if TYPE_CHECKING:
@@ -196,8 +196,7 @@ def _series(summary: MachineSummary) -> Iterator[Series]:
             for line in chart.lines
         ]
         most = float(np.nanmax([values[line.device, line.column] for line in chart.lines]))
-        levels = {}
-        title = chart.title
+        title, levels = chart.title, dict[str, float]()
         if chart.ceiling is not None and chart.near_ceiling(most):
             levels = {chart.ceiling_word: chart.ceiling * factor}
         elif chart.ceiling is not None:

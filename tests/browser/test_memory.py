@@ -1,10 +1,9 @@
-"""The memory view and the roofline in a browser: what is drawn, and what pointer and keys find there."""
+"""The memory view in a browser: what is drawn, and what pointer and keys find there."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +17,9 @@ from perfnb import quantities as fmt
 from perfnb.draw import assets, escape
 from perfnb.draw.palette import CATEGORIES
 from perfnb.memory.tab import curve_data
-from perfnb.roofline.tab import roofline_data
 from tests.browser.conftest import OpenPage
-from tests.browser.test_report import CONTRAST
 from tests.memory import memory_samples
 from tests.pages import spaced
-from tests.roofline import roofline_samples
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
@@ -49,7 +45,7 @@ Open = Callable[..., Page]
 
 def standalone(kind: str, data: dict[str, Any]) -> str:
     """A page with one tab and nothing else, under the policy that a report has."""
-    script = assets.script("memory/js/memory.js", "roofline/js/roofline.js") + START.replace("KIND", kind)
+    script = assets.script("memory/js/memory.js") + START.replace("KIND", kind)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (
@@ -212,48 +208,12 @@ def test_a_failed_step_says_so(opened):
     expect(page.locator(".pf-fault text")).to_have_text("failed here")
 
 
-def test_one_instant_is_drawn(opened):
-    expect(memory(opened, memory_samples.unknown()).locator(".pf-view")).to_be_visible()
-
-
-def test_hostile_names_are_text(opened):
-    page = memory(opened, memory_samples.hostile())
-    page.get_by_role("slider").focus()
-    page.keyboard.press("PageUp")
-    roof = opened("rooflineTab", roofline_data(roofline_samples.hostile_roofline()))
-    roof.get_by_label("show ops").check()
-    for tab in (page, roof):
-        assert tab.evaluate("window.__pwned") is None
-        assert tab.locator("main img, main [onload], main [onerror], main script").count() == 0
-
-
 def test_a_hundred_thousand_allocations_are_drawn(opened):
     for life_ms in (60.0, 0.3):
         page = memory(opened, memory_samples.many(100_000, life_ms))
         expect(page.locator("path.pf-area")).to_have_count(len(CATEGORIES))
         expect(page.locator(".pf-alive li")).to_have_count(8)
         print(f"drawn in {float(page.evaluate('document.body.dataset.drawnMs')):.0f} ms")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [700, 1300])
-@pytest.mark.parametrize("kind", ["memory", "failed", "roofline"])
-def test_text_stands_out_and_nothing_is_cut_off(opened, kind, scheme, width):
-    options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
-    if kind == "roofline":
-        page = opened("rooflineTab", roofline_data(roofline_samples.roofline()), **options)
-    else:
-        made = memory_samples.transformer() if kind == "memory" else memory_samples.out_of_memory()
-        page = memory(opened, made, **options)
-    low = page.evaluate(CONTRAST)
-    assert low["checked"] > 40
-    assert low["ratio"] >= 4.5, low
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    cut = "(cells) => cells.filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)"
-    assert page.locator("td:not(.pf-text)").evaluate_all(cut) == []
-    outside = """(texts) => texts.map((text) => [text.getBoundingClientRect(), text.textContent])
-        .filter(([box]) => box.left < 0 || box.right > innerWidth).map(([, words]) => words)"""
-    assert page.locator("svg text").evaluate_all(outside) == []
 
 
 def test_the_chart_follows_its_width(opened):
@@ -263,75 +223,6 @@ def test_the_chart_follows_its_width(opened):
     expect(page.locator(".pf-plot svg")).to_have_attribute("width", re.compile(r"^6\d\d$"))
     wait_until(lambda: page.locator(".pf-plot svg").bounding_box()["width"] < before)
     page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
-
-
-@pytest.mark.smoke
-def test_points_lie_where_their_figures_say(opened):
-    made = roofline_samples.roofline()
-    page = opened("rooflineTab", roofline_data(made))
-    layers = made.points[made.points["kind"] == "layer"]
-    expect(page.locator(".pf-points circle")).to_have_count(len(layers))
-    expect(page.locator(".pf-points rect")).to_have_count(0)
-    page.get_by_label("show ops").check()
-    expect(page.locator(".pf-points rect")).to_have_count(len(made.points) - len(layers))
-
-    def place(name: str) -> tuple[float, float]:
-        box = page.locator(f'.pf-points [aria-label^="{name},"]').bounding_box()
-        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-
-    by_name = made.points.set_index("name")
-
-    def logs(name: str) -> tuple[float, float]:
-        row = by_name.loc[name]
-        return math.log10(row["intensity"]), math.log10(row["achieved_flops_per_s"])
-
-    names = ("model.head", "model.blocks.0.ln_1", "aten::add")
-    (x0, y0), (x1, y1), (x2, y2) = map(place, names)
-    (a0, b0), (a1, b1), (a2, b2) = map(logs, names)
-    assert (x1 - x0) / (a1 - a0) == pytest.approx((x2 - x0) / (a2 - a0), rel=0.02)
-    assert (y1 - y0) / (b1 - b0) == pytest.approx((y2 - y0) / (b2 - b0), rel=0.02)
-    inside = """(dots) => dots.every((dot) => {
-      const [box, plot] = [dot.getBoundingClientRect(), dot.ownerSVGElement.getBoundingClientRect()];
-      return plot.top < box.top && box.bottom < plot.bottom && plot.left < box.left && box.right < plot.right;
-    })"""
-    assert page.locator(".pf-points > *").evaluate_all(inside)
-    tick = page.locator("svg text", has_text=re.compile("^100 GFLOP/s$")).bounding_box()
-    assert tick["y"] + tick["height"] / 2 == pytest.approx(y0 + (11 - b0) * (y1 - y0) / (b1 - b0), abs=4)
-    tick = page.locator("svg text", has_text=re.compile("^1$")).bounding_box()
-    assert tick["x"] + tick["width"] / 2 == pytest.approx(x0 + (0 - a0) * (x1 - x0) / (a1 - a0), abs=2)
-
-
-def test_points_say_their_figures_to_pointer_and_keys(opened):
-    made = roofline_samples.roofline()
-    page = opened("rooflineTab", roofline_data(made))
-    tip = page.get_by_role("status")
-    page.locator('.pf-points [aria-label^="model.head,"]').hover()
-    expect(tip).to_contain_text("model.head layer, compute-bound: 106 GFLOP/s (90 % of the roof, 118 GFLOP/s)")
-    page.locator('.pf-points [tabindex="0"]').focus()
-    page.keyboard.press("Home")
-    lowest = made.points[made.points["kind"] == "layer"].sort_values("intensity").iloc[0]
-    expect(tip).to_contain_text(lowest["name"])
-    expect(tip).to_contain_text("memory-bound")
-    page.keyboard.press("ArrowRight")
-    expect(page.locator(".pf-points :focus")).to_have_class(re.compile("pf-chosen"))
-    page.get_by_role("row", name="model.blocks.2.mlp.up").click()
-    expect(page.locator(".pf-chosen")).to_have_attribute("aria-label", re.compile("^model.blocks.2.mlp.up, layer"))
-
-
-def test_each_roof_has_its_line_and_words(opened):
-    page = opened("rooflineTab", roofline_data(roofline_samples.two_roofs()))
-    lines = page.locator(".pf-roof-line")
-    expect(lines).to_have_count(2)
-    dashes = lines.evaluate_all("(lines) => lines.map((line) => line.getAttribute('stroke-dasharray'))")
-    assert len(set(dashes)) == 2
-    expect(page.locator(".pf-strong")).to_have_text(["bfloat16 612 TFLOP/s", "float32 51.0 TFLOP/s", "2.90 TB/s"])
-
-
-def test_a_roofline_without_ceilings_is_drawn(opened):
-    page = opened("rooflineTab", roofline_data(roofline_samples.unknown_roofline()))
-    expect(page.locator(".pf-points circle")).to_have_count(7)  # one layer has no intensity
-    expect(page.get_by_role("row", name="model.blocks.0.attn.qkv")).to_contain_text("n/a")
-    assert page.locator(".pf-roof-line").count() == 0
 
 
 def test_the_last_instant_has_its_total(opened):

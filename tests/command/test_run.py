@@ -204,7 +204,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
 
     done = called("compare", "a/run", "b/run", "--fail-if-slower", 900_000, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "loop (a)" in done.stdout
+    assert done.stdout.startswith("perfnb · two runs · loop\n")
     assert "Passed: not shown to be slower by more than 900000 %" in done.stdout
     value = json.loads(called("compare", "a/run", "b/run", "--json", cwd=tmp_path).stdout)
     assert value["kind"]

@@ -34,7 +34,7 @@ def test_the_command_is_unchanged_and_its_telemetry_is_saved(tmp_path: Path) -> 
 
     assert done.returncode == 5
     assert done.stdout == "out ['--save', '-m', 'a b']\n"
-    assert done.stderr.startswith("err\n\nWatched for ")
+    assert done.stderr.startswith("err\n\nperfnb · watch · the machine")
     assert "Saved to w.perfnb" in done.stderr
     assert "has ended" not in done.stderr
     watch = package.load(tmp_path / "w.perfnb")
@@ -96,7 +96,7 @@ def test_a_signal_reaches_the_command(signum: int, program: str, code: int, prin
 
     assert (process.returncode, out) == (code, printed)
     assert "Saved to w" in err
-    assert "perfnb" not in err.partition("Watched for")[0]  # no traceback of perfnb's
+    assert err.strip().startswith("perfnb · watch")  # no traceback of perfnb's
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ PICTURES = [
             "memory/js/memory",
             "ranks/js/lanes",
             "watching/js/machine",
+            "ranks/js/lanes",
         )
     ),
 ]

@@ -17,9 +17,10 @@ from perfnb.draw import escape
 from perfnb.draw.as_html import document_html
 from perfnb.draw.as_json import document_data
 from perfnb.draw.as_text import LEAST, document_text
-from perfnb.draw.document import Code, Column, Document, Figure, Heat, Table, Verdict, words
+from perfnb.draw.document import Axis, Code, Column, Document, Figure, Heat, Line, Series, Table, Verdict, words
 from perfnb.draw.documented import Documented
 from perfnb.draw.live import document_page
+from perfnb.draw.palette import mark
 from tests.draw.document_samples import DOCUMENTS, everything, unknown
 
 WIDTHS = (60, 80, 100, 160)
@@ -228,6 +229,17 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert data["figures"][0]["value"] == 2**40
     assert data["sections"][0]["values"] == [[1.5, None]]
     assert re.search(r"1\.10 T", document_text(shown))
+
+
+@pytest.mark.parametrize(("log", "bottom"), [(False, "0"), (True, "1.00 ms")])
+def test_a_wide_band_is_cut_off_and_an_axis_may_be_logarithmic(log: bool, bottom: str) -> None:
+    line = Line(mark("forward"), [1.0, 100.0], [1.0, 50.0], [2.0, 9_000.0])
+    series = Series("Latency", Axis("rate", "/s"), Axis("latency", "ms", log), [1.0, 2.0], (line,))
+    html = document_html(Document("latency", sections=(series,)))
+    ends = re.findall(r'text-anchor="end">([^<]+)<', html)
+    assert ends[-2:] == [bottom, "150 ms"]
+    (band,) = re.findall(r'd="([^"]+Z)"', html)
+    assert min(float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", band)) == 8.0  # the top of the chart
 
 
 class _Greeting(Documented):

@@ -9,7 +9,6 @@ from tests.scripts import evaluated
 
 _NUMBERS = """(figures) => figures.map((n) => [
   duration(n), count(n), flopCount(n), byteSize(n), share(Math.min(n, 1)), rate(n, "samples"),
-  intervalBounds(n, [n / 2, 2 * n]),
 ])"""
 _READINGS = """([figures, units]) => figures.map((n) => [
   clock(n), clock(n, 1), reading(Math.min(n, 900), "percent"), ...units.map((unit) => reading(n, unit)),
@@ -21,10 +20,7 @@ def test_numbers_are_written_as_python_writes_them() -> None:
     figures = [fmt.rounded(rng.uniform(1, 10) * 10 ** rng.randint(-6, 13), 6) for _ in range(500)]
     figures += [0, 1, 999.4, 999.6, 0.0999, 0.09999, 1000, 1024, 0.341, 0.0423, 0.0001]
     assert evaluated("draw/js/format.js", _NUMBERS, figures) == [
-        [
-            *(fmt.duration(n), fmt.count(n), fmt.flops(n), fmt.size(n), fmt.share(min(n, 1)), fmt.rate(n, "samples")),
-            fmt.interval_bounds(n, (n / 2, 2 * n)),
-        ]
+        [fmt.duration(n), fmt.count(n), fmt.flops(n), fmt.size(n), fmt.share(min(n, 1)), fmt.rate(n, "samples")]
         for n in figures
     ]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfnb.bench.paired_times import BlockPlan
+from perfnb.bench.paired_times import BlockPlan, paired_times
 from perfnb.bench.pairs_view import pairs_answer, pairs_words
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Document, Effects, Strip, Table
@@ -144,3 +144,53 @@ def test_blocks_are_explained() -> None:
     assert pairs_answer(none)[1:] == (
         "too few pairs for a verdict: a fair comparison needs blocks, and there was no time for any", "Raise budget_s.",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "verdict"),
+    [
+        ("accept", "step time", "faster"),
+        ("over", "step time", "faster, over its limit"),
+        ("near a limit", "step time", "faster, near its limit"),
+        ("judged", "loss: val_loss", "within its limit"),
+        ("worse", "loss: val_loss", "over its limit"),
+    ],
+)
+def test_effects_say_what_is_over_a_limit(name: str, metric: str, verdict: str) -> None:
+    effects = EXAMPLES[name]._document().sections[0]
+    assert isinstance(effects, Effects)
+    assert {row.label: row.verdict for row in effects.rows}[metric] == verdict
+
+
+FREE = "A loss without a limit may exceed the baseline's by 0.1 %."
+PROFILE = "Memory and utilisation were not measured; profile=True measures them."
+AUTOCORRELATED = "Successive pairs are autocorrelated, so the interval is wider."
+DRIFTING = paired_times(
+    [10.0] * 80, [9.0 + 0.01 * place for place in range(80)], equal_within=0.02, a_name="a", b_name="b", planned=80,
+    needed=80,
+)  # fmt: skip
+UNSTEADY = "The steps had not reached a steady state when the warm-up ended."
+
+
+@pytest.mark.parametrize(
+    ("example", "note", "is_there"),
+    [
+        (EXAMPLES["worse than the baseline"], FREE, True),
+        (EXAMPLES["worse"], FREE, False),
+        (EXAMPLES["unchecked"], PROFILE, True),
+        (EXAMPLES["accept"], PROFILE, False),
+        (figures(times=replace(experiment(0.9), steady=False)), UNSTEADY, True),
+        (EXAMPLES["accept"], UNSTEADY, False),
+        (figures(times=DRIFTING), AUTOCORRELATED, True),
+        (EXAMPLES["accept"], AUTOCORRELATED, False),
+    ],
+)
+def test_notes_say_what_a_reader_must_know(example: ABTest, note: str, is_there: bool) -> None:
+    assert (note in example._document().notes) == is_there
+
+
+def test_profiles_of_both_sides_are_compared_in_a_tab() -> None:
+    (tab,) = EXAMPLES["accept"]._document().tabs
+    assert "layers" in {section.key for section in tab.sections}
+    assert not tab.verdict.sentence
+    assert EXAMPLES["unchecked"]._document().tabs == ()

@@ -27,7 +27,7 @@ def words_of(found: object) -> str:
     return " ".join(str(found).split())
 
 
-@pytest.mark.parametrize(("count", "known", "bounded"), [(50, False, False), (300, True, False), (368, True, True)])
+@pytest.mark.parametrize(("count", "known", "bounded"), [(298, False, False), (299, True, False), (368, True, True)])
 def test_p99_is_given_only_where_there_are_enough_requests(count: int, known: bool, bounded: bool) -> None:
     found = fake(lognormal(count))
 
@@ -40,16 +40,6 @@ def test_p99_is_given_only_where_there_are_enough_requests(count: int, known: bo
         assert "p99 of service times n/a" in str(found)
         with pytest.raises(ValueError, match=r"too few for the 0\.99 quantile"):
             found.highest_rate(100)
-
-
-@pytest.mark.parametrize(
-    ("count", "known", "bounded"), [(298, False, False), (299, True, False), (367, True, False), (368, True, True)]
-)
-def test_p99_is_known_from_299_requests_and_its_interval_from_368(count: int, known: bool, bounded: bool) -> None:
-    found = fake(lognormal(count))
-
-    assert (found.quantile_ms(0.99) is not None) == known
-    assert (found.quantile_interval_ms(0.99) is not None) == bounded
 
 
 @pytest.mark.parametrize("kind", ["lognormal", "bimodal"])
@@ -168,7 +158,7 @@ def test_the_time_that_perfnb_takes_between_requests_lowers_the_rate(clock: Fake
     assert found.at(5_000).service_ms == pytest.approx(0.08, rel=0.01)
     assert found.at(5_000).utilization == pytest.approx(0.5, rel=0.05)
     assert found.highest_rate(1.0).rate_per_s < 10_000
-    assert "perfnb takes 2" in words_of(found)
+    assert "between requests a server is busy for 2" in words_of(found)
     assert found.costs.loc["closed", "requests_per_s"] == pytest.approx(10_000, rel=0.05)
 
 
@@ -205,7 +195,7 @@ def test_the_slowest_request_is_named() -> None:
 
     times[123] = 40.0
 
-    assert "The slowest took 40.0 ms: request 123, size (1,)." in words_of(fake(times))
+    assert "The slowest took 40.0 ms: request 123." in words_of(fake(times))
 
 
 def test_recorded_arrivals_are_kept(clock: FakeClock) -> None:
@@ -361,7 +351,7 @@ def test_bounds_of_higher_quantiles_are_no_lower_and_rates_agree_with_the_curve(
     for rate in (10, 40, 80):
         highs = [found.at(rate).intervals[name][1] for name in ("p50_ms", "p90_ms", "p95_ms", "p99_ms")]
         assert highs == sorted(highs)
-    assert "The slowest took 440 ms: request 7, size (1,)." in words_of(found)
+    assert "The slowest took 440 ms: request 7." in words_of(found)
     highest = found.highest_rate(100)
     assert found.at(0.9 * highest.rate_per_s).p99_ms <= 100 <= found.at(1.2 * highest.rate_per_s).p99_ms
 
@@ -396,12 +386,6 @@ def test_a_busy_machine_is_told() -> None:
     assert "The machine was already busy (load 6.0 on 2 CPUs)." in words_of(found)
     real = perfnb.latency(lambda request: request, [1], budget_s=0.05)
     assert real._measured.noise["cpus"] >= 1
-
-
-def test_a_size_is_told_only_where_there_is_one(clock: FakeClock) -> None:
-    found = perfnb.latency(lambda request: clock.pass_exactly(request), [1, 9], budget_s=1)
-
-    assert "The slowest took 9.00 ms: request 1." in words_of(found)
 
 
 def test_threads_that_wait_for_each_other_between_requests_are_told() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import perfnb
 from perfnb.draw.document import Series, Strip, Table
 from perfnb.inference.latency import HighestRate, Latency, OpenRun
+from tests.fake_clock import FakeClock
 from tests.inference.latency_samples import back_to_back, fake, lognormal, with_everything, with_tokens
 from tests.inference.test_latency import words_of
 
@@ -46,7 +48,7 @@ def section(found: Latency, kind: type, title: str) -> Any:
             "Up to 70.0 requests/s [60.0, 80.0] can be served with p90 within 40.0 ms, not confirmed by a run",
         ),
         (HighestRate(0.0, 0.0, 0.0, 5.0, 0.99), "bad", "No rate keeps p99 within 5.00 ms: even requests served alone"),
-        (HighestRate(None, 0.0, 40.0, 50.0, 0.99), "bad", "The highest rate with p99 within 50.0 ms is not known"),
+        (HighestRate(None, 0.0, 40.0, 50.0, 0.99), "open", "The highest rate with p99 within 50.0 ms is not known"),
     ],
 )
 def test_the_highest_rate_within_the_bound_comes_first(asked: HighestRate, state: str, sentence: str) -> None:
@@ -126,16 +128,27 @@ def test_one_request_is_shown_token_by_token() -> None:
     assert section(with_tokens(), Strip, "When its tokens came").groups[0][1] == [80.0, 85.0, 90.0]
 
 
-def test_the_tail_is_said_to_be_waiting_or_service() -> None:
+def test_waiting_is_a_share_of_the_latency() -> None:
     samples = back_to_back(np.full(400, 10.0))
     samples.loc[:19, "wait_ms"] = 30.0
-    samples["latency_ms"] = samples["wait_ms"] + samples["service_ms"]
     run = OpenRun(20.0, samples, 0, 0.0)
-    found = fake(np.full(400, 10.0), open_run=run, asked_rate=20.0)
 
-    words = words_of(found)
+    words = words_of(fake(np.full(400, 10.0), open_run=run, asked_rate=20.0))
 
-    assert "Of the mean latency, 13 % is waiting for earlier requests; of that of the slowest 5.0 %, 75 %." in words
+    assert "Of the mean latency, 13 % is waiting for earlier requests." in words
     assert "at 20.0 /s, computed 10.0 ms" in words
-    few = dataclasses.replace(run, samples=samples.iloc[:80])
-    assert "of that of the slowest" not in words_of(fake(np.full(400, 10.0), open_run=few, asked_rate=20.0))
+
+
+def test_too_few_requests_for_the_bound_leave_the_rate_unknown(clock: FakeClock) -> None:
+    found = perfnb.latency(lambda _: clock.pass_exactly(10), [1], bound_ms=50, budget_s=1)
+
+    verdict = found._document().verdict
+    assert (verdict.state, verdict.sentence) == ("open", "The highest rate with p99 within 50.0 ms is not known")
+    assert verdict.why == "There were too few requests to determine p99: raise budget_s."
+
+
+def test_the_batcher_for_the_bound_is_recommended() -> None:
+    best = with_everything().batching.best_within(40.0)
+
+    words = f"a batcher of at most {best.most} requests"
+    assert with_everything()._document().verdict.next.startswith(f"Use {words}")

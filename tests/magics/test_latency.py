@@ -16,7 +16,7 @@ def test_a_cell_serves_requests(kernel: Kernel) -> None:
     assert kernel.value("set(served)") == {1, 2}
     assert kernel.value("set(found.samples['run'])") == {"closed", "open"}
     [text] = reply.shown()
-    assert text.startswith("Service time of")
+    assert text.startswith("perfnb · latency · ")
     assert len(reply.shown("text/html")) == 1
     assert reply.text("stderr") == ""
 

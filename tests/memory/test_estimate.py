@@ -370,7 +370,7 @@ def test_an_estimate_shows_itself() -> None:
     estimate = estimate_memory(mlp(), rows(8), "adam", loss=F.cross_entropy)
 
     assert repr(estimate) == (
-        "<perfnb.MemoryEstimate Sequential: peak 3.52 MiB in optimizer, training with a batch of 8 and Adam>"
+        "<perfnb.MemoryEstimate: Sequential: peak 3.52 MiB in optimizer, training with a batch of 8 and Adam>"
     )
     assert isinstance(estimate, MemoryEstimate)
 
@@ -387,6 +387,7 @@ def test_an_estimate_says_whether_it_fits(
     capacity: int | None, state: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perfnb.step.device.capacity_bytes", lambda _: capacity)
+    monkeypatch.setattr("perfnb.memory.estimate.estimate._PATIENT_S", float("inf"))
     estimate = estimate_memory(mlp(), rows(8), "adam", loss=F.cross_entropy)
 
     shown = estimate._document()
@@ -397,6 +398,16 @@ def test_an_estimate_says_whether_it_fits(
         assert shown.verdict.sentence.endswith(f"has {estimate.largest_batch(capacity):,} samples")
     if capacity == 2**21:
         assert shown.verdict.sentence.endswith("not even one sample fits")
+
+
+def test_an_estimate_that_takes_long_is_not_repeated_to_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.memory.estimate.estimate._PATIENT_S", -1.0)
+    monkeypatch.setattr("perfnb.step.device.capacity_bytes", lambda _: 2**23)
+
+    verdict = estimate_memory(mlp(), rows(8), "adam", loss=F.cross_entropy)._document().verdict
+
+    assert "largest batch" not in verdict.sentence
+    assert verdict.code == "estimate.largest_batch()"
 
 
 def test_an_estimate_offers_what_needs_less() -> None:

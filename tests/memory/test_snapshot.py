@@ -26,7 +26,7 @@ def loaded(tmp_path: Path, data: object, name: str = "step.pickle") -> MemorySna
 
 def test_its_repr_is_one_line_with_figures(tmp_path: Path) -> None:
     assert repr(loaded(tmp_path, snapshots.two_devices())) == (
-        "<perfnb.MemorySnapshot 'step.pickle': 8.00 MiB active of 13.0 MiB reserved, 2 segments, 3 blocks>"
+        "<perfnb.MemorySnapshot: 'step.pickle': 8.00 MiB active of 13.0 MiB reserved, 2 segments, 3 blocks>"
     )
 
 

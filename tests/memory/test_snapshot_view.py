@@ -7,7 +7,7 @@ from typing import Any
 from perfnb.draw.document import Choice, Document, Picture, Table
 from perfnb.memory.snapshot.reading import SnapshotColumns, decode
 from perfnb.memory.snapshot.snapshot import MemorySnapshot
-from perfnb.memory.snapshot.tables import history_by_origin, largest_segments
+from perfnb.memory.snapshot.tables import History, history_by_origin, largest_segments, lifetimes
 from tests.memory import snapshots
 from tests.memory.snapshots import MIB, STACK, block, dumped, entry, frame, segment, snapshot
 from tests.pages import spaced
@@ -20,6 +20,10 @@ def columns(data: Any) -> SnapshotColumns:
     return decode(dumped(data))
 
 
+def history(data: SnapshotColumns, device: int = 0, most: int = 6) -> History:
+    return history_by_origin(data, lifetimes(data)[0], device, most, 100)
+
+
 def document(data: Any) -> Document:
     return MemorySnapshot(columns(data))._document()
 
@@ -29,11 +33,11 @@ def from_line(line: int) -> list[dict[str, Any]]:
 
 
 def test_the_history_adds_up_by_origin() -> None:
-    history = history_by_origin(columns(snapshots.small()), 0, 6, 100)
+    found = history(columns(snapshots.small()))
 
-    assert history.times_ms.tolist() == [0.0, 0.01, 0.02, 0.03, 0.05]
-    assert history.origins == ["(not recorded)", LINE]
-    assert history.alive.tolist() == [[MIB, MIB, 0, 0, 0], [0, MIB, MIB, 1.5 * MIB, MIB], [0] * 5]
+    assert found.times_ms.tolist() == [0.0, 0.01, 0.02, 0.03, 0.05]
+    assert found.origins == ["(not recorded)", LINE]
+    assert found.alive.tolist() == [[MIB, MIB, 0, 0, 0], [0, MIB, MIB, 1.5 * MIB, MIB], [0] * 5]
 
 
 def test_the_origins_with_most_memory_at_the_peak_are_told_apart_and_the_others_added() -> None:
@@ -43,19 +47,19 @@ def test_the_origins_with_most_memory_at_the_peak_are_told_apart_and_the_others_
         *(entry("free_requested", ADDRESS + 8 * MIB * place, size, 10, []) for place, size in enumerate(sizes)),
         entry("alloc", ADDRESS, 5 * MIB, 20, from_line(9)),  # after the peak
     ]
-    history = history_by_origin(columns(snapshot([segment(ADDRESS, [])], trace)), 0, 2, 100)
+    found = history(columns(snapshot([segment(ADDRESS, [])], trace)), most=2)
 
-    assert history.origins == ["/code/a.py:0 f", "/code/a.py:2 f"]
-    assert history.alive[:, -1].tolist() == [0, 0, 5 * MIB]
-    assert history.alive.max(axis=1).tolist() == [3 * MIB, 2 * MIB, 5 * MIB]
+    assert found.origins == ["/code/a.py:0 f", "/code/a.py:2 f"]
+    assert found.alive[:, -1].tolist() == [0, 0, 5 * MIB]
+    assert found.alive.max(axis=1).tolist() == [3 * MIB, 2 * MIB, 5 * MIB]
 
 
 def test_a_device_has_its_own_history() -> None:
     traces = [[entry("alloc", ADDRESS, MIB, 0)], [entry("alloc", ADDRESS, 2 * MIB, 5)]]
     data = columns(snapshot([segment(ADDRESS, []), segment(ADDRESS, [], 1)], *traces))
 
-    assert history_by_origin(data, 1, 6, 100).alive[0].tolist() == [2 * MIB]
-    assert history_by_origin(data, 1, 6, 100).times_ms.tolist() == [0.005]
+    assert history(data, 1).alive[0].tolist() == [2 * MIB]
+    assert history(data, 1).times_ms.tolist() == [0.005]
 
 
 def test_segments_list_their_blocks_in_the_order_of_addresses() -> None:
@@ -63,7 +67,9 @@ def test_segments_list_their_blocks_in_the_order_of_addresses() -> None:
     far = ADDRESS + 64 * MIB
     blocks = [block(far + MIB, MIB, frames=STACK), block(far, MIB, "inactive"), block(far + 2 * MIB, MIB)]
 
-    found = list(largest_segments(columns(snapshot([small, segment(far, blocks)])), 0, 1))
+    data = columns(snapshot([small, segment(far, blocks)]))
+
+    found = list(largest_segments(data, lifetimes(data)[0], 0, 1))
 
     assert found == [(far, 3 * MIB, [(None, MIB), (LINE, MIB), ("(not recorded)", MIB)])]
 

@@ -76,7 +76,7 @@ def test_ratios_are_against_the_fastest_whichever_way_the_pair_was_measured() ->
     )
     measured = backwards.ratios.iloc[0]
 
-    (row,) = only(Effects, option(backwards, "step time")).rows
+    (row,) = only(Effects, option(backwards, "Step time")).rows
 
     assert (row.label, row.verdict) == ("large", "slower")
     assert row.ratio == pytest.approx(1 / measured["ratio"])
@@ -98,14 +98,20 @@ def test_ratios_are_against_the_fastest_whichever_way_the_pair_was_measured() ->
 )
 def test_a_ratio_has_its_reservation(change: dict[str, Any], verdict: str, words: str) -> None:
     made = samples.three()
-    row = only(Effects, option(replace(made, ratios=made.ratios.assign(**change)), "step time")).rows[0]
+    row = only(Effects, option(replace(made, ratios=made.ratios.assign(**change)), "Step time")).rows[0]
     assert (row.label, row.verdict) == ("cnn", verdict)
     assert words in row.detail
 
 
+def test_all_pairs_are_listed_those_that_differ_most_first() -> None:
+    pairs = samples.three()._document().sections[-1]
+    assert isinstance(pairs, Table)
+    assert [row[:2] for row in pairs.rows] == [("transformer", "mlp"), ("cnn", "mlp"), ("transformer", "cnn")]
+
+
 def test_bars_hold_the_times_of_the_parts_the_fastest_first() -> None:
     made = samples.eight()
-    bars = only(Bars, option(made, "step time"))
+    bars = only(Bars, option(made, "Step time"))
     assert [bar.label for bar in bars.bars] == made.table["median_ms"].sort_values(kind="stable").index.tolist()
     times = {mark.word: times for mark, times in part_times(made, "kind")}
     assert {part.mark.word: part.value for part in bars.bars[0].parts} == {
@@ -134,13 +140,13 @@ def test_another_metric_orders_anew() -> None:
         part.mark.word for bar in only(Bars, option(samples.inference(), "FLOPs per step")).bars for part in bar.parts
     }
     assert mark == "forward"
-    (row,) = only(Bars, option(samples.one(), "parameters")).bars
+    (row,) = only(Bars, option(samples.one(), "Parameters")).bars
     assert row.total == samples.one().table["parameters"].iloc[0]
 
 
 def test_layers_of_all_architectures_are_one_tree_on_one_scale() -> None:
     made = samples.three()
-    tree = only(Table, option(made, "step time"))
+    tree = only(Table, option(made, "Step time"))
     rows = dict(zip(tree.names or (), tree.rows, strict=True))
     step, whole = made.table.loc["cnn", "median_ms"], made.layers["cnn"]
     assert rows["cnn.features"][-1] == pytest.approx(step * whole.loc["cnn.features", "share"])
@@ -149,7 +155,7 @@ def test_layers_of_all_architectures_are_one_tree_on_one_scale() -> None:
     above = {tree.names[row]: tree.names[parent] for row, parent in enumerate(tree.nesting.parents) if parent >= 0}
     assert above["transformer.blocks.0.attention"] == "transformer.blocks.0"
     assert not {"mlp", "cnn", "transformer"} & set(above)
-    assert len(only(Table, option(made, "parameters")).rows) == len(rows)
+    assert len(only(Table, option(made, "Parameters")).rows) == len(rows)
 
 
 def test_the_unknown_is_no_zero() -> None:
@@ -157,8 +163,8 @@ def test_the_unknown_is_no_zero() -> None:
     costs = next(section for section in document.sections if isinstance(section, Table))
     name, time, *others = costs.rows[1]
     assert (name, time, set(others)) == ("cnn", Value(None, "ms"), {None})
-    assert [bar.label for bar in only(Bars, option(samples.unknown(), "step time")).bars] == ["mlp"]
-    assert list(document.sections[0].options) == ["step time"]  # type: ignore[union-attr]
+    assert [bar.label for bar in only(Bars, option(samples.unknown(), "Step time")).bars] == ["mlp"]
+    assert list(document.sections[0].options) == ["Step time"]  # type: ignore[union-attr]
 
 
 def test_kinds_are_told_apart_and_none_looks_like_a_pass() -> None:

@@ -18,7 +18,7 @@ import perfnb
 from perfnb.telemetry.sampler.amd import AmdSource, is_likely
 from perfnb.telemetry.sampler.nvml import FIELDS, PCIE_THROUGHPUT
 from perfnb.telemetry.sampler.source import Absent, Lost
-from perfnb.telemetry.watcher import _memory_doubts, _torch_names
+from perfnb.telemetry.watcher import _torch_names
 
 FIRST, SECOND = "GPU-35b2a1f0c4d5e6f7", "GPU-9a8b7c6d5e4f3a2b"
 TOTAL = 192 * 2**30
@@ -114,10 +114,10 @@ def test_where_a_meter_lacks_a_value_another_has_it(
 @pytest.mark.parametrize(
     ("change", "metric", "words"),
     [
-        ({"gpu_activity": {"gfx_activity": "N/A"}}, "busy_percent", "utilisation"),
-        ({"gpu_activity": {"gfx_activity": 65535}}, "busy_percent", "utilisation"),
-        ({"gpu_activity": {"gfx_activity": True}}, "busy_percent", "utilisation"),
-        ({"gpu_activity": {}}, "busy_percent", "utilisation"),
+        ({"gpu_activity": {"gfx_activity": "N/A"}}, "busy_percent", "busy time"),
+        ({"gpu_activity": {"gfx_activity": 65535}}, "busy_percent", "busy time"),
+        ({"gpu_activity": {"gfx_activity": True}}, "busy_percent", "busy time"),
+        ({"gpu_activity": {}}, "busy_percent", "busy time"),
         ({"gpu_vram_usage": {"vram_total": 5, "vram_used": 2**32 - 1}}, "memory_bytes", "memory"),
         ({"power_info": {"current_socket_power": 65535}}, "power_w", "power"),
         ({"energy_count": {"energy_accumulator": 2**64 - 1, "counter_resolution": 15.3}}, "energy_j", "energy"),
@@ -216,20 +216,3 @@ def test_torch_names_an_amd_gpu_by_its_uuid_in_characters(monkeypatch: pytest.Mo
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     assert _torch_names([FIRST, SECOND]) == {FIRST: "gpu1", SECOND: "gpu0"}
-
-
-@pytest.mark.parametrize(("total", "notes"), [(TOTAL, 0), (round(TOTAL * 0.98), 0), (TOTAL // 2**10, 1), (0, 0)])
-def test_a_driver_and_torch_that_disagree_on_the_memory_are_told(
-    monkeypatch: pytest.MonkeyPatch, total: int, notes: int
-) -> None:
-    def properties(index: int) -> Any:
-        if index:
-            raise AssertionError("invalid device")
-        return SimpleNamespace(total_memory=TOTAL)
-
-    cuda = SimpleNamespace(is_initialized=lambda: True, get_device_properties=properties)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    facts = {FIRST: {"memory_bytes": total}, SECOND: {"memory_bytes": 5}}
-    found = _memory_doubts(facts, {FIRST: "gpu0", SECOND: "gpu1"})
-    assert len(found) == notes
-    assert all("192 GiB" in note for note in found)

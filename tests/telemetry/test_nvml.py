@@ -21,7 +21,7 @@ from tests.telemetry.nvml_stand_in import (
 
 #: What each metric is read with, the newest first, and what it is called in notes.
 FUNCTIONS = {
-    "busy_percent": (["nvmlDeviceGetUtilizationRates"], "utilisation"),
+    "busy_percent": (["nvmlDeviceGetUtilizationRates"], "busy time"),
     "memory_bytes": (["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"], "memory"),
     "power_w": (["nvmlDeviceGetPowerUsage"], "power"),
     "energy_j": (["nvmlDeviceGetTotalEnergyConsumption"], "energy"),
@@ -32,8 +32,8 @@ FUNCTIONS = {
         ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"],
         "throttle reasons",
     ),
-    "pcie_receive_bytes_per_s": (["nvmlDeviceGetPcieThroughput:1"], "PCIe receive"),
-    "pcie_send_bytes_per_s": (["nvmlDeviceGetPcieThroughput:0"], "PCIe send"),
+    "pcie_receive_bytes_per_s": (["nvmlDeviceGetPcieThroughput:1"], "PCIe to the GPU"),
+    "pcie_send_bytes_per_s": (["nvmlDeviceGetPcieThroughput:0"], "PCIe from the GPU"),
 }
 NEVER = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 

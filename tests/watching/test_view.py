@@ -17,9 +17,9 @@ from perfnb.draw import escape
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Document, Line, Picture, Series, Table, Value
 from perfnb.recording.schema import METRICS, conform
-from perfnb.watching.charts import on_grid, thinned
+from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
+from perfnb.watching.charts import on_grid
 from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, history_data, lasted, panel_data
-from perfnb.watching.metrics import METRIC_WORDS, unit_of
 from perfnb.watching.summary import MachineSummary
 from perfnb.watching.view import watch_document
 from perfnb.watching.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
@@ -185,44 +185,27 @@ def test_every_metric_has_a_word_and_a_unit() -> None:
 def test_hours_stay_well_under_a_megabyte() -> None:
     hour = panel_data(samples.server(3600.0), "x")
     assert len(json.dumps(hour, separators=(",", ":"))) < 150_000
-    numbers = [len(values) for own in hour["history"].values() for _, values in own["columns"].values()]
+    numbers = [len(values) for own in hour["history"]["devices"].values() for _, values in own.values()]
     assert max(numbers) <= MOST_POINTS
-    assert sum(numbers) + sum(len(own["t"]) for own in hour["history"].values()) <= MOST_NUMBERS
+    assert sum(numbers) <= MOST_NUMBERS
 
 
 def test_numbers_of_the_history_are_what_was_read() -> None:
     made = samples.server(60.0)
-    own = history_data(made)["history"]["gpu0"]
+    history = history_data(made)["history"]
     frame = made.samples[made.samples["device"] == "gpu0"]
-    assert np.cumsum(own["t"]) / 1000 == pytest.approx(frame["t_s"])
-    for name, (factor, values) in own["columns"].items():
+    assert history["first"] + history["step"] * np.arange(120) == pytest.approx(frame["t_s"])
+    for name, (factor, values) in history["devices"]["gpu0"].items():
         told = [np.nan if value is None else factor * value for value in values]
         assert told == pytest.approx(frame[name].to_numpy(float, na_value=np.nan), rel=1e-3, nan_ok=True)
-    assert own["broken"] == []
-    assert "energy_j" not in own["columns"]  # no chart draws it
+    assert "energy_j" not in history["devices"]["gpu0"]  # no chart draws it
 
 
-def test_a_gap_is_told_and_what_is_unknown_is_null() -> None:
-    made = samples.laptop(60.0)
-    own = history_data(made)["history"]["process"]
-    frame = made.samples[made.samples["device"] == "process"].reset_index(drop=True)
-    assert own["broken"] == [int(frame.index[frame["t_s"] == 46.0][0])]
-    assert own["columns"]["cpu_percent"][1][0] is None
-
-
-def test_thinned_points_are_means_and_the_newest_stay() -> None:
-    rows = samples.rows_of(1000.0, devices=("process",))
-    frame = samples.frame_of([row for row in rows if not 300 < row[1] < 330])
-    points = thinned(frame, ["memory_bytes", "power_w"], 0.5, 300, latest=100)
-    assert 250 < len(points.t_s) <= 302
-    assert points.t_s[-100:].tolist() == frame["t_s"].tail(100).tolist()
-    assert "power_w" not in points.values
-    (gap,) = np.flatnonzero(points.broken)
-    assert points.t_s[gap - 1] <= 300 < 330 <= points.t_s[gap]
-    whole = thinned(frame, ["memory_bytes"], 0.5, 10_000)
-    assert len(whole.t_s) == len(frame)
-    first = np.mean(whole.values["memory_bytes"][: len(frame) // 200 + 1])
-    assert points.values["memory_bytes"][0] == pytest.approx(first, rel=0.01)
+def test_what_is_unknown_is_null() -> None:
+    own = history_data(samples.laptop(60.0))["history"]["devices"]["process"]
+    assert own["cpu_percent"][1][0] is None
+    memory = own["memory_bytes"][1]
+    assert [place / 2 for place, value in enumerate(memory) if value is None] == [40.5 + n / 2 for n in range(11)]
 
 
 def test_devices_that_are_read_at_times_of_their_own_share_a_grid() -> None:
@@ -235,18 +218,6 @@ def test_devices_that_are_read_at_times_of_their_own_share_a_grid() -> None:
     coarse, values = on_grid(made.samples, made.charts, 2.0, 3)
     assert len(coarse) == 3
     assert values["gpu1", "power_w"][0] == np.mean([1.0, 11.0])
-
-
-def test_more_gaps_than_points_are_drawn_all_the_same() -> None:
-    rows = [row for i, row in enumerate(samples.rows_of(2000.0, devices=("process",))) if i % 4 == 0]
-    points = thinned(samples.frame_of(rows), ["memory_bytes"], 0.5, 100)
-    assert len(points.t_s) <= 151
-
-
-def test_a_row_that_stands_for_several_readings_is_no_gap() -> None:
-    frame = samples.frame_of([("host", float(4 * i), 4.0, {"memory_bytes": 1.0}) for i in range(20)])
-    assert thinned(frame, ["memory_bytes"], 0.5, 100).broken.sum() == 19
-    assert thinned(frame.assign(readings=8), ["memory_bytes"], 0.5, 100).broken.sum() == 0
 
 
 def test_while_it_runs_charts_of_what_may_come_are_there() -> None:
@@ -285,7 +256,7 @@ def test_the_widget_s_state_is_fresh_only_where_everything_is_asked_for() -> Non
     assert widget.get_state({"data"})["data"] == before
     assert not asked
     fresh = json.loads(widget.get_state()["data"])
-    assert fresh["history"]["host"]["until"] == 19.5
+    assert len(fresh["history"]["devices"]["host"]["memory_bytes"][1]) == 40
     assert widget.data == before
     widget.finish(watch_document(samples.laptop(30.0)), "x")
     asked.clear()
@@ -357,4 +328,4 @@ def test_how_long(seconds: float, words: str) -> None:
 
 def test_an_empty_frame_of_samples_is_no_error() -> None:
     made = replace(samples.empty(), samples=conform(pd.DataFrame(), "samples"))
-    assert panel_data(made, "x")["history"] == {}
+    assert panel_data(made, "x")["history"]["devices"] == {}

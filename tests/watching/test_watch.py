@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -221,3 +223,40 @@ def test_a_picture_of_nothing_says_so() -> None:
         ["No readings."] if not torch.cuda.is_available() else []
     )
     assert type(w.plot("cpu")).__name__ == "Figure"
+
+
+class _Shell:
+    """As much of IPython as marks cells."""
+
+    def __init__(self) -> None:
+        self.callbacks: dict[str, list[Callable[[Any], None]]] = {"pre_run_cell": [], "post_run_cell": []}
+        self.execution_count, self.events, self.displayhook = 7, self, SimpleNamespace(exec_result=None)
+
+    def register(self, event: str, callback: Callable[[Any], None]) -> None:
+        self.callbacks[event].append(callback)
+
+    def unregister(self, event: str, callback: Callable[[Any], None]) -> None:
+        self.callbacks[event].remove(callback)
+
+    def tell(self, event: str) -> None:
+        for callback in list(self.callbacks[event]):
+            callback(None)
+
+
+def test_cells_are_marked_from_start_to_end_until_the_watch_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = _Shell()
+    monkeypatch.setattr("perfnb.watching.watch.running_shell", lambda: shell)
+    w = perfnb.watch(0.05)
+    try:
+        shell.tell("pre_run_cell")
+        shell.execution_count += 1
+        shell.tell("pre_run_cell")  # a cell that a cell runs
+        shell.tell("post_run_cell")
+        assert w.marks["name"].tolist() == ["cell 7", "cell 8"]
+        assert w.marks["depth"].tolist() == [0, 1]
+        assert w.marks["end_s"].isna().tolist() == [True, False]
+        shell.tell("post_run_cell")
+        assert w.marks["end_s"].notna().all()
+    finally:
+        w.stop()
+    assert shell.callbacks == {"pre_run_cell": [], "post_run_cell": []}

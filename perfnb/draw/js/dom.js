@@ -57,17 +57,6 @@ export function saveButton(text, name, title, word, type = "text/csv") {
 
 export const codeBlock = (text) => h("div", { class: "pf-code-block" }, h("pre", { class: "pf-code" }, h("code", {}, text)), copyButton(() => text, "Copy the code"));
 
-// A button that shows all of a list, or only its first entries again.
-export function moreButton(all, few, show) {
-  const button = h("button", { type: "button", class: "pf-link", "aria-expanded": "false", click: () => {
-    const open = button.getAttribute("aria-expanded") === "false";
-    button.setAttribute("aria-expanded", String(open));
-    button.textContent = open ? few : all;
-    show(open);
-  } }, all);
-  return button;
-}
-
 // The head of a column; an empty one is not a header cell.
 export const columnHead = (word, text) => (word ? h("th", { scope: "col", class: text ? "pf-text" : null }, word) : h("td"));
 
@@ -92,15 +81,6 @@ export function marked(text, query) {
     from = at + query.length;
   }
   return [...parts, text.slice(from)];
-}
-
-// A stacked bar: parts are [milliseconds, kind]; `full` fills it.
-export function stackedBar(parts, full) {
-  const bar = h("span", { class: "pf-stack", "aria-hidden": "true" });
-  for (const [ms, kind] of parts) {
-    if (ms > 0 && full > 0) bar.append(h("i", { class: `pf-${kind}`, style: `width:${Math.min(100, (100 * ms) / full)}%` }));
-  }
-  return bar;
 }
 
 let idsGiven = 0;

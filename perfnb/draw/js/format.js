@@ -26,11 +26,6 @@ export function duration(ms) {
   return `${significant(ms * factor)} ${unit}`;
 }
 
-export function intervalBounds(ms, [low, high]) {
-  const [factor] = timeUnit(ms);
-  return `[${significant(low * factor)}, ${significant(high * factor)}]`;
-}
-
 function scaled(value, base, units) {
   let step = 0;
   const reached = () => (base === 1024 ? Math.abs(value) >= 1023.5 : Math.abs(Number(value.toPrecision(3))) >= base);
@@ -47,8 +42,6 @@ export const count = (value) => (value == null ? UNKNOWN : scaled(value, 1000, D
 export const byteSize = (value) => (value == null ? UNKNOWN : scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]).join(" "));
 export const flopCount = (value) => (value == null ? UNKNOWN : `${scaled(value, 1000, DECIMAL).join(" ")}FLOP`);
 export const flopRate = (value) => (value == null ? UNKNOWN : `${flopCount(value)}/s`);
-export const byteRate = (value) => (value == null ? UNKNOWN : `${scaled(value, 1000, DECIMAL).join(" ")}B/s`);
-export const intensityWords = (value) => (value == null ? UNKNOWN : `${significant(value)} FLOP/B`);
 
 export function rate(value, thing) {
   if (value == null) return UNKNOWN;

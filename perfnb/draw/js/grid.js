@@ -1,6 +1,6 @@
 // Tables: one of many rows, flat or nested, that sorts, filters, opens and closes, and draws only visible rows; its
 // columns, search and details; a small one of figures.
-import { columnHead, figure, h, marked, searchInput } from "./dom.js";
+import { columnHead, h, searchInput } from "./dom.js";
 import { grouped } from "./format.js";
 
 const ROW_HEIGHT = 26;
@@ -252,17 +252,6 @@ export class Grid {
     event.preventDefault();
   }
 }
-
-// A column with one figure per row; none if the frame's column has no known value.
-export const figureColumn = (values, key, head, title, format, more) => values && {
-  key, head, title, width: 78, value: (i) => values[i], draw: (i) => figure(format(values[i])), ...more,
-};
-
-// A column of names, with what the search found marked.
-export const nameColumn = (key, head, title, name, more) => ({
-  key, head, title, text: true, value: (i) => name(i).toLowerCase(),
-  draw: (i, query) => h("span", { class: "pf-name", title: name(i) }, marked(name(i), query)), ...more,
-});
 
 // A grid with a search box that shows how many rows match, and a details panel beside or below it for the selected row.
 // Of the toolbar, `before` and `after` surround the box; `describe(i)` returns what the panel shows.

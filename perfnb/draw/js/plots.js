@@ -22,8 +22,9 @@ export function bars(section, context) {
   const longest = Math.max(...totals, 0);
   if (!(longest > 0)) return null;
   const words = ({ mark, value }, total) => `${mark.word} ${inUnit(value, section.unit)}, ${share(value / total)}`;
-  const marks = new Map();
-  for (const { parts } of section.bars) for (const { mark, value } of parts) if (value > 0 && !marks.has(mark.word)) marks.set(mark.word, mark);
+  const all = section.bars.flatMap(({ parts }) => parts);
+  const held = new Set(all.filter(({ value }) => value > 0).map(({ mark }) => mark.word));
+  const marks = new Map(all.filter(({ mark }) => held.has(mark.word)).map(({ mark }) => [mark.word, mark]));
   const light = (word, on) => [...holder.querySelectorAll("[data-part]")].forEach((part) => part.classList.toggle("pf-lit", on && part.dataset.part === word));
   const sorts = (word) => context?.table("layers")?.columns.some(({ head }) => head === word);
   const click = (word) => sorts(word) && { class: "pf-link", type: "button", title: `Sort the layers by ${word}`, click: () => context.reveal("layers", { sortBy: word }) };

@@ -87,12 +87,12 @@ def with_tensors(
     known : dict, optional
         What has been copied so far. With it only plain containers are copied, and anything else is kept.
     """
-    of_batch, known = known is None, {} if known is None else known
+    of_batch, copies = known is None, Copies() if known is None else known
 
     def copied(value: Any, depth: int) -> Any:
         made: Any
-        if id(value) in known:
-            return known[id(value)][1]
+        if id(value) in copies:
+            return copies[id(value)][1]
         if isinstance(value, Tensor):
             made = change(value)
         elif not depth or not (of_batch or type(value) in _PLAIN):
@@ -101,7 +101,7 @@ def with_tensors(
             made = copy.copy(value)
         elif isinstance(value, Mapping):
             made = copy.copy(value) if hasattr(value, "__setitem__") else dict(value)
-            known[id(value)] = value, made  # it may contain itself
+            copies[id(value)] = value, made  # it may contain itself
             for key in value:
                 made[key] = copied(value[key], depth - 1)
         elif isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -113,8 +113,8 @@ def with_tensors(
             vars(made).update({name: copied(part, depth - 1) for name, part in vars(value).items()})
         else:
             return value
-        known[id(value)] = value, made  # which keeps it alive, so that its id stays its own
-        known[id(made)] = made, made  # a copy met again stands for itself
+        copies[id(value)] = value, made  # which keeps it alive, so that its id stays its own
+        copies[id(made)] = made, made  # a copy met again stands for itself
         return made
 
     return copied(value, depth)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     from perfnb.memory.estimate.step_simulation import Simulation
 
+#: Estimates that took longer than this, in seconds, are not repeated for other batches without being asked to.
+_PATIENT_S = 5.0
 #: Largest batch tried.
 _MOST = 2**40
 
@@ -36,7 +39,8 @@ _MOST = 2**40
 class MemoryEstimate(Documented):
     """Estimated memory of one step. Shows itself in a notebook.
 
-    To say which batch is the largest that fits, showing it estimates a few more sizes of the batch, once.
+    To say which batch is the largest that fits, showing it estimates a few more sizes of the batch, once, unless an
+    estimate takes more than 5 seconds.
 
     Attributes
     ----------
@@ -87,6 +91,7 @@ class MemoryEstimate(Documented):
     caveat: str | None
     options: pd.DataFrame = field(compare=False)
     _again: Callable[[int], MemoryEstimate] = field(compare=False)
+    _took_s: float = field(compare=False)
 
     def largest_batch(self, bytes: int | float | None = None) -> int:
         """The largest batch whose step fits into so many bytes; 0 if not even one sample fits.
@@ -137,7 +142,9 @@ class MemoryEstimate(Documented):
 
     @cached_property
     def _largest(self) -> int | None:
-        """The largest batch for this machine, if it can be told."""
+        """The largest batch for this machine, if it can be told without making the reader wait."""
+        if self._took_s > _PATIENT_S:
+            return None
         with suppress(Exception), redirect_stdout(io.StringIO()):
             return self.largest_batch()
         return None
@@ -158,9 +165,6 @@ class MemoryEstimate(Documented):
     def _line(self) -> str:
         peak = f"peak {fmt.size(self.peak_bytes)} in {escape.plain(self.peak_phase, 20)}"
         return f"{escape.plain(self.model, 40)}: {peak}, {escape.plain(step_words(self))}"
-
-    def __repr__(self) -> str:
-        return f"<perfnb.MemoryEstimate {self._line()}>"
 
     def _document(self) -> Document:
         return estimate_document(self, self._capacity, self._largest)
@@ -280,15 +284,16 @@ def estimate_memory(
     @cache
     def estimate(size: int | None) -> MemoryEstimate:
         __tracebackhide__ = True
+        began = time.perf_counter()
         with StepOutput():
             simulation, place = simulate_step(step or model_step(), batch, samples, size, device, model)
-        return _estimated(simulation, place, samples if size is None else size, estimate)
+        return _estimated(simulation, place, samples if size is None else size, estimate, time.perf_counter() - began)
 
     return estimate(batch_size)
 
 
 def _estimated(
-    found: Simulation, place: torch.device, samples: int | None, again: Callable[[int], MemoryEstimate]
+    found: Simulation, place: torch.device, samples: int | None, again: Callable[[int], MemoryEstimate], took_s: float
 ) -> MemoryEstimate:
     updating = found.by_category["temporaries"] if found.peak_phase == "optimizer" else 0
     known = {name: value for name, value in vars(found).items() if name not in ("most", "single", "half")}
@@ -306,6 +311,7 @@ def _estimated(
             half=found.half or not found.single,
         ),
         _again=again,
+        _took_s=took_s,
     )
 
 

@@ -68,10 +68,13 @@ def _verdict(estimate: MemoryEstimate, capacity: int | None, largest: int | None
     sentence = f"Fits: {needs}, {fmt.share(estimate.peak_bytes / (capacity or 1))} of {whole}"
     if not fits:
         sentence = f"Does not fit: {needs}, {fmt.size(estimate.peak_bytes - capacity)} more than {whole}"
+    advice = code = ""
+    if largest is None and estimate.batch_size is not None:
+        advice, code = "Ask for the largest batch that fits.", "estimate.largest_batch()"
     if largest is not None:
         most = f"the largest batch that fits has {fmt.counted(largest, 'sample')}"
         sentence += f"; {most if largest else 'not even one sample fits'}"
-    return Verdict("good" if fits else "bad", sentence)
+    return Verdict("good" if fits else "bad", sentence, "", advice, code)
 
 
 def _sections(estimate: MemoryEstimate, capacity: int | None) -> Iterator[Section]:

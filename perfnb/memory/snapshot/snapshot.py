@@ -86,11 +86,12 @@ class MemorySnapshot(Documented):
             f"{fmt.size(total['reserved_bytes'])} reserved, {total['segments']:,} segments, {total['blocks']:,} blocks"
         )
 
-    def __repr__(self) -> str:
-        return f"<perfnb.MemorySnapshot {self._line()}>"
+    @cached_property
+    def _described(self) -> Document:
+        return snapshot_document(self._columns, self._name, self.fragmentation, *self._live)
 
     def _document(self) -> Document:
-        return snapshot_document(self._columns, self._name, self.fragmentation, *self._live)
+        return self._described
 
 
 def load_snapshot(path: str | Path) -> MemorySnapshot:

@@ -103,7 +103,7 @@ def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     live ones. ``bytes`` is the size of the block, or the least it had if it was freed. A snapshot knows no categories,
     layers, phases or names: these are ``NA``.
     """
-    lives, _ = _lifetimes(snapshot)
+    lives, _ = lifetimes(snapshot)
     unknown = pd.Series(pd.NA, index=lives.index, dtype=object).astype(TEXT)
     stack = lives["stack"].to_numpy()
     op, made_at = (np.array([*texts, None], dtype=object)[stack] for texts in (snapshot.ops, snapshot.made_at))
@@ -134,7 +134,7 @@ def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     """
     events, final = snapshot.events, segment_table(snapshot)
     size, action = events["size"], events["action"]
-    _, allocated = _lifetimes(snapshot)
+    _, allocated = lifetimes(snapshot)
     reserved = (size.where(action.isin(_GROWS), 0) - size.where(action.isin(_SHRINKS), 0)).to_numpy()
     changed = (allocated != 0) | (reserved != 0)
     empty = np.array([], dtype=np.int64)
@@ -187,7 +187,7 @@ def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
+def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
     """The allocations, those in the history in its order and then the others; and how each entry of the history
     changes the allocated bytes.
 
@@ -299,19 +299,21 @@ class History(NamedTuple):
     origins: list[str]
 
 
-def history_by_origin(snapshot: SnapshotColumns, device: int, most: int, instants: int) -> History:
+def history_by_origin(snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int, instants: int) -> History:
     """How much each origin had allocated on a device over its history.
 
     Parameters
     ----------
     snapshot : SnapshotColumns
+    lives : DataFrame
+        Its allocations, as `lifetimes` has them.
     device : int
     most : int
         Origins to tell apart: those with most memory when most was allocated.
     instants : int
         Most instants; the fullest ones are kept.
     """
-    lives, words = _lifetimes(snapshot)[0], np.array(origins(snapshot), dtype=object)
+    words = np.array(origins(snapshot), dtype=object)
     lives = lives[lives["device"] == device]
     rows = np.flatnonzero(snapshot.events["device"] == device)
     begun, end = lives["start"].to_numpy(), lives["end"].to_numpy()
@@ -333,10 +335,10 @@ def history_by_origin(snapshot: SnapshotColumns, device: int, most: int, instant
 
 
 def largest_segments(
-    snapshot: SnapshotColumns, device: int, most: int
+    snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int
 ) -> Iterator[tuple[int, int, list[tuple[str | None, int]]]]:
     """The largest segments of a device: address, size, and the blocks in order, each with its origin, none if free."""
-    lives, words = _lifetimes(snapshot)[0], origins(snapshot)
+    words = origins(snapshot)
     made = lives[lives["state"].isin(ACTIVE)].set_index(["segment", "address"])["stack"]
     own = snapshot.segments[snapshot.segments["device"] == device].nlargest(most, "size")
     blocks = snapshot.blocks[snapshot.blocks["segment"].isin(own.index)].sort_values("address", kind="stable")

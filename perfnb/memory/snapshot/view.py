@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -14,7 +14,7 @@ from perfnb.draw import palette
 from perfnb.draw.document import Budget, Choice, Column, Document, Figure, Picture, Section, Table, Verdict
 from perfnb.draw.palette import Mark
 from perfnb.memory.pictures import IN_HTML, Areas, Segment, areas_html, areas_text, segments_html, segments_text
-from perfnb.memory.snapshot.tables import history_by_origin, holders, largest_segments, span_us
+from perfnb.memory.snapshot.tables import history_by_origin, holders, largest_segments, lifetimes, span_us
 
 if TYPE_CHECKING:
     from perfnb.memory.snapshot.reading import SnapshotColumns
@@ -84,7 +84,8 @@ def _history_words(snapshot: SnapshotColumns) -> str:
 
 
 def _sections(snapshot: SnapshotColumns, devices: pd.DataFrame, largest: pd.DataFrame) -> Iterator[Section]:
-    pictures = {str(name): _pictures(snapshot, str(name)) for name in devices.index}
+    lives, _ = lifetimes(snapshot)
+    pictures = {str(name): _pictures(snapshot, lives, str(name)) for name in devices.index}
     if len(pictures) > 1:
         yield Choice("By device", pictures)
     for parts in list(pictures.values())[: len(pictures) == 1]:
@@ -128,15 +129,15 @@ _BYTES = (
 )
 
 
-def _pictures(snapshot: SnapshotColumns, name: str) -> tuple[Section, ...]:
+def _pictures(snapshot: SnapshotColumns, lives: pd.DataFrame, name: str) -> tuple[Section, ...]:
     device = int(name.rpartition(":")[2])
-    history = history_by_origin(snapshot, device, len(_LOOKS), _INSTANTS)
+    history = history_by_origin(snapshot, lives, device, len(_LOOKS), _INSTANTS)
     marks = {origin: replace(look, word=origin) for origin, look in zip(history.origins, _LOOKS, strict=False)}
     parts = [*zip((*marks.values(), _OTHERS), history.alive.tolist(), strict=True)]
     areas = Areas(history.times_ms.tolist(), float(history.times_ms.max(initial=0.0)), parts)
     segments = [
         Segment(f"{address:#x} {fmt.size(size)}", size, [(_mark(origin, marks), part) for origin, part in blocks])
-        for address, size, blocks in largest_segments(snapshot, device, IN_HTML)
+        for address, size, blocks in largest_segments(snapshot, lives, device, IN_HTML)
     ]
     count = int((snapshot.segments["device"] == device).sum())
     return (
@@ -159,7 +160,7 @@ def _mark(origin: str | None, marks: dict[str, Mark]) -> Mark | None:
     return None if origin is None else marks.get(origin, _OTHERS)
 
 
-def _place(row: pd.Series) -> str:
+def _place(row: Any) -> str:
     if isinstance(row["made_at"], str):
-        return row["made_at"]
+        return str(row["made_at"])
     return "(not recorded)" if pd.isna(row["op"]) else "(no Python line)"

@@ -81,9 +81,9 @@ class AmdSource(Source):
         """Read a GPU; see `perfnb.telemetry.sampler.source.Source`."""
         gpu = self._gpus[device]
         values: Values = dict.fromkeys([*FIELDS, *PCIE_THROUGHPUT])
-        for metric, (words, read) in _METRICS.items():
+        for metric, read in _METRICS.items():
             if metric not in gpu.mute:
-                values[metric] = self._read(gpu, metric, words, read)
+                values[metric] = self._read(gpu, metric, read)
         return values
 
     def close(self) -> None:
@@ -93,25 +93,20 @@ class AmdSource(Source):
             with suppress(Exception):
                 self._smi.amdsmi_shut_down()
 
-    def _read(self, gpu: _Gpu, metric: str, words: str, read: Callable[[_Gpu], float | None]) -> float | None:
+    def _read(self, gpu: _Gpu, metric: str, read: Callable[[_Gpu], float | None]) -> float | None:
         try:
             value = read(gpu)
         except Exception as error:  # amdsmi's errors share no base with those of missing functions and old versions
             why = _words(error)
             if any(gone in why for gone in _GONE):
                 raise Lost(f"{gpu.words}: {why}") from error
-            self._mute(gpu, metric, words, why)
+            self.note_unreadable(gpu.words, metric, why)
+            if any(word in why for word in (*_UNSUPPORTED, "AttributeError")):
+                gpu.mute.add(metric)
             return None
         if value is None:
-            self._mute(gpu, metric, words, "the driver reports no plausible value", only_note=True)
+            self.note_unreadable(gpu.words, metric, "the driver reports no plausible value")
         return value
-
-    def _mute(self, gpu: _Gpu, metric: str, words: str, why: str, *, only_note: bool = False) -> None:
-        if metric not in gpu.reported:
-            gpu.reported.add(metric)
-            self.notes.append(f"{gpu.words}: {words} cannot be read: {why}.")
-        if not only_note and any(word in why for word in (*_UNSUPPORTED, "AttributeError")):
-            gpu.mute.add(metric)
 
 
 class _Gpu:
@@ -119,7 +114,6 @@ class _Gpu:
 
     def __init__(self, smi: Any, handle: Any, index: int) -> None:
         self.smi, self.handle, self.index = smi, handle, index
-        self.reported: set[str] = set()
         self.mute: set[str] = set()
         numbered = _known(smi, "amdsmi_get_gpu_enumeration_info", handle) or {}
         #: HIP's number before any environment variable; the place in amdsmi's list where it is unknown.
@@ -178,15 +172,14 @@ class _Gpu:
         return _plausible(self.smi.amdsmi_get_gpu_activity(self.handle)["gfx_activity"], _PERCENT)
 
 
-#: What each metric is called in notes, and how it is read.
-_METRICS: dict[str, tuple[str, Callable[[_Gpu], float | None]]] = {
-    "busy_percent": ("utilisation", _Gpu.busy_percent),
-    "memory_bytes": ("memory", _Gpu.used_bytes),
-    "power_w": ("power", _Gpu.power_w),
-    "energy_j": ("energy", _Gpu.energy_j),
-    "temperature_c": ("temperature", _Gpu.temperature_c),
-    "sm_clock_mhz": ("clock", lambda gpu: gpu.clock_mhz("GFX")),
-    "memory_clock_mhz": ("memory clock", lambda gpu: gpu.clock_mhz("MEM")),
+_METRICS: dict[str, Callable[[_Gpu], float | None]] = {
+    "busy_percent": _Gpu.busy_percent,
+    "memory_bytes": _Gpu.used_bytes,
+    "power_w": _Gpu.power_w,
+    "energy_j": _Gpu.energy_j,
+    "temperature_c": _Gpu.temperature_c,
+    "sm_clock_mhz": lambda gpu: gpu.clock_mhz("GFX"),
+    "memory_clock_mhz": lambda gpu: gpu.clock_mhz("MEM"),
 }
 
 

@@ -119,7 +119,7 @@ class NvmlSource(Source):
         if value is None:
             return None
         if value == how.none:
-            self._note(device, metric, how.words, "the driver reports no value")
+            self.note_unreadable(device.words, metric, "the driver reports no value")
             return None
         return value if how.unit == 1 else value * how.unit
 
@@ -137,15 +137,10 @@ class NvmlSource(Source):
         except pynvml.NVMLError as error:
             if error.value in LOST:
                 raise Lost(f"{device.words}: {error_words(error)}") from error
-            self._note(device, metric, how.words, error_words(error))
+            self.note_unreadable(device.words, metric, error_words(error))
             if error.value in _NEVER:
                 device.mute.add(metric)
         return None
-
-    def _note(self, device: NvmlDevice, metric: str, words: str, why: str) -> None:
-        if metric not in device.reported:
-            device.reported.add(metric)
-            self.notes.append(f"{device.words}: {words} cannot be read: {why}.")
 
 
 #: What NVML writes if it has no value, in 32 and in 64 bits.
@@ -155,7 +150,6 @@ NONE_32, NONE_64 = 2**32 - 1, 2**64 - 1
 class Field(NamedTuple):
     """How a metric is read."""
 
-    words: str
     read: Callable[[Any], int]
     unit: float = 1
     none: int = NONE_32
@@ -185,16 +179,14 @@ def _throttle_reasons(handle: Any) -> int:
 
 
 FIELDS: dict[str, Field] = {
-    "busy_percent": Field("utilisation", lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-    "memory_bytes": Field("memory", lambda handle: read_memory(handle).used, none=NONE_64),
-    "power_w": Field("power", pynvml.nvmlDeviceGetPowerUsage, 1e-3),
-    "energy_j": Field("energy", pynvml.nvmlDeviceGetTotalEnergyConsumption, 1e-3, NONE_64),
-    "temperature_c": Field("temperature", _temperature),
-    "sm_clock_mhz": Field("SM clock", lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-    "memory_clock_mhz": Field(
-        "memory clock", lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
-    ),
-    "throttle_reasons": Field("throttle reasons", _throttle_reasons, none=NONE_64),
+    "busy_percent": Field(lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+    "memory_bytes": Field(lambda handle: read_memory(handle).used, none=NONE_64),
+    "power_w": Field(pynvml.nvmlDeviceGetPowerUsage, 1e-3),
+    "energy_j": Field(pynvml.nvmlDeviceGetTotalEnergyConsumption, 1e-3, NONE_64),
+    "temperature_c": Field(_temperature),
+    "sm_clock_mhz": Field(lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+    "memory_clock_mhz": Field(lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
+    "throttle_reasons": Field(_throttle_reasons, none=NONE_64),
 }
 
 #: What can be read per slice; NVML has the rest per GPU only, or not at all.
@@ -207,8 +199,8 @@ def _throughput(direction: int) -> Callable[[Any], int]:
 
 #: The mean over the 20 ms that each call takes; receive and send as seen from the GPU.
 PCIE_THROUGHPUT: dict[str, Field] = {
-    "pcie_receive_bytes_per_s": Field("PCIe receive", _throughput(pynvml.NVML_PCIE_UTIL_RX_BYTES), 1e3),
-    "pcie_send_bytes_per_s": Field("PCIe send", _throughput(pynvml.NVML_PCIE_UTIL_TX_BYTES), 1e3),
+    "pcie_receive_bytes_per_s": Field(_throughput(pynvml.NVML_PCIE_UTIL_RX_BYTES), 1e3),
+    "pcie_send_bytes_per_s": Field(_throughput(pynvml.NVML_PCIE_UTIL_TX_BYTES), 1e3),
 }
 
 
@@ -221,7 +213,6 @@ class NvmlDevice:
     handle: Any = None  # NVML's
     facts: DeviceFacts = field(default_factory=dict)  # what does not change about it
     problem: str = ""  # why it cannot be read
-    reported: set[str] = field(default_factory=set)  # metrics reported as unreadable
     mute: set[str] = field(default_factory=set)  # metrics that it does not have
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from perfnb.telemetry.metrics import METRIC_WORDS
+
 #: A reading by metric; ``None`` for a metric that could not be read.
 Values = dict[str, float | None]
 
@@ -37,6 +39,13 @@ class Source:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self._unreadable = set[tuple[str, str]]()
+
+    def note_unreadable(self, device: str, metric: str, why: str) -> None:
+        """Say once that a metric of a device, given by its words, cannot be read."""
+        if (device, metric) not in self._unreadable:
+            self._unreadable.add((device, metric))
+            self.notes.append(f"{device}: {METRIC_WORDS.get(metric, 'throttle reasons')} cannot be read: {why}.")
 
     def devices(self) -> list[str]:
         """The keys of the devices."""

@@ -106,19 +106,18 @@ export function watchStore(first) {
     for (const [device, wanted] of columns) {
       const own = deviceReadings([...wanted]);
       store.devices.set(device, own);
-      const past = data.history[device];
-      if (!past?.t.length) continue;
-      const gaps = new Set(past.broken);
-      const lists = Object.entries(past.columns);
-      let t = 0;
-      past.t.forEach((step, i) => {
-        t += step / 1000;
+      const { first, step, devices } = data.history;
+      const lists = Object.entries(devices[device] ?? {});
+      const count = lists[0]?.[1][1].length ?? 0;
+      for (let i = 0; i < count; i += 1) {
+        if (lists.every(([, [, list]]) => list[i] == null)) continue;
         const values = Object.fromEntries(lists.map(([column, [factor, list]]) => [column, list[i] == null ? null : factor * list[i]]));
-        own.add(t, i && !gaps.has(i) ? step / 1000 : data.interval_s, gaps.has(i), values);
-      });
-      own.until = past.until;
-      store.first = Math.min(store.first, past.since);
-      store.last = Math.max(store.last, past.until);
+        const t = first + i * step;
+        own.add(t, step, own.size && t - own.until > BREAK_INTERVALS * step, values);
+        own.until = t;
+        store.first = Math.min(store.first, t);
+        store.last = Math.max(store.last, t);
+      }
     }
     addMarks(data.marks);
     changed(true);

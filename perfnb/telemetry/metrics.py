@@ -1,8 +1,8 @@
-"""What the columns of samples measure: the one home of each reading's name and unit."""
+"""What is read of a machine: the one home of each reading's name and unit."""
 
 from __future__ import annotations
 
-#: The name of each metric.
+#: The name of each metric, in the order of the columns of ``samples``.
 METRIC_WORDS = {
     "cpu_percent": "CPU",
     "throttled_percent": "CPU throttled",
@@ -13,7 +13,7 @@ METRIC_WORDS = {
     "disk_write_bytes_per_s": "disk written",
     "network_receive_bytes_per_s": "network received",
     "network_send_bytes_per_s": "network sent",
-    "busy_percent": "busy",
+    "busy_percent": "busy time",
     "torch_allocated_bytes": "torch allocated",
     "torch_reserved_bytes": "torch reserved",
     "power_w": "power",
