@@ -25,7 +25,6 @@ PICTURES = [
             "memory/js/memory",
             "ranks/js/lanes",
             "watching/js/machine",
-            "ranks/js/lanes",
         )
     ),
 ]
