@@ -22,11 +22,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from perfnb import quantities as fmt
-from perfnb.command.output import add_page_options, say, say_document, say_result, sentences, write_page
+from perfnb.command.output import add_page_options, say, say_document, sentences, write_page
 from perfnb.command.sub_command import FAILED, SubCommand, WrongUse
+
+if TYPE_CHECKING:
+    from perfnb.draw.documented import Documented
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +58,7 @@ _percent.__name__ = "percentage"  # as argparse names it in its error
 class _Compared:
     """The result of comparing two things, and the ratio of their step times."""
 
-    result: Any
+    result: Documented
     ratio_ci: tuple[float, float] | None
     too_few: str  # why there is no interval
 
@@ -68,14 +71,12 @@ def _run(options: argparse.Namespace) -> int:
     if limit is not None and slower is None:
         raise WrongUse(f"--fail-if-slower needs an interval of the ratio: {compared.too_few}.")
     if options.html is not None:
-        say(f"Written to {write_page(compared.result, options.html, 'comparison')}.")
-    elif hasattr(compared.result, "_document"):
+        say(f"Written to {write_page(compared.result, options.html)}.")
+    else:
         document = compared.result._document()
         facts = (*document.facts, f"baseline: {options.a}", f"candidate: {options.b}")
         limits = {} if limit is None else {"fail_if_slower_percent": limit, "failed": slower}
         say_document(replace(document, facts=facts), options.json, **limits)
-    else:
-        say_result(compared.result, options, "comparison")
     if compared.ratio_ci is not None and limit is not None and not options.json:
         say(sentences(_judged(compared.ratio_ci, limit, bool(slower))))
     return FAILED if slower else 0
@@ -90,7 +91,7 @@ def _compared(a: str, b: str) -> _Compared:
     from perfnb.profile.profile import Profile
     from perfnb.profile.timing import Timing
 
-    def of_steps(result: Any, change: StepChange) -> _Compared:
+    def of_steps(result: Documented, change: StepChange) -> _Compared:
         counts = f"{change.a.steps:,} and {change.b.steps:,}"
         too_few = f"at least 6 {change.kind} steps of each, and there are {counts}"
         return _Compared(result, change.found and change.found.ratio_ci, too_few)

@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from perfnb.shell import print_text
 
 if TYPE_CHECKING:
     from perfnb.draw.document import Document
+    from perfnb.draw.shown import Page
 
 #: Sentences and the help are at most this wide.
 WIDEST = 100
@@ -60,7 +60,8 @@ def say_document(document: Document, as_json: bool, **more: Any) -> None:
     from perfnb.draw.as_text import document_text, terminal_width
 
     if as_json:
-        _say_json(document_data(_without_pictures(document)) | more)
+        data = document_data(_without_pictures(document)) | more
+        say(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
     else:
         say(document_text(document, terminal_width()))
 
@@ -71,15 +72,6 @@ def _without_pictures(document: Document) -> Document:
 
     sections = [replace(part, data=None) if isinstance(part, Picture) else part for part in document.sections]
     return replace(document, sections=tuple(sections), tabs=tuple(map(_without_pictures, document.tabs)))
-
-
-def text_of(result: Any) -> str:
-    """A result as text for the terminal."""
-    return str(result) if hasattr(result, "_document") else str(result._text(columns()))
-
-
-def _say_json(value: Mapping[str, Any]) -> None:
-    say(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def say_profiles(folder: str | Path, command: str) -> None:
@@ -99,29 +91,15 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
     forms.add_argument("--json", action="store_true", help="Print JSON instead: figures and tables.")
 
 
-def say_result(result: Any, options: argparse.Namespace, title: str) -> bool:
+def say_result(result: Any, options: argparse.Namespace) -> bool:
     """Print a result as JSON, write its page, or print its text, as the options say; whether it was the text."""
-    if options.json and hasattr(result, "_document"):
-        say_document(result._document(), as_json=True)
-    elif options.json:
-        from perfnb.command.as_json import facts_of
-
-        _say_json(facts_of(result))
-    elif options.html is not None:
-        say(f"Written to {write_page(result, options.html, title)}.")
-    else:
-        say(text_of(result))
-        return True
-    return False
+    if options.html is not None:
+        say(f"Written to {write_page(result, options.html)}.")
+        return False
+    say_document(result._document(), options.json)
+    return not options.json
 
 
-def write_page(result: Any, path: str | None, title: str) -> Path:
+def write_page(result: Page, path: str | None) -> Path:
     """Write the page of a result, to a new temporary file if no path is given."""
-    from perfnb.draw.frame import static_page
-    from perfnb.draw.shown import Page
-    from perfnb.files import write_text
-
-    target = Path(tempfile.mkdtemp(prefix="perfnb-")) / "report.html" if path is None else Path(path)
-    if isinstance(result, Page):
-        return result.to_html(target)
-    return write_text(static_page(title, result._html()), target)
+    return result.to_html(Path(tempfile.mkdtemp(prefix="perfnb-")) / "report.html" if path is None else path)

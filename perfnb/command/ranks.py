@@ -35,7 +35,7 @@ def _run(options: argparse.Namespace) -> int:
     found = load(folder) if len(options.paths) == 1 and not folder.is_file() else load(options.paths)
     if not isinstance(found, Ranks | RankRuns):
         raise WrongUse(f"{folder} holds no ranks but a {type(found).__name__}: perfnb show {folder} shows it.")
-    if say_result(found, options, folder.name) and len(options.paths) == 1:
+    if say_result(found, options) and len(options.paths) == 1:
         say_profiles(folder, "ranks")
     return 0
 

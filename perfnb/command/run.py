@@ -32,7 +32,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfnb.command.output import sentences, text_of
+from perfnb.command.output import sentences
 from perfnb.command.script import require_program, run_as_main
 from perfnb.command.sub_command import SubCommand, WrongUse
 from perfnb.files import require_writable
@@ -153,11 +153,11 @@ class _Report:
             )
         notes = []
         if (run := summarise(driver.recorder)) is not None:
-            yield text_of(run)
+            yield str(run)
             saved = self._short(keep_run(run, self._folder))
             notes.append(f"The whole run is saved to {saved}: perfnb show {saved} shows it again.")
         if len(driver.profiles):
-            yield text_of(driver.profiles[-1])
+            yield str(driver.profiles[-1])
             paths = [self._short(path) for path in driver.profiles.paths]
             more = f" (and {len(paths) - 1:,} before it)" if len(paths) > 1 else ""
             notes.append(f"The profile above is saved to {paths[-1]}{more}.")

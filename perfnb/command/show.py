@@ -58,12 +58,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.open:
         import webbrowser
 
-        page = write_page(found, options.html, folder.name)
+        page = write_page(found, options.html)
         webbrowser.open(page.resolve().as_uri())
         if not options.json:
             say(f"Written to {page}.")
             return 0
-    if say_result(found, options, folder.name):
+    if say_result(found, options):
         say_profiles(options.file, "show")
     return 0
 

@@ -31,7 +31,7 @@ def _run(options: argparse.Namespace) -> int:
         found = system_check(options.data)
     except FileNotFoundError as error:
         raise WrongUse(str(error)) from None
-    say_result(found, options, "system")
+    say_result(found, options)
     return 0
 
 

@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from perfnb.command.output import text_of
 from perfnb.command.sub_command import SubCommand, WrongUse, end_by
 from perfnb.errors import PerfnbError
 
@@ -88,7 +87,7 @@ def _watched(pid: int, options: argparse.Namespace) -> int:
         # That the command has ended is no news; the watch keeps what it knows when it ends.
         watcher.notes[:] = [note for note in watcher.notes if f"process {pid} has ended" not in note]
     with suppress(BrokenPipeError):
-        print(f"\n{text_of(watch)}", file=sys.stderr)
+        print(f"\n{watch}", file=sys.stderr)
         try:
             print(f"Saved to {watch.save(target)}: perfnb show {target} shows it again.", file=sys.stderr)
         except PerfnbError as error:  # the command has run: its exit code counts

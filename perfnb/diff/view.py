@@ -71,8 +71,8 @@ def step_verdict(change: StepChange) -> Verdict:
     percent = f"{fmt.share(abs(found.ratio - 1))} {'less' if found.ratio < 1 else 'more'}"
     effect = f"{step} takes {effect} the baseline's time, {percent}, not measured in pairs"
     if found.ratio_ci is None:
-        counts = f"{change.a.steps:,} and {change.b.steps:,}"
-        few = f"There are {counts} {change.kind} steps, and an interval takes 6 of each."
+        counts = f"there {'is' if change.a.steps == 1 else 'are'} {change.a.steps:,} of the baseline"
+        few = f"An interval takes 6 {change.kind} steps of each, and {counts} and {change.b.steps:,} of the candidate."
         return Verdict("open", f"No verdict: {effect}", few)
     why = "Traced steps include the cost of the profiler that wrote them." if change.kind == "traced" else ""
     pairs = "The machine may have drifted in between. To be sure, measure both in pairs with perfnb.ab_test."

@@ -203,7 +203,8 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFra
     known = rows[rows["layer"].notna()] if has_layers else rows.head(0)
     sums = known.groupby([*key, "layer"], dropna=False, observed=True)["duration_ns"].sum() / 1e6 / steps
     places = table[key].head(MOST_KERNELS).reset_index(names="row")
-    layers = sums.rename("ms").reset_index().merge(places, on=key)[["row", "layer", "ms"]]
+    texts = dict.fromkeys(key, "object")  # a column in which nothing is known would have another type
+    layers = sums.rename("ms").reset_index().astype(texts).merge(places.astype(texts), on=key)[["row", "layer", "ms"]]
     named = table[["op", "shapes", "kernel", "kernels", "calls", "total_ms", "mean_us", "share", *of_layers]]
     return named, layers.sort_values("ms", ascending=False, kind="stable").head(MOST_LAYERS)
 

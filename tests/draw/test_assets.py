@@ -23,8 +23,8 @@ PICTURES = [
             "timeline/js/timeline",
             "flame/js/view",
             "memory/js/memory",
-            "watching/js/machine",
             "ranks/js/lanes",
+            "watching/js/machine",
         )
     ),
 ]
@@ -74,7 +74,7 @@ def test_a_circle_of_imports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_view_holds_the_scripts_and_styles_of_its_pictures_alone() -> None:
-    flame = Picture("flame", "", lambda width: [], lambda: "", None, "flame/js/tab.js", "flame/js/flame.css")
+    flame = Picture("flame", "", lambda width: [], lambda: "", None, "flame/js/view.js", "flame/js/flame.css")
     (plain, plain_style), (drawn, drawn_style) = (
         assets_of(Document("profile", sections=sections)) for sections in ((), (flame,))
     )
