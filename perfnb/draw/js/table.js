@@ -110,12 +110,13 @@ export function tableSection(section, context) {
     };
     if (inner) fill(nested);
     const heading = section.names?.[i] ?? path(i);
-    const known = columns.map((column, c) => [column, rows[i][c]]).slice(heading.endsWith(textIn(rows[i][0], "text")) ? 1 : 0).filter(([column, cell]) => isKnown(cell) && (column.unit !== "text" || textIn(cell, "text").length < 40));
+    const whole = heading.endsWith(textIn(rows[i][0], "text"));  // the full name of what the first column names
+    const known = columns.map((column, c) => [column, rows[i][c]]).slice(whole ? 1 : 0).filter(([column, cell]) => isKnown(cell) && (column.unit !== "text" || textIn(cell, "text").length < 40));
     return [
       h("h3", {}, heading), details?.[i] && h("p", {}, details[i]),
       h("dl", {}, known.map(([column, cell]) => h("div", {}, h("dt", {}, column.head), h("dd", {}, figure(textIn(cell, column.unit)))))),
       (section.selects || []).filter(([key]) => context.has(key)).map(([key, words]) => h("p", { class: "pf-buttons" },
-        h("button", { type: "button", click: () => context.reveal(key, textIn(rows[i][0], "text"), i) }, words))),
+        h("button", { type: "button", click: () => context.reveal(key, whole ? heading : textIn(rows[i][0], "text")) }, words))),
       inner && h("div", { class: "pf-ops-head" }, h("h4", {}, inner.title),
         nested && h("label", {}, h("input", { type: "checkbox", checked: true, change: (event) => fill(event.target.checked) }), `including ${noun}s inside`)),
       inner && holder,
