@@ -202,7 +202,9 @@ def part_times(result: ArchitectureComparison, by: str) -> list[tuple[Mark, dict
     rows = result.shares[result.shares["by"] == by]
     times = rows.pivot_table("ms", "part", "name", aggfunc="sum", fill_value=0.0, sort=False)
     taken = times[times.gt(0).any(axis=1)].to_dict("index")
-    return [(palette.KINDS.get(part) or palette.mark(part), of_names) for part, of_names in taken.items()]
+    marks = [palette.KINDS.get(str(part)) or palette.mark(str(part)) for part in taken]
+    of_names = [{str(name): float(ms) for name, ms in each.items()} for each in taken.values()]
+    return list(zip(marks, of_names, strict=True))
 
 
 def _sections(result: ArchitectureComparison, timed: Sequence[str]) -> Iterator[Section]:
@@ -226,13 +228,17 @@ def _option(result: ArchitectureComparison, metric: _Metric) -> Iterator[Section
     else:
         table = result.table[list(metric.parts)].astype("Float64").fillna(0.0)
         whole = Mark(metric.word, palette.SLATE, "█", "solid")
-        parts = [(_PASSES.get(part, whole), table[part].to_dict()) for part in table]
+        parts = [(_PASSES.get(name, whole), _by_name(table[name])) for name in metric.parts]
         yield Bars(metric.title, metric.unit, tuple(_stacks(names, parts, values)))
     if least := values[names[0]] if len(names) > 1 else None:
         rows = [_against(result, names[0], name) if timed else _ratio(name, values[name], least) for name in names[1:]]
         title, within = f"{metric.title} against {_short(names[0])}", result.equal_within if timed else None
         yield Effects(title, tuple(rows), within, head="architecture")
     yield from _layers(result, metric, names)
+
+
+def _by_name(values: pd.Series) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items()}
 
 
 def _stacks(
@@ -315,8 +321,8 @@ def _all_pairs(result: ArchitectureComparison) -> Table:
         Column("p", "number", 2, help="corrected for the number of pairs (Holm)"),
         Column("detectable", "share", 3, help="the smallest difference that these measurements can detect"),
     )
-    far = result.ratios["ratio"].astype("Float64").pipe(np.log).abs()
-    ordered = result.ratios.loc[far.sort_values(ascending=False, kind="stable").index]
+    far = np.abs(np.log(result.ratios["ratio"].astype("Float64").to_numpy(float, na_value=np.nan)))
+    ordered = result.ratios.iloc[np.argsort(-far, kind="stable")]
     rows = [
         (
             str(row.b),
