@@ -239,9 +239,10 @@ def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
     table = _worst(findings)
     found = [
         Finding(
-            *(row[name] for name in ("evidence", "bound_ms", "advice", "confidence", "why", "blind")), bottleneck=name
+            **{name: row[name] for name in ("evidence", "bound_ms", "advice", "confidence", "why", "blind")},
+            bottleneck=row["rule"],
         )
-        for name, (_, row) in zip(table["rule"], table.iterrows(), strict=True)
+        for _, row in table.iterrows()
     ]
     place = deciding(found, _BY_NAME, job.step_ms, _WORTH)
     if place is None or found[place].bound_ms is None:

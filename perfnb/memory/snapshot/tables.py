@@ -327,7 +327,8 @@ def history_by_origin(snapshot: SnapshotColumns, lives: pd.DataFrame, device: in
     held = pd.Series(changes[place <= fullest_at]).groupby(made_by[place <= fullest_at]).sum().nlargest(most)
     chosen = [str(name) for name in held.index[held > 0]]
     alive = np.zeros((len(chosen) + 1, len(moments)), dtype=np.int64)
-    np.add.at(alive, (pd.Index(chosen).get_indexer(made_by), place), changes)  # others have place -1, the last row
+    line = pd.Index(chosen).get_indexer(pd.Index(made_by))  # others have place -1, the last row
+    np.add.at(alive, (line, place), changes)
     alive = alive.cumsum(axis=1)
     times = _since_first(snapshot, moments).to_numpy(dtype=float, na_value=0.0) / 1e6
     kept = fullest(times, alive.sum(axis=0), instants)
