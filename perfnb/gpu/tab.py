@@ -249,7 +249,7 @@ def _kernels(summary: GpuSummary) -> Table:
         inner=Inner(
             "Layers that launch it",
             (Column("layer"), Column("per step", "ms")),
-            list(zip(layers["layer"].astype(str), layers["ms"], strict=True)),
+            list(zip(map(str, layers["layer"]), layers["ms"], strict=True)),
             layers["row"].tolist(),
             "layers",
         )

@@ -20,6 +20,7 @@ from perfnb.diff.comparison import ProfileComparison, not_comparable
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.step_times import step_change_of
 from perfnb.draw import escape
+from perfnb.draw.as_text import USUAL, document_text, terminal_width
 from perfnb.draw.document import Document
 from perfnb.draw.shown import Page, Shown
 from perfnb.errors import RecordingError
@@ -46,6 +47,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import REDUCED_TABLES, TABLES, SavedProfile
 from perfnb.recording.schema import conform
 from perfnb.roofline.roofline import Roofline, roofline_result
+from perfnb.shell import in_notebook
 from perfnb.timeline.build import timeline_of
 from perfnb.timeline.timeline import Timeline
 from perfnb.timeline.trace_export import trace_text
@@ -430,8 +432,8 @@ class Profile(Page, Shown):
     def _document(self) -> Document:
         return report_document(self._summary, self._timeline())
 
-    def _text(self) -> str:
-        return static_bundle(self._summary, self._timeline())["text/plain"]
+    def _text(self, width: int | None = None) -> str:
+        return document_text(self._document(), width or (USUAL if in_notebook() else terminal_width()))
 
     def __repr__(self) -> str:
         timing, trace = self.timing, self._recording.meta.get("trace")

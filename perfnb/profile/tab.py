@@ -107,10 +107,9 @@ def _ops_of_layers(report: Report) -> Inner:
 def _used(report: Report) -> pd.DataFrame:
     """The uses of ops in layers that the table lists."""
     used = report.summary.layer_ops
-    names = used["layer"].astype(str)
-    return used.assign(layer=names, op=used["op"].astype(str), direction=used["direction"].astype(str))[
-        names.isin(report.layer_places.keys() - _NOT_ATTRIBUTED)
-    ]
+    texts = {name: [*map(str, used[name])] for name in ("layer", "op", "direction")}
+    named = used.assign(**texts)
+    return named[named["layer"].isin(report.layer_places.keys() - _NOT_ATTRIBUTED)]
 
 
 def _figures_of(used: pd.DataFrame) -> list[list[float | None]]:

@@ -126,7 +126,7 @@ def test_the_report_of_such_a_trace_names_one_step_time(tmp_path: Path) -> None:
     text = str(loaded(lightning(), tmp_path))
 
     assert "traced step 1.20 ms" in text
-    assert "Phases of a traced step (1.20 ms)" in text
+    assert "Phases of a traced step" in text
 
 
 SPANS = st.sampled_from(

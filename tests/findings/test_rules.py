@@ -20,7 +20,7 @@ OF_STEPS = [__import__(f"{rules.__name__}.{name}", fromlist=["_"]) for name in N
 
 @pytest.mark.parametrize(
     ("modules", "asked"),
-    [(OF_STEPS, rules.RULES), ([run_rules], run_rules.RULES), ([job_rules], job_rules.RULES)],
+    [(OF_STEPS, rules.RULES), ([run_rules], run_rules.RULES), ([job_rules], (*job_rules.RULES, *job_rules.IN_ALL))],
 )
 def test_every_rule_of_a_module_is_asked(modules: list[ModuleType], asked: Sequence[Rule]) -> None:
     written = {id(value) for module in modules for value in vars(module).values() if isinstance(value, Rule)}
@@ -28,7 +28,7 @@ def test_every_rule_of_a_module_is_asked(modules: list[ModuleType], asked: Seque
     assert written == {id(rule) for rule in asked}
 
 
-@pytest.mark.parametrize("asked", [rules.RULES, run_rules.RULES, job_rules.RULES])
+@pytest.mark.parametrize("asked", [rules.RULES, run_rules.RULES, (*job_rules.RULES, *job_rules.IN_ALL)])
 def test_rules_of_one_name_say_the_same(asked: Sequence[Rule]) -> None:
     by_name = {rule.name: rule for rule in asked}
     for rule in asked:

@@ -110,7 +110,7 @@ class MemoryEstimate(Documented):
         from perfnb.arguments import finite, shown
 
         if bytes is None:
-            bytes = self._capacity
+            bytes = _capacity_of(self.device)
             if bytes is None:
                 kind = self.device.partition(":")[0]
                 raise CaptureError(
@@ -136,9 +136,7 @@ class MemoryEstimate(Documented):
 
     @cached_property
     def _capacity(self) -> int | None:
-        from perfnb.step.device import capacity_bytes
-
-        return capacity_bytes(self.device.partition(":")[0])
+        return _capacity_of(self.device)
 
     @cached_property
     def _largest(self) -> int | None:
@@ -314,6 +312,13 @@ def _estimated(
         _again=again,
         _took_s=took_s,
     )
+
+
+def _capacity_of(device: str) -> int | None:
+    """What the device has for this process, now."""
+    from perfnb.step.device import capacity_bytes
+
+    return capacity_bytes(device.partition(":")[0])
 
 
 def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> int | None:
