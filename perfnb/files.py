@@ -29,7 +29,7 @@ except ImportError:  # Windows
 #: Longer paths are shortened in the middle of an error message.
 _LONGEST_SHOWN = 120
 _PREFIX = ".perfnb-"
-LOCK, _NEW, _OLD, _DONE = "lock", "new", "old", "done"
+_LOCK, _NEW, _OLD, _DONE = "lock", "new", "old", "done"
 #: Where no lock tells whether a writer is alive, its work is removed after this many seconds: none takes as long.
 _STALE_S = 3600.0
 _TRIES = 10
@@ -215,7 +215,7 @@ def _workplaces(folder: Path) -> list[Path]:
 
 def _sweep(work: Path, folder: Path) -> None:
     try:
-        lock = os.open(work / LOCK, os.O_RDWR)
+        lock = os.open(work / _LOCK, os.O_RDWR)
     except FileNotFoundError:
         with suppress(OSError):
             os.rmdir(work)  # nothing is lost: a writer that just made it makes another
@@ -242,7 +242,7 @@ def _clear(work: Path, folder: Path) -> None:
     for name in (_NEW, _DONE):
         if (work / name).exists():
             shutil.rmtree(work / name)
-    (work / LOCK).unlink(missing_ok=True)
+    (work / _LOCK).unlink(missing_ok=True)
     shutil.rmtree(work)
 
 
@@ -251,11 +251,11 @@ def _locked(folder: Path) -> tuple[Path, int | None]:
     for _ in range(_TRIES):
         work = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
         try:
-            lock = os.open(work / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            lock = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             continue
         # Another writer may have seen it just before it was locked, and swept it.
-        if take_lock(lock) is not False and (work / LOCK).exists():
+        if take_lock(lock) is not False and (work / _LOCK).exists():
             return work, lock
         os.close(lock)
     raise OSError(f"something removes what is written to {folder}")

@@ -94,7 +94,7 @@ def _compared(a: str, b: str) -> _Compared:
     def of_steps(result: Documented, change: StepChange) -> _Compared:
         counts = f"{change.a.steps:,} and {change.b.steps:,}"
         too_few = f"at least 6 {change.kind} steps of each, and there are {counts}"
-        return _Compared(result, change.found and change.found.ratio_ci, too_few)
+        return _Compared(result, None if change.found is None else change.found.ratio_ci, too_few)
 
     first, second = load(a), load(b)
     if isinstance(first, Profile) and isinstance(second, Profile):

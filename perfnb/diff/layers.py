@@ -94,7 +94,7 @@ def diff_profiles(a: Tables, b: Tables, step: StepChange | None = None) -> Profi
 
 
 def _diff_findings(a: Any, b: Any) -> pd.DataFrame:
-    sides = {}
+    sides: dict[str, pd.Series] = {}
     for side, findings in (("a", a), ("b", b)):
         bounds = {} if findings is None else findings.table.groupby("bottleneck", sort=False)["bound_ms"].max()
         found = pd.Series(bounds, dtype="Float64")

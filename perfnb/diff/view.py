@@ -127,7 +127,8 @@ def _with_phase(verdict: Verdict, phases: pd.DataFrame) -> Verdict:
     changes = phases["grew_ms"].dropna().abs()
     if changes.empty or not changes.max() > 0:
         return verdict
-    row, word = phases.loc[changes.idxmax()], palette.mark(str(changes.idxmax())).word
+    phase = str(changes.idxmax())
+    row, word = phases.loc[phase], palette.mark(phase).word
     most = f"The phase that changed most is {word}: {fmt.duration(row['ms_a'])} → {fmt.duration(row['ms_b'])}."
     return replace(verdict, why=f"{verdict.why} {most}".strip())
 
@@ -172,8 +173,10 @@ def _effects(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Effect]:
         yield from _step_effects(diff.step)
     if diff.a_peak_bytes and diff.b_peak_bytes is not None:
         yield Effect("peak memory", diff.b_peak_bytes / diff.a_peak_bytes)
-    if traces is not None and traces.gpu_time is not None and traces.gpu_time.loc["busy", "ms_a"] > 0:
-        yield Effect("GPU busy", float(traces.gpu_time.loc["busy", "ms_b"] / traces.gpu_time.loc["busy", "ms_a"]))
+    if traces is not None and traces.gpu_time is not None:
+        before, after = (fmt.known(traces.gpu_time.at["busy", f"ms_{side}"]) for side in "ab")
+        if before and before > 0 and after is not None:
+            yield Effect("GPU busy", after / before)
 
 
 def _layers(diff: ProfileDiff) -> Table:
@@ -189,9 +192,9 @@ def _layers(diff: ProfileDiff) -> Table:
         matched = _ONLY[ONLY_B if lacking == "a" else ONLY_A] if lacking else "by place" * (row["matched"] == PLACE)
         names.append(known[0])
         label = _arrow(name.removeprefix(f"{parent}.") for name in known)
-        times = [row[f"{both}_{side}"] for side in ("a", "b")]
         on_host = (fmt.known(row["grew_ms"]),) if diff.on_gpu else ()
-        rows.append((label, *_changed(*times, lacking), fmt.known(row[own]), *on_host, matched))
+        times = _changed(row[f"{both}_a"], row[f"{both}_b"], lacking)
+        rows.append((label, *times, fmt.known(row[own]), *on_host, matched))
     columns = [Column("layer"), *_CHANGE, Column("own change", "ms", 2, help="without the layers inside")]
     if diff.on_gpu:
         columns.append(Column("on the host", "ms", 3, help="own change of the time on the host"))

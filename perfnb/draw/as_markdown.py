@@ -30,20 +30,20 @@ def _words(text: str) -> str:
 
 def _section(section: Section) -> Iterator[str]:
     if isinstance(section, Effects):
-        rows = [(row.label, effect_words(row), row.verdict) for row in section.rows]
-        yield from _table([section.head, "ratio", "verdict"], [":---", "---:", ":---"], rows)
+        effects = [(row.label, effect_words(row), row.verdict) for row in section.rows]
+        yield from _table([section.head, "ratio", "verdict"], [":---", "---:", ":---"], effects)
     elif isinstance(section, Table):
         held = columns_held(section, range(len(section.rows)))
         columns = [section.columns[place] for place in held]
-        rows = []
+        rows = list[list[str]]()
         for row in range(len(section.rows)):
             cells = row_cells(section, row)
             rows.append([cell_words(cells[place], section.columns[place].unit) for place in held])
         sides = [":---" if column.unit == "text" else "---:" for column in columns]
         yield from _table([column.head for column in columns], sides, rows)
-        for row, cells in enumerate(rows):
+        for row, words in enumerate(rows):
             if detail := detail_of(section, row):
-                yield f"\n{_words(f'{cells[0]}: {detail}')}"
+                yield f"\n{_words(f'{words[0]}: {detail}')}"
 
 
 def _table(heads: Sequence[str], sides: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

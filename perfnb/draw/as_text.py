@@ -36,7 +36,7 @@ from perfnb.draw.document import (
     words,
 )
 from perfnb.draw.palette import Mark
-from perfnb.draw.tree import TreeLine, page_of, tree_of_parents
+from perfnb.draw.tree import TreeLine, page_of
 
 #: Width where there is no terminal, and the least that fits the columns.
 USUAL, LEAST = 100, 60
@@ -393,9 +393,8 @@ def listed(table: Table, limit: int) -> tuple[list[TreeLine], int]:
     if table.nesting is None or len(table.nesting.parents) != count:
         kept = min(count, limit)
         return [*(TreeLine(place, 0, ()) for place in range(kept)), *tail], count - kept
-    tree = tree_of_parents(table.nesting.parents)
-    path = [tree.names[place] for place in table.nesting.path]
-    return [*page_of(tree, table.nesting.weights, path, limit), *tail], 0
+    nesting = table.nesting
+    return [*page_of(nesting.parents, nesting.weights, nesting.path, limit), *tail], 0
 
 
 def left_out_words(table: Table, rows: Sequence[int]) -> str:

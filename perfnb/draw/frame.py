@@ -36,26 +36,6 @@ def framed(body: str, *, narrow: bool = False) -> str:
     return f'<div class="{kind}" {reached}><style>{static_style()}</style>{body}</div>'
 
 
-def header(name: object, kind: object, verdict: object = "", *facts: object) -> str:
-    """Return the header of a view: its title, the verdict in large type, and further facts, one per line.
-
-    Parameters
-    ----------
-    name : object
-        Name of what was measured. Like all arguments, it may come from a model or a trace.
-    kind : object
-        Kind of result, or device.
-    verdict : object
-        Empty if there is none.
-    facts : object
-        Sentences.
-    """
-    title = f"<strong>{escape.html_sentence(name)}</strong> · {escape.html_sentence(kind)}"
-    large = [f'<strong class="pf-step">{escape.html_sentence(verdict)}</strong>'] if verdict else []
-    lines = [title, *large, *(escape.html_sentence(fact) for fact in facts if fact)]
-    return f'<p class="pf-head">{"<br>".join(lines)}</p>'
-
-
 def notes_html(notes: Iterable[str]) -> str:
     """Return notes as a list under their heading; empty without any."""
     items = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in notes)

@@ -19,7 +19,7 @@ INTERVAL_S = 0.2
 _MOST_OF_A_NOTE = 250
 
 
-class Line(Protocol):
+class ProgressLine(Protocol):
     """What shows progress."""
 
     def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
@@ -46,12 +46,12 @@ class Progress:
     """
 
     def __init__(
-        self, enabled: bool = True, clock: Callable[[], float] = time.monotonic, line: Line | None = None
+        self, enabled: bool = True, clock: Callable[[], float] = time.monotonic, line: ProgressLine | None = None
     ) -> None:
         self._enabled = enabled
         self._clock = clock
         self._given = line
-        self._line: Line | None = None
+        self._line: ProgressLine | None = None
 
     def __enter__(self) -> Progress:
         self._line = self._given or (_line() if self._enabled else None)

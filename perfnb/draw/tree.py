@@ -1,4 +1,4 @@
-"""Nesting of layers, and which of them to list on one page."""
+"""Which rows of a tree to list on one page."""
 
 from __future__ import annotations
 
@@ -7,47 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import pandas as pd
-
-from perfnb import quantities as fmt
-from perfnb.recording.schema import SPECIAL_ROWS
-
 _NO_PARENT = -1
-
-
-@dataclass(frozen=True)
-class Tree:
-    """Layers by position in the frame; parents come before their children.
-
-    Attributes
-    ----------
-    names : tuple of str
-        Qualified names.
-    labels : tuple of str
-        Name relative to the parent.
-    parents : tuple of int
-        Position of each parent, -1 for roots.
-    children : tuple of tuple of int
-        Positions of each layer's children.
-    """
-
-    names: tuple[str, ...]
-    labels: tuple[str, ...]
-    parents: tuple[int, ...]
-    children: tuple[tuple[int, ...], ...]
-
-    @property
-    def roots(self) -> tuple[int, ...]:
-        """Positions of layers without a parent."""
-        return tuple(i for i, parent in enumerate(self.parents) if parent == _NO_PARENT)
-
-    def inside(self) -> list[int]:
-        """Return the number of layers inside each layer, at any depth."""
-        total = [0] * len(self.names)
-        for position in range(len(self.names) - 1, -1, -1):
-            if self.parents[position] != _NO_PARENT:
-                total[self.parents[position]] += 1 + total[position]
-        return total
 
 
 @dataclass(frozen=True)
@@ -75,73 +35,36 @@ class TreeLine:
     inside: int = 0
 
 
-def split_layers(layers: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split the frame into modules and special rows."""
-    special = layers.index.isin(SPECIAL_ROWS) & layers["module"].isna().to_numpy()
-    return layers[~special], layers[special]
+def inside_of(parents: Sequence[int]) -> list[int]:
+    """Return the number of rows inside each row, at any depth."""
+    total = [0] * len(parents)
+    for position in range(len(parents) - 1, -1, -1):
+        if parents[position] != _NO_PARENT:
+            total[parents[position]] += 1 + total[position]
+    return total
 
 
-def build_tree(modules: pd.DataFrame) -> Tree:
-    """Nest layers by their dotted names, or by depth if the name does not tell."""
-    names = [str(name) for name in modules.index]
-    depths = [fmt.known(depth) or 0.0 for depth in modules["depth"]]
-    seen: dict[str, int] = {}
-    open_rows: list[int] = []
-    labels, parents = [], []
-    children: list[list[int]] = [[] for _ in names]
-    for position, name in enumerate(names):
-        while open_rows and depths[open_rows[-1]] >= depths[position]:
-            open_rows.pop()
-        parent = _named_parent(name, seen)
-        labels.append(name if parent is None else name[len(names[parent]) + 1 :])
-        if parent is None:
-            parent = open_rows[-1] if open_rows else _NO_PARENT
-        if parent != _NO_PARENT:
-            children[parent].append(position)
-        parents.append(parent)
-        seen.setdefault(name, position)
-        open_rows.append(position)
-    return Tree(tuple(names), tuple(labels), tuple(parents), tuple(map(tuple, children)))
+def page_of(parents: Sequence[int], weights: Sequence[float], first: Iterable[int], limit: int) -> list[TreeLine]:
+    """Choose the lines of a listing: the heaviest rows and the path to each.
 
-
-def tree_of_parents(parents: Sequence[int]) -> Tree:
-    """Nest rows by the position of each one's parent; their names are their positions."""
-    names = tuple(map(str, range(len(parents))))
+    Parameters
+    ----------
+    parents : sequence of int
+        Position of each row's parent, -1 for roots; parents come first.
+    weights : sequence of float
+        Weight of each row.
+    first : iterable of int
+        Rows with priority, each after its parent.
+    limit : int
+        Maximum number of lines, placeholders included.
+    """
     children: list[list[int]] = [[] for _ in parents]
     for position, parent in enumerate(parents):
         if parent != _NO_PARENT:
             children[parent].append(position)
-    return Tree(names, names, tuple(parents), tuple(map(tuple, children)))
-
-
-def _named_parent(name: str, seen: dict[str, int]) -> int | None:
-    end = len(name)
-    for _ in range(100):  # no module nests deeper, but a hostile name may have thousands of dots
-        end = name.rfind(".", 0, end)
-        if end <= 0:
-            return None
-        if name[:end] in seen:
-            return seen[name[:end]]
-    return None
-
-
-def page_of(tree: Tree, weights: Sequence[float], first: Iterable[str], limit: int) -> list[TreeLine]:
-    """Choose the lines of a listing: the heaviest layers and the path to each.
-
-    Parameters
-    ----------
-    tree : Tree
-    weights : sequence of float
-        Weight of each layer.
-    first : iterable of str
-        Names with priority, each after its parent.
-    limit : int
-        Maximum number of lines, placeholders included.
-    """
-    parents = tree.parents
-    places = {name: position for position, name in enumerate(tree.names)}
+    roots = [position for position, parent in enumerate(parents) if parent == _NO_PARENT]
     families, hidden = Counter(parents), Counter(parents)
-    everything = len(tree.names) <= limit
+    everything = len(parents) <= limit
     weighed = any(weight > 0 for weight in weights)
     shown: set[int] = set()
     lines = 0
@@ -161,20 +84,22 @@ def page_of(tree: Tree, weights: Sequence[float], first: Iterable[str], limit: i
         lines += grown
         return True
 
-    for position in [places[name] for name in first if name in places]:
+    for position in first:
         if parents[position] == _NO_PARENT or parents[position] in shown:
             show(position)
-    queue = [(-weights[i], i) for i in tree.roots]
+    queue = [(-weights[i], i) for i in roots]
     heapq.heapify(queue)
     while queue:
         _, position = heapq.heappop(queue)
         if show(position):
-            for child in tree.children[position]:
+            for child in children[position]:
                 heapq.heappush(queue, (-weights[child], child))
-    return _lines(tree, shown)
+    return _lines(parents, roots, children, shown)
 
 
-def _lines(tree: Tree, shown: set[int]) -> list[TreeLine]:
+def _lines(
+    parents: Sequence[int], roots: Sequence[int], children: Sequence[Sequence[int]], shown: set[int]
+) -> list[TreeLine]:
     def of_family(members: Sequence[int], depth: int, above: tuple[bool, ...]) -> list[TreeLine]:
         """The lines of siblings, last one first."""
         listed = [i for i in members if i in shown]
@@ -184,15 +109,15 @@ def _lines(tree: Tree, shown: set[int]) -> list[TreeLine]:
             lines.append(TreeLine(_NO_PARENT, depth, (*above, True) if depth else (), left_out))
         return lines[::-1]
 
-    inside = tree.inside()
+    inside = inside_of(parents)
     result: list[TreeLine] = []
-    stack = of_family(tree.roots, 0, ())
+    stack = of_family(roots, 0, ())
     while stack:
         line = stack.pop()
-        children = () if line.layer == _NO_PARENT else tree.children[line.layer]
-        if any(child in shown for child in children):
-            stack += of_family(children, line.depth + 1, line.last)
-        elif children:
+        below = () if line.layer == _NO_PARENT else children[line.layer]
+        if any(child in shown for child in below):
+            stack += of_family(below, line.depth + 1, line.last)
+        elif below:
             line = replace(line, inside=inside[line.layer])
         result.append(line)
     return result

@@ -108,7 +108,8 @@ def reason(test: ABTest) -> tuple[str, str]:
 
 def _effects(test: ABTest) -> Iterator[Effect]:
     """What is larger or smaller, of everything of which less is better."""
-    limited: dict[str, Any] = {thing.name: thing for thing in (*test.quality.losses, *test.resources)}
+    limited: dict[str, Any] = {loss.name: loss for loss in test.quality.losses}
+    limited |= {resource.name: resource for resource in test.resources}
     for name, row in test.table.iterrows():
         metric, ratio = str(name), _known_ratio(test, str(name), row)
         if ratio is None or not ratio > 0 or (metric in _METRICS and metric not in _COSTS):

@@ -40,7 +40,7 @@ def latest_names(history: pd.DataFrame) -> list[str]:
 
 def _draw(figure: Figure, history: pd.DataFrame) -> None:
     names, recent = latest_names(history), history.iloc[-MOST_ENTRIES:]
-    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0] if names else []
+    panels: list[Axes] = list(figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]) if names else []
     keys = dict[str, Any]()
     for axes, name in zip(panels, names, strict=True):
         _panel(axes, recent[recent["name"] == name])

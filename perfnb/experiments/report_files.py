@@ -15,7 +15,7 @@ from perfnb.bench.quality import Loss
 from perfnb.errors import RecordingError
 from perfnb.experiments.decision import SIDES, Quality
 from perfnb.recording import store
-from perfnb.recording.frame_files import Column
+from perfnb.recording.frame_files import SavedColumn
 from perfnb.recording.outcome import make_outcome
 from perfnb.recording.reading import Loader
 from perfnb.recording.saved_facts import Above0, Amount, Count, Environment, Noise
@@ -32,11 +32,11 @@ _QUALITY = ("judged_by", "said", "dtype")
 #: Fields of `ABTest` that are saved as they are.
 _GIVEN = ("change", "limits", "options", "environment")
 _LOSS = [field.name for field in fields(Loss)]
-_MS, _LIMIT = Column("float64", low=0, high=1e15), Column("float64", missing=True)
+_MS, _LIMIT = SavedColumn("float64", low=0, high=1e15), SavedColumn("float64", missing=True)
 #: The table is for other tools and is not read back.
 _FRAMES = {
     "pairs": {"a_ms": _MS, "b_ms": _MS},
-    "losses": {name: Column(TEXT) if name == "name" else _LIMIT for name in _LOSS},
+    "losses": {name: SavedColumn(TEXT) if name == "name" else _LIMIT for name in _LOSS},
     "table": {},
 }
 

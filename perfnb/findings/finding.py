@@ -159,7 +159,7 @@ def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFra
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Conclusion:
     """What holds a step or a run back, why, and what to do about it."""
 
     #: What it is.
@@ -178,7 +178,7 @@ class Findings:
 
     #: The frame ``findings``.
     table: pd.DataFrame
-    verdict: Verdict
+    verdict: Conclusion
     #: The step that the bounds are shares of.
     step_ms: float | None
     #: How the profile was asked for; see `perfnb.findings.code.trial_line`.

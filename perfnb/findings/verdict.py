@@ -12,7 +12,7 @@ from perfnb.findings.code import shown
 from perfnb.findings.cures import taken
 from perfnb.findings.doubts import held_up
 from perfnb.findings.facts import Facts, StepFigures, facts_of
-from perfnb.findings.finding import Finding, Findings, Verdict, deciding, finding_table, found_by
+from perfnb.findings.finding import Conclusion, Finding, Findings, deciding, finding_table, found_by
 from perfnb.findings.rules import BY_NAME, RULES
 from perfnb.findings.rules.bound import BINDS, work_under
 from perfnb.findings.rules.host import unnamed_share
@@ -58,14 +58,14 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
     return finding
 
 
-def verdict_of(facts: Facts, found: Sequence[Finding]) -> Verdict:
+def verdict_of(facts: Facts, found: Sequence[Finding]) -> Conclusion:
     """The verdict on a step from its findings in order, or from where its time goes if there are none."""
     place, doubt = deciding(found, BY_NAME, facts.step_ms, _DECIDES), facts.doubt
     if place is not None and (found[place].urgency > 0 or BY_NAME[found[place].bottleneck].timed_only):
         verdict, doubt = _of_finding(facts, found, place), ""
     elif held_up(facts):
         again = "Profile again when nothing else is running; perfnb.time_step shows whether the step time holds."
-        verdict = Verdict("No verdict: something held up the timed steps.", "", again)
+        verdict = Conclusion("No verdict: something held up the timed steps.", "", again)
     elif place is not None:
         verdict = _of_finding(facts, found, place)
     else:
@@ -73,12 +73,12 @@ def verdict_of(facts: Facts, found: Sequence[Finding]) -> Verdict:
     return replace(verdict, why=" ".join(filter(None, (verdict.why, doubt, facts.too_few))))
 
 
-def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Verdict:
+def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Conclusion:
     finding = found[place]
     rule, gpu, bound = BY_NAME[finding.bottleneck], facts.gpu, finding.bound_ms
     headline, saving = rule.words_for(facts)
     if bound is None:
-        return Verdict(f"{headline}.", finding.evidence, finding.advice, place)
+        return Conclusion(f"{headline}.", finding.evidence, finding.advice, place)
     share, whole = fmt.share(finding.share(facts.step_ms)), finding.of_ms or facts.step_ms
     of = facts.step_words if isclose(whole, facts.step_ms, rel_tol=1e-6) else f"a mean step of {fmt.duration(whole)}"
     saved = f"{fmt.duration(bound)} of {of} ({share}, {finding.confidence} confidence)"
@@ -96,19 +96,19 @@ def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Verdict:
     for other in found:
         if other is not finding and not BY_NAME[other.bottleneck].explained:
             why += f" The GPU is idle for another {fmt.duration(other.bound_ms)}, and the trace does not show why."
-    return Verdict(verdict, why, finding.advice, place)
+    return Conclusion(verdict, why, finding.advice, place)
 
 
-def _without_finding(facts: Facts, smaller: bool) -> Verdict:
+def _without_finding(facts: Facts, smaller: bool) -> Conclusion:
     """The verdict on a step without a finding that decides; `smaller` if there are others."""
     if facts.gpu is None and not facts.attribution.host.is_op.any():
         if facts.live:
-            return Verdict(
+            return Conclusion(
                 "No verdict: the step ran no operator of torch.",
                 f"It takes {facts.step_words}, all of it outside torch.",
                 "Check that the step calls what you meant to profile.",
             )
-        return Verdict(
+        return Conclusion(
             "No verdict: the trace holds no operators.",
             f"All that is known of the step is how long it took: {facts.step_words} as traced.",
             "Record the operators as well: with torch.profiler, activities must include ProfilerActivity.CPU."
@@ -117,7 +117,7 @@ def _without_finding(facts: Facts, smaller: bool) -> Verdict:
         )
     what, why = _bound_by(facts)
     less = "do less: a smaller model, lower precision, or" if facts.uses_torch else "do less, or use"
-    return Verdict(
+    return Conclusion(
         f"Nothing stands out. The step is bound by {what}.",
         why,
         f"{'See the findings for smaller savings; to' if smaller else 'To'} go faster, {less} a faster machine.",

@@ -124,7 +124,7 @@ def host_diff_document(diff: HostDiff) -> Document:
     figure = "self_ms" if in_ms else "self_share"
     sentence = "No function takes more or less"
     if more or less:
-        row = table.loc[change.abs().idxmax()]
+        row = table.iloc[int(change.abs().to_numpy(float).argmax())]
         sides = [words(fmt.known(row[f"{figure}_{side}"]) or 0.0, "ms" if in_ms else "share") for side in "ab"]
         sentence = f"{_named(row, 1)} changed most: {' → '.join(sides)} {'of its own' if in_ms else 'of the whole'}"
     baseline, candidate = (float(table[f"self_ms_{side}"].sum()) for side in "ab")

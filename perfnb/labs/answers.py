@@ -143,7 +143,7 @@ _SLIPS = (
 )
 
 
-class Figure:
+class AnswerFigure:
     """A number in an answer beside the right one. Its methods raise a `Hint` if it is not close to it.
 
     Parameters

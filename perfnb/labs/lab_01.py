@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from perfnb.labs.answers import Figure, as_flag, as_function, as_number, as_numbers, close, outcome, require_test
+from perfnb.labs.answers import AnswerFigure, as_flag, as_function, as_number, as_numbers, close, outcome, require_test
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.workloads import Machine, agree, interleaved, one_thread
 from perfnb.quantities import share
@@ -241,7 +241,7 @@ def measure_aa(answer: Any, test: Any = None) -> Facts:
 
 
 def judge_aa(facts: Facts) -> None:
-    percent = Figure(facts["smallest_percent"], 100.0 * facts["detectable"], 0.06)
+    percent = AnswerFigure(facts["smallest_percent"], 100.0 * facts["detectable"], 0.06)
     percent.required("smallest_percent is not the test's own figure, in percent.")
     if facts["sees_one_percent"] != (facts["detectable"] <= 0.01):
         raise Hint("sees_one_percent does not follow: is 1 % above or below the smallest detectable difference?")

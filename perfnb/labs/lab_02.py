@@ -11,7 +11,17 @@ import pandas as pd
 import torch
 
 from perfnb import Profile
-from perfnb.labs.answers import Figure, as_function, as_number, as_numbers, as_word, close, outcome, ratio_of, require
+from perfnb.labs.answers import (
+    AnswerFigure,
+    as_function,
+    as_number,
+    as_numbers,
+    as_word,
+    close,
+    outcome,
+    ratio_of,
+    require,
+)
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.workloads import agree, shortest_ms, time_ratio
 from perfnb.quantities import share
@@ -50,7 +60,7 @@ def measure_ratio(answer: Any, profile: Any = None) -> Facts:
 
 def judge_ratio(facts: Facts) -> None:
     forward, backward = facts["forward_ms"], facts["backward_ms"]
-    ratio = Figure(facts["ratio"], backward / forward, 0.03)
+    ratio = AnswerFigure(facts["ratio"], backward / forward, 0.03)
     if ratio.right:
         return
     ratio.not_instead((backward, forward), "It is the time of one direction; give the ratio of the two.", 0.01)
@@ -140,7 +150,7 @@ def judge_arithmetic(facts: Facts) -> None:
         raise Hint("stem: that is the textbook ratio. Which of the two gradients does this layer not need?")
     for name, own, right in zip(facts["flops"], said, wanted, strict=True):
         counted = "this is not the counted backward_flops / forward_flops, which are exact counts."
-        Figure(own, right, 1e-3).required(f"{name}: {counted}")
+        AnswerFigure(own, right, 1e-3).required(f"{name}: {counted}")
 
 
 FROZEN, TRAINED = ("stem.conv", "body.conv"), "head"
@@ -217,7 +227,7 @@ def judge_suspect(facts: Facts) -> None:
     wanted, vanished = 1 / (1 - share), "If that share vanished, how much"
     if close(said * share, 1.0, 1e-3) and not close(said, wanted, 1e-3):  # near one half the two are close too
         raise Hint(f"at_most is 1 / share. {vanished} of the step would be left, and what is 1 divided by that?")
-    at_most = Figure(said, wanted, 0.02)
+    at_most = AnswerFigure(said, wanted, 0.02)
     left = [1 - own[layer] / step for step in facts["steps_ms"]]
     traced = "at_most fits the milliseconds, which include tracing overhead. The column share is corrected for it."
     at_most.not_instead([1 / part for part in left if part > 0], traced, 0.002)
@@ -371,7 +381,7 @@ def judge_verified(facts: Facts) -> None:
             f"make_step(RescaleAtOnce()) is now {own / own_new:.2g} times as fast as make_step(Rescale()). Did "
             "you compare these two?"
         )
-    Figure(facts["speedup"], 1 / facts["ratio"], 0.03).required("The speed-up does not match the test.")
+    AnswerFigure(facts["speedup"], 1 / facts["ratio"], 0.03).required("The speed-up does not match the test.")
 
 
 def _profile(given: Any) -> Profile:

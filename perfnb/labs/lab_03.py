@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perfnb import Profile, Timing
 from perfnb.labs.answers import (
-    Figure,
+    AnswerFigure,
     all_close,
     as_function,
     as_numbers,
@@ -61,7 +61,7 @@ def _cases(function: Callable[..., Any], every: Sequence[Any], count: Callable[.
 def _judge_cases(facts: Facts, every: Sequence[Any], arguments: str, *, training: bool = False) -> None:
     for case in all_there(facts["cases"], len(every)):
         wanted = case["counted"]
-        flops = Figure(case["said"], wanted, 1e-9)
+        flops = AnswerFigure(case["said"], wanted, 1e-9)
         where = f"For ({arguments}) = {tuple(case['sizes'])}:"
         if training:
             three = f"{where} It is off by a factor of three, as between a forward pass and a whole training step."
@@ -168,7 +168,7 @@ def _moved(function: Callable[..., Any], profile: Any, network: Any) -> list[Fac
 def judge_bytes(facts: Facts) -> None:
     for case in facts["cases"]:
         counted, (batch, inputs, outputs) = case["counted"], case["sizes"]
-        said = Figure(case["said"], counted, 1e-9)
+        said = AnswerFigure(case["said"], counted, 1e-9)
         said.not_instead(counted / 4, "That is how many numbers are moved; how many bytes does a float32 have?")
         said.not_instead(counted * 8, "That looks like bits; return bytes.")
         for left_out, count in (("output", batch * outputs), ("input", batch * inputs), ("weight", inputs * outputs)):
@@ -211,7 +211,7 @@ def judge_least_time(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(ROOFS), or_more=True):
         flops, moved, peak, bandwidth = case["sizes"]
         computing, moving = flops / peak, moved / bandwidth
-        least = Figure(case["said"], case["wanted"], 1e-3)
+        least = AnswerFigure(case["said"], case["wanted"], 1e-3)
         added = "You add the two times, but a machine computes and moves data at the same time."
         least.not_instead(computing + moving, added)
         least.not_instead(min(computing, moving), "That is the shorter of the two times, but both have to pass.")
@@ -255,7 +255,7 @@ def judge_small(facts: Facts) -> None:
             "arithmetic is not the big layer's FLOPs divided by the small one's, which has fewer inputs and "
             "fewer outputs."
         )
-    Figure(facts["time"], ratio, 0.03).required("time is not the ratio of the two medians.")
+    AnswerFigure(facts["time"], ratio, 0.03).required("time is not the ratio of the two medians.")
     if abs(facts["not_arithmetic"] - left) > 0.02:
         raise Hint(
             "not_arithmetic does not match. If the small layer computed as fast as the big one, how long would "

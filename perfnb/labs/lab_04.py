@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from perfnb import Profile, find_leaks, profile_step
-from perfnb.labs.answers import Figure, as_function, as_number, as_numbers, as_word, close, outcome, require_test
+from perfnb.labs.answers import AnswerFigure, as_function, as_number, as_numbers, as_word, close, outcome, require_test
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, quoted
 from perfnb.labs.workloads import agree, one_thread
 from perfnb.quantities import share
@@ -145,7 +145,7 @@ def measure_peak(answer: Any, profile: Any = None) -> Facts:
 def judge_peak(facts: Facts) -> None:
     (most, *at_ends), summed = facts["total"], facts["sum"]
     for name, wanted in (("most", most), ("sum_of_most", summed)):
-        said = Figure(facts[name], wanted, READ)
+        said = AnswerFigure(facts[name], wanted, READ)
         if facts["process"] is not None:
             process = f"{name} covers the whole process, Python included; give the step's tensors."
             said.not_instead(facts["process"], process)
@@ -184,7 +184,7 @@ def measure_rule(answer: Any) -> Facts:
 def judge_rule(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(TRIALS)):
         for kind, wanted in all_there(case["wanted"], 3).items():
-            said = Figure(case["said"][kind], wanted, 1e-9)
+            said = AnswerFigure(case["said"][kind], wanted, 1e-9)
             if kind == "optimizer_state" and close(case["said"][kind], wanted + case["counters"], 1e-9):
                 continue
             said.not_instead((wanted / 2**20, wanted / 2**10), f"{kind}: give bytes, not KiB or MiB.", 1e-3)
@@ -213,7 +213,7 @@ def measure_saved(answer: Any) -> Facts:
 def judge_saved(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(NETWORKS)):
         batch, widths, wanted = case["batch"], case["widths"], case["wanted"]
-        said = Figure(case["said"], wanted, 1e-9)
+        said = AnswerFigure(case["said"], wanted, 1e-9)
         where = f"For ({batch}, {tuple(widths)}, {case['activation']!r}):"
         last = f"{where} does any layer of this network need the last layer's output?"
         for factor in (4, 4 if case["activation"] == "relu" else 8, 8):
@@ -357,7 +357,7 @@ def judge_price(facts: Facts) -> None:
         ("arithmetic", sum(after["flops"]) / sum(before["flops"]), 5e-3),  # shown with three digits
         ("time", facts["time"], 0.03),
     ):
-        figure = Figure(said[name], wanted, relative)
+        figure = AnswerFigure(said[name], wanted, relative)
         if name == "memory":
             others = "memory uses the column `total`, which includes `other`: tensors that this notebook keeps and no "
             others += "step needs. peak_bytes leaves them out."
@@ -406,7 +406,7 @@ def judge_leak(facts: Facts) -> None:
     if layers[facts["layer"]] < max(layers.values()):
         raise Hint(f"Something allocated in {facts['layer']} leaks, but it is not the largest part. Compare the bytes.")
     wanted, steps = growth / 2**10, facts["steps"]
-    said = Figure(facts["said"], wanted, 0.01)
+    said = AnswerFigure(facts["said"], wanted, 0.01)
     if said.right:
         return
     said.not_instead((growth, wanted / 2**10), "kib_per_step is in another unit: a KiB is 1,024 bytes.")

@@ -12,7 +12,7 @@ from torch import nn, ones
 
 from perfnb import Timing
 from perfnb.labs.answers import (
-    Figure,
+    AnswerFigure,
     all_close,
     as_flag,
     as_function,
@@ -75,7 +75,7 @@ def judge_uses(facts: Facts) -> None:
         model, batch = facts["models"][name], facts["batch"]
         wanted = model["forward_flops"] / 2 / model["parameters"] / batch
         both = (model["forward_flops"] + model["backward_flops"]) / model["forward_flops"]
-        said = Figure(number, wanted, 0.01)
+        said = AnswerFigure(number, wanted, 0.01)
         slips = (
             (both, "It includes backward; count only the forward pass."),
             (both - 1, "Is it the backward pass? Count the forward pass."),
@@ -105,12 +105,12 @@ def judge_decomposition(facts: Facts) -> None:
     said, arithmetic = facts["said"], facts["arithmetic"]
     if not any(close(said["time"], each, 0.02) for each in facts["time"]):
         raise Hint(f"time is not the measured ratio. {slip(said['time'], facts['time'][0], 0.02)}")
-    counted = Figure(said["arithmetic"], arithmetic, 2e-3)
+    counted = AnswerFigure(said["arithmetic"], arithmetic, 2e-3)
     counted.not_instead(
         facts["forward"], "arithmetic counts only the forward pass, but a training step was timed.", 1e-3
     )
     counted.required("arithmetic is not the ratio of the counts.")
-    per_flop = Figure(said["per_flop"], said["time"] / arithmetic, 0.02)
+    per_flop = AnswerFigure(said["per_flop"], said["time"] / arithmetic, 0.02)
     product = "per_flop multiplies instead of dividing: time = arithmetic × per_flop."
     per_flop.not_instead(said["time"] * arithmetic, product)
     per_flop.required("per_flop does not match the other two.")
@@ -205,7 +205,7 @@ def judge_block(facts: Facts) -> None:
         length, width = case["sizes"]
         (linear, square), (all_linear, all_square) = case["said"], case["counted"]
         where = f"For a length of {length} and a width of {width}:"
-        layers, products = Figure(linear, all_linear, 1e-9), Figure(square, all_square, 1e-9)
+        layers, products = AnswerFigure(linear, all_linear, 1e-9), AnswerFigure(square, all_square, 1e-9)
         if (
             not (layers.right and products.right)
             and close(linear, all_square, 1e-9)
@@ -225,7 +225,7 @@ def judge_block(facts: Facts) -> None:
         _miscounted(products, all_square, f"{where} the products of attention.")
 
 
-def _miscounted(said: Figure, wanted: float, where: str) -> None:
+def _miscounted(said: AnswerFigure, wanted: float, where: str) -> None:
     said.not_instead(3 * wanted, f"{where} It is three times too much: count only the forward pass.")
     said.required(where, "It does not match: how do length and width enter the size of each product?")
 
@@ -264,11 +264,11 @@ def _per_flop(time: float, arithmetic: float) -> float:
 def judge_share(facts: Facts) -> None:
     said, shares, arithmetic = facts["said"], facts["shares"], facts["arithmetic"]
     time = shares[facts["longest"]]
-    of_time = Figure(said["time"], time, 0.02)
+    of_time = AnswerFigure(said["time"], time, 0.02)
     for name, found in shares.items():
         of_time.not_instead(found, f"time is the share at length {name}; give it for the longest.", 0.005)
     of_time.required("time is not the share of the kind attention.")
-    of_flops = Figure(said["arithmetic"], arithmetic, max(5e-3, ROUNDED / arithmetic))
+    of_flops = AnswerFigure(said["arithmetic"], arithmetic, max(5e-3, ROUNDED / arithmetic))
     products = "arithmetic has only the two products, but the time includes the layers `qkv` and `out`."
     of_flops.not_instead(facts["products"], products)
     of_flops.not_instead(1 - facts["products"], "arithmetic is the share of the linear layers.")
@@ -279,7 +279,7 @@ def judge_share(facts: Facts) -> None:
         said["per_flop"], _per_flop(*shares_said), 0.02
     ):
         return  # computed from the shares as rounded in the answer
-    per_flop = Figure(said["per_flop"], _per_flop(time, arithmetic), 0.05)
+    per_flop = AnswerFigure(said["per_flop"], _per_flop(time, arithmetic), 0.05)
     whole = "per_flop compares attention with the whole block, which includes it; compare it with the rest."
     per_flop.not_instead(time / arithmetic, whole, 0.03)
     per_flop.required("per_flop does not match the two shares.")

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from perfnb.labs.answers import Figure, as_flag, as_function, as_numbers, close, outcome, ratio_of, slip
+from perfnb.labs.answers import AnswerFigure, as_flag, as_function, as_numbers, close, outcome, ratio_of, slip
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.labs.workloads import time_ratio
 
@@ -358,7 +358,7 @@ def judge_perfect(facts: Facts) -> None:
     said, times = facts["said"], facts["times"]
     of_loader, of_model = times["together"] / times["model"], times["together"] / times["loader"]
     for name, wanted, other in (("perfect_loader", of_loader, of_model), ("perfect_model", of_model, of_loader)):
-        figure = Figure(said[name], wanted, 0.03)
+        figure = AnswerFigure(said[name], wanted, 0.03)
         swapped = f"{name} is the other one: if the {name[8:]} took no time, which of the two would be left?"
         figure.not_instead(other, swapped)
         figure.not_instead(1 / wanted, f"{name} is the fraction of the step that is left; give the speed-up.")
@@ -440,7 +440,7 @@ def measure_copies(answer: Any, profile: Any = None) -> Facts:
 
 def judge_copies(facts: Facts) -> None:
     said, batch = facts["said"], facts["batch_bytes"]
-    batch_bytes = Figure(said["batch_bytes"], batch, 1e-9)
+    batch_bytes = AnswerFigure(said["batch_bytes"], batch, 1e-9)
     numbers = "batch_bytes is how many numbers x has; how many bytes does a float32 have?"
     batch_bytes.not_instead(batch / 4, numbers)
     batch_bytes.not_instead(batch * 8, "batch_bytes looks like bits.")
@@ -603,7 +603,7 @@ def judge_helped(facts: Facts) -> None:
             "In this test the second step is slower: are the two in the right order? If they are, the machine "
             "is too busy: try again later."
         )
-    Figure(facts["speedup"], 1 / facts["ratio"], 0.03).required("The speed-up does not match the test.")
+    AnswerFigure(facts["speedup"], 1 / facts["ratio"], 0.03).required("The speed-up does not match the test.")
     if facts["shown"] != (facts["ratio_ci"][1] < 1):
         raise Hint(
             "shown does not follow: a difference is shown only if the ratio's interval excludes 1. On a busy "

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from perfnb.labs.answers import Figure, all_close, as_function, as_number, as_numbers, close, outcome, result_of
+from perfnb.labs.answers import AnswerFigure, all_close, as_function, as_number, as_numbers, close, outcome, result_of
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, is_false
 from perfnb.labs.workloads import interleaved, one_thread
 from perfnb.results import ABTest
@@ -348,7 +348,7 @@ def judge_quality(facts: Facts) -> None:
         if count and all_close(said, (share * images / count for share in wanted), 1e-5):
             raise Hint(f"The wrong digits are counted correctly, then divided by {count}. How many images are there?")
     for case in cases:
-        Figure(case["said"], case["wanted"], 1e-5).required(
+        AnswerFigure(case["said"], case["wanted"], 1e-5).required(
             "The model was in evaluation mode, but this is not the share of wrong digits.",
             "Is each answer compared with its own label, and is every image counted?",
         )
@@ -498,7 +498,7 @@ def judge_compiled(facts: Facts) -> None:
         wanted = first_ms / (before_ms * (1 - ratio))
         if abs(said - wanted) <= 1.0:
             continue
-        steps = Figure(said, wanted, 0.02)
+        steps = AnswerFigure(said, wanted, 0.02)
         fit = f"{where} that is how many steps fit into the first one. How much does each later step *save*?"
         steps.not_instead((first_ms / before_ms, first_ms / (before_ms * ratio)), fit)
         if said < 0:
@@ -634,7 +634,7 @@ def judge_best(facts: Facts) -> None:
         ("product", product, tuple(PARTS.values()), "the product of Best's speed-ups, each 1 / its report's ratio"),
         ("speedup", 1 / best["ratio"], ("best",), "the speed-up in the report on Best"),
     ):  # fmt: skip
-        said = Figure(facts[name], wanted, 0.02)
+        said = AnswerFigure(facts[name], wanted, 0.02)
         if not said.right and of_earlier(facts, facts[name], parts):
             raise Hint(f"A report changed after {name} was computed; rerun the answer's cell.")
         said.not_instead(1 / wanted, f"{name} is the inverse of {what}.")

@@ -12,7 +12,7 @@ import pandas as pd
 
 from perfnb import Profile
 from perfnb.findings.gpu_facts import ALLOCATES
-from perfnb.labs.answers import Figure, as_function, as_number, as_numbers, as_word, close, outcome, require, slip
+from perfnb.labs.answers import AnswerFigure, as_function, as_number, as_numbers, as_word, close, outcome, require, slip
 from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
 from perfnb.recording.text import TEXT, found
 from perfnb.results import Ranks
@@ -63,7 +63,7 @@ def _union_ms(work: pd.DataFrame, latest: bool = True) -> float:
 
 def judge_busy(facts: Facts) -> None:
     for name, case in all_there(facts["cases"], 2, or_more=True).items():
-        said = Figure(case["said"], case["union"], 1e-4)
+        said = AnswerFigure(case["said"], case["union"], 1e-4)
         for slipped, words in (
             ("sum", "It is the sum: when two overlap, the GPU is busy once, not twice."),
             ("span", "It is the whole time from the first start to the last end, gaps included."),
@@ -226,7 +226,7 @@ def judge_faster(facts: Facts) -> None:
         raise Hint(f"a.launches has no row {op!r}; op names start with aten::, and kernels are not ops.")
     if gpu_ms[op] < max(gpu_ms.values()):
         raise Hint(f"op: another op launched work that took longer on the GPU than {op}'s.")
-    share = Figure(facts["share"], gpu_ms[op] / sum(gpu_ms.values()), 0.015)
+    share = AnswerFigure(facts["share"], gpu_ms[op] / sum(gpu_ms.values()), 0.015)
     of_kernel = "share: that is the share of one kernel, but the op launches several different ones."
     share.not_instead(max(facts["kernel_ms"]) / sum(facts["kernel_ms"]), of_kernel)
     of_step = "share: that is its share of the step; give its share of GPU work."
@@ -265,9 +265,9 @@ def judge_calls(facts: Facts) -> None:
         raise Hint(f"call: the host spends more time in another call than in {call}.{often}")
     if facts["per_iteration"] == calls[call]:
         raise Hint("per_iteration: that is the count in the whole trace. How many iterations does it have?")
-    per_iteration = Figure(facts["per_iteration"], calls[call] / facts["iterations"], 1e-3)
+    per_iteration = AnswerFigure(facts["per_iteration"], calls[call] / facts["iterations"], 1e-3)
     per_iteration.required("per_iteration: not the number of calls per iteration.")
-    share = Figure(facts["share"], ms[call] / facts["step_ms"], 0.004)
+    share = AnswerFigure(facts["share"], ms[call] / facts["step_ms"], 0.004)
     if facts["idle_ms"]:
         idle = "share: that is relative to the GPU's idle time; make it relative to the whole trace's single step."
         share.not_instead(ms[call] / facts["idle_ms"], idle)
@@ -299,7 +299,7 @@ def judge_straggler(facts: Facts) -> None:
             + (" A rank with a long collective arrived early and waits inside it." if longest else "")
         )
     other = max((rows for name, rows in waiting.items() if int(name) != rank), key=sum)
-    said = Figure(waits, sum(other) / len(other), 0.04)  # tolerates the clock offset, half a millisecond of it
+    said = AnswerFigure(waits, sum(other) / len(other), 0.04)  # tolerates the clock offset, half a millisecond of it
     said.not_instead(sum(other), "waits_ms: that is for all steps together; give it per step.", 0.02)
     said.not_instead(other, "waits_ms: that is for one step; give the mean over steps.", 0.02)
     in_turn = "waits_ms: the difference in communication time is not waiting: both may wait in turn."
@@ -333,7 +333,7 @@ def judge_machines(facts: Facts) -> None:
         which = "shrank" if grew[op] < 0 else "grew less than another op's"
         raise Hint(f"op: the GPU time of {op}, summed over its shapes, {which} from the first trace to the second.")
     for name, (first, second) in (("op_ratio", facts["gpu_ms"][op]), ("busy_ratio", facts["busy_ms"])):
-        said = Figure(facts[name], second / first, 0.01)
+        said = AnswerFigure(facts[name], second / first, 0.01)
         if name == "busy_ratio":
             lengths = "busy_ratio: that is the ratio of step lengths; how long is the GPU busy in them?"
             said.not_instead(facts["wall_ms"][1] / facts["wall_ms"][0], lengths)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from perfnb.errors import CaptureError
-from perfnb.files import LOCK, take_lock, workplace
+from perfnb.files import take_lock
 
 #: Files in it: what is asked of the ranks, how far they are, and that they are to end; and the folder of the profiles.
 ORDER, PROGRESS, STOP, PROFILES = "order", "progress", "stop", "profiles"
+#: A folder's name; the file that its owner locks, as long as its process lives; and the one that says that it has.
+_PREFIX, _LOCK, _OWNED = "perfnb-job-", "lock", "owner"
 #: Seconds between two looks at what another rank says.
 _LOOK_S = 0.001
 
@@ -21,14 +25,23 @@ _LOOK_S = 0.001
 @contextmanager
 def job_folder() -> Iterator[Path]:
     """A new folder, which is gone afterwards, as are those that killed processes of this user have left."""
-    with workplace(Path(tempfile.gettempdir())) as fresh:
-        yield fresh.parent
+    base = Path(tempfile.gettempdir())
+    remove_abandoned(base)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        take_lock(lock)
+        (folder / _OWNED).touch()
+        yield folder
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_abandoned(folder: Path) -> bool:
     """Whether a job's folder is gone, or its owner has ended; where no lock tells, it has not."""
     try:
-        lock = os.open(folder / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        lock = os.open(folder / _LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
         return True
     except OSError:
@@ -37,6 +50,18 @@ def is_abandoned(folder: Path) -> bool:
         return take_lock(lock) is True
     finally:
         os.close(lock)
+
+
+def remove_abandoned(base: Path) -> None:
+    """Remove the folders of jobs whose owners have ended; of this user, and no links."""
+    with suppress(OSError), os.scandir(base) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                facts, folder = entry.stat(follow_symlinks=False), Path(entry.path)
+                mine = stat.S_ISDIR(facts.st_mode) and (not hasattr(os, "getuid") or facts.st_uid == os.getuid())
+                # One that does not say so may not be locked yet.
+                if entry.name.startswith(_PREFIX) and mine and (folder / _OWNED).exists() and is_abandoned(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def tell(path: Path, text: str | bytes) -> None:

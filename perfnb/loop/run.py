@@ -20,7 +20,7 @@ from perfnb.loop.run_view import comparison_document, run_document
 from perfnb.loop.thinning import COLUMNS, READING_COLUMNS, WINDOW_COLUMNS
 from perfnb.profile.outcome import origin
 from perfnb.recording import store
-from perfnb.recording.frame_files import Column
+from perfnb.recording.frame_files import SavedColumn
 from perfnb.recording.job import RANKS
 from perfnb.recording.outcome import Outcome, make_outcome
 from perfnb.recording.reading import Loader
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: What may be unknown, which is -1, and what may not.
 _UNKNOWN = ("one_device_ns", "timed_median_ns", "resident_bytes", "allocated_bytes")
-_NUMBER, _KNOWN = (Column("int64", low=low, high=2**62) for low in (-1, 0))
+_NUMBER, _KNOWN = (SavedColumn("int64", low=low, high=2**62) for low in (-1, 0))
 
 
 class RunFacts(TypedDict):

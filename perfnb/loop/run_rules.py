@@ -10,10 +10,10 @@ import numpy as np
 
 from perfnb import quantities as fmt
 from perfnb.findings.finding import (
+    Conclusion,
     Finding,
     Findings,
     Rule,
-    Verdict,
     deciding,
     finding_table,
     found_by,
@@ -219,7 +219,7 @@ _BY_NAME = {rule.name: rule for rule in RULES}
 def run_findings(run: RunFigures) -> Findings:
     """What held a run back. On a busy machine, what other programs can cause comes last, with low confidence."""
     if not run.enough:
-        return Findings(finding_table([], None), Verdict(TOO_FEW, "", ""), None)
+        return Findings(finding_table([], None), Conclusion(TOO_FEW, "", ""), None)
     found = found_by(RULES, run, run.mean_ms)
     if run.load is not None:
         busy = "The machine was busy with other work."
@@ -229,11 +229,11 @@ def run_findings(run: RunFigures) -> Findings:
         )
     table, place = finding_table(found, run.mean_ms), deciding(found, _BY_NAME, run.mean_ms, least=0.0)
     if place is None:
-        return Findings(table, Verdict(STEADY, "", ""), run.mean_ms)
+        return Findings(table, Conclusion(STEADY, "", ""), run.mean_ms)
     first = found[place]
     headline, saving = _BY_NAME[first.bottleneck].words_for(run)
     cost = f"by {fmt.size(first.bound_bytes)} per step"
     if first.bound_ms:
         share = fmt.share(first.share(run.mean_ms))
         cost = f"{saving} could save up to {fmt.duration(first.bound_ms)} per step, {share}"
-    return Findings(table, Verdict(f"{headline}: {cost}", first.evidence, first.advice, place), run.mean_ms)
+    return Findings(table, Conclusion(f"{headline}: {cost}", first.evidence, first.advice, place), run.mean_ms)

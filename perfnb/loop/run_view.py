@@ -286,9 +286,9 @@ def _change_sections(changes: RunChanges) -> Iterator[Section]:
     heads = (Column("baseline", "ms"), Column("candidate", "ms"), Column("change, 95 % interval", "ms"))
     rows = [(_words(what), *_three(row, "ms")) for what, row in changes.step.iterrows()]
     yield Table("Time per step", (Column("part"), *heads), rows)
-    heads = tuple(Column(column.head, "bytes") for column in heads)
+    in_bytes = (Column(column.head, "bytes") for column in heads)
     rows = [(_words(what), *_three(row, "bytes")) for what, row in changes.memory.iterrows()]
-    yield Table("Memory", (Column("memory"), *heads), rows)
+    yield Table("Memory", (Column("memory"), *in_bytes), rows)
 
 
 def _words(what: object) -> str:
@@ -340,10 +340,10 @@ def ranks_document(ranks: RankFigures) -> Document:
     )
 
 
-def _longer(ranks: RankFigures, rank: object, part: str) -> Value | str:
+def _longer(ranks: RankFigures, rank: Any, part: str) -> Value | str:
     if (rank, part) not in ranks.differences.index:
         return "in the middle" if part in ranks.differences.index.get_level_values("part") else ""
-    row = ranks.differences.loc[(rank, part)]
+    row: Any = ranks.differences.loc[(rank, part)]
     return Value(fmt.known(row["change_ms"]), "ms", fmt.known_bounds((row["low_ms"], row["high_ms"])))
 
 
@@ -353,7 +353,7 @@ def _rank_verdict(ranks: RankFigures) -> Verdict:
         if len(ranks.times) > 1 and ranks.differences["low_ms"].isna().all():
             return Verdict("open", "Too few steps to say whether a rank is slower than the others")
         return Verdict("good", "No rank waits longer for its data, or works longer, than the others")
-    row = ranks.differences.loc[(rank, part)]
+    row: Any = ranks.differences.loc[(rank, part)]
     does = "waits for its data" if part == "waiting for data" else "works"
     longer = fmt.with_interval(fmt.duration(row["change_ms"]), row["change_ms"], (row["low_ms"], row["high_ms"]))
     return Verdict("bad", f"Rank {rank} {does} {longer} longer per step than rank {row['than']:.0f}")

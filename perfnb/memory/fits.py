@@ -48,10 +48,11 @@ def options_to_fit(
         ``option``, ``frees_bytes``, ``basis``, ``detail``; options that free less than a thousandth are left out.
     """
     moving = sum(by_category[name] for name in ("activations", "inputs", "temporaries")) - of_optimizer
-    size, over = "" if samples is None else f", {samples // 2:,} samples instead of {samples:,}", "two"
-    if batches > 1:
-        over = f"{2 * batches:,}"
-        size = samples and f": {over} batches of {samples // 2:,} samples instead of {batches:,} of {samples:,}"
+    size, over = "", f"{2 * batches:,}" if batches > 1 else "two"
+    if samples and batches > 1:
+        size = f": {over} batches of {samples // 2:,} samples instead of {batches:,} of {samples:,}"
+    elif samples:
+        size = f", {samples // 2:,} samples instead of {samples:,}"
     held = sum(by_category[name] for name in ("parameters", "gradients", "optimizer_state"))
     kept, layers = checkpoints
     options = [
@@ -59,7 +60,7 @@ def options_to_fit(
             "half the batch",
             moving // 2 if samples is None or samples > 1 else 0,
             "estimated",
-            f"Activations, inputs and temporaries shrink with the batch{size or ''}; accumulate gradients over {over} "
+            f"Activations, inputs and temporaries shrink with the batch{size}; accumulate gradients over {over} "
             "batches.",
         ),
         (

@@ -31,7 +31,7 @@ from perfnb.draw.document import (
     Verdict,
 )
 from perfnb.draw.palette import Mark
-from perfnb.draw.tree import build_tree, split_layers
+from perfnb.recording.layer_tree import nested, split_layers
 
 if TYPE_CHECKING:
     from perfnb.models.architectures import ArchitectureComparison
@@ -240,17 +240,17 @@ def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str
         if (layers := result.layers.get(name)) is None or layers[list(columns)].isna().all(axis=None):
             continue
         modules, special = split_layers(layers)
-        tree, begin = build_tree(modules), len(rows)
+        (labels, above), begin = nested(modules), len(rows)
         frame = pd.concat([modules, special])
         values = frame[list(columns)].astype("Float64").sum(axis=1, min_count=1)
         if metric.unit == "ms":  # shares of a traced step, applied to the timed one
             values = values * (_time(result, name).number or np.nan)
-        named = tree.labels if len(tree.roots) > 1 else (name, *tree.labels[1:])  # a model is known by its name here
+        named = labels if above.count(-1) > 1 else (name, *labels[1:])  # a model is known by its name here
         labels = [*named, *(f"{name} {row}" for row in special.index)]
         for label, kind, module, value in zip(labels, frame["kind"], frame["module"], values, strict=True):
             mark = None if pd.isna(kind) else palette.KINDS.get(str(kind))
             rows.append((label, mark, None if pd.isna(module) else str(module), fmt.known(value)))
-        parents += [parent if parent < 0 else parent + begin for parent in (*tree.parents, *[-1] * len(special))]
+        parents += [parent if parent < 0 else parent + begin for parent in (*above, *[-1] * len(special))]
         weights += [fmt.known(value) or 0.0 for value in values]
         full += [str(row) if str(row).startswith(name) else f"{name}: {row}" for row in frame.index]
     heads = (

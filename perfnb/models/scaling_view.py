@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfnb import quantities as fmt
 from perfnb.draw import palette
@@ -105,6 +105,7 @@ def _table(study: ScalingStudy) -> Table:
         Column("FLOPs", "flops", 2),
     )
     rows = []
+    row: Any
     for row in study.table.itertuples(index=False):
         predicted = study.predict(row.size)
         rows.append(

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from perfnb.draw.progress import Line, Progress
+from perfnb.draw.progress import Progress, ProgressLine
 from perfnb.draw.step_output import StepOutput
 from perfnb.failures import keeps_nothing
 from perfnb.profile.kept_step import KeptStep, kept_call
@@ -112,7 +112,7 @@ def profile_call(
     watch: bool = False,
     name: str | None = None,
     guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
-    line: Line | None = None,
+    line: ProgressLine | None = None,
 ) -> Profile:
     """`profile_step` by a plan; `guard` replaces the step that is run, `line` shows the progress."""
     from perfnb.step.checks import require_name, require_steps
@@ -154,7 +154,7 @@ def run_profile(
     name: str = "step",
     quiet: bool = False,
     kept: KeptStep | None = None,
-    line: Line | None = None,
+    line: ProgressLine | None = None,
 ) -> Profile:
     """What `profile_step` and its magic share: capture with a progress bar, then read the trace.
 

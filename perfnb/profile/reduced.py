@@ -10,7 +10,7 @@ import pandas as pd
 
 from perfnb.findings.code import is_own_line
 from perfnb.findings.cures import REMEDIES
-from perfnb.findings.finding import Findings, Verdict
+from perfnb.findings.finding import Conclusion, Findings
 from perfnb.profile.summary import Summary, summarize
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import REDUCED_TABLES
@@ -71,7 +71,7 @@ def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]
         found = conform(pd.DataFrame(rows), "findings")
         row = facts["finding"] if facts["finding"] is not None and facts["finding"] < len(found) else None
         verdict, why, then = facts["verdict"]
-        findings = Findings(found, Verdict(verdict, why, then, row), facts["step_ms"])
+        findings = Findings(found, Conclusion(verdict, why, then, row), facts["step_ms"])
     return replace(
         summarize(recording),
         traced_ms=float(phases["ms"].sum()) if len(phases) else None,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from perfnb import quantities as fmt
 from perfnb.draw import palette
 from perfnb.draw.document import Bar, Bars, Document, Figure, Part, Verdict
-from perfnb.draw.tree import split_layers
 from perfnb.findings.tab import document_verdict
 from perfnb.profile.registry import TABS
 from perfnb.profile.timing import noise_facts
+from perfnb.recording.layer_tree import split_layers
 
 if TYPE_CHECKING:
     from perfnb.draw.tab import Tab

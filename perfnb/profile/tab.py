@@ -11,7 +11,7 @@ from perfnb import quantities as fmt
 from perfnb.draw.document import Budget, Column, Document, Inner, Nesting, Split, Table
 from perfnb.draw.palette import mark
 from perfnb.draw.tab import Tab
-from perfnb.draw.tree import build_tree, split_layers
+from perfnb.recording.layer_tree import nested, split_layers
 
 if TYPE_CHECKING:
     from perfnb.profile.report import Report
@@ -61,7 +61,7 @@ _NAMED = 3
 def layers_document(report: Report) -> Document:
     """The model as a tree, each layer with its time; open on the way to the heaviest."""
     modules, special = split_layers(report.summary.layers)
-    layers, tree = pd.concat([modules, special]), build_tree(modules)
+    layers, (labels, parents) = pd.concat([modules, special]), nested(modules)
     columns = (
         Column("layer"),
         Column("module", priority=2, help="Class of the module"),
@@ -70,7 +70,7 @@ def layers_document(report: Report) -> Document:
     )
     times = [layers[name] for name in ("total_ms", *(f"{direction}_ms" for direction in _DIRECTIONS))]
     totals = [Split(total, tuple(parts)) for total, *parts in _known_rows(times)]
-    labels = [*tree.labels, *map(str, special.index)]
+    labels += map(str, special.index)
     kinds = [None if pd.isna(kind) else str(kind) for kind in layers["module"]]
     figures = _known_rows([_held(layers, name) for name in _LAYER_COLUMNS])
     places = report.layer_places
@@ -80,12 +80,12 @@ def layers_document(report: Report) -> Document:
         f"Times of a traced step, layers inside included{_of_traced(report)}",
         columns,
         [(label, kind, total, *rest) for label, kind, total, rest in zip(labels, kinds, totals, figures, strict=True)],
-        Nesting(tree.parents, weights, path),
+        Nesting(parents, weights, path),
         tail=len(special),
         budget=_TREE,
         noun="layer",
         selects=(("timeline", "Show in the timeline"),),
-        names=[*tree.names, *map(str, special.index)],
+        names=[*map(str, layers.index)],
         inner=_ops_of_layers(report),
         key="layers",
     )

@@ -15,7 +15,7 @@ from perfnb.draw.document import Document
 from perfnb.draw.documented import Documented
 from perfnb.errors import RecordingError
 from perfnb.recording import store
-from perfnb.recording.frame_files import Column
+from perfnb.recording.frame_files import SavedColumn
 from perfnb.recording.reading import Loader
 from perfnb.recording.saved_facts import Count, Noise
 from perfnb.recording.store import SavedFolder, SavedKind
@@ -37,7 +37,7 @@ class TimingFacts(TypedDict, total=False):
     block: Annotated[int, Meta(ge=1, le=2**62)]
 
 
-_STEPS = {"pass": Column(TEXT), "wall_ms": Column("float64", low=0, high=1e15)}
+_STEPS = {"pass": SavedColumn(TEXT), "wall_ms": SavedColumn("float64", low=0, high=1e15)}
 TIMING = SavedKind("timing", TimingFacts, {"steps": _STEPS})
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.interval_sets import union
-from perfnb.findings.finding import Confidence, Finding, Findings, Row, Rule, Verdict, deciding, rows, rule
+from perfnb.findings.finding import Conclusion, Confidence, Finding, Findings, Row, Rule, deciding, rows, rule
 from perfnb.findings.rules import BY_NAME
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence
 from perfnb.ranks.host import LateWork
@@ -239,13 +239,14 @@ def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
     table = _worst(findings)
     found = [
         Finding(
-            *(row[name] for name in ("evidence", "bound_ms", "advice", "confidence", "why", "blind")), bottleneck=name
+            **{name: row[name] for name in ("evidence", "bound_ms", "advice", "confidence", "why", "blind")},
+            bottleneck=row["rule"],
         )
-        for name, (_, row) in zip(table["rule"], table.iterrows(), strict=True)
+        for _, row in table.iterrows()
     ]
     place = deciding(found, _BY_NAME, job.step_ms, _WORTH)
     if place is None or found[place].bound_ms is None:
-        return Findings(table, Verdict("", "", ""), job.step_ms)
+        return Findings(table, Conclusion("", "", ""), job.step_ms)
     first = found[place]
     rule = _BY_NAME[first.bottleneck]
     headline, saving = rule.words_for(job) if first.bottleneck in _OF_JOB else (rule.headline, rule.saving)
@@ -253,7 +254,7 @@ def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
         f"{fmt.duration(first.bound_ms)} of {fmt.duration(job.step_ms)} per step, {fmt.share(first.share(job.step_ms))}"
     )
     verdict = f"{headline}: {saving} could save up to {most}"
-    return Findings(table, Verdict(verdict, first.evidence, first.advice, place), job.step_ms)
+    return Findings(table, Conclusion(verdict, first.evidence, first.advice, place), job.step_ms)
 
 
 def _worst(findings: pd.DataFrame) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette, tables
@@ -23,14 +24,7 @@ _LINES = (
 def lanes_picture(lanes: StepLanes) -> Picture:
     """What each rank did when, in one step on one clock."""
     title = f"Step {lanes.step:,} of all ranks on one clock, {fmt.duration(lanes.span_ms)}"
-    return Picture(
-        "lanes",
-        title,
-        lambda width: _lanes_text(lanes, width),
-        lambda: _lanes_html(lanes, title),
-        lambda: _lanes_html(lanes, title),
-        "ranks/js/lanes.js",
-    )
+    return Picture("lanes", title, lambda width: _lanes_text(lanes, width), lambda: _lanes_html(lanes, title))
 
 
 def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
@@ -52,7 +46,7 @@ def _lanes_html(lanes: StepLanes, title: str) -> str:
     """The same as a picture, with a line for each collective from its first to its last arrival."""
     ranks = _ranks(lanes)
     high = float(min(_HIGH, max(_LOW, _ALL / max(len(ranks), 1))))
-    top = {rank: place * high for place, rank in enumerate(ranks)}
+    top: dict[Any, float] = {rank: place * high for place, rank in enumerate(ranks)}
     scale = (_WIDTH - _LEFT) / max(lanes.span_ms, 1e-9)
     drawn = [_rank_label(rank, top[rank], high) for rank in ranks]
     for (rank, part), rows in lanes.lanes[lanes.lanes["rank"].isin(ranks)].groupby(["rank", "part"], sort=False):

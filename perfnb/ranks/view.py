@@ -142,7 +142,7 @@ def _bars(summary: RanksSummary) -> Bars:
         title = "Time in the mean step"
     else:
         frame = summary.parts.reindex(list(summary.names))
-        marks = [palette.RANK_PARTS[name] for name in frame]
+        marks = [palette.RANK_PARTS[str(name)] for name in frame]
         parts = {int(rank): dict(zip(marks, row, strict=True)) for rank, *row in frame.itertuples()}
         title = "GPU time in the mean step"
     more = f" (the first {_MOST} ranks)" if len(parts) > _MOST else ""

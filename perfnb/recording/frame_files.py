@@ -47,7 +47,7 @@ _NUMBERS: Mapping[Any, Any] = {
 
 
 @dataclass(frozen=True)
-class Column:
+class SavedColumn:
     """What a column must hold.
 
     Attributes
@@ -73,7 +73,7 @@ class Column:
     index: bool = False
 
 
-Columns = Mapping[str, Column]
+Columns = Mapping[str, SavedColumn]
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
@@ -209,7 +209,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
 
 
-def _check_range(name: str, column: Column, lacking: int, low: Any, high: Any) -> None:
+def _check_range(name: str, column: SavedColumn, lacking: int, low: Any, high: Any) -> None:
     if lacking and not column.missing:
         raise ValueError(f"its column {name!r} lacks values")
     if low is not None and column.low is not None and low < column.low:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from perfnb.errors import RecordingError
 from perfnb.recording import store
-from perfnb.recording.frame_files import Column, Columns
+from perfnb.recording.frame_files import Columns, SavedColumn
 from perfnb.recording.outcome import Outcome
 from perfnb.recording.recording import PARTS, Recording, WatchRecord
 from perfnb.recording.saved_facts import ProfileFacts
@@ -23,14 +23,14 @@ from perfnb.recording.text import TEXT
 from perfnb.trace.columns import MISSING
 
 _FAR = 2**62
-_WHOLE, _FROM_NONE, _LENGTH = Column("int64"), Column("int64", low=-1), Column("int64", low=0)
-_COUNT = Column("Int64", missing=True, low=0, high=_FAR)
-_LABEL, _MAYBE_LABEL = Column("category"), Column("category", missing=True)
-_TEXT, _MAYBE_TEXT = Column(TEXT), Column(TEXT, missing=True)
-_MS, _AT = Column("float64", low=0, high=1e15), Column("float64", low=-1e12, high=1e12)
+_WHOLE, _FROM_NONE, _LENGTH = SavedColumn("int64"), SavedColumn("int64", low=-1), SavedColumn("int64", low=0)
+_COUNT = SavedColumn("Int64", missing=True, low=0, high=_FAR)
+_LABEL, _MAYBE_LABEL = SavedColumn("category"), SavedColumn("category", missing=True)
+_TEXT, _MAYBE_TEXT = SavedColumn(TEXT), SavedColumn(TEXT, missing=True)
+_MS, _AT = SavedColumn("float64", low=0, high=1e15), SavedColumn("float64", low=-1e12, high=1e12)
 #: Columns that earlier versions did not write.
 _OLD_WHOLE, _OLD_FROM_NONE = replace(_WHOLE, needed=False), replace(_FROM_NONE, needed=False)
-_NUMBER_OF_ROW = Column("int64", low=0, needed=False, index=True)
+_NUMBER_OF_ROW = SavedColumn("int64", low=0, needed=False, index=True)
 
 EVENTS: Columns = {
     **{"name": _LABEL, "category": _LABEL, "start_ns": _WHOLE, "duration_ns": _LENGTH},
@@ -52,22 +52,22 @@ def frame_of_schema(table: str, needed: Columns | None = None) -> Columns:
     needed : Columns, optional
         What some of them must hold; then the others need not be there.
     """
-    columns = {name: Column(dtype, missing=True, needed=needed is None) for name, dtype in SCHEMA[table].items()}
-    index = {INDEX[table]: Column(TEXT, missing=True, index=True)} if table in INDEX else {}
+    columns = {name: SavedColumn(dtype, missing=True, needed=needed is None) for name, dtype in SCHEMA[table].items()}
+    index = {INDEX[table]: SavedColumn(TEXT, missing=True, index=True)} if table in INDEX else {}
     return columns | index | dict(needed or {})
 
 
 SAMPLES = frame_of_schema(
     "samples",
     {
-        **{"t_s": _AT, "device": _LABEL, "window_s": Column("Float64", missing=True)},
+        **{"t_s": _AT, "device": _LABEL, "window_s": SavedColumn("Float64", missing=True)},
         "readings": replace(_COUNT, missing=False),
     },
 )
 MARKS = frame_of_schema(
     "marks",
     {
-        **{"name": _TEXT, "depth": Column("Int64", low=0, high=1e6)},
+        **{"name": _TEXT, "depth": SavedColumn("Int64", low=0, high=1e6)},
         **{"start_s": _AT, "end_s": replace(_AT, missing=True)},
     },
 )
@@ -76,13 +76,13 @@ _FRAMES: dict[str, Columns] = {
     "events": EVENTS,
     "steps": {
         **{"pass": _LABEL, "start_s": replace(_AT, needed=False), "wall_ms": _MS, "data_ms": _MS, "samples": _COUNT},
-        "step": Column("Int64", missing=True, needed=False),
+        "step": SavedColumn("Int64", missing=True, needed=False),
     },
     "modules": {
         **{"name": _TEXT, "module": _MAYBE_TEXT, "parent": _FROM_NONE, "depth": _LENGTH},
-        **{"parameters": _COUNT, "parameter_bytes": _COUNT, "compiled": Column("bool")},
+        **{"parameters": _COUNT, "parameter_bytes": _COUNT, "compiled": SavedColumn("bool")},
     },
-    "spans": {"layer": _FROM_NONE, "loss": Column("bool"), "span": _NUMBER_OF_ROW},
+    "spans": {"layer": _FROM_NONE, "loss": SavedColumn("bool"), "span": _NUMBER_OF_ROW},
     "memory_events": EVENTS,
     "memory_changes": {
         **{"event": _FROM_NONE, "time_ns": _WHOLE, "address": _WHOLE, "bytes": _WHOLE},
@@ -102,8 +102,8 @@ _FRAMES: dict[str, Columns] = {
     "watch_marks": MARKS,
     "python_tree": {
         **{"parent": _FROM_NONE, "kind": _LABEL, "name": _TEXT, "file": _TEXT, "code": _TEXT},
-        "line": Column("int64", low=-1, high=2**31),
-        **dict.fromkeys(("self_ns", "samples"), Column("int64", low=0, high=_FAR)),
+        "line": SavedColumn("int64", low=-1, high=2**31),
+        **dict.fromkeys(("self_ns", "samples"), SavedColumn("int64", low=0, high=_FAR)),
     },
     "outside": EVENTS,
     "trace_memory": {

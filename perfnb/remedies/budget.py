@@ -75,7 +75,7 @@ def plan_for(goal: str, step_s: float, budget_s: float) -> LeverPlan:
     return LeverPlan(set_up=1, checked=1, block=1, weighed=weighed, warm=1, timed=not weighed, brief=True)
 
 
-class Budget:
+class TrialBudget:
     """The time for all trials together, which starts to run when this is made.
 
     Attributes

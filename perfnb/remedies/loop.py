@@ -14,7 +14,7 @@ import numpy as np
 from perfnb.bench.design import SEED
 from perfnb.bench.quality import RESOURCES, Loss
 from perfnb.bench.values import DIFFERENT, UNCHECKED
-from perfnb.remedies.budget import Budget
+from perfnb.remedies.budget import TrialBudget
 from perfnb.remedies.lever import Lever, PreparedLever, Switch, all_on, prepared
 from perfnb.remedies.lines import lines_of
 from perfnb.remedies.measuring import losses, peak_bytes, time_levers
@@ -53,7 +53,7 @@ class LeverLoop:
 
     subject: Subject
     request: LeverRequest
-    budget: Budget
+    budget: TrialBudget
     figures: LeverFigures  # filled while trying
     progress: Callable[..., None]
     prove: Callable[[str], None]  # that everything is as before

@@ -12,7 +12,7 @@ import pandas as pd
 from perfnb.arguments import require_seconds, shown
 from perfnb.bench.quality import DIFFERENCE, limits_of, require_quality
 from perfnb.draw.documented import Documented
-from perfnb.draw.progress import Line, Progress
+from perfnb.draw.progress import Progress, ProgressLine
 from perfnb.draw.step_output import StepOutput
 from perfnb.failures import keeps_nothing
 from perfnb.interrupts import InterruptGate
@@ -265,13 +265,13 @@ def run_trials(
     loader: Any = None,
     name: str = "step",
     quiet: bool = False,
-    line: Line | None = None,
+    line: ProgressLine | None = None,
 ) -> LeverTrials:
     """`try_levers` for a step whose variables are known; what its magic and *Try it* call; `line` shows progress."""
     from torch.utils.data import DataLoader
 
     from perfnb.bench.restored import kept_positions
-    from perfnb.remedies.budget import Budget
+    from perfnb.remedies.budget import TrialBudget
     from perfnb.remedies.levers import by_name
     from perfnb.remedies.loop import LeverLoop
     from perfnb.remedies.measuring import step_seconds
@@ -286,7 +286,7 @@ def run_trials(
             f"batches is a {type(batches).__name__}, which gives its batches once: pass the loader, a list, or a "
             "function that returns a new one."
         )
-    budget = Budget(request.budget_s, request.goal)
+    budget = TrialBudget(request.budget_s, request.goal)
     figures = LeverFigures(name, request.goal, confirms=request.confirm)
     loaders = [loader, batches, *(value for _, value in named_values(namespace, DataLoader))]
     positions = kept_positions({id(one): one for one in loaders if isinstance(one, DataLoader)}.values())
@@ -310,7 +310,7 @@ def run_trials(
     return LeverTrials(figures)
 
 
-def try_one(parts: Mapping[str, Any], lever: str, line: Line) -> dict[str, Any]:
+def try_one(parts: Mapping[str, Any], lever: str, line: ProgressLine) -> dict[str, Any]:
     """What *Try it* does: try a lever on a step; the answer is that of `perfnb.remedies.view.trial_answer`.
 
     Parameters
@@ -318,7 +318,7 @@ def try_one(parts: Mapping[str, Any], lever: str, line: Line) -> dict[str, Any]:
     parts : mapping of str to object
         ``step``, ``batches``, ``namespace`` and ``models``, as `run_trials` takes them.
     lever : str
-    line : Line
+    line : ProgressLine
         Shows progress.
 
     Raises

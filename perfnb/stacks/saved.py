@@ -10,24 +10,24 @@ import pandas as pd
 from msgspec import Meta
 
 from perfnb.recording import store
-from perfnb.recording.frame_files import Column
+from perfnb.recording.frame_files import SavedColumn
 from perfnb.recording.nesting import NONE
 from perfnb.recording.store import SavedFolder, SavedKind
 from perfnb.recording.text import TEXT
 from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tree import CallTree, Function, function_frame
 
-_COUNT = Column("int64", low=0, high=2**62)
-_PLACE = Column("int64", low=-1, high=2**31)
-_TREE = {"parent": _PLACE, "function": _PLACE, "self": Column("float64", low=0, high=1e300), "samples": _COUNT}
+_COUNT = SavedColumn("int64", low=0, high=2**62)
+_PLACE = SavedColumn("int64", low=-1, high=2**31)
+_TREE = {"parent": _PLACE, "function": _PLACE, "self": SavedColumn("float64", low=0, high=1e300), "samples": _COUNT}
 _FUNCTIONS = {
-    "function": Column(TEXT),
-    "file": Column(TEXT, missing=True),
-    "line": Column("Int64", missing=True, low=0, high=2**31),
+    "function": SavedColumn(TEXT),
+    "file": SavedColumn(TEXT, missing=True),
+    "line": SavedColumn("Int64", missing=True, low=0, high=2**31),
 }
 _FIGURES = {
-    "calls": Column("Int64", missing=True, low=0, high=2**62),
-    **dict.fromkeys(("self_ms", "total_ms"), Column("float64")),
+    "calls": SavedColumn("Int64", missing=True, low=0, high=2**62),
+    **dict.fromkeys(("self_ms", "total_ms"), SavedColumn("float64")),
 }
 
 

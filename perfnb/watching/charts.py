@@ -188,7 +188,7 @@ def on_grid(
         for name in columns:
             weights = window if name.endswith("_per_s") else readings
             values[device, name] = _means(own[name].to_numpy(float, na_value=np.nan), weights, group, count)
-    return first + step * np.arange(count), values
+    return first + step * np.arange(count, dtype=np.float64), values
 
 
 def _means(values: Floats, weights: Floats, group: NDArray[np.int_], count: int) -> Floats:

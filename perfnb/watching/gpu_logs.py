@@ -89,7 +89,8 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
         words = ", ".join(plain(name, 40) for name in ignored[:_MOST_NAMED])
         more = f" and {len(ignored) - _MOST_NAMED:,} more" if len(ignored) > _MOST_NAMED else ""
         notes.append(f"Columns of the log that are not shown: {words}{more}.")
-    facts = {int(device): _facts(text.loc[own.iloc[0]]) for device, own in samples.groupby("device")["index"]}
+    first = samples.drop_duplicates("device").sort_values("device")
+    facts = {int(device): _facts(text.loc[row]) for device, row in zip(first["device"], first["index"], strict=True)}
     return _record(samples.drop(columns="index"), facts, notes)
 
 

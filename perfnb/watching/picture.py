@@ -29,7 +29,7 @@ _DASHES = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (7, 2, 1, 2)))
 def watch_figure(summary: MachineSummary) -> Figure:
     """The history as a matplotlib figure; empty if nothing was read."""
     if not summary.charts:
-        return figure_of(lambda figure: figure.text(0.5, 0.5, "No readings.", ha="center", va="center"), (6.0, 1.0))
+        return figure_of(_draw_nothing, (6.0, 1.0))
     across = 2 if len(summary.charts) in (2, 4) else min(3, len(summary.charts))
     rows = math.ceil(len(summary.charts) / across)
     times, values = on_grid(summary.samples, summary.charts, summary.interval_s, _POINTS)
@@ -46,6 +46,10 @@ def watch_figure(summary: MachineSummary) -> Figure:
             _draw_chart(axes, chart, times, values)
 
     return figure_of(draw, (_WIDTH, _ROW * rows))
+
+
+def _draw_nothing(figure: Figure) -> None:
+    figure.text(0.5, 0.5, "No readings.", ha="center", va="center")
 
 
 def _draw_chart(axes: Axes, chart: Chart, times: Floats, values: dict[tuple[str, str], Floats]) -> None:

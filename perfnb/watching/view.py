@@ -99,8 +99,8 @@ def _answer(summary: MachineSummary, kind: str, found: Sequence[Saturation]) -> 
     if kind == "starved":
         gpus = len(_gpus(summary))
         name = "GPU" if gpus == 1 else f"{len(found)} of {gpus} GPUs"
-        own = "" if first.own is None else f", while you used {fmt.share(first.own / 100)} CPU"
-        sentence = f"{name} starved: busy for {_range([one.used for one in found])} of the time{own}"
+        yours = "" if first.own is None else f", while you used {fmt.share(first.own / 100)} CPU"
+        sentence = f"{name} starved: busy for {_range([one.used for one in found])} of the time{yours}"
         return sentence, "Profile a step with %%profile_step, which shows what the GPU waits for."
     if kind == "memory":
         places = "; ".join(
@@ -117,7 +117,7 @@ def _answer(summary: MachineSummary, kind: str, found: Sequence[Saturation]) -> 
             f"CPU limit of the cgroup reached: {used} of {limit}{stopped}",
             "Raise the container's CPU limit, or use fewer threads and workers.",
         )
-    if own is not None and first.own is not None and first.own < first.used / 2:
+    if first.own is not None and first.own < first.used / 2:
         return (
             f"CPU saturated by others: host {used}, you {own}",
             "Stop other processes, or measure when the machine is idle.",
@@ -177,7 +177,11 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
         yield from _by_phase(summary, summary.steps)
     heads = ("median", "95th percentile", "maximum", "total")
     columns = (Column("device"), Column("metric"), *(Column(head, "number") for head in heads))
-    rows = [_row(summary, *names, row) for names, row in summary.table.iterrows()]
+    table = summary.table
+    rows = [
+        _row(summary, device, metric, row)
+        for (device, metric), (_, row) in zip(table.index, table.iterrows(), strict=True)
+    ]
     yield Table("Over the whole watch", columns, rows, budget=_ROWS, noun="metric")
     if bands := bands_of(summary):
         times = (Column("from", "ms"), Column("lasted", "ms"))

@@ -11,7 +11,7 @@ from perfnb.diff.layers import diff_profiles, layer_tree
 from perfnb.diff.step_times import step_change
 from perfnb.diff.view import comparison_document, step_verdict
 from perfnb.draw.document import Bars, Effects, Table
-from perfnb.findings.finding import Findings, Verdict
+from perfnb.findings.finding import Conclusion, Findings
 from perfnb.stats.step_times import StepTimes
 from tests import summaries
 from tests.samples.diff import CHANGE, TIMES
@@ -83,7 +83,7 @@ def test_a_layer_that_only_one_has_stands_below_its_parent() -> None:
 def test_findings_are_gained_and_lost() -> None:
     def with_findings(**bounds: float | None) -> object:
         table = pd.DataFrame({"bottleneck": list(bounds), "bound_ms": pd.array(list(bounds.values()), dtype="Float64")})
-        return replace(summaries.small_cnn(), findings=Findings(table, Verdict("", "", ""), 10.0))
+        return replace(summaries.small_cnn(), findings=Findings(table, Conclusion("", "", ""), 10.0))
 
     a, b = with_findings(input_bound=3.0, small_batch=1.0), with_findings(small_batch=2.0, leak=None)
     document = comparison_document(diff_profiles(a, b))  # type: ignore[arg-type]

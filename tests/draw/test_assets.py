@@ -23,7 +23,6 @@ PICTURES = [
             "timeline/js/timeline",
             "flame/js/view",
             "memory/js/memory",
-            "ranks/js/lanes",
             "watching/js/machine",
         )
     ),
@@ -83,3 +82,10 @@ def test_a_view_holds_the_scripts_and_styles_of_its_pictures_alone() -> None:
     assert len(plain.encode()) < 60_000 < len(drawn.encode()) < 100_000
     assert "pf-fl" not in plain_style
     assert "pf-fl" in drawn_style
+
+
+def test_no_script_writes_markup_or_asks_for_anything() -> None:
+    forbidden = re.compile(
+        r"(?:inner|outer)HTML *=|insertAdjacentHTML|document\.write|eval\(|new Function|fetch\(|</script", re.I
+    )
+    assert [path for path in SCRIPTS if forbidden.search(assets.read(path))] == []

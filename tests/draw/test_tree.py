@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from perfnb.draw.tree import build_tree, page_of, split_layers
+from perfnb.draw.tree import inside_of, page_of
 from perfnb.recording import schema
+from perfnb.recording.layer_tree import nested, split_layers
 from tests import summaries
 
 
@@ -16,27 +17,27 @@ def modules_of(names, depths=None):
 
 
 def test_names_nest_layers():
-    tree = build_tree(modules_of(["gan", "gan.g", "gan.g.0", "gan.d", "other"]))
-    assert tree.parents == (-1, 0, 1, 0, -1)
-    assert tree.labels == ("gan", "g", "0", "d", "other")
-    assert tree.inside() == [3, 1, 0, 0, 0]
+    labels, parents = nested(modules_of(["gan", "gan.g", "gan.g.0", "gan.d", "other"]))
+    assert parents == [-1, 0, 1, 0, -1]
+    assert labels == ["gan", "g", "0", "d", "other"]
+    assert inside_of(parents) == [3, 1, 0, 0, 0]
 
 
 def test_depth_nests_where_names_do_not():
-    tree = build_tree(modules_of(["net", "conv", "block", "block.0", "tail"], [0, 1, 1, 2, 0]))
-    assert tree.parents == (-1, 0, 0, 2, -1)
-    assert tree.labels == ("net", "conv", "block", "0", "tail")
+    labels, parents = nested(modules_of(["net", "conv", "block", "block.0", "tail"], [0, 1, 1, 2, 0]))
+    assert parents == [-1, 0, 0, 2, -1]
+    assert labels == ["net", "conv", "block", "0", "tail"]
 
 
 @pytest.mark.parametrize("names", [["a.b", "a", "a.b"], [".", "..", "a..b"], ["a." * 5000, "a"], []])
 def test_strange_names_make_a_tree_without_circles(names):
-    tree = build_tree(modules_of(names, [5, 9, 3][: len(names)]))
-    assert all(parent < position for position, parent in enumerate(tree.parents))
+    _, parents = nested(modules_of(names, [5, 9, 3][: len(names)]))
+    assert all(parent < position for position, parent in enumerate(parents))
 
 
 def test_a_small_model_is_listed_whole():
     modules, special = split_layers(summaries.small_cnn().layers)
-    lines = page_of(build_tree(modules), [1.0] * len(modules), (), limit=20)
+    lines = page_of(nested(modules)[1], [1.0] * len(modules), (), limit=20)
     assert [line.layer for line in lines] == list(range(len(modules)))
     assert list(special.index) == ["(loss)", "(gradient accumulation)", "(unattributed)"]
 
@@ -45,32 +46,33 @@ def test_a_small_model_is_listed_whole():
 def test_a_large_model_fits_the_page_and_every_layer_is_accounted_for(limit):
     summary = summaries.big()
     modules, _ = split_layers(summary.layers)
-    tree = build_tree(modules)
+    _, parents = nested(modules)
     weights = [float(value) for value in modules["total_ms"]]
-    lines = page_of(tree, weights, summary.hot_path, limit)
-    inside = tree.inside()
+    hot = [modules.index.get_loc(name) for name in summary.hot_path]
+    lines = page_of(parents, weights, hot, limit)
+    inside = inside_of(parents)
     listed = [line.layer for line in lines if line.layer >= 0]
     left_out = [layer for line in lines for layer in line.left_out]
     assert len(lines) <= limit
     assert len(listed) + sum(1 + inside[i] for i in left_out) + sum(line.inside for line in lines) == len(modules)
     if limit >= 24:
-        assert set(summary.hot_path) <= {tree.names[i] for i in listed}
+        assert set(hot) <= {*listed}
 
 
 def test_a_layer_that_is_listed_is_as_heavy_as_its_siblings_that_are_not():
     summary = summaries.big()
     modules, _ = split_layers(summary.layers)
     weights = [float(value) for value in modules["total_ms"]]
-    tree = build_tree(modules)
-    lines = page_of(tree, weights, (), 24)
+    _, parents = nested(modules)
+    lines = page_of(parents, weights, (), 24)
     listed = {line.layer for line in lines}
     for line in lines:
-        siblings = {i for i in listed if i >= 0 and line.left_out and tree.parents[i] == tree.parents[line.left_out[0]]}
+        siblings = {i for i in listed if i >= 0 and line.left_out and parents[i] == parents[line.left_out[0]]}
         assert not siblings or min(weights[i] for i in siblings) >= max(weights[i] for i in line.left_out)
 
 
 def test_a_layer_that_took_no_time_takes_no_line_of_a_full_page():
-    tree = build_tree(modules_of(["m", "m.a", "m.b", *(f"m.b.{i}" for i in range(40))]))
-    lines = page_of(tree, [5.0, 0.0, 5.0, *[0.0] * 40], ("m", "m.a"), 10)
+    _, parents = nested(modules_of(["m", "m.a", "m.b", *(f"m.b.{i}" for i in range(40))]))
+    lines = page_of(parents, [5.0, 0.0, 5.0, *[0.0] * 40], (0, 1), 10)
     assert [line.layer for line in lines] == [0, 2, -1]
-    assert [line.layer for line in page_of(tree, [0.0] * 43, (), 10)][:2] == [0, 1]
+    assert [line.layer for line in page_of(parents, [0.0] * 43, (), 10)][:2] == [0, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfnb.findings.finding import Finding, Findings, Row, Verdict, finding_table
+from perfnb.findings.finding import Conclusion, Finding, Findings, Row, finding_table
 from perfnb.profile.summary import Summary
 from tests import summaries
 
@@ -49,7 +49,7 @@ def three() -> Findings:
             bottleneck="activation memory",
         ),
     ]
-    verdict = Verdict("Bound by waiting for data.", "The step waits.", "Use 2 workers.", 0)
+    verdict = Conclusion("Bound by waiting for data.", "The step waits.", "Use 2 workers.", 0)
     return Findings(finding_table(found, STEP_MS), verdict, STEP_MS)
 
 
@@ -58,14 +58,14 @@ def with_findings(findings: Findings | None = None) -> Summary:
 
 
 def none() -> Findings:
-    verdict = Verdict("Nothing stands out. The step is bound by arithmetic.", "Forward takes 60 %.", "Do less.")
+    verdict = Conclusion("Nothing stands out. The step is bound by arithmetic.", "Forward takes 60 %.", "Do less.")
     return Findings(finding_table([], STEP_MS), verdict, STEP_MS)
 
 
 def at_instant(ms: str) -> Findings:
     """One that speaks of an instant of memory."""
     found = Finding("It grows.", None, "Less.", "low", "Why.", "Blind.", (Row("memory", ms),), bottleneck="memory")
-    return Findings(finding_table([found], STEP_MS), Verdict("Grows.", "It does.", "Less.", 0), STEP_MS)
+    return Findings(finding_table([found], STEP_MS), Conclusion("Grows.", "It does.", "Less.", 0), STEP_MS)
 
 
 def growing() -> Findings:
@@ -73,14 +73,14 @@ def growing() -> Findings:
     found = Finding(
         "It grows.", None, "Keep less.", "low", "Why.", "Blind.", bound_bytes=5 * 2**19, bottleneck="memory may grow"
     )
-    return Findings(finding_table([found], STEP_MS), Verdict("Grows.", "It does.", "Less.", 0), STEP_MS)
+    return Findings(finding_table([found], STEP_MS), Conclusion("Grows.", "It does.", "Less.", 0), STEP_MS)
 
 
 def hostile(name: str) -> Findings:
     """Every text that may hold a stranger's name is one."""
     rows = (Row("layer", name), Row("op", name))
     found = Finding(name, 1.0, name, "low", name, name, rows, code=name, bottleneck=name)
-    return Findings(finding_table([found], STEP_MS), Verdict(name, name, name, 0), STEP_MS)
+    return Findings(finding_table([found], STEP_MS), Conclusion(name, name, name, 0), STEP_MS)
 
 
 def with_remedy(call: object = None) -> Findings:
@@ -95,5 +95,5 @@ def with_remedy(call: object = None) -> Findings:
         remedy="compile",
         bottleneck="dispatch overhead",
     )
-    verdict = Verdict("Bound by dispatch overhead.", "Ops are short.", "Fuse them.", 0)
+    verdict = Conclusion("Bound by dispatch overhead.", "Ops are short.", "Fuse them.", 0)
     return Findings(finding_table([found], STEP_MS), verdict, STEP_MS, call)

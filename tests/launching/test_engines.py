@@ -92,10 +92,10 @@ def state() -> Any:
 def engines(client: Any) -> Iterator[Any]:
     """The engines' client; afterwards they are as before, and can run something."""
     before = client[:].apply_sync(state)
-    folders = set(Path(tempfile.gettempdir()).glob(".perfnb-*"))
+    folders = set(Path(tempfile.gettempdir()).glob("perfnb-job-*"))
     yield client
     assert client[:].apply_sync(state) == before
-    assert set(Path(tempfile.gettempdir()).glob(".perfnb-*")) == folders
+    assert set(Path(tempfile.gettempdir()).glob("perfnb-job-*")) == folders
 
 
 @pytest.mark.deep

@@ -13,7 +13,7 @@ import pytest
 
 from perfnb.launching.child import tell_failure
 from perfnb.launching.job import FollowedRanks
-from perfnb.launching.job_folder import ORDER, is_abandoned, job_folder, tell
+from perfnb.launching.job_folder import ORDER, is_abandoned, job_folder, remove_abandoned, tell
 from perfnb.launching.order import Order
 
 OWNER = (
@@ -53,6 +53,20 @@ def test_what_a_killed_process_left_is_removed_by_the_next_job(base: Path) -> No
         assert is_abandoned(left)
         with job_folder():
             assert not left.exists()
+
+
+def test_nothing_else_is_removed(base: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "owner").touch()
+    (base / "perfnb-job-link").symlink_to(elsewhere)
+    (base / "perfnb-job-new").mkdir()  # not yet locked
+    (base / "mine").mkdir()
+    (base / "mine" / "owner").touch()
+
+    remove_abandoned(base)
+
+    assert {one.name for one in base.iterdir()} == {"perfnb-job-link", "perfnb-job-new", "mine"}
+    assert (elsewhere / "owner").exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")

@@ -211,11 +211,11 @@ def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> Non
     with psutil.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=root, env=env) as one:
         wait_until(lambda: len(list(tmp_path.glob("worker_*"))) == 2, 120)
         below = one.children(recursive=True)
-        assert len(list(tmp_path.glob(".perfnb-*"))) == 1
+        assert len(list(tmp_path.glob("perfnb-job-*"))) == 1
         one.kill()
     assert len(below) >= 5  # the launcher, two ranks and their loaders' workers
 
     _, alive = psutil.wait_procs(below, timeout=60)
 
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
-    assert list(tmp_path.glob(".perfnb-*")) == []
+    assert list(tmp_path.glob("perfnb-job-*")) == []

@@ -7,7 +7,7 @@ from typing import Any
 from perfnb.draw.document import Choice, Document, Picture, Table
 from perfnb.memory.snapshot.reading import SnapshotColumns, decode
 from perfnb.memory.snapshot.snapshot import MemorySnapshot
-from perfnb.memory.snapshot.tables import History, history_by_origin, largest_segments, lifetimes
+from perfnb.memory.snapshot.tables import OriginHistory, history_by_origin, largest_segments, lifetimes
 from tests.memory import snapshots
 from tests.memory.snapshots import MIB, STACK, block, dumped, entry, frame, segment, snapshot
 from tests.pages import spaced
@@ -20,7 +20,7 @@ def columns(data: Any) -> SnapshotColumns:
     return decode(dumped(data))
 
 
-def history(data: SnapshotColumns, device: int = 0, most: int = 6) -> History:
+def history(data: SnapshotColumns, device: int = 0, most: int = 6) -> OriginHistory:
     return history_by_origin(data, lifetimes(data)[0], device, most, 100)
 
 

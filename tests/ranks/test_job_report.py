@@ -8,7 +8,7 @@ import pandas as pd
 
 import perfnb
 from perfnb.draw.document import Document
-from perfnb.findings.finding import Findings, Verdict
+from perfnb.findings.finding import Conclusion, Findings
 from perfnb.ranks.findings import RanksFacts, _late, job_report
 from perfnb.ranks.host import LateWork
 from perfnb.ranks.view import JobSteps, ranks_document
@@ -63,7 +63,7 @@ def test_what_saves_next_to_nothing_is_no_verdict() -> None:
 
 def test_the_timed_step_of_the_slowest_rank_comes_first_and_unlike_traced_ones_are_noted(tmp_path: Path) -> None:
     summary = perfnb.load(written(tmp_path, [rank_trace(0), rank_trace(0)]))._summary
-    nothing = Findings(reported().table, Verdict("", "", ""), 1.0)
+    nothing = Findings(reported().table, Conclusion("", "", ""), 1.0)
 
     def document(timed: dict[int, float], traced_ms: float) -> Document:
         return ranks_document(summary, JobSteps(timed, 200, 3, traced_ms), nothing)

@@ -14,7 +14,7 @@ import pytest
 
 import perfnb
 from perfnb.profile.profile import Profile
-from perfnb.recording.frame_files import Column, FrameFile, write_frame
+from perfnb.recording.frame_files import FrameFile, SavedColumn, write_frame
 from perfnb.recording.recording import Recording
 from perfnb.recording.samples import watch_record
 from perfnb.recording.schema import conform
@@ -67,7 +67,7 @@ def test_a_text_that_was_saved_is_text_again(tmp_path: Path, kind: Any) -> None:
     write_frame(frame, tmp_path / "ops.parquet")
 
     loaded = FrameFile(
-        tmp_path / "ops.parquet", {"op": Column(TEXT, missing=True), "name": Column(TEXT, index=True)}
+        tmp_path / "ops.parquet", {"op": SavedColumn(TEXT, missing=True), "name": SavedColumn(TEXT, index=True)}
     ).frame()
 
     pd.testing.assert_frame_equal(loaded, with_text(frame, ["op", "name"]))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Errors, Values, judge_values
-from perfnb.remedies.budget import Budget, LeverPlan, plan_for
+from perfnb.remedies.budget import LeverPlan, TrialBudget, plan_for
 from perfnb.remedies.lever import Lever, PreparedLever, always
 from perfnb.remedies.verdicts import (
     as_its_interval,
@@ -114,7 +114,7 @@ def allowed(
     plan: LeverPlan, levers: Sequence[Lever], step_s: float, budget_s: float, clock: FakeClock, each_s: float = 0.0
 ) -> list[str]:
     """The levers that are tried, as in the loop, if preparing one takes what is planned."""
-    budget, ready = Budget(budget_s, "time"), list[PreparedLever]()
+    budget, ready = TrialBudget(budget_s, "time"), list[PreparedLever]()
     budget.plan, budget.step_s, budget.each_s = plan, step_s, each_s
     for one in levers:
         if budget.allows(one, ready):

@@ -297,9 +297,10 @@ def _estimated(
 ) -> MemoryEstimate:
     updating = found.by_category["temporaries"] if found.peak_phase == "optimizer" else 0
     known = {name: value for name, value in vars(found).items() if name not in ("most", "single", "half")}
+    most: dict[str, Any] = {name: found.most[name] for name in CATEGORIES if name != "other"}
     return MemoryEstimate(
         **known,
-        **{name: found.most[name] for name in CATEGORIES if name != "other"},
+        **most,
         device=str(place),
         batch_size=samples,
         peak_bytes=sum(found.by_category.values()),

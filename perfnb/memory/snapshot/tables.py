@@ -291,7 +291,7 @@ def origins(snapshot: SnapshotColumns) -> list[str]:
     return words
 
 
-class History(NamedTuple):
+class OriginHistory(NamedTuple):
     """How much some origins had allocated on a device from each instant on; all others are the last row of `alive`."""
 
     times_ms: np.ndarray[Any, Any]
@@ -299,7 +299,9 @@ class History(NamedTuple):
     origins: list[str]
 
 
-def history_by_origin(snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int, instants: int) -> History:
+def history_by_origin(
+    snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int, instants: int
+) -> OriginHistory:
     """How much each origin had allocated on a device over its history.
 
     Parameters
@@ -322,16 +324,17 @@ def history_by_origin(snapshot: SnapshotColumns, lives: pd.DataFrame, device: in
     changes, made_by = np.concatenate([size, -size[ended]]), np.concatenate([origin, origin[ended]])
     moments, place = np.unique(np.concatenate([start, end[ended]]), return_inverse=True)
     if not len(moments):
-        return History(np.zeros(0), np.zeros((1, 0), dtype=np.int64), [])
+        return OriginHistory(np.zeros(0), np.zeros((1, 0), dtype=np.int64), [])
     fullest_at = np.bincount(place, changes).cumsum().argmax()
     held = pd.Series(changes[place <= fullest_at]).groupby(made_by[place <= fullest_at]).sum().nlargest(most)
     chosen = [str(name) for name in held.index[held > 0]]
     alive = np.zeros((len(chosen) + 1, len(moments)), dtype=np.int64)
-    np.add.at(alive, (pd.Index(chosen).get_indexer(made_by), place), changes)  # others have place -1, the last row
+    line = pd.Index(chosen).get_indexer(pd.Index(made_by))  # others have place -1, the last row
+    np.add.at(alive, (line, place), changes)
     alive = alive.cumsum(axis=1)
     times = _since_first(snapshot, moments).to_numpy(dtype=float, na_value=0.0) / 1e6
     kept = fullest(times, alive.sum(axis=0), instants)
-    return History(times[kept], alive[:, kept], chosen)
+    return OriginHistory(times[kept], alive[:, kept], chosen)
 
 
 def largest_segments(

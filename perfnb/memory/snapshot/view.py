@@ -61,7 +61,7 @@ def snapshot_document(
     )
 
 
-def _verdict(devices: pd.DataFrame, largest: pd.DataFrame, active: int, reserved: int) -> Verdict:
+def _verdict(devices: pd.DataFrame, largest: pd.DataFrame, active: float, reserved: float) -> Verdict:
     sentence = f"{fmt.size(active)} of {fmt.size(reserved)} reserved are in use"
     known = largest[largest["made_at"].notna()]
     if len(known) and active:
