@@ -1,6 +1,5 @@
 """What results are shown with: palette, tables, bars, trees, pictures, escaping, pages and basic JavaScript.
 
 The room is large because it holds the description of every result (`document`) and what renders it as text, as HTML
-without scripts and as JSON (`as_text`, `as_html`, `as_json`), next to the layout code of views that are not documents
-yet.
+without scripts and as JSON (`as_text`, `as_html`, `as_json`), from which one script draws every live view (`js/`).
 """

@@ -160,7 +160,7 @@ def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFra
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What holds a step or a run back, in three lines."""
+    """What holds a step or a run back, why, and what to do about it."""
 
     #: What it is.
     verdict: str

@@ -11,19 +11,29 @@ from tests.docs.pages import DOCS, PAGES, blocks_of, first_block
 
 PAGE = DOCS / "coming_from.md"
 
-#: The names that the page assumes, besides those of the first profile.
+#: What `nvidia-smi` writes.
+GPU_LOG = "timestamp, index, utilization.gpu [%]\n" + "".join(
+    f"2026/07/01 12:00:{second:02}.000, 0, 50 %\n" for second in range(3)
+)
+
+#: The names and files that the page assumes, besides those of the first profile.
 SETUP = f"""
 {first_block(DOCS / "first_profile.md")}
 
+import cProfile
 import shutil
 from pathlib import Path
 from perfnb.results import Ranks
+from tests.nsys_files import training, write
 
 %load_ext perfnb
 
 Path("traces").mkdir(exist_ok=True)
 for name in ("rank0.json.gz", "rank1.json.gz"):
     shutil.copy(name, "traces")
+cProfile.run("sum(range(10))", "file.prof")
+Path("log.txt").write_text({GPU_LOG!r})
+write(Path("report.sqlite"), training())
 batch, path = next(iter(loader)), "t.json"
 
 
@@ -79,7 +89,7 @@ def runnable() -> list[str]:
     elsewhere = [block.code for path in PAGES.values() for block in blocks_of(path) if not block.not_run]
     found = []
     for code in typed_here():
-        is_name = code in _COLUMNS or code.partition(" ")[0] in options or code.startswith("perfnb ")
+        is_name = code in _COLUMNS or code.partition(" ")[0] in options or code.startswith(("perfnb ", "nsys "))
         if not is_name and not any(code in block for block in elsewhere):
             found.append(PLACEHOLDERS.get(code, f"{code};"))
     return found

@@ -23,7 +23,7 @@ BUDGETS = {
     "scaling_study": 0.5,
     "confirm_input_bound": 0.5,
     "try_levers": 1.0,
-    "latency": 1.0,
+    "latency": 3.0,
     "compare_inference": 0.5,
     "compare_decoding": 0.5,
 }

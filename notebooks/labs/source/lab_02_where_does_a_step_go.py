@@ -438,13 +438,13 @@ test
 labs.check("2.8", speedup, test=test, steps=[make_step(Rescale()), make_step(RescaleAtOnce())])
 
 # %% [markdown]
-# **Look at** the interval and at the line about the results: faster, and the same. (*These pairs find a difference of
-# that many percent in 9 of 10 runs*: they might have missed a smaller one.) The ratio is not quite that of the two
-# medians in the table: it is the median of the pairs' own ratios. Both steps of a pair see the same conditions, which
-# cancel in their ratio; they do not cancel in two medians over all pairs, and even less in two profiles taken back to
-# back. On a busy machine, two profiles of the old step, minutes apart, said 98.7 ms and 38.5 ms. A profile of the new
-# step in a quieter hour (14 ms) would have claimed 7 times as fast as the first; the pairs measured in the busy hour
-# said 2.5.
+# **Look at** the interval and at what the first sentence says of the results: faster, and the same. (Below it stands
+# which difference the pairs *detect in 9 of 10 runs*: they might have missed a smaller one.) The ratio is not quite
+# that of the two medians in the table: it is the median of the pairs' own ratios. Both steps of a pair see the same
+# conditions, which cancel in their ratio; they do not cancel in two medians over all pairs, and even less in two
+# profiles taken back to back. On a busy machine, two profiles of the old step, minutes apart, said 98.7 ms and 38.5 ms.
+# A profile of the new step in a quieter hour (14 ms) would have claimed 7 times as fast as the first; the pairs
+# measured in the busy hour said 2.5.
 #
 # Now compare the factor with your bound from 2.6, and with another one.
 

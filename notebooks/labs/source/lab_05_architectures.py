@@ -162,7 +162,7 @@ comparison
 
 # %% [markdown]
 # **Look at** the times with their intervals, and at the ratios with theirs (below the bars). Is the order certain, or
-# do the intervals overlap? Then at *arithmetic*, and at *achieved*, the FLOP/s.
+# do the intervals overlap? Then at *FLOPs*, and at *achieved*, the FLOP/s.
 #
 # **Exercise 5.2.** For each model: how often does it use a parameter, on average, for **one image** in a **forward**
 # pass? A use is a product and an addition, that is, two FLOPs. `comparison.table` has the columns `parameters` and
