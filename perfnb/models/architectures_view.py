@@ -190,7 +190,9 @@ def part_times(result: ArchitectureComparison, by: str) -> list[tuple[Mark, dict
     rows = result.shares[result.shares["by"] == by]
     times = rows.pivot_table("ms", "part", "name", aggfunc="sum", fill_value=0.0, sort=False)
     taken = times[times.gt(0).any(axis=1)].to_dict("index")
-    return [(palette.KINDS.get(part) or palette.mark(part), of_names) for part, of_names in taken.items()]
+    marks = [palette.KINDS.get(str(part)) or palette.mark(str(part)) for part in taken]
+    by_name = [{str(name): float(ms) for name, ms in times_of.items()} for times_of in taken.values()]
+    return list(zip(marks, by_name, strict=True))
 
 
 def _sections(result: ArchitectureComparison, timed: Sequence[str]) -> Iterator[Section]:
@@ -215,7 +217,10 @@ def _option(result: ArchitectureComparison, metric: _Metric) -> Iterator[Section
     else:
         table = result.table[list(metric.parts)].astype("Float64").fillna(0.0)
         whole = Mark(metric.title, palette.SLATE, "█", "solid")
-        parts = [(_PASSES.get(part, whole), table[part].to_dict()) for part in table]
+        parts = [
+            (_PASSES.get(part, whole), {str(name): float(value) for name, value in table[part].items()})
+            for part in metric.parts
+        ]
         yield Bars(metric.title, metric.unit, tuple(_stacks(values, parts)))
     if others:
         counted = [Effect(name, values[name] / values[least]) for name in others if values[least] > 0]
@@ -295,8 +300,8 @@ def _all_pairs(result: ArchitectureComparison) -> Table:
         Column("p", "number", 2, help="corrected for the number of pairs (Holm)"),
         Column("detectable", "share", 3, help="the smallest difference that these measurements can detect"),
     )
-    far = result.ratios["ratio"].astype("Float64").pipe(np.log).abs()
-    ordered = result.ratios.loc[far.sort_values(ascending=False, kind="stable").index]
+    far = np.abs(np.log(result.ratios["ratio"].astype("Float64").to_numpy(float, na_value=np.nan)))
+    ordered = result.ratios.iloc[np.argsort(-far, kind="stable")]
     rows = [
         (
             str(row.b),
