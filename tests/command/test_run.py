@@ -53,7 +53,7 @@ def test_an_unmodified_script_leaves_a_report(
 
     assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)  # the losses among it
     assert f"perfnb · whole run · {script}" in done.stderr
-    assert f"perfnb · {script} · CPU" in done.stderr
+    assert f"perfnb · profile · {script} · CPU" in done.stderr
     assert done.stderr.rstrip().endswith("The profile above is saved to kept/step_000010.")
     assert max(map(len, done.stderr.splitlines())) <= 100
     profile, run = package.load(tmp_path / "kept" / "step_000010"), package.load(tmp_path / "kept" / "run")
