@@ -17,7 +17,7 @@ from perfnb.shell import print_text
 
 if TYPE_CHECKING:
     from perfnb.draw.document import Document
-    from perfnb.draw.shown import Page
+    from perfnb.draw.documented import Documented
 
 #: Sentences and the help are at most this wide.
 WIDEST = 100
@@ -91,7 +91,7 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
     forms.add_argument("--json", action="store_true", help="Print JSON instead: figures and tables.")
 
 
-def say_result(result: Any, options: argparse.Namespace) -> bool:
+def say_result(result: Documented, options: argparse.Namespace) -> bool:
     """Print a result as JSON, write its page, or print its text, as the options say; whether it was the text."""
     if options.html is not None:
         say(f"Written to {write_page(result, options.html)}.")
@@ -100,6 +100,6 @@ def say_result(result: Any, options: argparse.Namespace) -> bool:
     return not options.json
 
 
-def write_page(result: Page, path: str | None) -> Path:
+def write_page(result: Documented, path: str | None) -> Path:
     """Write the page of a result, to a new temporary file if no path is given."""
     return result.to_html(Path(tempfile.mkdtemp(prefix="perfnb-")) / "report.html" if path is None else path)

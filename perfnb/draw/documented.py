@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from perfnb.draw.as_html import document_html
 from perfnb.draw.as_text import USUAL, document_line, document_text, terminal_width
 from perfnb.draw.document import Document
 from perfnb.draw.live import document_page
-from perfnb.draw.shown import Page, ShownLive
-from perfnb.shell import in_notebook
+from perfnb.draw.shown import Bundle, show_live
+from perfnb.files import write_text
+from perfnb.shell import in_notebook, print_text
 
 
-class Documented(Page, ShownLive):
+class Documented:
     """Mixin of results that have one description, from which every way of showing them follows."""
 
     def _document(self) -> Document:
@@ -21,16 +23,50 @@ class Documented(Page, ShownLive):
     def _line(self) -> str:
         return document_line(self._document())
 
-    def _text(self, width: int | None = None) -> str:
-        return document_text(self._document(), width or (USUAL if in_notebook() else terminal_width()))
-
-    def _html(self) -> str:
-        return document_html(self._document())
-
-    def _widget(self, view_id: str) -> Any:
-        from perfnb.draw.widget import DocumentWidget
-
-        return DocumentWidget(self._document(), view_id)
-
     def _page(self) -> str:
         return document_page(self._document())
+
+    def __str__(self) -> str:
+        return self._text()
+
+    def _text(self, width: int | None = None) -> str:
+        return document_text(self._document(), width or usual_width())
+
+    def __repr__(self) -> str:
+        return f"<perfnb.{type(self).__name__}: {self._line()}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+        return document_bundle(self._document())
+
+    def _ipython_display_(self) -> None:
+        if not in_notebook():
+            print_text(self._text())
+            return
+        document = self._document()
+
+        def widget(view_id: str) -> Any:
+            from perfnb.draw.widget import DocumentWidget
+
+            return DocumentWidget(document, view_id)
+
+        show_live(document_bundle(document), widget)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write all of it to one self-contained HTML file.
+
+        Raises
+        ------
+        RecordingError
+            If it cannot be written.
+        """
+        return write_text(self._page(), path)
+
+
+def usual_width() -> int:
+    """Return how wide text is if nobody asks: the terminal's width, or what fits most notebooks."""
+    return USUAL if in_notebook() else terminal_width()
+
+
+def document_bundle(document: Document) -> Bundle:
+    """Return a document as what a notebook keeps: text, and HTML without scripts."""
+    return {"text/plain": document_text(document, usual_width()), "text/html": document_html(document)}

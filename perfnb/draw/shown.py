@@ -1,72 +1,15 @@
-"""How results show themselves: live in a notebook, static wherever that is saved, as text elsewhere."""
+"""How a notebook shows results: live, and by a static twin wherever the notebook is saved."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-from perfnb.files import write_text
-from perfnb.shell import in_notebook, print_text
 
 #: What a notebook shows, by mime type.
 Bundle = dict[str, str]
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-
-
-class Shown:
-    """Mixin of results: their text where they are printed, static HTML in a notebook, one line in a list."""
-
-    def _line(self) -> str:
-        raise NotImplementedError
-
-    def _text(self) -> str:
-        raise NotImplementedError
-
-    def _html(self) -> str:
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        return self._text()
-
-    def __repr__(self) -> str:
-        return f"<perfnb.{type(self).__name__}: {self._line()}>"
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        return {"text/plain": self._text(), "text/html": self._html()}
-
-
-class ShownLive(Shown):
-    """Mixin of results that are drawn by a script in a live notebook."""
-
-    def _widget(self, view_id: str) -> Any:
-        """Make the widget, given the ID by which it finds its static twin."""
-        raise NotImplementedError
-
-    def _ipython_display_(self) -> None:
-        if in_notebook():
-            show_live(self._repr_mimebundle_(), self._widget)
-        else:
-            print_text(self._text())
-
-
-class Page:
-    """Mixin of results that have a page of their own."""
-
-    def _page(self) -> str:
-        raise NotImplementedError
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write all of it to one self-contained HTML file.
-
-        Raises
-        ------
-        RecordingError
-            If it cannot be written.
-        """
-        return write_text(self._page(), path)
 
 
 def show_live(static: Bundle, widget_of: Callable[[str], Any]) -> None:

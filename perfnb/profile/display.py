@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perfnb.draw.as_html import document_html
-from perfnb.draw.as_text import USUAL, document_text, terminal_width
+from perfnb.draw.as_text import document_text
+from perfnb.draw.documented import document_bundle, usual_width
 from perfnb.draw.live import document_page
-from perfnb.draw.shown import Bundle, show_live
+from perfnb.draw.shown import show_live
 from perfnb.profile.report import Report, report_document
 from perfnb.shell import in_notebook, print_text
 from perfnb.timeline.data import PAGE_BYTES, bytes_of_report, timeline_bytes
 
 if TYPE_CHECKING:
-    from perfnb.draw.document import Document
     from perfnb.profile.kept_step import KeptStep
     from perfnb.profile.summary import Summary
     from perfnb.timeline.timeline import Timeline
@@ -32,7 +31,7 @@ def show(
     Its findings can be tried on the step in `kept`.
     """
     if not in_notebook():
-        print_text(document_text(report_document(summary, timeline), terminal_width()))
+        print_text(document_text(report_document(summary, timeline), usual_width()))
         return
     rows = [] if timeline is None else _layer_rows(summary, timeline)
     saved, facts = bytes_of_report(timeline, rows)
@@ -48,17 +47,7 @@ def show(
 
         return ReportWidget(document, view_id, saved, whole if facts is not None and not facts["whole"] else None, kept)
 
-    show_live(_static(document), widget)
-
-
-def static_bundle(summary: Summary, timeline: Timeline | None = None) -> Bundle:
-    """Return the report as a display bundle of text and HTML."""
-    return _static(report_document(summary, timeline))
-
-
-def _static(document: Document) -> Bundle:
-    width = USUAL if in_notebook() else terminal_width()
-    return {"text/plain": document_text(document, width), "text/html": document_html(document)}
+    show_live(document_bundle(document), widget)
 
 
 def _layer_rows(summary: Summary, timeline: Timeline) -> list[int]:

@@ -20,9 +20,8 @@ from perfnb.diff.comparison import ProfileComparison, not_comparable
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.step_times import step_change_of
 from perfnb.draw import escape
-from perfnb.draw.as_text import USUAL, document_text, terminal_width
 from perfnb.draw.document import Document
-from perfnb.draw.shown import Page, Shown
+from perfnb.draw.documented import Documented
 from perfnb.errors import RecordingError
 from perfnb.files import write_parts
 from perfnb.flame.host_profile import HostProfile
@@ -33,7 +32,7 @@ from perfnb.gpu.tables import GpuEvents, gpu_events
 from perfnb.memory.allocations import allocation_table
 from perfnb.memory.from_trace import trace_memory_table
 from perfnb.profile.analysis import Analysis
-from perfnb.profile.display import show, standalone_page, static_bundle
+from perfnb.profile.display import show, standalone_page
 from perfnb.profile.kept_step import KeptStep
 from perfnb.profile.outcome import origin, outcome_of
 from perfnb.profile.reduced import ReducedProfile, reduced, summary_of_tables
@@ -47,14 +46,13 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import REDUCED_TABLES, TABLES, SavedProfile
 from perfnb.recording.schema import conform
 from perfnb.roofline.roofline import Roofline, roofline_result
-from perfnb.shell import in_notebook
 from perfnb.timeline.build import timeline_of
 from perfnb.timeline.timeline import Timeline
 from perfnb.timeline.trace_export import trace_text
 from perfnb.trace.chrome_writer import gzipped
 
 
-class Profile(Page, Shown):
+class Profile(Documented):
     """Where one step's time goes. Shows itself in a notebook; every table is a pandas frame.
 
     Tables are computed on first access. Each access returns a new frame, so changing one changes nothing else. `events`
@@ -432,9 +430,6 @@ class Profile(Page, Shown):
     def _document(self) -> Document:
         return report_document(self._summary, self._timeline())
 
-    def _text(self, width: int | None = None) -> str:
-        return document_text(self._document(), width or (USUAL if in_notebook() else terminal_width()))
-
     def __repr__(self) -> str:
         timing, trace = self.timing, self._recording.meta.get("trace")
         if trace is not None:
@@ -443,9 +438,6 @@ class Profile(Page, Shown):
             return f"<perfnb.Profile of {escape.plain(trace['file'], 60)!r}: {words}>"
         step = "" if timing.median_ms is None else f"{durations([timing.median_ms])} per step, "
         return f"<perfnb.Profile {escape.plain(self.meta['name'], 60)!r}: {step}{timing.steps} steps timed>"
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return static_bundle(self._summary, self._timeline())
 
     def _ipython_display_(self) -> None:
         show(self._summary, self._timeline(), WeakMethod(self._timeline), self._kept)

@@ -16,10 +16,8 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.arguments import shown, storable
-from perfnb.draw.as_html import document_html
-from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Document
-from perfnb.draw.documented import Documented
+from perfnb.draw.documented import Documented, document_bundle
 from perfnb.draw.shown import live_bundle, twin_of
 from perfnb.interrupts import InterruptGate
 from perfnb.recording.recording import WatchRecord
@@ -335,10 +333,8 @@ class LivePanel:
 
     def _static(self) -> dict[str, str]:
         self._refreshed = time.monotonic()
-        document = watch_document(self._summary())
-        html = document_html(document)
-        html = html if self._widget is None else twin_of(self._id, html)
-        return {"text/plain": document_text(document), "text/html": html}
+        static = document_bundle(watch_document(self._summary()))
+        return static if self._widget is None else static | {"text/html": twin_of(self._id, static["text/html"])}
 
 
 def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None) -> Watch:

@@ -259,3 +259,23 @@ def test_a_new_result_is_one_function(tmp_path: Path) -> None:
     assert "&lt;conv&gt;" in result._repr_mimebundle_()["text/html"]
     assert "<conv>" not in result.to_html(tmp_path / "greeting.html").read_text("utf-8")
     assert document_data(result._document())["sections"][0]["rows"] == [["<conv>", 1.5], ["linear", 0.5]]
+
+
+def test_a_result_that_is_displayed_is_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("anywidget")
+    described, displayed = list[Document](), list[Any]()
+
+    class Costly(_Greeting):
+        def _document(self) -> Document:
+            described.append(super()._document())
+            return described[-1]
+
+    monkeypatch.setattr("perfnb.draw.documented.in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **_: displayed.append(bundle))
+    Costly()._ipython_display_()
+
+    assert len(described) == 1
+    static, live = displayed
+    assert "Hello: 2.00 ms" in static["text/plain"]
+    assert "perfnb-static-live" in static["text/html"]
+    assert "application/vnd.jupyter.widget-view+json" in live

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 import perfnb
+from perfnb.draw.documented import document_bundle
 from perfnb.profile import display
 from perfnb.profile.report import report_document
 from perfnb.timeline.data import NOTEBOOK_BYTES, bytes_of_report, timeline_bytes
@@ -84,7 +85,7 @@ def test_what_a_notebook_saves_of_a_long_profile_is_2_mb_at_most(events: int, st
 
     widget = ReportWidget(report_document(summary, None, facts), "id", saved)
     state = ipywidgets.Widget.get_manager_state(widgets=[widget])
-    outputs = [display.static_bundle(summary, line), widget._repr_mimebundle_()[0], state]
+    outputs = [document_bundle(report_document(summary, line)), widget._repr_mimebundle_()[0], state]
     assert len(saved) * 4 / 3 < len(json.dumps(outputs)) <= 2_000_000
     widget.close()
 

@@ -66,7 +66,7 @@ def test_a_csv_is_a_watch(tmp_path: Path) -> None:
     assert watch.meta["devices"]["gpu1"] == {"name": "NVIDIA H100", "memory_bytes": 81559 * MIB}
     assert watch.notes == ("Columns of the log that are not shown: pcie.link.gen.current.",)
     assert not watch.running
-    assert "<b>H" not in watch._html()
+    assert "<b>H" not in watch._repr_mimebundle_()["text/html"]
     assert "SwPowerCap in 1 of 2 readings" in str(watch)
     assert perfnb.load(watch.save(tmp_path / "saved")).samples.equals(watch.samples)
 
