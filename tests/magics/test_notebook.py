@@ -89,7 +89,7 @@ def test_the_widgets_state_is_saved(saved: NotebookNode) -> None:
     view = saved["cells"][0]["outputs"][2]["data"][WIDGET_VIEW]
     state = saved["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
 
-    assert json.loads(state[view["model_id"]]["state"]["data"])["name"] == "step"
+    assert json.loads(state[view["model_id"]]["state"]["data"])["subject"] == "step"
     assert len(json.dumps(saved)) < 400_000
 
 

@@ -234,7 +234,9 @@ def test_what_a_trace_cannot_tell_is_missing(tmp_path: Path) -> None:
     assert profile.allocations.empty
     assert profile.samples.empty
     assert profile.ops["flops"].isna().all()
-    assert "n/a" in str(profile.compare(profile))
+    compared = str(profile.compare(profile))
+    assert "a traced step takes" in compared
+    assert "peak memory" not in compared
 
 
 @pytest.mark.slow
@@ -318,5 +320,5 @@ def test_a_gpu_that_works_on_after_the_marked_step_is_told_with_the_time_that_fi
     page = tmp_path / "page.html"
     p.to_html(page)
     assert "traced step 1.00 ms" in str(p)
-    assert (said in str(p)) == told
-    assert ('"until_gpu_ms":3' in page.read_text()) == told
+    assert (said in " ".join(str(p).split())) == told
+    assert (said in page.read_text()) == told
