@@ -199,7 +199,7 @@ def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None
     )
     if timeline is None or step is None:
         return Document("timeline", sections=(picture,))
-    notes = tuple(f"Memory: {curve.note}." for curve in timeline.memory[:1] if curve.note)
+    notes = tuple(f"The memory curve is {curve.note}." for curve in timeline.memory[:1] if curve.note)
     return Document("timeline", verdict=timeline_verdict(step), sections=(picture, _tracks(step)), notes=notes)
 
 

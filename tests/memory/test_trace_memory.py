@@ -82,10 +82,10 @@ def test_views_show_the_curve_and_claim_no_categories(tmp_path: Path) -> None:
     (note,) = [note for note in profile._summary.notes if "memory" in note]
     assert "not what for" in note
     assert "leave out what was alive before the trace" in note
-    assert "memory from the trace" in str(profile)
+    assert "The memory curve is from the trace" in " ".join(str(profile).split())
     assert profile.allocations.empty
     assert profile.layers["peak_bytes"].isna().all()
-    assert "memory from the trace" in profile._repr_mimebundle_()["text/html"]
+    assert "The memory curve is from the trace" in profile._repr_mimebundle_()["text/html"]
     figure, step = Figure(), step_timeline(line_of(profile))
     assert step is not None
     draw_step(figure, step)
