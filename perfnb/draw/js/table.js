@@ -4,7 +4,7 @@ import { copyButton, figure, h, marked, saveButton } from "./dom.js";
 import { grouped, inUnit } from "./format.js";
 import { searchGrid, smallTable } from "./grid.js";
 
-// Tables with fewer rows need no search.
+// Flat tables with fewer rows need no search.
 const SEARCHED_FROM = 12;
 
 const isObject = (cell) => cell != null && typeof cell === "object";
@@ -85,6 +85,7 @@ export function tableSection(section, context) {
   const { columns, rows, nesting, tail, details, inner, noun, title } = section;
   if (!rows.length) return null;
   const body = rows.length - tail;
+  const searched = nesting != null || rows.length >= SEARCHED_FROM;
   const parent = rows.map((_, i) => (nesting && i < body ? nesting.parents[i] : -1));
   const barred = columns.findIndex(({ bar }) => bar);
   const most = barred < 0 ? 0 : Math.max(0, ...rows.slice(0, body).map((row) => numberIn(row[barred]) ?? 0));
@@ -137,7 +138,7 @@ export function tableSection(section, context) {
   }
   const view = searchGrid({
     label: title, words: `Search ${noun}s`, size: body, noun: `${noun}s`, columns: shown, describe, after: tools,
-    before: rows.length < SEARCHED_FROM ? h("h3", { class: "pf-section" }, title) : null, unsearched: rows.length < SEARCHED_FROM,
+    before: searched ? null : h("h3", { class: "pf-section" }, title), unsearched: !searched,
     rowClass: (i, before) => (special(i) && nesting ? (special(before) ? "pf-special" : "pf-special pf-first") : ""),
     rows: { parent, words: (i, query) => `${query.includes(".") ? path(i) : textIn(rows[i][0], "text")}\n${columns[1]?.unit === "text" ? textIn(rows[i][1], "text") : ""}`, pinned: special },
   });
@@ -151,7 +152,7 @@ export function tableSection(section, context) {
     const at = typeof name === "number" ? name : places.get(name);
     return at != null && at >= 0 && view.reveal(at);
   };
-  const element = rows.length < SEARCHED_FROM ? view.element : [h("h3", { class: "pf-section" }, title), view.element];
+  const element = searched ? [h("h3", { class: "pf-section" }, title), view.element] : view.element;
   return { element: h("div", {}, element), reveal, shown: () => view.grid.fit(), size: section.key ? grouped(body) : null };
 }
 
