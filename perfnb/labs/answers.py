@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from perfnb.labs.exercise import Facts, Hint, quoted, what_was_raised
-from perfnb.results import ABTest
+from perfnb import Profile, Timing
+from perfnb.labs.exercise import Facts, Hint, all_there, quoted, what_was_raised
+from perfnb.results import ABTest, ArchitectureComparison, Leaks, Ranks, Roofline, ScalingStudy
 
 Kind = TypeVar("Kind")
+
+#: How a check asks for a result that its cell passes to it.
+REQUESTS: dict[type, str] = {
+    ABTest: "Pass the test as well: test=NAME, the result of perfnb.ab_test.",
+    ArchitectureComparison: "Pass a comparison, as from perfnb.compare_architectures.",
+    Leaks: "Pass the report as well: leaks=leaks, the result of perfnb.find_leaks.",
+    Profile: "Pass a profile, from perfnb.profile_step or bound by %%profile_step --into NAME: profile=p.",
+    Ranks: "Pass the ranks, as perfnb.load returned them for both files.",
+    Roofline: "Pass the roofline as well: roofline=p.roofline.",
+    ScalingStudy: "Pass the study as well: study=study, the result of perfnb.scaling_study.",
+    Timing: "Run the check unchanged: it also needs the results of perfnb.time_step.",
+}
+
+
+def evidence(given: Any, kind: type[Kind]) -> Kind:
+    """The given result if it is of a kind in `REQUESTS`; otherwise raises the `Hint` that asks for it."""
+    if not isinstance(given, kind):
+        raise Hint(REQUESTS[kind])
+    return given
 
 
 def as_number(value: Any, what: str) -> float:
@@ -37,36 +57,34 @@ def as_number(value: Any, what: str) -> float:
     return number
 
 
-def as_numbers(answer: Any, names: tuple[str, ...]) -> dict[str, float]:
-    """A mapping with one number for each of `names`; raises `Hint` for anything else."""
+def as_fields(answer: Any, **kinds: type) -> Facts:
+    """The fields of an answer that is a dictionary, each a number (``float``), text (``str``) or ``bool``.
+
+    Raises
+    ------
+    Hint
+        If it is anything else, a field is missing or has the wrong type.
+    """
     if not isinstance(answer, Mapping):
-        raise Hint(f"The answer must be a dictionary with the keys {', '.join(names)}.")
-    missing = [name for name in names if name not in answer]
-    if missing:
+        raise Hint(f"The answer must be a dictionary with the keys {', '.join(kinds)}.")
+    if missing := [name for name in kinds if name not in answer]:
         raise Hint(f"The dictionary is missing {', '.join(missing)}.")
-    return {name: as_number(answer[name], name) for name in names}
+    fields: Facts = {}
+    for name, kind in kinds.items():
+        value = answer[name]
+        if kind is bool and isinstance(value, np.bool_):
+            value = bool(value)
+        if kind is not float and not isinstance(value, kind):
+            raise Hint(f"{name} must be {'True or False' if kind is bool else 'text in quotes'}.")
+        fields[name] = as_number(value, name) if kind is float else value
+    return fields
 
 
-def as_flag(answer: Any, name: str) -> bool:
-    """The True or False under `name` in an answer that is a mapping; raises `Hint` for anything else."""
-    if not isinstance(answer.get(name), (bool, np.bool_)):
-        raise Hint(f"{name} must be True or False.")
-    return bool(answer[name])
-
-
-def as_word(answer: Any, name: str, contents: str) -> str:
-    """The text under `name` in a mapping with the given contents; raises `Hint` for anything else."""
-    if not isinstance(answer, Mapping) or not isinstance(answer.get(name), str):
-        raise Hint(f"The answer must be a dictionary with {contents}.")
-    word: str = answer[name]
-    return word
-
-
-def require(given: Any, kind: type[Kind], otherwise: str) -> Kind:
-    """The given value if it is of that kind; otherwise raises `Hint` with the given words."""
-    if not isinstance(given, kind):
-        raise Hint(otherwise)
-    return given
+def as_pair(returned: Any, what: str) -> list[float]:
+    """The two numbers that the reader's function returned; `what` names them. Raises `Hint` for anything else."""
+    if not isinstance(returned, Iterable) or len(pair := list(returned)) != 2:
+        raise Hint(f"Return two numbers: {what}.")
+    return [as_number(number, "A number that your function returns") for number in pair]
 
 
 def as_function(answer: Any, called: str) -> Callable[..., Any]:
@@ -75,24 +93,6 @@ def as_function(answer: Any, called: str) -> Callable[..., Any]:
         raise Hint(f"Give the function itself, without calling it; the check calls {called}.")
     function: Callable[..., Any] = answer
     return function
-
-
-def require_test(given: Any, called: str = "test") -> ABTest:
-    """The given value if it is a `perfnb.ab_test` result; raises `Hint` for anything else."""
-    return require(given, ABTest, f"Pass the test as well: test={called}, the result of perfnb.ab_test.")
-
-
-def ratio_of(given: Any) -> Facts:
-    """The ratio and interval of an `ab_test`; raises `Hint` if it has none."""
-    test = require_test(given)
-    if test.ratio_ci is None:
-        raise Hint("The test ran too few pairs for a result; give it a larger budget_s.")
-    return {"ratio": float(test.ratio), "ratio_ci": [float(end) for end in test.ratio_ci]}
-
-
-def result_of(function: Callable[..., Any], *arguments: Any) -> float:
-    """The number that the reader's function returns; raises `Hint` for anything else."""
-    return as_number(outcome(function, *arguments), "The result of your function")
 
 
 def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -105,25 +105,50 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
         raise Hint(f"Your code raised {what_was_raised(error)}") from error
 
 
-def close(value: float, wanted: float, relative: float) -> bool:
-    """Whether `value` is within a relative tolerance of `wanted`."""
-    return math.isclose(value, wanted, rel_tol=relative, abs_tol=1e-12)
+def result_of(function: Callable[..., Any], *arguments: Any) -> float:
+    """The number that the reader's function returns; raises `Hint` for anything else."""
+    return as_number(outcome(function, *arguments), "The result of your function")
 
 
-def all_close(values: Iterable[float], wanted: Iterable[float], relative: float = 1e-9) -> bool:
-    """Whether every value is close to its counterpart.
-
-    What a hint says of a function holds for all cases that the check tried: one number can match by coincidence.
-    """
-    return all(close(value, right, relative) for value, right in zip(values, wanted, strict=True))
+def tried(function: Callable[..., Any], cases: Iterable[Sequence[Any]], right: Callable[..., float]) -> list[Facts]:
+    """For each case (the arguments, as ``sizes``), the number that the reader's function returns and the right one."""
+    return [{"sizes": list(sizes), "said": result_of(function, *sizes), "wanted": right(*sizes)} for sizes in cases]
 
 
-def slip(value: float, wanted: float, relative: float, otherwise: str = "") -> str:
+def ab_facts(test: Any) -> Facts:
+    """What checks ask of an `ab_test`; raises `Hint` if it has no ratio."""
+    given = evidence(test, ABTest)
+    if given.ratio_ci is None:
+        raise Hint("The test ran too few pairs for a result; give it a larger budget_s.")
+    return {
+        "ratio": float(given.ratio),
+        "ratio_ci": [float(end) for end in given.ratio_ci],
+        "check": None if given.check is None else str(given.check),
+    }
+
+
+def judge_checked(check: str | None) -> None:
+    """Raise a `Hint` unless an `ab_test` compared the results of its two steps and found them equal."""
+    if check is None:
+        raise Hint("The test did not compare the results: pass check=1e-3, and let both steps return the loss.")
+    if check:
+        raise Hint(
+            f"The two steps of the test return different results: {check.rstrip('.')}. Do both models start from the "
+            "same weights, each with its own optimizer?"
+        )
+
+
+def close(value: float, wanted: float, relative: float, absolute: float = 1e-12) -> bool:
+    """Whether `value` is within a relative or absolute tolerance of `wanted`."""
+    return math.isclose(value, wanted, rel_tol=relative, abs_tol=absolute)
+
+
+def usual_slip(value: float, wanted: float, relative: float, otherwise: str = "") -> str:
     """A hint for the common slip that comes closest (percent, inverse, factor of two, unit), or else `otherwise`."""
     if wanted and value:
         slips = [(factor * wanted, words) for factor, words in _SLIPS]
         slips.insert(2, (1 / wanted, "It looks like the inverse: which of the two is the numerator?"))
-        nearest, words = min(slips, key=lambda each: abs(value - each[0]))
+        nearest, words = min(slips, key=lambda slip: abs(value - slip[0]))
         if close(value, nearest, relative):
             return words
     return otherwise or "Check it against what the question asks for."
@@ -143,27 +168,61 @@ _SLIPS = (
 )
 
 
-class AnswerFigure:
-    """A number in an answer beside the right one. Its methods raise a `Hint` if it is not close to it.
+class Number:
+    """A number in an answer next to the right one. Unless it is close to it, `slip` and `wrong` raise a `Hint`.
 
     Parameters
     ----------
-    said, wanted : float
-    relative : float
+    said : float
+    wanted : float or several
+        The right number, or several of which any is right.
+    within : float
         Relative tolerance.
+    about : str
+        How every hint begins, such as ``"share:"``.
+    absolute : float
+        Absolute tolerance, if the relative one is narrower.
     """
 
-    def __init__(self, said: float, wanted: float, relative: float) -> None:
-        self._said, self._wanted, self._relative = said, wanted, relative
-        self.right = close(said, wanted, relative)
+    def __init__(
+        self, said: float, wanted: float | Sequence[float], within: float, about: str = "", absolute: float = 1e-12
+    ) -> None:
+        every = wanted if isinstance(wanted, Sequence) else (wanted,)
+        self._said, self._wanted, self._about, self._tolerances = said, every[0], about, (within, absolute)
+        self.right = self._near(every)
 
-    def not_instead(self, slips: float | Iterable[float], words: str, relative: float | None = None) -> None:
-        """Raise these words if the answer is a wrong number that a usual slip gives, or one of several such numbers."""
-        values = slips if isinstance(slips, Iterable) else (slips,)
-        if not self.right and any(close(self._said, each, relative or self._relative) for each in values):
+    def slip(self, values: float | Iterable[float], words: str, within: float | None = None) -> None:
+        """Raise these words if the answer is the number, or one of several, to which a usual slip leads."""
+        every = values if isinstance(values, Iterable) else (values,)
+        if not self.right and self._near(every, *(() if within is None else (within,))):
+            raise Hint(f"{self._about} {words}".strip())
+
+    def wrong(self, words: str = "", otherwise: str = "", within: float | None = None) -> None:
+        """Raise these words, followed by what `usual_slip` recognises or else `otherwise`, if the answer is wrong."""
+        if not self.right:
+            slip = usual_slip(self._said, self._wanted, within or self._tolerances[0], otherwise)
+            raise Hint(" ".join(filter(None, (self._about, words, slip.strip()))))
+
+    def _near(self, values: Iterable[float], *tolerances: float) -> bool:
+        return any(close(self._said, value, *(tolerances or self._tolerances)) for value in values)
+
+
+class Numbers:
+    """What a function returned for every case of a check, next to what is right.
+
+    What a hint says of a function holds for all of the cases: one number can match by coincidence.
+    """
+
+    def __init__(self, cases: Any, count: int, within: float, absolute: float = 1e-12) -> None:
+        self._cases = all_there(cases, count)
+        self._tolerances = within, absolute
+        self.said = [case["said"] for case in self._cases]
+        self.right = self._are([case["wanted"] for case in self._cases])
+
+    def slip(self, values: Callable[[Facts], float], words: str) -> None:
+        """Raise these words if not all answers are right, and each is the number to which a slip leads in its case."""
+        if not self.right and self._are(map(values, self._cases)):
             raise Hint(words)
 
-    def required(self, words: str, otherwise: str = "", relative: float | None = None) -> None:
-        """Raise these words, followed by what `slip` recognises or else `otherwise`, if the answer is wrong."""
-        if not self.right:
-            raise Hint(f"{words} {slip(self._said, self._wanted, relative or self._relative, otherwise)}".strip())
+    def _are(self, values: Iterable[float]) -> bool:
+        return all(close(said, value, *self._tolerances) for said, value in zip(self.said, values, strict=True))

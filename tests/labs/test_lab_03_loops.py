@@ -155,14 +155,14 @@ def at_once(row: Any, column: Any) -> float:
         Product().__call__,
         closed_over(np.dot),
         closed_over(np.vdot),
-        closed_over(at_once),
+        closed_over(lambda row, column: at_once(tuple(row), tuple(column))),
         functools.partial(with_a_helper),
         lambda a, b, product=np.dot: [[product(row, column) for column in b] for row in a],
         np.matmul,
     ],
 )
 def test_numpy_is_found_wherever_it_hides(answer: Any) -> None:
-    assert libraries_used(answer) == ["numpy"]
+    assert libraries_used(answer, [[1.0]], [[2.0]]) == ["numpy"]
 
 
 def in_plain_loops(a: Matrix, b: Matrix) -> Matrix:
@@ -195,6 +195,6 @@ def entry(row: tuple[float, ...], column: tuple[float, ...]) -> float:
     ],
 )
 def test_loops_are_no_library(answer: Any) -> None:
-    assert libraries_used(answer) == []
+    assert libraries_used(answer, [[1.0]], [[2.0]]) == []
     assert hint("3.7", answer) == ""
     assert said_of("3.7", exercise_of("3.7").measure(answer)) == ""

@@ -64,7 +64,7 @@ def test_the_peak(profile: Profile) -> None:
         ("sum_of_most", lambda memory: memory["total"].max(), "each category's maximum"),
         ("sum_of_most", lambda memory: memory[list(CATEGORIES)].max().sum() / 2**10, "unit"),
         ("phase", lambda memory: "forward", "Memory tab"),
-        ("phase", lambda memory: 3, "a word"),
+        ("phase", lambda memory: 3, "text in quotes"),
     ],
 )
 def test_what_is_not_the_peak(profile: Profile, name: str, value: Callable[..., Any], says: str) -> None:

@@ -239,13 +239,13 @@ def found_leaks(verdict: str = "leak") -> Leaks:
         ("net.body.3", 128 * 40, "all steps"),
         ("net.body.3", 4 / 1024, "the list's own size"),
         ("net.body.3", 134, "growth of the whole process"),
-        ("net.body.3", 133.3, "Is kib_per_step the growth of the whole process"),
+        ("net.body.3", 133.3, "seems to be the growth of the whole process"),
         ("net.body.3", 64, "half"),
         ("net.body.3", 256, "twice"),
         ("net", 128, "not the largest part"),
         ("monitor", 128, "Nothing allocated in 'monitor' leaks"),
         ("body.3", 128, "from leaks.survivors"),
-        (3, 128, "dictionary"),
+        (3, 128, "text in quotes"),
     ],
 )
 def test_a_leak_found(layer: Any, kib: float, says: str) -> None:
