@@ -160,9 +160,9 @@ def with_gradients(model: nn.Module, images: torch.Tensor, labels: torch.Tensor)
     [
         (accuracy, ""),
         (lambda *given: torch.tensor(accuracy(*given)), ""),
-        (in_training_mode, "running means"),
-        (left_in_evaluation, "mode is not restored"),
-        (left_in_training, "mode is not restored"),
+        (in_training_mode, "Is it run in evaluation mode"),
+        (left_in_evaluation, "was in training mode and is left in evaluation mode"),
+        (left_in_training, "was in evaluation mode and is left in training mode"),
         (lambda *given: 100 * accuracy(*given), "percent"),
         (lambda *given: accuracy(*given) * len(given[2]), "how many are right"),
         (lambda *given: 1 - accuracy(*given), "mistakes"),
