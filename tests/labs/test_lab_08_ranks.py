@@ -188,8 +188,8 @@ def test_the_bounds_are_those_of_the_traces(tmp_path: Path) -> None:
     ("number", "answer", "says"),
     [
         ("8.1", 5, "dictionary"),
-        ("8.4", {"share": 0.6, "saves_ms": 0}, "dictionary with op"),
-        ("8.5", ("hipFree", 272, 0.99), "dictionary with call"),
+        ("8.4", {"share": 0.6, "saves_ms": 0}, "missing op"),
+        ("8.5", ("hipFree", 272, 0.99), "dictionary with the keys call"),
         ("8.7", {"op": ...}, "no answer yet"),
         ("8.8", {"encoder_a": ("fewer launches", 6.3)}, "dictionary with encoder_a, training_b"),
         ("8.8", dict.fromkeys(SAID, 6.3), "give two things"),
