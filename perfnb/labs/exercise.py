@@ -70,14 +70,3 @@ class Exercise:
     accepted: str = "right"
     doubts: Callable[[Facts], str] | None = None
     timed: bool = False
-
-
-def all_there(cases: Any, count: int, *, or_more: bool = False) -> Any:
-    """The cases of a check (a list or a mapping), if there are `count` of them; raises `Hint` otherwise.
-
-    A check always measures the same number of cases. Fewer come from an edited file, and a loop over an empty list
-    would accept them.
-    """
-    if not isinstance(cases, (list, dict)) or len(cases) < count or (len(cases) > count and not or_more):
-        raise Hint("The facts are incomplete.")
-    return cases

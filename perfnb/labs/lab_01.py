@@ -8,19 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from perfnb.labs.answers import (
-    Number,
-    Numbers,
-    as_fields,
-    as_function,
-    as_number,
-    as_pair,
-    close,
-    evidence,
-    outcome,
-    result_of,
-)
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
+from perfnb.labs.answers import as_fields, as_function, as_number, as_pair, evidence, outcome, result_of
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
 from perfnb.labs.workloads import Machine, agree, time_ratio
 from perfnb.quantities import share
 from perfnb.results import ABTest
@@ -61,8 +51,7 @@ def judge_clock(facts: Facts) -> None:
             raise Hint(f"The step ran {case['calls']} times; run it once, between two readings of the clock.")
         low, high = 0.98 * case["inside"], 1.02 * case["around"]
         for factor, unit in ((1e3, "seconds"), (1e-3, "microseconds"), (1e-6, "nanoseconds")):
-            if low <= factor * case["returned"] <= high:
-                raise Hint(f"The number looks like {unit}; return milliseconds.")
+            hint_if(low <= factor * case["returned"] <= high, f"The number looks like {unit}; return milliseconds.")
         if not low <= case["returned"] <= high:
             raise Hint(
                 f"The step was {name} for at least {case['inside']:.1f} ms, and you returned {case['returned']:.3g}."
@@ -255,8 +244,7 @@ def measure_claims(answer: Any, claims: Any = None) -> Facts:
 
 def judge_claims(facts: Facts) -> None:
     for name, case in all_there(facts["claims"], len(CLAIMS), or_more=True).items():
-        if case["answer"] not in WORDS:
-            raise Hint(f"The answer for {name} must be one of {', '.join(WORDS)}.")
+        hint_if(case["answer"] not in WORDS, f"The answer for {name} must be one of {', '.join(WORDS)}.")
         wanted = "wrong result" if not case["same"] else "faster" if case["ratio"] < SURELY else "not shown"
         if case["answer"] != wanted:
             raise Hint(

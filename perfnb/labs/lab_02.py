@@ -10,18 +10,9 @@ import pandas as pd
 import torch
 
 from perfnb import Profile
-from perfnb.labs.answers import (
-    Number,
-    ab_facts,
-    as_fields,
-    as_function,
-    as_number,
-    close,
-    evidence,
-    judge_checked,
-    outcome,
-)
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
+from perfnb.labs.answers import ab_facts, as_fields, as_function, as_number, evidence, outcome
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, all_there, close, hint_if, judge_checked
 from perfnb.labs.rewritten import judge_layer, run_layer, same_layer
 from perfnb.labs.workloads import shortest_ms, time_ratio
 from perfnb.quantities import share
@@ -36,10 +27,8 @@ def measure_prediction(answer: Any) -> Facts:
 
 def judge_prediction(facts: Facts) -> None:
     total = sum(facts[part] for part in PARTS)
-    if min(facts[part] for part in PARTS) < 0:
-        raise Hint("No part of a step can take negative time.")
-    if close(total, 100.0, 0.02):
-        raise Hint("They add up to 100, so they are percent; give fractions, which add up to 1.")
+    hint_if(min(facts[part] for part in PARTS) < 0, "No part of a step can take negative time.")
+    hint_if(close(total, 100.0, 0.02), "They add up to 100, so they are percent; give fractions, which add up to 1.")
     if not close(total, 1.0, 0.02):
         raise Hint(
             f"The four shares add up to {total:.3g}; the parts make up the whole step, so they must add up to 1."
@@ -62,6 +51,8 @@ def measure_ratio(answer: Any, profile: Any = None) -> Facts:
 def judge_ratio(facts: Facts) -> None:
     forward, backward = facts["forward_ms"], facts["backward_ms"]
     ratio = Number(facts["ratio"], backward / forward, 0.03)
+    if ratio.right:
+        return
     ratio.slip((backward, forward), "It is the time of one direction; give the ratio of the two.", 0.01)
     of_layers = "This is a ratio of layer times. The phases include more than the layers: take them from p.phases."
     ratio.slip(facts["of_layers"], of_layers, 0.002)
@@ -282,10 +273,8 @@ def measure_verified(answer: Any, test: Any = None, steps: Any = ()) -> Facts:
 
 def judge_verified(facts: Facts) -> None:
     judge_checked(facts["check"])
-    if facts["ratio_ci"][0] > 1:
-        raise Hint("In this test the second step is slower: are the two in the right order?")
-    if facts["ratio_ci"][1] >= 1:
-        raise Hint("This test shows no difference. If the two steps do differ, raise budget_s.")
+    hint_if(facts["ratio_ci"][0] > 1, "In this test the second step is slower: are the two in the right order?")
+    hint_if(facts["ratio_ci"][1] >= 1, "This test shows no difference. If the two steps do differ, raise budget_s.")
     (tested, tested_new), (own, own_new) = facts["tested_ms"], facts["own_ms"]
     if not 1 / PACE < tested / own < PACE:
         raise Hint(

@@ -17,8 +17,9 @@ from torch import nn, ones
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfnb import Profile, Timing
-from perfnb.labs.answers import Number, Numbers, as_fields, as_function, close, evidence, outcome, result_of, tried
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
+from perfnb.labs.answers import as_fields, as_function, evidence, outcome, result_of, tried
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
 from perfnb.labs.workloads import shortest_ms, time_ratio
 from perfnb.quantities import share
 from perfnb.results import Roofline
@@ -346,10 +347,8 @@ def judge_loops(facts: Facts) -> None:
         rows, inner, columns = case["sizes"]
         what = f"The product of a {rows} x {inner} and a {inner} x {columns} matrix"
         kind, _, found = case["wrong"].partition(" ")
-        if kind == "nothing":
-            raise Hint("The function returns nothing yet.")
-        if case["changed"]:
-            raise Hint("The function changes its arguments.")
+        hint_if(kind == "nothing", "The function returns nothing yet.")
+        hint_if(case["changed"], "The function changes its arguments.")
         if square_only:
             raise Hint(
                 f"The product of two {SQUARE[0]} x {SQUARE[1]} matrices is right, but that of a {rows} x {inner} and a "

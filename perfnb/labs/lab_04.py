@@ -12,17 +12,9 @@ import torch
 from torch import nn
 
 from perfnb import Profile, find_leaks, profile_step
-from perfnb.labs.answers import (
-    Number,
-    as_fields,
-    as_function,
-    as_number,
-    evidence,
-    judge_checked,
-    outcome,
-    tried,
-)
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, quoted
+from perfnb.labs.answers import as_fields, as_function, as_number, evidence, outcome, tried
+from perfnb.labs.exercise import Exercise, Facts, Hint, quoted
+from perfnb.labs.judging import Number, all_there, hint_if, judge_checked
 from perfnb.labs.rewritten import judge_layer, same_layer
 from perfnb.labs.workloads import agree, one_thread
 from perfnb.quantities import share
@@ -101,8 +93,7 @@ def monitored(monitor_of: Callable[..., Any], inputs: Iterable[Any]) -> tuple[li
     for x in inputs:
         outcome(step, x)
     kept = getattr(monitor, "strengths", None)
-    if not isinstance(kept, Iterable):
-        raise Hint("The monitor no longer has a list called strengths.")
+    hint_if(not isinstance(kept, Iterable), "The monitor no longer has a list called strengths.")
     numbers = (value.detach() if isinstance(value, torch.Tensor) else value for value in kept)
     strengths = [as_number(value, "A value in strengths") for value in numbers]
     return strengths, torch.cat([part.detach().flatten() for part in net.parameters()]), step
@@ -342,8 +333,7 @@ def measure_leak(answer: Any, leaks: Any = None) -> Facts:
 
 def judge_leak(facts: Facts) -> None:
     layers, growth = facts["layers"], facts["growth"]
-    if facts["verdict"] != "leak":
-        raise Hint(f"The report says: {facts['verdict']}. Test the step that leaks.")
+    hint_if(facts["verdict"] != "leak", f"The report says: {facts['verdict']}. Test the step that leaks.")
     if not layers or growth is None:
         raise Hint("The report names no layer that allocated what leaks. Test the step that leaks.")
     if facts["layer"] not in layers:
@@ -390,12 +380,10 @@ def measure_mended(answer: Any, leaky: Any = None) -> Facts:
 
 def judge_mended(facts: Facts) -> None:
     said, wanted = facts["said"], all_there(facts["wanted"], MONITORED)
-    if not facts["training"]:
-        raise Hint("The network trains differently than before: a monitor must only observe.")
+    hint_if(not facts["training"], "The network trains differently than before: a monitor must only observe.")
     if len(said) != len(wanted):
         raise Hint(f"After {len(wanted)} steps, strengths has {len(said)} values; keep one per step.")
-    if not agree(wanted, said):
-        raise Hint("strengths has different values than before.")
+    hint_if(not agree(wanted, said), "strengths has different values than before.")
     if facts["allocated"] is None:
         raise Hint("The values are right, but torch's memory could not be watched. Rerun the check.")
     if facts["allocated"] > HARMLESS:
@@ -409,8 +397,7 @@ def judge_mended(facts: Facts) -> None:
 
 def _profile(given: Any) -> Profile:
     profile = evidence(given, Profile)
-    if profile.memory.empty:
-        raise Hint("The profile was recorded without memory.")
+    hint_if(profile.memory.empty, "The profile was recorded without memory.")
     return profile
 
 

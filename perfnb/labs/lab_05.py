@@ -10,19 +10,9 @@ import torch
 from torch import nn, ones
 
 from perfnb import Timing
-from perfnb.labs.answers import (
-    Number,
-    Numbers,
-    as_fields,
-    as_function,
-    as_number,
-    as_pair,
-    close,
-    evidence,
-    outcome,
-    result_of,
-)
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
+from perfnb.labs.answers import as_fields, as_function, as_number, as_pair, evidence, outcome, result_of
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
 from perfnb.labs.lab_03 import counted
 from perfnb.labs.scored import judge_effects, scored
 from perfnb.quantities import share
@@ -39,11 +29,9 @@ def mlp_parameters(width: int) -> int:
 
 
 def measure_width(answer: Any, like: Any = None) -> Facts:
-    if not hasattr(like, "parameters"):
-        raise Hint("Pass the CNN as well: like=cnn.")
+    hint_if(not hasattr(like, "parameters"), "Pass the CNN as well: like=cnn.")
     width = as_number(answer, "The width")
-    if width != int(width) or width < 1:
-        raise Hint(f"A layer has a whole number of outputs, at least one, not {width:g}.")
+    hint_if(width != int(width) or width < 1, f"A layer has a whole number of outputs, at least one, not {width:g}.")
     near = {str(other): mlp_parameters(other) for other in range(max(1, int(width) - 1), int(width) + 2)}
     return {"width": int(width), "near": near, "wanted": sum(part.numel() for part in like.parameters())}
 
@@ -57,8 +45,7 @@ def judge_width(facts: Facts) -> None:
     if all(abs(own - wanted) <= abs(other - wanted) for other in facts["near"].values()):
         return
     words = f"With this width the MLP has {own:,} parameters; the CNN has {wanted:,}."
-    if close(own, wanted, 0.02):
-        raise Hint(f"{words} A neighbouring width is closer: does every linear layer have a bias?")
+    hint_if(close(own, wanted, 0.02), f"{words} A neighbouring width is closer: does every linear layer have a bias?")
     raise Hint(f"{words} Count again: three linear layers, the middle one with width × width weights.")
 
 
@@ -204,8 +191,7 @@ def measure_share(answer: Any, comparison: Any = None) -> Facts:
     given = evidence(comparison, ArchitectureComparison)
     said = as_fields(answer, time=float, arithmetic=float, per_flop=float)
     lengths = [name for name in given.profiles if name.isdecimal()]
-    if not lengths:
-        raise Hint("The comparison has no lengths; pass the second one, comparison=at_lengths.")
+    hint_if(not lengths, "The comparison has no lengths; pass the second one, comparison=at_lengths.")
     longest = max(lengths, key=int)
     layers = given.profiles[longest].layers
     flops = layers["forward_flops"].fillna(0) + layers["backward_flops"].fillna(0)
@@ -292,8 +278,7 @@ def judge_held_out(facts: Facts) -> None:
             f"The law was fitted to sizes up to {max(sizes):g}, so {HELD_OUT} is not held out: test a law on a "
             "size it has not seen."
         )
-    if len(sizes) < 5:
-        raise Hint(f"A law fitted to only {len(sizes)} sizes cannot be checked; use all of FITTED.")
+    hint_if(len(sizes) < 5, f"A law fitted to only {len(sizes)} sizes cannot be checked; use all of FITTED.")
     if sorted(sizes) != list(FITTED):
         raise Hint(f"The law was fitted to the sizes {', '.join(f'{size:g}' for size in sizes)}; fit it to FITTED.")
     if measured <= facts["medians_ms"][-1]:

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from perfnb.labs.answers import Number, ab_facts, as_fields, as_function, outcome
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
+from perfnb.labs.answers import ab_facts, as_fields, as_function, outcome
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, all_there, hint_if
 from perfnb.labs.workloads import time_ratio
 from perfnb.quantities import share
 
@@ -162,15 +163,13 @@ def judge_orders(epochs: list[list[int]], rows: int, batch_size: int) -> None:
                 f"An epoch has {len(epoch)} samples, {len(set(epoch))} of them different; each of the {rows} samples "
                 "of the data set must appear once."
             )
-        if epoch == own:
-            raise Hint("The samples are in the order of the data set; shuffle them.")
+        hint_if(epoch == own, "The samples are in the order of the data set; shuffle them.")
         if _same_neighbours(own, epoch):
             raise Hint("Neighbours in the data set are still neighbours: shuffle individual samples.")
     for place, epoch in enumerate(epochs):
         if epoch == epochs[0] and place == 1:
             raise Hint("The second epoch has the same order as the first: shuffle anew each time.")
-        if epoch in epochs[:place]:
-            raise Hint("An epoch repeats the order of an earlier one: shuffle anew each time.")
+        hint_if(epoch in epochs[:place], "An epoch repeats the order of an earlier one: shuffle anew each time.")
         if any(_same_neighbours(before, epoch) for before in epochs[:place]):
             raise Hint(
                 "Many samples have the same neighbours in two epochs. Is one order derived from the other? Shuffle "
@@ -316,8 +315,7 @@ def judge_stopwatches(facts: Facts) -> None:
 
 
 def measure_perfect(answer: Any, test: Any = None) -> Facts:
-    if not hasattr(test, "saved_ms"):
-        raise Hint("Pass the test as well: test=t, the result of perfnb.confirm_input_bound.")
+    hint_if(not hasattr(test, "saved_ms"), "Pass the test as well: test=t, the result of perfnb.confirm_input_bound.")
     median = test.times["median_ms"]
     times = {kind: float(median[kind]) for kind in ("together", "loader", "model")}
     return {"said": as_fields(answer, perfect_loader=float, perfect_model=float), "times": times}
@@ -364,8 +362,7 @@ def judge_parsed(facts: Facts) -> None:
             raise Hint(f"len() of the data set is {case['length'][0]}, for {case['length'][1]} lines.")
         if not case["label"]:
             raise Hint("A label differs from its line's, or is not an int: does each data set use its own lines?")
-        if not case["same"]:
-            raise Hint("A sample has different numbers, an order that no shift gives, or another dtype.")
+        hint_if(not case["same"], "A sample has different numbers, an order that no shift gives, or another dtype.")
         if case["shifts"] < 3:
             raise Hint(
                 f"The same sample, drawn {DRAWS} times, came with {case['shifts']} different shift(s), but the shift"
@@ -443,10 +440,8 @@ def measure_at_once(answer: Any) -> Facts:
 
 def judge_at_once(facts: Facts) -> None:
     first, *others = all_there(facts["rows"], DRAWN)
-    if first and not all(others):
-        raise Hint("A later epoch is empty: return something that can be iterated more than once.")
-    if not facts["labels"]:
-        raise Hint("Rows and labels no longer match: index both the same way.")
+    hint_if(first and not all(others), "A later epoch is empty: return something that can be iterated more than once.")
+    hint_if(not facts["labels"], "Rows and labels no longer match: index both the same way.")
     judge_orders(facts["rows"], *TAKEN)
     if sorted(facts["sizes"]) != sorted([TAKEN[1]] * (TAKEN[0] // TAKEN[1]) + [TAKEN[0] % TAKEN[1]]):
         raise Hint(
@@ -492,13 +487,11 @@ def judge_workers(facts: Facts) -> None:
         first, second = case["workers"]
         first_rows, second_rows = case["rows"]
         where = f"For make_ms={make_ms:g} and use_ms={use_ms:g}"
-        if first_rows and not second_rows:
-            raise Hint("The second epoch is empty: return the loader, not its iterator.")
+        hint_if(first_rows and not second_rows, "The second epoch is empty: return the loader, not its iterator.")
         judge_orders(all_there(case["rows"], 2), ASKED, ASKED_BATCH)
         if set(case["batches"]) != {ASKED // ASKED_BATCH}:
             raise Hint(f"An epoch has {case['batches'][0]} batches: is batch_size used?")
-        if not first:
-            raise Hint(f"{where} the step's own process makes the batches: the loader has no workers.")
+        hint_if(not first, f"{where} the step's own process makes the batches: the loader has no workers.")
         if len(first) < needed:
             raise Hint(f"{where} {len(first)} worker(s) deliver a batch every {make_ms / len(first):.3g} ms: too slow.")
         if len(first) > needed + 1:
@@ -531,8 +524,7 @@ def judge_file(facts: Facts) -> None:
     mib = 1 << 20
     if facts["length"] != FILE[0]:
         raise Hint(f"len() of the data set is {facts['length']}; the array in the file has {FILE[0]} rows.")
-    if not facts["right"]:
-        raise Hint("A sample is not the row with its index as a float32 tensor.")
+    hint_if(not facts["right"], "A sample is not the row with its index as a float32 tensor.")
     if facts["peak"] > MOST_BYTES:
         raise Hint(
             f"The samples are right, but reading {len(ROWS)} rows of a {facts['file_bytes'] / mib:.0f} MiB file "
@@ -546,8 +538,7 @@ def judge_file(facts: Facts) -> None:
         )
     if facts["read_only"]:
         raise Hint("The tensor is read-only memory of the file itself; a step that writes to it would crash. Copy it.")
-    if not facts["own"]:
-        raise Hint("Writing to a sample changes later reads: give each sample memory of its own.")
+    hint_if(not facts["own"], "Writing to a sample changes later reads: give each sample memory of its own.")
 
 
 def measure_helped(answer: Any, test: Any = None) -> Facts:

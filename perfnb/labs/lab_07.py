@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from perfnb.labs.answers import Number, Numbers, as_fields, as_function, as_number, close, outcome
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
+from perfnb.labs.answers import as_fields, as_function, as_number, outcome
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
 from perfnb.labs.scored import judge_effects, same_state, scored, state
 from perfnb.labs.workloads import interleaved, one_thread
 from perfnb.quantities import share
@@ -72,8 +73,7 @@ def training_of(answer: Any) -> Any:
         raise Hint(f"Pass the class {name} itself, not {name}(): the check makes its own instances.")
     training = outcome(as_function(answer, "the class()"))
     for name, made in (("model", "make_model"), ("optimizer", "make_optimizer")):
-        if getattr(training, name, ...) is None:
-            raise Hint(f"{made} returned None; is `return` missing?")
+        hint_if(getattr(training, name, ...) is None, f"{made} returned None; is `return` missing?")
     return training
 
 
@@ -81,8 +81,7 @@ def _net(training: Any) -> Any:
     if not all(hasattr(training, name) for name in ("model", "optimizer", "predict", "step")):
         raise Hint("A training needs model, optimizer, predict and step; derive yours from Script.")
     net = getattr(training.model, "_orig_mod", training.model)
-    if not isinstance(net, nn.Module):
-        raise Hint(f"make_model must return a model, not a {type(net).__name__}.")
+    hint_if(not isinstance(net, nn.Module), f"make_model must return a model, not a {type(net).__name__}.")
     if not hasattr(training.optimizer, "param_groups"):
         raise Hint(f"make_optimizer must return an optimizer, not a {type(training.optimizer).__name__}.")
     return net
@@ -110,8 +109,7 @@ def _factors(training: Any, batch: Any) -> Facts:
             scores = outcome(training.predict, batch[0])
     finally:
         handle.remove()
-    if scores is None:
-        raise Hint("predict returned None; is `return` missing?")
+    hint_if(scores is None, "predict returned None; is `return` missing?")
     first = next(iter(net.parameters()))
     settings = {name: value for name, value in group.items() if name not in ("params", "fused", "foreach", "lr")}
     return {
@@ -179,8 +177,7 @@ def judge_report(report: Facts | None, name: str, trial: float | None = None) ->
         raise Hint(f"There is no report on {name!r} yet: run the cell that makes it (tried, or tried_training).")
     if report.get("of_this") is False:
         raise Hint(f"The report on {name!r} tested different code from this answer; rerun the report's cell.")
-    if not report["quality"]:
-        raise Hint(f"The report on {name!r} did not check quality: a faster step may be a worse one.")
+    hint_if(not report["quality"], f"The report on {name!r} did not check quality: a faster step may be a worse one.")
     if report["ratio_ci"] is None:
         raise Hint(f"The report on {name!r} has too few pairs for a result; give it a larger budget_s.")
     low, high = report["ratio_ci"]
@@ -199,16 +196,14 @@ def judge_change(facts: Facts, wanted: str, apart: float = APART) -> None:
         anew, why = facts["written"]["anew"], _why(facts["written"], wanted)
         elsewhere = anew and METHODS[wanted][0] not in anew
         raise Hint(why if elsewhere else f"Of what the check compares with the script, nothing was changed. {why}")
-    if wanted not in changed:
-        raise Hint(f"You changed {', '.join(changed)}; change {wanted}.")
+    hint_if(wanted not in changed, f"You changed {', '.join(changed)}; change {wanted}.")
     if len(changed) > 1:
         raise Hint(f"More than one thing was changed ({', '.join(changed)}), so no report can tell which one helped.")
     _judge_learning(facts, apart)
 
 
 def _judge_learning(facts: Facts, apart: float) -> None:
-    if not facts["moved"]:
-        raise Hint("The weights do not change: the step returns a loss but learns nothing.")
+    hint_if(not facts["moved"], "The weights do not change: the step returns a loss but learns nothing.")
     before, after = (all_there(series, KEPT) for series in all_there(facts["losses"], 2))
     if not all(close(new, old, apart) for old, new in zip(before, after, strict=True)):
         script, own = (", ".join(f"{loss:.3f}" for loss in series) for series in (before, after))
@@ -244,8 +239,7 @@ def measure_prediction(answer: Any) -> Facts:
 
 def judge_prediction(facts: Facts) -> None:
     for name in CHANGES:
-        if facts[name] <= 0:
-            raise Hint(f"{name}: a factor is above 0; give 0.5 for half as fast, and 1.0 for no difference.")
+        hint_if(facts[name] <= 0, f"{name}: a factor is above 0; give 0.5 for half as fast, and 1.0 for no difference.")
         if facts[name] >= 20:
             raise Hint(f"{name}: is {facts[name]:g} percent? Give a factor; 1.2 takes a sixth off the time.")
 
@@ -305,8 +299,7 @@ def judge_quality(facts: Facts) -> None:
             "Is each answer compared with its own label, and is every image counted?",
         )
         judge_effects(case)
-        if case["graded"]:
-            raise Hint("The result is right, but gradients are recorded: where is no_grad?")
+        hint_if(case["graded"], "The result is right, but gradients are recorded: where is no_grad?")
 
 
 def measure_fused(
@@ -334,11 +327,9 @@ def judge_fused(facts: Facts) -> None:
 
 def judge_bf16(facts: Facts) -> None:
     precision = facts["factors"]["autocast"][1]
-    if precision == "float16":
-        raise Hint("The layers compute in float16, whose largest number is 65504; use bfloat16.")
+    hint_if(precision == "float16", "The layers compute in float16, whose largest number is 65504; use bfloat16.")
     judge_change(facts, "autocast", APART_BF16)
-    if facts["super"]:
-        raise Hint("predict calls super(), so 7.8 cannot reuse it in another class: call self.model(x).")
+    hint_if(facts["super"], "predict calls super(), so 7.8 cannot reuse it in another class: call self.model(x).")
     judge_report(facts["report"], "bf16", facts["trial"])
 
 
@@ -373,17 +364,13 @@ def judge_larger(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(PORTIONS)):
         count, size, steps = case["count"], case["size"], case["steps"]
         where = f"{count} samples in batches of {size}"
-        if not steps:
-            raise Hint("Your function takes no step yet: call training.step((x, y)) for each batch.")
-        if any(x != y for x, y in steps):
-            raise Hint(f"{where}: images and labels of a batch do not match.")
+        hint_if(not steps, "Your function takes no step yet: call training.step((x, y)) for each batch.")
+        hint_if(any(x != y for x, y in steps), f"{where}: images and labels of a batch do not match.")
         given = [sample for x, _ in steps for sample in x]
         if len(set(given)) < len(given):
             raise Hint(f"{where}: {len(given) - len(set(given))} samples were repeated; use each once.")
-        if len(given) < count:
-            raise Hint(f"{where}: only {len(given)} were used. Skipped work looks like a speed-up.")
-        if given != sorted(given):
-            raise Hint(f"{where}: all were used, but not in the given order.")
+        hint_if(len(given) < count, f"{where}: only {len(given)} were used. Skipped work looks like a speed-up.")
+        hint_if(given != sorted(given), f"{where}: all were used, but not in the given order.")
         largest = max(len(x) for x, _ in steps)
         if largest != size or len(steps) != math.ceil(count / size):
             raise Hint(f"{where}: there were {len(steps)} steps, the largest with {largest} samples.")
@@ -437,11 +424,9 @@ def judge_compiled(facts: Facts) -> None:
     for first_s, before_ms, ratio, verdict, said in all_there(facts["cases"], len(REPORTED)):
         where = f"For a first step of {first_s:g} s, {before_ms:g} ms before, ratio {ratio:g} and {verdict!r}:"
         if verdict != "faster":
-            if said is not None:
-                raise Hint(f"{where} no gain was shown, so the compilation never pays off (math.inf).")
+            hint_if(said is not None, f"{where} no gain was shown, so the compilation never pays off (math.inf).")
             continue
-        if said is None:
-            raise Hint(f"{where} each step saves something, so it pays off eventually.")
+        hint_if(said is None, f"{where} each step saves something, so it pays off eventually.")
         first_ms = 1e3 * first_s
         steps = Number(said, first_ms / (before_ms * (1 - ratio)), 0.02, where, absolute=1.0)
         fit = "that is how many steps fit into the first one. How much does each later step *save*?"
@@ -484,8 +469,7 @@ def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = Non
         if _quantises():
             raise
         return {"can": False}
-    if not callable(small):
-        raise Hint("Return the model for inference, with int8 weights.")
+    hint_if(not callable(small), "Return the model for inference, with int8 weights.")
     moved: list[float | None] = []
     with torch.inference_mode():
         for images, wanted in zip(inputs, answers, strict=True):
@@ -526,8 +510,7 @@ def judge_int8(facts: Facts) -> None:
     if facts["can"] is False:
         return
     before, after = facts["bytes"]
-    if not facts["unchanged"]:
-        raise Hint("Your function changed the model it was given; somebody may still train it.")
+    hint_if(not facts["unchanged"], "Your function changed the model it was given; somebody may still train it.")
     if after > SMALLER * before:
         raise Hint(f"The saved model has {share(after / before)} of the original bytes; int8 needs about a quarter.")
     if any(change is None or change > MOVED for change in all_there(facts["moved"], 2)):

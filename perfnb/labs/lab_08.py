@@ -12,18 +12,9 @@ import pandas as pd
 
 from perfnb import Profile
 from perfnb.findings.gpu_facts import ALLOCATES
-from perfnb.labs.answers import (
-    Number,
-    Numbers,
-    as_fields,
-    as_function,
-    as_number,
-    close,
-    evidence,
-    result_of,
-    usual_slip,
-)
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
+from perfnb.labs.answers import as_fields, as_function, as_number, evidence, result_of
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if, usual_slip
 from perfnb.recording.text import TEXT, found
 from perfnb.results import Ranks
 
@@ -211,10 +202,8 @@ def measure_faster(answer: Any, profile: Any = None) -> Facts:
 
 def judge_faster(facts: Facts) -> None:
     op, gpu_ms = facts["op"], facts["gpu_ms"]
-    if op not in gpu_ms:
-        raise Hint(f"a.launches has no row {op!r}; op names start with aten::, and kernels are not ops.")
-    if gpu_ms[op] < max(gpu_ms.values()):
-        raise Hint(f"op: another op launched work that took longer on the GPU than {op}'s.")
+    hint_if(op not in gpu_ms, f"a.launches has no row {op!r}; op names start with aten::, and kernels are not ops.")
+    hint_if(gpu_ms[op] < max(gpu_ms.values()), f"op: another op launched work that took longer on the GPU than {op}'s.")
     share = Number(facts["share"], gpu_ms[op] / sum(gpu_ms.values()), 0.015, "share:")
     of_kernel = "that is the share of one kernel, but the op launches several different ones."
     share.slip(max(facts["kernel_ms"]) / sum(facts["kernel_ms"]), of_kernel)
@@ -244,8 +233,7 @@ def measure_calls(answer: Any, profile: Any = None) -> Facts:
 
 def judge_calls(facts: Facts) -> None:
     call, ms, calls = facts["call"], facts["ms"], facts["calls"]
-    if call not in ms:
-        raise Hint(f"call: no event of the categories {' and '.join(CALLS)} is named {call!r}.")
+    hint_if(call not in ms, f"call: no event of the categories {' and '.join(CALLS)} is named {call!r}.")
     if ms[call] < max(ms.values()):
         often = " What is called most often need not take longest." if calls[call] == max(calls.values()) else ""
         raise Hint(f"call: the host spends more time in another call than in {call}.{often}")
@@ -309,8 +297,7 @@ def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Fac
 
 def judge_machines(facts: Facts) -> None:
     op, grew = facts["op"], {name: b - a for name, (a, b) in facts["gpu_ms"].items()}
-    if op not in grew:
-        raise Hint(f"op: compared.by_op has no op {op!r}; the names are in the column op.")
+    hint_if(op not in grew, f"op: compared.by_op has no op {op!r}; the names are in the column op.")
     if grew[op] < max(grew.values()):
         which = "shrank" if grew[op] < 0 else "grew less than another op's"
         raise Hint(f"op: the GPU time of {op}, summed over its shapes, {which} from the first trace to the second.")
@@ -344,8 +331,7 @@ def measure_verdict(answer: Any, profile: Any = None, training: Any = None, rank
             lever, at_most = answer[name]
         except (TypeError, ValueError):
             raise Hint(f"{name}: give two things, a lever and the most ms it can save.") from None
-        if lever not in LEVERS:
-            raise Hint(f"{name}: there is no lever {lever!r}; choose one of {', '.join(LEVERS)}.")
+        hint_if(lever not in LEVERS, f"{name}: there is no lever {lever!r}; choose one of {', '.join(LEVERS)}.")
         said[name] = [lever, as_number(at_most, name)]
     several = evidence(ranks, Ranks)
     own = several[several.ranks[0]]
@@ -382,8 +368,7 @@ def judge_verdict(facts: Facts) -> None:
     for name, (lever, ms) in all_there(facts["said"], 3).items():
         bounds, wall = facts["bounds"][name], facts["wall_ms"][name]
         right = max(LEVERS, key=bounds.__getitem__)
-        if lever != right:
-            raise Hint(f"{name}: another lever than {lever} has the largest bound. {_WHY_NOT[right]}")
+        hint_if(lever != right, f"{name}: another lever than {lever} has the largest bound. {_WHY_NOT[right]}")
         low = bounds[right]
         # An answer may also count the idle time at both ends of the step.
         high = max(low, facts["idle_ms"][name]) if right in LEVERS[1:3] else low

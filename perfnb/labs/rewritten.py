@@ -10,6 +10,7 @@ import torch
 
 from perfnb.labs.answers import outcome
 from perfnb.labs.exercise import Facts, Hint
+from perfnb.labs.judging import hint_if
 from perfnb.labs.workloads import agree
 
 #: Differences of the row means, and relative differences of their standard deviations, that are rounding.
@@ -65,18 +66,14 @@ def _off(wanted: Any, got: Any) -> Facts:
 def judge_layer(case: Facts, what: str, no_gradient: str) -> None:
     """Raise a `Hint` unless the new layer, called `what`, computes the same; `no_gradient` is one for its gradients."""
     on = f"on an input of {' x '.join(map(str, case['shape']))}"
-    if case["input_changed"]:
-        raise Hint(f"The {what} changes its input ({on}), which other code may still need.")
-    if case["returned"] == "NoneType":
-        raise Hint(f"The {what} returns nothing yet.")
-    if case["returned_shape"] is None:
-        raise Hint(f"The {what} returns a {case['returned']}, not a tensor.")
+    hint_if(case["input_changed"], f"The {what} changes its input ({on}), which other code may still need.")
+    hint_if(case["returned"] == "NoneType", f"The {what} returns nothing yet.")
+    hint_if(case["returned_shape"] is None, f"The {what} returns a {case['returned']}, not a tensor.")
     if case["returned_shape"] != case["shape"]:
         raise Hint(f"The {what} returns shape {' x '.join(map(str, case['returned_shape']))} {on}.")
     if not case["forward"]:
         raise Hint(f"The {what}'s output differs from the original's {on} of fresh numbers. {_how(case['off'])}")
-    if not case["backward"]:
-        raise Hint(f"The output is right, but {no_gradient}")
+    hint_if(not case["backward"], f"The output is right, but {no_gradient}")
 
 
 def _how(off: Facts) -> str:
