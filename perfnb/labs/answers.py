@@ -23,7 +23,7 @@ REQUESTS: dict[type, str] = {
     Ranks: "Pass the ranks, as perfnb.load returned them for both files.",
     Roofline: "Pass the roofline as well: roofline=p.roofline.",
     ScalingStudy: "Pass the study as well: study=study, the result of perfnb.scaling_study.",
-    Timing: "Pass the timings as well: the check also needs the results of perfnb.time_step.",
+    Timing: "Pass the timings as the check's cell does: the results of perfnb.time_step.",
 }
 
 

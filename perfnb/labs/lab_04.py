@@ -93,7 +93,8 @@ def monitored(monitor_of: Callable[..., Any], inputs: Iterable[Any]) -> tuple[li
     for x in inputs:
         outcome(step, x)
     kept = getattr(monitor, "strengths", None)
-    hint_if(not isinstance(kept, Iterable), "The monitor no longer has a list called strengths.")
+    if not isinstance(kept, Iterable):
+        raise Hint("The monitor no longer has a list called strengths.")
     numbers = (value.detach() if isinstance(value, torch.Tensor) else value for value in kept)
     strengths = [as_number(value, "A value in strengths") for value in numbers]
     return strengths, torch.cat([part.detach().flatten() for part in net.parameters()]), step
@@ -189,7 +190,7 @@ def judge_saved(facts: Facts) -> None:
             said.slip(wanted / batch, "that is for a single row of the batch.")
             said.slip(2 * wanted, "twice too much. A layer reads what the one before wrote: is it kept twice?")
             said.slip(wanted / 2, "half of it. Which tensor does this activation need: its output or its input?")
-        said.wrong("this is not what autograd keeps. Go through the layers one by one.")
+        said.wrong("", "this is not what autograd keeps. Go through the layers one by one.")
 
 
 #: Bytes that a step must fit into, and the factor by which a batch that still fits shows the answer to be too small.

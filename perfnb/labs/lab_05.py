@@ -181,8 +181,9 @@ def judge_block(facts: Facts) -> None:
         ):
             without = all_linear - left_out * 2 * length * width**2
             layers.slip(without, f"One part seems to be missing: {words}.")
-        products.slip(all_square / 2, "They are half: there are two, and a use is two FLOPs.")
         for number, wanted in ((layers, all_linear), (products, all_square)):
+            if number is products:
+                number.slip(wanted / 2, "They are half: there are two, and a use is two FLOPs.")
             number.slip(3 * wanted, "It is three times too much: count only the forward pass.")
             number.wrong("", "It does not match: how do length and width enter the size of each product?")
 

@@ -193,9 +193,8 @@ def judge_change(facts: Facts, wanted: str, apart: float = APART) -> None:
     factors = all_there(facts["factors"], len(FACTORS))
     changed = [name for name, (before, after) in factors.items() if before != after]
     if not changed:
-        anew, why = facts["written"]["anew"], _why(facts["written"], wanted)
-        elsewhere = anew and METHODS[wanted][0] not in anew
-        raise Hint(why if elsewhere else f"Of what the check compares with the script, nothing was changed. {why}")
+        why = _why(facts["written"], wanted)
+        raise Hint(f"Of what the check compares with the script, nothing was changed. {why}")
     hint_if(wanted not in changed, f"You changed {', '.join(changed)}; change {wanted}.")
     if len(changed) > 1:
         raise Hint(f"More than one thing was changed ({', '.join(changed)}), so no report can tell which one helped.")
@@ -563,9 +562,8 @@ def judge_best(facts: Facts) -> None:
     ):  # fmt: skip
         said = Number(facts[name], wanted, 0.02, name)
         said.slip(1 / wanted, f"is the inverse of {what}.")
-        changed = any(facts["earlier"][part] for part in parts)
-        rerun = f"A report was made again: was {name} computed before? Then rerun the answer's cell." if changed else ""
-        said.wrong(f"is not {what}.", rerun)
+        rerun = f"A report was made again: was {name} computed before? Then rerun the answer's cell."
+        said.wrong(f"is not {what}.", rerun if any(facts["earlier"][part] for part in parts) else "")
 
 
 EXERCISES = (

@@ -180,7 +180,7 @@ def judge_origin(facts: Facts) -> None:
     images = Number(said["batch"], batch, 0.0, "batch:")
     images.slip(others, "that is another dimension of the shape: channels, or pixels per row.")
     images.slip(batch * facts["iterations"], "that is the number of images in all iterations together.")
-    images.wrong("that is not the first dimension of the first convolution's input.")
+    images.wrong("", "that is not the first dimension of the first convolution's input.")
     ranks = Number(said["ranks"], facts["ranks"], 0.0, "ranks:")
     ranks.slip(facts["loaded"], "that many are loaded, but how many took part? Look at world_size.")
     ranks.wrong("not the number in the traces.", within=1e-6)
@@ -215,7 +215,7 @@ def judge_faster(facts: Facts) -> None:
     saves.slip((gpu_ms[op] / 2, gpu_ms[op]), waits, 0.02)
     of_host = "that is the host's time in the op, which a faster kernel does not change."
     saves.slip((facts["path_host_ms"] / 2, facts["path_host_ms"]), of_host, 0.02)
-    saves.wrong("only work on the critical path shortens the step. How much GPU work lies there?")
+    saves.wrong("", "only work on the critical path shortens the step. How much GPU work lies there?")
 
 
 def measure_calls(answer: Any, profile: Any = None) -> Facts:

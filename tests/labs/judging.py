@@ -28,6 +28,22 @@ def said_of(number: str, facts: Facts) -> str:
     return ""
 
 
+def expect(number: str, words: str, answer: Any, **evidence: Any) -> None:
+    """The hint has these words; without words there is no hint."""
+    found = hint(number, answer, **evidence)
+
+    assert words in found
+    assert bool(words) == bool(found)
+
+
+def expect_of(number: str, words: str, facts: Facts) -> None:
+    """What the judge says of these facts has these words; without words it accepts them."""
+    found = said_of(number, facts)
+
+    assert words in found
+    assert bool(words) == bool(found)
+
+
 def an_ab_test(
     *,
     a_ms: Sequence[float] = (4.0, 9.0),

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from perfnb import profile_step
 from perfnb.labs import lab_06
-from tests.labs.judging import hint, said_of
+from tests.labs.judging import expect, expect_of, hint, said_of
 from tests.labs.lab_06_answers import Loader, Parsed, Text
 from tests.labs.planted import Clock, Pool, plant
 
@@ -158,10 +158,7 @@ def test_times_off(said: dict[str, float], says: str) -> None:
     wanted = {"together": TOGETHER, "loader": LOADER, "model": MODEL}
     took = {name: [ms] for name, ms in wanted.items()}
     case = {"took": took, "usual_ms": LOADER, "ahead": False}
-    found = said_of("6.1", {"cases": [case | {"said": wanted | said}, case | {"said": wanted}]})
-
-    assert says in found
-    assert bool(says) == bool(found)
+    expect_of("6.1", says, {"cases": [case | {"said": wanted | said}, case | {"said": wanted}]})
 
 
 def test_a_difference_is_no_time_where_both_go_on() -> None:
@@ -195,10 +192,7 @@ def input_bound(**times: float) -> Any:
 )
 def test_a_perfect_loader(perfect_loader: float, perfect_model: float, says: str) -> None:
     answer = {"perfect_loader": perfect_loader, "perfect_model": perfect_model}
-    found = hint("6.2", answer, test=input_bound())
-
-    assert says in found
-    assert bool(says) == bool(found)
+    expect("6.2", says, answer, test=input_bound())
 
 
 def test_a_test_is_needed() -> None:
@@ -334,10 +328,7 @@ def fed() -> Any:
     ],
 )
 def test_copies(fed: Any, batch_bytes: float, written: float, says: str) -> None:
-    found = hint("6.4", {"batch_bytes": batch_bytes, "written": written}, profile=fed)
-
-    assert says in found
-    assert bool(says) == bool(found)
+    expect("6.4", says, {"batch_bytes": batch_bytes, "written": written}, profile=fed)
 
 
 def test_an_order_drawn_meanwhile_is_no_copy() -> None:

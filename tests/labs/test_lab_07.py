@@ -14,7 +14,7 @@ from perfnb.labs import lab_07
 from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_07 import LOSS, earlier_decisions, same_code
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint, said_of
+from tests.labs.judging import expect_of, hint, said_of
 from tests.labs.lab_07_answers import (
     BATCHES,
     GIVEN,
@@ -315,10 +315,7 @@ def fused_facts() -> Facts:
     ],
 )
 def test_a_report_that_fits(fused_facts: Facts, change: Facts, trial: float, says: str) -> None:
-    found = said_of("7.3", fused_facts | {"report": REPORT | change, "trial": trial})
-
-    assert says in found
-    assert bool(says) == bool(found)
+    expect_of("7.3", says, fused_facts | {"report": REPORT | change, "trial": trial})
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch import nn
 from perfnb.labs import lab_07
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint, said_of
+from tests.labs.judging import expect_of, hint, said_of
 from tests.labs.lab_07_answers import (
     GIVEN,
     REPORT,
@@ -275,10 +275,7 @@ def best_facts(training: Any, **said: float) -> Facts:
     ],
 )
 def test_the_best(training: Any, product: float, speedup: float, says: str) -> None:
-    found = said_of("7.8", best_facts(training, product=product, speedup=speedup))
-
-    assert says in found
-    assert bool(says) == bool(found)
+    expect_of("7.8", says, best_facts(training, product=product, speedup=speedup))
 
 
 def test_nothing_held() -> None:
