@@ -283,6 +283,13 @@ def test_no_input_is_timed_twice() -> None:
     assert seen == [0, 1, 2, 3, 4]
 
 
+def test_two_functions_take_turns_in_which_runs_first() -> None:
+    order: list[str] = []
+    interleaved(lambda: order.append("a"), lambda: order.append("b"), [()] * 5)
+
+    assert "".join(order) == "ab" + "baabbaab"
+
+
 def test_a_class_from_a_cell_is_written_as_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "x = 1\n\nclass Answer(dict):\n    kind = 1\n\n    def method(self):\n        return 2\n\ny = 3\n"
     monkeypatch.setitem(linecache.cache, "<cell>", (len(text), None, text.splitlines(keepends=True), "<cell>"))
