@@ -346,7 +346,7 @@ def judge_loops(facts: Facts) -> None:
     for case in cases:
         rows, inner, columns = case["sizes"]
         what = f"The product of a {rows} x {inner} and a {inner} x {columns} matrix"
-        kind, _, found = case["wrong"].partition(" ")
+        kind, _, returned = case["wrong"].partition(" ")
         hint_if(kind == "nothing", "The function returns nothing yet.")
         hint_if(case["changed"], "The function changes its arguments.")
         if square_only:
@@ -355,9 +355,9 @@ def judge_loops(facts: Facts) -> None:
                 f"{inner} x {columns} matrix is not. Which length does each loop need if they differ?"
             )
         words = {
-            "raised": f"For a {rows} x {inner} and a {inner} x {columns} matrix: {found}",
-            "type": f"{what} must be a list of rows, each a list of numbers; you return a {found}.",
-            "shape": f"{what} has {rows} rows and {columns} columns; yours is {found}.",
+            "raised": f"For a {rows} x {inner} and a {inner} x {columns} matrix: {returned}",
+            "type": f"{what} must be a list of rows, each a list of numbers; you return a {returned}.",
+            "shape": f"{what} has {rows} rows and {columns} columns; yours is {returned}.",
             "repeated": f"{what}: several rows of your result are the same list, so writing to one changes them all. "
             "`[[0] * columns] * rows` does that; make a new list for each row.",
             "values": f"{what} must hold plain numbers.",
