@@ -30,9 +30,7 @@ def judge_prediction(facts: Facts) -> None:
     hint_if(min(facts[part] for part in PARTS) < 0, "No part of a step can take negative time.")
     hint_if(close(total, 100.0, 0.02), "They add up to 100, so they are percent; give fractions, which add up to 1.")
     if not close(total, 1.0, 0.02):
-        raise Hint(
-            f"The four shares add up to {total:.3g}; the parts make up the whole step, so they must add up to 1."
-        )
+        raise Hint(f"The four shares add up to {total:.3g}; together they make up the whole step, which is 1.")
 
 
 def measure_ratio(answer: Any, profile: Any = None) -> Facts:
@@ -113,9 +111,7 @@ def judge_self_times(facts: Facts) -> None:
                     f"In {tree}, the time of {name} is too small. Is too much subtracted? Only *direct* children "
                     "count, and one name can start like another without being inside it."
                 )
-            raise Hint(
-                f"In {tree}, the time of {name} is too large: which inner layers were not, or only partly, subtracted?"
-            )
+            raise Hint(f"In {tree}, the time of {name} is too large: which inner layers were not (fully) subtracted?")
 
 
 def measure_arithmetic(answer: Any, profile: Any = None) -> Facts:
@@ -176,10 +172,7 @@ def judge_frozen(facts: Facts) -> None:
         raise Hint(f"{what}; the whole head should still learn.")
     for part in FROZEN:
         if after[part][1] > 0:
-            raise Hint(
-                f"{part} still has a backward pass: which parameter, in its block or before it, still requires a "
-                "gradient?"
-            )
+            raise Hint(f"{part} still has a backward pass: which parameter in or before its block needs a gradient?")
     if after[TRAINED][1] >= before[TRAINED][1]:
         raise Hint(
             "The head's backward pass computes as much as before, including a gradient for its input. Does anything "

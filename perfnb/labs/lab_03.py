@@ -215,9 +215,7 @@ def measure_small(answer: Any, big: Any = None, small: Any = None, steps: Any = 
 def judge_small(facts: Facts) -> None:
     big_flops, small_flops = facts["flops"]
     if not 0 < small_flops < big_flops:
-        raise Hint(
-            f"The first step needs {big_flops:,} FLOPs, the second {small_flops:,}: pass steps=(big_step, small_step)."
-        )
+        raise Hint(f"The steps need {big_flops:,} and {small_flops:,} FLOPs: pass steps=(big_step, small_step).")
     ratio, own = facts["big_ms"] / facts["small_ms"], facts["own_ms"][0] / facts["own_ms"][1]
     if not 1 / APART < ratio / own < APART:
         raise Hint(
@@ -227,10 +225,7 @@ def judge_small(facts: Facts) -> None:
     arithmetic = big_flops / small_flops
     left = 1 - ratio / arithmetic
     if not close(facts["arithmetic"], arithmetic, 1e-6):
-        raise Hint(
-            "arithmetic is not the big layer's FLOPs divided by the small one's, which has fewer inputs and "
-            "fewer outputs."
-        )
+        raise Hint("arithmetic is not the big layer's FLOPs divided by the small one's (fewer inputs and outputs).")
     Number(facts["time"], ratio, 0.03).wrong("time is not the ratio of the two medians.")
     left_over = Number(facts["not_arithmetic"], left, 0.0, "not_arithmetic does not match.", absolute=0.02)
     as_fast = "If the small layer computed as fast as the big one, how long would it take, and which fraction of its "
@@ -364,8 +359,7 @@ def judge_loops(facts: Facts) -> None:
             "last": f"{what}: each number is the last product of its sum alone. Are the products added up?",
             "numbers": f"{what} has the right shape but wrong numbers: which row meets which column?",
         }
-        if kind:
-            raise Hint(words[kind])
+        hint_if(kind, words[kind])
     if facts["uses"]:
         raise Hint(
             f"The result is right, but your code uses {' and '.join(facts['uses'])}. To see what Python alone "

@@ -39,9 +39,7 @@ def measure_width(answer: Any, like: Any = None) -> Facts:
 def judge_width(facts: Facts) -> None:
     wanted, own = facts["wanted"], facts["near"][str(facts["width"])]
     if wanted != CNN:
-        raise Hint(
-            f"This model has {wanted:,} parameters, so it is not the lab's CNN: pass like=cnn, the result of make_cnn."
-        )
+        raise Hint(f"This model has {wanted:,} parameters, so it is not the lab's CNN: pass like=cnn, from make_cnn.")
     if all(abs(own - wanted) <= abs(other - wanted) for other in facts["near"].values()):
         return
     words = f"With this width the MLP has {own:,} parameters; the CNN has {wanted:,}."
@@ -275,10 +273,7 @@ def measure_held_out(answer: Any, study: Any = None, held_out: Any = None) -> Fa
 def judge_held_out(facts: Facts) -> None:
     sizes, predicted, measured = facts["sizes"], facts["predicted_ms"], facts["measured_ms"]
     if max(sizes) >= HELD_OUT:
-        raise Hint(
-            f"The law was fitted to sizes up to {max(sizes):g}, so {HELD_OUT} is not held out: test a law on a "
-            "size it has not seen."
-        )
+        raise Hint(f"The law was fitted to sizes up to {max(sizes):g}, so {HELD_OUT} is not held out: use FITTED.")
     hint_if(len(sizes) < 5, f"A law fitted to only {len(sizes)} sizes cannot be checked; use all of FITTED.")
     if sorted(sizes) != list(FITTED):
         raise Hint(f"The law was fitted to the sizes {', '.join(f'{size:g}' for size in sizes)}; fit it to FITTED.")

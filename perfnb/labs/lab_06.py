@@ -167,10 +167,7 @@ def judge_orders(epochs: list[list[int]], rows: int, batch_size: int) -> None:
     for place, epoch in enumerate(epochs):
         hint_if(epoch in epochs[:place], "An epoch has the same order as an earlier one: shuffle anew each time.")
         if any(_same_neighbours(before, epoch) for before in epochs[:place]):
-            raise Hint(
-                "Many samples have the same neighbours in two epochs. Is one order derived from the other? Shuffle "
-                "anew each time."
-            )
+            raise Hint("Many samples have the same neighbours in two epochs: is one order derived from the other?")
         if any(_batches(before, batch_size) & _batches(epoch, batch_size) for before in (own, *epochs[:place])):
             raise Hint("The same samples share a batch again: shuffle anew each time, not just the order of batches.")
 
@@ -275,9 +272,7 @@ def measure_stopwatches(answer: Any) -> Facts:
         feed = Feed(make_ms, use_ms, ahead=ahead)
         said = as_fields(outcome(function, feed, feed.step), together=float, loader=float, model=float)
         if not feed.took["together"]:
-            raise Hint(
-                "together was not measured: the step did not run once for each batch during a pass of the loader."
-            )
+            raise Hint("together was not measured: the step did not run once for each batch in a pass of the loader.")
         took = feed.took | {"model": [statistics.fmean(feed.took["model"])]}
         cases.append({"said": said, "took": took, "usual_ms": make_ms, "ahead": ahead})
     return {"cases": cases}
@@ -432,9 +427,7 @@ def judge_at_once(facts: Facts) -> None:
     hint_if(not facts["labels"], "Rows and labels no longer match: index both the same way.")
     judge_orders(facts["rows"], *TAKEN)
     if sorted(facts["sizes"]) != sorted([TAKEN[1]] * (TAKEN[0] // TAKEN[1]) + [TAKEN[0] % TAKEN[1]]):
-        raise Hint(
-            f"The batches have {facts['sizes']} rows; batch_size was {TAKEN[1]}, and only the last may be smaller."
-        )
+        raise Hint(f"Batches have {facts['sizes']} rows, but batch_size was {TAKEN[1]}; only the last may be smaller.")
     if facts["ratio"] > MOST:
         raise Hint(
             f"The batches are right, but take {share(facts['ratio'])} of the usual loader's time; get below "
@@ -489,9 +482,7 @@ def judge_workers(facts: Facts) -> None:
         if first != second:
             raise Hint(f"{where} the second epoch started new workers, which takes time. What keeps them alive?")
         if case["left"]:
-            raise Hint(
-                f"The loader is gone, but {case['left']} of its workers are still running: what still refers to it?"
-            )
+            raise Hint(f"The loader is gone, but {case['left']} of its workers are still running: what refers to it?")
 
 
 #: Rows and columns of the file, most bytes for reading it, and largest copy for a worker.

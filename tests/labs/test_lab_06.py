@@ -115,7 +115,7 @@ def test_three_stopwatches(answer: Any) -> None:
     [
         (by_difference, "loader is wrong"),
         (by_halves, "loader is wrong for a loader that prepares the next batch during the step"),
-        (half_a_pass, "the step did not run once for each batch during a pass of the loader"),
+        (half_a_pass, "the step did not run once for each batch in a pass of the loader"),
         (from_a_list, "loader is wrong"),
         (loader_in_the_model, "model"),
         (remembering(), "is wrong for a loader that prepares the next batch during the step"),
