@@ -359,7 +359,8 @@ def judge_loops(facts: Facts) -> None:
             "last": f"{what}: each number is the last product of its sum alone. Are the products added up?",
             "numbers": f"{what} has the right shape but wrong numbers: which row meets which column?",
         }
-        hint_if(kind, words[kind])
+        if kind:
+            raise Hint(words[kind])
     if facts["uses"]:
         raise Hint(
             f"The result is right, but your code uses {' and '.join(facts['uses'])}. To see what Python alone "

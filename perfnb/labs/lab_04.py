@@ -93,7 +93,8 @@ def monitored(monitor_of: Callable[..., Any], inputs: Iterable[Any]) -> tuple[li
     for x in inputs:
         outcome(step, x)
     kept = getattr(monitor, "strengths", None)
-    hint_if(not isinstance(kept, Iterable), "The monitor no longer has a list called strengths.")
+    if not isinstance(kept, Iterable):
+        raise Hint("The monitor no longer has a list called strengths.")
     numbers = (value.detach() if isinstance(value, torch.Tensor) else value for value in kept)
     strengths = [as_number(value, "A value in strengths") for value in numbers]
     return strengths, torch.cat([part.detach().flatten() for part in net.parameters()]), step

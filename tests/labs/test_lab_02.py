@@ -311,3 +311,10 @@ def test_the_suspect_of_a_profile(profile: Profile) -> None:
     assert "not a called layer without parameters" in hint(
         "2.6", {"layer": "model.head", "at_most": 1 / (1 - share)}, profile=profile
     )
+
+
+@pytest.mark.parametrize(("body", "says"), [(2.0, ""), (1.9, "body: this is not the counted")])
+def test_ratios_of_counts_are_exact(body: float, says: str) -> None:
+    facts = {"flops": {"stem": [100, 100], "body": [100, 200]}, "said": {"stem": 1.0, "body": body}}
+
+    expect_of("2.4", says, facts)
