@@ -15,7 +15,6 @@ from perfnb.draw.document import (
     Column,
     Document,
     Line,
-    Section,
     Series,
     State,
     Table,
@@ -23,10 +22,9 @@ from perfnb.draw.document import (
     Verdict,
 )
 from perfnb.draw.palette import BLUE, GREY, Mark
-from perfnb.experiments.journal_chart import MOST_ENTRIES, latest_names
 
-#: Most sentences of one kind; the last ones are shown.
-MOST_SENTENCES = 4
+#: Most entries in the charts, charts, one per step name, and sentences of one kind; the last ones are shown.
+_MOST_ENTRIES, _MOST_CHARTS, _MOST_SENTENCES = 60, 4, 4
 _KINDS = {"report": "A/B test"}
 _DECISIONS: dict[str, tuple[State, str]] = {
     "accept": ("good", "was accepted"),
@@ -49,7 +47,7 @@ def journal_document(history: pd.DataFrame, damaged: Mapping[str, str], where: s
         where,
         verdict=_verdict(history),
         facts=(fmt.counted(len(history), "entry"),),
-        sections=(*_trends(history), _entries(history)) if len(history) else (),
+        sections=(*trends(history, 2), _entries(history)) if len(history) else (),
         notes=tuple(_notes(history, damaged)),
     )
 
@@ -122,12 +120,12 @@ def _side(row: Any) -> str:
     return f"{'the baseline of ' if is_baseline else ''}entry {row['number']}"
 
 
-def _trends(history: pd.DataFrame) -> Iterator[Section]:
-    """Step time by entry, a chart per step; of an A/B test, both sides."""
-    recent = history.iloc[-MOST_ENTRIES:]
-    for name in latest_names(history):
+def trends(history: pd.DataFrame, fewest: int) -> Iterator[Series]:
+    """Step time by entry, a chart per step with enough entries; of an A/B test, both sides."""
+    recent = history.iloc[-_MOST_ENTRIES:]
+    for name in recent["name"].drop_duplicates(keep="last").iloc[-_MOST_CHARTS:]:
         rows = recent[recent["name"] == name]
-        if rows["median_ms"].count() < 2:
+        if rows["median_ms"].count() < fewest:
             continue
         tested = (rows["kind"] == "report").any()
         step = Mark("step, or candidate of an A/B test" if tested else "step", BLUE, "█", "solid")
@@ -202,7 +200,7 @@ def _detail(row: Any, history: pd.DataFrame) -> str:
 
 def _notes(history: pd.DataFrame, damaged: Mapping[str, str]) -> Iterator[str]:
     numbers = history["number"].to_dict()
-    for _, row in history[history["two_changes"] & history["comparable"]].iloc[-MOST_SENTENCES:].iterrows():
+    for _, row in history[history["two_changes"] & history["comparable"]].iloc[-_MOST_SENTENCES:].iterrows():
         named = f"besides the named change{_about(row)}, " if row["change"] else ""
         stands = "its own pairs remain valid" if row["kind"] == "report" else "which one mattered is unknown"
         yield (
@@ -219,9 +217,9 @@ def _notes(history: pd.DataFrame, damaged: Mapping[str, str]) -> Iterator[str]:
         yield _CAUTION
     if (history["ratio"].notna() & (history["name"] == "")).any():
         yield _NAMELESS
-    for name, why in list(damaged.items())[:MOST_SENTENCES]:
+    for name, why in list(damaged.items())[:_MOST_SENTENCES]:
         yield f"Entry {name} is damaged and ignored: {why}."
-    if (more := len(damaged) - MOST_SENTENCES) > 0:
+    if (more := len(damaged) - _MOST_SENTENCES) > 0:
         yield f"{fmt.counted(more, 'more entry')} {'is' if more == 1 else 'are'} damaged and ignored."
 
 

@@ -171,7 +171,7 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
             script="watching/js/machine.js",
             style="watching/js/watch.css",
             key="machine",
-            static=tuple(_series(summary)),
+            static=tuple(watch_series(summary)),
         )
     if summary.steps is not None:
         yield from _by_phase(summary, summary.steps)
@@ -191,7 +191,10 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
         yield Table(title, columns, rows, budget=Budget(20, 40), noun="mark")
 
 
-def _series(summary: MachineSummary) -> Iterator[Series]:
+def watch_series(summary: MachineSummary) -> Iterator[Series]:
+    """A chart of each quantity over time."""
+    if not summary.charts:
+        return
     times, values = on_grid(summary.samples, summary.charts, summary.interval_s, _POINTS)
     for chart in summary.charts:
         unit, factor = document_unit(chart.lines[0].column)
