@@ -95,7 +95,7 @@ def _saved(figures: InputBound) -> str:
         seen = fmt.duration(saved.estimate) if saved.estimate > 0 else "nothing"
         return f"so far it looks as if a perfect loader would save {seen} {whole} (no interval yet)"
     if saved.low > 0:
-        most = fmt.with_interval(fmt.duration(saved.estimate), saved.estimate, (saved.low, saved.high))
+        most = fmt.interval(saved.estimate, (saved.low, saved.high))
         return f"a perfect loader would save up to {most} {whole}, {fmt.share(figures.saved_share)}"
     if saved.high <= 0:
         return "a perfect loader would save nothing measurable"

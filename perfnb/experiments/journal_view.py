@@ -10,7 +10,6 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw.document import (
     Axis,
-    Budget,
     Cell,
     Column,
     Document,
@@ -59,7 +58,10 @@ def _verdict(history: pd.DataFrame) -> Verdict:
         )
     decided, accepted = history[history["decision"].notna()], history[history["accepted"]]
     last_ones = accepted.groupby("name", sort=False).tail(1)
-    kept = [f"Last accepted: {_entry(row)}, {_time(row)}." for _, row in last_ones.iterrows()]
+    kept = [
+        f"Last accepted: {_entry(row)}, {fmt.interval(row['median_ms'], (row['ci_low_ms'], row['ci_high_ms']))}."
+        for _, row in last_ones.iterrows()
+    ]
     # What was slower before the last acceptance of its step is old news.
     since = history["number"].where(history["accepted"]).groupby(history["name"]).transform("max").fillna(0)
     slower = history[history["regression"] & (history["number"] >= since)]
@@ -86,11 +88,6 @@ def _entry(row: Any) -> str:
 
 def _about(row: Any) -> str:
     return f" ({row['change'][:60]})" if row["change"] else ""
-
-
-def _time(row: Any) -> str:
-    bounds = row["ci_low_ms"], row["ci_high_ms"]
-    return fmt.with_interval(fmt.duration(row["median_ms"]), row["median_ms"], bounds)
 
 
 def _ratio(row: Any, ratio: str = "ratio", low: str = "ratio_ci_low", high: str = "ratio_ci_high") -> str:
@@ -160,9 +157,7 @@ def _entries(history: pd.DataFrame) -> Table:
         Column("added", priority=4, help="UTC"),
     )
     details = [_detail(row, history) for row in rows]
-    return Table(
-        "Entries", columns, [_cells(row, history) for row in rows], details=details, budget=Budget(20, 40), noun="entry"
-    )
+    return Table("Entries", columns, [_cells(row, history) for row in rows], details=details, noun="entry")
 
 
 def _cells(row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:

@@ -29,7 +29,11 @@ def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
     functions : DataFrame
         As `perfnb.stacks.tables.function_table` makes it.
     """
-    whole = _whole(record)
+    tree, whole = record.tree, 0.0
+    if record.calls is not None:
+        whole = float(record.calls["self_ms"].sum())
+    elif tree is not None:
+        whole = float(tree.self.sum())
     facts = [record.format, fmt.counted(len(functions), "function")]
     if record.samples is not None and record.unit != "samples":
         facts.append(fmt.counted(record.samples, "sample"))
@@ -37,10 +41,10 @@ def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
         facts.append(fmt.counted(int(functions["calls"].sum()), "call"))
     label = {"ms": "time", "bytes": "memory", "samples": "samples"}.get(record.unit)
     sections: list[Section] = []
-    if record.tree is not None and len(record.tree):
+    if tree is not None and len(tree):
         title = "Flame graph" if record.calls is None else "Flame graph, approximate"
         in_order = record.format in ("speedscope", "perf script")
-        sections.append(flame_section(record.tree, record.unit, title, in_order=in_order))
+        sections.append(flame_section(tree, record.unit, title, in_order=in_order))
     notes = list(record.notes)
     if len(functions) > _MOST:
         notes.append(f"Only the {_MOST:,} functions that took most themselves are listed: .functions has all.")
@@ -53,12 +57,6 @@ def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
         sections=(*sections, _function_table(record.unit, functions, Budget(15, 100 if not sections else 30))),
         notes=tuple(notes),
     )
-
-
-def _whole(record: HostRecord) -> float:
-    if record.calls is not None:
-        return float(record.calls["self_ms"].sum())
-    return 0.0 if record.tree is None else float(record.tree.self.sum())
 
 
 def _heaviest(record: HostRecord, functions: pd.DataFrame, whole: float) -> Verdict:
@@ -142,7 +140,6 @@ def host_diff_document(diff: HostDiff) -> Document:
         f"Functions by change of their own {'time' if in_ms else 'share'}",
         (Column("function"), *columns, Column("file", priority=2)),
         rows,
-        budget=Budget(20, 40),
         noun="function",
         selects=(("flame", "Callers and callees"),),
         key="functions",

@@ -80,12 +80,14 @@ _BECAUSE = {
 
 def gpu_document(summary: GpuSummary) -> Document:
     """What the GPUs did, what they waited for, and what set the time of a step."""
+    overlap = float(summary.devices["overlap_ms"].sum())
+    hidden = [f"{fmt.duration(overlap)} of communication ran during computation and counts as computation."]
     return Document(
         "GPU",
         verdict=gpu_verdict(summary),
         figures=tuple(figure for figure in _figures(summary) if figure.value is not None),
         sections=(*_times(summary), *_queues(summary), _kernels(summary), *_paths(summary.path)),
-        notes=(*_overlaps(summary), *summary.notes),
+        notes=(*hidden * (overlap > 0), *summary.notes),
     )
 
 
@@ -172,12 +174,6 @@ def _figures(summary: GpuSummary) -> Iterator[Figure]:
     yield Figure("short kernels", facts.short_share, "share", basis="took longer to launch than to run")
     yield Figure("longest queue", facts.longest_queue, "count", basis="launched, not started")
     yield Figure("queue empty", facts.empty_share, "share", basis="of the time from first to last work")
-
-
-def _overlaps(summary: GpuSummary) -> Iterator[str]:
-    hidden = float(summary.devices["overlap_ms"].sum())
-    if hidden > 0:
-        yield f"{fmt.duration(hidden)} of communication ran during computation and counts as computation."
 
 
 def _times(summary: GpuSummary) -> Iterator[Section]:
