@@ -98,9 +98,9 @@ def _slower(row: Any, history: pd.DataFrame) -> str:
     side = "the baseline of " if row["kind"] == "report" else ""
     percent = fmt.share(row["ratio"] - 1)
     slower = f"Regression: {side}{_entry(row)} takes {percent} more time than {_reference(row, history)}: {_ratio(row)}"
-    if _known(row["also_changed"]):
+    if pd.notna(row["also_changed"]):
         slower += f"; the environment also changed ({row['also_changed']})"
-    return slower + (f"; disturbed: {row['disturbed']}" if _known(row["disturbed"]) else "")
+    return slower + (f"; disturbed: {row['disturbed']}" if pd.notna(row["disturbed"]) else "")
 
 
 def _reference(row: Any, history: pd.DataFrame) -> str:
@@ -173,15 +173,15 @@ def _cells(row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
 
 
 def _result(row: Any) -> str:
-    if _known(row["decision"]):
+    if pd.notna(row["decision"]):
         return str(row["decision"])
     if row["accepted"]:
         return "accepted"
-    if not _known(row["against"]):
+    if not pd.notna(row["against"]):
         return "first"
     if not row["comparable"]:
         return "not compared"
-    return "regression" if row["regression"] else row["verdict"] if _known(row["verdict"]) else ""
+    return "regression" if row["regression"] else row["verdict"] if pd.notna(row["verdict"]) else ""
 
 
 def _detail(row: Any, history: pd.DataFrame) -> str:
@@ -216,7 +216,3 @@ def _notes(history: pd.DataFrame, damaged: Mapping[str, str]) -> Iterator[str]:
         yield f"Entry {name} is damaged and ignored: {why}."
     if (more := len(damaged) - _MOST_SENTENCES) > 0:
         yield f"{fmt.counted(more, 'more entry')} {'is' if more == 1 else 'are'} damaged and ignored."
-
-
-def _known(value: Any) -> bool:
-    return not pd.isna(value)

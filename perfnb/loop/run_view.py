@@ -136,7 +136,7 @@ def _pictures(run: RunFigures) -> Iterator[Section]:
             Axis("step", "number"),
             Axis("time", "ms"),
             inside["first"].tolist(),
-            tuple(Line(mark, _known(inside[column])) for mark, column in lines),
+            tuple(Line(mark, list(map(fmt.known, inside[column]))) for mark, column in lines),
         )
     memory = [(mark, run.memory[f"{kind}_bytes"]) for kind, mark in _MEMORY.items()]
     if run.memory["step"].nunique() > 1:
@@ -145,12 +145,8 @@ def _pictures(run: RunFigures) -> Iterator[Section]:
             Axis("step", "number"),
             Axis("memory", "bytes"),
             run.memory["step"].tolist(),
-            tuple(Line(mark, _known(readings)) for mark, readings in memory if readings.notna().any()),
+            tuple(Line(mark, list(map(fmt.known, readings))) for mark, readings in memory if readings.notna().any()),
         )
-
-
-def _known(values: pd.Series) -> list[float | None]:
-    return [fmt.known(value) for value in values]
 
 
 def _tables(run: RunFigures) -> Iterator[Section]:

@@ -75,8 +75,10 @@ def layers_document(report: Report) -> Document:
     places = report.layer_places
     weights = [total.number or 0.0 for total in totals[: len(modules)]]
     path = [places[name] for name in map(str, report.summary.hot_path) if name in places]
+    slowdown = report.summary.slowdown
+    slower = "" if slowdown is None else f"; it takes {fmt.ratio(slowdown)} the time of a timed step"
     table = Table(
-        f"Times of a traced step, layers inside included{_of_traced(report)}",
+        f"Times of a traced step, layers inside included{slower}",
         columns,
         [(label, kind, total, *rest) for label, kind, total, rest in zip(labels, kinds, totals, figures, strict=True)],
         Nesting(parents, weights, path),
@@ -89,11 +91,6 @@ def layers_document(report: Report) -> Document:
         key="layers",
     )
     return Document("layers", sections=(table,))
-
-
-def _of_traced(report: Report) -> str:
-    slowdown = report.summary.slowdown
-    return "" if slowdown is None else f"; it takes {fmt.ratio(slowdown)} the time of a timed step"
 
 
 def _ops_of_layers(report: Report) -> Inner:

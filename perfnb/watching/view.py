@@ -188,7 +188,7 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
         columns = (Column("name"), Column("inside"), *times, Column("", priority=1))
         rows = _mark_rows(bands)
         title, rows = ("Marks, newest first", rows[::-1]) if summary.steps is None else ("Passes and marks", rows)
-        yield Table(title, columns, rows, budget=Budget(20, 40), noun="mark")
+        yield Table(title, columns, rows, noun="mark")
 
 
 def watch_series(summary: MachineSummary) -> Iterator[Series]:
@@ -224,18 +224,14 @@ def _value(column: str, number: Any) -> Value:
 def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[Any, ...]:
     """A metric's figures; empty where a figure has no meaning."""
     if metric == "energy_j":
-        return *_names(summary, device, metric), "", "", "", Value(fmt.known(row["total"]), "joules", _bounds(row))
+        total, uncertainty = fmt.known(row["total"]), fmt.known(row["uncertainty"]) or 0.0
+        bounds = None  # an interval that rounds to the value itself says nothing
+        if total is not None and uncertainty > 0.005 * total:
+            bounds = total - uncertainty, total + uncertainty
+        return *_names(summary, device, metric), "", "", "", Value(total, "joules", bounds)
     total = Value(fmt.known(row["total"]), "bytes") if metric.endswith("_per_s") else ""
     figures = (_value(metric, row[figure]) for figure in ("median", "p95", "max"))
     return *_names(summary, device, metric), *figures, total
-
-
-def _bounds(row: Any) -> tuple[float, float] | None:
-    """What the energy may be, unless that rounds to the same."""
-    total, uncertainty = fmt.known(row["total"]), fmt.known(row["uncertainty"])
-    if total is None or uncertainty is None or uncertainty < 0.005 * total:
-        return None
-    return total - uncertainty, total + uncertainty
 
 
 def _names(summary: MachineSummary, device: str, metric: str) -> tuple[str, str]:
