@@ -8,18 +8,7 @@ from typing import Any
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw.document import (
-    Axis,
-    Cell,
-    Column,
-    Document,
-    Line,
-    Series,
-    State,
-    Table,
-    Value,
-    Verdict,
-)
+from perfnb.draw.document import Axis, Cell, Column, Document, Line, Series, State, Table, Value, Verdict
 from perfnb.draw.palette import BLUE, GREY, Mark
 
 #: Most entries in the charts, charts, one per step name, and sentences of one kind; the last ones are shown.

@@ -18,6 +18,8 @@ from perfnb.stacks.tables import function_table
 
 #: Most functions that a document has.
 _MOST = 2_000
+#: What profiles measure, by unit.
+_MEASURES = {"ms": "time", "bytes": "memory", "samples": "samples"}
 
 
 def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
@@ -39,7 +41,7 @@ def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
         facts.append(fmt.counted(record.samples, "sample"))
     if functions["calls"].notna().any():
         facts.append(fmt.counted(int(functions["calls"].sum()), "call"))
-    label = {"ms": "time", "bytes": "memory", "samples": "samples"}.get(record.unit)
+    label = _MEASURES.get(record.unit)
     sections: list[Section] = []
     if tree is not None and len(tree):
         title = "Flame graph" if record.calls is None else "Flame graph, approximate"
@@ -67,14 +69,13 @@ def _heaviest(record: HostRecord, functions: pd.DataFrame, whole: float) -> Verd
     if record.unit == "none":
         return Verdict("none", f"{_named(first, 1)} takes most itself: {share} of the whole")
     own, _ = _columns(record.unit)
-    unit = {"ms": "the time", "bytes": "the memory", "samples": "the samples"}[record.unit]
     amounts = f"{words(first[own], UNITS[record.unit])} of {words(whole, UNITS[record.unit])}"
-    return Verdict("none", f"{_named(first, 1)} takes {share} of {unit} itself, {amounts}")
+    return Verdict("none", f"{_named(first, 1)} takes {share} of the {_MEASURES[record.unit]} itself, {amounts}")
 
 
 def _columns(unit: str) -> tuple[str, str]:
     """The columns of own and total figures."""
-    kind = {"ms": "ms", "samples": "samples", "bytes": "bytes", "none": "share"}[unit]
+    kind = "share" if unit == "none" else unit
     return f"self_{kind}", f"total_{kind}"
 
 

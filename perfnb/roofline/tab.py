@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw.document import (
-    Axis,
-    Budget,
-    Column,
-    Document,
-    Dot,
-    Figure,
-    Scatter,
-    Section,
-    Table,
-    Verdict,
-    words,
-)
+from perfnb.draw.document import Axis, Budget, Column, Document, Dot, Figure, Scatter, Section, Table, Verdict, words
 from perfnb.draw.palette import BLUE, DARK, GREY, SKY, Mark
 from perfnb.draw.tab import Tab
 

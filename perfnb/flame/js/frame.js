@@ -1,7 +1,7 @@
 // Drawing one frame of a flame graph: calls within one pixel are drawn as one, so that a frame costs as much as its pixels,
 // however many calls there are.
 import { canvasTheme, mixed } from "../../draw/js/canvas.js";
-import { flameFirst, flameNext } from "./store.js";
+import { flameFirst } from "./store.js";
 
 export const FLAME_ROW = 18;
 const FLAME_SHADES = [-0.14, -0.06, 0, 0.1, 0.2];
@@ -100,7 +100,7 @@ export function flameFrame(state, canvas) {
         if ((right - left) / size.ratio > FLAME_LEAST) named.push({ i, store, left: left / size.ratio, right: right / size.ratio, y, code });
       }
       if (wide >= 1) k += 1;
-      else k = flameNext(store, level, state.t0 + (left + 1) / scale, k);  // many calls within one pixel
+      else k = Math.max(k + 1, flameFirst(store, level, state.t0 + (left + 1) / scale));  // many calls within one pixel
     }
   };
   const outline = ({ part, i }, colour, wide) => {
