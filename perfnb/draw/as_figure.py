@@ -42,7 +42,7 @@ def _chart(axes: Axes, chart: Series) -> None:
     bare(axes)
     for line, dashes in zip(chart.lines, cycle(_DASHES), strict=False):
         values, low, high = (
-            [math.nan if fmt.known(value) is None else float(value) for value in ends or ()]
+            [math.nan if (number := fmt.known(value)) is None else number for value in ends or ()]
             for ends in (line.values, line.low, line.high)
         )
         look: dict[str, Any] = {"color": line.mark.colour, "linestyle": dashes, "linewidth": 1.3}

@@ -36,7 +36,7 @@ from perfnb.loop.run_summary import FEWEST_STEPS, TYPICAL, RunFigures, stretches
 
 #: Points of the chart of all steps.
 _POINTS = 240
-_TYPICAL = {True: "yes", False: "no"}
+_TYPICAL: dict[Any, str] = {True: "yes", False: "no"}
 _MEMORY = {
     "resident": Mark("process (resident)", palette.BLUE, "█", "solid"),
     "allocated": Mark("allocated on the device", palette.ORANGE, "░", "dots"),

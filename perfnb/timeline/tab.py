@@ -94,7 +94,7 @@ def _title(track: Track) -> str:
 
 
 def _name(timeline: Timeline, row: Any) -> str:
-    name = timeline.names[row.name]
+    name = str(timeline.names[row.name])
     if name in timeline.kinds:
         return palette.mark(name).word
     for start in _BEGINS:

@@ -224,11 +224,11 @@ def _value(column: str, number: Any) -> Value:
 def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[Any, ...]:
     """A metric's figures; empty where a figure has no meaning."""
     if metric == "energy_j":
-        total, uncertainty = fmt.known(row["total"]), fmt.known(row["uncertainty"]) or 0.0
+        joules, uncertainty = fmt.known(row["total"]), fmt.known(row["uncertainty"]) or 0.0
         bounds = None  # an interval that rounds to the value itself says nothing
-        if total is not None and uncertainty > 0.005 * total:
-            bounds = total - uncertainty, total + uncertainty
-        return *_names(summary, device, metric), "", "", "", Value(total, "joules", bounds)
+        if joules is not None and uncertainty > 0.005 * joules:
+            bounds = joules - uncertainty, joules + uncertainty
+        return *_names(summary, device, metric), "", "", "", Value(joules, "joules", bounds)
     total = Value(fmt.known(row["total"]), "bytes") if metric.endswith("_per_s") else ""
     figures = (_value(metric, row[figure]) for figure in ("median", "p95", "max"))
     return *_names(summary, device, metric), *figures, total
