@@ -39,12 +39,14 @@ _COUNTED = {
 
 def roofline_document(roofline: RooflineLevels) -> Document:
     """How close the step comes to the machine's ceilings, and each layer and op to its own."""
+    counters = roofline.counters
+    read = ", ".join(f"{word} {fmt.share(counters[name])}" for name, word in _COUNTED.items() if name in counters)
     return Document(
         "roofline",
         device=roofline.device,
         verdict=roofline_verdict(roofline),
         figures=tuple(_figures(roofline)),
-        facts=tuple(filter(None, [counters_words(roofline)])),
+        facts=(f"the GPU's hardware counters over the timed steps: {read}",) if read else (),
         sections=tuple(_sections(roofline)),
         notes=tuple(_notes(roofline)),
     )
@@ -161,32 +163,15 @@ def _bound(row: Any) -> str:
 
 
 def _notes(roofline: RooflineLevels) -> Iterator[str]:
-    if doubt := ceilings_doubt(roofline):
-        yield f"{fmt.capital(doubt)}."
+    for dtype, peak in roofline.refuted.items():
+        low = f"The measured {dtype} ceiling ({fmt.flops(peak)}/s) was too low"
+        yield f"{low}: part of this step ran faster, and its rate is used instead."
+    if roofline.ceilings_doubted:
+        used = fmt.share(roofline.others)
+        yield f"Other programs used {used} of the CPUs while the ceilings were measured: they may be too low."
     if len(roofline.uncounted):
         share = fmt.share(roofline.uncounted["share"].sum())
         yield f"Ops without a formula take {share} of the traced step; these figures exclude their arithmetic."
-
-
-def counters_words(roofline: RooflineLevels) -> str:
-    """What the GPU's hardware counters read; empty without them."""
-    read = [
-        f"{word} {fmt.share(roofline.counters[name])}" for name, word in _COUNTED.items() if name in roofline.counters
-    ]
-    return f"the GPU's hardware counters over the timed steps: {', '.join(read)}" if read else ""
-
-
-def ceilings_doubt(roofline: RooflineLevels) -> str:
-    """Why the ceilings may be too low; empty if nothing suggests it."""
-    doubts = [
-        f"the measured {dtype} ceiling ({fmt.flops(peak)}/s) was too low: part of this step ran faster, and its rate "
-        "is used instead"
-        for dtype, peak in roofline.refuted.items()
-    ]
-    if roofline.ceilings_doubted:
-        used = fmt.share(roofline.others)
-        doubts.append(f"other programs used {used} of the CPUs while the ceilings were measured: they may be too low")
-    return "; ".join(doubts)
 
 
 TAB = Tab("roofline", lambda report: report.summary.roofline, roofline_document)
