@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 #: Most devices that are shown, and of these most queues.
 _MOST_DEVICES, _MOST_QUEUES = 16, 4
-#: Kernels that text and static HTML list.
-_KERNELS = Budget(5, 15)
 #: The section in which a row selects the op of its name.
 _OPS = (("ops", "Show in the ops"),)
 
@@ -238,7 +236,7 @@ def _kernels(summary: GpuSummary) -> Table:
         "Kernels, copies and fills per step, by op and input shapes" + (f"; {left:,} more not listed" if left else ""),
         columns,
         rows,
-        budget=_KERNELS,
+        budget=Budget(5, 15),
         noun="kernel",
         selects=_OPS if by_op else (),
         names=[str(row.op if pd.isna(row.kernel) else row.kernel) for row in _rows(table)],

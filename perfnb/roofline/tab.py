@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 #: Most layers and ops in the view, heaviest first.
 MOST_LAYERS, MOST_OPS = 400, 100
-#: Layers and ops that text and static HTML list.
-_LAYERS, _OPS = Budget(8, 15), Budget(4, 8)
 #: Shares of the roofs below which layers are far below them, and above which they are close to one.
 _FAR, _CLOSE = 0.1, 0.5
 #: Arithmetic is blue, moving bytes has the colour of copies.
@@ -102,8 +100,8 @@ def _sections(roofline: RooflineLevels) -> Iterator[Section]:
         selects="roofline",
     )
     if len(layers):
-        yield _table("Layers", layers, MOST_LAYERS, _LAYERS, "layer", "roofline")
-    yield _table("Ops", ops, MOST_OPS, _OPS, "op", "" if len(layers) else "roofline")
+        yield _table("Layers", layers, MOST_LAYERS, Budget(8, 15), "layer", "roofline")
+    yield _table("Ops", ops, MOST_OPS, Budget(4, 8), "op", "" if len(layers) else "roofline")
     columns = (Column("op"), Column("calls", "count"), Column("time", "ms"), Column("share", "share", bar=True))
     uncounted = roofline.uncounted
     rows = [(row.op, *map(fmt.known, (row.calls, row.ms, row.share))) for row in _rows(uncounted)]

@@ -119,11 +119,6 @@ def _curve(curve: MemoryCurve, whole: int, low: int) -> str:
     return f"M{_LEFT} {low}{''.join(f'H{x:.0f}V{y:.0f}V{end:.0f}' for x, y, end in steps)}H{WIDE}V{low}Z"
 
 
-#: Tracks that text and static HTML list.
-_LISTED = Budget(8, 24)
-_NODE = f"{BACKWARD_NODE}: "
-
-
 def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None = None) -> Document:
     """When everything ran: all of it live, elsewhere the median step as a picture, and what each of its tracks did.
 
@@ -188,7 +183,7 @@ def _tracks(step: StepTimeline) -> Table:
         (row.track, _longest(row), row.longest_ms, row.events, row.busy_ms, row.share)
         for row in (*_rows(table[always]), *_rows(others))
     ]
-    return Table(f"Tracks of {step.name}", columns, rows, budget=_LISTED, noun="track")
+    return Table(f"Tracks of {step.name}", columns, rows, budget=Budget(8, 24), noun="track")
 
 
 def _rows(frame: pd.DataFrame) -> Any:
@@ -203,7 +198,7 @@ def _length(step: StepTimeline) -> str:
 
 
 def _longest(row: Any) -> str:
-    name = palette.mark(row.longest).word if row.kind == "phases" else row.longest.removeprefix(_NODE)
+    name = palette.mark(row.longest).word if row.kind == "phases" else row.longest.removeprefix(_BEGINS[0])
     if row.layer is None or row.kind == "phases":
         return str(name)
     return str(row.layer) if row.kind == "layers" else f"{name} in {row.layer}"
