@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost, nest_cutting
@@ -103,6 +105,15 @@ def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorica
     used, compact = np.unique(of_rows[of_rows != NONE], return_inverse=True)
     of_rows[of_rows != NONE] = compact
     return pd.Categorical.from_codes(of_rows, categories=labels[used])
+
+
+def texts(events: pd.DataFrame, name: str, *rows: Ints) -> npt.NDArray[np.object_]:
+    """The texts of some rows of a column as plain strings, empty if missing: then that of the next rows counts."""
+    if name not in events:
+        return np.full(len(rows[0]), "", dtype=object)
+    codes, labels = text(events, name)
+    words = np.array([*map(str, labels), ""], dtype=object)
+    return reduce(lambda first, then: np.where(first == "", then, first), (words[codes[of]] for of in rows))
 
 
 def known_or_na(values: Ints) -> pd.arrays.IntegerArray:
