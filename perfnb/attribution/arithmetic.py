@@ -12,13 +12,12 @@ import numpy as np
 import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, owner_names
-from perfnb.attribution.tables import op_times
+from perfnb.attribution.tables import DIRECTIONS, op_times
 from perfnb.recording.nesting import NONE, Floats, Ints, nest, outermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT, is_one_of, of_labels
 from perfnb.trace_names import OP_SPAN, SPAN_CATEGORY, number_behind
 
-_DIRECTIONS = ("forward", "backward", "recompute")
 _AMOUNTS = ("flops", "bytes", "uncounted")
 
 
@@ -71,7 +70,7 @@ def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict
     owned = counted[counted["span"] != NONE]
     owned = owned.assign(uncounted=owned["flops"].isna())
     sums = {}
-    for way in _DIRECTIONS:
+    for way in DIRECTIONS:
         part = owned[owned["direction"] == way]
         for amount in _AMOUNTS:
             weights = part[amount].fillna(0).to_numpy(dtype=np.float64)
@@ -92,25 +91,14 @@ def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(sums).astype("Int64")
 
 
-def work_by_layer(counted: pd.DataFrame) -> pd.DataFrame:
-    """Work of each row of the layers' table, child layers excluded.
+def work_by(counted: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Work by ``layer`` (each row of the layers' table, child layers excluded) or by ``op``.
 
-    ``calls`` of operators, how many were ``uncounted``, ``flops`` of the rest (missing if no call had a formula),
-    ``bytes`` and ``dtype``.
+    ``calls`` of operators, how many were ``uncounted``, ``flops`` of the rest, ``bytes``, and the ``dtype`` of the most
+    FLOPs; ties go to the most bytes, then to the first name. FLOPs are missing if no call had a formula, or if those
+    that had one did nothing and others had none.
     """
-    return _work(counted[counted["layer"] != ""], "layer")
-
-
-def work_by_op(counted: pd.DataFrame) -> pd.DataFrame:
-    """The same for each operator."""
-    return _work(counted, "op")
-
-
-def _work(counted: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Sums by a column, with the dtype of the most FLOPs; ties go to the most bytes, then to the first name.
-
-    FLOPs are missing if no call had a formula, or if those that had one did nothing and others had none.
-    """
+    counted = counted[counted[by] != ""]
     unknown = counted["flops"].isna()
     calls = counted[[by, "dtype", "bytes"]].assign(flops=counted["flops"].fillna(0), uncounted=unknown)
     sums = calls.groupby(by, sort=False).agg(

@@ -24,7 +24,7 @@ from perfnb.attribution.collective_waits import (
     takes_results,
     waits_of_host,
 )
-from perfnb.attribution.device_work import column, pairs
+from perfnb.attribution.device_work import thread_keys
 from perfnb.attribution.interval_sets import intersection, union
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest_cutting, subtree_sums
 from perfnb.recording.text import found, is_one_of, of_labels
@@ -140,7 +140,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     rows = np.flatnonzero(on_host)
     host = events[[name for name in _READ if name in events]].iloc[rows]
     start = host["start_ns"].to_numpy()
-    thread = pairs(column(host, "process"), column(host, "thread"))
+    thread = thread_keys(events)[rows]
     kind = _kinds(host)
     end = start + host["duration_ns"].to_numpy()
     steps = _Steps.of(kind, thread, start, end)
