@@ -7,6 +7,7 @@ fails before that), it is an activation; made and freed within a step, a tempora
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, attribute, owner_names
 from perfnb.attribution.blocks import Kind
-from perfnb.recording.nesting import NONE, Bools, Ints, innermost, nest, outermost
+from perfnb.recording.nesting import NONE, Ints, innermost, nest, outermost
 from perfnb.recording.recording import MemoryRecord, Recording
 from perfnb.recording.schema import CATEGORIES, conform
 from perfnb.recording.text import TEXT, of_labels
@@ -99,8 +100,7 @@ def paired(changes: pd.DataFrame) -> pd.DataFrame:
             "event": np.where(made, rows["event"].to_numpy(), NONE),
         }
     )
-    chosen: pd.DataFrame = blocks.loc[made | orphan].reset_index(drop=True)
-    return chosen
+    return blocks.loc[made | orphan].reset_index(drop=True)
 
 
 def allocation_table(watched: Watched) -> pd.DataFrame:
@@ -137,8 +137,7 @@ def allocations_by_step(watched: Watched) -> pd.DataFrame:
     )
     columns = ["bytes", "device", "layer", "phase", "op", "made_in_step", "freed_in_step"]
     unsure = before & (alive | (freed < 0) | (watched.blocks["device"] == "cpu").to_numpy())
-    chosen: pd.DataFrame = table.loc[~unsure, columns].reset_index(drop=True)
-    return chosen
+    return table.loc[~unsure, columns].reset_index(drop=True)
 
 
 def _made(
@@ -149,16 +148,14 @@ def _made(
     of_event = np.full(len(memory.events) + 1, NONE, dtype=np.int64)
     of_event[host.rows] = np.arange(len(host.rows))
     place_in_host = of_event[blocks["event"].to_numpy()]
-    place = np.where(place_in_host != NONE, host.block[place_in_host], NONE)
-    known = place != NONE
-    ops = _making_op(memory.events, attribution)
+    place = np.append(host.block, NONE)[place_in_host]
     starts, ends = steps["start"].to_numpy(), steps["end"].to_numpy()
     return blocks.assign(
         place=place,
-        layer=_text(owner_names(recording, attribution)[place], known),
-        phase=_text(cells["phase"].to_numpy(dtype=object)[place], known),
-        direction=_text(cells["direction"].to_numpy(dtype=object)[place], known),
-        op=_text(np.append(ops, "")[place_in_host], place_in_host != NONE),
+        layer=_text(owner_names(recording, attribution), place),
+        phase=_text(cells["phase"], place),
+        direction=_text(cells["direction"], place),
+        op=_text(_making_op(memory.events, attribution), place_in_host),
         name=pd.Series(pd.NA, index=blocks.index, dtype="object"),
         made_in=_step_at(blocks["start"].to_numpy(), starts, ends),
         freed_in=_step_at(blocks["end"].to_numpy(), starts, ends),
@@ -167,17 +164,12 @@ def _made(
 
 def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
     """The op around each host event: the innermost that does more than allocate, else the outermost."""
-    host = attribution.host
-    rows = host.rows
-    start = host.starts
-    end = start + events["duration_ns"].to_numpy()[rows]
-    forest = nest(events["thread"].to_numpy()[rows], start, end)
+    host, rows = attribution.host, attribution.host.rows
+    forest = nest(host.thread, host.starts, host.ends)
     fetches = of_labels(events["name"], lambda name: name.startswith(_FETCHING))[rows]
     making = innermost(forest, host.is_op & ~fetches)
-    fetching = outermost(forest, host.is_op)
-    found = np.where(making != NONE, making, fetching)
-    names = events["name"].to_numpy(dtype=object)[rows]
-    return np.where(found != NONE, names[found], "")
+    making = np.where(making != NONE, making, outermost(forest, host.is_op))
+    return np.append(events["name"].to_numpy(dtype=object)[rows], "")[making]
 
 
 def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int, finish: int) -> pd.DataFrame:
@@ -308,7 +300,7 @@ def _step_at(time: Ints, starts: Ints, ends: Ints) -> Ints:
     return np.where((place >= 0) & (time <= ends[place]), place, NONE)
 
 
-def _text(values: np.ndarray, known: Bools) -> pd.Series:
-    """Text that is missing if it is empty or unknown."""
-    text = pd.Series(values, dtype="object")
-    return text.mask(~known | (text == ""), pd.NA)
+def _text(texts: Iterable[str], places: Ints) -> pd.Series:
+    """The texts at some places; missing if empty, or at no place."""
+    text = pd.Series(np.array([*texts, ""], dtype=object)[places], dtype="object")
+    return text.mask(text == "", pd.NA)
