@@ -164,16 +164,11 @@ def host_blocks(events: pd.DataFrame) -> Host:
     # Steps first, then from the outside in: equal intervals then nest as their events do.
     others = np.flatnonzero((kind != Kind.OP) & (kind != Kind.STEP))
     others = others[np.argsort(forest.depth[others], kind="stable")]
-    whole = {
-        "kind": np.concatenate(
-            [kind[steps.at], np.full(len(runs), Kind.ENGINE), kind[others], np.full(len(waits), Kind.COMMUNICATION)]
-        ),
-        "place": np.concatenate([steps.at, np.full(len(runs), NONE), others, np.full(len(waits), NONE)]),
-        "start": np.concatenate([steps.starts, runs["start"], start[others], waits["start"]]),
-        "end": np.concatenate([steps.ends, runs["end"], end[others], waits["end"]]),
-        "thread": np.concatenate([steps.threads, runs["thread"], thread[others], waits["thread"]]),
-    }
-    blocks, first_step = _cut_at_steps(pd.DataFrame({name: v.astype(np.int64) for name, v in whole.items()}), steps)
+    marked = pd.DataFrame({"kind": kind, "place": np.arange(len(kind)), "start": start, "end": end, "thread": thread})
+    others = marked.iloc[others]
+    runs, waits = runs.assign(kind=int(Kind.ENGINE), place=NONE), waits.assign(kind=int(Kind.COMMUNICATION), place=NONE)
+    whole = pd.concat([marked.iloc[steps.at], runs, others, waits], ignore_index=True).astype("int64")
+    blocks, first_step = _cut_at_steps(whole, steps)
     place = blocks.pop("place").to_numpy()
     blocks.insert(1, "event", np.append(rows, NONE)[place])
     blocks["span"] = np.append(host["span"].to_numpy(), NONE)[place]

@@ -139,13 +139,8 @@ def pairs(*columns: Ints) -> Ints:
 
 def first_match(key: Ints, wanted: Ints) -> Ints:
     """Position in `key` of the first value equal to each wanted one; -1 if there is none."""
-    order = np.argsort(key, kind="stable")
-    place = np.searchsorted(key[order], wanted)
-    found = place < len(order)
-    found[found] = key[order[place[found]]] == wanted[found]
-    result = np.full(len(wanted), NONE, dtype=np.int64)
-    result[found] = order[place[found]]
-    return result
+    values, first = np.unique(key, return_index=True)
+    return np.asarray(np.append(first, NONE)[pd.Index(values).get_indexer(wanted)])
 
 
 def calls_of(events: pd.DataFrame, rows: Ints) -> Ints:

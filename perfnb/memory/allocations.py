@@ -26,6 +26,8 @@ BEFORE, AFTER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _FETCHING = ("aten::empty", "aten::resize_", "aten::new_empty", "aten::zeros", "aten::ones", "aten::full")
 #: Which of several owners of an address wins.
 _CLAIMS = ("parameters", "gradients", "optimizer_state", "inputs", "other")
+#: Where a block of memory is.
+_PLACE = ["device", "address"]
 #: Phases in which a step creates no inputs.
 _COMPUTING = ("forward", "loss", "backward", "optimizer")
 
@@ -178,16 +180,13 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     Objects from before watching started are added if they are seen from the look before the counted step on, because
     not all frees of earlier blocks are reported.
     """
-    devices = sorted({*blocks["device"].unique(), *known["device"].unique()})
-    codes = {device: code for code, device in enumerate(devices)}
     names = np.array([*recording.modules["name"], None], dtype=object)
     seen = pd.DataFrame(
         {
             "at": known["time_ns"].to_numpy(),
-            "key": known["device"].map(codes).astype("int64").to_numpy(),
+            "device": known["device"].astype(TEXT).array,
             "address": known["address"].to_numpy(),
             "bytes": known["bytes"].to_numpy(),
-            "device": known["device"].astype(TEXT).to_numpy(dtype=object),
             "rank": known["category"].map({name: rank for rank, name in enumerate(_CLAIMS)}).astype("int64").to_numpy(),
             "owner": names[known["layer"].to_numpy()],
             "called": known["name"].to_numpy(dtype=object),
@@ -196,13 +195,13 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     alive = pd.DataFrame(
         {
             "at": blocks["start"].to_numpy(),
-            "key": blocks["device"].map(codes).astype("int64").to_numpy(),
+            "device": blocks["device"].astype(TEXT).array,
             "address": blocks["address"].to_numpy(),
             "row": np.arange(len(blocks)),
             "until": blocks["end"].to_numpy(),
         }
     ).sort_values("at", kind="stable")
-    found = pd.merge_asof(seen, alive, on="at", by=["key", "address"])
+    found = pd.merge_asof(seen, alive, on="at", by=_PLACE)
     matched = found["row"].notna().to_numpy() & (found["until"].fillna(BEFORE).to_numpy() > found["at"].to_numpy())
     computed = blocks["phase"].isin(_COMPUTING).to_numpy()
     claims = found[matched].assign(row=found.loc[matched, "row"].astype("int64"))
@@ -210,29 +209,25 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     old = claims[(blocks["event"].to_numpy()[claims["row"]] == NONE) & (claims["device"] == "cpu").to_numpy()]
     sizes = blocks["bytes"].to_numpy().copy()
     sizes[old["row"]] = old["bytes"]
-    blocks = blocks.assign(bytes=sizes)
     claims = claims[~((claims["rank"] == _CLAIMS.index("inputs")) & computed[claims["row"]])]
     claims = claims[claims["rank"] < _CLAIMS.index("other")]
     best = claims.sort_values("rank", kind="stable").drop_duplicates("row")
-    blocks = blocks.assign(claim=NONE)
-    for column, values in (("claim", best["rank"]), ("layer", best["owner"]), ("name", best["called"])):
-        filled = blocks[column].to_numpy(dtype=object).copy()
-        filled[best["row"].to_numpy()] = values.to_numpy(dtype=object)
-        blocks[column] = pd.Series(filled, dtype="object")
+    blocks = blocks.assign(bytes=sizes, claim=pd.Series(NONE, index=blocks.index, dtype=object))
+    blocks.loc[best["row"], ["claim", "layer", "name"]] = best[["rank", "owner", "called"]].to_numpy(dtype=object)
     looks = seen["at"].to_numpy()
     first = looks[looks <= begin].max(initial=BEFORE)
     added = found[~matched & (found["at"] >= first)].sort_values("at", kind="stable")
-    sightings = added.groupby(["key", "address"])["at"].agg(["min", "max"])
-    added = added.sort_values("rank", kind="stable").drop_duplicates(["key", "address"])
-    since, last = sightings.reindex(pd.MultiIndex.from_frame(added[["key", "address"]])).to_numpy(dtype=np.int64).T
+    sightings = added.groupby(_PLACE)["at"].agg(["min", "max"])
+    added = added.sort_values("rank", kind="stable").drop_duplicates(_PLACE)
+    since, last = sightings.reindex(pd.MultiIndex.from_frame(added[_PLACE])).to_numpy(dtype=np.int64).T
     # First seen mid-step and not allocated here: it came from elsewhere (a loader's shared memory).
     late = (added["rank"] == _CLAIMS.index("inputs")).to_numpy() & (since > first)
     # Another block starts at the address: the free was not seen.
     later = pd.merge_asof(
-        added[["key", "address"]].assign(at=since, place=np.arange(len(added))).sort_values("at", kind="stable"),
+        added[_PLACE].assign(at=since, place=np.arange(len(added))).sort_values("at", kind="stable"),
         alive,
         on="at",
-        by=["key", "address"],
+        by=_PLACE,
         direction="forward",
     ).sort_values("place")["row"]
     again = later.fillna(NONE).to_numpy(dtype=np.int64)

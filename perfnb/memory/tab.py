@@ -150,7 +150,7 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
     def places(values: Iterable[Any]) -> list[int]:
         return [_NONE if pd.isna(value) else names.setdefault(str(value), len(names)) for value in values]
 
-    timeline, phases = summary.timeline, summary.phases
+    timeline = summary.timeline
     times = _nanoseconds(timeline["t_ms"])
     largest = summary.largest.sort_values("start_ms", kind="stable")
     peak_ns = round(1e6 * summary.peak_ms)
@@ -163,10 +163,8 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
         },
         "categories": plain([*palette.CATEGORIES.values()]),
         "phases": [
-            {**plain(palette.mark(str(phase))), "start_ns": begin, "end_ns": finish}
-            for phase, begin, finish in zip(
-                phases["phase"], _nanoseconds(phases["start_ms"]), _nanoseconds(phases["end_ms"]), strict=True
-            )
+            {**plain(palette.mark(str(phase))), "start_ns": round(1e6 * begin), "end_ns": round(1e6 * end)}
+            for phase, begin, end in summary.phases.itertuples(index=False)
         ],
         "instants": {
             "t": times,

@@ -248,12 +248,10 @@ def _largest(watched: Watched, device: str, instants_ms: np.ndarray) -> pd.DataF
     """The allocations on a device that are among the `LARGEST` at some instant."""
     blocks = watched.counted[watched.counted["device"] == device]
     blocks = blocks.sort_values("bytes", ascending=False, kind="stable")
-    step_ms = (watched.end - watched.begin) / 1e6
-    start = (np.maximum(blocks["start"].to_numpy(), watched.begin) - watched.begin) / 1e6
-    freed = np.minimum(blocks["end"].to_numpy(), watched.end)
-    end = np.where(freed >= watched.end, step_ms, (freed - watched.begin) / 1e6)
-    first = np.searchsorted(instants_ms, start, side="left")
-    last = np.where(end >= step_ms, len(instants_ms), np.searchsorted(instants_ms, end, side="left"))
+    times = (blocks[name].to_numpy().clip(watched.begin, watched.end) for name in ("start", "end"))
+    start, end = ((time - watched.begin) / 1e6 for time in times)
+    first, last = (np.searchsorted(instants_ms, time, side="left") for time in (start, end))
+    last[blocks["end"] >= watched.end] = len(instants_ms)
     counts = np.zeros(len(instants_ms), dtype=np.int64)
     chosen: list[int] = []
     for row, (begin, stop) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):

@@ -146,9 +146,9 @@ class StandIns:
             self._made[id(real)] = real, self._make(real, *layout)
         return self._made[id(real)][1]
 
-    def within(self, value: Any, depth: int = _NESTING) -> Any:
+    def within(self, value: Any) -> Any:
         """`value` with its tensors replaced by stand-ins; plain containers are copied once, anything else is kept."""
-        return with_tensors(value, self.of, depth, self._copies)
+        return with_tensors(value, self.of, _NESTING, self._copies)
 
     def _make(self, real: Tensor, storage: torch.UntypedStorage, stride: tuple[int, ...], offset: Any) -> Tensor:
         # Tensors on "meta" have no address, but their storage has an identity.
