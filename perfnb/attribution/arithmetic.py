@@ -68,27 +68,24 @@ def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict
     """Work of each layer span without its children, indexed by block: ``forward_flops``, ``forward_bytes``,
     ``forward_uncounted`` (calls without a formula), and the same for backward and recompute."""
     owned = counted[counted["span"] != NONE]
-    owned = owned.assign(uncounted=owned["flops"].isna())
-    sums = {}
-    for way in DIRECTIONS:
-        part = owned[owned["direction"] == way]
-        for amount in _AMOUNTS:
-            weights = part[amount].fillna(0).to_numpy(dtype=np.float64)
-            sums[f"{way}_{amount}"] = np.bincount(part["span"], weights, len(attribution.cells)).astype(np.float64)
-    return sums
+    sums = _by_direction(owned, "span", owned["direction"]).reindex(range(len(attribution.cells)), fill_value=0)
+    return {str(name): values.to_numpy(dtype=np.float64) for name, values in sums.items()}
 
 
 def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
     """The same sums for the rows of the layers' table that are not modules, by row."""
     rows = counted[(counted["span"] == NONE) & (counted["layer"] != "")]
-    forward = rows["phase"] == "forward"
-    rows = rows.assign(uncounted=rows["flops"].isna().astype("int64"))
+    return _by_direction(rows, "layer", (rows["phase"] == "forward").map({True: "forward", False: "backward"}))
+
+
+def _by_direction(calls: pd.DataFrame, by: str, direction: pd.Series) -> pd.DataFrame:
+    amounts = calls.assign(uncounted=calls["flops"].isna())[[*_AMOUNTS]].fillna(0).astype("Int64")
     sums = {
-        f"{way}_{amount}": rows[amount].fillna(0).where(chosen, 0).groupby(rows["layer"]).sum()
+        f"{way}_{amount}": amounts[amount].where(direction == way, 0).groupby(calls[by]).sum()
         for amount in _AMOUNTS
-        for way, chosen in (("forward", forward), ("backward", ~forward), ("recompute", forward & ~forward))
+        for way in DIRECTIONS
     }
-    return pd.DataFrame(sums).astype("Int64")
+    return pd.DataFrame(sums)
 
 
 def work_by(counted: pd.DataFrame, by: str) -> pd.DataFrame:
