@@ -13,7 +13,7 @@ import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, owner_names
 from perfnb.attribution.tables import DIRECTIONS, op_times
-from perfnb.recording.nesting import NONE, Floats, Ints, nest, outermost
+from perfnb.recording.nesting import NONE, Floats, outermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT, is_one_of, of_labels
 from perfnb.trace_names import OP_SPAN, SPAN_CATEGORY, number_behind
@@ -135,23 +135,13 @@ def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[s
     names : iterable of str
         The counted operators.
     """
-    calls = op_times(recording, attribution.host)
-    around = _outermost_counted(recording, attribution, frozenset(names))[calls.index.to_numpy()]
+    host, calls = attribution.host, op_times(recording, attribution.host)
+    counted = host.is_op & is_one_of(recording.events["name"], frozenset(names))[host.rows]
+    around = outermost(host.calls, counted)[calls.index.to_numpy()]
     inside = calls[around != NONE]
     owner = calls["op"].astype(TEXT).reindex(around[around != NONE]).to_numpy()
     sums = inside.groupby(owner)[["self_ns", "gpu_ns"]].sum() / 1e6 / max(attribution.steps, 1)
     return pd.DataFrame({"ms": sums["self_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("op")
-
-
-def _outermost_counted(recording: Recording, attribution: Attribution, names: frozenset[str]) -> Ints:
-    """The outermost counted operator at or around each host event inside a block; `NONE` if there is none."""
-    events, host = recording.events, attribution.host
-    chosen = np.flatnonzero(host.block != NONE)
-    rows = host.rows[chosen]
-    start = host.starts[chosen]
-    forest = nest(events["thread"].to_numpy()[rows], start, start + events["duration_ns"].to_numpy()[rows])
-    counted = host.is_op[chosen] & is_one_of(events["name"], names)[rows]
-    return outermost(forest, counted)
 
 
 def uncounted_ops(counted: pd.DataFrame, times: pd.DataFrame, whole_ms: float, *, on_gpu: bool = False) -> pd.DataFrame:

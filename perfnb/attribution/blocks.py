@@ -96,6 +96,8 @@ class Host:
     ends: Ints
     #: A number for each thread, the same as in `blocks`.
     thread: Ints
+    #: How the events nest. Marks of steps, which may start in the middle of a call, are around none.
+    calls: Forest
     #: ``kind``, ``event`` (row in the recording's events, -1 for gaps and engine runs), ``start``, ``end``, ``thread``,
     #: ``continued`` (the rest of a block that a step boundary cut), ``span``, ``step``, ``main`` (whether it is on the
     #: thread of its step), ``in_backward``.
@@ -195,7 +197,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     is_op = np.isin(kind, (Kind.OP, Kind.COPY, Kind.LOSS, Kind.FORWARD_OP, Kind.BACKWARD_OP)) & is_one_of(
         host["category"], OPS
     )
-    return Host(rows, position, is_op, start, end, thread, blocks, tree)
+    return Host(rows, position, is_op, start, end, thread, forest, blocks, tree)
 
 
 def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Ints]:

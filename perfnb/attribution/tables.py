@@ -18,7 +18,6 @@ from perfnb.recording.nesting import (
     children_sums,
     forest_of,
     innermost,
-    nest,
     outermost,
     subtree_sums,
 )
@@ -258,14 +257,9 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
 
     ``total_ns`` is 0 for a call inside another of the same operator, so that sums count no time twice.
     """
-    events = recording.events
-    # A live trace may contain the work of other threads; a loaded one was cut to its steps already.
-    inside = np.arange(len(host.rows)) if recording.is_loaded else np.flatnonzero(host.block != NONE)
-    rows, is_op = host.rows[inside], host.is_op[inside]
-    start, end = host.starts[inside], host.ends[inside]
-    duration = end - start
-    forest = nest(host.thread[inside], start, end)
-    above = innermost(forest, is_op)
+    events, rows, is_op = recording.events, host.rows, host.is_op
+    duration = host.ends - host.starts
+    above = innermost(host.calls, is_op)
     inner = children_sums(np.where(is_op, above, NONE), duration.astype(float))
     device_ns = _device_time(events, rows)
     launcher = np.where(is_op, np.arange(len(rows)), above)
@@ -275,13 +269,14 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
     calls = pd.DataFrame(
         {
             "op": events["name"].array[rows],
-            "block": host.block[inside],
+            "block": host.block,
             "self_ns": np.maximum(duration - inner, 0),
             "total_ns": np.where(_inside_same(name, above), 0, duration),
             "gpu_ns": gpu_ns,
         }
     )
-    return calls[is_op]
+    # A live trace may contain the work of other threads; a loaded one was cut to its steps already.
+    return calls[is_op if recording.is_loaded else is_op & (host.block != NONE)]
 
 
 def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:

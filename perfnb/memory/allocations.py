@@ -15,7 +15,7 @@ import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, attribute, owner_names
 from perfnb.attribution.blocks import Kind
-from perfnb.recording.nesting import NONE, Ints, innermost, nest, outermost
+from perfnb.recording.nesting import NONE, Ints, innermost, outermost
 from perfnb.recording.recording import MemoryRecord, Recording
 from perfnb.recording.schema import CATEGORIES, conform
 from perfnb.recording.text import TEXT, of_labels
@@ -166,12 +166,11 @@ def _made(
 
 def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
     """The op around each host event: the innermost that does more than allocate, else the outermost."""
-    host, rows = attribution.host, attribution.host.rows
-    forest = nest(host.thread, host.starts, host.ends)
-    fetches = of_labels(events["name"], lambda name: name.startswith(_FETCHING))[rows]
-    making = innermost(forest, host.is_op & ~fetches)
-    making = np.where(making != NONE, making, outermost(forest, host.is_op))
-    return np.append(events["name"].to_numpy(dtype=object)[rows], "")[making]
+    host = attribution.host
+    fetches = of_labels(events["name"], lambda name: name.startswith(_FETCHING))[host.rows]
+    making = innermost(host.calls, host.is_op & ~fetches)
+    making = np.where(making != NONE, making, outermost(host.calls, host.is_op))
+    return np.append(events["name"].to_numpy(dtype=object)[host.rows], "")[making]
 
 
 def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int, finish: int) -> pd.DataFrame:
