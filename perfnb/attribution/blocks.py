@@ -167,9 +167,8 @@ def host_blocks(events: pd.DataFrame) -> Host:
     others = np.flatnonzero((kind != Kind.OP) & (kind != Kind.STEP))
     others = others[np.argsort(forest.depth[others], kind="stable")]
     marked = pd.DataFrame({"kind": kind, "place": np.arange(len(kind)), "start": start, "end": end, "thread": thread})
-    others = marked.iloc[others]
     runs, waits = runs.assign(kind=int(Kind.ENGINE), place=NONE), waits.assign(kind=int(Kind.COMMUNICATION), place=NONE)
-    whole = pd.concat([marked.iloc[steps.at], runs, others, waits], ignore_index=True).astype("int64")
+    whole = pd.concat([marked.iloc[steps.at], runs, marked.iloc[others], waits], ignore_index=True).astype("int64")
     blocks, first_step = _cut_at_steps(whole, steps)
     place = blocks.pop("place").to_numpy()
     blocks.insert(1, "event", np.append(rows, NONE)[place])

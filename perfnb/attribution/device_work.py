@@ -140,7 +140,7 @@ def pairs(*columns: Ints) -> Ints:
 def first_match(key: Ints, wanted: Ints) -> Ints:
     """Position in `key` of the first value equal to each wanted one; -1 if there is none."""
     values, first = np.unique(key, return_index=True)
-    return np.asarray(np.append(first, NONE)[pd.Index(values).get_indexer(wanted)])
+    return np.asarray(np.append(first, NONE)[pd.Index(values).get_indexer(pd.Index(wanted))])
 
 
 def calls_of(events: pd.DataFrame, rows: Ints) -> Ints:

@@ -229,7 +229,7 @@ def _levels(allocations: pd.DataFrame, owners: Ints, count: int, steps: int) -> 
 
 def _steps_of(column: pd.Series) -> Ints:
     """Step numbers, `NONE` if unknown."""
-    return column.astype("Int64").to_numpy(dtype=np.int64, na_value=NONE)
+    return np.asarray(column.astype("Int64").to_numpy(na_value=NONE), dtype=np.int64)
 
 
 def _garbage_bytes(allocations: pd.DataFrame, steps: int) -> float:
