@@ -168,12 +168,13 @@ def _only_loss(recording: Recording, layer: Ints, losses: Ints) -> Bools:
     """Whether the only calls of a layer and its children were as losses."""
     tree = forest_of(recording.modules["parent"].to_numpy())
     seen = np.isin(np.arange(len(losses)), layer)
-    return (subtree_sums(tree, losses.astype(float)) > 0) & (subtree_sums(tree, seen.astype(float)) == 0)
+    lossy, visible = (subtree_sums(tree, values.astype(float)) > 0 for values in (losses, seen))
+    return np.asarray(lossy & ~visible)
 
 
 def inside_compiled(modules: pd.DataFrame) -> Bools:
     """Whether each layer is inside a compiled one."""
-    return innermost(forest_of(modules["parent"].to_numpy()), modules["compiled"].to_numpy()) != NONE
+    return np.asarray(innermost(forest_of(modules["parent"].to_numpy()), modules["compiled"].to_numpy()) != NONE)
 
 
 def _per_span(attribution: Attribution) -> dict[str, Floats]:
