@@ -102,7 +102,8 @@ def paired(changes: pd.DataFrame) -> pd.DataFrame:
             "event": np.where(made, rows["event"].to_numpy(), NONE),
         }
     )
-    return blocks.loc[made | orphan].reset_index(drop=True)
+    chosen: pd.DataFrame = blocks.loc[made | orphan].reset_index(drop=True)
+    return chosen
 
 
 def allocation_table(watched: Watched) -> pd.DataFrame:
@@ -139,7 +140,8 @@ def allocations_by_step(watched: Watched) -> pd.DataFrame:
     )
     columns = ["bytes", "device", "layer", "phase", "op", "made_in_step", "freed_in_step"]
     unsure = before & (alive | (freed < 0) | (watched.blocks["device"] == "cpu").to_numpy())
-    return table.loc[~unsure, columns].reset_index(drop=True)
+    chosen: pd.DataFrame = table.loc[~unsure, columns].reset_index(drop=True)
+    return chosen
 
 
 def _made(
