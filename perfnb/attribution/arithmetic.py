@@ -12,13 +12,12 @@ import numpy as np
 import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, owner_names
-from perfnb.attribution.tables import op_times
-from perfnb.recording.nesting import NONE, Floats, Ints, nest, outermost
+from perfnb.attribution.tables import DIRECTIONS, op_times
+from perfnb.recording.nesting import NONE, Floats, outermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT, is_one_of, of_labels
 from perfnb.trace_names import OP_SPAN, SPAN_CATEGORY, number_behind
 
-_DIRECTIONS = ("forward", "backward", "recompute")
 _AMOUNTS = ("flops", "bytes", "uncounted")
 
 
@@ -69,48 +68,34 @@ def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict
     """Work of each layer span without its children, indexed by block: ``forward_flops``, ``forward_bytes``,
     ``forward_uncounted`` (calls without a formula), and the same for backward and recompute."""
     owned = counted[counted["span"] != NONE]
-    owned = owned.assign(uncounted=owned["flops"].isna())
-    sums = {}
-    for way in _DIRECTIONS:
-        part = owned[owned["direction"] == way]
-        for amount in _AMOUNTS:
-            weights = part[amount].fillna(0).to_numpy(dtype=np.float64)
-            sums[f"{way}_{amount}"] = np.bincount(part["span"], weights, len(attribution.cells)).astype(np.float64)
-    return sums
+    sums = _by_direction(owned, "span", owned["direction"]).reindex(range(len(attribution.cells)), fill_value=0)
+    return {str(name): values.to_numpy(dtype=np.float64) for name, values in sums.items()}
 
 
 def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
     """The same sums for the rows of the layers' table that are not modules, by row."""
     rows = counted[(counted["span"] == NONE) & (counted["layer"] != "")]
-    forward = rows["phase"] == "forward"
-    rows = rows.assign(uncounted=rows["flops"].isna().astype("int64"))
+    return _by_direction(rows, "layer", (rows["phase"] == "forward").map({True: "forward", False: "backward"}))
+
+
+def _by_direction(calls: pd.DataFrame, by: str, direction: pd.Series) -> pd.DataFrame:
+    amounts = calls.assign(uncounted=calls["flops"].isna())[[*_AMOUNTS]].fillna(0).astype("Int64")
     sums = {
-        f"{way}_{amount}": rows[amount].fillna(0).where(chosen, 0).groupby(rows["layer"]).sum()
+        f"{way}_{amount}": amounts[amount].where(direction == way, 0).groupby(calls[by]).sum()
         for amount in _AMOUNTS
-        for way, chosen in (("forward", forward), ("backward", ~forward), ("recompute", forward & ~forward))
+        for way in DIRECTIONS
     }
-    return pd.DataFrame(sums).astype("Int64")
+    return pd.DataFrame(sums)
 
 
-def work_by_layer(counted: pd.DataFrame) -> pd.DataFrame:
-    """Work of each row of the layers' table, child layers excluded.
+def work_by(counted: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Work by ``layer`` (each row of the layers' table, child layers excluded) or by ``op``.
 
-    ``calls`` of operators, how many were ``uncounted``, ``flops`` of the rest (missing if no call had a formula),
-    ``bytes`` and ``dtype``.
+    ``calls`` of operators, how many were ``uncounted``, ``flops`` of the rest, ``bytes``, and the ``dtype`` of the most
+    FLOPs; ties go to the most bytes, then to the first name. FLOPs are missing if no call had a formula, or if those
+    that had one did nothing and others had none.
     """
-    return _work(counted[counted["layer"] != ""], "layer")
-
-
-def work_by_op(counted: pd.DataFrame) -> pd.DataFrame:
-    """The same for each operator."""
-    return _work(counted, "op")
-
-
-def _work(counted: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Sums by a column, with the dtype of the most FLOPs; ties go to the most bytes, then to the first name.
-
-    FLOPs are missing if no call had a formula, or if those that had one did nothing and others had none.
-    """
+    counted = counted[counted[by] != ""]
     unknown = counted["flops"].isna()
     calls = counted[[by, "dtype", "bytes"]].assign(flops=counted["flops"].fillna(0), uncounted=unknown)
     sums = calls.groupby(by, sort=False).agg(
@@ -150,23 +135,13 @@ def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[s
     names : iterable of str
         The counted operators.
     """
-    calls = op_times(recording, attribution.host)
-    around = _outermost_counted(recording, attribution, frozenset(names))[calls.index.to_numpy()]
+    host, calls = attribution.host, op_times(recording, attribution.host)
+    counted = host.is_op & is_one_of(recording.events["name"], frozenset(names))[host.rows]
+    around = outermost(host.calls, counted)[calls.index.to_numpy()]
     inside = calls[around != NONE]
     owner = calls["op"].astype(TEXT).reindex(around[around != NONE]).to_numpy()
     sums = inside.groupby(owner)[["self_ns", "gpu_ns"]].sum() / 1e6 / max(attribution.steps, 1)
     return pd.DataFrame({"ms": sums["self_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("op")
-
-
-def _outermost_counted(recording: Recording, attribution: Attribution, names: frozenset[str]) -> Ints:
-    """The outermost counted operator at or around each host event inside a block; `NONE` if there is none."""
-    events, host = recording.events, attribution.host
-    chosen = np.flatnonzero(host.block != NONE)
-    rows = host.rows[chosen]
-    start = host.starts[chosen]
-    forest = nest(events["thread"].to_numpy()[rows], start, start + events["duration_ns"].to_numpy()[rows])
-    counted = host.is_op[chosen] & is_one_of(events["name"], names)[rows]
-    return outermost(forest, counted)
 
 
 def uncounted_ops(counted: pd.DataFrame, times: pd.DataFrame, whole_ms: float, *, on_gpu: bool = False) -> pd.DataFrame:

@@ -25,7 +25,7 @@ def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
     """
     owner = np.append(host.block, NONE)[makers(events, host)]
     is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
-    for _ in range(len(owner)):
+    for _ in range(len(owner)):  # a strange trace may have a node own itself
         through = (owner != NONE) & is_node[owner]
         if not through.any():
             break
@@ -206,9 +206,7 @@ def _spans_in_gaps(host: Host) -> Ints:
     gaps = np.flatnonzero(kind == Kind.GAP)
     gaps = gaps[np.argsort(end[gaps], kind="stable")]
     roots = np.flatnonzero((kind == Kind.SPAN) & (parent != NONE) & np.isin(kind[parent], (Kind.STEP, Kind.OPTIMIZER)))
-    if len(gaps) and len(roots):
-        place = np.searchsorted(end[gaps], start[roots], side="right") - 1
-        parent[roots] = np.where(place >= 0, gaps[np.maximum(place, 0)], NONE)
+    parent[roots] = np.append(gaps, NONE)[np.searchsorted(end[gaps], start[roots], side="right") - 1]
     return parent
 
 

@@ -24,9 +24,10 @@ from perfnb.attribution.collective_waits import (
     takes_results,
     waits_of_host,
 )
+from perfnb.attribution.device_work import thread_keys
 from perfnb.attribution.interval_sets import intersection, union
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest_cutting, subtree_sums
-from perfnb.recording.text import is_one_of, of_labels
+from perfnb.recording.text import found, is_one_of, of_labels
 from perfnb.trace_names import (
     BACKWARD_NODE,
     CALLS,
@@ -95,6 +96,8 @@ class Host:
     ends: Ints
     #: A number for each thread, the same as in `blocks`.
     thread: Ints
+    #: How the events nest. Marks of steps, which may start in the middle of a call, are around none.
+    calls: Forest
     #: ``kind``, ``event`` (row in the recording's events, -1 for gaps and engine runs), ``start``, ``end``, ``thread``,
     #: ``continued`` (the rest of a block that a step boundary cut), ``span``, ``step``, ``main`` (whether it is on the
     #: thread of its step), ``in_backward``.
@@ -139,7 +142,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     rows = np.flatnonzero(on_host)
     host = events[[name for name in _READ if name in events]].iloc[rows]
     start = host["start_ns"].to_numpy()
-    thread = _threads(host)
+    thread = thread_keys(events)[rows]
     kind = _kinds(host)
     end = start + host["duration_ns"].to_numpy()
     steps = _Steps.of(kind, thread, start, end)
@@ -147,7 +150,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     step_end = np.append(steps.ends, 0)[around]
     rounded = (around != NONE) & (end > step_end) & (end - step_end <= _ROUNDING_NS)
     # A step's mark is not part of the call stack: it may start in the middle of a call.
-    beside = np.where(kind == Kind.STEP, thread.min(initial=0) - 1, thread)
+    beside = np.where(kind == Kind.STEP, NONE, thread)
     forest, end = nest_cutting(beside, start, np.where(rounded, step_end, end))
     end[steps.at] = steps.ends
     _mark_copies(events, host, kind, forest, around != NONE)
@@ -163,16 +166,10 @@ def host_blocks(events: pd.DataFrame) -> Host:
     # Steps first, then from the outside in: equal intervals then nest as their events do.
     others = np.flatnonzero((kind != Kind.OP) & (kind != Kind.STEP))
     others = others[np.argsort(forest.depth[others], kind="stable")]
-    whole = {
-        "kind": np.concatenate(
-            [kind[steps.at], np.full(len(runs), Kind.ENGINE), kind[others], np.full(len(waits), Kind.COMMUNICATION)]
-        ),
-        "place": np.concatenate([steps.at, np.full(len(runs), NONE), others, np.full(len(waits), NONE)]),
-        "start": np.concatenate([steps.starts, runs["start"], start[others], waits["start"]]),
-        "end": np.concatenate([steps.ends, runs["end"], end[others], waits["end"]]),
-        "thread": np.concatenate([steps.threads, runs["thread"], thread[others], waits["thread"]]),
-    }
-    blocks, first_step = _cut_at_steps(pd.DataFrame({name: v.astype(np.int64) for name, v in whole.items()}), steps)
+    marked = pd.DataFrame({"kind": kind, "place": np.arange(len(kind)), "start": start, "end": end, "thread": thread})
+    runs, waits = runs.assign(kind=int(Kind.ENGINE), place=NONE), waits.assign(kind=int(Kind.COMMUNICATION), place=NONE)
+    whole = pd.concat([marked.iloc[steps.at], runs, marked.iloc[others], waits], ignore_index=True).astype("int64")
+    blocks, first_step = _cut_at_steps(whole, steps)
     place = blocks.pop("place").to_numpy()
     blocks.insert(1, "event", np.append(rows, NONE)[place])
     blocks["span"] = np.append(host["span"].to_numpy(), NONE)[place]
@@ -199,7 +196,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
     is_op = np.isin(kind, (Kind.OP, Kind.COPY, Kind.LOSS, Kind.FORWARD_OP, Kind.BACKWARD_OP)) & is_one_of(
         host["category"], OPS
     )
-    return Host(rows, position, is_op, start, end, thread, blocks, tree)
+    return Host(rows, position, is_op, start, end, thread, forest, blocks, tree)
 
 
 def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Ints]:
@@ -232,14 +229,6 @@ def marks_step(events: pd.DataFrame) -> Bools:
     )
 
 
-def _threads(host: pd.DataFrame) -> Ints:
-    """A number for each thread of each process."""
-    thread = host["thread"].to_numpy()
-    if "process" not in host or host["process"].nunique() < 2:
-        return thread
-    return np.asarray(host.groupby(["process", "thread"], sort=False).ngroup().to_numpy(), dtype=np.int64)
-
-
 def _kinds(host: pd.DataFrame) -> Ints:
     """Kind of each event by name and category."""
     kind = of_labels(host["name"], _kind_of, Kind.OP)
@@ -255,7 +244,7 @@ def _kinds(host: pd.DataFrame) -> Ints:
 
 def _is_old_node(host: pd.DataFrame) -> Bools:
     """Whether each event is a backward node as torch before 1.9 traced it: only the node's op."""
-    named = of_labels(host["name"], lambda name: _OLD_NODE.fullmatch(name) is not None)
+    named = found(host["name"], _OLD_NODE.fullmatch)
     numbered = ((host["sequence"] != NONE) & (host["forward_thread"] > 0)).to_numpy()
     return np.asarray((named | numbered) & is_one_of(host["category"], OPS))
 
@@ -293,8 +282,12 @@ def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: F
 
 def _mark_losses(host: pd.DataFrame, kind: Ints, forest: Forest, node_above: Ints) -> None:
     """Mark the outermost loss ops directly inside module calls: those of models that compute their own loss."""
-    is_loss = of_labels(host["name"], lambda name: _LOSS.fullmatch(name) is not None)
-    is_loss &= is_one_of(host["category"], OPS) & (kind == Kind.OP) & (node_above == NONE)
+    is_loss = (
+        found(host["name"], _LOSS.fullmatch)
+        & is_one_of(host["category"], OPS)
+        & (kind == Kind.OP)
+        & (node_above == NONE)
+    )
     if is_loss.any():
         around = innermost(forest, kind != Kind.OP)
         is_loss &= (around != NONE) & (kind[around] == Kind.SPAN) & (innermost(forest, is_loss) == NONE)
@@ -346,8 +339,10 @@ def _waits_for_collectives(
         starts = starts_collective(host)
         inside, around = innermost(forest, starts) != NONE, subtree_sums(forest, starts.astype(np.float64)) > 0
         in_step = np.isin(thread, steps.threads) | (node_above != NONE) | (kind == Kind.NODE)
+        own_spans = (STEP_SPAN, DATA_SPAN, LAYER_SPAN, MARK_SPAN)
+        is_own = of_labels(host["name"], lambda name: name.startswith(own_spans))
         computes = is_one_of(host["category"], OPS) & ~np.isin(kind, (Kind.STEP, Kind.SPAN, Kind.DATA))
-        busy = in_step & ((computes & ~inside & ~around & ~_is_own(host)) | (kind == Kind.DATA))
+        busy = in_step & ((computes & ~inside & ~around & ~is_own) | (kind == Kind.DATA))
         calls = starts & np.isin(thread, steps.threads)
         outer = computes & in_step & (innermost(forest, computes) == NONE)
         time = waits_of_host(
@@ -367,12 +362,6 @@ def _waits_for_collectives(
             begin, until = pieces(intersection(time, union(steps.starts, steps.ends)), borders)
             parts.append(pd.DataFrame({"start": begin, "end": until, "thread": one}))
     return pd.concat([pd.DataFrame({"start": [], "end": [], "thread": []}, dtype="int64"), *parts], ignore_index=True)
-
-
-def _is_own(host: pd.DataFrame) -> Bools:
-    """Whether each event is a mark or span of perfnb's."""
-    own = (*(STEP_SPAN, DATA_SPAN, LAYER_SPAN, MARK_SPAN),)
-    return np.asarray(of_labels(host["name"], lambda name: name.startswith(own)))
 
 
 def _adopt(blocks: pd.DataFrame, tree: Forest) -> Forest:
@@ -414,7 +403,7 @@ def fill_gaps(host: Host, loss: Bools) -> Host:
     # An optimizer that a hook runs during backward stays optimizer, and a wait for a collective stays communication.
     in_backward = blocks["in_backward"].to_numpy() & ~np.isin(kind, (Kind.OPTIMIZER, Kind.COMMUNICATION))
     phase = np.where(in_backward, "backward", np.where(loss, "loss", phase))
-    gaps = _all_gaps(host, phase)
+    gaps = _gaps(host, phase)
     if not gaps:
         return replace(host, blocks=blocks.assign(phase=phase))
     *numbers, phases = zip(*gaps, strict=True)
@@ -429,59 +418,41 @@ def fill_gaps(host: Host, loss: Bools) -> Host:
     return replace(host, block=_into_gaps(host, filled, forest), blocks=filled, forest=forest)
 
 
-def _all_gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
+def _gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
     """Parent, start, end and phase of each gap in a step or an optimizer step."""
-    is_open = np.isin(host.blocks["kind"], (Kind.STEP, Kind.OPTIMIZER)) & host.blocks["main"].to_numpy()
+    kind, starts, ends, event, continued = (
+        host.blocks[name].to_numpy() for name in ("kind", "start", "end", "event", "continued")
+    )
+    is_open = np.isin(kind, (Kind.STEP, Kind.OPTIMIZER)) & host.blocks["main"].to_numpy()
     blocks = np.flatnonzero(is_open & ~host.blocks["in_backward"].to_numpy())
-    starts, parent = host.blocks["start"].to_numpy(), host.forest.parent
-    inside = np.flatnonzero(np.isin(parent, blocks))
-    inside = inside[np.lexsort((starts[inside], parent[inside]))]
-    first, last = (np.searchsorted(parent[inside], blocks, side=side) for side in ("left", "right"))
-    event, continued = host.blocks["event"].to_numpy()[blocks], host.blocks["continued"].to_numpy()[blocks]
-    # The parts of a block that a step boundary cuts follow each other and share a row.
-    order = np.lexsort((starts[blocks], event))
-    rows: list[_Row] = []
-    for place in order.tolist():
-        if not continued[place]:
-            rows.append(_Row(host, phase))
-        rows[-1].add(int(blocks[place]), inside[first[place] : last[place]])
-    return [gap for row in rows for gap in row.gaps]
-
-
-class _Row:
-    """The gaps of one block, or of all parts of a block that step boundaries cut, added in order of time."""
-
-    def __init__(self, host: Host, phase: np.ndarray) -> None:
-        self.gaps: list[tuple[int, int, int, str]] = []
-        self._starts, self._ends = host.blocks["start"].to_numpy(), host.blocks["end"].to_numpy()
-        self._kinds, self._phase = host.blocks["kind"].to_numpy(), phase
-        # Index in `gaps` of the first gap after a forward (or a backward) that no backward has followed yet.
-        self._after_forward = self._after_backward = NONE
-
-    def add(self, block: int, children: Ints) -> None:
-        """Add a part and its children."""
-        default = str(self._phase[block])
-        reached = int(self._starts[block])
-        for child in [*children.tolist(), NONE]:
-            until = int(self._ends[block] if child == NONE else self._starts[child])
-            if until > reached:
-                self.gaps.append((block, reached, until, default))
-            if child == NONE:
-                break
-            reached = max(reached, int(self._ends[child]))
-            self._pass(child)
-
-    def _pass(self, child: int) -> None:
-        kind = self._kinds[child]
-        if kind == Kind.ENGINE:
-            first = self._after_backward if self._after_forward == NONE else self._after_forward
-            if first != NONE:
-                self.gaps[first:] = [(*gap[:3], "loss") for gap in self.gaps[first:]]
-            self._after_forward, self._after_backward = NONE, len(self.gaps)
-        elif kind == Kind.SPAN and self._phase[child] == "forward" and self._after_forward == NONE:
-            self._after_forward = len(self.gaps)
-        elif kind == Kind.OPTIMIZER:
-            self._after_backward = NONE
+    inside = np.flatnonzero(np.isin(host.forest.parent, blocks))
+    inside = inside[np.lexsort((starts[inside], host.forest.parent[inside]))]
+    around = host.forest.parent[inside]
+    gaps: list[tuple[int, int, int, str]] = []
+    # Index in `gaps` of the first gap after a forward (or a backward) that no backward has followed yet.
+    after_forward = after_backward = NONE
+    # The parts of a block that a step boundary cuts follow each other.
+    for block in blocks[np.lexsort((starts[blocks], event[blocks]))].tolist():
+        if not continued[block]:
+            after_forward = after_backward = NONE
+        reached = int(starts[block])
+        first, last = np.searchsorted(around, [block, block + 1])
+        for child in inside[first:last].tolist():
+            if starts[child] > reached:
+                gaps.append((block, reached, int(starts[child]), str(phase[block])))
+            reached = max(reached, int(ends[child]))
+            if kind[child] == Kind.ENGINE:
+                since = after_backward if after_forward == NONE else after_forward
+                if since != NONE:
+                    gaps[since:] = [(*gap[:3], "loss") for gap in gaps[since:]]
+                after_forward, after_backward = NONE, len(gaps)
+            elif kind[child] == Kind.SPAN and phase[child] == "forward" and after_forward == NONE:
+                after_forward = len(gaps)
+            elif kind[child] == Kind.OPTIMIZER:
+                after_backward = NONE
+        if ends[block] > reached:
+            gaps.append((block, reached, int(ends[block]), str(phase[block])))
+    return gaps
 
 
 def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:

@@ -17,16 +17,16 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from perfnb.attribution.device_work import column, work_alone
 from perfnb.attribution.interval_sets import EMPTY, IntervalSet, difference, intersection, union
-from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost, nest
-from perfnb.recording.text import is_one_of, of_labels
+from perfnb.recording.nesting import NONE, Bools, Ints, nest
+from perfnb.recording.text import found, is_one_of, of_labels
 from perfnb.trace_names import CALLS, COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST_BACKENDS, OPS, RANGES, collective_kind
 
 _WAITS = re.compile(r"(cuda|hip|cu|ze|sycl)\w*(Synchronize|Memcpy)", re.IGNORECASE)
-_RUN = re.compile(r"(\w+):(\w+)")
 #: Outside of other operators, this is how DDP looks at a bucket that has arrived.
 _VIEW = "aten::as_strided"
 #: Backends of devices whose collectives can be seen on the host only, if the trace has no kernels of theirs.
@@ -54,7 +54,7 @@ def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
     issued, ran = (rows[np.argsort(start[rows], kind="stable")] for rows in (issued, ran))
     if on_device:  # which of the operators start collectives of a device is not told
         issued = issued[:0]
-    kinds = _kinds(events)
+    kinds = collective_kinds(events)
     of_run = _started_by(start[ran], kinds[ran], start[issued], kinds[issued])
     started = np.append(issued, NONE)[of_run]
     alone = np.setdiff1d(np.arange(len(issued)), of_run)
@@ -71,13 +71,12 @@ def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
 
 def starts_collective(events: pd.DataFrame) -> Bools:
     """Whether each event is an operator that starts a collective, or waits for one."""
-    named = of_labels(events["name"], _starts_or_waits)
-    named |= of_labels(events["name"], lambda name: name == COLLECTIVE_PARAMETERS)
-    return np.asarray(named & is_one_of(events["category"], OPS))
 
+    def starts_or_waits(name: str) -> bool:
+        known = COLLECTIVE_OP.match(name) and (collective_kind(name) or name.endswith("wait_tensor"))
+        return name == COLLECTIVE_PARAMETERS or bool(known)
 
-def _starts_or_waits(name: str) -> bool:
-    return bool(COLLECTIVE_OP.match(name) and (collective_kind(name) or name.endswith("wait_tensor")))
+    return np.asarray(of_labels(events["name"], starts_or_waits) & is_one_of(events["category"], OPS))
 
 
 def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
@@ -131,9 +130,7 @@ def takes_results(events: pd.DataFrame, is_outer: Bools) -> Ints:
 
 def synchronises(events: pd.DataFrame) -> Bools:
     """Whether each event is a call in which the host can wait for a device."""
-    return np.asarray(
-        of_labels(events["name"], lambda name: _WAITS.match(name) is not None) & is_one_of(events["category"], CALLS)
-    )
+    return np.asarray(found(events["name"], _WAITS.match) & is_one_of(events["category"], CALLS))
 
 
 def pieces(time: IntervalSet, borders: Ints) -> tuple[Ints, Ints]:
@@ -148,31 +145,28 @@ def pieces(time: IntervalSet, borders: Ints) -> tuple[Ints, Ints]:
 
 def _issued(events: pd.DataFrame) -> Ints:
     """The outermost operators that start a collective."""
-    rows = np.flatnonzero(starts_collective(events))
-    known = _kinds(events)[rows] != ""
-    rows = rows[known]
+    rows = np.flatnonzero(starts_collective(events) & (collective_kinds(events) != ""))
     start = column(events, "start_ns")[rows]
     tree = nest(column(events, "thread")[rows], start, start + column(events, "duration_ns")[rows])
-    return np.asarray(rows[innermost(forest_of(tree.parent), np.full(len(rows), True)) == NONE])
+    return np.asarray(rows[tree.parent == NONE])
 
 
 def _ran(events: pd.DataFrame, on_device: bool) -> Ints:
     backends = HOST_BACKENDS if on_device else (*HOST_BACKENDS, *_OFTEN_UNSEEN)
 
     def runs(name: str) -> bool:
-        found = _RUN.fullmatch(name)
-        return found is not None and found[1] in backends and bool(collective_kind(name))
+        return name.partition(":")[0] in backends and bool(collective_kind(name))
 
     return np.flatnonzero(of_labels(events["name"], runs) & is_one_of(events["category"], (*RANGES, *OPS)))
 
 
-def _kinds(events: pd.DataFrame) -> np.ndarray:
-    """Kind of collective by the event's name, else by its argument; empty for others."""
+def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
+    """Kind of collective by the event's argument, else by its name; empty for others."""
     named = of_labels(events["name"], collective_kind, "")
     if "collective" not in events:
         return np.asarray(named, dtype=object)
-    told = of_labels(events["collective"], collective_kind, "")
-    return np.asarray(np.where(named == "", told, named), dtype=object)
+    argument = of_labels(events["collective"], collective_kind, "")
+    return np.asarray(np.where(argument == "", named, argument), dtype=object)
 
 
 def _started_by(begin: Ints, kind: np.ndarray, started: Ints, started_kind: np.ndarray) -> Ints:
@@ -180,19 +174,14 @@ def _started_by(begin: Ints, kind: np.ndarray, started: Ints, started_kind: np.n
 
     If a trace lacks some of either, the shift is used that fits most of them.
     """
-    found = np.full(len(begin), NONE, dtype=np.int64)
-    if not len(begin) or not len(started):
-        return found
-    least, most = min(0, len(started) - len(begin)), max(0, len(started) - len(begin))
-    best, fits = 0, -1
-    for shift in range(least, most + 1):
+    if not len(started):
+        return np.full(len(begin), NONE, dtype=np.int64)
+
+    def in_time(shift: int) -> Ints:
         place = np.arange(len(begin)) + shift
-        there = np.flatnonzero((place >= 0) & (place < len(started)))
-        good = (started[place[there]] <= begin[there]) & (started_kind[place[there]] == kind[there])
-        if good.sum() > fits:
-            best, fits = shift, int(good.sum())
-    place = np.arange(len(begin)) + best
-    there = np.flatnonzero((place >= 0) & (place < len(started)))
-    there = there[started[place[there]] <= begin[there]]
-    found[there] = place[there]
-    return found
+        place = np.where((place >= 0) & (place < len(started)), place, NONE)
+        return np.where((place != NONE) & (started[place] <= begin), place, NONE)
+
+    spare = len(started) - len(begin)
+    fitting = (in_time(shift) for shift in range(min(0, spare), max(0, spare) + 1))
+    return max(fitting, key=lambda place: int(((place != NONE) & (started_kind[place] == kind)).sum()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +10,13 @@ import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, accumulates, blocks_of_events, owner_names
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.collective_waits import device_collectives_alone, host_collectives, pieces
-from perfnb.attribution.device_work import column, named, work_alone
+from perfnb.attribution.collective_waits import collective_kinds, device_collectives_alone, host_collectives, pieces
+from perfnb.attribution.device_work import column, texts, work_alone
 from perfnb.attribution.interval_sets import IntervalSet, union
 from perfnb.recording.nesting import NONE, Ints, innermost, nest
 from perfnb.recording.recording import Recording
-from perfnb.recording.schema import conform
-from perfnb.recording.text import TEXT, is_one_of, of_labels
+from perfnb.recording.schema import SPECIAL_ROWS, conform
+from perfnb.recording.text import TEXT, found, is_one_of, of_labels
 from perfnb.trace.collective_messages import ITEM_BYTES
 from perfnb.trace_names import COLLECTIVE_OP, RANGES, collective_kind
 
@@ -42,9 +41,9 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
     own = host_collectives(events, on_device)
     work = work_alone(events)
     theirs = work.sort == 1
-    source = np.concatenate([own.issued, np.full(theirs.sum(), NONE, dtype=np.int64)])
-    rows = np.concatenate([own.ran, work.rows[theirs]])
-    rows = np.where(rows == NONE, source, rows)
+    issued = np.concatenate([own.issued, np.full(theirs.sum(), NONE, dtype=np.int64)])
+    ran = np.concatenate([own.ran, work.rows[theirs]])
+    rows, launched = np.where(ran == NONE, issued, ran), np.where(issued == NONE, ran, issued)
     start, begin = (np.concatenate([mine, work.start[theirs]]) for mine in (own.start, own.begin))
     end = np.concatenate([own.end, work.end[theirs]])
     waits = attribution.host.blocks
@@ -56,27 +55,25 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
             _shared_out(alone, work.start[theirs], work.end[theirs]),
         ]
     )
-    launched = np.where(source == NONE, rows, source)
     block = blocks_of_events(events, attribution.host)[launched]
     step = _steps(attribution, block, begin)
-    kinds = np.concatenate([own.kind, _kinds_on_device(events, work.rows[theirs])])
+    kinds = np.concatenate([own.kind, collective_kinds(events)[work.rows[theirs]]])
+    kinds = np.where(kinds == "", texts(events, "name", rows), kinds)
     accumulating = np.append(accumulates(events, attribution.host), False)[block]
     names = np.append(owner_names(recording, attribution), "")[block].astype(object)
-    layer = np.where(accumulating, "", _of_fsdp(recording, events, source, names))
-    layer = np.where([str(name).startswith("(") for name in layer], "", layer)
-    sent = [column(events, "elements")[of] for of in (launched, rows)]
-    kind = [_texts(events, of, "dtype") for of in (rows, launched)]
-    elements, dtype = np.where(sent[0] > 0, sent[0], sent[1]), np.where(kind[0] != "", kind[0], kind[1])
-    size = np.array([ITEM_BYTES.get(str(one), 0) for one in dtype], dtype=np.int64)
+    layer = np.where(accumulating, "", _of_fsdp(recording, events, issued, names))
+    sent = column(events, "elements")
+    elements, dtype = np.where(sent[launched] > 0, sent[launched], sent[rows]), texts(events, "dtype", rows, launched)
+    size = np.array([ITEM_BYTES.get(name, 0) for name in dtype], dtype=np.int64)
     known = (elements > 0) & (size > 0) & (elements < 2**53)
     frame = pd.DataFrame(
         {
             "step": step,
             "collective": kinds,
-            "group": np.where((of := _texts(events, rows, "group")) != "", of, _texts(events, launched, "group")),
+            "group": texts(events, "group", rows, launched),
             "dtype": dtype,
             "bytes": np.where(known, elements * size, NONE),
-            "layer": layer,
+            "layer": np.where(np.isin(layer, SPECIAL_ROWS), "", layer),
             "bucket": accumulating & (kinds == "allreduce"),
             "start_ns": start,
             "begin_ns": begin,
@@ -104,13 +101,11 @@ def collective_table(calls: pd.DataFrame, steps: int) -> pd.DataFrame:
     if "waiting_ns" not in calls:
         calls = calls.assign(waiting_ns=pd.array([pd.NA] * len(calls), dtype="Int64"))
     ran = calls["end_ns"] - calls["begin_ns"]
-    calls = calls.assign(
-        lasted_ns=calls["end_ns"] - calls["start_ns"], ran_ns=ran, transfer_ns=ran - calls["waiting_ns"]
-    )
+    lasted = calls["end_ns"] - calls["start_ns"]
+    calls = calls.assign(lasted_ns=lasted, ran_ns=ran, transfer_ns=ran - calls["waiting_ns"])
     groups = calls.groupby(_SAME, sort=False, dropna=False)
-    sums = groups[["lasted_ns", "ran_ns", "exposed_ns"]].sum()
-    told = groups[["waiting_ns", "transfer_ns"]].sum(min_count=1)
-    table = sums.join(told).assign(calls=groups.size()).reset_index()
+    sums = groups[["lasted_ns", "ran_ns", "exposed_ns", "waiting_ns", "transfer_ns"]].sum(min_count=1)
+    table = sums.assign(calls=groups.size()).reset_index()
     per_step = {
         "ms": table["lasted_ns"],
         "exposed_ms": table["exposed_ns"],
@@ -169,44 +164,26 @@ def _steps(attribution: Attribution, block: Ints, begin: Ints) -> Ints:
     marks = blocks[(blocks["kind"] == Kind.STEP).to_numpy()].sort_values("start")
     place = np.searchsorted(marks["start"].to_numpy(), begin, side="right") - 1
     inside = (place != NONE) & (begin < np.append(marks["end"].to_numpy(), 0)[place])
-    by_time = np.where(inside, np.append(marks["step"].to_numpy(), NONE)[place], NONE)
+    by_time = np.where(inside, place, NONE)
     return np.where(block != NONE, np.append(attribution.cells["step"].to_numpy(), NONE)[block], by_time)
-
-
-def _texts(events: pd.DataFrame, rows: Ints, name: str) -> npt.NDArray[np.object_]:
-    return np.asarray(pd.Series(named(events, rows, name)).astype(object).fillna(""), dtype=object)
-
-
-def _kinds_on_device(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.object_]:
-    told = [collective_kind(str(text)) for text in _texts(events, rows, "collective")]
-    by_name = [collective_kind(str(text)) or str(text) for text in _texts(events, rows, "name")]
-    return np.array([a or b for a, b in zip(told, by_name, strict=True)], dtype=object)
 
 
 def _of_fsdp(
     recording: Recording, events: pd.DataFrame, issued: Ints, names: npt.NDArray[np.object_]
 ) -> npt.NDArray[np.object_]:
     """The layer that FSDP names in the range around each operator, where there is one."""
-    around = np.flatnonzero(
-        of_labels(events["name"], lambda name: _FSDP.fullmatch(name) is not None)
-        & is_one_of(events["category"], RANGES)
-    )
-    asked = np.flatnonzero(issued != NONE)
-    if not len(around) or not len(asked):
-        return names
-    rows = np.concatenate([around, issued[asked]])
+    around = np.flatnonzero(found(events["name"], _FSDP.fullmatch) & is_one_of(events["category"], RANGES))
+    called = np.flatnonzero(issued != NONE)
+    rows = np.concatenate([around, issued[called]])
     start = column(events, "start_ns")[rows]
     tree = nest(column(events, "thread")[rows], start, start + column(events, "duration_ns")[rows])
     inside = innermost(tree, np.arange(len(rows)) < len(around))[len(around) :]
-    labels = _texts(events, around, "name")
-    told = {text: match["name"] for text in set(labels) if (match := _FSDP.fullmatch(str(text)))}
     layers = [str(name) for name in recording.modules["name"]]
-    found = names.copy()
-    for place, around_it in zip(asked.tolist(), inside.tolist(), strict=True):
-        if around_it != NONE:
-            name = told[labels[around_it]]
-            found[place] = next((one for one in layers if one == name or one.endswith(f".{name}")), name)
-    return found
+    paths = [_FSDP.sub(r"\g<name>", text) for text in texts(events, "name", around)]
+    named = [next((name for name in layers if f".{name}".endswith(f".{path}")), path) for path in paths]
+    result = names.copy()
+    result[called[inside != NONE]] = np.array(named, dtype=object)[inside[inside != NONE]]
+    return result
 
 
 def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
@@ -215,40 +192,28 @@ def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
         return frame
     calls = recording.arithmetic.calls.sort_index()
     calls = calls[of_labels(calls["op"], lambda name: bool(COLLECTIVE_OP.match(name) and collective_kind(name)))]
-    order = [collective_kind(str(name)) for name in calls["op"]]
-    size, dtype = calls["bytes"].to_numpy(dtype=np.int64), calls["dtype"].astype(object).fillna("").to_numpy()
-    parts = []
-    for _, part in frame.groupby("step", sort=False):
-        place = _places(part["collective"].tolist(), order, list(zip(size.tolist(), dtype.tolist(), strict=True)))
-        found = place != NONE
-        parts.append(
-            part.assign(
-                bytes=np.where(found & (part["bytes"] == NONE), np.append(size, NONE)[place], part["bytes"]),
-                dtype=np.where(found & (part["dtype"] == ""), np.append(dtype, "")[place], part["dtype"]),
-            )
-        )
-    return pd.concat(parts)
+    kinds = [collective_kind(str(name)) for name in calls["op"]]
+    place = np.concatenate([_matched(own.tolist(), kinds) for _, own in frame.groupby("step")["collective"]])
+    size = np.append(calls["bytes"].to_numpy(dtype=np.int64), NONE)[place]
+    dtype = np.append(calls["dtype"].astype(object).fillna("").to_numpy(), "")[place]
+    own_size, own_dtype = frame["bytes"], frame["dtype"]
+    return frame.assign(bytes=own_size.where(own_size != NONE, size), dtype=own_dtype.where(own_dtype != "", dtype))
 
 
-def _places(seen: Sequence[str], counted: Sequence[str | None], sent: Sequence[tuple[int, str]]) -> Ints:
-    """Where the collectives of a step are among the counted ones; `NONE` for what is not certain.
+def _matched(seen: list[str], counted: list[str]) -> Ints:
+    """Which of the counted collectives each of a step's is, by their kinds; `NONE` where that is not certain.
 
-    One step may have collectives in one stretch that the other has not, such as those of logging. Where that stretch
-    can be in several places, a collective is certain if what it sent is the same for all of them.
+    One step may have collectives in one stretch that the other has not, such as those of logging. What both have before
+    and after it is matched, except where the stretch may lie.
     """
-    most = min(len(seen), len(counted))
-    same = [a == b for a, b in zip(seen, counted, strict=False)]
-    first = same.index(False) if False in same else most
-    same = [a == b for a, b in zip(reversed(seen), reversed(counted), strict=False)]
-    last = same.index(False) if False in same else most
-    whole = min(most, first + last)
+    if seen == counted:
+        return np.arange(len(seen))
+    shorter = min(len(seen), len(counted))
+    pairs = list(zip(seen, counted, strict=False)), list(zip(seen[::-1], counted[::-1], strict=False))
+    first, last = (next((at for at, (one, other) in enumerate(way) if one != other), shorter) for way in pairs)
+    unsure = max(0, first + last - shorter)
     result = np.full(len(seen), NONE, dtype=np.int64)
-    for place in range(len(seen)):
-        others = {place} if place < first else set()
-        if place >= len(seen) - last:
-            others.add(place - len(seen) + len(counted))
-        # It may be in the stretch itself, if that can begin at or before it and end behind it.
-        is_extra = max(place - len(seen) + whole + 1, whole - last) <= min(place, first)
-        if others and not is_extra and len({sent[one] for one in others}) == 1:
-            result[place] = min(others)
+    result[: max(0, first - unsure)] = np.arange(max(0, first - unsure))
+    after = np.arange(max(0, last - unsure)) + 1
+    result[len(seen) - after] = len(counted) - after
     return result

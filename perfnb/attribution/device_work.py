@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost, nest_cutting
@@ -105,6 +107,15 @@ def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorica
     return pd.Categorical.from_codes(of_rows, categories=labels[used])
 
 
+def texts(events: pd.DataFrame, name: str, *rows: Ints) -> npt.NDArray[np.object_]:
+    """The texts of some rows of a column as plain strings, empty if missing: then that of the next rows counts."""
+    if name not in events:
+        return np.full(len(rows[0]), "", dtype=object)
+    codes, labels = text(events, name)
+    words = np.array([*map(str, labels), ""], dtype=object)
+    return reduce(lambda first, then: np.where(first == "", then, first), (words[codes[of]] for of in rows))
+
+
 def known_or_na(values: Ints) -> pd.arrays.IntegerArray:
     """The values, missing where they are -1."""
     return pd.arrays.IntegerArray(values, values == NONE)
@@ -128,13 +139,8 @@ def pairs(*columns: Ints) -> Ints:
 
 def first_match(key: Ints, wanted: Ints) -> Ints:
     """Position in `key` of the first value equal to each wanted one; -1 if there is none."""
-    order = np.argsort(key, kind="stable")
-    place = np.searchsorted(key[order], wanted)
-    found = place < len(order)
-    found[found] = key[order[place[found]]] == wanted[found]
-    result = np.full(len(wanted), NONE, dtype=np.int64)
-    result[found] = order[place[found]]
-    return result
+    values, first = np.unique(key, return_index=True)
+    return np.asarray(np.append(first, NONE)[pd.Index(values).get_indexer(pd.Index(wanted))])
 
 
 def calls_of(events: pd.DataFrame, rows: Ints) -> Ints:

@@ -11,9 +11,9 @@ import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, blocks_of_events, owner_names
 from perfnb.attribution.blocks import Host, Kind
-from perfnb.attribution.device_work import known_or_na
+from perfnb.attribution.device_work import known_or_na, thread_keys
 from perfnb.recording.from_trace import rows_of_trace
-from perfnb.recording.nesting import NONE, Ints
+from perfnb.recording.nesting import NONE, Ints, innermost_over_time
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT, is_one_of, of_labels
@@ -27,30 +27,16 @@ def calls_of(events: pd.DataFrame) -> Ints:
 
 def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
     """Innermost block of the same thread in which each call starts; `NONE` if it starts outside all."""
-    blocks = host.blocks
-    thread, start = _threads(events, host, rows), events["start_ns"].to_numpy()[rows]
-    of_blocks, begin, end = (blocks[name].to_numpy() for name in ("thread", "start", "end"))
-    found = np.full(len(rows), NONE, dtype=np.int64)
-    for one in np.unique(thread[thread != NONE]):
-        here = np.flatnonzero(of_blocks == one)
-        here = here[np.lexsort((host.forest.depth[here], begin[here]))]
-        asked = np.flatnonzero(thread == one)
-        place = np.searchsorted(begin[here], start[asked], side="right") - 1
-        found[asked] = np.append(here, NONE)[place]
-    while True:  # from blocks that ended before the call started to the ones around them
-        over = (found != NONE) & (end[found] <= start)
-        if not over.any():
-            return found
-        above = host.forest.parent[found]
-        found = np.where(over, np.where(of_blocks[above] == thread, above, NONE), found)
-
-
-def _threads(events: pd.DataFrame, host: Host, rows: Ints) -> npt.NDArray[np.int64]:
-    """The blocks' number for each event's thread; `NONE` for a thread without blocks."""
-    columns = [name for name in ("process", "thread") if name in events]
-    known = events[columns].iloc[host.rows].assign(number=host.thread).drop_duplicates(columns)
-    found = events[columns].iloc[rows].merge(known, how="left", on=columns)["number"]
-    return found.fillna(NONE).to_numpy(dtype=np.int64)
+    thread, begin, end = (host.blocks[name].to_numpy() for name in ("thread", "start", "end"))
+    above = host.forest.parent
+    above = np.where((above != NONE) & (thread[above] == thread), above, NONE)
+    changes = innermost_over_time(thread, begin, end, host.forest.depth, np.arange(len(thread)), above)
+    innermost = pd.DataFrame(dict(zip(("thread", "at", "block"), changes, strict=True))).sort_values("at")
+    calls = pd.DataFrame({"thread": thread_keys(events)[rows], "at": events["start_ns"].to_numpy()[rows]})
+    order = np.argsort(calls["at"].to_numpy())
+    result = np.full(len(rows), NONE, dtype=np.int64)
+    result[order] = pd.merge_asof(calls.iloc[order], innermost, on="at", by="thread")["block"].fillna(NONE)
+    return result
 
 
 _AS_IT_IS = ("start_ns", "duration_ns", "thread")

@@ -10,7 +10,17 @@ import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, layer_of_spans, owner_names
 from perfnb.attribution.blocks import Host, Kind
-from perfnb.recording.nesting import NONE, Bools, Floats, Ints, children_sums, innermost, nest, outermost, subtree_sums
+from perfnb.recording.nesting import (
+    NONE,
+    Bools,
+    Floats,
+    Ints,
+    children_sums,
+    forest_of,
+    innermost,
+    outermost,
+    subtree_sums,
+)
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import ACCUMULATION_ROW, PHASES, SPECIAL_ROWS, UNATTRIBUTED_ROW, conform
 from perfnb.recording.text import TEXT, is_one_of
@@ -68,7 +78,7 @@ def own_losses(recording: Recording, attribution: Attribution) -> list[str]:
     return names
 
 
-_DIRECTIONS = ("forward", "backward", "recompute")
+DIRECTIONS = ("forward", "backward", "recompute")
 _KNOWN_WITHOUT_SPANS = ("module", "depth", "parameters", "parameter_bytes")
 _COLUMNS = {"own": "ns", "corrected": "corrected_ns", "ops": "ops", "kernels": "kernels", "gpu": "gpu_ns"}
 
@@ -101,8 +111,8 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
             "module": modules["module"].to_numpy(),
             "depth": modules["depth"].to_numpy(),
             "calls": calls / steps,
-            **{f"{name}_ms": sums[name] / 1e6 / steps for name in _DIRECTIONS},
-            "total_ms": sum(sums[name] for name in _DIRECTIONS) / 1e6 / steps,
+            **{f"{name}_ms": sums[name] / 1e6 / steps for name in DIRECTIONS},
+            "total_ms": sum(sums[name] for name in DIRECTIONS) / 1e6 / steps,
             "self_ms": own["own"] / 1e6 / steps,
             **{f"self_{name}_ms": own[name] / 1e6 / steps for name in ("forward", "backward")},
             "share": sums["corrected"] / whole,
@@ -110,11 +120,12 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
             "parameters": modules["parameters"].to_numpy(),
             "parameter_bytes": modules["parameter_bytes"].to_numpy(),
             "ops": sums["ops"] / steps,
-            **({"kernels": sums["kernels"] / steps, "gpu_ms": sums["gpu"] / 1e6 / steps} if on_gpu else {}),
-            **({"self_gpu_ms": own["gpu"] / 1e6 / steps} if on_gpu else {}),
         },
         index=pd.Index(modules["name"], dtype=TEXT),
     )
+    if on_gpu:
+        gpu = {"gpu_ms": sums["gpu"] / 1e6 / steps, "self_gpu_ms": own["gpu"] / 1e6 / steps}
+        table = table.assign(kernels=sums["kernels"] / steps, **gpu)
     hidden = _hidden(recording, layer, table["total_ms"].to_numpy())
     table.loc[hidden, [name for name in table.columns if name not in _KNOWN_WITHOUT_SPANS]] = pd.NA
     only_loss = _only_loss(recording, layer, losses)
@@ -128,7 +139,7 @@ def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapp
     parent = modules["parent"].to_numpy()
     layer = layer_of_spans(recording, attribution.host)
     with_children = {name: subtree_sums(attribution.spans, values) for name, values in per_span.items()}
-    counted = _outermost_of_layer(attribution, layer)
+    counted = (layer != NONE) & ~_inside_same(layer, attribution.spans.parent)  # recursion counts once
     sums = {name: _by_layer(layer[counted], values[counted], len(modules)) for name, values in with_children.items()}
     called = np.isin(np.arange(len(modules)), layer)
     for container, spans in _uncalled(attribution, layer, parent, called).items():
@@ -155,28 +166,21 @@ def _loss_calls(recording: Recording, attribution: Attribution) -> Ints:
 
 def _only_loss(recording: Recording, layer: Ints, losses: Ints) -> Bools:
     """Whether the only calls of a layer and its children were as losses."""
-    parent = recording.modules["parent"].to_numpy()
-    seen, lossy = np.isin(np.arange(len(parent)), layer), losses > 0
-    for place in range(len(parent) - 1, -1, -1):  # parents come first
-        if parent[place] != NONE:
-            seen[parent[place]] |= seen[place]
-            lossy[parent[place]] |= lossy[place]
-    return np.asarray(lossy & ~seen)
+    tree = forest_of(recording.modules["parent"].to_numpy())
+    seen = np.isin(np.arange(len(losses)), layer)
+    lossy, visible = (subtree_sums(tree, values.astype(float)) > 0 for values in (losses, seen))
+    return np.asarray(lossy & ~visible)
 
 
 def inside_compiled(modules: pd.DataFrame) -> Bools:
     """Whether each layer is inside a compiled one."""
-    compiled, parent = modules["compiled"].to_numpy(), modules["parent"].to_numpy()
-    inside = np.zeros(len(parent), dtype=bool)
-    for place, above in enumerate(parent.tolist()):  # parents come first
-        inside[place] = above != NONE and (inside[above] or compiled[above])
-    return inside
+    return np.asarray(innermost(forest_of(modules["parent"].to_numpy()), modules["compiled"].to_numpy()) != NONE)
 
 
 def _per_span(attribution: Attribution) -> dict[str, Floats]:
     """Measures of each layer span without its children, indexed by block."""
     cells = attribution.cells[attribution.cells["span"] != NONE]
-    parts = {name: (cells[cells["direction"] == name], "ns") for name in _DIRECTIONS}
+    parts = {name: (cells[cells["direction"] == name], "ns") for name in DIRECTIONS}
     parts |= {name: (cells, column) for name, column in _COLUMNS.items()}
     return {
         name: _by_layer(part["span"].to_numpy(), part[column].to_numpy(dtype=float), len(attribution.cells))
@@ -186,16 +190,6 @@ def _per_span(attribution: Attribution) -> dict[str, Floats]:
 
 def _by_layer(layer: Ints, values: Floats, length: int) -> Floats:
     return np.bincount(layer, weights=values, minlength=length).astype(np.float64)
-
-
-def _outermost_of_layer(attribution: Attribution, layer: Ints) -> Bools:
-    """Whether each block is a layer span that is not inside another span of its layer (recursion counts once)."""
-    counted = layer != NONE
-    above = attribution.spans.parent
-    while (above != NONE).any():
-        counted &= ~((above != NONE) & (layer[above] == layer))
-        above = np.where(above != NONE, attribution.spans.parent[above], NONE)
-    return np.asarray(counted)
 
 
 def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools) -> dict[int, list[int]]:
@@ -264,14 +258,9 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
 
     ``total_ns`` is 0 for a call inside another of the same operator, so that sums count no time twice.
     """
-    events = recording.events
-    # A live trace may contain the work of other threads; a loaded one was cut to its steps already.
-    inside = np.arange(len(host.rows)) if recording.is_loaded else np.flatnonzero(host.block != NONE)
-    rows, is_op = host.rows[inside], host.is_op[inside]
-    start, end = host.starts[inside], host.ends[inside]
-    duration = end - start
-    forest = nest(host.thread[inside], start, end)
-    above = innermost(forest, is_op)
+    events, rows, is_op = recording.events, host.rows, host.is_op
+    duration = host.ends - host.starts
+    above = innermost(host.calls, is_op)
     inner = children_sums(np.where(is_op, above, NONE), duration.astype(float))
     device_ns = _device_time(events, rows)
     launcher = np.where(is_op, np.arange(len(rows)), above)
@@ -281,13 +270,14 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
     calls = pd.DataFrame(
         {
             "op": events["name"].array[rows],
-            "block": host.block[inside],
+            "block": host.block,
             "self_ns": np.maximum(duration - inner, 0),
             "total_ns": np.where(_inside_same(name, above), 0, duration),
             "gpu_ns": gpu_ns,
         }
     )
-    return calls[is_op]
+    # A live trace may contain the work of other threads; a loaded one was cut to its steps already.
+    return calls[is_op if recording.is_loaded else is_op & (host.block != NONE)]
 
 
 def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
@@ -340,7 +330,7 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
 
 
 def _inside_same(name: Ints, above: Ints) -> Bools:
-    """Whether each operator runs inside another of the same name."""
+    """Whether each operator or layer span is inside another of the same name."""
     result = np.zeros(len(name), dtype=bool)
     outer = above
     while (outer != NONE).any():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, tables
+from perfnb.draw import escape, svg, tables
 from perfnb.draw.as_text import (
     all_known,
     axis_words,
@@ -302,7 +302,7 @@ def _series(section: Series) -> str:
     keys = "<br>".join(
         f"{tables.key(line.mark)}{escape.html_sentence(span)}" for (line, _), span in zip(lines, spans, strict=True)
     )
-    return _titled(section.title, f"<p>{keys}</p>{_svg(drawn + axes, alt)}")
+    return _titled(section.title, f"<p>{keys}</p>{svg.picture(drawn + axes, _WIDE, _HIGH + _BELOW, alt)}")
 
 
 def _points(
@@ -346,26 +346,12 @@ def _axes(ends: Sequence[str], label: str, levels: Sequence[str]) -> list[str]:
     below = _HIGH + 15
     return [
         f'<path d="M{_LEFT} 4V{_HIGH}H{_WIDE}" fill="none" stroke="currentColor" stroke-opacity=".4"/>',
-        _label(_LEFT, below, "start", ends[0]),
-        _label((_LEFT + _WIDE) / 2, below, "middle", label),
-        _label(_WIDE, below, "end", ends[1]),
-        _label(_LEFT - 5, _HIGH, "end", levels[0]),
-        _label(_LEFT - 5, 14, "end", levels[1]),
+        svg.label(_LEFT, below, "start", ends[0]),
+        svg.label((_LEFT + _WIDE) / 2, below, "middle", label),
+        svg.label(_WIDE, below, "end", ends[1]),
+        svg.label(_LEFT - 5, _HIGH, "end", levels[0]),
+        svg.label(_LEFT - 5, 14, "end", levels[1]),
     ]
-
-
-def _label(x: float, y: float, anchor: str, text: str) -> str:
-    return (
-        f'<text x="{x:g}" y="{y:g}" font-size="11" fill="currentColor" fill-opacity=".75" '
-        f'text-anchor="{anchor}">{escape.html(text)}</text>'
-    )
-
-
-def _svg(parts: Sequence[str], alt: str, height: int = _HIGH) -> str:
-    return (
-        f'<svg viewBox="0 0 {_WIDE} {height + _BELOW}" style="max-width:{_WIDE}px" role="img" '
-        f'aria-label="{escape.html_sentence(alt)}">{"".join(parts)}</svg>'
-    )
 
 
 def _scatter(section: Scatter) -> str:
@@ -385,14 +371,14 @@ def _scattered(section: Scatter) -> str:
     up, beside = _scale(section.y, [*(dot.y for dot in dots), *(y for _, y in ends)], _TALL - 8, 14)
     drawn = [f'<path d="M{_LEFT + 24} 4V{_TALL}H{_WIDE}" fill="none" stroke="currentColor" stroke-opacity=".4"/>']
     for at, word in below:
-        drawn += [_rule(f"M{at:.1f} 4V{_TALL}"), _label(at, _TALL + 15, "middle", word)]
+        drawn += [_rule(f"M{at:.1f} 4V{_TALL}"), svg.label(at, _TALL + 15, "middle", word)]
     for at, word in beside:
-        drawn += [_rule(f"M{_LEFT + 24} {at:.1f}H{_WIDE}"), _label(_LEFT + 20, at + 4, "end", word)]
-    drawn.append(_label((_LEFT + _WIDE) / 2, _TALL + 31, "middle", f"{section.x.label} → · ↑ {section.y.label}"))
+        drawn += [_rule(f"M{_LEFT + 24} {at:.1f}H{_WIDE}"), svg.label(_LEFT + 20, at + 4, "end", word)]
+    drawn.append(svg.label((_LEFT + _WIDE) / 2, _TALL + 31, "middle", f"{section.x.label} → · ↑ {section.y.label}"))
     for mark, line in section.lines:
         path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in line)
         drawn.append(f'<path d="M{path}" fill="none" stroke="{mark.colour}" stroke-width="2"/>')
-        drawn.append(_label(_WIDE - 8, up(line[-1][1]) - 5, "end", mark.word))
+        drawn.append(svg.label(_WIDE - 8, up(line[-1][1]) - 5, "end", mark.word))
     placed = [(across(dot.x), up(dot.y)) for dot in dots]
     drawn += [
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {_filled(dot.mark)}/>'
@@ -400,7 +386,7 @@ def _scattered(section: Scatter) -> str:
     ]
     drawn += _names_of(dots, placed)
     keys = " ".join(tables.keyed(mark) for mark in dict.fromkeys(dot.mark for dot in dots))
-    return _titled(section.title, f"<p>{keys}</p>{_svg(drawn, section.title, _TALL + 16)}")
+    return _titled(section.title, f"<p>{keys}</p>{svg.picture(drawn, _WIDE, _TALL + 16 + _BELOW, section.title)}")
 
 
 def _has_place(value: float, axis: Axis) -> bool:
@@ -433,7 +419,7 @@ def _names_of(dots: Sequence[Dot], placed: Sequence[tuple[float, float]]) -> Ite
             continue
         taken.append((x, y))
         late = x > 0.7 * _WIDE
-        yield _label(x - 8 if late else x + 8, y + 4, "end" if late else "start", escape.shorten(dot.label, 26))
+        yield svg.label(x - 8 if late else x + 8, y + 4, "end" if late else "start", escape.shorten(dot.label, 26))
 
 
 def _strip(section: Strip) -> str:
@@ -454,7 +440,8 @@ def _strip(section: Strip) -> str:
     axes = _axes([words(end, section.axis.unit) for end in (low, high)], section.axis.label, ["", ""])
     keys = " ".join(tables.keyed(mark) for mark, _ in section.groups)
     said = escape.html_sentence(" · ".join(strip_words(section)))
-    return _titled(section.title, f"<p>{keys}<br>{said}</p>{_svg(drawn + axes, section.title)}")
+    picture = svg.picture(drawn + axes, _WIDE, _HIGH + _BELOW, section.title)
+    return _titled(section.title, f"<p>{keys}<br>{said}</p>{picture}")
 
 
 def _filled(mark: Mark) -> str:

@@ -7,6 +7,7 @@ fails before that), it is an activation; made and freed within a step, a tempora
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, attribute, owner_names
 from perfnb.attribution.blocks import Kind
-from perfnb.recording.nesting import NONE, Bools, Ints, innermost, nest, outermost
+from perfnb.recording.nesting import NONE, Ints, innermost, outermost
 from perfnb.recording.recording import MemoryRecord, Recording
 from perfnb.recording.schema import CATEGORIES, conform
 from perfnb.recording.text import TEXT, of_labels
@@ -25,6 +26,8 @@ BEFORE, AFTER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _FETCHING = ("aten::empty", "aten::resize_", "aten::new_empty", "aten::zeros", "aten::ones", "aten::full")
 #: Which of several owners of an address wins.
 _CLAIMS = ("parameters", "gradients", "optimizer_state", "inputs", "other")
+#: Where a block of memory is.
+_PLACE = ["device", "address"]
 #: Phases in which a step creates no inputs.
 _COMPUTING = ("forward", "loss", "backward", "optimizer")
 
@@ -149,16 +152,14 @@ def _made(
     of_event = np.full(len(memory.events) + 1, NONE, dtype=np.int64)
     of_event[host.rows] = np.arange(len(host.rows))
     place_in_host = of_event[blocks["event"].to_numpy()]
-    place = np.where(place_in_host != NONE, host.block[place_in_host], NONE)
-    known = place != NONE
-    ops = _making_op(memory.events, attribution)
+    place = np.append(host.block, NONE)[place_in_host]
     starts, ends = steps["start"].to_numpy(), steps["end"].to_numpy()
     return blocks.assign(
         place=place,
-        layer=_text(owner_names(recording, attribution)[place], known),
-        phase=_text(cells["phase"].to_numpy(dtype=object)[place], known),
-        direction=_text(cells["direction"].to_numpy(dtype=object)[place], known),
-        op=_text(np.append(ops, "")[place_in_host], place_in_host != NONE),
+        layer=_text(owner_names(recording, attribution), place),
+        phase=_text(cells["phase"], place),
+        direction=_text(cells["direction"], place),
+        op=_text(_making_op(memory.events, attribution), place_in_host),
         name=pd.Series(pd.NA, index=blocks.index, dtype="object"),
         made_in=_step_at(blocks["start"].to_numpy(), starts, ends),
         freed_in=_step_at(blocks["end"].to_numpy(), starts, ends),
@@ -168,16 +169,10 @@ def _made(
 def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
     """The op around each host event: the innermost that does more than allocate, else the outermost."""
     host = attribution.host
-    rows = host.rows
-    start = host.starts
-    end = start + events["duration_ns"].to_numpy()[rows]
-    forest = nest(events["thread"].to_numpy()[rows], start, end)
-    fetches = of_labels(events["name"], lambda name: name.startswith(_FETCHING))[rows]
-    making = innermost(forest, host.is_op & ~fetches)
-    fetching = outermost(forest, host.is_op)
-    found = np.where(making != NONE, making, fetching)
-    names = events["name"].to_numpy(dtype=object)[rows]
-    return np.where(found != NONE, names[found], "")
+    fetches = of_labels(events["name"], lambda name: name.startswith(_FETCHING))[host.rows]
+    making = innermost(host.calls, host.is_op & ~fetches)
+    making = np.where(making != NONE, making, outermost(host.calls, host.is_op))
+    return np.append(events["name"].to_numpy(dtype=object)[host.rows], "")[making]
 
 
 def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int, finish: int) -> pd.DataFrame:
@@ -186,16 +181,13 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     Objects from before watching started are added if they are seen from the look before the counted step on, because
     not all frees of earlier blocks are reported.
     """
-    devices = sorted({*blocks["device"].unique(), *known["device"].unique()})
-    codes = {device: code for code, device in enumerate(devices)}
     names = np.array([*recording.modules["name"], None], dtype=object)
     seen = pd.DataFrame(
         {
             "at": known["time_ns"].to_numpy(),
-            "key": known["device"].map(codes).astype("int64").to_numpy(),
+            "device": known["device"].astype(TEXT).array,
             "address": known["address"].to_numpy(),
             "bytes": known["bytes"].to_numpy(),
-            "device": known["device"].astype(TEXT).to_numpy(dtype=object),
             "rank": known["category"].map({name: rank for rank, name in enumerate(_CLAIMS)}).astype("int64").to_numpy(),
             "owner": names[known["layer"].to_numpy()],
             "called": known["name"].to_numpy(dtype=object),
@@ -204,13 +196,13 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     alive = pd.DataFrame(
         {
             "at": blocks["start"].to_numpy(),
-            "key": blocks["device"].map(codes).astype("int64").to_numpy(),
+            "device": blocks["device"].astype(TEXT).array,
             "address": blocks["address"].to_numpy(),
             "row": np.arange(len(blocks)),
             "until": blocks["end"].to_numpy(),
         }
     ).sort_values("at", kind="stable")
-    found = pd.merge_asof(seen, alive, on="at", by=["key", "address"])
+    found = pd.merge_asof(seen, alive, on="at", by=_PLACE)
     matched = found["row"].notna().to_numpy() & (found["until"].fillna(BEFORE).to_numpy() > found["at"].to_numpy())
     computed = blocks["phase"].isin(_COMPUTING).to_numpy()
     claims = found[matched].assign(row=found.loc[matched, "row"].astype("int64"))
@@ -218,29 +210,25 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     old = claims[(blocks["event"].to_numpy()[claims["row"]] == NONE) & (claims["device"] == "cpu").to_numpy()]
     sizes = blocks["bytes"].to_numpy().copy()
     sizes[old["row"]] = old["bytes"]
-    blocks = blocks.assign(bytes=sizes)
     claims = claims[~((claims["rank"] == _CLAIMS.index("inputs")) & computed[claims["row"]])]
     claims = claims[claims["rank"] < _CLAIMS.index("other")]
     best = claims.sort_values("rank", kind="stable").drop_duplicates("row")
-    blocks = blocks.assign(claim=NONE)
-    for column, values in (("claim", best["rank"]), ("layer", best["owner"]), ("name", best["called"])):
-        filled = blocks[column].to_numpy(dtype=object).copy()
-        filled[best["row"].to_numpy()] = values.to_numpy(dtype=object)
-        blocks[column] = pd.Series(filled, dtype="object")
+    blocks = blocks.assign(bytes=sizes, claim=pd.Series(NONE, index=blocks.index, dtype=object))
+    blocks.loc[best["row"], ["claim", "layer", "name"]] = best[["rank", "owner", "called"]].to_numpy(dtype=object)
     looks = seen["at"].to_numpy()
     first = looks[looks <= begin].max(initial=BEFORE)
     added = found[~matched & (found["at"] >= first)].sort_values("at", kind="stable")
-    sightings = added.groupby(["key", "address"])["at"].agg(["min", "max"])
-    added = added.sort_values("rank", kind="stable").drop_duplicates(["key", "address"])
-    since, last = sightings.reindex(pd.MultiIndex.from_frame(added[["key", "address"]])).to_numpy(dtype=np.int64).T
+    sightings = added.groupby(_PLACE)["at"].agg(["min", "max"])
+    added = added.sort_values("rank", kind="stable").drop_duplicates(_PLACE)
+    since, last = sightings.reindex(pd.MultiIndex.from_frame(added[_PLACE])).to_numpy(dtype=np.int64).T
     # First seen mid-step and not allocated here: it came from elsewhere (a loader's shared memory).
     late = (added["rank"] == _CLAIMS.index("inputs")).to_numpy() & (since > first)
     # Another block starts at the address: the free was not seen.
     later = pd.merge_asof(
-        added[["key", "address"]].assign(at=since, place=np.arange(len(added))).sort_values("at", kind="stable"),
+        added[_PLACE].assign(at=since, place=np.arange(len(added))).sort_values("at", kind="stable"),
         alive,
         on="at",
-        by=["key", "address"],
+        by=_PLACE,
         direction="forward",
     ).sort_values("place")["row"]
     again = later.fillna(NONE).to_numpy(dtype=np.int64)
@@ -308,7 +296,7 @@ def _step_at(time: Ints, starts: Ints, ends: Ints) -> Ints:
     return np.where((place >= 0) & (time <= ends[place]), place, NONE)
 
 
-def _text(values: np.ndarray, known: Bools) -> pd.Series:
-    """Text that is missing if it is empty or unknown."""
-    text = pd.Series(values, dtype="object")
-    return text.mask(~known | (text == ""), pd.NA)
+def _text(texts: Iterable[str], places: Ints) -> pd.Series:
+    """The texts at some places; missing if empty, or at no place."""
+    text = pd.Series(np.array([*texts, ""], dtype=object)[places], dtype="object")
+    return text.mask(text == "", pd.NA)

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfnb import quantities as fmt
-from perfnb.draw import bars, escape, tables
+from perfnb.draw import bars, escape, svg, tables
 from perfnb.draw.palette import Mark
 
 #: Size of a picture and its margins in pixels; heights of the strip below the areas, and of a segment.
-_WIDE, _HIGH, _LEFT, _BELOW, _STRIP, _ROW = 720, 190, 64, 18, 9, 15
+_WIDE, _HIGH, _LEFT, _STRIP, _ROW = 720, 190, 64, 9, 15
 #: Most segments in text and in HTML.
 _IN_TEXT, IN_HTML = 10, 40
-_GROUND = 'fill="currentColor"'
 
 
 @dataclass(frozen=True)
@@ -85,25 +84,25 @@ def areas_html(areas: Areas) -> str:
         drawn.append(f'<path d="M{points}Z" fill="{mark.colour}" stroke="currentColor" stroke-width=".4"/>')
         base = upper
     for mark, begin, end in areas.spans:
-        box = _box(across(begin), _HIGH + 3, across(end) - across(begin), _STRIP)
+        box = svg.box(across(begin), _HIGH + 3, across(end) - across(begin), _STRIP)
         drawn.append(f'<path d="{box}" fill="{mark.colour}"><title>{escape.html(mark.word)}</title></path>')
     if areas.at is not None:
         x = across(areas.at[0])
         anchor, beside = ("end", -5) if x > _WIDE / 2 else ("start", 5)
         drawn.append(f'<path d="M{x:.1f} 0V{_HIGH}" stroke="currentColor" stroke-dasharray="4 3"/>')
-        drawn.append(_label(x + beside, 9, anchor, areas.at[1]))
+        drawn.append(svg.label(x + beside, 9, anchor, areas.at[1]))
     low = _HIGH + (_STRIP + 3 if areas.spans else 0) + 14
     drawn += [
         f'<path d="M{_LEFT} 4V{_HIGH}H{_WIDE}" fill="none" stroke="currentColor" stroke-opacity=".4"/>',
-        _label(_LEFT - 5, 16, "end", fmt.size(top)),
-        _label(_LEFT - 5, _HIGH, "end", "0"),
-        _label(_LEFT, low, "start", "0 ms"),
-        _label(_WIDE, low, "end", fmt.duration(areas.end_ms)),
+        svg.label(_LEFT - 5, 16, "end", fmt.size(top)),
+        svg.label(_LEFT - 5, _HIGH, "end", "0"),
+        svg.label(_LEFT, low, "start", "0 ms"),
+        svg.label(_WIDE, low, "end", fmt.duration(areas.end_ms)),
     ]
     keys = [f"From the bottom: {_keys(mark for mark, _ in parts)}"]
     keys += [f"Meanwhile: {_keys(mark for mark, *_ in areas.spans)}"] if areas.spans else []
     alt = f"Memory over {fmt.duration(areas.end_ms)}, at most {fmt.size(top)}"
-    return f"<p>{'<br>'.join(keys)}</p>{_svg(drawn, low + 4, alt)}"
+    return f"<p>{'<br>'.join(keys)}</p>{svg.picture(drawn, _WIDE, low + 4, alt)}"
 
 
 def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
@@ -148,26 +147,26 @@ def segments_html(segments: Sequence[Segment], count: int) -> str:
     for row, segment in enumerate(shown):
         top, at = row * _ROW + 2, 0
         wide = max(1.0, across(segment.size))
-        drawn.append(_label(left - 6, top + 10, "end", segment.label))
+        drawn.append(svg.label(left - 6, top + 10, "end", segment.label))
         held: dict[Mark, list[tuple[int, int]]] = {}
         for mark, size in segment.blocks:
             if mark is not None:
                 held.setdefault(mark, []).append((at, size))
             at += size
         for mark, blocks in held.items():
-            box = "".join(_box(left + across(begin), top, across(size), _ROW - 3) for begin, size in blocks)
+            box = "".join(svg.box(left + across(begin), top, across(size), _ROW - 3) for begin, size in blocks)
             whole = f"{mark.word}: {fmt.size(sum(size for _, size in blocks))} in {fmt.counted(len(blocks), 'block')}"
             drawn.append(
                 f'<path d="{box}" fill="{mark.colour}" stroke="currentColor" stroke-width=".3">'
                 f"<title>{escape.html_sentence(whole)}</title></path>"
             )
         drawn.append(
-            f'<path d="{_box(left, top, wide, _ROW - 3)}" fill="none" stroke="currentColor" stroke-opacity=".5"/>'
+            f'<path d="{svg.box(left, top, wide, _ROW - 3)}" fill="none" stroke="currentColor" stroke-opacity=".5"/>'
         )
     marks = dict.fromkeys(mark for segment in shown for mark, _ in segment.blocks if mark)
     alt = f"Segments of the allocator, largest first: {', '.join(segment.label for segment in shown[:3])}"
     left_out = "".join(f"<br>{line}" for line in _more(count - len(shown)))
-    return f"<p>{_keys(marks)}{left_out}</p>{_svg(drawn, len(shown) * _ROW + 4, alt)}"
+    return f"<p>{_keys(marks)}{left_out}</p>{svg.picture(drawn, _WIDE, len(shown) * _ROW + 4, alt)}"
 
 
 def _keys(marks: Iterable[Mark]) -> str:
@@ -183,16 +182,3 @@ def _more(left: int) -> Iterator[str]:
 
 def _scale(most: float, begin: float, end: float) -> Callable[[float], float]:
     return lambda value: begin + (end - begin) * min(1.0, max(0.0, value / (most or 1.0)))
-
-
-def _box(x: float, y: float, wide: float, high: float) -> str:
-    return f"M{x:.1f} {y:.1f}h{max(0.3, wide):.1f}v{high:.1f}h{-max(0.3, wide):.1f}z"
-
-
-def _label(x: float, y: float, anchor: str, text: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" {_GROUND} text-anchor="{anchor}">{escape.html(text)}</text>'
-
-
-def _svg(parts: Iterable[str], high: float, alt: str) -> str:
-    look = f'viewBox="0 0 {_WIDE} {high:.0f}" style="max-width:{_WIDE}px" role="img"'
-    return f'<svg {look} aria-label="{escape.html_sentence(alt)}">{"".join(parts)}</svg>'

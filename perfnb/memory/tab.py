@@ -59,12 +59,10 @@ def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
         Column("leaves", "bytes"),
         Column("basis", priority=1, help="computed from sizes alone, or estimated"),
     )
-    rows, details = list[Any](), list[str]()
-    for _, row in options.iterrows():
-        frees = fmt.known(row["frees_bytes"])
-        rows.append((row["option"], frees, None if frees is None else max(0.0, peak - frees), row["basis"]))
-        details.append(row["detail"])
-    return Table(f"{title} (each option on its own)", columns, rows, details=details, noun="option")
+    figures = options[["option", "frees_bytes", "basis"]].itertuples(index=False)
+    rows = [(option, frees, max(0, peak - frees), basis) for option, frees, basis in figures]
+    heading = f"{title} (each option on its own)"
+    return Table(heading, columns, rows, details=options["detail"].tolist(), noun="option")
 
 
 def _instant(summary: MemorySummary) -> str:
@@ -112,15 +110,10 @@ def _sections(summary: MemorySummary) -> Iterator[Section]:
         Column("share", "share"),
         Column("allocations", "count", priority=1),
     )
+    owners = summary.owners[["layer", "category", "bytes", "share", "count"]].itertuples(index=False)
     rows = [
-        (
-            "no layer" if pd.isna(row["layer"]) else str(row["layer"]),
-            palette.category(str(row["category"])),
-            row["bytes"],
-            row["share"],
-            row["count"],
-        )
-        for _, row in summary.owners.iterrows()
+        ("no layer" if pd.isna(layer) else str(layer), palette.category(str(category)), *figures)
+        for layer, category, *figures in owners
     ]
     yield Table(
         f"Owners at the {instant}",
@@ -141,10 +134,7 @@ def _areas(summary: MemorySummary) -> Areas:
         line["t_ms"].tolist(),
         summary.step_ms,
         [(mark, line[name].to_numpy(float, na_value=0.0).tolist()) for name, mark in palette.CATEGORIES.items()],
-        [
-            (palette.mark(str(phase)), begin, end)
-            for phase, begin, end in zip(*(summary.phases[name] for name in summary.phases), strict=True)
-        ],
+        [(palette.mark(str(phase)), begin, end) for phase, begin, end in summary.phases.itertuples(index=False)],
         (summary.peak_ms, f"{_instant(summary)} {fmt.size(summary.peak_bytes)}"),
     )
 
@@ -160,7 +150,7 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
     def places(values: Iterable[Any]) -> list[int]:
         return [_NONE if pd.isna(value) else names.setdefault(str(value), len(names)) for value in values]
 
-    timeline, phases = summary.timeline, summary.phases
+    timeline = summary.timeline
     times = _nanoseconds(timeline["t_ms"])
     largest = summary.largest.sort_values("start_ms", kind="stable")
     peak_ns = round(1e6 * summary.peak_ms)
@@ -173,10 +163,8 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
         },
         "categories": plain([*palette.CATEGORIES.values()]),
         "phases": [
-            {**plain(palette.mark(str(phase))), "start_ns": begin, "end_ns": finish}
-            for phase, begin, finish in zip(
-                phases["phase"], _nanoseconds(phases["start_ms"]), _nanoseconds(phases["end_ms"]), strict=True
-            )
+            {**plain(palette.mark(str(phase))), "start_ns": round(1e6 * begin), "end_ns": round(1e6 * end)}
+            for phase, begin, end in summary.phases.itertuples(index=False)
         ],
         "instants": {
             "t": times,

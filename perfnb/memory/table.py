@@ -127,7 +127,7 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
     if len(line) > INSTANTS:
         kept = fullest(line["t_ms"].to_numpy(dtype=float), total, INSTANTS - 1)
         timeline = line.iloc[np.union1d(kept, [top])].reset_index(drop=True)
-    stretches = list(phase_stretches(watched.attribution, watched.begin, watched.end))
+    stretches = phase_stretches(watched.attribution, watched.begin, watched.end)
     phases = pd.DataFrame(stretches, columns=["phase", "start_ms", "end_ms"])
     phases[["start_ms", "end_ms"]] = (phases[["start_ms", "end_ms"]] - watched.begin) / 1e6
     counted = meta.get("allocator", {}).get(device, {})
@@ -220,8 +220,7 @@ def _device_table(watched: Watched, device: str) -> pd.DataFrame:
 def _latest(times: pd.Series, values: pd.Series, moments: Ints) -> Ints:
     """The value at the last time up to each moment, `NONE` before the first."""
     place = np.searchsorted(times.to_numpy(), moments, side="right") - 1
-    found: Ints = np.append(values.to_numpy(), NONE)[place]
-    return found
+    return np.asarray(np.append(values.to_numpy(), NONE)[place])
 
 
 def fullest(times: np.ndarray, levels: Ints, most: int) -> Ints:
@@ -234,13 +233,12 @@ def fullest(times: np.ndarray, levels: Ints, most: int) -> Ints:
 
 
 def _owners(alive: pd.DataFrame, by_category: Mapping[str, int], peak: int) -> pd.DataFrame:
-    groups = alive.assign(layer=alive["layer"].fillna("")).groupby(["category", "layer"], observed=True, sort=False)
-    table = groups["bytes"].agg(["sum", "size"]).reset_index().set_axis(["category", "layer", "bytes", "count"], axis=1)
-    unowned = by_category["other"] - int(table.loc[table["category"] == "other", "bytes"].sum())
+    rows = alive[["category", "layer", "bytes"]].fillna({"layer": ""}).assign(count=1)
+    unowned = by_category["other"] - int(rows.loc[rows["category"] == "other", "bytes"].sum())
     if unowned > 0:
         rest = pd.DataFrame({"category": ["other"], "layer": [""], "bytes": [unowned], "count": [0]})
-        table = pd.concat([table.astype({"category": TEXT}), rest])
-        table = table.groupby(["category", "layer"], as_index=False, sort=False).sum()
+        rows = pd.concat([rows.astype({"category": TEXT}), rest])
+    table = rows.groupby(["category", "layer"], as_index=False, observed=True, sort=False).sum()
     table["layer"] = table["layer"].mask(table["layer"] == "", pd.NA)
     table["share"] = table["bytes"] / max(peak, 1)
     return table.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
@@ -250,12 +248,10 @@ def _largest(watched: Watched, device: str, instants_ms: np.ndarray) -> pd.DataF
     """The allocations on a device that are among the `LARGEST` at some instant."""
     blocks = watched.counted[watched.counted["device"] == device]
     blocks = blocks.sort_values("bytes", ascending=False, kind="stable")
-    step_ms = (watched.end - watched.begin) / 1e6
-    start = (np.maximum(blocks["start"].to_numpy(), watched.begin) - watched.begin) / 1e6
-    freed = np.minimum(blocks["end"].to_numpy(), watched.end)
-    end = np.where(freed >= watched.end, step_ms, (freed - watched.begin) / 1e6)
-    first = np.searchsorted(instants_ms, start, side="left")
-    last = np.where(end >= step_ms, len(instants_ms), np.searchsorted(instants_ms, end, side="left"))
+    times = (blocks[name].to_numpy().clip(watched.begin, watched.end) for name in ("start", "end"))
+    start, end = ((time - watched.begin) / 1e6 for time in times)
+    first, last = (np.searchsorted(instants_ms, time, side="left") for time in (start, end))
+    last[blocks["end"] >= watched.end] = len(instants_ms)
     counts = np.zeros(len(instants_ms), dtype=np.int64)
     chosen: list[int] = []
     for row, (begin, stop) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from perfnb.attribution.arithmetic import counted_ops, work_by_op
+from perfnb.attribution.arithmetic import counted_ops, work_by
 from perfnb.attribution.attribution import Attribution, attribute, blocks_of_events
 from perfnb.attribution.blocks import Host, Kind, host_blocks
 from perfnb.attribution.tables import layer_op_table, layer_table, op_calls, op_table, op_times, phase_table
@@ -122,7 +122,7 @@ class Analysis:
         if self.counted is None:
             return ops
         # Missing for ops without a formula, and for those of which others do the work.
-        work = work_by_op(self.counted[2]).reindex(ops.index)
+        work = work_by(self.counted[2], "op").reindex(ops.index)
         return conform(ops.assign(flops=work["flops"].array, bytes=work["bytes"].array), "ops")
 
     @cached_property

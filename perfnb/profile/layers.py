@@ -22,14 +22,12 @@ import pandas as pd
 from perfnb.attribution.arithmetic import arithmetic_per_span, special_arithmetic
 from perfnb.attribution.attribution import Attribution, layer_of_spans
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.tables import sums_by_layer
+from perfnb.attribution.tables import DIRECTIONS, sums_by_layer
 from perfnb.memory.allocations import Watched
 from perfnb.memory.table import activation_bytes, most_alive
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
-
-_DIRECTIONS = ("forward", "backward", "recompute")
 
 
 def with_arithmetic(
@@ -46,14 +44,14 @@ def with_arithmetic(
     table[~_largest_inside(view, seen)] = pd.NA
     special = layers.iloc[len(view.modules) :]
     own = special_arithmetic(counted).reindex(special.index)
-    for way in _DIRECTIONS:
+    for way in DIRECTIONS:
         own[f"{way}_flops"] = own[f"{way}_flops"].mask(special[f"{way}_ms"].isna())
     whole = pd.concat([table, own], ignore_index=True)
-    for way in _DIRECTIONS:
+    for way in DIRECTIONS:
         unknown = (whole[f"{way}_flops"] == 0) & (whole[f"{way}_uncounted"] > 0)
         whole[f"{way}_flops"] = whole[f"{way}_flops"].mask(unknown.fillna(False))
-    moved = whole[[f"{way}_bytes" for way in _DIRECTIONS]].sum(axis=1, min_count=1)
-    columns = {f"{way}_flops": whole[f"{way}_flops"].array for way in _DIRECTIONS}
+    moved = whole[[f"{way}_bytes" for way in DIRECTIONS]].sum(axis=1, min_count=1)
+    columns = {f"{way}_flops": whole[f"{way}_flops"].array for way in DIRECTIONS}
     return conform(layers.assign(**columns, moved_bytes=moved.array), "layers")
 
 

@@ -13,7 +13,6 @@ milliseconds apart: there the n-th of a step is the n-th.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,15 +20,13 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.collective_waits import host_collectives
-from perfnb.attribution.device_work import SORTS, device_work, is_in, steps_of, text
+from perfnb.attribution.collective_waits import collective_kinds, host_collectives
+from perfnb.attribution.device_work import SORTS, device_work, is_in, steps_of, texts
 from perfnb.attribution.interval_sets import IntervalSet
 from perfnb.recording.nesting import NONE
 from perfnb.recording.text import of_labels
 from perfnb.trace_names import DEVICE_WORK, collective_kind
 
-#: The kind of collective in a kernel's name, if nothing else gives it.
-_KIND = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce", re.IGNORECASE)
 #: Columns that the same collective has in common on all ranks.
 _ALIKE = ["on_host", "step", "kind", "group"]
 #: Ends of one collective are closer together than this fraction of the distance between two, within bounds.
@@ -77,7 +74,7 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
             "rank": rank,
             "step": work.step[chosen] if step is None else step,
             "kind": _kinds(events, rows),
-            "group": _texts(events, "group", rows),
+            "group": texts(events, "group", rows),
             "start_ns": work.start[chosen] + base_ns,
             "end_ns": work.end[chosen] + base_ns,
             "on_host": False,
@@ -98,13 +95,12 @@ def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on
         chosen = chosen if launches.any() else np.arange(len(own.start))
     rows = np.where(own.ran != NONE, own.ran, own.issued)[chosen]
     source = np.where(own.issued != NONE, own.issued, own.ran)[chosen]
-    told = _texts(events, "group", rows)
     return pd.DataFrame(
         {
             "rank": rank,
             "step": steps_of(events, source, np.full(len(source), NONE)) if step is None else step,
             "kind": own.kind[chosen],
-            "group": np.where(told == "", _texts(events, "group", source), told),
+            "group": texts(events, "group", rows, source),
             "start_ns": own.begin[chosen] + base_ns,
             "end_ns": own.end[chosen] + base_ns,
             "on_host": True,
@@ -305,21 +301,8 @@ def _once(rows: pd.DataFrame, waited: np.ndarray, alone: Mapping[int, IntervalSe
 
 
 def _kinds(events: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
-    codes, labels = text(events, "name")
-    of_name = []
-    for label in labels:
-        found = _KIND.search(str(label))
-        of_name.append(found[0].lower().replace("_", "") if found else str(label))
-    told = _texts(events, "collective", rows)
-    kinds = np.array([*of_name, ""], dtype=object)[codes[rows]]
-    return np.asarray(np.where(told == "", kinds, told))
-
-
-def _texts(events: pd.DataFrame, name: str, rows: np.ndarray) -> np.ndarray:
-    if name not in events:
-        return np.full(len(rows), "", dtype=object)
-    codes, labels = text(events, name)
-    return np.asarray(np.array([*map(str, labels), ""], dtype=object)[codes[rows]])
+    kinds = collective_kinds(events)[rows]
+    return np.where(kinds == "", texts(events, "name", rows), kinds)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, palette, tables
+from perfnb.draw import escape, palette, svg, tables
 from perfnb.draw.document import Picture
 from perfnb.draw.palette import Mark
 from perfnb.ranks.lanes import StepLanes
@@ -51,7 +51,7 @@ def _lanes_html(lanes: StepLanes, title: str) -> str:
     drawn = [_rank_label(rank, top[rank], high) for rank in ranks]
     for (rank, part), rows in lanes.lanes[lanes.lanes["rank"].isin(ranks)].groupby(["rank", "part"], sort=False):
         boxes = zip(rows["start_ms"], rows["end_ms"], strict=True)
-        path = "".join(_box(_LEFT + a * scale, top[rank] + 1, (b - a) * scale, high - 2) for a, b in boxes)
+        path = "".join(svg.box(_LEFT + a * scale, top[rank] + 1, (b - a) * scale, high - 2) for a, b in boxes)
         drawn.append(f'<path d="{path}" fill="{_mark(part).colour}">{_on_hover(_mark(part).word)}</path>')
     arrivals = lanes.arrivals[lanes.arrivals["rank"].isin(ranks)].sort_values("rank")
     longest = arrivals.groupby("place")["waiting_ms"].max().astype(float).nlargest(_MOST_LINES)
@@ -68,8 +68,7 @@ def _lanes_html(lanes: StepLanes, title: str) -> str:
         drawn.append(f'<circle cx="{points[last][0]:.1f}" cy="{points[last][1]:.1f}" r="2.5" fill="currentColor"/>')
     keys = " &nbsp; ".join(f"{tables.key(mark)}&nbsp;{escape.html(mark.word)}" for mark in _marks(lanes))
     said = escape.html_sentence(f"{_longest(lanes)} {_LINES}") if len(longest) else ""
-    look = f'viewBox="0 0 {_WIDTH} {high * len(ranks):.0f}" style="width:100%;max-width:{_WIDTH}px"'
-    picture = f'<svg role="img" aria-label="{escape.html_sentence(title)}" {look}>{"".join(drawn)}</svg>'
+    picture = svg.picture(drawn, _WIDTH, high * len(ranks), title)
     return f'{picture}<p>{keys}</p><p class="pf-small">{said}</p>'
 
 
@@ -111,7 +110,3 @@ def _rank_label(rank: object, y: float, high: float) -> str:
         f'<text x="{_LEFT - 6}" y="{y + high / 2 + size / 3:.1f}" font-size="{size:.1f}" text-anchor="end" '
         f'fill="currentColor">{escape.html(rank)}</text>'
     )
-
-
-def _box(x: float, y: float, width: float, height: float) -> str:
-    return f"M{x:.1f} {y:.1f}h{max(width, 0.3):.1f}v{height:.1f}h-{max(width, 0.3):.1f}z"

@@ -18,8 +18,7 @@ from perfnb.attribution.arithmetic import (
     time_by_layer,
     time_by_op,
     uncounted_ops,
-    work_by_layer,
-    work_by_op,
+    work_by,
 )  # fmt: skip
 from perfnb.attribution.attribution import Attribution
 from perfnb.recording.nesting import NONE
@@ -111,7 +110,7 @@ def step_roofline(
     ceilings, time = recording.meta.get("ceilings"), "gpu_ms" if on_gpu else "ms"
     if ceilings is not None and ceilings.get("on") != ("cuda" if on_gpu else "cpu"):
         ceilings = None  # the machine has a GPU that the step does not use
-    layers, ops = work_by_layer(counted), work_by_op(counted)
+    layers, ops = work_by(counted, "layer"), work_by(counted, "op")
     by_layer, by_op = time_by_layer(recording, attribution), time_by_op(recording, attribution, ops.index)
     whole_ms = float(attribution.cells["gpu_ns" if on_gpu else "ns"].sum()) / 1e6 / max(attribution.steps, 1)
     inside = counted[counted["block"] != NONE]
@@ -159,7 +158,7 @@ def roofline_of(
     Parameters
     ----------
     layers, ops : DataFrame
-        Indexed by name: ``flops``, ``bytes``, ``uncounted`` and ``dtype`` from `work_by_layer` and `work_by_op`, and
+        Indexed by name: ``flops``, ``bytes``, ``uncounted`` and ``dtype`` from `work_by`, and
         the ``ms`` that they took per step.
     uncounted : DataFrame
         Operators without a formula.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.benchmark import Timer
 
-from perfnb.attribution.arithmetic import work_by_op
+from perfnb.attribution.arithmetic import work_by
 from tests.accuracy.judging import Figures
 from tests.step.counted import count
 from tests.step.test_counted_layers import Product
@@ -25,7 +25,7 @@ def test_the_rate_of_a_product_is_what_torchs_benchmark_measures(figure: Figures
         least = min(least, float(products["duration_ns"].min()) / 1e9)
         if benchmarked == pytest.approx(least, rel=0.02):
             break
-    work = work_by_op(counted.ops).loc["aten::mm"]
+    work = work_by(counted.ops, "op").loc["aten::mm"]
 
     ratio = (work["flops"] / least) / (2 * size**3 / benchmarked)
     figure("rate of a matmul, profile / torch.utils.benchmark", float(ratio), within=(0.95, 1.05))

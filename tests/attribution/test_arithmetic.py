@@ -12,8 +12,7 @@ from perfnb.attribution.arithmetic import (
     special_arithmetic,
     time_by_op,
     uncounted_ops,
-    work_by_layer,
-    work_by_op,
+    work_by,
 )
 from perfnb.attribution.attribution import attribute
 from tests.recordings import ByHand
@@ -100,7 +99,7 @@ def test_work_of_layers_and_operators() -> None:
     recording = one_layer().recording()
     counted = counted_ops(recording, attribute(recording), CALLS)
 
-    layers = work_by_layer(counted)
+    layers = work_by(counted, "layer")
     assert layers.loc["model.inner", ["calls", "uncounted", "flops", "bytes"]].tolist() == [2, 0, 300, 50]
     assert layers.loc["model", ["calls", "uncounted", "flops", "bytes"]].tolist() == [3, 2, 7, 1050]
     assert pd.isna(layers.loc["(gradient accumulation)", "flops"])
@@ -109,7 +108,7 @@ def test_work_of_layers_and_operators() -> None:
         "model": "bfloat16",  # that of its only arithmetic
         "(gradient accumulation)": "float32",
     }
-    ops = work_by_op(counted)
+    ops = work_by(counted, "op")
     assert ops.loc["aten::mm", ["calls", "flops", "bytes"]].tolist() == [3, 307, 1050]
     assert ops.loc["aten::mm", "dtype"] == "float32"
     assert pd.isna(ops.loc["aten::relu", "flops"])
@@ -138,8 +137,8 @@ def test_no_calls_at_all() -> None:
 
     assert all(values.sum() == 0 for values in arithmetic_per_span(attribution, counted).values())
     assert special_arithmetic(counted).empty
-    assert work_by_layer(counted).empty
-    assert work_by_op(counted).empty
+    assert work_by(counted, "layer").empty
+    assert work_by(counted, "op").empty
     assert main_dtype(counted) is None
     times = time_by_op(recording, attribution, [])
     assert uncounted_ops(counted, times, 1.0).columns.tolist() == ["op", "calls", "ms", "share"]

@@ -38,6 +38,19 @@ def in_us(column: pd.Series) -> dict[str, int | None]:
     return {str(name): None if pd.isna(value) else round(value * 1000) for name, value in column.items()}
 
 
+def test_a_layer_that_is_never_called_takes_no_time_and_one_called_only_as_a_loss_has_none_of_its_own() -> None:
+    hand = ByHand().step(0, 1000)
+    model = hand.layer("model")
+    hand.layer("model.unused", model)
+    hand.call(model, 100, 200).call(hand.layer("criterion"), 300, 400, loss=True)
+
+    layers = Profile(hand.recording()).layers
+
+    assert layers.loc["model.unused", ["calls", "total_ms", "self_ms"]].tolist() == [0, 0, 0]
+    assert layers.loc["criterion", "calls"] == 1
+    assert layers.loc["criterion", ["total_ms", "self_ms"]].isna().all()
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_every_microsecond_is_in_its_phase(steps: int) -> None:
     p = Profile(training_step(steps).recording())

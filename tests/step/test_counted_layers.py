@@ -14,8 +14,7 @@ from perfnb.attribution.arithmetic import (
     special_arithmetic,
     time_by_op,
     uncounted_ops,
-    work_by_layer,
-    work_by_op,
+    work_by,
 )
 from perfnb.attribution.attribution import attribute
 from tests.step.counted import count
@@ -126,7 +125,7 @@ def test_layers_of_a_convolutional_network_add_up_to_the_total() -> None:
 
     total = int(counted.ops["flops"].sum())
     assert total > 0
-    assert work_by_layer(counted.ops)["flops"].sum() == total
+    assert work_by(counted.ops, "layer")["flops"].sum() == total
     directions = [counted.with_children("model", f"{way}_flops") for way in ("forward", "backward")]
     assert sum(directions) == total
     stem = 2 * 2 * 16 * 16 * 16 * 3 * 9
@@ -145,7 +144,7 @@ def test_attention_counts_for_the_layer_whose_forward_calls_it() -> None:
     attention = 2 * 2 * 2 * 4 * 9 * 9 * 8
     for block in ("model.blocks.0", "model.blocks.1"):
         assert counted.by_layer()[block] == {"forward": attention, "backward": attention * 5 // 2}
-    assert work_by_layer(counted.ops)["flops"].sum() == counted.ops["flops"].sum()
+    assert work_by(counted.ops, "layer")["flops"].sum() == counted.ops["flops"].sum()
 
 
 def test_bytes_of_a_linear_layer_and_rows_that_are_no_layer() -> None:
@@ -171,7 +170,7 @@ def test_half_precision_layers_are_told_by_their_arithmetic() -> None:
 
     counted = count(half, model=model)
 
-    assert set(work_by_layer(counted.ops)["dtype"].loc[["model.0", "model.1"]]) == {"bfloat16"}
+    assert set(work_by(counted.ops, "layer")["dtype"].loc[["model.0", "model.1"]]) == {"bfloat16"}
     assert main_dtype(counted.ops) == "bfloat16"
 
 
@@ -207,7 +206,7 @@ def test_the_time_of_an_op_is_that_of_its_events_and_its_work_follows_from_shape
     products = counted.recording.events.query("name == 'aten::mm'")
     seen = time_by_op(counted.recording, attribute(counted.recording), counted.ops["op"]).loc["aten::mm", "ms"]
     assert seen == pytest.approx(products["duration_ns"].mean() / 1e6)
-    work = work_by_op(counted.ops).loc["aten::mm"]
+    work = work_by(counted.ops, "op").loc["aten::mm"]
     assert work["flops"] == 2 * size**3
     assert work["flops"] / work["bytes"] == size / 6
 
@@ -227,6 +226,6 @@ def test_what_has_no_formula_is_listed_with_its_time() -> None:
     assert uncounted["ms"].notna().all()
     assert 0 < uncounted["share"].sum() < 1
     assert 0 < times["ms"].sum() <= whole_ms
-    gelu = work_by_op(counted.ops).loc["aten::gelu"]
+    gelu = work_by(counted.ops, "op").loc["aten::gelu"]
     assert pd.isna(gelu["flops"])
     assert gelu["uncounted"] == gelu["calls"] == 1

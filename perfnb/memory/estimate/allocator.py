@@ -89,10 +89,6 @@ class SimulatedAllocator(TorchDispatchMode):
         """The allocations that are alive now."""
         return {number for number, _ in self._alive.values()}
 
-    def size_of(self, numbers: Iterable[int]) -> int:
-        """Bytes of these allocations."""
-        return sum(self.made[number].size for number in numbers)
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -36,8 +36,8 @@ _ASKS_FOR_NUMBERS = ("data pointer", ".numpy() is not supported", ".tolist() is 
 #: Code that reads a single value.
 _ASKS_FOR_ONE = ".item(), float() or an if"
 _TOO_LARGE = ("Storage size calculation overflowed", "overflow", "numel: integer multiplication")
-#: Nesting depth to which a module's containers are searched for tensors.
-_NESTING = 3
+#: Nesting depth to which containers in variables and attributes are searched for tensors.
+_NESTING = 6
 
 _ABSENT = object()
 
@@ -146,9 +146,9 @@ class StandIns:
             self._made[id(real)] = real, self._make(real, *layout)
         return self._made[id(real)][1]
 
-    def within(self, value: Any, depth: int = 2 * _NESTING) -> Any:
+    def within(self, value: Any) -> Any:
         """`value` with its tensors replaced by stand-ins; plain containers are copied once, anything else is kept."""
-        return with_tensors(value, self.of, depth, self._copies)
+        return with_tensors(value, self.of, _NESTING, self._copies)
 
     def _make(self, real: Tensor, storage: torch.UntypedStorage, stride: tuple[int, ...], offset: Any) -> Tensor:
         # Tensors on "meta" have no address, but their storage has an identity.
@@ -169,25 +169,19 @@ def replaced(modules: Iterable[nn.Module], stand_ins: StandIns) -> Iterator[None
     inside = {id(m): m for module in modules for m in module.modules()}.values()
     with ExitStack() as stack:
         for module in inside:
-            stack.callback(_restore, module, dict(module.__dict__))
-        for module in inside:
             if not isinstance(module, torch.jit.ScriptModule):  # which holds its tensors outside Python
-                faked = {name: stand_ins.within(value, _NESTING) for name, value in module.__dict__.items()}
-                module.__dict__.update(faked)
+                stack.enter_context(_stood_in(vars(module), None, stand_ins))
         yield
 
 
 @contextmanager
 def stepping(optimizer: Any, stand_ins: StandIns) -> Iterator[None]:
     """Within this context the optimizer steps stand-ins."""
-    with ExitStack() as stack:
-        stack.callback(_restore, optimizer, dict(optimizer.__dict__))
-        groups = [stand_ins.within(group) for group in optimizer.param_groups]
-        state: defaultdict[Any, Any] = defaultdict(dict)
-        for parameter, values in optimizer.state.items():
-            key = stand_ins.of(parameter) if isinstance(parameter, Tensor) else parameter
-            state[key] = stand_ins.within(values)
-        optimizer.__dict__.update({"param_groups": groups, "state": state})
+    with _stood_in(vars(optimizer), None, stand_ins):
+        of_parameters = [
+            (stand_ins.of(key) if isinstance(key, Tensor) else key, kept) for key, kept in optimizer.state.items()
+        ]
+        optimizer.state = defaultdict(dict, of_parameters)
         yield
 
 
@@ -227,11 +221,6 @@ def _stood_in(space: dict[str, Any], names: Iterable[str] | None, stand_ins: Sta
         for name, value in kept.items():
             if space.get(name, _ABSENT) is not value:
                 space[name] = value
-
-
-def _restore(value: Any, attributes: dict[str, Any]) -> None:
-    value.__dict__.clear()
-    value.__dict__.update(attributes)
 
 
 def _refill(cell: CellType, *contents: Any) -> None:

@@ -218,7 +218,7 @@ def _seen(
         training=allocator.trains,
         by_category=peak,
         most=most,
-        buffers=allocator.size_of(buffers - parameters),
+        buffers=sum(allocator.made[number].size for number in buffers - parameters),
         peak_phase=phase,
         peak_op=op or None,
         single=min((p.element_size() for m in trained for p in m.parameters()), default=0) >= 4,

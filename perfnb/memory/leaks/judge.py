@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perfnb.recording.nesting import NONE, Ints
 from perfnb.stats.slope import Slope, memory_slope
-
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Process growth per step that is not a leak: the interpreter's own bookkeeping, in pages.
 PROCESS_FLOOR_BYTES = 16 * 1024
@@ -128,7 +127,7 @@ def leak_figures(
     )
 
 
-def levels_by_step(allocations: pd.DataFrame, steps: int) -> Integers:
+def levels_by_step(allocations: pd.DataFrame, steps: int) -> Ints:
     """Bytes alive at the end of each step, relative to the start of the first."""
     return _levels(allocations, np.zeros(len(allocations), dtype=np.int64), 1, steps).ravel()
 
@@ -173,7 +172,7 @@ def _most_first(owners: pd.DataFrame) -> pd.DataFrame:
     return owners.sort_values("bytes_per_step", ascending=False, kind="stable", ignore_index=True)
 
 
-def _owners(allocations: pd.DataFrame) -> tuple[Integers, pd.DataFrame]:
+def _owners(allocations: pd.DataFrame) -> tuple[Ints, pd.DataFrame]:
     """Each allocation's owner number, and the owners."""
     names = allocations[_OWNER].astype(object).where(allocations[_OWNER].notna(), np.nan)  # one kind of missing
     numbers = names.groupby(_OWNER, dropna=False, sort=False, observed=True).ngroup()
@@ -182,7 +181,7 @@ def _owners(allocations: pd.DataFrame) -> tuple[Integers, pd.DataFrame]:
     return numbers.to_numpy(dtype=np.int64).astype(np.int64), keys.reset_index(drop=True).convert_dtypes()
 
 
-def _kept(allocations: pd.DataFrame, owners: Integers, steps: int, recurring: bool) -> pd.DataFrame:
+def _kept(allocations: pd.DataFrame, owners: Ints, steps: int, recurring: bool) -> pd.DataFrame:
     judged = steps - max(1, steps // 5)
     made = _steps_of(allocations["made_in_step"])
     stays = (made >= 0) & (made < judged) & allocations["freed_in_step"].isna().to_numpy()
@@ -202,7 +201,7 @@ def _kept(allocations: pd.DataFrame, owners: Integers, steps: int, recurring: bo
     return rows.reset_index()
 
 
-def _growing(allocations: pd.DataFrame, owners: Integers, count: int, steps: int, but: Integers) -> pd.DataFrame:
+def _growing(allocations: pd.DataFrame, owners: Ints, count: int, steps: int, but: Ints) -> pd.DataFrame:
     rows = []
     stays = _steps_of(allocations["freed_in_step"]) < steps  # or was freed in time
     allocations, owners = allocations[stays], owners[stays]
@@ -217,7 +216,7 @@ def _growing(allocations: pd.DataFrame, owners: Integers, count: int, steps: int
     return pd.DataFrame(rows, columns=["owner", "bytes_per_step", "count_per_step", "steps", "kind"])
 
 
-def _levels(allocations: pd.DataFrame, owners: Integers, count: int, steps: int) -> Integers:
+def _levels(allocations: pd.DataFrame, owners: Ints, count: int, steps: int) -> Ints:
     """One row per owner, one column per step: bytes alive at its end, relative to before the first."""
     size = allocations["bytes"].to_numpy(dtype=np.int64)
     change = np.zeros((count, steps), dtype=np.int64)
@@ -228,9 +227,9 @@ def _levels(allocations: pd.DataFrame, owners: Integers, count: int, steps: int)
     return change.cumsum(axis=1)
 
 
-def _steps_of(column: pd.Series) -> Integers:
-    """Step numbers, -1 if unknown."""
-    return column.astype("Int64").fillna(-1).to_numpy(dtype=np.int64).astype(np.int64)
+def _steps_of(column: pd.Series) -> Ints:
+    """Step numbers, `NONE` if unknown."""
+    return np.asarray(column.astype("Int64").to_numpy(na_value=NONE), dtype=np.int64)
 
 
 def _garbage_bytes(allocations: pd.DataFrame, steps: int) -> float:
@@ -298,7 +297,7 @@ def _beyond(process: Slope | None, cpu: Slope | None) -> float | None:
     return process.bytes_per_step - cpu.bytes_per_step if apart else None
 
 
-def _per_step(levels: Integers, process_bytes: Sequence[Any]) -> pd.DataFrame:
+def _per_step(levels: Ints, process_bytes: Sequence[Any]) -> pd.DataFrame:
     allocated = pd.Series(levels, dtype="Int64")
     process = pd.Series(list(process_bytes), dtype="Float64").round().astype("Int64")
     frame = pd.DataFrame({"allocated_bytes": allocated, "process_bytes": process})  # the shorter one ends in NA

@@ -168,16 +168,14 @@ def _sections(leaks: LeakFigures) -> Iterator[Section]:
         Column("steps", "count", priority=2, help="watched steps that made them"),
         Column("kind", priority=1, help="kept, or growing: replaced by larger ones"),
     )
+    figures = ["bytes_per_step", "count_per_step", "steps", "kind"]
     rows = [
         (
-            "(no layer)" if pd.isna(row["layer"]) else str(row["layer"]),
-            None if pd.isna(row["phase"]) else palette.mark(str(row["phase"])),
-            None if pd.isna(row["op"]) else str(row["op"]),
-            row["bytes_per_step"],
-            row["count_per_step"],
-            row["steps"],
-            row["kind"],
+            "(no layer)" if pd.isna(layer) else str(layer),
+            None if pd.isna(phase) else palette.mark(str(phase)),
+            None if pd.isna(op) else str(op),
+            *known,
         )
-        for _, row in leaks.survivors.iterrows()
+        for layer, phase, op, *known in leaks.survivors[["layer", "phase", "op", *figures]].itertuples(index=False)
     ]
     yield Table("Suspects: what outlives its step", columns, rows, budget=Budget(12, 40), noun="suspect")

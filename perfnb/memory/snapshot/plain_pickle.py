@@ -10,7 +10,6 @@ would be a second reader, which may see the file differently.
 from __future__ import annotations
 
 import pickletools
-import re
 import struct
 import sys
 from dataclasses import dataclass
@@ -38,8 +37,6 @@ LIMITS = PickleLimits()
 PROTOCOLS = range(2, 6)
 
 _NAMES = {ord(code.code): code.name for code in pickletools.opcodes}
-_SHORT_GETS = re.compile(rb"(?:h.){0,1000}", re.DOTALL)
-_LONG_GETS = re.compile(rb"(?:j.{4}){0,1000}", re.DOTALL)
 #: Bytes taken by containers and their members, rounded up.
 _LIST, _DICT, _TUPLE, _ITEM, _PAIR, _NUMBER, _MEMO = 72, 240, 56, 9, 60, 40, 9
 #: Instructions between two checks of the limits.
@@ -76,8 +73,7 @@ def _decoded(data: bytes, limits: PickleLimits) -> Plain:
     marks: list[int] = []  # position in the stack of each open mark
     floor = 0  # what is below belongs to an open mark
     spent, at, begin = 0, 2, 0
-    short_gets, long_gets, unpacked = _SHORT_GETS.match, _LONG_GETS.match, struct.iter_unpack
-    push, lookup, memoize = stack.append, memo.__getitem__, memo.append
+    push, memoize = stack.append, memo.append
     uint16, int32, uint32, uint64, float64 = (struct.Struct(f).unpack_from for f in ("<H", "<i", "<I", "<Q", ">d"))
     try:
         while True:
@@ -97,17 +93,9 @@ def _decoded(data: bytes, limits: PickleLimits) -> Plain:
                 if op == 0x68:  # BINGET
                     push(memo[data[at]])
                     at += 1
-                    if data[at] == 0x68:
-                        last = short_gets(data, at).end()  # type: ignore[union-attr]
-                        stack += map(lookup, data[at + 1 : last : 2])
-                        at = last
                 elif op == 0x6A:  # LONG_BINGET
                     push(memo[uint32(data, at)[0]])
                     at += 4
-                    if data[at] == 0x6A:
-                        last = long_gets(data, at).end()  # type: ignore[union-attr]
-                        stack += [memo[index] for (index,) in unpacked("<xI", data[at:last])]
-                        at = last
                 elif op == 0x94:  # MEMOIZE
                     if len(stack) <= floor:
                         raise IndexError
@@ -133,12 +121,6 @@ def _decoded(data: bytes, limits: PickleLimits) -> Plain:
                 elif op == 0x7D or op == 0x5D:  # EMPTY_DICT, EMPTY_LIST
                     push({} if op == 0x7D else [])
                     spent += _DICT if op == 0x7D else _LIST
-                    if data[at : at + 2] == b"\x94(":  # MEMOIZE and MARK, which nearly always follow
-                        memoize(stack[-1])
-                        floor = len(stack)
-                        marks.append(floor)
-                        spent += _MEMO
-                        at += 2
                 elif op == 0x75 or op == 0x73:  # SETITEMS, SETITEM
                     floor = marks.pop() if op == 0x75 else max(floor, len(stack) - 2)
                     items = stack[floor:]

@@ -10,7 +10,6 @@ import gc
 import os
 import re
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -146,6 +145,7 @@ class SnapshotReader:
             self.refuse("it holds plain data but no segments of a CUDA allocator")
         segments, _ = self.joined([whole["segments"]], "segments")
         blocks, segment = self.joined([row.get("blocks") for row in segments], "blocks")
+        settings = _clean_value(whole.get("allocator_settings"))
         entries, device = self.joined(self.list_of(whole.get("device_traces"), "device_traces"), "device_traces")
         return SnapshotColumns(
             segments=self.of_segments(segments, "a segment"),
@@ -153,7 +153,7 @@ class SnapshotReader:
             events=self.of_events(entries, "an entry of device_traces").assign(device=device),
             ops=self.stacks.ops,
             made_at=self.stacks.made_at,
-            settings=_settings(whole.get("allocator_settings")),
+            settings=settings if type(settings) is dict else {},
         )
 
     def of_segments(self, rows: list[Any], what: str) -> pd.DataFrame:
@@ -253,25 +253,15 @@ def _pool(value: Any) -> str | None:
     return None if max(map(abs, value)) >= 2**64 else f"{value[0]}, {value[1]}"
 
 
-def _settings(value: Any) -> dict[str, Any]:
-    """The allocator's settings that are texts and numbers; one of them is a dict of such."""
-    if type(value) is not dict:
-        return {}
-    settings: dict[str, Any] = {}
-    for name, setting in list(value.items())[:100]:
-        inner: Sequence[Any] = list(setting.items())[:100] if type(setting) is dict else ()
-        kept = {_clean(key): _clean_value(item) for key, item in inner} or _clean_value(setting)
-        settings[_clean(name)] = kept
-    return settings
-
-
 def _clean(text: Any) -> str:
     """Return the start of `text`, without surrogates, which cannot be stored."""
     return storable(text[:MAX_TEXT]) if type(text) is str else ""
 
 
-def _clean_value(value: Any) -> Any:
-    """Clean a text; keep booleans and ordinary numbers; ``None`` for anything else."""
+def _clean_value(value: Any, depth: int = 2) -> Any:
+    """Clean a text; keep booleans and ordinary numbers, and the start of a dict of such; ``None`` for anything else."""
+    if type(value) is dict and depth:
+        return {_clean(name): _clean_value(item, depth - 1) for name, item in list(value.items())[:100]}
     if type(value) is str:
         return _clean(value)
     if type(value) is int:

@@ -86,12 +86,8 @@ class MemorySnapshot(Documented):
             f"{fmt.size(total['reserved_bytes'])} reserved, {total['segments']:,} segments, {total['blocks']:,} blocks"
         )
 
-    @cached_property
-    def _described(self) -> Document:
-        return snapshot_document(self._columns, self._name, self.fragmentation, *self._live)
-
     def _document(self) -> Document:
-        return self._described
+        return snapshot_document(self._columns, self._name, self.fragmentation, *self._live)
 
 
 def load_snapshot(path: str | Path) -> MemorySnapshot:

@@ -16,7 +16,7 @@ import pandas as pd
 from perfnb.memory.allocations import AFTER, BEFORE, paired
 from perfnb.memory.snapshot.reading import SnapshotColumns
 from perfnb.memory.table import fullest
-from perfnb.recording.schema import CATEGORIES
+from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
 from perfnb.trace.columns import MISSING, Ints
 
@@ -104,25 +104,17 @@ def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     layers, phases or names: these are ``NA``.
     """
     lives, _ = lifetimes(snapshot)
-    unknown = pd.Series(pd.NA, index=lives.index, dtype=object).astype(TEXT)
     stack = lives["stack"].to_numpy()
     op, made_at = (np.array([*texts, None], dtype=object)[stack] for texts in (snapshot.ops, snapshot.made_at))
-    return pd.DataFrame(
-        {
-            "bytes": lives["size"],
-            "requested_bytes": lives["requested"].astype("Int64"),
-            "category": pd.Categorical([None] * len(lives), categories=list(CATEGORIES)),
-            **dict.fromkeys(("layer", "phase", "direction"), unknown),
-            "op": pd.Series(op, dtype=object).astype(TEXT),
-            "name": unknown,
-            "made_at": pd.Series(made_at, dtype=object).astype(TEXT),
-            "device": _device_names(lives["device"]),
-            "stream": lives["stream"].astype("Int64"),
-            "segment": snapshot.segments["address"].astype("UInt64").reindex(lives["segment"]).array,
-            "address": lives["address"].astype("UInt64"),
-            "state": lives["state"].astype(TEXT),
-            **{f"{end}_ns": _since_first(snapshot, lives[end].to_numpy()) for end in ("start", "end")},
-        }
+    times = {f"{end}_ns": _since_first(snapshot, lives[end].to_numpy()) for end in ("start", "end")}
+    shared = {"bytes": lives["size"], "op": op, "device": _device_names(lives["device"]), **times}
+    return conform(pd.DataFrame(shared), "allocations").assign(
+        requested_bytes=lives["requested"].astype("Int64"),
+        made_at=pd.array(made_at, dtype=TEXT),
+        stream=lives["stream"].astype("Int64"),
+        segment=snapshot.segments["address"].astype("UInt64").reindex(lives["segment"]).array,
+        address=lives["address"].astype("UInt64"),
+        state=lives["state"].astype(TEXT),
     )
 
 
@@ -148,17 +140,15 @@ def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
             (np.full(len(times), device), times, total, _backwards(int(own["total_bytes"].sum()), reserved[rows]))
         )
     devices, times, total, held = map(np.concatenate, zip(*parts, strict=True))
-    nothing = pd.array([pd.NA] * len(times), dtype="Int64")
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "t_ms": pd.Series(_since_first(snapshot, times)).astype("Float64") / 1e6,
             "device": _device_names(pd.Series(devices)),
-            **dict.fromkeys(CATEGORIES, nothing),
             "total": pd.arrays.IntegerArray(total, total < 0),
             "reserved": pd.arrays.IntegerArray(held, held < 0),
-            "process": nothing,
         }
     )
+    return conform(table, "memory")
 
 
 def span_us(snapshot: SnapshotColumns) -> tuple[int, int] | None:
@@ -222,8 +212,7 @@ def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
     mine = held[fits].set_axis(life[fits], axis=0)
     known = seen["stack"].reindex(mine.index)
     mine = mine.assign(stack=known.where(known != MISSING, mine["stack"]))
-    for name in ("size", "state", "segment", "stack"):
-        seen.loc[mine.index, name] = mine[name]
+    seen.loc[mine.index, ["size", "state", "segment", "stack"]] = mine
 
     change = np.zeros(len(events), dtype=np.int64)
     for column, sign in (("start", 1), ("end", -1)):
@@ -284,11 +273,13 @@ def _device_names(numbers: pd.Series | Ints) -> pd.Series:
 
 def origins(snapshot: SnapshotColumns) -> list[str]:
     """Where each stack asks for memory, by its number, and last for no stack: a line of Python with the operator."""
-    words = []
-    for op, made_at in zip((*snapshot.ops, None), (*snapshot.made_at, None), strict=True):
-        place = made_at or ("(no Python line)" if op else "(not recorded)")
-        words.append(f"{place} ({op})" if op else place)
-    return words
+    asked = zip((*snapshot.made_at, None), (*snapshot.ops, None), strict=True)
+    return [line_words(made_at, op) + (f" ({op})" if op else "") for made_at, op in asked]
+
+
+def line_words(made_at: Any, op: Any) -> str:
+    """The line that asked for memory, or why it is not known."""
+    return str(made_at) if isinstance(made_at, str) else "(no Python line)" if isinstance(op, str) else "(not recorded)"
 
 
 class OriginHistory(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -14,7 +14,7 @@ from perfnb.draw import palette
 from perfnb.draw.document import Budget, Choice, Column, Document, Figure, Picture, Section, Table, Verdict
 from perfnb.draw.palette import Mark
 from perfnb.memory.pictures import IN_HTML, Areas, Segment, areas_html, areas_text, segments_html, segments_text
-from perfnb.memory.snapshot.tables import history_by_origin, holders, largest_segments, lifetimes, span_us
+from perfnb.memory.snapshot.tables import history_by_origin, holders, largest_segments, lifetimes, line_words, span_us
 
 if TYPE_CHECKING:
     from perfnb.memory.snapshot.reading import SnapshotColumns
@@ -99,10 +99,9 @@ def _sections(snapshot: SnapshotColumns, devices: pd.DataFrame, largest: pd.Data
         Column("largest", "bytes", priority=2),
     )
     rows = [
-        (_place(row), None if pd.isna(row["op"]) else row["op"], row["device"], row["bytes"], row["count"],
-         row["largest_bytes"])
-        for _, row in largest.iterrows()
-    ]  # fmt: skip
+        (line_words(made_at, op), op if isinstance(op, str) else None, device, *sizes)
+        for device, made_at, op, *sizes in largest.itertuples(index=False)
+    ]
     yield Table("Who holds the memory", columns, rows, budget=Budget(15, 40), noun="origin")
     heads = (
         Column("device"),
@@ -158,9 +157,3 @@ def _pictures(snapshot: SnapshotColumns, lives: pd.DataFrame, name: str) -> tupl
 
 def _mark(origin: str | None, marks: dict[str, Mark]) -> Mark | None:
     return None if origin is None else marks.get(origin, _OTHERS)
-
-
-def _place(row: Any) -> str:
-    if isinstance(row["made_at"], str):
-        return str(row["made_at"])
-    return "(not recorded)" if pd.isna(row["op"]) else "(no Python line)"
