@@ -21,9 +21,9 @@ from perfnb.attribution.attribution import Attribution, blocks_of_events, makers
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.collectives import collective_calls
 from perfnb.attribution.events import calls_of
-from perfnb.findings.code import MODULES, root_of
 from perfnb.findings.doubts import doubt_of, too_few_steps
 from perfnb.findings.gpu_facts import GpuFacts, gpu_facts
+from perfnb.findings.proposed_code import MODULES, root_of
 from perfnb.flame.step_stacks import step_stacks
 from perfnb.memory.table import MemorySummary
 from perfnb.recording.from_trace import rows_of_trace

@@ -181,7 +181,7 @@ class Findings:
     verdict: Conclusion
     #: The step that the bounds are shares of.
     step_ms: float | None
-    #: How the profile was asked for; see `perfnb.findings.code.trial_line`.
+    #: How the profile was asked for; see `perfnb.findings.proposed_code.trial_line`.
     call: object = None
     #: The share of the step that is the host's own work; see `perfnb.findings.rules.host.unnamed_share`.
     host_share: float = 0.0

@@ -8,11 +8,11 @@ from math import isclose
 
 from perfnb import quantities as fmt
 from perfnb.attribution.attribution import Attribution
-from perfnb.findings.code import shown
 from perfnb.findings.cures import taken
 from perfnb.findings.doubts import held_up
 from perfnb.findings.facts import Facts, StepFigures, facts_of
 from perfnb.findings.finding import Conclusion, Finding, Findings, deciding, finding_table, found_by
+from perfnb.findings.proposed_code import shown
 from perfnb.findings.rules import BY_NAME, RULES
 from perfnb.findings.rules.bound import BINDS, work_under
 from perfnb.findings.rules.host import unnamed_share

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from perfnb.findings.code import is_own_line
 from perfnb.findings.cures import REMEDIES
 from perfnb.findings.finding import Conclusion, Findings
+from perfnb.findings.proposed_code import is_own_line
 from perfnb.profile.summary import Summary, summarize
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import REDUCED_TABLES

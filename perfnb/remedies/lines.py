@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from perfnb.findings.code import root_of
+from perfnb.findings.proposed_code import root_of
 from perfnb.remedies.lever import Lever
 from perfnb.remedies.subject import Subject
 

@@ -13,10 +13,10 @@ import pandas as pd
 
 import perfnb
 from perfnb.attribution.attribution import attribute
-from perfnb.findings.code import is_own_line
 from perfnb.findings.cures import REMEDIES
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding, found_by
+from perfnb.findings.proposed_code import is_own_line
 from perfnb.findings.rules import RULES
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import ArithmeticRecord, Recording

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 import perfnb
-from perfnb.findings.code import lever_line
 from perfnb.findings.cures import REMEDIES
+from perfnb.findings.proposed_code import lever_line
 from perfnb.findings.rules import RULES
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording

@@ -12,10 +12,10 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.device_work import SORTS
-from perfnb.findings.code import compiling, has_units, lever_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import GpuFacts
+from perfnb.findings.proposed_code import compiling, has_units, lever_line
 from perfnb.findings.rules.fusion import attention_layers
 from perfnb.recording.nesting import Bools
 from perfnb.roofline.levels import COMPUTE, MEMORY, RooflineLevels

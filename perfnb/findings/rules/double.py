@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from perfnb.findings.code import lever_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
+from perfnb.findings.proposed_code import lever_line
 from perfnb.recording.text import TEXT
 
 _WORTH = 0.05

@@ -12,10 +12,10 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.interval_sets import union
-from perfnb.findings.code import compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import GpuFacts
+from perfnb.findings.proposed_code import compiling
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints
 from perfnb.recording.text import found, of_labels
 

@@ -11,11 +11,11 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
-from perfnb.findings.code import RECORD_MORE, compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import LONG_NS, GpuFacts
 from perfnb.findings.lines import NAMED, lines_in_words, not_below_samples, short
+from perfnb.findings.proposed_code import RECORD_MORE, compiling
 from perfnb.findings.rules.fusion import chains_of
 from perfnb.findings.rules.optimizer import clips_gradients, gaps_after_backward
 from perfnb.findings.rules.repeated import model_calls

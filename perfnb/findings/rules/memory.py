@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfnb import quantities as fmt
-from perfnb.findings.code import EXPANDABLE, is_amd
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
+from perfnb.findings.proposed_code import EXPANDABLE, is_amd
 
 _MIB = 2**20
 #: Share of the peak from which activations dominate, and bytes below which it does not matter.

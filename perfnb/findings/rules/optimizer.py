@@ -11,9 +11,9 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
-from perfnb.findings.code import shown, update_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
+from perfnb.findings.proposed_code import shown, update_line
 from perfnb.recording.nesting import Bools
 from perfnb.recording.text import found
 

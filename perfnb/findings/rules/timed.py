@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from perfnb import quantities as fmt
-from perfnb.findings.code import lever_line, loader_line, workers_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
+from perfnb.findings.proposed_code import lever_line, loader_line, workers_line
 from perfnb.recording.nesting import Floats, Ints
 from perfnb.stats.step_times import classify_outliers
 

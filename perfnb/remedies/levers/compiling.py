@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from perfnb.findings.code import lever_line
+from perfnb.findings.proposed_code import lever_line
 from perfnb.remedies.lever import Lever, Switch, forwards, without_models
 from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject

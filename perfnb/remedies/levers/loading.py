@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from perfnb import quantities as fmt
 from perfnb.bench.values import Values
-from perfnb.findings.code import workers_line
+from perfnb.findings.proposed_code import workers_line
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.lines import is_named
 from perfnb.remedies.subject import Subject

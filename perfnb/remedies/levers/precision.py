@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perfnb.errors import CaptureError
-from perfnb.findings.code import lever_line
+from perfnb.findings.proposed_code import lever_line
 from perfnb.remedies.dtypes import NARROWER, converted
 from perfnb.remedies.lever import (
     Lever,

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from perfnb.findings.code import (
+from perfnb.findings.proposed_code import (
     _LINES,
     _UPDATES,
     EXPANDABLE,
