@@ -98,6 +98,11 @@ class Facts:
         """Whether steps were run and timed, rather than loaded from a trace."""
         return len(self.timed_ms) > 0
 
+    @property
+    def trains(self) -> bool:
+        """Whether the step has a backward pass."""
+        return bool((self.attribution.cells["direction"] == "backward").any())
+
     @cached_property
     def uses_torch(self) -> bool:
         """Whether PyTorch ran in it: else advice names nothing of torch's."""
@@ -316,18 +321,17 @@ class Facts:
     def variables(self) -> set[str]:
         """The user's variables that a line of code may use, as far as they are known."""
         names = [*self._models, *(part.get("name") for part in (*self.optimizers, self.loader))]
-        imported = set(_texts(self._parts.get("imports"))) & set(MODULES)
+        imported = set(self._parts.get("imports") or ()) & set(MODULES)
         return {root for name in names if (root := root_of(name))} | imported
 
     @property
     def _parts(self) -> Mapping[str, Any]:
-        found = self.meta.get("parts")
-        return found if isinstance(found, Mapping) else {}
+        return self.meta.get("parts") or {}
 
     @property
     def parallel(self) -> list[Mapping[str, Any]]:
         """The models under DistributedDataParallel: ``name``, and the settings that were noted."""
-        return [one for one in _maps(self._parts.get("parallel")) if isinstance(one.get("name"), str)]
+        return list(self._parts.get("parallel") or ())
 
     @cached_property
     def collectives(self) -> pd.DataFrame:
@@ -337,8 +341,8 @@ class Facts:
     @property
     def _models(self) -> dict[str, bool]:
         """The models that the user's variables hold, and whether the step calls each of them itself."""
-        found = _maps(self._parts.get("models"))
-        return {str(one["name"]): one.get("called") is True for one in found if root_of(one.get("name"))}
+        models = self._parts.get("models") or ()
+        return {model["name"]: model.get("called") is True for model in models if root_of(model["name"])}
 
     def has_parameters_of(self, size: int) -> bool:
         """Whether the parameters of some layer take so many bytes each."""
@@ -346,10 +350,9 @@ class Facts:
         held = (modules["parameters"] > 0) & (modules["parameter_bytes"] == size * modules["parameters"])
         return bool(held.fillna(False).any())
 
-    @property
-    def switches_attention(self) -> bool:
-        """Whether a model takes another implementation of attention while it runs, as those of Hugging Face do."""
-        return any(one.get("switches") is True for one in _maps(self._parts.get("models")))
+    def applicable(self, lever: str) -> str:
+        """The lever, or an empty text if the step refuses it; of a trace, whose step is not known, any."""
+        return "" if self.live and lever in (self._parts.get("refused") or ()) else lever
 
     def root(self, layer: str | None = None) -> str | None:
         """The model that a layer belongs to; without a layer, the one with most parameters; ``None`` if none is."""
@@ -377,13 +380,13 @@ class Facts:
     @property
     def own_tables(self) -> frozenset[str]:
         """The embeddings with a dense gradient whose weight no other layer shares, as far as is known."""
-        return frozenset(_texts(self._parts.get("own_tables")))
+        return frozenset(self._parts.get("own_tables") or ())
 
     @property
     def optimizers(self) -> list[Mapping[str, Any]]:
         """Names and settings of the known optimizers; if the trace holds optimizer steps, only those that it holds."""
-        known = [_named(one) for one in _maps(self._parts.get("optimizers"))]
-        return [one for one in known if not self.optimizer_classes or one["class"] in self.optimizer_classes]
+        known = [_named(part) for part in self._parts.get("optimizers") or ()]
+        return [part for part in known if not self.optimizer_classes or part["class"] in self.optimizer_classes]
 
     @cached_property
     def optimizer_classes(self) -> list[str]:
@@ -404,7 +407,8 @@ class Facts:
     @property
     def loader(self) -> Mapping[str, Any]:
         """Name and settings of the loader; empty if unknown."""
-        return next((_named(one) for one in _maps([self._parts.get("loader")])), {})
+        loader = self._parts.get("loader")
+        return _named(loader) if loader else {}
 
     def heaviest_layers(self, chosen: pd.DataFrame, weight: str = "whole_ns", most: int = 3) -> list[str]:
         """The layers in which some operators take the most time."""
@@ -450,22 +454,8 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
 
 def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is known of a part, without a name or class that is not plain Python: it may end up in a line of code."""
-    kind = str(part.get("class"))
-    return {
-        **part,
-        "name": part.get("name") if root_of(part.get("name")) else None,
-        "class": kind if kind.isidentifier() else None,
-    }
-
-
-def _maps(values: Any) -> list[Mapping[str, Any]]:
-    """The values that are mappings."""
-    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, (list, tuple)) else []
-
-
-def _texts(values: Any) -> list[str]:
-    """The values that are text; a saved profile may hold anything."""
-    return [value for value in values if isinstance(value, str)] if isinstance(values, (list, tuple)) else []
+    name, kind = part.get("name"), part.get("class") or ""
+    return {**part, "name": name if root_of(name) else None, "class": kind if kind.isidentifier() else None}
 
 
 def _cells_ns(attribution: Attribution) -> Floats:

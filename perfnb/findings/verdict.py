@@ -8,7 +8,6 @@ from math import isclose
 
 from perfnb import quantities as fmt
 from perfnb.attribution.attribution import Attribution
-from perfnb.findings.cures import taken
 from perfnb.findings.doubts import held_up
 from perfnb.findings.facts import Facts, StepFigures, facts_of
 from perfnb.findings.finding import Conclusion, Finding, Findings, deciding, finding_table, found_by
@@ -47,7 +46,7 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
     """The finding with what applies to this step: code, lever, and no more confidence than the steps allow."""
     code, remedy = "", ""  # both are torch's
     if facts.uses_torch:
-        code, remedy = shown(finding.code, facts.variables), taken(facts, finding.remedy)
+        code, remedy = shown(finding.code, facts.variables), facts.applicable(finding.remedy)
     finding = replace(finding, code=code, remedy=remedy)
     if finding.bound_ms is None:
         return finding

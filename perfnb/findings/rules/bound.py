@@ -193,14 +193,13 @@ def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
 
 
 def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
-    trains = bool((facts.attribution.cells["direction"] == "backward").any())
     # Backward reads weights, too, and writes their gradient.
-    reading = _reading_weights(facts.recording.modules, roofline, times=3 if trains else 1)
+    reading = _reading_weights(facts.recording.modules, roofline, times=3 if facts.trains else 1)
     work = work_under(facts, MEMORY, _FAR, only=reading)
     bound = work.ms - work.arithmetic_ms
     if facts.share(bound) < _MUCH:
         return
-    halves = _pays(facts) and not trains  # in bfloat16, small updates of weights are lost
+    halves = _pays(facts) and not facts.trains  # in bfloat16, small updates of weights are lost
     model = facts.variable(work.layers[0])
     yield Finding(
         f"Layers that read their weights for only a few samples take {facts.of_step(work.ms)}; the bytes that they "

@@ -20,7 +20,7 @@ _GROWS, _LEAST_GROWTH = 0.002, _MIB // 4
 _WAYS = ("checkpointing", "half the batch", "half precision for activations")
 
 
-@rule("activation memory", "Out of memory: activations take most of it", remedy="checkpointing")
+@rule("activation memory", "Out of memory: activations take most of it")
 def activation_memory(facts: Facts) -> Iterator[Finding]:
     """Activations are most of the peak."""
     memory = facts.figures.memory
@@ -47,6 +47,7 @@ def activation_memory(facts: Facts) -> Iterator[Finding]:
         "The bytes were counted" + ("; what a change frees is estimated." if len(checkpointing) else "."),
         "Whether memory is short at all. Recomputation costs up to another forward pass.",
         rows("layer", filter(None, layers)) + rows("memory", [f"{memory.peak_ms:.6g}"]),
+        remedy="checkpointing" if facts.trains else "",
         bound_bytes=held,
         urgency=1 if memory.incomplete else 0,  # the step ran out of memory
     )
