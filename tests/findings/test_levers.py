@@ -150,7 +150,7 @@ def test_more_workers_than_cores_are_not_told_to_be_more() -> None:
     finding = waiting_for(loader, cpus=2)
 
     assert "num_workers=2)" in finding["code"]
-    assert "12 workers share 2 cores" in finding["advice"]
+    assert "and use 2 workers" in finding["advice"]
 
 
 def test_a_data_set_that_iterates_must_share_its_samples() -> None:

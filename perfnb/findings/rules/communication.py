@@ -16,19 +16,19 @@ from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.text import of_labels
 from perfnb.trace_names import stepped_optimizer
 
-#: Least share of the step that is worth a finding.
-_WORTH, _LITTLE = 0.05, 0.02
+#: Least share of the step that is worth a finding about how gradients are sent.
+_LITTLE = 0.02
 #: Buckets are small below this size, and many from this number on; DDP's own size of a bucket.
 _SMALL_BYTES, _MANY, _USUAL_BYTES = 2**20, 6, 25 * 2**20
 _DDP = "DistributedDataParallel"
 
 
-@rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,")
+@rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,", worth=0.05)
 def exposed_on_host(facts: Facts) -> Iterator[Finding]:
     """Time in which the step only waits for collectives that the host runs."""
     exposed = facts.phases_ms["communication"]
     calls = facts.collectives
-    if facts.gpu is not None or not len(calls) or facts.share(exposed) < _WORTH:
+    if facts.gpu is not None or not len(calls):
         return
     traced = float(calls["exposed_ns"].sum()) / 1e6 / facts.steps
     # Traced steps wait longer than timed ones: what is in flight is scaled alike.
@@ -37,13 +37,10 @@ def exposed_on_host(facts: Facts) -> Iterator[Finding]:
     overlap = min(exposed, max(facts.step_ms - flying, 0.0))
     kinds = calls["collective"].value_counts()
     listed = ", ".join(f"{count / facts.steps:.3g} {name}" for name, count in kinds.head(3).items())
-    if overlap >= exposed:
-        perfect = "Perfect overlap would save all of it."
-    else:
+    perfect = "Perfect overlap would save all of it."
+    if overlap < exposed:
         most = f"save {fmt.duration(overlap)}" if overlap > 0 else "save nothing"
-        perfect = (
-            f"Perfect overlap alone would {most}: the rest of the step is shorter than that. More takes sending less."
-        )
+        perfect = f"Perfect overlap alone would {most}: the rest of the step is shorter than that."
     yield Finding(
         f"For {facts.of_step(exposed)} the step only waits for collectives ({listed} per step), which are in flight "
         f"for {fmt.duration(flying)}; {fmt.share(hidden)} of that is hidden. {perfect}",
@@ -57,7 +54,7 @@ def exposed_on_host(facts: Facts) -> Iterator[Finding]:
     )
 
 
-@rule("small buckets", "Communication-bound by many small messages", "sending fewer and larger ones")
+@rule("small buckets", "Communication-bound by many small messages", "sending fewer and larger ones", worth=_LITTLE)
 def small_buckets(facts: Facts) -> Iterator[Finding]:
     """Gradients sent in many small buckets: each has a latency of its own."""
     calls = facts.collectives
@@ -68,16 +65,12 @@ def small_buckets(facts: Facts) -> Iterator[Finding]:
     if count < _MANY or size >= _SMALL_BYTES or fewer >= count:
         return
     exposed = _exposed_ms(facts, calls)
-    bound = exposed * (1 - fewer / count)
-    if facts.share(bound) < _LITTLE:
-        return
-    name = facts.root()
-    model = facts.variable(name) if name is not None and facts.kinds.get(name) == _DDP else None
+    model = facts.variable() if facts.kinds.get(facts.root() or "") == _DDP else None
     line = f"{model} = torch.nn.parallel.DistributedDataParallel({model}.module, bucket_cap_mb=25)" if model else ""
     yield Finding(
         f"DDP sends {fmt.size(whole)} of gradients per step in {count:.3g} buckets of about {fmt.size(size)}; nothing "
         f"hides {facts.of_step(exposed)} of that.",
-        bound,
+        exposed * (1 - fewer / count),
         f"Use larger buckets: with bucket_cap_mb=25, torch's default, there would be {fewer:.0f}. Each message has a "
         "latency of its own, but larger ones start later: compare two sizes.",
         "low",
@@ -91,24 +84,24 @@ def small_buckets(facts: Facts) -> Iterator[Finding]:
 @rule("unused parameters", "Slowed by the search for unused parameters", "leaving it out")
 def unused_parameters(facts: Facts) -> Iterator[Finding]:
     """DDP searches the graph for unused parameters in each step although there are none."""
-    for one in facts.parallel:
-        layer = str(one.get("name"))
-        if one.get("find_unused_parameters") is not True or one.get("static_graph") is True or one.get("unused_bytes"):
+    for wrapped in facts.parallel:
+        layer, unused = wrapped["name"], wrapped.get("unused_bytes")
+        if not wrapped.get("find_unused_parameters") or wrapped.get("static_graph") or unused:
             continue
         mine = (facts.owners == layer) & (facts.attribution.cells["direction"] == "forward").to_numpy()
         own = facts.per_step(float(facts.cells_ns[mine].sum()))
         calls = facts.collectives
         maps = calls[calls["dtype"].str.startswith("int").fillna(False) & (calls["collective"] == "allreduce")]
-        told = _exposed_beside_others_ms(facts, maps, calls.drop(maps.index))
-        certain = one.get("unused_bytes") == 0
+        telling = _exposed_beside_others_ms(facts, maps, calls.drop(maps.index))
+        certain = unused == 0
         model = facts.variable(layer)
         line = f"{model} = torch.nn.parallel.DistributedDataParallel({model}.module)" if model else ""
         yield Finding(
             f"{layer} was made with find_unused_parameters=True"
             + (", but DDP found no unused parameter. " if certain else ". ")
             + f"The module itself, where the graph is searched, takes {fmt.duration(own)} per step"
-            + (f", and {fmt.duration(told)} passes in telling the other ranks." if told > 0 else "."),
-            min(own + told, facts.step_ms),
+            + (f", and {fmt.duration(telling)} passes in telling the other ranks." if telling > 0 else "."),
+            min(own + telling, facts.step_ms),
             "Leave find_unused_parameters out, or use static_graph=True if the same parameters are unused in each "
             "step.",
             "medium" if certain else "low",
@@ -119,7 +112,7 @@ def unused_parameters(facts: Facts) -> Iterator[Finding]:
         )
 
 
-@rule("every micro-step", "Communication-bound by synchronising each micro-step", "synchronising once")
+@rule("every micro-step", "Communication-bound by synchronising each micro-step", "synchronising once", worth=_LITTLE)
 def every_micro_step(facts: Facts) -> Iterator[Finding]:
     """Gradients that are accumulated over several backward passes, and sent after each."""
     calls = facts.collectives
@@ -133,22 +126,18 @@ def every_micro_step(facts: Facts) -> Iterator[Finding]:
         return
     if facts.gpu is None:  # overlap is not free: the threads that send take cores from backward
         bound = min(_in_flight_ms(facts, sent[_before_the_last_run(runs, sent)]), facts.step_ms)
-        told = (
+        cost = (
             f"before the last one, gradients are in flight for {facts.of_step(bound)}; computation that overlaps with "
             "this competes for the same cores"
         )
     else:
         bound = _exposed_ms(facts, sent) * (1 - 1 / per_step)
-        told = f"all but the last take {facts.of_step(bound)} that nothing hides"
-    if facts.share(bound) < _LITTLE:
-        return
-    name = facts.root()
-    model = (facts.variable(name) if name is not None else None) or "model"
+        cost = f"all but the last take {facts.of_step(bound)} that nothing hides"
     yield Finding(
-        f"Gradients are sent after each of {per_step:.3g} backward passes per step of the optimizer: {told}.",
+        f"Gradients are sent after each of {per_step:.3g} backward passes per step of the optimizer: {cost}.",
         bound,
-        f"Run all micro-steps but the last, forward and backward, inside `with {model}.no_sync():`. Gradients then add "
-        "up on each rank and are sent once.",
+        "Run all micro-steps but the last, forward and backward, inside "
+        f"`with {facts.variable() or 'model'}.no_sync():`. Gradients then add up on each rank and are sent once.",
         "medium",
         "The last backward pass still sends everything; overlap costs less on a CPU with spare cores.",
         "Whether the gradients of each pass are used before the last one, as clipping each would.",

@@ -11,7 +11,6 @@ from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.proposed_code import lever_line
 from perfnb.recording.text import TEXT
 
-_WORTH = 0.05
 #: How many times as fast float32 is at least: it moves half the bytes, and a vector register holds twice the numbers.
 _FASTER = 2.0
 #: How many times as fast as that, at most: half the bytes may fit into a faster cache.
@@ -19,30 +18,26 @@ _IN_CACHE = 1.5
 _CONVERTS = r"aten::(?:to|_to_copy|copy_)$"
 
 
-@rule("float64", "Computes in float64", "computing in float32")
+@rule("float64", "Computes in float64", "computing in float32", worth=0.05)
 def float64(facts: Facts) -> Iterator[Finding]:
     """The time of ops in float64, inside the model and outside, less what the same ops take in float32."""
     roofline = facts.figures.roofline
     ops = _in_float64(facts)
     if roofline is None or ops.empty:
         return
-    rates = (float(roofline.peaks.get(dtype) or 0.0) for dtype in ("float64", "float32"))
-    double, single = rates
+    double, single = (float(roofline.peaks.get(dtype) or 0.0) for dtype in ("float64", "float32"))
     faster = max(single / double, _FASTER) if double and single else _FASTER
     saved = ops["ms"] * (1 - 1 / (_IN_CACHE * ops["multiplies"].map({True: faster, False: _FASTER})))
     saved = saved.where(~ops.index.str.match(_CONVERTS), ops["ms"])  # nothing needs to be converted then
-    whole, bound = float(ops["ms"].sum()), float(saved.sum())
-    if facts.share(bound) < _WORTH:
-        return
     points = roofline.points
     layers = points[(points["kind"] == "layer") & (points["dtype"] == "float64").fillna(False)]
     names = [str(name) for name in layers.sort_values("ms", ascending=False, kind="stable")["name"].head(3)]
     model = facts.variable(names[0]) if names else None
     where = "" if names else " None of it is in the model."
     yield Finding(
-        f"Ops in float64 take {facts.of_step(whole)}. {_rates(double, single)} Other ops move half the bytes, which "
-        f"may fit into a faster cache.{where}",
-        bound,
+        f"Ops in float64 take {facts.of_step(float(ops['ms'].sum()))}. {_rates(double, single)} Other ops move half the "
+        f"bytes, which may fit into a faster cache.{where}",
+        float(saved.sum()),
         "Compute in float32 unless the problem needs more: NumPy arrays are float64 by default, and so are tensors "
         "made from them. Convert the model before you make its optimizer.",
         # The state of an optimizer would stay in float64.

@@ -14,7 +14,6 @@ _MIB = 2**20
 _DOMINATES, _LEAST_BYTES = 0.5, 64 * _MIB
 #: Share of reserved memory that is unused between blocks, and bytes of it, worth reporting.
 _FRAGMENTED, _LEAST_FRAGMENTS = 0.3, 256 * _MIB
-_WORTH = 0.05
 #: Least share of the peak that every step must leave behind, and bytes.
 _GROWS, _LEAST_GROWTH = 0.002, _MIB // 4
 _WAYS = ("checkpointing", "half the batch", "half precision for activations")
@@ -53,15 +52,13 @@ def activation_memory(facts: Facts) -> Iterator[Finding]:
     )
 
 
-@rule("recomputation", "Bound by recomputation", "checkpointing less")
+@rule("recomputation", "Bound by recomputation", "checkpointing less", worth=0.05)
 def recomputation(facts: Facts) -> Iterator[Finding]:
     """Forward work that checkpointing repeats in the backward pass."""
     if facts.gpu is not None:
         return
     again = (facts.attribution.cells["direction"] == "recompute").to_numpy()
     bound = facts.per_step(float(facts.cells_ns[again].sum()))
-    if facts.share(bound) < _WORTH:
-        return
     layers = [name for name in dict.fromkeys(facts.owners[again].tolist()) if name and not name.startswith("(")]
     yield Finding(
         f"The backward pass recomputes forward work for {facts.of_step(bound)}.",
@@ -75,11 +72,12 @@ def recomputation(facts: Facts) -> Iterator[Finding]:
     )
 
 
-@rule("allocator", "Bound by memory allocation", "avoiding it", idle_cause="allocator")
+@rule("allocator", "Bound by memory allocation", "avoiding it", idle_cause="allocator", worth=0.05)
 def allocator(facts: Facts) -> Iterator[Finding]:
     """Calls in the step that take memory from the device; retries; fragmentation."""
     gpu, memory = facts.gpu, facts.figures.memory
-    if gpu is not None and facts.share(bound := gpu.held_ms("allocator")) >= _WORTH:
+    if gpu is not None:
+        bound = gpu.held_ms("allocator")
         in_calls, calls = gpu.calls_ms["allocator"]
         unsure = gpu.is_unsure("allocator")
         yield Finding(

@@ -17,7 +17,6 @@ from perfnb.findings.proposed_code import shown, update_line
 from perfnb.recording.nesting import Bools
 from perfnb.recording.text import found
 
-_WORTH = 0.05
 #: Fewest operators in an update that count as a loop.
 _FEWEST = 40
 _READ = re.compile("aten::_local_scalar")
@@ -37,7 +36,7 @@ _FOREACH = ("ASGD", "Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop"
 _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 
 
-@rule("optimizer", "Bound by the optimizer's loop over parameters", "updating all parameters at once")
+@rule("optimizer", "Bound by the optimizer's loop over parameters", "updating all parameters at once", worth=0.05)
 def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     """Many small operators in the optimizer's step."""
     if not facts.uses_torch:
@@ -45,7 +44,7 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     ops, phase_ms, updates = facts.ops, facts.phases_ms["optimizer"], facts.updates
     own = ops[ops["outer"] & (ops["phase"] == "optimizer") & ~found(ops["op"], _READ.match)]
     count = len(own) / facts.steps
-    if count / updates < _FEWEST or facts.share(phase_ms) < _WORTH:
+    if count / updates < _FEWEST:
         return
     at_once = found(own["op"], _AT_ONCE.match)
     if float(own.loc[at_once, "whole_ns"].sum()) > 0.5 * float(own["whole_ns"].sum()):
@@ -56,8 +55,6 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
         # A busy GPU does not wait for the loop.
         idle = facts.gpu.late_ms(_blocks(facts))
         bound, waits = min(bound, idle), f" The GPU was idle for {fmt.duration(idle)} of that."
-    if facts.share(bound) < _WORTH:
-        return
     known = facts.optimizers
     classes = list(dict.fromkeys(str(part["class"]) for part in known if part.get("class"))) or facts.optimizer_classes
     if classes == ["LBFGS"]:  # its vectors hold all parameters already
@@ -87,7 +84,7 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     )
 
 
-@rule("gradient clipping", "Bound by clipping gradients one by one", "clipping all gradients at once")
+@rule("gradient clipping", "Bound by clipping gradients one by one", "clipping all gradients at once", worth=0.05)
 def gradient_clipping(facts: Facts) -> Iterator[Finding]:
     """Many small operators between the last backward pass and the optimizer, most of them in place."""
     if not facts.uses_torch or facts.gpu is not None:
@@ -99,13 +96,10 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
     bare = facts.bare_op_ns or _BARE_NS
     floor = 2 * count * _PER_TENSOR * bare / 1e6  # a norm and a product
     taken = min(facts.per_step(float(facts.cells_ns[blocks].sum())), facts.shown_ms("other"))
-    bound = max(taken - floor, 0.0)
-    if facts.share(bound) < _WORTH:
-        return
     yield Finding(
         f"Between the backward pass and the optimizer, {fmt.counted(len(own) / facts.steps, 'op')} run one by one for "
         f"{facts.of_step(taken)}: {fmt.counted(count, 'gradient')} are changed in place, each on its own.",
-        bound,
+        max(taken - floor, 0.0),
         "Clip all gradients in one call: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True), "
         "or clip_grad_value_. The first clips by the norm of all gradients together: keep the loop if it clips each "
         "gradient by its own norm.",

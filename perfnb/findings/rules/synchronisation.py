@@ -19,7 +19,7 @@ from perfnb.findings.rules.optimizer import clips_gradients, gaps_after_backward
 from perfnb.recording.nesting import Bools, Floats
 from perfnb.recording.text import TEXT, of_labels
 
-_WORTH, _LEAST_MS = 0.04, 0.05
+_LEAST_MS = 0.05
 #: Nanoseconds of Python usual between a read and the next operator, and for each operator of the step if nothing
 #: follows: then the results of forward and backward are freed.
 _USUAL_NS, FREEING_NS = 20_000, 1_000
@@ -28,7 +28,13 @@ _FEWEST_ROUNDS = 10
 _PYTHON_NAME = {"aten::item": ".item()", "aten::_local_scalar_dense": ".item()", "aten::is_nonzero": "if tensor:"}
 
 
-@rule("synchronisation", "Bound by synchronisation", "reading results less often", idle_cause="synchronisation")
+@rule(
+    "synchronisation",
+    "Bound by synchronisation",
+    "reading results less often",
+    idle_cause="synchronisation",
+    worth=0.04,
+)
 def synchronisation(facts: Facts) -> Iterator[Finding]:
     """Reads of results: on a GPU the time it was idle for them, on the CPU what reads and their use took."""
     return _on_gpu(facts, facts.gpu) if facts.gpu is not None else _on_cpu(facts)
@@ -49,8 +55,6 @@ def _reads(facts: Facts) -> pd.DataFrame:
 
 def _on_gpu(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     bound = gpu.held_ms("synchronisation")
-    if facts.share(bound) < _WORTH:
-        return
     waited, calls = gpu.calls_ms["synchronisation"]
     reads = _reads(facts)
     what = _what(facts, reads) if len(reads) else fmt.counted(calls, "synchronising call")
@@ -147,7 +151,7 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
     )
     phases = [str(phase) for phase in reads.ops["phase"].unique()]
     bound = max(not_below_samples(facts, phases, bound), taken)
-    if bound < _LEAST_MS or facts.share(bound) < _WORTH:
+    if bound < _LEAST_MS:
         return
     looped = reads.looped.any() and bound > taken
     then = f", then {fmt.duration(after_ms)} of Python before the next op starts" if after_ms > 0 else ""
