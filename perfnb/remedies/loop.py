@@ -16,7 +16,6 @@ from perfnb.bench.quality import RESOURCES, Loss
 from perfnb.bench.values import DIFFERENT, UNCHECKED
 from perfnb.remedies.budget import TrialBudget
 from perfnb.remedies.lever import Lever, PreparedLever, Switch, all_on, prepared
-from perfnb.remedies.lines import lines_of
 from perfnb.remedies.measuring import losses, peak_bytes, time_levers
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.values import Yardstick, check, measure_yardstick
@@ -178,7 +177,7 @@ class LeverLoop:
         budget.each_s = max(budget.each_s, took_s - one.setup_s * lever.settles)
         one.trial, trial.verdict = trial, "not timed"
         trial.memory = memory_verdict(trial.peak_bytes, self.figures.own_peak)
-        trial.setup_s, trial.code = one.setup_s, lines_of(lever, self.subject)
+        trial.setup_s, trial.code = one.setup_s, lever.code(self.subject)
         passes, words = self._judged(one.switch)
         trial.why_not = keepable(trial.values, lever.name in self.request.listed, passes)
         trial.notes += [words] if words else []

@@ -49,6 +49,13 @@ class LeverTrial:
         self.saves_ms = float(np.median(own_ms)) * (1 - comparison.ratio)
         self.times_ms, self.smallest = tuple(times_ms.tolist()), comparison.smallest_detectable
 
+    @property
+    def pays_after_steps(self) -> int | None:
+        """After how many steps what it saves has paid for preparing it; ``None`` if it saves nothing."""
+        if self.verdict != "faster" or self.setup_s is None or not self.saves_ms:
+            return None
+        return math.ceil(self.setup_s * 1e3 / self.saves_ms)
+
     def helps(self, goal: str) -> bool:
         """Whether it makes the step faster or smaller, and may be kept."""
         return not self.why_not and (self.memory == "less" if goal == "memory" else self.verdict == "faster")
@@ -104,13 +111,6 @@ def not_hopeless(pilot_ms: Floats) -> list[int]:
     """The rows of a few rounds that are worth more of them: the first, and those not many times slower."""
     best = pilot_ms.min(axis=1)
     return [0, *(row for row in range(1, len(best)) if best[row] <= HOPELESS * best[0])]
-
-
-def pays_after(setup_s: float | None, saves_ms: float | None) -> int | None:
-    """After how many steps what a lever saves has paid for its preparation; ``None`` if never."""
-    if setup_s is None or saves_ms is None or saves_ms <= 0:
-        return None
-    return math.ceil(setup_s * 1e3 / saves_ms)
 
 
 def keepable(values: Values, listed: bool, quality: bool | None) -> str:

@@ -35,8 +35,8 @@ def float64(facts: Facts) -> Iterator[Finding]:
     model = facts.variable(names[0]) if names else None
     where = "" if names else " None of it is in the model."
     yield Finding(
-        f"Ops in float64 take {facts.of_step(float(ops['ms'].sum()))}. {_rates(double, single)} Other ops move half the "
-        f"bytes, which may fit into a faster cache.{where}",
+        f"Ops in float64 take {facts.of_step(float(ops['ms'].sum()))}. {_rates(double, single)} Other ops move half "
+        f"the bytes, which may fit into a faster cache.{where}",
         float(saved.sum()),
         "Compute in float32 unless the problem needs more: NumPy arrays are float64 by default, and so are tensors "
         "made from them. Convert the model before you make its optimizer.",
