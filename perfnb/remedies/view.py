@@ -120,7 +120,7 @@ def _sections(trials: LeverTrials) -> Iterator[Section]:
 def _cells(trial: LeverTrial, own_peak: int | None) -> tuple[Any, ...]:
     peak, setup_s = trial.peak_bytes, trial.setup_s
     return (
-        *(trial.lever, trial.values.verdict, trial.values.error),
+        *(trial.lever, trial.values.verdict, fmt.known(trial.values.error)),
         trial.saves_ms if trial.verdict == "faster" else None,
         peak,
         peak / own_peak if peak is not None and own_peak else None,
@@ -156,7 +156,7 @@ def trial_answer(trials: LeverTrials, lever: str) -> dict[str, Any]:
     verdict = (trial.memory if by_memory else "") or trial.verdict
     keep = verdict in ("faster", "less") and not why
     helped = f"{'less memory' if verdict == 'less' else verdict}, and its results pass the check"
-    error = f" (error {trial.values.error:.1g})" if trial.values.error else ""
+    error = f" (error {error:.1g})" if (error := fmt.known(trial.values.error)) else ""
     facts = [
         ("Step time", fmt.change(ratio, bounds)),
         ("Results", _VALUES.get(trial.values.verdict, trial.values.verdict) + error),
