@@ -21,7 +21,6 @@ from perfnb.attribution.attribution import Attribution, blocks_of_events, makers
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.collectives import collective_calls
 from perfnb.attribution.events import calls_of
-from perfnb.findings.doubts import doubt_of, too_few_steps
 from perfnb.findings.gpu_facts import GpuFacts, gpu_facts
 from perfnb.findings.proposed_code import MODULES, root_of
 from perfnb.flame.step_stacks import step_stacks
@@ -147,16 +146,6 @@ class Facts:
         if usual <= 0 or mean <= _FAR * usual:
             return ""
         return f"the timed steps' own work takes {fmt.duration(mean)} on average but mostly {fmt.duration(usual)}"
-
-    @cached_property
-    def doubt(self) -> str:
-        """Why bounds may be far off, in sentences; empty if nothing speaks against them."""
-        return doubt_of(self)
-
-    @cached_property
-    def too_few(self) -> str:
-        """Why no figure is certain, in a sentence; empty if there are enough timed steps."""
-        return too_few_steps(self)
 
     def share(self, ms: float) -> float:
         """A time as a share of the step."""

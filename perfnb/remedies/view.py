@@ -92,17 +92,7 @@ def _sections(trials: LeverTrials) -> Iterator[Section]:
     tried.sort(key=lambda trial: math.inf if (value := getattr(trial, by)) is None else value)
     if not tried:
         return
-    effects = [
-        Effect(
-            trial.lever,
-            trial.ratio,
-            trial.ratio_ci,
-            trial.verdict,
-            "; ".join(filter(None, (trial.why_not, *trial.notes))),
-        )
-        for trial in tried
-    ]
-    yield Effects("Time of a step with each lever, against the baseline", tuple(effects), head="lever")
+    yield Effects("Time of a step with each lever, against the baseline", tuple(map(_effect, tried)), head="lever")
     columns = (
         Column("lever"),
         Column("values"),
@@ -115,6 +105,11 @@ def _sections(trials: LeverTrials) -> Iterator[Section]:
     )
     rows = [_cells(trial, trials.figures.own_peak) for trial in tried]
     yield Table("What each lever changes", columns, rows, noun="lever")
+
+
+def _effect(trial: LeverTrial) -> Effect:
+    reservations = "; ".join(filter(None, (trial.why_not, *trial.notes)))
+    return Effect(trial.lever, trial.ratio, trial.ratio_ci, trial.verdict, reservations)
 
 
 def _cells(trial: LeverTrial, own_peak: int | None) -> tuple[Any, ...]:
