@@ -29,7 +29,7 @@ from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints, children_sums, innermost, nest, subtree_sums
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES, conform
-from perfnb.recording.text import of_labels
+from perfnb.recording.text import found, of_labels
 from perfnb.roofline.levels import RooflineLevels
 from perfnb.stats.step_times import StepTimes
 from perfnb.trace_names import stepped_optimizer
@@ -121,8 +121,8 @@ class Facts:
     @cached_property
     def lines_of_code(self) -> pd.DataFrame:
         """Sampled time by phase and line of user code; empty if stacks were not sampled."""
-        found = step_stacks(self.recording)
-        return conform(pd.DataFrame(), "lines") if found is None else found.lines
+        sampled = step_stacks(self.recording)
+        return conform(pd.DataFrame(), "lines") if sampled is None else sampled.lines
 
     @property
     def step_words(self) -> str:
@@ -166,9 +166,8 @@ class Facts:
 
         Never more than the report shows for a phase, which is a mean.
         """
-        found = {name: min(self.typical_ms(name), self.shown_ms(name)) for name in PHASES}
-        found["data"] = float(self.waits_ms.mean()) if self.live and self.waits_ms.any() else self.shown_ms("data")
-        return found
+        waited_ms = float(self.waits_ms.mean()) if self.live and self.waits_ms.any() else self.shown_ms("data")
+        return {name: min(self.typical_ms(name), self.shown_ms(name)) for name in PHASES} | {"data": waited_ms}
 
     def typical_ms(self, phase: str) -> float:
         """Time of a phase in an undisturbed timed step."""
@@ -254,8 +253,7 @@ class Facts:
         """The outermost operators of the backward nodes created by some of `ops`."""
         made_by = makers(self.recording.events, self.attribution.host)
         nodes = np.isin(made_by, self.ops["place"].to_numpy()[chosen])
-        found: pd.DataFrame = self.ops[self.ops["outer"] & nodes[self.ops["block"].to_numpy()]]
-        return found
+        return self.ops[self.ops["outer"] & nodes[self.ops["block"].to_numpy()]]
 
     @cached_property
     def layers_ms(self) -> pd.Series:
@@ -380,18 +378,22 @@ class Facts:
     @cached_property
     def optimizer_classes(self) -> list[str]:
         """Classes of the optimizers whose steps are in the trace."""
-        names = self.recording.events["name"].cat.categories
-        found = [stepped_optimizer(str(name)) for name in names]
-        return list(dict.fromkeys(kind for kind in found if kind))
+        kinds = (stepped_optimizer(str(name)) for name in self.recording.events["name"].cat.categories)
+        return list(dict.fromkeys(kind for kind in kinds if kind))
+
+    @cached_property
+    def optimizer_steps(self) -> Bools:
+        """Which events are steps of optimizers."""
+        return found(self.recording.events["name"], stepped_optimizer)
 
     @cached_property
     def updates(self) -> float:
         """How often each optimizer steps per profiled step: more than once if that contains a loop."""
-        blocks, events = self.attribution.host.blocks, self.recording.events
+        blocks = self.attribution.host.blocks
         steps = blocks[blocks["kind"] == Kind.STEP]
-        inside = events["start_ns"].between(min(0, steps["start"].min()), steps["end"].max(), inclusive="left")
-        stepped = of_labels(events["name"], lambda name: stepped_optimizer(name) is not None) & inside.to_numpy()
-        return max(float(stepped.sum()) / self.steps / max(len(self.optimizers), 1), 1.0)
+        starts = self.recording.events["start_ns"][self.optimizer_steps]
+        inside = starts.between(min(0, steps["start"].min()), steps["end"].max(), inclusive="left")
+        return max(float(inside.sum()) / self.steps / max(len(self.optimizers), 1), 1.0)
 
     @property
     def loader(self) -> Mapping[str, Any]:
@@ -399,11 +401,14 @@ class Facts:
         loader = self._parts.get("loader")
         return _named(loader) if loader else {}
 
-    def heaviest_layers(self, chosen: pd.DataFrame, weight: str = "whole_ns", most: int = 3) -> list[str]:
+    def heaviest_ops(self, chosen: pd.DataFrame, most: int = 3) -> pd.Index:
+        """The names of some operators with the most time."""
+        return chosen.groupby("op", observed=True)["whole_ns"].sum().nlargest(most).index
+
+    def heaviest_layers(self, chosen: pd.DataFrame) -> list[str]:
         """The layers in which some operators take the most time."""
         owned = chosen[~of_labels(chosen["layer"], lambda layer: layer == "" or layer.startswith("("), missing=True)]
-        sums = owned.groupby("layer")[weight].sum().sort_values(ascending=False, kind="stable")
-        return [str(name) for name in sums.index[:most]]
+        return [str(name) for name in owned.groupby("layer")["whole_ns"].sum().nlargest(3).index]
 
 
 def facts_of(recording: Recording, attribution: Attribution, figures: StepFigures) -> Facts:

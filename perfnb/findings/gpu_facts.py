@@ -193,9 +193,9 @@ class GpuFacts:
         return self.idle_perhaps[cause] > self.idle_by[cause]
 
     def late_ms(self, blocks: pd.DataFrame) -> float:
-        """Idle time because the host was late, within some blocks of the host that do not overlap."""
-        within = self.late.within(blocks["start"].to_numpy(dtype=np.int64), blocks["end"].to_numpy(dtype=np.int64))
-        return float(within.sum()) * self.per_step
+        """Idle time because the host was late, within some blocks of the host."""
+        inside = union(blocks["start"].to_numpy(dtype=np.int64), blocks["end"].to_numpy(dtype=np.int64))
+        return intersection(self.late, inside).length * self.per_step
 
     def in_step_of(self, ms: float) -> GpuFacts:
         """The same for a step of that length, in which the GPU is idle for less time than in a traced one.

@@ -9,12 +9,10 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.interval_sets import difference, union
+from perfnb.attribution.interval_sets import IntervalSet, difference, union
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
-from perfnb.recording.nesting import NONE, Bools, Ints
-from perfnb.recording.text import of_labels
-from perfnb.trace_names import stepped_optimizer
+from perfnb.recording.nesting import NONE
 
 #: Least share of the step that is worth a finding about how gradients are sent.
 _LITTLE = 0.02
@@ -116,16 +114,15 @@ def unused_parameters(facts: Facts) -> Iterator[Finding]:
 def every_micro_step(facts: Facts) -> Iterator[Finding]:
     """Gradients that are accumulated over several backward passes, and sent after each."""
     calls = facts.collectives
-    sent = calls[calls["bucket"] != NONE]
-    runs = _backward_runs(facts)
-    if not len(sent) or not len(runs):
-        return
-    syncs = _runs_that_send(runs, sent)
-    per_step = syncs / facts.steps
-    if per_step < 2 or _optimizer_steps(facts) / facts.steps > per_step / 2:
+    sent, blocks = calls[calls["bucket"] != NONE], facts.attribution.host.blocks
+    runs = blocks[(blocks["kind"] == Kind.ENGINE).to_numpy()].sort_values("start")
+    of_run = np.searchsorted(runs["start"].to_numpy(), sent["start_ns"].to_numpy(), side="right") - 1
+    per_step = len(np.unique(of_run[of_run != NONE])) / facts.steps
+    if per_step < 2 or facts.optimizer_steps.sum() / facts.steps > per_step / 2:
         return
     if facts.gpu is None:  # overlap is not free: the threads that send take cores from backward
-        bound = min(_in_flight_ms(facts, sent[_before_the_last_run(runs, sent)]), facts.step_ms)
+        is_last = ~runs["step"].duplicated(keep="last").to_numpy()
+        bound = min(_in_flight_ms(facts, sent[(of_run != NONE) & ~is_last[of_run]]), facts.step_ms)
         cost = (
             f"before the last one, gradients are in flight for {facts.of_step(bound)}; computation that overlaps with "
             "this competes for the same cores"
@@ -145,10 +142,13 @@ def every_micro_step(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def _in_flight(calls: pd.DataFrame) -> IntervalSet:
+    """The time in which any collective is in flight."""
+    return union(calls["start_ns"].to_numpy(dtype=np.int64), calls["end_ns"].to_numpy(dtype=np.int64))
+
+
 def _in_flight_ms(facts: Facts, calls: pd.DataFrame) -> float:
-    """Time per step in which any collective is in flight."""
-    together = union(calls["start_ns"].to_numpy(dtype=np.int64), calls["end_ns"].to_numpy(dtype=np.int64))
-    return together.length / 1e6 / facts.steps
+    return _in_flight(calls).length / 1e6 / facts.steps
 
 
 def _exposed_ms(facts: Facts, calls: pd.DataFrame) -> float:
@@ -158,32 +158,5 @@ def _exposed_ms(facts: Facts, calls: pd.DataFrame) -> float:
 
 def _exposed_beside_others_ms(facts: Facts, calls: pd.DataFrame, others: pd.DataFrame) -> float:
     """The part of it in which no other collective is in flight."""
-    alone = difference(*(union(each["start_ns"].to_numpy(), each["end_ns"].to_numpy()) for each in (calls, others)))
+    alone = difference(_in_flight(calls), _in_flight(others))
     return min(_exposed_ms(facts, calls), alone.length / 1e6 / facts.steps)
-
-
-def _backward_runs(facts: Facts) -> pd.DataFrame:
-    blocks = facts.attribution.host.blocks
-    return blocks[(blocks["kind"] == Kind.ENGINE).to_numpy()].sort_values("start")
-
-
-def _before_the_last_run(runs: pd.DataFrame, sent: pd.DataFrame) -> Bools:
-    """Which buckets were sent before their step's last backward pass began."""
-    of_steps = runs.groupby("step")["start"]
-    first: Ints = of_steps.min().to_numpy(dtype=np.int64)
-    last: Ints = of_steps.max().to_numpy(dtype=np.int64)
-    starts: Ints = sent["start_ns"].to_numpy(dtype=np.int64)
-    of_step = np.searchsorted(first, starts, side="right") - 1
-    early: Bools = (of_step != NONE) & (starts < last[of_step])
-    return early
-
-
-def _runs_that_send(runs: pd.DataFrame, sent: pd.DataFrame) -> int:
-    """The number of backward passes in which buckets were sent."""
-    starts: Ints = runs["start"].to_numpy(dtype=np.int64)
-    of_run = np.searchsorted(starts, sent["start_ns"].to_numpy(dtype=np.int64), side="right") - 1
-    return len(np.unique(of_run[of_run != NONE]))
-
-
-def _optimizer_steps(facts: Facts) -> int:
-    return int(of_labels(facts.recording.events["name"], lambda name: stepped_optimizer(name) is not None).sum())

@@ -228,8 +228,7 @@ def elementwise_chains(facts: Facts) -> Iterator[Finding]:
         return
     chains = chains_of(facts)
     used, whole = facts.ops[chains.members], facts.per_step(chains.whole_ns)
-    by_op = used.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
-    layers = facts.heaviest_layers(used)
+    by_op, layers = facts.heaviest_ops(used), facts.heaviest_layers(used)
     note, code = compiling(facts, layers) if layers else ("", "")
     what = "the model that computes it" if layers else "the function that computes it (it is in no layer)"
     yield Finding(

@@ -96,7 +96,7 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
         "All time of these phases outside longer ops counts as overhead, up to what calls can cost; a little of it is "
         "work." + (" The CPU was busy with other work." if facts.busy else ""),
         "How much of this a compiler would actually fuse, and how much of the work a longer op would need.",
-        rows("layer", layers) + rows("op", small.groupby("op", observed=True)["whole_ns"].sum().nlargest(2).index),
+        rows("layer", layers) + rows("op", facts.heaviest_ops(small, 2)),
         code=code,
     )
 

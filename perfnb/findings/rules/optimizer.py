@@ -53,7 +53,8 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     bound, waits = max(phase_ms - floor, 0.0), ""
     if facts.gpu is not None:
         # A busy GPU does not wait for the loop.
-        idle = facts.gpu.late_ms(_blocks(facts))
+        blocks = facts.attribution.host.blocks
+        idle = facts.gpu.late_ms(blocks[(blocks["phase"] == "optimizer") & blocks["main"]])
         bound, waits = min(bound, idle), f" The GPU was idle for {fmt.duration(idle)} of that."
     known = facts.optimizers
     classes = list(dict.fromkeys(str(part["class"]) for part in known if part.get("class"))) or facts.optimizer_classes
@@ -62,7 +63,6 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     tensors = sum(int(part.get("tensors") or 0) for part in known)
     over = f" over {tensors:,} parameters" if tensors else ""
     over += f" in {updates:,.3g} updates" if updates > 1 else ""
-    top = own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
     lever, names = lever_for(facts, known, classes), [str(part["name"]) for part in known if part.get("name")]
     line = shown(update_line(lever, names), facts.variables) if lever and known and len(names) == len(known) else ""
     yield Finding(
@@ -78,7 +78,7 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
         "torch does per parameter even if it updates all at once.",
         "Gradient clipping or synchronisation in between counts as the optimizer's. Keeping all parameters in one flat "
         "tensor would save what remains, too.",
-        rows("phase", ["optimizer"]) + rows("op", top),
+        rows("phase", ["optimizer"]) + rows("op", facts.heaviest_ops(own)),
         code=line,
         remedy=lever,
     )
@@ -107,7 +107,7 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
         "The time was measured. That these ops clip gradients is inferred from where they run and that they work in "
         "place.",
         "By which norm the loop clips, and what else runs between the backward pass and the optimizer.",
-        rows("phase", ["other"]) + rows("op", own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index),
+        rows("phase", ["other"]) + rows("op", facts.heaviest_ops(own)),
     )
 
 
@@ -157,8 +157,8 @@ def lever_for(facts: Facts, known: list[Mapping[str, Any]], classes: list[str]) 
     On a GPU, a fused update would need the optimizers' state on the device.
     """
     words = ("foreach", "fused") if facts.gpu is not None else ("fused", "foreach")
-    taken = [list(part.get("at_once") or ()) for part in known] or [[_argument(facts, kind)] for kind in classes]
-    return next((f"{word}_optimizer" for word in words if taken and all(word in takes for takes in taken)), "")
+    accepted = [part.get("at_once") or () for part in known] or [[_argument(facts, kind)] for kind in classes]
+    return next((f"{word}_optimizer" for word in words if accepted and all(word in each for each in accepted)), "")
 
 
 def _sparse(facts: Facts) -> str:
@@ -186,14 +186,6 @@ def gaps_after_backward(facts: Facts) -> Bools:
     engines = blocks[blocks["kind"] == Kind.ENGINE].groupby("step")["end"].max()
     after = blocks["start"] >= blocks["step"].map(engines).fillna(np.inf)
     return np.asarray((blocks["kind"] == Kind.GAP) & (blocks["phase"] == "other") & after)
-
-
-def _blocks(facts: Facts) -> pd.DataFrame:
-    """The outermost blocks of the update."""
-    blocks = facts.attribution.host.blocks
-    chosen = blocks[(blocks["phase"] == "optimizer") & blocks["main"]].sort_values(["start", "end"])
-    reach = chosen["end"].cummax().shift(fill_value=np.iinfo(np.int64).min)
-    return chosen[chosen["end"] > reach]
 
 
 def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:

@@ -16,8 +16,8 @@ from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import READS, GpuFacts
 from perfnb.findings.lines import lines_in_words, not_below_samples
 from perfnb.findings.rules.optimizer import clips_gradients, gaps_after_backward
-from perfnb.recording.nesting import Bools, Floats
-from perfnb.recording.text import TEXT, of_labels
+from perfnb.recording.nesting import NONE, Bools, Floats, forest_of, innermost
+from perfnb.recording.text import TEXT, found
 
 _LEAST_MS = 0.05
 #: Nanoseconds of Python usual between a read and the next operator, and for each operator of the step if nothing
@@ -43,14 +43,8 @@ def synchronisation(facts: Facts) -> Iterator[Finding]:
 def _reads(facts: Facts) -> pd.DataFrame:
     """The outermost operators that bring results to the host."""
     ops = facts.ops
-    is_read = of_labels(ops["op"], lambda name: READS.match(name) is not None)
-    around = ops["around"].to_numpy()
-    inner, above = np.zeros(len(ops), dtype=bool), around
-    while (above >= 0).any():
-        inner |= (above >= 0) & is_read[above]
-        above = np.where(above >= 0, around[above], -1)
-    result: pd.DataFrame = ops[is_read & ~inner]
-    return result
+    is_read = found(ops["op"], READS.match)
+    return ops[is_read & (innermost(forest_of(ops["around"].to_numpy()), is_read) == NONE)]
 
 
 def _on_gpu(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
