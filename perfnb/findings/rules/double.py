@@ -10,6 +10,7 @@ from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.proposed_code import lever_line
 from perfnb.recording.text import TEXT
+from perfnb.roofline.levels import RooflineLevels
 
 #: How many times as fast float32 is at least: it moves half the bytes, and a vector register holds twice the numbers.
 _FASTER = 2.0
@@ -21,9 +22,11 @@ _CONVERTS = r"aten::(?:to|_to_copy|copy_)$"
 @rule("float64", "Computes in float64", "computing in float32", worth=0.05)
 def float64(facts: Facts) -> Iterator[Finding]:
     """The time of ops in float64, inside the model and outside, less what the same ops take in float32."""
-    roofline = facts.figures.roofline
-    ops = _in_float64(facts)
-    if roofline is None or ops.empty:
+    record, roofline = facts.recording.arithmetic, facts.figures.roofline
+    if record is None or roofline is None:
+        return
+    ops = _in_float64(facts, record.calls, roofline)
+    if ops.empty:
         return
     double, single = (float(roofline.peaks.get(dtype) or 0.0) for dtype in ("float64", "float32"))
     faster = max(single / double, _FASTER) if double and single else _FASTER
@@ -60,37 +63,18 @@ def _rates(double: float, single: float) -> str:
     return f"Large products run {single / double:.2g} times as fast in float32 here."
 
 
-def _in_float64(facts: Facts) -> pd.DataFrame:
+def _in_float64(facts: Facts, calls: pd.DataFrame, roofline: RooflineLevels) -> pd.DataFrame:
     """By operator: ``ms`` per timed step of its calls in float64, and whether it ``multiplies``."""
-    record, roofline = facts.recording.arithmetic, facts.figures.roofline
-    nothing = pd.DataFrame({"ms": pd.Series(dtype=float), "multiplies": pd.Series(dtype=bool)})
-    if record is None or roofline is None:
-        return nothing
-    calls = record.calls
-    double = (calls["dtype"].astype(object) == "float64").to_numpy()
-    if not double.any():
-        return nothing
+    op, dtype = calls["op"].astype(TEXT), calls["dtype"].astype(object)
     # Within an operator, a call's share of the time is that of its arithmetic, or else of its bytes.
-    peak = calls["dtype"].astype(object).map(dict(roofline.peaks)).astype("Float64")
-    table = pd.DataFrame(
-        {
-            "op": calls["op"].astype(TEXT).to_numpy(),
-            "double": double,
-            "work": (calls["flops"].astype("Float64") / peak).fillna(0.0).to_numpy(dtype=float),
-            "bytes": calls["bytes"].astype("Float64").fillna(0.0).to_numpy(dtype=float),
-        }
-    )
-    sums = table.groupby("op")[["work", "bytes"]].sum()
-    of_double = table[double].groupby("op")[["work", "bytes"]].sum().reindex(sums.index).fillna(0.0)
-    by = (sums["work"] > 0).to_numpy()
-    whole = sums["work"].where(by, sums["bytes"])
-    share = of_double["work"].where(by, of_double["bytes"]) / whole.where(whole > 0)
+    peak = dtype.map(dict(roofline.peaks)).astype("Float64")
+    work = (calls["flops"].astype("Float64") / peak).fillna(0.0).astype(float)
+    multiplies = work.groupby(op).transform("sum") > 0
+    weight = work.where(multiplies, calls["bytes"].astype("Float64").fillna(0.0).astype(float))
+    share = weight.where(dtype == "float64", 0.0).groupby(op).sum() / weight.groupby(op).sum()
     points = roofline.points[roofline.points["kind"] == "op"].set_index("name")
     traced_ms = float(facts.attribution.cells["corrected_ns"].sum()) / 1e6 / facts.steps
     # Of a step on the host the parts add up to a timed step.
     scale = 1.0 if facts.gpu is not None or traced_ms <= 0 else facts.per_step(facts.cells_ns.sum()) / traced_ms
-    ms = points["ms"].astype("Float64").fillna(0.0).astype(float) * scale
-    ms = (ms * share.reindex(ms.index)).fillna(0.0)
-    multiplies = ms.index.isin(sums.index[by])
-    found = pd.DataFrame({"ms": ms, "multiplies": multiplies})
-    return found[found["ms"] > 0]
+    ms = points["ms"].astype("Float64").fillna(0.0).astype(float) * scale * share.reindex(points.index)
+    return pd.DataFrame({"ms": ms, "multiplies": ms.index.isin(op[multiplies])})[ms > 0]

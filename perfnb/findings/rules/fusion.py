@@ -78,12 +78,8 @@ def unfused_attention(facts: Facts) -> Iterator[Finding]:
         max(whole - remains, 0.0),
         _advice(facts, top),
         "medium",
-        "Inferred from the order of operators. The products remain"
-        + (
-            ", and the fused operator's backward pass recomputes one of them (Dao et al., FlashAttention, 2022)."
-            if len(backward)
-            else "."
-        ),
+        "Inferred from the order of operators. The products remain, and a fused backward pass recomputes one of them "
+        "(Dao et al., FlashAttention, 2022).",
         "Whether the attention weights themselves are needed; which fused kernel this device has.",
         rows("layer", top) + rows("op", ["aten::_softmax"]),
     )

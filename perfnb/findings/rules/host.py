@@ -92,9 +92,9 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
         f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes {takes}.",
         bound,
         advice,
-        "low" if facts.busy else "medium",
+        "medium",
         "All time of these phases outside longer ops counts as overhead, up to what calls can cost; a little of it is "
-        "work." + (" The CPU was busy with other work." if facts.busy else ""),
+        "work.",
         "How much of this a compiler would actually fuse, and how much of the work a longer op would need.",
         rows("layer", layers) + rows("op", facts.heaviest_ops(small, 2)),
         code=code,
@@ -151,7 +151,6 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
     if gpu is None:
         return
     bound = gpu.idle_by["launches"]
-    mostly_idle = gpu.idle_share > 0.5
     speed = ""
     if gpu.call_us is not None and gpu.kernel_us is not None:
         call, kernel = fmt.duration(gpu.call_us / 1e3), fmt.duration(gpu.kernel_us / 1e3)
@@ -169,13 +168,8 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
         f"a step has {gpu.kernels:,.0f} kernels{short}.{speed}",
         bound,
         advice,
-        "high" if mostly_idle else "medium",
-        "Each gap ended with work that was launched too late"
-        + (
-            "; the GPU is idle for most of the step."
-            if mostly_idle
-            else ", but other work was queued before and after."
-        ),
+        "high" if gpu.idle_share > 0.5 else "medium",
+        "Each gap ended with work that was launched too late.",
         "How much the profiler itself slowed down the host; without it the gaps are shorter.",
         rows("op", gpu.late_ops[:3]),
         code=code,

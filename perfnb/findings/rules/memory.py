@@ -59,7 +59,6 @@ def recomputation(facts: Facts) -> Iterator[Finding]:
         return
     again = (facts.attribution.cells["direction"] == "recompute").to_numpy()
     bound = facts.per_step(float(facts.cells_ns[again].sum()))
-    layers = [name for name in dict.fromkeys(facts.owners[again].tolist()) if name and not name.startswith("(")]
     yield Finding(
         f"The backward pass recomputes forward work for {facts.of_step(bound)}.",
         bound,
@@ -68,7 +67,7 @@ def recomputation(facts: Facts) -> Iterator[Finding]:
         "high",
         "Calls of layers inside the backward pass were traced.",
         "Whether memory suffices without it: perfnb.estimate_memory predicts that without running anything.",
-        rows("layer", facts.layers_ms.reindex(layers).sort_values(ascending=False).index[:3]),
+        rows("layer", facts.heaviest_layers(facts.ops[facts.ops["direction"] == "recompute"])),
     )
 
 
