@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -251,11 +252,10 @@ class LeverLoop:
                     one.trial.verdict, one.trial.why_not = "not tried", _failed("the step fails with it", error)
                 left = [one for one in left if one not in broken]
                 continue
-            hopeless = [bool(np.isnan(row).any()) for row in rows]
-            for one, slow in zip(left, hopeless[1:], strict=True):
-                one.trial.why_not = _HOPELESS if slow else one.trial.why_not
-            kept = [one for one, slow in zip(left, hopeless[1:], strict=True) if not slow]
-            return kept, rows[[not slow for slow in hopeless]]
+            timed = ~np.isnan(rows).any(axis=1)
+            for lever, is_timed in zip(left, timed[1:], strict=True):
+                lever.trial.why_not = lever.trial.why_not if is_timed else _HOPELESS
+            return list(itertools.compress(left, timed[1:])), rows[timed]
         return [], np.empty((1, 0))
 
     def _times(
