@@ -331,12 +331,6 @@ class Facts:
         models = self._parts.get("models") or ()
         return {model["name"]: model.get("called") is True for model in models if root_of(model["name"])}
 
-    def has_parameters_of(self, size: int) -> bool:
-        """Whether the parameters of some layer take so many bytes each."""
-        modules = self.recording.modules
-        held = (modules["parameters"] > 0) & (modules["parameter_bytes"] == size * modules["parameters"])
-        return bool(held.fillna(False).any())
-
     def applicable(self, lever: str) -> str:
         """The lever, or an empty text if the step refuses it; of a trace, whose step is not known, any."""
         return "" if self.live and lever in (self._parts.get("refused") or ()) else lever

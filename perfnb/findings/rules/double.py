@@ -37,6 +37,7 @@ def float64(facts: Facts) -> Iterator[Finding]:
     names = [str(name) for name in layers.sort_values("ms", ascending=False, kind="stable")["name"].head(3)]
     model = facts.variable(names[0]) if names else None
     where = "" if names else " None of it is in the model."
+    takes = facts.applicable("float32") and not facts.optimizers
     yield Finding(
         f"Ops in float64 take {facts.of_step(float(ops['ms'].sum()))}. {_rates(double, single)} Other ops move half "
         f"the bytes, which may fit into a faster cache.{where}",
@@ -48,11 +49,7 @@ def float64(facts: Facts) -> Iterator[Finding]:
         "The time in float64 was measured. What float32 takes is an estimate: short ops gain less.",
         "Whether the result is still good enough in float32.",
         rows("layer", names) + rows("op", ops["ms"].nlargest(2).index),
-        code=(
-            lever_line("float32", model)
-            if model and facts.has_parameters_of(8) and not facts.optimizers and not facts.optimizer_classes
-            else ""
-        ),
+        code=lever_line("float32", model) if model and takes and not facts.optimizer_classes else "",
         remedy="float32",
     )
 
