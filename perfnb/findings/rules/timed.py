@@ -114,7 +114,7 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     elif wanted > cores:
         wanted = max(1, int(cores))
         advice = (
-            "Make batches cheaper (cache what is read or decoded; vectorise), and use "
+            f"Make batches cheaper (cache what is read or decoded; vectorise), and {'keep' if wanted == workers else 'use'} "
             f"{fmt.counted(wanted, 'worker')}: {takes}, so about {fmt.counted(needed, 'worker')} would be needed, but "
             f"there are {cores:g} cores. If making a batch mostly waits for a disk or a network, have the dataset "
             "fetch its samples in threads (__getitems__)."
@@ -173,10 +173,9 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
 )
 def garbage_collection(facts: Facts) -> Iterator[Finding]:
     """Pauses of Python's garbage collector in the timed steps."""
-    pauses = facts.meta.get("noise", {}).get("gc_pauses", [])
-    if not facts.live or not pauses:
-        return
     per_step = facts.pauses_ms
+    if not per_step.any():
+        return
     bound = float(per_step.mean())
     # One pause in many steps proves nothing: some must be left without the longest 2 %.
     again = facts.share(_without_longest(per_step)) >= _WORTH_GC
@@ -187,7 +186,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     often = f"every {period} steps" if period else f"in {fmt.counted(len(heavy), 'step')} of {len(per_step)}"
     yield Finding(
         f"Python collected garbage {often}, for {fmt.duration(float(per_step[heavy].mean()))} each time: on average "
-        f"{facts.of_step(bound)}. The longest pause took {fmt.duration(max(ms for _, ms in pauses))}.",
+        f"{facts.of_step(bound)}. Those of a single step took up to {fmt.duration(per_step.max())}.",
         bound,
         "Hide long-lived objects from the collector once they exist, and switch it off. Collect between steps if "
         "memory grows, because cycles are not freed then.",
