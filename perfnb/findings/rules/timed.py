@@ -114,8 +114,9 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     elif wanted > cores:
         wanted = max(1, int(cores))
         advice = (
-            f"Make batches cheaper (cache what is read or decoded; vectorise), and {'keep' if wanted == workers else 'use'} "
-            f"{fmt.counted(wanted, 'worker')}: {takes}, so about {fmt.counted(needed, 'worker')} would be needed, but "
+            "Make batches cheaper (cache what is read or decoded; vectorise), and "
+            f"{'keep' if wanted == workers else 'use'} {fmt.counted(wanted, 'worker')}: {takes}, so about "
+            f"{fmt.counted(needed, 'worker')} would be needed, but "
             f"there are {cores:g} cores. If making a batch mostly waits for a disk or a network, have the dataset "
             "fetch its samples in threads (__getitems__)."
         )
