@@ -337,6 +337,13 @@ def test_why_a_lever_does_not_apply(
     assert words in by_name()[name].refuses(subject)
 
 
+def test_the_line_for_inference_mode_wraps_a_step_that_a_variable_holds() -> None:
+    lever, subject = by_name()["inference_mode"], subject_of(world(source=INFER))
+    assert lever.code(subject) == ["step = torch.inference_mode()(step)"]
+    subject.step = lambda: None
+    assert lever.code(subject) == ["# with torch.inference_mode():  around the step"]
+
+
 def test_without_torchao_int8_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfnb.remedies.levers.inference.find_spec", lambda name: None)
     assert "pip install torchao" in by_name()["quantize_dynamic"].refuses(subject_of(world(source=INFER)))
