@@ -253,7 +253,8 @@ class Facts:
         """The outermost operators of the backward nodes created by some of `ops`."""
         made_by = makers(self.recording.events, self.attribution.host)
         nodes = np.isin(made_by, self.ops["place"].to_numpy()[chosen])
-        return self.ops[self.ops["outer"] & nodes[self.ops["block"].to_numpy()]]
+        backward: pd.DataFrame = self.ops[self.ops["outer"] & nodes[self.ops["block"].to_numpy()]]
+        return backward
 
     @cached_property
     def layers_ms(self) -> pd.Series:

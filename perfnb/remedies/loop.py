@@ -252,7 +252,7 @@ class LeverLoop:
                     one.trial.verdict, one.trial.why_not = "not tried", _failed("the step fails with it", error)
                 left = [one for one in left if one not in broken]
                 continue
-            timed = ~np.isnan(rows).any(axis=1)
+            timed = np.isfinite(rows.sum(axis=1))
             for lever, is_timed in zip(left, timed[1:], strict=True):
                 lever.trial.why_not = lever.trial.why_not if is_timed else _HOPELESS
             return list(itertools.compress(left, timed[1:])), rows[timed]

@@ -44,7 +44,8 @@ def _reads(facts: Facts) -> pd.DataFrame:
     """The outermost operators that bring results to the host."""
     ops = facts.ops
     is_read = found(ops["op"], READS.match)
-    return ops[is_read & (innermost(forest_of(ops["around"].to_numpy()), is_read) == NONE)]
+    outermost: pd.DataFrame = ops[is_read & (innermost(forest_of(ops["around"].to_numpy()), is_read) == NONE)]
+    return outermost
 
 
 def _on_gpu(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
