@@ -21,16 +21,15 @@ from perfnb.attribution.attribution import Attribution, blocks_of_events, makers
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.collectives import collective_calls
 from perfnb.attribution.events import calls_of
-from perfnb.findings.code import MODULES, root_of
-from perfnb.findings.doubts import doubt_of, too_few_steps
 from perfnb.findings.gpu_facts import GpuFacts, gpu_facts
+from perfnb.findings.proposed_code import MODULES, root_of
 from perfnb.flame.step_stacks import step_stacks
 from perfnb.memory.table import MemorySummary
 from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints, children_sums, innermost, nest, subtree_sums
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES, conform
-from perfnb.recording.text import of_labels
+from perfnb.recording.text import found, of_labels
 from perfnb.roofline.levels import RooflineLevels
 from perfnb.stats.step_times import StepTimes
 from perfnb.trace_names import stepped_optimizer
@@ -98,6 +97,11 @@ class Facts:
         """Whether steps were run and timed, rather than loaded from a trace."""
         return len(self.timed_ms) > 0
 
+    @property
+    def trains(self) -> bool:
+        """Whether the step has a backward pass."""
+        return bool((self.attribution.cells["direction"] == "backward").any())
+
     @cached_property
     def uses_torch(self) -> bool:
         """Whether PyTorch ran in it: else advice names nothing of torch's."""
@@ -117,8 +121,8 @@ class Facts:
     @cached_property
     def lines_of_code(self) -> pd.DataFrame:
         """Sampled time by phase and line of user code; empty if stacks were not sampled."""
-        found = step_stacks(self.recording)
-        return conform(pd.DataFrame(), "lines") if found is None else found.lines
+        sampled = step_stacks(self.recording)
+        return conform(pd.DataFrame(), "lines") if sampled is None else sampled.lines
 
     @property
     def step_words(self) -> str:
@@ -143,16 +147,6 @@ class Facts:
             return ""
         return f"the timed steps' own work takes {fmt.duration(mean)} on average but mostly {fmt.duration(usual)}"
 
-    @cached_property
-    def doubt(self) -> str:
-        """Why bounds may be far off, in sentences; empty if nothing speaks against them."""
-        return doubt_of(self)
-
-    @cached_property
-    def too_few(self) -> str:
-        """Why no figure is certain, in a sentence; empty if there are enough timed steps."""
-        return too_few_steps(self)
-
     def share(self, ms: float) -> float:
         """A time as a share of the step."""
         return ms / self.step_ms if self.step_ms > 0 else 0.0
@@ -172,9 +166,8 @@ class Facts:
 
         Never more than the report shows for a phase, which is a mean.
         """
-        found = {name: min(self.typical_ms(name), self.shown_ms(name)) for name in PHASES}
-        found["data"] = float(self.waits_ms.mean()) if self.live and self.waits_ms.any() else self.shown_ms("data")
-        return found
+        waited_ms = float(self.waits_ms.mean()) if self.live and self.waits_ms.any() else self.shown_ms("data")
+        return {name: min(self.typical_ms(name), self.shown_ms(name)) for name in PHASES} | {"data": waited_ms}
 
     def typical_ms(self, phase: str) -> float:
         """Time of a phase in an undisturbed timed step."""
@@ -260,8 +253,8 @@ class Facts:
         """The outermost operators of the backward nodes created by some of `ops`."""
         made_by = makers(self.recording.events, self.attribution.host)
         nodes = np.isin(made_by, self.ops["place"].to_numpy()[chosen])
-        found: pd.DataFrame = self.ops[self.ops["outer"] & nodes[self.ops["block"].to_numpy()]]
-        return found
+        backward: pd.DataFrame = self.ops[self.ops["outer"] & nodes[self.ops["block"].to_numpy()]]
+        return backward
 
     @cached_property
     def layers_ms(self) -> pd.Series:
@@ -316,18 +309,17 @@ class Facts:
     def variables(self) -> set[str]:
         """The user's variables that a line of code may use, as far as they are known."""
         names = [*self._models, *(part.get("name") for part in (*self.optimizers, self.loader))]
-        imported = set(_texts(self._parts.get("imports"))) & set(MODULES)
+        imported = set(self._parts.get("imports") or ()) & set(MODULES)
         return {root for name in names if (root := root_of(name))} | imported
 
     @property
     def _parts(self) -> Mapping[str, Any]:
-        found = self.meta.get("parts")
-        return found if isinstance(found, Mapping) else {}
+        return self.meta.get("parts") or {}
 
     @property
     def parallel(self) -> list[Mapping[str, Any]]:
         """The models under DistributedDataParallel: ``name``, and the settings that were noted."""
-        return [one for one in _maps(self._parts.get("parallel")) if isinstance(one.get("name"), str)]
+        return list(self._parts.get("parallel") or ())
 
     @cached_property
     def collectives(self) -> pd.DataFrame:
@@ -337,19 +329,12 @@ class Facts:
     @property
     def _models(self) -> dict[str, bool]:
         """The models that the user's variables hold, and whether the step calls each of them itself."""
-        found = _maps(self._parts.get("models"))
-        return {str(one["name"]): one.get("called") is True for one in found if root_of(one.get("name"))}
+        models = self._parts.get("models") or ()
+        return {model["name"]: model.get("called") is True for model in models if root_of(model["name"])}
 
-    def has_parameters_of(self, size: int) -> bool:
-        """Whether the parameters of some layer take so many bytes each."""
-        modules = self.recording.modules
-        held = (modules["parameters"] > 0) & (modules["parameter_bytes"] == size * modules["parameters"])
-        return bool(held.fillna(False).any())
-
-    @property
-    def switches_attention(self) -> bool:
-        """Whether a model takes another implementation of attention while it runs, as those of Hugging Face do."""
-        return any(one.get("switches") is True for one in _maps(self._parts.get("models")))
+    def applicable(self, lever: str) -> str:
+        """The lever, or an empty text if the step refuses it; of a trace, whose step is not known, any."""
+        return "" if self.live and lever in (self._parts.get("refused") or ()) else lever
 
     def root(self, layer: str | None = None) -> str | None:
         """The model that a layer belongs to; without a layer, the one with most parameters; ``None`` if none is."""
@@ -377,40 +362,48 @@ class Facts:
     @property
     def own_tables(self) -> frozenset[str]:
         """The embeddings with a dense gradient whose weight no other layer shares, as far as is known."""
-        return frozenset(_texts(self._parts.get("own_tables")))
+        return frozenset(self._parts.get("own_tables") or ())
 
     @property
     def optimizers(self) -> list[Mapping[str, Any]]:
         """Names and settings of the known optimizers; if the trace holds optimizer steps, only those that it holds."""
-        known = [_named(one) for one in _maps(self._parts.get("optimizers"))]
-        return [one for one in known if not self.optimizer_classes or one["class"] in self.optimizer_classes]
+        known = [_named(part) for part in self._parts.get("optimizers") or ()]
+        return [part for part in known if not self.optimizer_classes or part["class"] in self.optimizer_classes]
 
     @cached_property
     def optimizer_classes(self) -> list[str]:
         """Classes of the optimizers whose steps are in the trace."""
-        names = self.recording.events["name"].cat.categories
-        found = [stepped_optimizer(str(name)) for name in names]
-        return list(dict.fromkeys(kind for kind in found if kind))
+        kinds = (stepped_optimizer(str(name)) for name in self.recording.events["name"].cat.categories)
+        return list(dict.fromkeys(kind for kind in kinds if kind))
+
+    @cached_property
+    def optimizer_steps(self) -> Bools:
+        """Which events are steps of optimizers."""
+        return found(self.recording.events["name"], stepped_optimizer)
 
     @cached_property
     def updates(self) -> float:
         """How often each optimizer steps per profiled step: more than once if that contains a loop."""
-        blocks, events = self.attribution.host.blocks, self.recording.events
+        blocks = self.attribution.host.blocks
         steps = blocks[blocks["kind"] == Kind.STEP]
-        inside = events["start_ns"].between(min(0, steps["start"].min()), steps["end"].max(), inclusive="left")
-        stepped = of_labels(events["name"], lambda name: stepped_optimizer(name) is not None) & inside.to_numpy()
-        return max(float(stepped.sum()) / self.steps / max(len(self.optimizers), 1), 1.0)
+        starts = self.recording.events["start_ns"][self.optimizer_steps]
+        inside = starts.between(min(0, steps["start"].min()), steps["end"].max(), inclusive="left")
+        return max(float(inside.sum()) / self.steps / max(len(self.optimizers), 1), 1.0)
 
     @property
     def loader(self) -> Mapping[str, Any]:
         """Name and settings of the loader; empty if unknown."""
-        return next((_named(one) for one in _maps([self._parts.get("loader")])), {})
+        loader = self._parts.get("loader")
+        return _named(loader) if loader else {}
 
-    def heaviest_layers(self, chosen: pd.DataFrame, weight: str = "whole_ns", most: int = 3) -> list[str]:
+    def heaviest_ops(self, chosen: pd.DataFrame, most: int = 3) -> pd.Index:
+        """The names of some operators with the most time."""
+        return chosen.groupby("op", observed=True)["whole_ns"].sum().nlargest(most).index
+
+    def heaviest_layers(self, chosen: pd.DataFrame) -> list[str]:
         """The layers in which some operators take the most time."""
         owned = chosen[~of_labels(chosen["layer"], lambda layer: layer == "" or layer.startswith("("), missing=True)]
-        sums = owned.groupby("layer")[weight].sum().sort_values(ascending=False, kind="stable")
-        return [str(name) for name in sums.index[:most]]
+        return [str(name) for name in owned.groupby("layer")["whole_ns"].sum().nlargest(3).index]
 
 
 def facts_of(recording: Recording, attribution: Attribution, figures: StepFigures) -> Facts:
@@ -450,22 +443,8 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
 
 def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is known of a part, without a name or class that is not plain Python: it may end up in a line of code."""
-    kind = str(part.get("class"))
-    return {
-        **part,
-        "name": part.get("name") if root_of(part.get("name")) else None,
-        "class": kind if kind.isidentifier() else None,
-    }
-
-
-def _maps(values: Any) -> list[Mapping[str, Any]]:
-    """The values that are mappings."""
-    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, (list, tuple)) else []
-
-
-def _texts(values: Any) -> list[str]:
-    """The values that are text; a saved profile may hold anything."""
-    return [value for value in values if isinstance(value, str)] if isinstance(values, (list, tuple)) else []
+    name, kind = part.get("name"), part.get("class") or ""
+    return {**part, "name": name if root_of(name) else None, "class": kind if kind.isidentifier() else None}
 
 
 def _cells_ns(attribution: Attribution) -> Floats:

@@ -90,6 +90,8 @@ class Rule:
     saving: str
     #: Yields the findings.
     search: Callable[[Any], Iterator[Finding]]
+    #: The least share of the step that a finding with a bound must be able to save.
+    worth: float = 0.0
     #: Gives headline and saving where they depend on the facts.
     words: Callable[[Any], tuple[str, str]] | None = None
     #: Whether a GPU's bound is all of the work, which no change removes as a whole.
@@ -107,6 +109,7 @@ class Rule:
         return [
             replace(finding, bottleneck=self.name, remedy=finding.remedy or self.remedy)
             for finding in self.search(facts)
+            if not self.worth or finding.bound_ms is None or finding.share(facts.step_ms) >= self.worth
         ]
 
     def words_for(self, facts: Any) -> tuple[str, str]:
@@ -181,7 +184,7 @@ class Findings:
     verdict: Conclusion
     #: The step that the bounds are shares of.
     step_ms: float | None
-    #: How the profile was asked for; see `perfnb.findings.code.trial_line`.
+    #: How the profile was asked for; see `perfnb.findings.proposed_code.trial_line`.
     call: object = None
     #: The share of the step that is the host's own work; see `perfnb.findings.rules.host.unnamed_share`.
     host_share: float = 0.0

@@ -30,7 +30,7 @@ from perfnb.attribution.device_work import (
 )
 from perfnb.attribution.events import all_events
 from perfnb.attribution.interval_sets import EMPTY, IntervalSet, difference, intersection, union
-from perfnb.gpu.device_time import HANDOVER_NS, LAUNCH_NS, gpu_time, gpu_time_by_step, idle_gaps
+from perfnb.gpu.device_time import HANDOVER_NS, LAUNCH_NS, gpu_time, idle_gaps
 from perfnb.gpu.launches import launches
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.recording import Recording
@@ -193,9 +193,9 @@ class GpuFacts:
         return self.idle_perhaps[cause] > self.idle_by[cause]
 
     def late_ms(self, blocks: pd.DataFrame) -> float:
-        """Idle time because the host was late, within some blocks of the host that do not overlap."""
-        within = self.late.within(blocks["start"].to_numpy(dtype=np.int64), blocks["end"].to_numpy(dtype=np.int64))
-        return float(within.sum()) * self.per_step
+        """Idle time because the host was late, within some blocks of the host."""
+        inside = union(blocks["start"].to_numpy(dtype=np.int64), blocks["end"].to_numpy(dtype=np.int64))
+        return intersection(self.late, inside).length * self.per_step
 
     def in_step_of(self, ms: float) -> GpuFacts:
         """The same for a step of that length, in which the GPU is idle for less time than in a traced one.
@@ -232,27 +232,22 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
     idle_by, idle_perhaps, late, doing = _idle(
         events, done, done.device == (-1 if pd.isna(device) else device), attribution
     )
-    by_step = gpu_time_by_step(events, done)
     gaps, rows = (_of(frame, device) for frame in (idle_gaps(events, work=done), launches(events, done)))
-    if len(by_step) and rows["step"].notna().any():
-        # Time between steps belongs to none.
-        whole, gaps, rows = (frame[frame["step"].notna()] for frame in (_of(by_step, device), gaps, rows))
-    else:
-        whole = _of(times, device)
-    busy_ms, communication_ms, overlap_ms = (
-        float(whole[f"{name}_ms"].sum()) / steps for name in ("busy", "communication", "overlap")
-    )
+    if rows["step"].notna().any():  # time between steps belongs to none
+        gaps, rows = (frame[frame["step"].notna()] for frame in (gaps, rows))
     kernels, known = rows[rows["short"].notna()], rows[rows["call_ns"].notna()]
     runs = _runs(events, done, rows.index.to_numpy())
+    computing, communicating, copying = (runs.sort == code for code in range(len(SORTS)))
     to_device, to_host = runs.named(TO_DEVICE), runs.named(TO_HOST)
-    copied = difference(runs.time(to_device | to_host), runs.time(runs.sort != SORTS.index("memcpy")))
+    communication = runs.time(communicating)
+    busy_ms = runs.time(runs.end >= runs.start).length * per_step
     idle_ms = (sum(idle_by.values()) + sum(idle_perhaps.values())) * per_step
     return GpuFacts(
         span_ms=busy_ms + idle_ms,
         busy_ms=busy_ms,
-        communication_ms=communication_ms,
-        exposed_ms=communication_ms - overlap_ms,
-        copies_ms=copied.length * per_step,
+        communication_ms=communication.length * per_step,
+        exposed_ms=difference(communication, runs.time(computing)).length * per_step,
+        copies_ms=difference(runs.time(to_device | to_host), runs.time(~copying)).length * per_step,
         idle_ms=idle_ms,
         idle_by={cause: ns * per_step for cause, ns in idle_by.items()},
         idle_perhaps={cause: ns * per_step for cause, ns in idle_perhaps.items()},
@@ -280,7 +275,7 @@ def _runs(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Runs:
     called = np.where(work.call != NONE, column(events, "start_ns")[work.call], NONE)
     return Runs(
         named(events, work.rows[chosen]),
-        *(one[chosen] for one in (work.sort, work.start, work.end, work.rows, called)),
+        *(values[chosen] for values in (work.sort, work.start, work.end, work.rows, called)),
     )
 
 

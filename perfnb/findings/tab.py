@@ -10,7 +10,7 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw.document import Card, Cards, Document, Link, Verdict
 from perfnb.draw.tab import Tab
-from perfnb.findings.code import trial_line
+from perfnb.findings.proposed_code import trial_line
 
 if TYPE_CHECKING:
     from perfnb.findings.finding import Findings

@@ -8,11 +8,10 @@ from math import isclose
 
 from perfnb import quantities as fmt
 from perfnb.attribution.attribution import Attribution
-from perfnb.findings.code import shown
-from perfnb.findings.cures import taken
-from perfnb.findings.doubts import held_up
+from perfnb.findings.doubts import doubt_of, held_up, too_few_steps
 from perfnb.findings.facts import Facts, StepFigures, facts_of
 from perfnb.findings.finding import Conclusion, Finding, Findings, deciding, finding_table, found_by
+from perfnb.findings.proposed_code import shown
 from perfnb.findings.rules import BY_NAME, RULES
 from perfnb.findings.rules.bound import BINDS, work_under
 from perfnb.findings.rules.host import unnamed_share
@@ -47,11 +46,11 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
     """The finding with what applies to this step: code, lever, and no more confidence than the steps allow."""
     code, remedy = "", ""  # both are torch's
     if facts.uses_torch:
-        code, remedy = shown(finding.code, facts.variables), taken(facts, finding.remedy)
+        code, remedy = shown(finding.code, facts.variables), facts.applicable(finding.remedy)
     finding = replace(finding, code=code, remedy=remedy)
     if finding.bound_ms is None:
         return finding
-    if doubt := facts.too_few or ("" if BY_NAME[finding.bottleneck].timed_only else facts.doubt):
+    if doubt := too_few_steps(facts) or ("" if BY_NAME[finding.bottleneck].timed_only else doubt_of(facts)):
         return finding.at_most("low", doubt)
     if not facts.live and facts.attribution.steps == 1:
         return finding.at_most("medium", "The trace holds only one step, so others may differ.")
@@ -60,7 +59,7 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
 
 def verdict_of(facts: Facts, found: Sequence[Finding]) -> Conclusion:
     """The verdict on a step from its findings in order, or from where its time goes if there are none."""
-    place, doubt = deciding(found, BY_NAME, facts.step_ms, _DECIDES), facts.doubt
+    place, doubt = deciding(found, BY_NAME, facts.step_ms, _DECIDES), doubt_of(facts)
     if place is not None and (found[place].urgency > 0 or BY_NAME[found[place].bottleneck].timed_only):
         verdict, doubt = _of_finding(facts, found, place), ""
     elif held_up(facts):
@@ -70,7 +69,7 @@ def verdict_of(facts: Facts, found: Sequence[Finding]) -> Conclusion:
         verdict = _of_finding(facts, found, place)
     else:
         verdict = _without_finding(facts, bool(found))
-    return replace(verdict, why=" ".join(filter(None, (verdict.why, doubt, facts.too_few))))
+    return replace(verdict, why=" ".join(filter(None, (verdict.why, doubt, too_few_steps(facts)))))
 
 
 def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Conclusion:

@@ -23,7 +23,7 @@ class KeptStep:
 
     #: The arguments of `perfnb.remedies.try_levers.run_trials` that the step needs; ``None`` if a part is gone.
     find: Callable[[], dict[str, Any] | None]
-    #: How the profile was asked for, for the line that tries a lever; see `perfnb.findings.code.trial_line`.
+    #: How the profile was asked for, for the line that tries a lever; see `perfnb.findings.proposed_code.trial_line`.
     call: Mapping[str, Any]
 
     def __reduce__(self) -> tuple[Any, ...]:

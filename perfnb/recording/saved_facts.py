@@ -109,11 +109,31 @@ class LoaderFacts(Struct):
     batch_size: Number = 0.0
 
 
+class Model(Struct):
+    name: str
+    called: bool = False
+
+
+class Parallel(Struct):
+    """A model under DistributedDataParallel."""
+
+    name: str
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    bucket_bytes: Count = 0
+    unused_bytes: Count | None = None
+
+
 class Parts(TypedDict, total=False):
     """The user's names of the parts of the step."""
 
     optimizers: list[Optimizer]
     loader: LoaderFacts | None
+    refused: list[str]
+    imports: list[str]
+    models: list[Model]
+    own_tables: list[str]
+    parallel: list[Parallel]
 
 
 class Threads(TypedDict):

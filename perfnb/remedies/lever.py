@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from perfnb.bench.values import Values
@@ -153,12 +152,6 @@ def all_on(switches: Sequence[Switch]) -> Switch:
 def without_models(subject: Subject) -> str:
     """Why what acts on models does not apply."""
     return "" if subject.models else "the step calls no model that perfnb can see"
-
-
-def without_float32(subject: Subject) -> str:
-    """Why what lowers precision does not apply."""
-    dtypes = {parameter.dtype for parameter in subject.parameters}
-    return "" if torch.float32 in dtypes else "the model is not in float32"
 
 
 def always(on: Callable[[Subject], AbstractContextManager[Any]]) -> Callable[[Subject], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,6 @@ from perfnb.bench.quality import RESOURCES, Loss
 from perfnb.bench.values import DIFFERENT, UNCHECKED
 from perfnb.remedies.budget import TrialBudget
 from perfnb.remedies.lever import Lever, PreparedLever, Switch, all_on, prepared
-from perfnb.remedies.lines import lines_of
 from perfnb.remedies.measuring import losses, peak_bytes, time_levers
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.values import Yardstick, check, measure_yardstick
@@ -178,7 +178,7 @@ class LeverLoop:
         budget.each_s = max(budget.each_s, took_s - one.setup_s * lever.settles)
         one.trial, trial.verdict = trial, "not timed"
         trial.memory = memory_verdict(trial.peak_bytes, self.figures.own_peak)
-        trial.setup_s, trial.code = one.setup_s, lines_of(lever, self.subject)
+        trial.setup_s, trial.code = one.setup_s, lever.code(self.subject)
         passes, words = self._judged(one.switch)
         trial.why_not = keepable(trial.values, lever.name in self.request.listed, passes)
         trial.notes += [words] if words else []
@@ -252,11 +252,10 @@ class LeverLoop:
                     one.trial.verdict, one.trial.why_not = "not tried", _failed("the step fails with it", error)
                 left = [one for one in left if one not in broken]
                 continue
-            hopeless = [bool(np.isnan(row).any()) for row in rows]
-            for one, slow in zip(left, hopeless[1:], strict=True):
-                one.trial.why_not = _HOPELESS if slow else one.trial.why_not
-            kept = [one for one, slow in zip(left, hopeless[1:], strict=True) if not slow]
-            return kept, rows[[not slow for slow in hopeless]]
+            timed = np.isfinite(rows.sum(axis=1))
+            for lever, is_timed in zip(left, timed[1:], strict=True):
+                lever.trial.why_not = lever.trial.why_not if is_timed else _HOPELESS
+            return list(itertools.compress(left, timed[1:])), rows[timed]
         return [], np.empty((1, 0))
 
     def _times(

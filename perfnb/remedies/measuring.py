@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -114,12 +115,9 @@ def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
         return None
     finally:
         tracer.close()
-    level = peak = sum(block.bytes for block in held.values() if block.device.partition(":")[0] == subject.kind)
-    for at_ns, size, kind in changes:
-        if at_ns >= start_ns and kind == subject.kind:
-            level += size
-            peak = max(peak, level)
-    return peak
+    at_start = sum(block.bytes for block in held.values() if block.device.partition(":")[0] == subject.kind)
+    sizes = (size for at_ns, size, kind in changes if at_ns >= start_ns and kind == subject.kind)
+    return max(itertools.accumulate(sizes, initial=at_start))
 
 
 def losses(

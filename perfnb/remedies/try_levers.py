@@ -17,7 +17,7 @@ from perfnb.draw.step_output import StepOutput
 from perfnb.failures import keeps_nothing
 from perfnb.interrupts import InterruptGate
 from perfnb.profile.timing import Timing
-from perfnb.remedies.verdicts import LeverFigures, LeverTrial, pays_after, worth_trying
+from perfnb.remedies.verdicts import LeverFigures, LeverTrial, worth_trying
 from perfnb.remedies.view import trial_answer, trials_document
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ GOALS = ("time", "memory")
 _PROFILE_SHARE, _PROFILE_STEPS = 0.15, 8
 #: Seconds for *Try it*, one compilation not counted: somebody is waiting.
 TRY_IT_S = 30.0
+_COLUMNS = (
+    *("lever", "verdict", "ratio", "ratio_low", "ratio_high", "saves_ms", "memory", "peak_bytes", "peak_change_bytes"),
+    *("values", "error", "setup_s", "pays_after_steps", "bound_ms", "why_not", "notes", "code"),
+)
 _NO_REASON = "no finding gives reason to try it; name it in levers="
 _NO_PROFILE = "no time within the budget for the profile that could give reason to try it; name it in levers="
 
@@ -120,15 +124,7 @@ class LeverTrials(Documented):
     @property
     def code(self) -> str:
         """The lines that keep them."""
-        lines: list[str] = []
-        scope = ""  # the last line that says where names exist
-        for line in (line for trial in self.figures.trials if trial.lever in self.best for line in trial.code):
-            if line.startswith("# ") and line.endswith(":"):
-                lines += [] if line == scope else [line]
-                scope = line
-            else:
-                lines.append(line)
-        return "\n".join(lines)
+        return "\n".join(line for trial in self.figures.trials if trial.lever in self.best for line in trial.code)
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
         """What `Journal.add` writes: step times with each lever on, its name, and whether it is kept.
@@ -150,25 +146,12 @@ class LeverTrials(Documented):
 
 def _row_of(trial: LeverTrial, own_peak: int | None) -> dict[str, Any]:
     low, high = trial.ratio_ci or (None, None)
-    measured = trial.peak_bytes is not None and own_peak is not None
-    return {
-        "lever": trial.lever,
-        "verdict": trial.verdict,
-        "ratio": trial.ratio,
-        "ratio_low": low,
-        "ratio_high": high,
-        "saves_ms": trial.saves_ms,
-        "memory": trial.memory or None,
-        "peak_bytes": trial.peak_bytes,
-        "peak_change_bytes": (trial.peak_bytes or 0) - (own_peak or 0) if measured else None,
-        "values": trial.values.verdict,
-        "error": trial.values.error,
-        "setup_s": trial.setup_s,
-        "pays_after_steps": pays_after(trial.setup_s, trial.saves_ms if trial.verdict == "faster" else None),
-        "bound_ms": trial.bound_ms,
-        "why_not": trial.why_not,
-        "notes": "; ".join(trial.notes),
-        "code": "\n".join(trial.code),
+    peak = trial.peak_bytes
+    return {name: getattr(trial, name, None) for name in _COLUMNS} | {
+        **{"ratio_low": low, "ratio_high": high, "memory": trial.memory or None},
+        "peak_change_bytes": None if peak is None or own_peak is None else peak - own_peak,
+        **{"values": trial.values.verdict, "error": trial.values.error},
+        **{"notes": "; ".join(trial.notes), "code": "\n".join(trial.code)},
     }
 
 

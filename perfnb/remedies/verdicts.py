@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfnb.bench.values import NOISE, REDUCED, SAME, UNCHECKED, Values
-from perfnb.stats.intervals import Floats
+from perfnb.stats.intervals import Floats, quantile
 
 if TYPE_CHECKING:
     from perfnb.remedies.lever import Lever
@@ -48,6 +48,13 @@ class LeverTrial:
         self.verdict, self.ratio, self.ratio_ci = comparison.verdict, comparison.ratio, comparison.ratio_ci
         self.saves_ms = float(np.median(own_ms)) * (1 - comparison.ratio)
         self.times_ms, self.smallest = tuple(times_ms.tolist()), comparison.smallest_detectable
+
+    @property
+    def pays_after_steps(self) -> int | None:
+        """After how many steps what it saves has paid for preparing it; ``None`` if it saves nothing."""
+        if self.verdict != "faster" or self.setup_s is None or not self.saves_ms:
+            return None
+        return math.ceil(self.setup_s * 1e3 / self.saves_ms)
 
     def helps(self, goal: str) -> bool:
         """Whether it makes the step faster or smaller, and may be kept."""
@@ -106,13 +113,6 @@ def not_hopeless(pilot_ms: Floats) -> list[int]:
     return [0, *(row for row in range(1, len(best)) if best[row] <= HOPELESS * best[0])]
 
 
-def pays_after(setup_s: float | None, saves_ms: float | None) -> int | None:
-    """After how many steps what a lever saves has paid for its preparation; ``None`` if never."""
-    if setup_s is None or saves_ms is None or saves_ms <= 0:
-        return None
-    return math.ceil(setup_s * 1e3 / saves_ms)
-
-
 def keepable(values: Values, listed: bool, quality: bool | None) -> str:
     """Why a lever's results forbid to keep it; empty if they do not.
 
@@ -138,7 +138,7 @@ def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
     measured = {
         "peak_memory_bytes": trial.peak_bytes,
         "median_ms": float(np.median(times)) if times else None,
-        "p95_ms": float(np.quantile(times, 0.95)) if len(times) >= 59 else None,  # as in a report
+        "p95_ms": quantile(times, 0.95),
     }
     for name, value in measured.items():
         if name in limits and value is None:

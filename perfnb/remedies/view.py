@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from perfnb import quantities as fmt
 from perfnb.draw import escape
-from perfnb.draw.document import Column, Document, Effect, Effects, Figure, Interval, Section, State, Table, Verdict
+from perfnb.draw.document import Column, Document, Effect, Effects, Figure, Section, State, Table, Verdict
 from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverTrials
+    from perfnb.remedies.verdicts import LeverTrial
 
 #: Most levers that were not tried and are named.
 _NAMED = 3
@@ -88,14 +88,11 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
 
 def _sections(trials: LeverTrials) -> Iterator[Section]:
     by = "peak_bytes" if trials.figures.goal == "memory" else "ratio"
-    table = trials.table[trials.table["verdict"] != "not tried"].sort_values(by, kind="stable", na_position="last")
-    if table.empty:
+    tried = [trial for trial in trials.figures.trials if trial.verdict != "not tried"]
+    tried.sort(key=lambda trial: math.inf if (value := getattr(trial, by)) is None else value)
+    if not tried:
         return
-    effects = [
-        Effect(str(lever), fmt.known(row["ratio"]), _interval(row), row["verdict"], _reservations(row))
-        for lever, row in table.iterrows()
-    ]
-    yield Effects("Time of a step with each lever, against the baseline", tuple(effects), head="lever")
+    yield Effects("Time of a step with each lever, against the baseline", tuple(map(_effect, tried)), head="lever")
     columns = (
         Column("lever"),
         Column("values"),
@@ -106,28 +103,24 @@ def _sections(trials: LeverTrials) -> Iterator[Section]:
         Column("set-up", "ms", priority=1),
         Column("pays after", "count", priority=2, help="steps"),
     )
-    rows = [(str(lever), *_cells(row)) for lever, row in table.iterrows()]
+    rows = [_cells(trial, trials.figures.own_peak) for trial in tried]
     yield Table("What each lever changes", columns, rows, noun="lever")
 
 
-def _interval(row: Any) -> Interval | None:
-    return None if pd.isna(row["ratio_low"]) else (float(row["ratio_low"]), float(row["ratio_high"]))
+def _effect(trial: LeverTrial) -> Effect:
+    reservations = "; ".join(filter(None, (trial.why_not, *trial.notes)))
+    return Effect(trial.lever, trial.ratio, trial.ratio_ci, trial.verdict, reservations)
 
 
-def _reservations(row: Any) -> str:
-    return "; ".join(filter(None, (row["why_not"], row["notes"])))
-
-
-def _cells(row: Any) -> tuple[Any, ...]:
-    peak, change, setup = (fmt.known(row[name]) for name in ("peak_bytes", "peak_change_bytes", "setup_s"))
+def _cells(trial: LeverTrial, own_peak: int | None) -> tuple[Any, ...]:
+    peak, setup_s = trial.peak_bytes, trial.setup_s
     return (
-        row["values"],
-        fmt.known(row["error"]),
-        fmt.known(row["saves_ms"]) if row["verdict"] == "faster" else None,
+        *(trial.lever, trial.values.verdict, fmt.known(trial.values.error)),
+        trial.saves_ms if trial.verdict == "faster" else None,
         peak,
-        None if peak is None or change is None or peak == change else peak / (peak - change),
-        None if setup is None else setup * 1e3,
-        fmt.known(row["pays_after_steps"]),
+        peak / own_peak if peak is not None and own_peak else None,
+        None if setup_s is None else setup_s * 1e3,
+        trial.pays_after_steps,
     )
 
 
@@ -147,39 +140,38 @@ def trial_answer(trials: LeverTrials, lever: str) -> dict[str, Any]:
     ``said`` in a sentence; what it saves as words and as ``share`` of the step, with its interval in ``shares``;
     ``facts`` as pairs of words; ``code`` that keeps it, empty unless it is worth keeping (``keep``). Or an ``error``.
     """
-    row: dict[Any, Any] = trials.table.loc[lever].to_dict()
-    why = escape.plain(row["why_not"], 300)
-    if row["verdict"] == "not tried":
+    figures = trials.figures
+    trial = next(trial for trial in figures.trials if trial.lever == lever)
+    why, ratio, bounds = escape.plain(trial.why_not, 300), trial.ratio, trial.ratio_ci
+    if trial.verdict == "not tried":
         return {"error": f"It could not be tried: {why}"}
-    bounds = None if pd.isna(row["ratio_low"]) else (float(row["ratio_low"]), float(row["ratio_high"]))
-    ratio, setup, pays = fmt.known(row["ratio"]), fmt.known(row["setup_s"]), fmt.known(row["pays_after_steps"])
-    if ratio is None and row["memory"] is None:
+    if ratio is None and not trial.memory:
         return {"error": f"It could not be measured: {why}"}
-    by_memory = trials.figures.goal == "memory"
-    verdict = str((row["memory"] if by_memory else None) or row["verdict"])
+    by_memory = figures.goal == "memory"
+    verdict = (trial.memory if by_memory else "") or trial.verdict
     keep = verdict in ("faster", "less") and not why
     helped = f"{'less memory' if verdict == 'less' else verdict}, and its results pass the check"
-    error = fmt.known(row["error"])
+    error = f" (error {error:.1g})" if (error := fmt.known(trial.values.error)) else ""
     facts = [
         ("Step time", fmt.change(ratio, bounds)),
-        ("Results", _VALUES.get(row["values"], row["values"]) + (f" (error {error:.1g})" if error else "")),
+        ("Results", _VALUES.get(trial.values.verdict, trial.values.verdict) + error),
     ]
-    if row["memory"] is not None:
-        before = row["peak_bytes"] - row["peak_change_bytes"]
-        words = f"{fmt.size(before)} → {fmt.size(row['peak_bytes'])} ({fmt.change(row['peak_bytes'] / before)})"
+    if trial.memory and trial.peak_bytes and figures.own_peak:
+        change = fmt.change(trial.peak_bytes / figures.own_peak)
+        words = f"{fmt.size(figures.own_peak)} → {fmt.size(trial.peak_bytes)} ({change})"
         facts.insert(0 if by_memory else 1, ("Peak memory", words))
-    if setup is not None and setup >= 0.1:
-        paid = "" if pays is None else f", pays after {pays:,.0f} steps"
-        facts.append(("Set-up", fmt.duration(1e3 * setup) + paid))
+    if trial.setup_s is not None and trial.setup_s >= 0.1:
+        pays = trial.pays_after_steps
+        facts.append(("Set-up", fmt.duration(1e3 * trial.setup_s) + (f", pays after {pays:,} steps" if pays else "")))
     if why:
         facts.append(("Caveat", why))
     return {
         "said": f"With {lever}: {helped if keep else _NOT_KEPT.get(verdict, verdict)}.",
-        "saves": fmt.duration(row["saves_ms"]) if row["verdict"] == "faster" else None,
-        "clear": row["verdict"] != "inconclusive",
+        "saves": fmt.duration(trial.saves_ms) if trial.verdict == "faster" else None,
+        "clear": trial.verdict != "inconclusive",
         "share": None if ratio is None else fmt.short(1 - ratio),
-        "shares": None if bounds is None else [fmt.short(1 - bounds[1]), fmt.short(1 - bounds[0])],
+        "shares": None if bounds is None else [fmt.short(1 - bound) for bound in reversed(bounds)],
         "facts": facts,
-        "code": escape.plain(row["code"], 600) if keep else "",
+        "code": escape.plain("\n".join(trial.code), 600) if keep else "",
         "keep": keep,
     }

@@ -289,17 +289,13 @@ def known_models(
     -------
     list of dict
         ``name`` (of the layer and the variable); ``called``: whether the step calls the model itself, not a method
-        such as ``generate`` or layers inside it; ``switches``: whether it takes another implementation of attention,
-        as models of Hugging Face do.
+        such as ``generate`` or layers inside it.
     """
     known: list[dict[str, Any]] = []
     for name, module in named_modules(namespace):
         place = places.get(id(module))
         if place is not None and layers[place].parent is None and layers[place].name == name:
-            implementation = getattr(module.__dict__.get("config"), "_attn_implementation", None)
-            switches = hasattr(type(module), "set_attn_implementation") and implementation != "sdpa"
-            called = calls.called_whole.get(id(module), False)
-            known.append({"name": name, "called": called, "switches": switches})
+            known.append({"name": name, "called": calls.called_whole.get(id(module), False)})
     return known
 
 

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset, default_collate, default_convert
 
 from perfnb.step.optimizers import cannot_foreach, cannot_fuse, has_sparse_gradients, tensors_of
+from perfnb.step.refusals import refused_levers
 
 #: Locations of code that is not the user's.
 _INSTALLED = (
@@ -226,6 +227,7 @@ def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.
         ``groups``, ``at_once`` (arguments that make it update all at once, and that it takes) and its settings.
         ``loader``: ``name`` (``None`` if it is in no variable), ``class``, whether it is itself what is iterated
         (``direct``), its settings, and what `loader_facts` tells; ``None`` without batches.
+        ``refused``: the levers of `perfnb.try_levers` that do not apply.
         ``imports``: modules that the namespace has under their own names.
     """
     modules = list(called)
@@ -250,6 +252,7 @@ def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.
     return {
         "optimizers": optimizers,
         "loader": None if batches is None else _loader(namespace, batches),
+        "refused": refused_levers(modules, batches),
         "imports": [name for name in _IMPORTS if namespace.get(name) is sys.modules.get(name, _IMPORTS)],
     }
 

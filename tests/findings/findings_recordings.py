@@ -13,13 +13,13 @@ import pandas as pd
 
 import perfnb
 from perfnb.attribution.attribution import attribute
-from perfnb.findings.code import is_own_line
-from perfnb.findings.cures import REMEDIES
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding, found_by
+from perfnb.findings.proposed_code import is_own_line
 from perfnb.findings.rules import RULES
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import ArithmeticRecord, Recording
+from perfnb.remedies.levers import by_name
 from tests.recordings import ByHand
 from tests.written_traces import Written, training
 
@@ -178,7 +178,7 @@ def obeys_the_laws(recording: Recording) -> list[Finding]:
     for code in table["code"]:
         assert unbound(code) <= known.variables, code
         assert is_own_line(code), code
-    assert {*table["remedy"]} - {""} <= REMEDIES
+    assert {*table["remedy"]} - {""} <= by_name().keys()
     return found
 
 

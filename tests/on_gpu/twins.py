@@ -11,7 +11,7 @@ TWINS = {
     ),
     "test_work_on_a_side_stream_counts": ("step/test_devices.py::test_work_on_a_stream_that_events_do_not_see_counts"),
     "test_a_copy_to_the_gpu_is_a_phase": (
-        "findings/test_code.py::test_advice_on_copies_follows_their_direction_and_size"
+        "findings/test_proposed_code.py::test_advice_on_copies_follows_their_direction_and_size"
     ),
     "test_a_profile_adds_up": "gpu/test_launches.py::test_kernels_of_a_public_trace_add_up",
     "test_step_times_agree_with_torchs_benchmark": (
@@ -29,10 +29,10 @@ TWINS = {
         "findings/test_gpu.py::test_idle_time_has_one_cause_and_adds_up_with_the_work_to_the_step"
     ),
     "test_copies_that_the_gpu_waits_for_are_found": (
-        "findings/test_code.py::test_advice_on_copies_follows_their_direction_and_size"
+        "findings/test_proposed_code.py::test_advice_on_copies_follows_their_direction_and_size"
     ),
     "test_large_products_in_float32_are_compute_bound": (
-        "findings/test_code.py::test_lower_precision_is_advised_where_the_gpu_has_units_for_it"
+        "findings/test_proposed_code.py::test_lower_precision_is_advised_where_the_gpu_has_units_for_it"
     ),
     "test_slow_loading_is_input_bound": "findings/test_host.py::test_a_wait_inside_the_step_is_a_part_of_its_time",
     "test_no_bound_exceeds_the_step": "findings/test_of_traces.py::test_every_trace_is_argued",

@@ -22,7 +22,6 @@ from perfnb.remedies.lever import Lever, prepared
 from perfnb.remedies.levers import LEVERS, by_name
 from perfnb.remedies.levers.loading import workers_needed
 from perfnb.remedies.levers.precision import prepared_float16
-from perfnb.remedies.lines import lines_of
 from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject, find_subject
 from perfnb.remedies.switches import float32_precisions
@@ -262,11 +261,8 @@ class Trainer:
 
 
 def test_an_optimizer_in_an_attribute_has_its_lines() -> None:
-    lines = lines_of(by_name()["fused_optimizer"], find_subject(fit := Trainer().fit, None, namespace_of(fit)))
-    assert lines == [
-        "# where Trainer.fit finds self:",
-        "for group in self.o.param_groups: group.update(fused=True, foreach=False)",
-    ]
+    lines = by_name()["fused_optimizer"].code(find_subject(fit := Trainer().fit, None, namespace_of(fit)))
+    assert lines == ["for group in self.o.param_groups: group.update(fused=True, foreach=False)"]
 
 
 def test_an_optimizer_in_a_dict_has_its_lines() -> None:
@@ -278,9 +274,8 @@ def test_an_optimizer_in_a_dict_has_its_lines() -> None:
         names["model"](names["x"]).sum().backward()
         opts["a"].step()
 
-    lines = lines_of(by_name()["foreach_optimizer"], find_subject(step, None, namespace_of(step)))
-    assert lines[0].startswith("# inside test_an_optimizer_in_a_dict_has_its_lines, where step finds")
-    assert lines[1] == "for group in opts['a'].param_groups: group.update(foreach=True)"
+    lines = by_name()["foreach_optimizer"].code(find_subject(step, None, namespace_of(step)))
+    assert lines == ["for group in opts['a'].param_groups: group.update(foreach=True)"]
 
 
 def test_an_optimizer_without_a_name_has_a_line_that_says_where() -> None:
@@ -340,6 +335,13 @@ def test_why_a_lever_does_not_apply(
         monkeypatch.setattr(torch.optim, "AdamW", lambda *_, **__: None)
     subject = subject_of(make())
     assert words in by_name()[name].refuses(subject)
+
+
+def test_the_line_for_inference_mode_wraps_a_step_that_a_variable_holds() -> None:
+    lever, subject = by_name()["inference_mode"], subject_of(world(source=INFER))
+    assert lever.code(subject) == ["step = torch.inference_mode()(step)"]
+    subject.step = lambda: None
+    assert lever.code(subject) == ["# with torch.inference_mode():  around the step"]
 
 
 def test_without_torchao_int8_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

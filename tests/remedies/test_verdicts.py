@@ -13,11 +13,11 @@ from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Erro
 from perfnb.remedies.budget import LeverPlan, TrialBudget, plan_for
 from perfnb.remedies.lever import Lever, PreparedLever, always
 from perfnb.remedies.verdicts import (
+    LeverTrial,
     as_its_interval,
     fewest_rounds,
     keepable,
     memory_verdict,
-    pays_after,
     worth_trying,
 )
 from perfnb.stats.comparisons import compare_with_first
@@ -166,4 +166,4 @@ def test_levers_that_answer_a_finding_come_first() -> None:
     ("setup", "saves", "steps"), [(21.0, 2.26, 9293), (0.0, 1.0, 0), (3.0, 0.0, None), (None, 1.0, None)]
 )
 def test_after_how_many_steps_a_preparation_pays(setup: float | None, saves: float, steps: int | None) -> None:
-    assert pays_after(setup, saves) == steps
+    assert LeverTrial("a", "faster", saves_ms=saves, setup_s=setup).pays_after_steps == steps

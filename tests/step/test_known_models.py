@@ -50,10 +50,10 @@ def parts(step: Any, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_model_that_the_step_calls_is_told_from_one_whose_method_it_calls() -> None:
-    assert parts(lambda: net(IDS))["models"] == [{"name": "net", "called": True, "switches": False}]
-    assert parts(lambda: net.generate(IDS))["models"] == [{"name": "net", "called": False, "switches": False}]
-    assert parts(lambda: net.encode(IDS))["models"] == [{"name": "net", "called": False, "switches": False}]
-    assert parts(net.generate, batches=[IDS] * 20)["models"] == [{"name": "self", "called": False, "switches": False}]
+    assert parts(lambda: net(IDS))["models"] == [{"name": "net", "called": True}]
+    assert parts(lambda: net.generate(IDS))["models"] == [{"name": "net", "called": False}]
+    assert parts(lambda: net.encode(IDS))["models"] == [{"name": "net", "called": False}]
+    assert parts(net.generate, batches=[IDS] * 20)["models"] == [{"name": "self", "called": False}]
 
 
 def test_a_method_that_profiles_its_own_step_calls_the_model() -> None:
@@ -61,7 +61,7 @@ def test_a_method_that_profiles_its_own_step_calls_the_model() -> None:
         def profile(self) -> dict[str, Any]:
             return parts(lambda: net(IDS))
 
-    assert Owner().profile()["models"] == [{"name": "net", "called": True, "switches": False}]
+    assert Owner().profile()["models"] == [{"name": "net", "called": True}]
 
 
 def test_what_no_variable_holds_has_no_name() -> None:
@@ -90,7 +90,7 @@ def test_what_no_variable_holds_has_no_name() -> None:
 
 def test_a_name_given_with_a_model_is_no_variable() -> None:
     assert parts(lambda: net(IDS), model={"mine": net})["models"] == []
-    assert parts(lambda: net(IDS), model={"net": net})["models"] == [{"name": "net", "called": True, "switches": False}]
+    assert parts(lambda: net(IDS), model={"net": net})["models"] == [{"name": "net", "called": True}]
 
 
 @pytest.mark.slow

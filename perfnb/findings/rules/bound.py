@@ -12,17 +12,18 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.device_work import SORTS
-from perfnb.findings.code import compiling, has_units, lever_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import GpuFacts
+from perfnb.findings.proposed_code import compiling, has_units, lever_line
 from perfnb.findings.rules.fusion import attention_layers
 from perfnb.recording.nesting import Bools
 from perfnb.roofline.levels import COMPUTE, MEMORY, RooflineLevels
 
-_WORTH = 0.05
 #: Share of the step above which it is compute-bound, or memory-bound.
 _MOST, _MUCH = 0.4, 0.15
+#: Share of the time of matrix kernels above which those in float32 count.
+_SOME = 0.05
 #: Share of the roof below which something else holds a layer back, above which the roof bounds the layer, and above
 #: which the layer is near it.
 _FAR, BINDS, _NEAR = 0.3, 0.5, 0.7
@@ -63,10 +64,8 @@ class RoofWork:
         return self.least_ms / self.ms if self.ms > 0 else 0.0
 
 
-def work_under(
-    facts: Facts, bound: str, least: float, without: Collection[str] = (), only: Collection[str] | None = None
-) -> RoofWork:
-    """The layers under one part of the roof that reach at least a share of it, `without` some or `only` some."""
+def work_under(facts: Facts, bound: str, least: float, without: Collection[str] = ()) -> RoofWork:
+    """The layers under one part of the roof that reach at least a share of it, `without` some."""
     roofline = facts.figures.roofline
     if roofline is None:
         return RoofWork(0.0, 0.0, 0.0, ())
@@ -77,8 +76,6 @@ def work_under(
     points = points[(points["kind"] == "layer") & is_bound & points["ms"].notna() & ~points["name"].isin(without)]
     if bound == COMPUTE:  # how far a part is below a ceiling that was measured too low is unknown
         points = points[~points["dtype"].isin(list(roofline.refuted))]
-    if only is not None:
-        points = points[points["name"].isin(only)]
     # For a step on the host use typical times: their sum never exceeds the step.
     ms = points["ms"] if facts.gpu is not None else points["name"].map(facts.layers_ms)
     ms = ms.astype("Float64").fillna(0.0).astype(float)
@@ -98,28 +95,29 @@ def work_under(
     return RoofWork(float(ms.sum()), float(needed.sum()), float(arithmetic.sum()), tuple(map(str, heaviest)))
 
 
-@rule("compute", "Compute-bound", "computing as fast as large products do", ceiling=True)
+@rule("compute", "Compute-bound", "computing as fast as large products do", ceiling=True, worth=0.05)
 def compute(facts: Facts) -> Iterator[Finding]:
     """Arithmetic near the roof, or far below what the units for it can do."""
-    if facts.figures.roofline is None:
+    roofline = facts.figures.roofline
+    if roofline is None:
         yield from _products_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
         return
     # Unfused attention is a finding of its own.
     work = work_under(facts, COMPUTE, _FAR, without=attention_layers(facts))
-    bound, near = work.ms - work.least_ms, work.efficiency >= _NEAR
-    if facts.share(work.ms) < _MOST or facts.share(bound) < _WORTH:
+    near = work.efficiency >= _NEAR
+    if facts.share(work.ms) < _MOST:
         return
     if not near and facts.busy and facts.gpu is None:
         return  # the CPU was busy with other work, but not while the roof was measured
-    doubt = _doubt(facts)
+    doubt = _doubt(roofline)
     layout = any(facts.kinds.get(name) == "Conv2d" for name in work.layers)
     model = facts.variable(work.layers[0])
     yield Finding(
         f"Compute-bound layers take {facts.of_step(work.ms)} and reach {fmt.share(work.efficiency)} of the rate of "
         "large products on this machine.",
-        bound,
+        work.ms - work.least_ms,
         "The step is close to what the machine can do: only less arithmetic helps, by "
-        + (f"lower precision ({_autocast(facts)}) or " if _pays(facts) else "")
+        + (f"lower precision ({_autocast(facts)}) or " if _pays(roofline) else "")
         + "a smaller model or a better algorithm."
         if near
         else "Larger products use the machine better: larger batches (perfnb.scaling_study shows whether they make a "
@@ -142,24 +140,22 @@ def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
     return f'forward and loss under torch.autocast("{device}", dtype=torch.{dtype}){scaled}'
 
 
-def _pays(facts: Facts) -> bool:
+def _pays(roofline: RooflineLevels) -> bool:
     """Whether bfloat16 was measured to be faster than float32, and nothing in the step contradicts either rate."""
-    roofline = facts.figures.roofline
-    if roofline is None or roofline.refuted.keys() & {"float32", "bfloat16"}:
+    if roofline.refuted.keys() & {"float32", "bfloat16"}:
         return False
     full, less = roofline.peaks.get("float32"), roofline.peaks.get("bfloat16")
     return bool(full and less and less >= _FASTER * full)
 
 
-def _doubt(facts: Facts) -> str:
+def _doubt(roofline: RooflineLevels) -> str:
     """Why the ceilings may be too low, in a sentence; empty if nothing suggests it."""
-    roofline = facts.figures.roofline
-    if roofline is None or not roofline.ceilings_doubted:
+    if not roofline.ceilings_doubted:
         return ""
     return f"Low confidence: other programs used {fmt.share(roofline.others)} of the CPUs while the roof was measured. "
 
 
-@rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True)
+@rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, worth=_MUCH)
 def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
     """Layers of low arithmetic intensity that move bytes about as fast as the machine can.
 
@@ -173,14 +169,11 @@ def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
         yield from _weights(facts, facts.figures.roofline)
         return
     work = work_under(facts, MEMORY, _FAR, without=attention_layers(facts))
-    bound = work.ms - work.arithmetic_ms
-    if facts.share(bound) < _MUCH:
-        return
     note, code = compiling(facts, work.layers)
     yield Finding(
         f"Memory-bound layers take {facts.of_step(work.ms)}; the bytes that they must move take "
         f"{fmt.duration(work.least_ms)} at this machine's bandwidth.",
-        bound,
+        work.ms - work.arithmetic_ms,
         "Move fewer bytes: fuse such layers with their neighbours (torch.compile), use lower precision, avoid copies "
         f"and layout changes.{note}",
         "medium",
@@ -193,20 +186,18 @@ def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
 
 
 def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
-    trains = bool((facts.attribution.cells["direction"] == "backward").any())
     # Backward reads weights, too, and writes their gradient.
-    reading = _reading_weights(facts.recording.modules, roofline, times=3 if trains else 1)
-    work = work_under(facts, MEMORY, _FAR, only=reading)
-    bound = work.ms - work.arithmetic_ms
-    if facts.share(bound) < _MUCH:
+    others = _not_reading_weights(facts.recording.modules, roofline, times=3 if facts.trains else 1)
+    work = work_under(facts, MEMORY, _FAR, without=others)
+    if not work.layers:
         return
-    halves = _pays(facts) and not trains  # in bfloat16, small updates of weights are lost
+    halves = _pays(roofline) and not facts.trains  # in bfloat16, small updates of weights are lost
     model = facts.variable(work.layers[0])
     yield Finding(
         f"Layers that read their weights for only a few samples take {facts.of_step(work.ms)}; the bytes that they "
         f"must move take {fmt.duration(work.least_ms)} at this machine's bandwidth, their arithmetic "
         f"{fmt.duration(work.arithmetic_ms)}.",
-        bound,
+        work.ms - work.arithmetic_ms,
         "Let more samples share each read of the weights: a larger batch takes little longer, as perfnb.scaling_study "
         "can show. Smaller weights (lower precision, quantisation) shorten the step itself.",
         "medium",
@@ -218,16 +209,16 @@ def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
     )
 
 
-def _reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times: int) -> list[str]:
-    """Layers whose traffic is mostly weights, read so many times."""
+def _not_reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times: int) -> pd.Series:
+    """Layers whose traffic is not mostly weights, if those are read so many times."""
     points = roofline.points[roofline.points["kind"] == "layer"]
     inside = modules.groupby("parent")["parameter_bytes"].sum().reindex(modules.index, fill_value=0)
     own = pd.Series((modules["parameter_bytes"] - inside).to_numpy(), index=modules["name"].to_numpy())
     weights = times * points["name"].map(own[~own.index.duplicated()]).astype("Float64")
-    return [str(name) for name in points["name"][(weights > _WEIGHTS * points["bytes"]).fillna(False)]]
+    return points["name"][~(weights > _WEIGHTS * points["bytes"]).fillna(False)]
 
 
-@rule("low precision unused", "Compute-bound in float32", "lower precision", ceiling=True)
+@rule("low precision unused", "Compute-bound in float32", "lower precision", ceiling=True, worth=0.05)
 def low_precision(facts: Facts) -> Iterator[Finding]:
     """Products in float32 on hardware that multiplies lower precision faster."""
     roofline = facts.figures.roofline
@@ -236,19 +227,16 @@ def low_precision(facts: Facts) -> Iterator[Finding]:
         return
     points = roofline.points
     products = points.loc[(points["bound"] == COMPUTE).fillna(False).to_numpy(dtype=bool), "dtype"]
-    if set(products) != {"float32"} or not _pays(facts):  # float64 has a rule of its own
+    if set(products) != {"float32"} or not _pays(roofline):  # float64 has a rule of its own
         return
     work, faster = work_under(facts, COMPUTE, _FAR), roofline.peaks["bfloat16"] / roofline.peaks["float32"]
-    bound = work.least_ms * (1 - 1 / faster)
-    if facts.share(bound) < _WORTH:
-        return
     yield Finding(
         f"Products in float32 take {facts.of_step(work.ms)}. Large ones run {faster:.2g} times as fast in bfloat16 "
         "here, as measured.",
-        bound,
+        work.least_ms * (1 - 1 / faster),
         f"Compute products in bfloat16, {_autocast(facts)}, and check that the result is still good.",
         "low",  # a measured MLP saved a third of such a bound
-        f"{_doubt(facts)}Both rates were measured with large products. Smaller ones gain less, and conversions cost "
+        f"{_doubt(roofline)}Both rates were measured with large products. Smaller ones gain less, and conversions cost "
         "time.",
         "Whether the model keeps its quality: perfnb.ab_test checks that.",
         rows("layer", work.layers),
@@ -276,9 +264,9 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     ms, single = gpu.ran_ms(products), gpu.ran_ms(products & gpu.runs.named(_FLOAT32))
     if facts.share(ms) < _MOST:
         return
-    how = _lower_precision(facts) if single >= _WORTH * ms else ""
+    how = _lower_precision(facts) if single >= _SOME * ms else ""
     note, code = ("", "") if how else compiling(facts, facts.heaviest_layers(facts.ops), "compile_max_autotune")
-    part = "none of them is" if single < _WORTH * ms else f"{fmt.duration(single)} of that is"
+    part = "none of them is" if single < _SOME * ms else f"{fmt.duration(single)} of that is"
     yield Finding(
         f"Matrix kernels run for {facts.of_step(ms)}; the GPU is busy for {fmt.share(1 - gpu.idle_share)} of it. By "
         f"their names, {part} in float32.",
@@ -307,8 +295,6 @@ def _lower_precision(facts: Facts) -> str:
 def _moves_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     _, others = _kernels(gpu)
     ms = gpu.ran_ms(others)
-    if facts.share(ms) < _MUCH:
-        return
     note, code = compiling(facts, facts.heaviest_layers(facts.ops))
     yield Finding(
         "Kernels that multiply no matrices (elementwise, norms, softmax, copies within the device) run for "

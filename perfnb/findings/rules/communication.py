@@ -9,26 +9,24 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.interval_sets import difference, union
+from perfnb.attribution.interval_sets import IntervalSet, difference, union
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
-from perfnb.recording.nesting import NONE, Bools, Ints
-from perfnb.recording.text import of_labels
-from perfnb.trace_names import stepped_optimizer
+from perfnb.recording.nesting import NONE
 
-#: Least share of the step that is worth a finding.
-_WORTH, _LITTLE = 0.05, 0.02
+#: Least share of the step that is worth a finding about how gradients are sent.
+_LITTLE = 0.02
 #: Buckets are small below this size, and many from this number on; DDP's own size of a bucket.
 _SMALL_BYTES, _MANY, _USUAL_BYTES = 2**20, 6, 25 * 2**20
 _DDP = "DistributedDataParallel"
 
 
-@rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,")
+@rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,", worth=0.05)
 def exposed_on_host(facts: Facts) -> Iterator[Finding]:
     """Time in which the step only waits for collectives that the host runs."""
     exposed = facts.phases_ms["communication"]
     calls = facts.collectives
-    if facts.gpu is not None or not len(calls) or facts.share(exposed) < _WORTH:
+    if facts.gpu is not None or not len(calls):
         return
     traced = float(calls["exposed_ns"].sum()) / 1e6 / facts.steps
     # Traced steps wait longer than timed ones: what is in flight is scaled alike.
@@ -37,13 +35,10 @@ def exposed_on_host(facts: Facts) -> Iterator[Finding]:
     overlap = min(exposed, max(facts.step_ms - flying, 0.0))
     kinds = calls["collective"].value_counts()
     listed = ", ".join(f"{count / facts.steps:.3g} {name}" for name, count in kinds.head(3).items())
-    if overlap >= exposed:
-        perfect = "Perfect overlap would save all of it."
-    else:
+    perfect = "Perfect overlap would save all of it."
+    if overlap < exposed:
         most = f"save {fmt.duration(overlap)}" if overlap > 0 else "save nothing"
-        perfect = (
-            f"Perfect overlap alone would {most}: the rest of the step is shorter than that. More takes sending less."
-        )
+        perfect = f"Perfect overlap alone would {most}: the rest of the step is shorter than that."
     yield Finding(
         f"For {facts.of_step(exposed)} the step only waits for collectives ({listed} per step), which are in flight "
         f"for {fmt.duration(flying)}; {fmt.share(hidden)} of that is hidden. {perfect}",
@@ -57,7 +52,7 @@ def exposed_on_host(facts: Facts) -> Iterator[Finding]:
     )
 
 
-@rule("small buckets", "Communication-bound by many small messages", "sending fewer and larger ones")
+@rule("small buckets", "Communication-bound by many small messages", "sending fewer and larger ones", worth=_LITTLE)
 def small_buckets(facts: Facts) -> Iterator[Finding]:
     """Gradients sent in many small buckets: each has a latency of its own."""
     calls = facts.collectives
@@ -68,16 +63,12 @@ def small_buckets(facts: Facts) -> Iterator[Finding]:
     if count < _MANY or size >= _SMALL_BYTES or fewer >= count:
         return
     exposed = _exposed_ms(facts, calls)
-    bound = exposed * (1 - fewer / count)
-    if facts.share(bound) < _LITTLE:
-        return
-    name = facts.root()
-    model = facts.variable(name) if name is not None and facts.kinds.get(name) == _DDP else None
+    model = facts.variable() if facts.kinds.get(facts.root() or "") == _DDP else None
     line = f"{model} = torch.nn.parallel.DistributedDataParallel({model}.module, bucket_cap_mb=25)" if model else ""
     yield Finding(
         f"DDP sends {fmt.size(whole)} of gradients per step in {count:.3g} buckets of about {fmt.size(size)}; nothing "
         f"hides {facts.of_step(exposed)} of that.",
-        bound,
+        exposed * (1 - fewer / count),
         f"Use larger buckets: with bucket_cap_mb=25, torch's default, there would be {fewer:.0f}. Each message has a "
         "latency of its own, but larger ones start later: compare two sizes.",
         "low",
@@ -91,24 +82,24 @@ def small_buckets(facts: Facts) -> Iterator[Finding]:
 @rule("unused parameters", "Slowed by the search for unused parameters", "leaving it out")
 def unused_parameters(facts: Facts) -> Iterator[Finding]:
     """DDP searches the graph for unused parameters in each step although there are none."""
-    for one in facts.parallel:
-        layer = str(one.get("name"))
-        if one.get("find_unused_parameters") is not True or one.get("static_graph") is True or one.get("unused_bytes"):
+    for wrapped in facts.parallel:
+        layer, unused = wrapped["name"], wrapped.get("unused_bytes")
+        if not wrapped.get("find_unused_parameters") or wrapped.get("static_graph") or unused:
             continue
         mine = (facts.owners == layer) & (facts.attribution.cells["direction"] == "forward").to_numpy()
         own = facts.per_step(float(facts.cells_ns[mine].sum()))
         calls = facts.collectives
         maps = calls[calls["dtype"].str.startswith("int").fillna(False) & (calls["collective"] == "allreduce")]
-        told = _exposed_beside_others_ms(facts, maps, calls.drop(maps.index))
-        certain = one.get("unused_bytes") == 0
+        telling = _exposed_beside_others_ms(facts, maps, calls.drop(maps.index))
+        certain = unused == 0
         model = facts.variable(layer)
         line = f"{model} = torch.nn.parallel.DistributedDataParallel({model}.module)" if model else ""
         yield Finding(
             f"{layer} was made with find_unused_parameters=True"
             + (", but DDP found no unused parameter. " if certain else ". ")
             + f"The module itself, where the graph is searched, takes {fmt.duration(own)} per step"
-            + (f", and {fmt.duration(told)} passes in telling the other ranks." if told > 0 else "."),
-            min(own + told, facts.step_ms),
+            + (f", and {fmt.duration(telling)} passes in telling the other ranks." if telling > 0 else "."),
+            min(own + telling, facts.step_ms),
             "Leave find_unused_parameters out, or use static_graph=True if the same parameters are unused in each "
             "step.",
             "medium" if certain else "low",
@@ -119,36 +110,31 @@ def unused_parameters(facts: Facts) -> Iterator[Finding]:
         )
 
 
-@rule("every micro-step", "Communication-bound by synchronising each micro-step", "synchronising once")
+@rule("every micro-step", "Communication-bound by synchronising each micro-step", "synchronising once", worth=_LITTLE)
 def every_micro_step(facts: Facts) -> Iterator[Finding]:
     """Gradients that are accumulated over several backward passes, and sent after each."""
     calls = facts.collectives
-    sent = calls[calls["bucket"] != NONE]
-    runs = _backward_runs(facts)
-    if not len(sent) or not len(runs):
-        return
-    syncs = _runs_that_send(runs, sent)
-    per_step = syncs / facts.steps
-    if per_step < 2 or _optimizer_steps(facts) / facts.steps > per_step / 2:
+    sent, blocks = calls[calls["bucket"] != NONE], facts.attribution.host.blocks
+    runs = blocks[(blocks["kind"] == Kind.ENGINE).to_numpy()].sort_values("start")
+    of_run = np.searchsorted(runs["start"].to_numpy(), sent["start_ns"].to_numpy(), side="right") - 1
+    per_step = len(np.unique(of_run[of_run != NONE])) / facts.steps
+    if per_step < 2 or facts.optimizer_steps.sum() / facts.steps > per_step / 2:
         return
     if facts.gpu is None:  # overlap is not free: the threads that send take cores from backward
-        bound = min(_in_flight_ms(facts, sent[_before_the_last_run(runs, sent)]), facts.step_ms)
-        told = (
+        is_last = ~runs["step"].duplicated(keep="last").to_numpy()
+        bound = min(_in_flight_ms(facts, sent[(of_run != NONE) & ~is_last[of_run]]), facts.step_ms)
+        cost = (
             f"before the last one, gradients are in flight for {facts.of_step(bound)}; computation that overlaps with "
             "this competes for the same cores"
         )
     else:
         bound = _exposed_ms(facts, sent) * (1 - 1 / per_step)
-        told = f"all but the last take {facts.of_step(bound)} that nothing hides"
-    if facts.share(bound) < _LITTLE:
-        return
-    name = facts.root()
-    model = (facts.variable(name) if name is not None else None) or "model"
+        cost = f"all but the last take {facts.of_step(bound)} that nothing hides"
     yield Finding(
-        f"Gradients are sent after each of {per_step:.3g} backward passes per step of the optimizer: {told}.",
+        f"Gradients are sent after each of {per_step:.3g} backward passes per step of the optimizer: {cost}.",
         bound,
-        f"Run all micro-steps but the last, forward and backward, inside `with {model}.no_sync():`. Gradients then add "
-        "up on each rank and are sent once.",
+        "Run all micro-steps but the last, forward and backward, inside "
+        f"`with {facts.variable() or 'model'}.no_sync():`. Gradients then add up on each rank and are sent once.",
         "medium",
         "The last backward pass still sends everything; overlap costs less on a CPU with spare cores.",
         "Whether the gradients of each pass are used before the last one, as clipping each would.",
@@ -156,10 +142,13 @@ def every_micro_step(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def _in_flight(calls: pd.DataFrame) -> IntervalSet:
+    """The time in which any collective is in flight."""
+    return union(calls["start_ns"].to_numpy(dtype=np.int64), calls["end_ns"].to_numpy(dtype=np.int64))
+
+
 def _in_flight_ms(facts: Facts, calls: pd.DataFrame) -> float:
-    """Time per step in which any collective is in flight."""
-    together = union(calls["start_ns"].to_numpy(dtype=np.int64), calls["end_ns"].to_numpy(dtype=np.int64))
-    return together.length / 1e6 / facts.steps
+    return _in_flight(calls).length / 1e6 / facts.steps
 
 
 def _exposed_ms(facts: Facts, calls: pd.DataFrame) -> float:
@@ -169,32 +158,5 @@ def _exposed_ms(facts: Facts, calls: pd.DataFrame) -> float:
 
 def _exposed_beside_others_ms(facts: Facts, calls: pd.DataFrame, others: pd.DataFrame) -> float:
     """The part of it in which no other collective is in flight."""
-    alone = difference(*(union(each["start_ns"].to_numpy(), each["end_ns"].to_numpy()) for each in (calls, others)))
+    alone = difference(_in_flight(calls), _in_flight(others))
     return min(_exposed_ms(facts, calls), alone.length / 1e6 / facts.steps)
-
-
-def _backward_runs(facts: Facts) -> pd.DataFrame:
-    blocks = facts.attribution.host.blocks
-    return blocks[(blocks["kind"] == Kind.ENGINE).to_numpy()].sort_values("start")
-
-
-def _before_the_last_run(runs: pd.DataFrame, sent: pd.DataFrame) -> Bools:
-    """Which buckets were sent before their step's last backward pass began."""
-    of_steps = runs.groupby("step")["start"]
-    first: Ints = of_steps.min().to_numpy(dtype=np.int64)
-    last: Ints = of_steps.max().to_numpy(dtype=np.int64)
-    starts: Ints = sent["start_ns"].to_numpy(dtype=np.int64)
-    of_step = np.searchsorted(first, starts, side="right") - 1
-    early: Bools = (of_step != NONE) & (starts < last[of_step])
-    return early
-
-
-def _runs_that_send(runs: pd.DataFrame, sent: pd.DataFrame) -> int:
-    """The number of backward passes in which buckets were sent."""
-    starts: Ints = runs["start"].to_numpy(dtype=np.int64)
-    of_run = np.searchsorted(starts, sent["start_ns"].to_numpy(dtype=np.int64), side="right") - 1
-    return len(np.unique(of_run[of_run != NONE]))
-
-
-def _optimizer_steps(facts: Facts) -> int:
-    return int(of_labels(facts.recording.events["name"], lambda name: stepped_optimizer(name) is not None).sum())

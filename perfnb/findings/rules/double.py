@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from perfnb.findings.code import lever_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
+from perfnb.findings.proposed_code import lever_line
 from perfnb.recording.text import TEXT
+from perfnb.roofline.levels import RooflineLevels
 
-_WORTH = 0.05
 #: How many times as fast float32 is at least: it moves half the bytes, and a vector register holds twice the numbers.
 _FASTER = 2.0
 #: How many times as fast as that, at most: half the bytes may fit into a faster cache.
@@ -19,30 +19,29 @@ _IN_CACHE = 1.5
 _CONVERTS = r"aten::(?:to|_to_copy|copy_)$"
 
 
-@rule("float64", "Computes in float64", "computing in float32")
+@rule("float64", "Computes in float64", "computing in float32", worth=0.05)
 def float64(facts: Facts) -> Iterator[Finding]:
     """The time of ops in float64, inside the model and outside, less what the same ops take in float32."""
-    roofline = facts.figures.roofline
-    ops = _in_float64(facts)
-    if roofline is None or ops.empty:
+    record, roofline = facts.recording.arithmetic, facts.figures.roofline
+    if record is None or roofline is None:
         return
-    rates = (float(roofline.peaks.get(dtype) or 0.0) for dtype in ("float64", "float32"))
-    double, single = rates
+    ops = _in_float64(facts, record.calls, roofline)
+    if ops.empty:
+        return
+    double, single = (float(roofline.peaks.get(dtype) or 0.0) for dtype in ("float64", "float32"))
     faster = max(single / double, _FASTER) if double and single else _FASTER
     saved = ops["ms"] * (1 - 1 / (_IN_CACHE * ops["multiplies"].map({True: faster, False: _FASTER})))
     saved = saved.where(~ops.index.str.match(_CONVERTS), ops["ms"])  # nothing needs to be converted then
-    whole, bound = float(ops["ms"].sum()), float(saved.sum())
-    if facts.share(bound) < _WORTH:
-        return
     points = roofline.points
     layers = points[(points["kind"] == "layer") & (points["dtype"] == "float64").fillna(False)]
     names = [str(name) for name in layers.sort_values("ms", ascending=False, kind="stable")["name"].head(3)]
     model = facts.variable(names[0]) if names else None
     where = "" if names else " None of it is in the model."
+    takes = facts.applicable("float32") and not facts.optimizers
     yield Finding(
-        f"Ops in float64 take {facts.of_step(whole)}. {_rates(double, single)} Other ops move half the bytes, which "
-        f"may fit into a faster cache.{where}",
-        bound,
+        f"Ops in float64 take {facts.of_step(float(ops['ms'].sum()))}. {_rates(double, single)} Other ops move half "
+        f"the bytes, which may fit into a faster cache.{where}",
+        float(saved.sum()),
         "Compute in float32 unless the problem needs more: NumPy arrays are float64 by default, and so are tensors "
         "made from them. Convert the model before you make its optimizer.",
         # The state of an optimizer would stay in float64.
@@ -50,11 +49,7 @@ def float64(facts: Facts) -> Iterator[Finding]:
         "The time in float64 was measured. What float32 takes is an estimate: short ops gain less.",
         "Whether the result is still good enough in float32.",
         rows("layer", names) + rows("op", ops["ms"].nlargest(2).index),
-        code=(
-            lever_line("float32", model)
-            if model and facts.has_parameters_of(8) and not facts.optimizers and not facts.optimizer_classes
-            else ""
-        ),
+        code=lever_line("float32", model) if model and takes and not facts.optimizer_classes else "",
         remedy="float32",
     )
 
@@ -65,37 +60,18 @@ def _rates(double: float, single: float) -> str:
     return f"Large products run {single / double:.2g} times as fast in float32 here."
 
 
-def _in_float64(facts: Facts) -> pd.DataFrame:
+def _in_float64(facts: Facts, calls: pd.DataFrame, roofline: RooflineLevels) -> pd.DataFrame:
     """By operator: ``ms`` per timed step of its calls in float64, and whether it ``multiplies``."""
-    record, roofline = facts.recording.arithmetic, facts.figures.roofline
-    nothing = pd.DataFrame({"ms": pd.Series(dtype=float), "multiplies": pd.Series(dtype=bool)})
-    if record is None or roofline is None:
-        return nothing
-    calls = record.calls
-    double = (calls["dtype"].astype(object) == "float64").to_numpy()
-    if not double.any():
-        return nothing
+    op, dtype = calls["op"].astype(TEXT), calls["dtype"].astype(object)
     # Within an operator, a call's share of the time is that of its arithmetic, or else of its bytes.
-    peak = calls["dtype"].astype(object).map(dict(roofline.peaks)).astype("Float64")
-    table = pd.DataFrame(
-        {
-            "op": calls["op"].astype(TEXT).to_numpy(),
-            "double": double,
-            "work": (calls["flops"].astype("Float64") / peak).fillna(0.0).to_numpy(dtype=float),
-            "bytes": calls["bytes"].astype("Float64").fillna(0.0).to_numpy(dtype=float),
-        }
-    )
-    sums = table.groupby("op")[["work", "bytes"]].sum()
-    of_double = table[double].groupby("op")[["work", "bytes"]].sum().reindex(sums.index).fillna(0.0)
-    by = (sums["work"] > 0).to_numpy()
-    whole = sums["work"].where(by, sums["bytes"])
-    share = of_double["work"].where(by, of_double["bytes"]) / whole.where(whole > 0)
+    peak = dtype.map(dict(roofline.peaks)).astype("Float64")
+    work = (calls["flops"].astype("Float64") / peak).fillna(0.0).astype(float)
+    multiplies = work.groupby(op).transform("sum") > 0
+    weight = work.where(multiplies, calls["bytes"].astype("Float64").fillna(0.0).astype(float))
+    share = weight.where(dtype == "float64", 0.0).groupby(op).sum() / weight.groupby(op).sum()
     points = roofline.points[roofline.points["kind"] == "op"].set_index("name")
     traced_ms = float(facts.attribution.cells["corrected_ns"].sum()) / 1e6 / facts.steps
     # Of a step on the host the parts add up to a timed step.
     scale = 1.0 if facts.gpu is not None or traced_ms <= 0 else facts.per_step(facts.cells_ns.sum()) / traced_ms
-    ms = points["ms"].astype("Float64").fillna(0.0).astype(float) * scale
-    ms = (ms * share.reindex(ms.index)).fillna(0.0)
-    multiplies = ms.index.isin(sums.index[by])
-    found = pd.DataFrame({"ms": ms, "multiplies": multiplies})
-    return found[found["ms"] > 0]
+    ms = points["ms"].astype("Float64").fillna(0.0).astype(float) * scale * share.reindex(points.index)
+    return pd.DataFrame({"ms": ms, "multiplies": ms.index.isin(op[multiplies])})[ms > 0]

@@ -12,15 +12,15 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.interval_sets import union
-from perfnb.findings.code import compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import GpuFacts
+from perfnb.findings.proposed_code import compiling
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints
 from perfnb.recording.text import found, of_labels
 
-#: Share of the step worth reporting, of attention and of chains.
-_WORTH, _WORTH_CHAINS = 0.03, 0.1
+#: Share of the step from which attention is worth reporting.
+_WORTH = 0.03
 _SOFTMAX = re.compile(r"aten::_?(?:safe_)?softmax$")
 _PRODUCT = re.compile(r"aten::(?:matmul|bmm|baddbmm|einsum)$")
 _BATCHED = re.compile(r"aten::baddbmm$|aten::bmm$")
@@ -78,12 +78,8 @@ def unfused_attention(facts: Facts) -> Iterator[Finding]:
         max(whole - remains, 0.0),
         _advice(facts, top),
         "medium",
-        "Inferred from the order of operators. The products remain"
-        + (
-            ", and the fused operator's backward pass recomputes one of them (Dao et al., FlashAttention, 2022)."
-            if len(backward)
-            else "."
-        ),
+        "Inferred from the order of operators. The products remain, and a fused backward pass recomputes one of them "
+        "(Dao et al., FlashAttention, 2022).",
         "Whether the attention weights themselves are needed; which fused kernel this device has.",
         rows("layer", top) + rows("op", ["aten::_softmax"]),
     )
@@ -221,25 +217,21 @@ class Chains:
     gaps_ns: Floats
 
 
-@rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, remedy="compile")
+@rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, remedy="compile", worth=0.1)
 def elementwise_chains(facts: Facts) -> Iterator[Finding]:
     """Tensors that elementwise ops on the host read and write again and again: another way to be memory-bound."""
     if facts.gpu is not None:
         return
     chains = chains_of(facts)
-    whole, bound = facts.per_step(chains.whole_ns), facts.per_step(chains.whole_ns - chains.one_pass_ns)
-    if facts.share(bound) < _WORTH_CHAINS:
-        return
-    used = facts.ops[chains.members]
-    by_op = used.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
-    layers = facts.heaviest_layers(used)
+    used, whole = facts.ops[chains.members], facts.per_step(chains.whole_ns)
+    by_op, layers = facts.heaviest_ops(used), facts.heaviest_layers(used)
     note, code = compiling(facts, layers) if layers else ("", "")
     what = "the model that computes it" if layers else "the function that computes it (it is in no layer)"
     yield Finding(
         f"{fmt.counted(len(used) / facts.steps, 'elementwise op')} per step ({', '.join(map(str, by_op))}) run back to "
         f"back in {fmt.counted(chains.count / facts.steps, 'chain')} and take {facts.of_step(whole)}: each reads its "
         "whole tensor from memory and writes another, with little arithmetic per byte.",
-        bound,
+        facts.per_step(chains.whole_ns - chains.one_pass_ns),
         f"Fuse each chain into one pass over the data: compile {what} with torch.compile. Or write into existing "
         f"tensors (out=, in-place), which at least avoids new memory.{note}",
         "medium",

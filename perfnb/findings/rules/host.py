@@ -11,11 +11,11 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
-from perfnb.findings.code import RECORD_MORE, compiling
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import LONG_NS, GpuFacts
 from perfnb.findings.lines import NAMED, lines_in_words, not_below_samples, short
+from perfnb.findings.proposed_code import RECORD_MORE, compiling
 from perfnb.findings.rules.fusion import chains_of
 from perfnb.findings.rules.optimizer import clips_gradients, gaps_after_backward
 from perfnb.findings.rules.repeated import model_calls
@@ -26,7 +26,7 @@ from perfnb.recording.text import TEXT, found
 from perfnb.trace_names import LAYER_SPAN
 
 #: Share of the step, and milliseconds of it, worth reporting.
-_WORTH, _WORTH_WORK, _LEAST_MS = 0.1, 0.05, 0.2
+_WORTH, _LEAST_MS = 0.1, 0.2
 #: Share of the step above which the host's own code is always accounted for, by sampled stacks if they can be taken.
 WORTH_SAMPLING = 0.15
 #: Fewest traced steps that are sure to show what a step does every time.
@@ -92,11 +92,11 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
         f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes {takes}.",
         bound,
         advice,
-        "low" if facts.busy else "medium",
+        "medium",
         "All time of these phases outside longer ops counts as overhead, up to what calls can cost; a little of it is "
-        "work." + (" The CPU was busy with other work." if facts.busy else ""),
+        "work.",
         "How much of this a compiler would actually fuse, and how much of the work a longer op would need.",
-        rows("layer", layers) + rows("op", small.groupby("op", observed=True)["whole_ns"].sum().nlargest(2).index),
+        rows("layer", layers) + rows("op", facts.heaviest_ops(small, 2)),
         code=code,
     )
 
@@ -144,13 +144,13 @@ def _calling_ms(facts: Facts, small_ns: Floats, chosen: Bools) -> float:
     return float(np.minimum(around, most).sum() + np.minimum(inside, facts.tiny_ns).sum()) / 1e6 / facts.steps
 
 
-@rule("launch overhead", "Bound by launch overhead (the GPU waits for the host)", "launching less often")
+@rule("launch overhead", "Bound by launch overhead (the GPU waits for the host)", "launching less often", worth=_WORTH)
 def launch_overhead(facts: Facts) -> Iterator[Finding]:
     """On a GPU: the time it waited for launches."""
     gpu = facts.gpu
-    if gpu is None or facts.share(bound := gpu.idle_by["launches"]) < _WORTH:
+    if gpu is None:
         return
-    mostly_idle = gpu.idle_share > 0.5
+    bound = gpu.idle_by["launches"]
     speed = ""
     if gpu.call_us is not None and gpu.kernel_us is not None:
         call, kernel = fmt.duration(gpu.call_us / 1e3), fmt.duration(gpu.kernel_us / 1e3)
@@ -168,13 +168,8 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
         f"a step has {gpu.kernels:,.0f} kernels{short}.{speed}",
         bound,
         advice,
-        "high" if mostly_idle else "medium",
-        "Each gap ended with work that was launched too late"
-        + (
-            "; the GPU is idle for most of the step."
-            if mostly_idle
-            else ", but other work was queued before and after."
-        ),
+        "high" if gpu.idle_share > 0.5 else "medium",
+        "Each gap ended with work that was launched too late.",
         "How much the profiler itself slowed down the host; without it the gaps are shorter.",
         rows("op", gpu.late_ops[:3]),
         code=code,
@@ -182,7 +177,7 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
     )
 
 
-@rule("host code", "Bound by code outside the model", "moving it out of the step")
+@rule("host code", "Bound by code outside the model", "moving it out of the step", worth=_WORTH)
 def host_code(facts: Facts) -> Iterator[Finding]:
     """The host's own work: time in which no op runs, and ops outside model, loss, backward pass and optimizer."""
     cells, work = facts.attribution.cells, host_time(facts, _WHERE if len(facts.lines_of_code) else _OUTSIDE)
@@ -195,7 +190,7 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     bound = facts.between_ops_ms(float(python[work.chosen].sum())) + ops_ms - float(np.median(facts.pauses_ms))
     phases = [phase for phase in _WHERE if (cells["phase"] == phase).to_numpy()[work.chosen].any()]
     bound = not_below_samples(facts, phases, bound)
-    if bound < _LEAST_MS or facts.share(bound) < _WORTH:
+    if bound < _LEAST_MS:
         return
     memory = facts.figures.memory
     by_phase = pd.Series(python + ops).where(work.chosen, 0.0).groupby(cells["phase"].astype(TEXT).to_numpy()).sum()
@@ -274,12 +269,13 @@ def _short(name: str) -> str:
     return short(name)
 
 
-@rule("host work", "Host-bound (the GPU waits for other work on the host)", "removing that work")
+@rule("host work", "Host-bound (the GPU waits for other work on the host)", "removing that work", worth=0.05)
 def host_work(facts: Facts) -> Iterator[Finding]:
     """Idle time in pieces too long for launching: the host was in a long op or call, or in Python."""
     gpu = facts.gpu
-    if gpu is None or facts.share(bound := gpu.idle_by["host"]) < _WORTH_WORK:
+    if gpu is None:
         return
+    bound = gpu.idle_by["host"]
     known = gpu.doing.seen >= _MAINLY
     advice, code = _advice(facts, gpu)
     longest = gpu.doing.longest["ops"]
@@ -335,12 +331,13 @@ def _advice(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
     return f"Find out what the host does there: {how}.", code
 
 
-@rule("unexplained idle time", "", explained=False)
+@rule("unexplained idle time", "", explained=False, worth=_WORTH)
 def unexplained_idle(facts: Facts) -> Iterator[Finding]:
     """Idle time that nothing in the trace explains."""
     gpu = facts.gpu
-    if gpu is None or facts.share(bound := gpu.unexplained_ms) < _WORTH:
+    if gpu is None:
         return
+    bound = gpu.unexplained_ms
     reasons = {
         "unknown": "the launch of the next work is not in the trace",
         "awaited": "the next work had been launched, and its stream waited for an event that is not in the trace",

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfnb import quantities as fmt
-from perfnb.findings.code import EXPANDABLE, is_amd
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
+from perfnb.findings.proposed_code import EXPANDABLE, is_amd
 
 _MIB = 2**20
 #: Share of the peak from which activations dominate, and bytes below which it does not matter.
 _DOMINATES, _LEAST_BYTES = 0.5, 64 * _MIB
 #: Share of reserved memory that is unused between blocks, and bytes of it, worth reporting.
 _FRAGMENTED, _LEAST_FRAGMENTS = 0.3, 256 * _MIB
-_WORTH = 0.05
 #: Least share of the peak that every step must leave behind, and bytes.
 _GROWS, _LEAST_GROWTH = 0.002, _MIB // 4
 _WAYS = ("checkpointing", "half the batch", "half precision for activations")
 
 
-@rule("activation memory", "Out of memory: activations take most of it", remedy="checkpointing")
+@rule("activation memory", "Out of memory: activations take most of it")
 def activation_memory(facts: Facts) -> Iterator[Finding]:
     """Activations are most of the peak."""
     memory = facts.figures.memory
@@ -47,21 +46,19 @@ def activation_memory(facts: Facts) -> Iterator[Finding]:
         "The bytes were counted" + ("; what a change frees is estimated." if len(checkpointing) else "."),
         "Whether memory is short at all. Recomputation costs up to another forward pass.",
         rows("layer", filter(None, layers)) + rows("memory", [f"{memory.peak_ms:.6g}"]),
+        remedy="checkpointing" if facts.trains else "",
         bound_bytes=held,
         urgency=1 if memory.incomplete else 0,  # the step ran out of memory
     )
 
 
-@rule("recomputation", "Bound by recomputation", "checkpointing less")
+@rule("recomputation", "Bound by recomputation", "checkpointing less", worth=0.05)
 def recomputation(facts: Facts) -> Iterator[Finding]:
     """Forward work that checkpointing repeats in the backward pass."""
     if facts.gpu is not None:
         return
     again = (facts.attribution.cells["direction"] == "recompute").to_numpy()
     bound = facts.per_step(float(facts.cells_ns[again].sum()))
-    if facts.share(bound) < _WORTH:
-        return
-    layers = [name for name in dict.fromkeys(facts.owners[again].tolist()) if name and not name.startswith("(")]
     yield Finding(
         f"The backward pass recomputes forward work for {facts.of_step(bound)}.",
         bound,
@@ -70,15 +67,16 @@ def recomputation(facts: Facts) -> Iterator[Finding]:
         "high",
         "Calls of layers inside the backward pass were traced.",
         "Whether memory suffices without it: perfnb.estimate_memory predicts that without running anything.",
-        rows("layer", facts.layers_ms.reindex(layers).sort_values(ascending=False).index[:3]),
+        rows("layer", facts.heaviest_layers(facts.ops[facts.ops["direction"] == "recompute"])),
     )
 
 
-@rule("allocator", "Bound by memory allocation", "avoiding it", idle_cause="allocator")
+@rule("allocator", "Bound by memory allocation", "avoiding it", idle_cause="allocator", worth=0.05)
 def allocator(facts: Facts) -> Iterator[Finding]:
     """Calls in the step that take memory from the device; retries; fragmentation."""
     gpu, memory = facts.gpu, facts.figures.memory
-    if gpu is not None and facts.share(bound := gpu.held_ms("allocator")) >= _WORTH:
+    if gpu is not None:
+        bound = gpu.held_ms("allocator")
         in_calls, calls = gpu.calls_ms["allocator"]
         unsure = gpu.is_unsure("allocator")
         yield Finding(

@@ -11,13 +11,12 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
-from perfnb.findings.code import shown, update_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
+from perfnb.findings.proposed_code import shown, update_line
 from perfnb.recording.nesting import Bools
 from perfnb.recording.text import found
 
-_WORTH = 0.05
 #: Fewest operators in an update that count as a loop.
 _FEWEST = 40
 _READ = re.compile("aten::_local_scalar")
@@ -37,7 +36,7 @@ _FOREACH = ("ASGD", "Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop"
 _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 
 
-@rule("optimizer", "Bound by the optimizer's loop over parameters", "updating all parameters at once")
+@rule("optimizer", "Bound by the optimizer's loop over parameters", "updating all parameters at once", worth=0.05)
 def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     """Many small operators in the optimizer's step."""
     if not facts.uses_torch:
@@ -45,7 +44,7 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     ops, phase_ms, updates = facts.ops, facts.phases_ms["optimizer"], facts.updates
     own = ops[ops["outer"] & (ops["phase"] == "optimizer") & ~found(ops["op"], _READ.match)]
     count = len(own) / facts.steps
-    if count / updates < _FEWEST or facts.share(phase_ms) < _WORTH:
+    if count / updates < _FEWEST:
         return
     at_once = found(own["op"], _AT_ONCE.match)
     if float(own.loc[at_once, "whole_ns"].sum()) > 0.5 * float(own["whole_ns"].sum()):
@@ -54,10 +53,9 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     bound, waits = max(phase_ms - floor, 0.0), ""
     if facts.gpu is not None:
         # A busy GPU does not wait for the loop.
-        idle = facts.gpu.late_ms(_blocks(facts))
+        blocks = facts.attribution.host.blocks
+        idle = facts.gpu.late_ms(blocks[(blocks["phase"] == "optimizer") & blocks["main"]])
         bound, waits = min(bound, idle), f" The GPU was idle for {fmt.duration(idle)} of that."
-    if facts.share(bound) < _WORTH:
-        return
     known = facts.optimizers
     classes = list(dict.fromkeys(str(part["class"]) for part in known if part.get("class"))) or facts.optimizer_classes
     if classes == ["LBFGS"]:  # its vectors hold all parameters already
@@ -65,7 +63,6 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     tensors = sum(int(part.get("tensors") or 0) for part in known)
     over = f" over {tensors:,} parameters" if tensors else ""
     over += f" in {updates:,.3g} updates" if updates > 1 else ""
-    top = own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index
     lever, names = lever_for(facts, known, classes), [str(part["name"]) for part in known if part.get("name")]
     line = shown(update_line(lever, names), facts.variables) if lever and known and len(names) == len(known) else ""
     yield Finding(
@@ -81,13 +78,13 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
         "torch does per parameter even if it updates all at once.",
         "Gradient clipping or synchronisation in between counts as the optimizer's. Keeping all parameters in one flat "
         "tensor would save what remains, too.",
-        rows("phase", ["optimizer"]) + rows("op", top),
+        rows("phase", ["optimizer"]) + rows("op", facts.heaviest_ops(own)),
         code=line,
         remedy=lever,
     )
 
 
-@rule("gradient clipping", "Bound by clipping gradients one by one", "clipping all gradients at once")
+@rule("gradient clipping", "Bound by clipping gradients one by one", "clipping all gradients at once", worth=0.05)
 def gradient_clipping(facts: Facts) -> Iterator[Finding]:
     """Many small operators between the last backward pass and the optimizer, most of them in place."""
     if not facts.uses_torch or facts.gpu is not None:
@@ -99,13 +96,10 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
     bare = facts.bare_op_ns or _BARE_NS
     floor = 2 * count * _PER_TENSOR * bare / 1e6  # a norm and a product
     taken = min(facts.per_step(float(facts.cells_ns[blocks].sum())), facts.shown_ms("other"))
-    bound = max(taken - floor, 0.0)
-    if facts.share(bound) < _WORTH:
-        return
     yield Finding(
         f"Between the backward pass and the optimizer, {fmt.counted(len(own) / facts.steps, 'op')} run one by one for "
         f"{facts.of_step(taken)}: {fmt.counted(count, 'gradient')} are changed in place, each on its own.",
-        bound,
+        max(taken - floor, 0.0),
         "Clip all gradients in one call: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True), "
         "or clip_grad_value_. The first clips by the norm of all gradients together: keep the loop if it clips each "
         "gradient by its own norm.",
@@ -113,7 +107,7 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
         "The time was measured. That these ops clip gradients is inferred from where they run and that they work in "
         "place.",
         "By which norm the loop clips, and what else runs between the backward pass and the optimizer.",
-        rows("phase", ["other"]) + rows("op", own.groupby("op", observed=True)["whole_ns"].sum().nlargest(3).index),
+        rows("phase", ["other"]) + rows("op", facts.heaviest_ops(own)),
     )
 
 
@@ -163,8 +157,8 @@ def lever_for(facts: Facts, known: list[Mapping[str, Any]], classes: list[str]) 
     On a GPU, a fused update would need the optimizers' state on the device.
     """
     words = ("foreach", "fused") if facts.gpu is not None else ("fused", "foreach")
-    taken = [list(part.get("at_once") or ()) for part in known] or [[_argument(facts, kind)] for kind in classes]
-    return next((f"{word}_optimizer" for word in words if taken and all(word in takes for takes in taken)), "")
+    accepted = [part.get("at_once") or () for part in known] or [[_argument(facts, kind)] for kind in classes]
+    return next((f"{word}_optimizer" for word in words if accepted and all(word in each for each in accepted)), "")
 
 
 def _sparse(facts: Facts) -> str:
@@ -192,14 +186,6 @@ def gaps_after_backward(facts: Facts) -> Bools:
     engines = blocks[blocks["kind"] == Kind.ENGINE].groupby("step")["end"].max()
     after = blocks["start"] >= blocks["step"].map(engines).fillna(np.inf)
     return np.asarray((blocks["kind"] == Kind.GAP) & (blocks["phase"] == "other") & after)
-
-
-def _blocks(facts: Facts) -> pd.DataFrame:
-    """The outermost blocks of the update."""
-    blocks = facts.attribution.host.blocks
-    chosen = blocks[(blocks["phase"] == "optimizer") & blocks["main"]].sort_values(["start", "end"])
-    reach = chosen["end"].cummax().shift(fill_value=np.iinfo(np.int64).min)
-    return chosen[chosen["end"] > reach]
 
 
 def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:

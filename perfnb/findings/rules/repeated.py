@@ -14,14 +14,18 @@ from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.nesting import NONE, innermost, subtree_sums
 
-_WORTH = 0.05
 #: Calls of one model are alike if each has at least this share of the ops of the largest.
 _ALIKE = 0.5
 #: What using and freeing the results of a call may take after it, at most, as a share of the call.
 _USING = 0.1
 
 
-@rule("repeated forward", "Bound by a forward pass that is computed again", "keeping the outputs of the first one")
+@rule(
+    "repeated forward",
+    "Bound by a forward pass that is computed again",
+    "keeping the outputs of the first one",
+    worth=0.05,
+)
 def repeated_forward(facts: Facts) -> Iterator[Finding]:
     """A model that the step trains is called again, with as many ops, and nothing runs backward through that call."""
     if facts.gpu is not None:
@@ -32,7 +36,7 @@ def repeated_forward(facts: Facts) -> Iterator[Finding]:
     trained = calls.loc[calls["trained"], ["step", "layer"]].drop_duplicates()
     again = again.merge(trained, on=["step", "layer"])
     bound = facts.per_step(float((again["ns"] + np.minimum(again["after_ns"], _USING * again["ns"])).sum()))
-    if again.empty or facts.share(bound) < _WORTH:
+    if again.empty:
         return
     layer = int(again["layer"].to_numpy()[again.groupby("layer")["ns"].transform("sum").to_numpy().argmax()])
     name = str(facts.recording.modules["name"].iloc[layer])

@@ -16,10 +16,10 @@ from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import READS, GpuFacts
 from perfnb.findings.lines import lines_in_words, not_below_samples
 from perfnb.findings.rules.optimizer import clips_gradients, gaps_after_backward
-from perfnb.recording.nesting import Bools, Floats
-from perfnb.recording.text import TEXT, of_labels
+from perfnb.recording.nesting import NONE, Bools, Floats, forest_of, innermost
+from perfnb.recording.text import TEXT, found
 
-_WORTH, _LEAST_MS = 0.04, 0.05
+_LEAST_MS = 0.05
 #: Nanoseconds of Python usual between a read and the next operator, and for each operator of the step if nothing
 #: follows: then the results of forward and backward are freed.
 _USUAL_NS, FREEING_NS = 20_000, 1_000
@@ -28,7 +28,13 @@ _FEWEST_ROUNDS = 10
 _PYTHON_NAME = {"aten::item": ".item()", "aten::_local_scalar_dense": ".item()", "aten::is_nonzero": "if tensor:"}
 
 
-@rule("synchronisation", "Bound by synchronisation", "reading results less often", idle_cause="synchronisation")
+@rule(
+    "synchronisation",
+    "Bound by synchronisation",
+    "reading results less often",
+    idle_cause="synchronisation",
+    worth=0.04,
+)
 def synchronisation(facts: Facts) -> Iterator[Finding]:
     """Reads of results: on a GPU the time it was idle for them, on the CPU what reads and their use took."""
     return _on_gpu(facts, facts.gpu) if facts.gpu is not None else _on_cpu(facts)
@@ -37,20 +43,13 @@ def synchronisation(facts: Facts) -> Iterator[Finding]:
 def _reads(facts: Facts) -> pd.DataFrame:
     """The outermost operators that bring results to the host."""
     ops = facts.ops
-    is_read = of_labels(ops["op"], lambda name: READS.match(name) is not None)
-    around = ops["around"].to_numpy()
-    inner, above = np.zeros(len(ops), dtype=bool), around
-    while (above >= 0).any():
-        inner |= (above >= 0) & is_read[above]
-        above = np.where(above >= 0, around[above], -1)
-    result: pd.DataFrame = ops[is_read & ~inner]
-    return result
+    is_read = found(ops["op"], READS.match)
+    outermost: pd.DataFrame = ops[is_read & (innermost(forest_of(ops["around"].to_numpy()), is_read) == NONE)]
+    return outermost
 
 
 def _on_gpu(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     bound = gpu.held_ms("synchronisation")
-    if facts.share(bound) < _WORTH:
-        return
     waited, calls = gpu.calls_ms["synchronisation"]
     reads = _reads(facts)
     what = _what(facts, reads) if len(reads) else fmt.counted(calls, "synchronising call")
@@ -147,7 +146,7 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
     )
     phases = [str(phase) for phase in reads.ops["phase"].unique()]
     bound = max(not_below_samples(facts, phases, bound), taken)
-    if bound < _LEAST_MS or facts.share(bound) < _WORTH:
+    if bound < _LEAST_MS:
         return
     looped = reads.looped.any() and bound > taken
     then = f", then {fmt.duration(after_ms)} of Python before the next op starts" if after_ms > 0 else ""

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from perfnb import quantities as fmt
-from perfnb.findings.code import lever_line, loader_line, workers_line
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
+from perfnb.findings.proposed_code import lever_line, loader_line, workers_line
 from perfnb.recording.nesting import Floats, Ints
 from perfnb.stats.step_times import classify_outliers
 
-#: Least share of the step worth reporting, for threads and for the garbage collector; least milliseconds of a wait.
-_WORTH, _WORTH_THREADS, _WORTH_GC, _LEAST_MS = 0.05, 0.1, 0.02, 0.05
+#: Least share of the step worth reporting, and that of the garbage collector; least milliseconds of a wait.
+_WORTH, _WORTH_GC, _LEAST_MS = 0.05, 0.02, 0.05
 #: Number of pauses from which their mean is reliable.
 _OFTEN = 4
 _AHEAD = " (num_workers and prefetch_factor of torch's DataLoader)"
@@ -23,7 +23,14 @@ _AHEAD = " (num_workers and prefetch_factor of torch's DataLoader)"
 _FEWEST = 10
 
 
-@rule("input pipeline", "Input-bound", "removing the wait for data", timed_only=True, remedy="loader_workers")
+@rule(
+    "input pipeline",
+    "Input-bound",
+    "removing the wait for data",
+    timed_only=True,
+    remedy="loader_workers",
+    worth=_WORTH,
+)
 def input_pipeline(facts: Facts) -> Iterator[Finding]:
     """The wait for data, from the timed pass; with a GPU, no more of it than the GPU was idle."""
     waited = facts.phases_ms["data"]
@@ -40,8 +47,6 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
     if facts.gpu is not None:
         bound = min(bound, facts.gpu.idle_ms if facts.live else facts.gpu.held_ms("data"))
         hidden = f"; the GPU was idle for {fmt.duration(bound)} of that"
-        if facts.share(bound) < _WORTH:
-            return
     source = f"mean of {len(facts.waits_ms)} timed steps" if measured else "in the traced steps"
     batches = int(facts.meta.get("batches", 1))
     whose = "its batch" if batches == 1 else f"its {batches:,} batches"
@@ -78,48 +83,40 @@ def _setting(facts: Facts) -> str:
 
 
 def _advice(facts: Facts, waited: float) -> tuple[str, str]:
-    kind, workers, name = (facts.loader.get(key) for key in ("class", "num_workers", "name"))
-    rest = max(facts.step_ms - waited, 1e-3)
+    """What to change about how batches are made, and the line for it."""
+    loader, cores = facts.loader, facts.cores or math.inf
+    workers = loader.get("num_workers")
     if not isinstance(workers, int):
-        return (
-            "Make batches in other processes while the step computes: use a torch.utils.data.DataLoader with workers "
-            "(num_workers=2)."
-            if facts.live and kind not in (None, "list", "tuple")
-            else "Make batches ahead of time in other processes"
-            f"{facts.for_torch(_AHEAD)}, or make them cheaper: cache, vectorise.",
-            "",
-        )
-    if facts.loader.get("indexed") is True:
+        made = facts.live and loader.get("class") not in (None, "list", "tuple")
+        how = ": use a torch.utils.data.DataLoader with workers (num_workers=2)" if made else facts.for_torch(_AHEAD)
+        return f"Make batches ahead of time in other processes{how}, or make them cheaper: cache, vectorise.", ""
+    if loader.get("indexed") is True:
         return (
             "The samples are already in memory but are fetched one at a time: fetch each batch with one index. The "
             "batches stay the same.",
-            loader_line(facts.loader, batch_sampler=None, sampler=f"{name}.batch_sampler", batch_size=repr(None)),
+            loader_line(loader, batch_sampler=None, sampler=f"{loader['name']}.batch_sampler", batch_size=repr(None)),
         )
+    rest = max(facts.step_ms - waited, 1e-3)
     # With n workers, making a batch takes n times as long as the time between batches.
     making = waited if workers == 0 else workers * facts.step_ms
     needed = math.ceil(making / rest)
-    wanted, cores = max(workers + 1, needed), facts.cores
     batches = int(facts.meta.get("batches", 1))
     what = "a batch takes" if batches == 1 else f"the step's {batches:,} batches take"
     takes = f"{what} about {fmt.duration(making)} to make and {fmt.duration(rest)} to use"
-    if facts.loader.get("iterable"):
+    wanted = max(workers + 1, needed)
+    if loader.get("iterable"):
         wanted = max(1, workers)
         advice = (
             f"{'Use 1 worker' if workers == 0 else 'Make batches cheaper, or use more workers'}: {takes}. Each worker "
             "of an iterable dataset loads every sample, unless the dataset splits them among its workers: see "
             "torch.utils.data.get_worker_info()."
         )
-    elif cores is not None and workers >= max(1, int(cores)) and wanted > cores:
+    elif wanted > cores:
         wanted = max(1, int(cores))
         advice = (
-            f"Make batches cheaper: {fmt.counted(workers, 'worker')} share {cores:g} cores, and more would not help. "
-            "Cache what is read or decoded; vectorise. If making batches is CPU work, fewer workers may even be faster."
-        )
-    elif cores is not None and wanted > cores:
-        wanted = max(1, int(cores))
-        advice = (
-            "Make batches cheaper (cache what is read or decoded; vectorise), and use "
-            f"{fmt.counted(wanted, 'worker')}: {takes}, so about {fmt.counted(needed, 'worker')} would be needed, but "
+            "Make batches cheaper (cache what is read or decoded; vectorise), and "
+            f"{'keep' if wanted == workers else 'use'} {fmt.counted(wanted, 'worker')}: {takes}, so about "
+            f"{fmt.counted(needed, 'worker')} would be needed, but "
             f"there are {cores:g} cores. If making a batch mostly waits for a disk or a network, have the dataset "
             "fetch its samples in threads (__getitems__)."
         )
@@ -128,7 +125,7 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
             f"Use about {fmt.counted(wanted, 'worker')}: {takes}. If making them is CPU work, the workers need cores "
             "of their own; cheaper transforms and a cache help then."
         )
-    return advice, workers_line(facts.loader, wanted, facts.gpu is not None) if wanted != workers else ""
+    return advice, workers_line(loader, wanted, facts.gpu is not None) if wanted != workers else ""
 
 
 @rule(
@@ -137,6 +134,7 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     "matching the number of cores",
     timed_only=True,
     remedy="threads",
+    worth=0.1,
 )
 def threads_and_cores(facts: Facts) -> Iterator[Finding]:
     """More or fewer threads than cores, judged by steps that were run with another number."""
@@ -148,7 +146,7 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
     bound = min(facts.step_ms - faster * facts.step_ms / typical if typical > 0 else 0.0, typical - faster)
     # The tried steps must be clearly faster, not just within the spread of the timed ones.
     clearly = float(np.percentile(other, 75)) < float(np.percentile(facts.timed_ms, 25))
-    if facts.share(bound) < _WORTH_THREADS or not clearly:
+    if not clearly:
         return
     limit = facts.environment.get("cpu_limit")
     room = f"{facts.environment.get('cpus')} cores" + (f", limited to {limit:g} by its cgroup" if limit else "")
@@ -172,24 +170,24 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
     "avoiding its pauses",
     timed_only=True,
     remedy="gc_freeze",
+    worth=_WORTH_GC,
 )
 def garbage_collection(facts: Facts) -> Iterator[Finding]:
     """Pauses of Python's garbage collector in the timed steps."""
-    pauses = facts.meta.get("noise", {}).get("gc_pauses", [])
-    if not facts.live or not pauses:
-        return
     per_step = facts.pauses_ms
+    if not per_step.any():
+        return
     bound = float(per_step.mean())
     # One pause in many steps proves nothing: some must be left without the longest 2 %.
     again = facts.share(_without_longest(per_step)) >= _WORTH_GC
-    if facts.share(bound) < _WORTH_GC or not (again or len(per_step) < _FEWEST):
+    if not again and len(per_step) >= _FEWEST:
         return
     heavy = np.flatnonzero(per_step > 0.2 * per_step.max())
     period = _period(heavy, len(per_step))
     often = f"every {period} steps" if period else f"in {fmt.counted(len(heavy), 'step')} of {len(per_step)}"
     yield Finding(
         f"Python collected garbage {often}, for {fmt.duration(float(per_step[heavy].mean()))} each time: on average "
-        f"{facts.of_step(bound)}. The longest pause took {fmt.duration(max(ms for _, ms in pauses))}.",
+        f"{facts.of_step(bound)}. Those of a single step took up to {fmt.duration(per_step.max())}.",
         bound,
         "Hide long-lived objects from the collector once they exist, and switch it off. Collect between steps if "
         "memory grows, because cycles are not freed then.",
@@ -202,7 +200,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     )
 
 
-@rule("uneven steps", "Slowed by a few slow steps", "making them as fast as the others", timed_only=True)
+@rule("uneven steps", "Slowed by a few slow steps", "making them as fast as the others", timed_only=True, worth=_WORTH)
 def uneven_steps(facts: Facts) -> Iterator[Finding]:
     """Steps far slower than the others, if neither the wait for data nor the garbage collector explains it."""
     if not facts.live or len(facts.timed_ms) < _FEWEST:
@@ -215,7 +213,7 @@ def uneven_steps(facts: Facts) -> Iterator[Finding]:
     typical = float(np.median(rest))
     bound = float((rest[slow] - typical).sum()) / len(rest)
     period = _period(slow, len(rest))
-    if facts.share(bound) < _WORTH or (period is None and facts.busy):
+    if period is None and facts.busy:
         return
     often = f"every {period} steps" if period else f"{len(slow)} of {len(rest)} steps"
     mean_ms = facts.step_ms + bound

@@ -12,11 +12,10 @@ from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import GpuFacts
 from perfnb.recording.text import found
 
-_WORTH = 0.05
 _SHARDED = re.compile("AllGather|ReduceScatter")
 
 
-@rule("host-device copies", "Bound by copies between host and device", idle_cause="copies")
+@rule("host-device copies", "Bound by copies between host and device", idle_cause="copies", worth=0.05)
 def host_device_copies(facts: Facts) -> Iterator[Finding]:
     """Time of copies on the device, and time the device was idle while the host was inside a copying call."""
     gpu = facts.gpu
@@ -24,8 +23,6 @@ def host_device_copies(facts: Facts) -> Iterator[Finding]:
         return
     held, perhaps, unsure = gpu.held_ms("copies"), gpu.idle_perhaps["copies"], gpu.is_unsure("copies")
     bound = gpu.copies_ms + held
-    if facts.share(bound) < _WORTH:
-        return
     in_calls, calls = gpu.calls_ms["copies"]
     behind = (
         f" For {fmt.duration(perhaps)} of it nothing shows that the GPU waited for the copy: its next work had been "
@@ -98,11 +95,11 @@ def _advice(facts: Facts, gpu: GpuFacts) -> str:
     )
 
 
-@rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,")
+@rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,", worth=0.05)
 def exposed_communication(facts: Facts) -> Iterator[Finding]:
     """Time in which a GPU communicates and computes nothing."""
     gpu = facts.gpu
-    if gpu is None or facts.share(gpu.exposed_ms) < _WORTH:
+    if gpu is None or not gpu.communication_ms:
         return
     hidden = 1 - gpu.exposed_ms / gpu.communication_ms
     how = (

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from perfnb.remedies.lever import Lever, always, forward_within, without_models
 from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject
+from perfnb.step.refusals import attention_of, without_switch
 from perfnb.step.tracer import Tracer, exclusive, read_trace
 
 _FUSED = "aten::scaled_dot_product_attention"
@@ -64,31 +65,20 @@ def _sdpa(backend: str, words: str) -> Lever:
     )
 
 
-def _of_hugging_face(subject: Subject) -> dict[str, Any]:
-    return {name: model for name, model in subject.models.items() if hasattr(model, "set_attn_implementation")}
-
-
 def _switchable(subject: Subject) -> dict[str, Any]:
     """Models that take the switch; those whose attention is a class chosen when the model is made ignore it."""
-    models = _of_hugging_face(subject)
+    models = {name: model for name, model in subject.models.items() if not without_switch([model])}
     with _with_sdpa(models):
-        return {name: model for name, model in models.items() if _implementation(model) == "sdpa"}
-
-
-def _implementation(model: Any) -> Any:
-    return getattr(model.config, "_attn_implementation", None)
+        return {name: model for name, model in models.items() if attention_of(model) == "sdpa"}
 
 
 def _cannot_switch(subject: Subject) -> str:
     __tracebackhide__ = True
-    models = _of_hugging_face(subject)
-    if not models:
-        return "only models of Hugging Face can be switched to fused attention from outside"
-    if all(_implementation(model) == "sdpa" for model in models.values()):
-        return "attention is fused already"
+    if why := without_switch(subject.models.values()):
+        return why
     takes = subject.once("switchable", _switchable)
     if not takes:
-        made = type(next(iter(models.values()))).__name__
+        made = next(type(model).__name__ for model in subject.models.values() if not without_switch([model]))
         return (
             f"{made} chooses its attention when it is made and does not switch later: make it with "
             f'{made}.from_pretrained(..., attn_implementation="sdpa"), or {made}._from_config(config, '
@@ -106,7 +96,7 @@ def _with_sdpa(models: Mapping[str, Any]) -> Iterator[None]:
         stack.callback(setattr, logger, "disabled", logger.disabled)
         logger.disabled = True
         for model in models.values():
-            stack.callback(model.set_attn_implementation, _implementation(model))
+            stack.callback(model.set_attn_implementation, attention_of(model))
             model.set_attn_implementation("sdpa")
         yield
 

@@ -12,20 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from perfnb.findings.code import lever_line
+from perfnb.findings.proposed_code import lever_line
 from perfnb.remedies.lever import Lever, Switch, forwards, without_models
 from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject
+from perfnb.step.refusals import compiled_already
 
 
 def _refuses(subject: Subject) -> str:
-    if why := without_models(subject):
+    if why := without_models(subject) or compiled_already(subject.modules(nn.Module)):
         return why
-    if any(
-        isinstance(module, torch._dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
-        for module in subject.modules(nn.Module)
-    ):
-        return "the model is compiled already"
     if subject.kinds == {"cpu"} and not _compiler():
         return "torch.compile needs a C++ compiler (g++ or clang++) here, and none was found"
     return ""

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from perfnb.remedies.lever import Lever, Switch, always, forwards, without_float32, without_models
+from perfnb.remedies.lever import Lever, Switch, always, forwards, without_models
 from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject
+from perfnb.step.refusals import without_dtype
 
 _CONFIG = "Int8DynamicActivationInt8WeightConfig"
 
@@ -35,7 +36,7 @@ def _cannot_quantize(subject: Subject) -> str:
         return why
     if not any(True for _ in subject.modules(nn.Linear)):
         return "the model has no linear layers"
-    if why := without_float32(subject):
+    if why := without_dtype(torch.float32, subject.parameters):
         return why
     return "" if find_spec("torchao") else "int8 needs torchao, which is not installed: pip install torchao"
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from perfnb.findings.code import lever_line
+from perfnb.findings.proposed_code import lever_line
 from perfnb.remedies.lever import Lever, always
 from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject

@@ -14,28 +14,21 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from perfnb import quantities as fmt
 from perfnb.bench.values import Values
-from perfnb.findings.code import workers_line
+from perfnb.findings.proposed_code import workers_line
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.lines import is_named
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.values import compare_batches
 from perfnb.step.environment import usable_cpus
 from perfnb.step.namespace import loader_facts
+from perfnb.step.refusals import without_plain_loader
 
 #: Batches made to see how long one takes, and seconds for that.
 _BATCHES, _SECONDS = 5, 1.0
 
 
 def _refuses(subject: Subject) -> str:
-    if subject.loader is None:
-        return "no DataLoader feeds the step (pass it as batches, or as loader=)"
-    if type(subject.loader[1]) is not DataLoader:
-        return f"perfnb cannot copy a {type(subject.loader[1]).__name__}, which may keep its position"
-    if subject.loader[1].num_workers:
-        return "the loader has workers already"
-    if subject.batches is not subject.loader[1]:
-        return "the step's batches do not come straight from the loader"
-    return ""
+    return without_plain_loader(subject.loader and subject.loader[1], subject.batches)
 
 
 def workers_for(subject: Subject) -> int:

@@ -12,12 +12,13 @@ from torch.utils.checkpoint import checkpoint
 from perfnb.remedies.lever import Lever, always, forwards
 from perfnb.remedies.lines import is_named
 from perfnb.remedies.subject import Subject
+from perfnb.step.refusals import BLOCKS, without_blocks
 
 
 def _refuses(subject: Subject) -> str:
     if not subject.trains:
         return "the step computes no gradients, so it keeps nothing for backward"
-    return "" if _blocks(subject)[2] else "the model has no list of blocks (ModuleList or Sequential) to recompute"
+    return without_blocks(subject.modules(nn.Module))
 
 
 def _blocks(subject: Subject) -> tuple[str, str, list[nn.Module]]:
@@ -26,9 +27,9 @@ def _blocks(subject: Subject) -> tuple[str, str, list[nn.Module]]:
         (name, path, list(module.children()))
         for name, model in subject.models.items()
         for path, module in model.named_modules()
-        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 1
+        if isinstance(module, BLOCKS)
     ]
-    return max(lists, key=lambda found: len(found[2]), default=("", "", []))
+    return max(lists, key=lambda listed: len(listed[2]))
 
 
 def _checkpointed(subject: Subject) -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from perfnb.findings.code import update_line
+from perfnb.findings.proposed_code import update_line
 from perfnb.remedies.lever import Lever, always, attribute
 from perfnb.remedies.lines import is_named
 from perfnb.remedies.subject import Subject

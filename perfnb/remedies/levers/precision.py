@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perfnb.errors import CaptureError
-from perfnb.findings.code import lever_line
+from perfnb.findings.proposed_code import lever_line
 from perfnb.remedies.dtypes import NARROWER, converted
 from perfnb.remedies.lever import (
     Lever,
@@ -18,7 +18,6 @@ from perfnb.remedies.lever import (
     always,
     attribute,
     forward_within,
-    without_float32,
     without_models,
 )
 from perfnb.remedies.lines import for_models, is_named
@@ -26,6 +25,7 @@ from perfnb.remedies.subject import Subject
 from perfnb.remedies.switches import BACKWARD, PRECISION, kept, newer_parts, older_precision, switched
 from perfnb.step.environment import lower_precision
 from perfnb.step.optimizers import tensors_of
+from perfnb.step.refusals import without_dtype
 
 _FAMILY = "autocast"
 #: Least compute capability of NVIDIA GPUs with units for TF32.
@@ -42,7 +42,7 @@ _BY_HAND = "write scaler.scale(loss).backward(), scaler.step(optimizer) and scal
 
 
 def _refuses(subject: Subject) -> str:
-    if why := without_models(subject) or without_float32(subject):
+    if why := without_models(subject) or without_dtype(torch.float32, subject.parameters):
         return why
     others = sorted(subject.kinds - {"cpu", "cuda"})
     return f"perfnb has not tried autocast on {', '.join(others)}" if others else ""
@@ -155,7 +155,7 @@ def _float32_products(subject: Subject) -> Iterator[None]:
 
 
 def _refuses_products(subject: Subject) -> str:
-    if why := without_float32(subject):
+    if why := without_dtype(torch.float32, subject.parameters):
         return why
     if subject.kind not in _FASTER:
         return f"torch has no such setting for {subject.kind}"
@@ -178,10 +178,7 @@ def _products_code(subject: Subject) -> list[str]:
 
 
 def _refuses_float32(subject: Subject) -> str:
-    if why := without_models(subject):
-        return why
-    double = NARROWER.keys() & {parameter.dtype for parameter in subject.parameters}
-    return "" if double else "the model is not in float64"
+    return without_models(subject) or without_dtype(torch.float64, subject.parameters)
 
 
 def _float32_code(subject: Subject) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from perfnb.findings.code import lever_line
+from perfnb.findings.proposed_code import lever_line
 from perfnb.remedies.lever import Lever, always
 from perfnb.remedies.levers.layout import without_convolutions
 from perfnb.remedies.switches import COLLECTION, CUDNN, switched

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from perfnb import quantities as fmt
-from perfnb.findings.code import lever_line
+from perfnb.findings.proposed_code import lever_line
 from perfnb.remedies.lever import Lever, Switch
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.switches import THREADS as NUMBER

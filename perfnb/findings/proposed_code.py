@@ -24,7 +24,6 @@ NEEDS: Mapping[str, Capability] = {
     "torch.compile": (7, 0),
     "bfloat16": (8, 0),
     "TF32": (8, 0),
-    "float8": (8, 9),
 }
 #: The line that keeps a lever of `perfnb.try_levers`, for what ``{0}`` stands for: a model, or what was chosen.
 _LINES: Mapping[str, str] = {
@@ -52,22 +51,23 @@ RECORD_MORE = (
     "torch.profiler.ProfilerActivity.CUDA], with_stack=True, "
     "experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))"
 )
+_NOT_PYTHON = (SyntaxError, ValueError, MemoryError, RecursionError)
+_IMPORTS = re.compile(rf"import (?:{'|'.join(MODULES)})(?:, (?:{'|'.join(MODULES)}))*; ")
+#: What lines consist of, besides `EXPANDABLE` and `RECORD_MORE`: statements, what they use of the modules, and methods
+#: of the user's objects.
+_STATEMENTS = (ast.Assign, ast.Expr, ast.For)
+_USED = frozenset(
+    {
+        *("gc.collect", "gc.freeze", "gc.disable", "torch.compile", "torch.set_num_threads", "torch.bfloat16"),
+        *("torch.channels_last", "torch.set_float32_matmul_precision", "torch.utils.data.DataLoader"),
+        "torch.nn.parallel.DistributedDataParallel",
+    }
+)
+_METHODS = ("float", "to", "update")
 #: The arguments of a DataLoader that a line may repeat.
 LOADER_WORDS = (
-    "batch_size",
-    "drop_last",
-    "batch_sampler",
-    "sampler",
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-    "in_order",
+    *("batch_size", "drop_last", "batch_sampler", "sampler", "num_workers", "collate_fn", "pin_memory", "timeout"),
+    *("worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "in_order"),
 )
 
 
@@ -83,7 +83,7 @@ def root_of(name: object) -> str | None:
         tree = ast.parse(name, mode="eval").body
         if ast.unparse(tree) != name:
             return None
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    except _NOT_PYTHON:
         return None
     while isinstance(tree, (ast.Attribute, ast.Subscript)):
         if _is_dunder(tree.attr) if isinstance(tree, ast.Attribute) else not _is_key(tree.slice):
@@ -107,7 +107,7 @@ def shown(line: str, known: Collection[str]) -> str:
     """A line with the imports that it needs; empty if it is not Python or uses a name neither known nor bound in it."""
     try:
         missing = dict.fromkeys(_free(ast.parse(line), set(known)))
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    except _NOT_PYTHON:
         return ""
     if not missing.keys() <= set(MODULES):
         return ""
@@ -149,12 +149,12 @@ def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
         The arguments, as they are written; ``None`` leaves one out.
     """
     name, words = loader.get("name"), loader.get("same")
-    if not name or not isinstance(words, (list, tuple)) or not words:
+    if not name or not words:
         return ""
     same = {word: f"{name}.{word}" for word in words if word in LOADER_WORDS}
     arguments = {word: value for word, value in (same | changed).items() if value is not None}
-    told = ", ".join([f"{name}.dataset", *(f"{word}={value}" for word, value in arguments.items())])
-    return f"{name} = torch.utils.data.DataLoader({told})"
+    written = ", ".join([f"{name}.dataset", *(f"{word}={value}" for word, value in arguments.items())])
+    return f"{name} = torch.utils.data.DataLoader({written})"
 
 
 def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
@@ -167,55 +167,23 @@ def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
     return loader_line(loader, num_workers=workers, **pin)
 
 
-def is_own_line(line: object) -> bool:
-    """Whether a line, which may come from an edited file, is one that a finding proposes, for plain names."""
-    if not isinstance(line, str) or len(line) > _LONGEST or not line.isprintable():
-        return False
+def is_own_line(line: str) -> bool:
+    """Whether a line, which may come from an edited file, does nothing that no finding proposes, with plain names."""
     line = _IMPORTS.sub("", line, count=1)
-    found = next(filter(None, (shape.fullmatch(line) for shape in _SHAPES)), None)
-    if found is None:
+    if line in (EXPANDABLE, RECORD_MORE) or not line.isprintable():
+        return line.isprintable()
+    try:
+        nodes = list(ast.walk(ast.parse(line)))
+    except _NOT_PYTHON:
         return False
-    names = [name for group, text in found.groupdict().items() if text for name in _names_in(group, text)]
-    return all(root_of(name) is not None for name in names)
-
-
-def _names_in(group: str, text: str) -> list[str]:
-    """The user's names in a part of a line: one, or those of the optimizers of `update_line`."""
-    return [text] if group == "name" else [one.removesuffix(".param_groups") for one in text.split(", *")]
-
-
-def _shape_of(lever: str, line: str) -> str:
-    what = {"threads": r"\d{1,6}", "float32_precision": "high"}.get(lever, "(?P<name>.+)")
-    first, *rest = re.escape(line).split(r"\{0\}")
-    return first + "".join((what if place == 0 else "(?P=name)") + part for place, part in enumerate(rest))
-
-
-_IMPORTS = re.compile(rf"import (?:{'|'.join(MODULES)})(?:, (?:{'|'.join(MODULES)}))*; ")
-_ARGUMENT = "|".join(
-    (
-        *(rf"{word}=(?P=name)\.{word}" for word in LOADER_WORDS),
-        r"num_workers=\d{1,6}",
-        "pin_memory=True",
-        r"sampler=(?P=name)\.batch_sampler",
-        "batch_size=None",
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    names = [node for node in nodes if isinstance(node, (ast.Attribute, ast.Name)) and id(node) not in inner]
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return (
+        all(isinstance(node, _STATEMENTS) for node in nodes if isinstance(node, ast.stmt))
+        and all(ast.unparse(name) in _USED or root_of(ast.unparse(name)) for name in names)
+        and all(ast.unparse(call) in _USED or getattr(call, "attr", "") in _METHODS for call in calls)
     )
-)
-#: Most characters of a line, and all lines that a finding proposes.
-_LONGEST = 5000
-_SHAPES = tuple(
-    re.compile(shape)
-    for shape in (
-        "",
-        *map(re.escape, (EXPANDABLE, RECORD_MORE)),
-        *(_shape_of(lever, line) for lever, line in _LINES.items()),
-        *(
-            rf"for group in {source}: group\.update\({re.escape(how)}\)"
-            for how in _UPDATES.values()
-            for source in (r"(?P<name>.+)\.param_groups", r"\(\*(?P<names>.+\.param_groups)\)")
-        ),
-        rf"(?P<name>.+) = torch\.utils\.data\.DataLoader\((?P=name)\.dataset(?:, (?:{_ARGUMENT}))*\)",
-    )
-)
 
 
 def trial_line(call: object, lever: str) -> tuple[str, str]:
@@ -287,9 +255,7 @@ def is_amd(recording: Recording) -> bool:
 
 def _devices(recording: Recording) -> list[Mapping[str, Any]]:
     """The facts of each GPU that was used; of all known ones if the recording does not say which."""
-    found = recording.meta.get("devices")
-    known = [device for device in found if isinstance(device, Mapping)] if isinstance(found, (list, tuple)) else []
-    used = recording.meta.get("environment", {}).get("gpus") or ()
+    known, used = recording.meta.get("devices") or [], recording.meta.get("environment", {}).get("gpus") or ()
     return [device for device in known if device.get("name") in used] or known
 
 

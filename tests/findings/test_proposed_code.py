@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from perfnb.findings.code import (
+from perfnb.findings.proposed_code import (
     _LINES,
     _UPDATES,
     EXPANDABLE,
@@ -136,6 +136,8 @@ def test_an_edited_name_ends_up_in_no_line(name: str) -> None:
         f"import gc; {lever_line('gc_freeze')}",
         *(update_line(lever, names) for lever in _UPDATES for names in (["o"], ["o", "self.other"])),
         workers_line({"name": "data", "same": LOADER_WORDS}, 4, True),
+        "import torch; net = torch.nn.parallel.DistributedDataParallel(net.module, bucket_cap_mb=25)",
+        "import torch; net = net.to(torch.bfloat16)  # and its inputs",
         loader_line({"name": "d", "same": ["timeout"]}, batch_sampler=None, sampler="d.batch_sampler"),
     ],
 )
@@ -147,8 +149,6 @@ def test_every_line_that_findings_propose_is_known_when_a_profile_is_read(line: 
     "line",
     [
         "import os; os.system('echo PWNED')",
-        "import os; import os; torch.set_num_threads(2)",
-        "net = torch.compile(other)",
         "net = torch.compile(net); os.system('x')",
         "os.system('x').y = torch.compile(os.system('x').y)",
         "torch = torch.compile(torch)",
@@ -159,12 +159,15 @@ def test_every_line_that_findings_propose_is_known_when_a_profile_is_read(line: 
         "d = torch.utils.data.DataLoader(d.dataset, num_workers=f())",
         "d = torch.utils.data.DataLoader(d.dataset, collate_fn=os.system)",
         "torch.set_num_threads(2)\nimport os",
+        "import os.path; torch.set_num_threads(2)",
+        "os.environ['LD_PRELOAD'] = 'x'",
+        "for group in o.param_groups: exec('x')",
+        "f = os.system; f('x')",
+        "def f(): pass",
         f"{EXPANDABLE}\r",
-        None,
-        5,
     ],
 )
-def test_no_other_line_is(line: object) -> None:
+def test_a_line_that_does_anything_else_is_not(line: str) -> None:
     assert not is_own_line(line)
 
 
@@ -324,7 +327,7 @@ def test_lower_precision_is_advised_where_the_gpu_has_units_for_it(
 @pytest.mark.parametrize(
     ("name", "facts", "can"),
     [
-        ("NVIDIA H100 80GB HBM3", {"computeMajor": 9, "computeMinor": 0}, {"float16", "bfloat16", "TF32", "float8"}),
+        ("NVIDIA H100 80GB HBM3", {"computeMajor": 9, "computeMinor": 0}, {"float16", "bfloat16", "TF32"}),
         ("Tesla T4", {"computeMajor": 7, "computeMinor": 5}, {"float16"}),
         ("NVIDIA GeForce GTX 1080 Ti", {"computeMajor": 6, "computeMinor": 1}, set()),
         ("AMD Radeon Graphics", {"computeMajor": 9, "computeMinor": 0}, None),

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import perfnb
-from perfnb.findings.cures import taken
 from perfnb.findings.rules.optimizer import lever_for
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.subject import find_subject
@@ -94,7 +93,7 @@ def test_levers_named_by_findings_accept_the_step(name: str, monkeypatch: pytest
     facts = facts_of(profile._recording)
     subject, levers = find_subject(step, batches, namespace_of(step)), by_name()
 
-    named = {lever for lever in JUDGED if taken(facts, lever)}
+    named = {lever for lever in JUDGED if facts.applicable(lever)}
     updates = lever_for(facts, facts.optimizers, [])
 
     accepted = {lever for lever in JUDGED if not levers[lever].refuses(subject)}

@@ -1,0 +1,75 @@
+"""Why a change of how a step runs does not apply to what the step uses: asked by levers, noted for findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+#: Containers whose parts may be the blocks of a model, such as the layers of a transformer.
+BLOCKS = (nn.ModuleList, nn.Sequential)
+
+
+def without_dtype(dtype: torch.dtype, parameters: Iterable[Tensor]) -> str:
+    """Why what lowers a precision does not apply; empty if some parameter has it."""
+    has_it = any(parameter.dtype == dtype for parameter in parameters)
+    return "" if has_it else f"the model is not in {str(dtype).removeprefix('torch.')}"
+
+
+def compiled_already(modules: Iterable[nn.Module]) -> str:
+    """Why torch.compile does not apply; empty if none of the modules is compiled."""
+    compiled = any(
+        isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
+        for module in modules
+    )
+    return "the model is compiled already" if compiled else ""
+
+
+def without_blocks(modules: Iterable[nn.Module]) -> str:
+    """Why recomputing blocks does not apply; empty if there is a list of several."""
+    has_them = any(isinstance(module, BLOCKS) and len(module) > 1 for module in modules)
+    return "" if has_them else "the model has no list of blocks (ModuleList or Sequential) to recompute"
+
+
+def attention_of(model: nn.Module) -> Any:
+    """The implementation of attention that a model of Hugging Face uses; ``None`` if it names none."""
+    return getattr(model.__dict__.get("config"), "_attn_implementation", None)
+
+
+def without_switch(modules: Iterable[nn.Module]) -> str:
+    """Why another implementation of attention does not apply; empty if some model takes the switch."""
+    switchable = [module for module in modules if hasattr(type(module), "set_attn_implementation")]
+    if not switchable:
+        return "only models of Hugging Face can be switched to fused attention from outside"
+    fused = all(attention_of(module) == "sdpa" for module in switchable)
+    return "attention is fused already" if fused else ""
+
+
+def without_plain_loader(loader: Any, batches: Any) -> str:
+    """Why loading batches in workers does not apply; empty if torch's own loader, without workers, gives them."""
+    if not isinstance(loader, DataLoader):
+        return "no DataLoader feeds the step (pass it as batches, or as loader=)"
+    if type(loader) is not DataLoader:
+        return f"perfnb cannot copy a {type(loader).__name__}, which may keep its position"
+    if loader.num_workers:
+        return "the loader has workers already"
+    return "" if batches is loader else "the step's batches do not come straight from the loader"
+
+
+def refused_levers(called: Iterable[nn.Module], batches: Any) -> list[str]:
+    """The levers of `perfnb.try_levers` that a step refuses, by the modules that it calls and what feeds it."""
+    modules = list({id(part): part for module in called for part in module.modules()}.values())
+    parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
+    compiled = compiled_already(modules) if modules else "the step calls no model"
+    reasons = {
+        "attention": without_switch(modules),
+        "autocast": without_dtype(torch.float32, parameters),
+        "checkpointing": without_blocks(modules),
+        **dict.fromkeys(("compile", "compile_max_autotune", "compile_reduce_overhead"), compiled),
+        "float32": without_dtype(torch.float64, parameters),
+        "loader_workers": without_plain_loader(batches, batches),
+    }
+    return [lever for lever, reason in reasons.items() if reason]
