@@ -1,4 +1,4 @@
-"""Trace files read into recordings, several at once in other processes if that pays; and what a loader is."""
+"""Trace files read into recordings, several at once in other processes if that pays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -32,28 +32,6 @@ _PAYS = 16 * 2**20
 _XSPACE = ".xplane.pb"
 _RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
 _FAILED = 3
-
-
-@dataclass(frozen=True)
-class Loader:
-    """Something that `perfnb.load` reads.
-
-    Attributes
-    ----------
-    what : str
-        What it reads, in words: ``saved watches``.
-    recognise : callable
-        Whether a path is one, by its content.
-    load : callable
-        Makes the public object from the path, `Limits`, and the executor for several files, if the user gave one.
-    has_steps : bool
-        Whether `load` also takes the name of the range that marks the steps, or ``None``.
-    """
-
-    what: str
-    recognise: Callable[[Path], bool]
-    load: Callable[..., Any]
-    has_steps: bool = False
 
 
 def read_file(
