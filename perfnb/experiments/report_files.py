@@ -16,8 +16,8 @@ from perfnb.errors import RecordingError
 from perfnb.experiments.decision import SIDES, Quality
 from perfnb.recording import store
 from perfnb.recording.frame_files import SavedColumn
-from perfnb.recording.outcome import make_outcome
 from perfnb.recording.loadable import Loadable
+from perfnb.recording.outcome import make_outcome
 from perfnb.recording.saved_facts import Above0, Amount, Count, Environment, Noise
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
 from perfnb.recording.store import SavedFolder, SavedKind

@@ -22,8 +22,8 @@ from perfnb.profile.outcome import origin
 from perfnb.recording import store
 from perfnb.recording.frame_files import SavedColumn
 from perfnb.recording.job import RANKS
-from perfnb.recording.outcome import Outcome, make_outcome
 from perfnb.recording.loadable import Loadable
+from perfnb.recording.outcome import Outcome, make_outcome
 from perfnb.recording.saved_facts import Amount, Count, Rank, Whole
 from perfnb.recording.saved_profile import PROFILE
 from perfnb.recording.store import SavedFolder, SavedKind

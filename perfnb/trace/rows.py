@@ -56,8 +56,7 @@ class Rows:
         """Return the number of a text in a column of texts."""
         codes = self._codes[column]
         if text not in codes:
-            self.kept.add()
-            self.kept.add_text(text)
+            self.kept.add(1, text)
         return codes.setdefault(text, len(codes))
 
     def add(
