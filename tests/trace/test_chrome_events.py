@@ -67,7 +67,7 @@ def test_starts_and_ends_are_intervals(tmp_path: Path) -> None:
     assert spans(trace) == {
         **{"outer": [(0, 20_000)], "inner": [(5_000, 5_000)], "whole": [(6_000, 3_000)], "next": [(10_000, 2_500)]},
     }
-    assert trace.caveats == ["Not shown: instants (1), counters (1)."]
+    assert trace.caveats == ["Instants, counters and asynchronous events, not shown: 2."]
     assert trace.process_names == {1: "a tensor"}
 
 

@@ -91,27 +91,6 @@ def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path, data:
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
-@pytest.mark.parametrize("text", [WHOLE.decode(), "[ ]", "[]"])
-def test_text_of_wider_characters_is_told_as_such(code: str, text: str) -> None:
-    with pytest.raises(TraceError, match=r"its text is UTF-16 or UTF-32; save it as UTF-8\.$"):
-        decode(text.encode(code))
-
-
-def test_what_else_a_file_may_be_is_told_by_its_begin() -> None:
-    with pytest.raises(TraceError, match=r"it is binary, not text; give another file\.$"):
-        decode(b"\x80\x04\0x")
-    with pytest.raises(TraceError, match=r"null bytes"):
-        decode(bytes(40))
-
-
-def test_a_span_that_int64_just_holds_is_read() -> None:
-    trace = decode(b'[{"ph":"X","ts":-4611686018427387.904},{"ph":"X","ts":4611686018427387.9,"dur":0.003}]')
-    assert int(trace.start_ns.max() - trace.start_ns.min()) == 2**63 - 4
-    with pytest.raises(TraceError, match=r"the span of its events is not a time that perfnb can hold: from -9\.2e\+15"):
-        decode(BROKEN["a span above int64"])
-
-
 def test_bytes_without_a_file_are_called_the_trace() -> None:
     with pytest.raises(TraceError, match=r"^the trace is not a Chrome trace .* cut off after byte 1;"):
         decode(b"{")
