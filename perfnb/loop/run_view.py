@@ -36,6 +36,7 @@ from perfnb.loop.run_summary import FEWEST_STEPS, TYPICAL, RunFigures, stretches
 
 #: Points of the chart of all steps.
 _POINTS = 240
+_TYPICAL = {True: "yes", False: "no"}
 _MEMORY = {
     "resident": Mark("process (resident)", palette.BLUE, "█", "solid"),
     "allocated": Mark("allocated on the device", palette.ORANGE, "░", "dots"),
@@ -74,7 +75,7 @@ def _verdict(run: RunFigures) -> Verdict:
         needed = f"{FEWEST_STEPS} after the warm-up are needed, and there are {run.counted:,}"
         return Verdict("open", f"{verdict.verdict}: {needed}")
     if verdict.finding is None:
-        ms = fmt.with_interval(fmt.duration(run.median_ms), run.median_ms, run.ci_ms)
+        ms = fmt.interval(run.median_ms, run.ci_ms)
         profile = "To see what the steps themselves spend their time on, profile one."
         return Verdict(
             "good", f"{verdict.verdict}: {ms} per step, and nothing holds the run back", _nothing(run), profile
@@ -355,5 +356,5 @@ def _rank_verdict(ranks: RankFigures) -> Verdict:
         return Verdict("good", "No rank waits longer for its data, or works longer, than the others")
     row: Any = ranks.differences.loc[(rank, part)]
     does = "waits for its data" if part == "waiting for data" else "works"
-    longer = fmt.with_interval(fmt.duration(row["change_ms"]), row["change_ms"], (row["low_ms"], row["high_ms"]))
+    longer = fmt.interval(row["change_ms"], (row["low_ms"], row["high_ms"]))
     return Verdict("bad", f"Rank {rank} {does} {longer} longer per step than rank {row['than']:.0f}")

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.errors import TraceError
-from perfnb.trace.columns import EVENT_COLUMNS, MISSING, Ints, TraceColumns, no_memory
+from perfnb.trace.columns import EVENT_COLUMNS, MISSING, Ints, TraceColumns
 from perfnb.trace.rows import FAR_NS
 from perfnb.trace.sqlite_file import MAGIC, NULL, SqliteFile, Texts, is_packed, opened
 from perfnb.trace.trace_file import Limits, OnProgress, Reader
@@ -447,11 +447,7 @@ def _trace(export: _Export, facts: dict[str, Any], columns: dict[str, Ints], pid
         **columns,
         names=export.names.labels,
         categories=categories,
-        memory=no_memory(),
         shape_texts=export.shapes.labels,
-        collective_names=[],
-        group_names=[],
-        dtype_names=[],
         negative_durations=int(negative.sum()),
         base_ns=facts["base_ns"],
         devices=facts["devices"],
