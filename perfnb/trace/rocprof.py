@@ -13,7 +13,7 @@ from msgspec import field
 from perfnb.errors import TraceError
 from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.rows import FAR_NS, Rows
-from perfnb.trace.trace_file import Limits, OnProgress, Reader, cut, refuse_many_values, whole_file
+from perfnb.trace.trace_file import Limits, OnProgress, Reader, cut, refuse_many_values, too_deep, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, RANGES
 
 _START = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
@@ -126,7 +126,9 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
     rows = Rows(str(path), limits)
     try:
         processes = _RESULT.decode(text).processes
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError as error:
+        raise too_deep(str(path)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{path} is not a result of rocprofv3 that perfnb can read: {error}.") from error
     for process in processes:
         _add(rows, process)
