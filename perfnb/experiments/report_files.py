@@ -154,4 +154,4 @@ def _load(path: Path, *_: object) -> Any:
     return load_ab_test(path)
 
 
-LOADABLE = Loadable("saved reports", REPORT.is_at, _load)
+LOADABLE = Loadable(REPORT.is_at, _load)

@@ -24,5 +24,5 @@ def _load_saved(path: Path, *_: object) -> Any:
     return HostProfile(load_record(path))
 
 
-LOADABLE = Loadable("host profiles of other tools", lambda path: format_of(path) is not None, _load)
-SAVED = Loadable("saved host profiles", HOST.is_at, _load_saved)
+LOADABLE = Loadable(lambda path: format_of(path) is not None, _load)
+SAVED = Loadable(HOST.is_at, _load_saved)

@@ -75,4 +75,4 @@ def load_rank_runs(path: Path) -> RankRuns:
     return RankRuns([load_run(one) for one in _folders(path)])
 
 
-LOADABLE = Loadable("runs of ranks", lambda path: bool(_folders(path)), lambda path, *_: load_rank_runs(path))
+LOADABLE = Loadable(lambda path: bool(_folders(path)), lambda path, *_: load_rank_runs(path))

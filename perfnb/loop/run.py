@@ -248,4 +248,4 @@ def load_run(path: str | Path) -> RunSummary:
         raise RecordingError(f"{source} is damaged: its steps are not those of a run ({error}).") from error
 
 
-LOADABLE = Loadable("saved runs", lambda path: RUN.is_at(place_of_run(path)), lambda path, *_: load_run(path))
+LOADABLE = Loadable(lambda path: RUN.is_at(place_of_run(path)), lambda path, *_: load_run(path))

@@ -178,9 +178,8 @@ def _trace(path: Path, limits: Limits, _: Executor | None, steps: str | None = N
     return ranks
 
 
-LOADABLE = Loadable("saved profiles", PROFILE.is_at, lambda path, *_: Profile(SavedProfile(path)))
+LOADABLE = Loadable(PROFILE.is_at, lambda path, *_: Profile(SavedProfile(path)))
 TRACE = Loadable(
-    "traces",
     lambda path: path.is_file() and reader_of(path) is not None,
     _trace,
     has_steps=True,

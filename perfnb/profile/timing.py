@@ -115,4 +115,4 @@ def noise_sentences(noise: Mapping[str, Any]) -> list[str]:
     return [f"{fmt.capital(fact)}." for fact in noise_facts(noise)]
 
 
-LOADABLE = Loadable("saved step times", TIMING.is_at, lambda path, *_: load_timing(path))
+LOADABLE = Loadable(TIMING.is_at, lambda path, *_: load_timing(path))

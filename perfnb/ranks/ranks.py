@@ -341,9 +341,8 @@ def _of_saved(paths: Sequence[Path]) -> Ranks:
     return Ranks([Profile(profile.of_rank(rank)) for rank, profile in numbered])
 
 
-LOADABLE = Loadable("saved ranks", RANKS.is_at, lambda path, *_: load_ranks(path))
+LOADABLE = Loadable(RANKS.is_at, lambda path, *_: load_ranks(path))
 FOLDER_OF_TRACES = Loadable(
-    "folders of traces",
     lambda path: path.is_dir() and bool(trace_files(path)),
     lambda path, limits, executor, steps=None: load_several(trace_files(path), limits, executor, steps),
     has_steps=True,

@@ -14,8 +14,6 @@ class Loadable:
 
     Attributes
     ----------
-    what : str
-        Its name in words: ``saved watches``.
     recognise : callable
         Whether a path is one, by its content.
     load : callable
@@ -24,7 +22,6 @@ class Loadable:
         Whether `load` also takes the name of the range that marks the steps, or ``None``.
     """
 
-    what: str
     recognise: Callable[[Path], bool]
     load: Callable[..., Any]
     has_steps: bool = False

@@ -1,7 +1,7 @@
 """What was found when something was saved: a few dated facts, by which a list of many saved things is made.
 
 They stand in the JSON file of a saved profile, run or report under ``outcome``, and are never computed again: they say
-what perfnb found then. `perfnb.recording.store.read_outcome` reads them without anything else.
+what perfnb found then. Any reader of JSON can list them.
 """
 
 from __future__ import annotations

@@ -191,12 +191,20 @@ class _Processes(ThreadPoolExecutor):
 
     def read(self, path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Recording] | str:
         """Have a file read, and wait for it; as `_read_or_say`."""
+        places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
         with tempfile.TemporaryDirectory(prefix="perfnb-") as work:
             question = {"path": path, "limits": asdict(limits), "rank": rank, "steps": steps, "folder": work}
             with self._lock:
                 if self._stopped:
                     return f"{path} was not read."
-                process = _begun()
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "perfnb.recording.reading"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
+                )
                 self._running.add(process)
             try:
                 _, words = process.communicate(json.dumps(question))
@@ -208,19 +216,6 @@ class _Processes(ThreadPoolExecutor):
             if process.returncode:
                 return f"{path} was not read: the process that read it ended with code {process.returncode}."
             return [SavedProfile(Path(work, str(place))).recording() for place in range(len(os.listdir(work)))]
-
-
-def _begun() -> subprocess.Popen[str]:
-    """Start a process that reads a file."""
-    above = str(Path(__file__).parents[2])
-    return subprocess.Popen(
-        [sys.executable, "-m", "perfnb.recording.reading"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [above, os.environ.get("PYTHONPATH")]))},
-    )
 
 
 def _answer() -> int:

@@ -261,7 +261,6 @@ def _recognise(path: Path, head: bytes) -> bool:
 
 
 READER = Reader(
-    "Chrome traces of other programs, such as TensorFlow, JAX and Horovod (JSON, plain or gzip)",
     (".json", ".json.gz"),
     _recognise,
     read,

@@ -536,4 +536,4 @@ def _recognise(path: Path, head: bytes) -> bool:
     return not text or text[:1] in (b"{", b"[") or head.startswith(GZIP)
 
 
-READER = Reader("traces of torch.profiler (Chrome JSON, plain or gzip)", (".json", ".json.gz"), _recognise, read)
+READER = Reader((".json", ".json.gz"), _recognise, read)

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -497,15 +498,6 @@ _CAVEATS = (
     "Nsight Systems records no module calls, memory totals or groups of collectives: layers need NVTX ranges that name "
     "modules, and operators torch.autograd.profiler.emit_nvtx or nsys profile --pytorch=autograd-nvtx.",
 )
-READER = Reader(
-    "SQLite exports of Nsight Systems", (".sqlite", ".sqlite.gz"), _recognise, read, _CAVEATS, guess_steps=True
-)
+READER = Reader((".sqlite", ".sqlite.gz"), _recognise, read, _CAVEATS, guess_steps=True)
 # Not looked for in folders: an export usually stands beside its report.
-REPORT = Reader(
-    "reports of Nsight Systems (.nsys-rep, where nsys is installed)",
-    (),
-    _recognise_report,
-    read_report,
-    _CAVEATS,
-    guess_steps=True,
-)
+REPORT = replace(READER, endings=(), recognise=_recognise_report, read=read_report)

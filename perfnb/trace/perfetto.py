@@ -300,7 +300,6 @@ def _recognise(path: Path, head: bytes) -> bool:
 
 
 READER = Reader(
-    "Perfetto traces (.pftrace)",
     (".pftrace", ".perfetto-trace", ".pftrace.gz"),
     _recognise,
     read,

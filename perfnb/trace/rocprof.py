@@ -208,7 +208,6 @@ def _recognise(path: Path, head: bytes) -> bool:
 
 
 READER = Reader(
-    "results of rocprofv3 (JSON)",
     ("_results.json", "_results.json.gz"),
     _recognise,
     read,

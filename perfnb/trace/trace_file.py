@@ -148,8 +148,6 @@ class Reader:
 
     Attributes
     ----------
-    what : str
-        What it reads, in words: ``traces of torch.profiler (Chrome JSON)``.
     endings : tuple of str
         Lower-case endings of file names by which traces are found in a folder.
     recognise : callable
@@ -163,7 +161,6 @@ class Reader:
         Whether a range that repeats marks the steps, because the format has no marks of its own.
     """
 
-    what: str
     endings: tuple[str, ...]
     recognise: Callable[[Path, bytes], bool]
     read: Callable[[Path, Limits, OnProgress | None], TraceColumns | list[TraceColumns]]

@@ -214,6 +214,4 @@ def _recognise(path: Path, head: bytes) -> bool:
     return False
 
 
-READER = Reader(
-    "profiles of JAX and TensorFlow (XSpace, .xplane.pb)", (".xplane.pb", ".xplane.pb.gz"), _recognise, read, CAVEATS
-)
+READER = Reader((".xplane.pb", ".xplane.pb.gz"), _recognise, read, CAVEATS)

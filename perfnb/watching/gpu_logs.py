@@ -182,4 +182,4 @@ def _load(path: Path, limits: Limits, *_: object) -> Any:
     return Watch(load_log(path, limits))
 
 
-LOADABLE = Loadable("logs of nvidia-smi (--query-gpu as CSV, dmon)", _recognise, _load)
+LOADABLE = Loadable(_recognise, _load)

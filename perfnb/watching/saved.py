@@ -39,4 +39,4 @@ def _load(path: Path, *_: object) -> Any:
     return Watch(load_watch(path))
 
 
-LOADABLE = Loadable("saved watches", WATCH.is_at, _load)
+LOADABLE = Loadable(WATCH.is_at, _load)

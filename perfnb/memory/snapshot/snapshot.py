@@ -105,4 +105,4 @@ def load_snapshot(path: str | Path) -> MemorySnapshot:
     return MemorySnapshot(reader.read(path), Path(path).name)
 
 
-LOADABLE = Loadable("CUDA memory snapshots (pickle)", reader.looks_like_snapshot, lambda path, *_: load_snapshot(path))
+LOADABLE = Loadable(reader.looks_like_snapshot, lambda path, *_: load_snapshot(path))
