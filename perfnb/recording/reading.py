@@ -108,7 +108,7 @@ def read_recordings(
     else:
         recordings, done = [], 0
         for (path, _, rank, _), length in zip(questions, sizes, strict=True):
-            recordings += read_file(path, limits, rank, lambda inside, _, before=done: report(before + inside), steps)
+            recordings += read_file(path, limits, rank, _further(report, done), steps)
             done += length
             report(done)
     return in_rank_order(recordings)
@@ -155,6 +155,11 @@ def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None)
         return read_file(path, limits, rank, steps=steps)
     except TraceError as error:
         return str(error)
+
+
+def _further(report: Reports, before: int) -> OnProgress:
+    """Report progress in one of several files, of which the ones before it are read."""
+    return lambda done, _: report(before + done)
 
 
 def _gathered(tasks: Sequence[Future[list[Recording] | str]], sizes: Sequence[int], report: Reports) -> list[Recording]:

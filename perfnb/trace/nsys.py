@@ -440,7 +440,7 @@ def _joined(parts: list[dict[str, Ints]]) -> dict[str, Ints]:
     return columns
 
 
-def _trace(export: _Export, facts: dict[str, Any], columns: dict[str, Ints], pids: list[int]) -> TraceColumns:
+def _trace(export: _Export, facts: dict[str, Any], columns: dict[str, Any], pids: list[int]) -> TraceColumns:
     negative = columns["duration_ns"] < 0
     columns["duration_ns"] = np.where(negative, 0, columns["duration_ns"])
     categories = list(export.categories)
