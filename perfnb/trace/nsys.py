@@ -84,7 +84,13 @@ class _Export:
         pid = _part_of(columns["globalPid" if on_device else "globalTid"], _BITS)
         code = self.categories.setdefault(category, len(self.categories))
         process, thread = (own["device"], own["stream"]) if on_device else (pid, own["thread"])
-        part = {"category": np.full(count, code), **own, "process": process, "thread": thread, "pid": pid}
+        part = {
+            "category": np.full(count, code, dtype=np.int64),
+            **own,
+            "process": process,
+            "thread": thread,
+            "pid": pid,
+        }
         self.parts.append({**part, "start_ns": columns["start_ns"], "end_ns": columns["end_ns"]})
 
     def coded(self, values: Ints, label: Callable[[Any], str]) -> Ints:
@@ -431,9 +437,9 @@ def _joined(parts: list[dict[str, Ints]]) -> dict[str, Ints]:
     columns: dict[str, Ints] = {}
     for name in ("pid", "end_ns", *EVENT_COLUMNS):
         if any(name in part for part in parts):
-            own = [part.pop(name, None) for part in parts]
-            filled = [np.full(n, MISSING) if values is None else values for values, n in zip(own, lengths, strict=True)]
-            columns[name] = np.concatenate(filled)
+            none = np.int64(MISSING)
+            own = [part.pop(name, np.broadcast_to(none, length)) for part, length in zip(parts, lengths, strict=True)]
+            columns[name] = np.concatenate(own)
         else:
             columns[name] = np.broadcast_to(np.int64(MISSING), sum(lengths))
     columns["duration_ns"] = columns.pop("end_ns") - columns["start_ns"]
