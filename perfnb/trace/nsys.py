@@ -82,16 +82,10 @@ class _Export:
         if not (count := len(columns["start_ns"])):
             return
         pid = _part_of(columns["globalPid" if on_device else "globalTid"], _BITS)
-        code = self.categories.setdefault(category, len(self.categories))
+        code = np.full(count, self.categories.setdefault(category, len(self.categories)), dtype=np.int64)
         process, thread = (own["device"], own["stream"]) if on_device else (pid, own["thread"])
-        part = {
-            "category": np.full(count, code, dtype=np.int64),
-            **own,
-            "process": process,
-            "thread": thread,
-            "pid": pid,
-        }
-        self.parts.append({**part, "start_ns": columns["start_ns"], "end_ns": columns["end_ns"]})
+        times = {"start_ns": columns["start_ns"], "end_ns": columns["end_ns"]}
+        self.parts.append({**own, **times, "category": code, "process": process, "thread": thread, "pid": pid})
 
     def coded(self, values: Ints, label: Callable[[Any], str]) -> Ints:
         """The numbers of the names that values, or rows of values, stand for."""
@@ -431,17 +425,18 @@ def _by_process(export: _Export, facts: dict[str, Any]) -> list[TraceColumns]:
     return traces
 
 
+def _none(count: int) -> Ints:
+    return np.broadcast_to(np.int64(MISSING), count)
+
+
 def _joined(parts: list[dict[str, Ints]]) -> dict[str, Ints]:
     """The columns of all parts, which are used up on the way; one that no part has needs no memory."""
     lengths = [len(part["start_ns"]) for part in parts]
     columns: dict[str, Ints] = {}
     for name in ("pid", "end_ns", *EVENT_COLUMNS):
-        if any(name in part for part in parts):
-            none = np.int64(MISSING)
-            own = [part.pop(name, np.broadcast_to(none, length)) for part, length in zip(parts, lengths, strict=True)]
-            columns[name] = np.concatenate(own)
-        else:
-            columns[name] = np.broadcast_to(np.int64(MISSING), sum(lengths))
+        known = any(name in part for part in parts)
+        own = [part.pop(name, _none(length)) for part, length in zip(parts, lengths, strict=True)]
+        columns[name] = np.concatenate(own) if known else _none(sum(lengths))
     columns["duration_ns"] = columns.pop("end_ns") - columns["start_ns"]
     return columns
 
