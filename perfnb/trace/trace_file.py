@@ -91,19 +91,16 @@ class Limits:
     @property
     def most_bytes(self) -> int:
         """The limit on bytes, or its default."""
-        return _PIECEWISE[0] if self.max_bytes is None else self.max_bytes
+        return self.max_bytes or _PIECEWISE[0]
 
     @property
     def most_events(self) -> int:
         """The limit on events, or its default."""
-        return _PIECEWISE[1] if self.max_events is None else self.max_events
+        return self.max_events or _PIECEWISE[1]
 
     def whole(self) -> Limits:
         """The limits of a format that is decoded whole."""
-        return Limits(
-            _WHOLE[0] if self.max_bytes is None else self.max_bytes,
-            _WHOLE[1] if self.max_events is None else self.max_events,
-        )
+        return Limits(self.max_bytes or _WHOLE[0], self.max_events or _WHOLE[1])
 
 
 def cut(text: str) -> str:
