@@ -66,3 +66,11 @@ def test_values_in_values_without_end_are_one_sentence(tmp_path: Path, begin: by
     path.write_bytes(begin + b"[" * 10**6)
     with pytest.raises(TraceError, match=r"inside each other|is damaged or cut off after byte 1;"):
         perfnb.load(path)
+
+
+def test_values_are_counted_before_they_are_decoded(tmp_path: Path) -> None:
+    path = tmp_path / "a_results.json"
+    path.write_bytes(b'{"rocprofiler-sdk-tool":[],"x":[' + b"{}," * 1_000 + b"{}]}")
+
+    with pytest.raises(TraceError, match=r"raise max_events\."):
+        rocprof.read(path, Limits(max_events=900))
