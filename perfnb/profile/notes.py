@@ -120,8 +120,6 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Step
     environment = recording.meta["environment"]
     if recording.meta.get("stacks"):
         yield "Python calls were recorded too, which slows traced steps by far more than the correction covers."
-    if kind := environment.get("unwatched_accelerator"):
-        yield f"Work on the accelerator ({kind}) is neither traced nor waited for: steps that use it are mistimed."
     if kinds := environment.get("untraced_accelerators"):
         yield (
             f"torch's profiler cannot record work on {' and '.join(kinds)}. Step times include it, because steps "

@@ -66,7 +66,7 @@ def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]
     phases = table("phases")
     findings: Findings | None = None
     if facts["verdict"] is not None:
-        rows = [_checked({"advice": one.pop("lever", ""), **one}) for one in map(dict, facts["findings"])]
+        rows = [_checked(dict(finding)) for finding in facts["findings"]]
         found = conform(pd.DataFrame(rows), "findings")
         row = facts["finding"] if facts["finding"] is not None and facts["finding"] < len(found) else None
         verdict, why, then = facts["verdict"]

@@ -1,19 +1,19 @@
 """What was found when something was saved: a few dated facts, by which a list of many saved things is made.
 
 They stand in the JSON file of a saved profile, run or report under ``outcome``, and are never computed again: they say
-what perfnb found then. `perfnb.recording.store.read_outcome` reads them without anything else.
+what perfnb found then. Any reader of JSON can list them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import pandas as pd
 from msgspec import Meta, Struct
 
+from perfnb.quantities import known, known_bounds
 from perfnb.recording.saved_facts import Amount, Count
 
 #: Figures that are whole numbers.
@@ -84,8 +84,8 @@ def make_outcome(
     verdict: str | None = None,
     findings: pd.DataFrame | None = None,
     row: int | None = None,
-    interval_ms: Sequence[float] | None = None,
-    ratio_interval: Sequence[float] | None = None,
+    interval_ms: tuple[float, float] | None = None,
+    ratio_interval: tuple[float, float] | None = None,
     **figures: float | None,
 ) -> Outcome:
     """Make an outcome; figures that are not finite are unknown.
@@ -106,7 +106,7 @@ def make_outcome(
     """
     columns = ["bottleneck", "confidence", "bound_ms"]
     rows: Iterable[Any] = () if findings is None else findings[columns].itertuples(index=False)
-    listed = tuple(FindingOutcome(str(name), str(sure), _known(bound)) for name, sure, bound in rows)
+    listed = tuple(FindingOutcome(str(name), str(sure), known(bound)) for name, sure, bound in rows)
     chosen = None if row is None else listed[row]
     # torch's version is of a type of its own
     texts: dict[str, Any] = {
@@ -119,11 +119,11 @@ def make_outcome(
         confidence=None if chosen is None else chosen.confidence,
         bound_ms=None if chosen is None else chosen.bound_ms,
         findings=listed,
-        step_ci_ms=_pair(interval_ms),
-        ratio_ci=_pair(ratio_interval),
+        step_ci_ms=known_bounds(interval_ms),
+        ratio_ci=known_bounds(ratio_interval),
         device=", ".join(environment.get("gpus") or []) or environment.get("processor"),
         **texts,
-        **{key: None if _known(value) is None else _TYPES.get(key, float)(value) for key, value in figures.items()},
+        **{key: None if known(value) is None else _TYPES.get(key, float)(value) for key, value in figures.items()},
     )
 
 
@@ -133,11 +133,3 @@ def _date(text: Any) -> datetime:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
         return datetime.now(UTC)
-
-
-def _known(value: Any) -> float | None:
-    return None if value is None or pd.isna(value) or not math.isfinite(value) else float(value)
-
-
-def _pair(ends: Sequence[float] | None) -> tuple[float, float] | None:
-    return None if ends is None or None in map(_known, ends) else (float(ends[0]), float(ends[1]))

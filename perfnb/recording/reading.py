@@ -1,4 +1,4 @@
-"""Trace files read into recordings, several at once in other processes if that pays; and what a loader is."""
+"""Trace files read into recordings, several at once in other processes if that pays."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -24,7 +22,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import SavedProfile
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.step_ranges import with_steps
-from perfnb.trace.trace_file import FORMATS_ARE, QUIET_S, Limits, OnProgress, looks_like, reader_of, readers
+from perfnb.trace.trace_file import FORMATS_ARE, Limits, OnProgress, Reports, looks_like, reader_of, readers
 from perfnb.trace.trace_steps import refuse_odd_layers, refuse_odd_trace
 
 #: Bytes of files from which processes of their own read them.
@@ -32,28 +30,6 @@ _PAYS = 16 * 2**20
 _XSPACE = ".xplane.pb"
 _RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
 _FAILED = 3
-
-
-@dataclass(frozen=True)
-class Loader:
-    """Something that `perfnb.load` reads.
-
-    Attributes
-    ----------
-    what : str
-        What it reads, in words: ``saved watches``.
-    recognise : callable
-        Whether a path is one, by its content.
-    load : callable
-        Makes the public object from the path, `Limits`, and the executor for several files, if the user gave one.
-    has_steps : bool
-        Whether `load` also takes the name of the range that marks the steps, or ``None``.
-    """
-
-    what: str
-    recognise: Callable[[Path], bool]
-    load: Callable[..., Any]
-    has_steps: bool = False
 
 
 def read_file(
@@ -120,26 +96,21 @@ def read_recordings(
         If a file cannot be read.
     """
     sizes = [path.stat().st_size if path.exists() else 0 for path in paths]  # reading it will report what is wrong
-    begin, total = time.monotonic(), sum(sizes)
-
-    def ended(number: int) -> None:
-        """Report that so many files are read."""
-        if progress is not None and time.monotonic() - begin >= QUIET_S:
-            progress(sum(sizes[:number]), total)
-
+    total = sum(sizes)
+    report = Reports(progress, total)
     questions = [(str(path), limits, rank_of_name(path.name), steps) for path in paths]
     if executor is not None:
-        recordings = _gathered([executor.submit(_read_or_say, *question) for question in questions], ended)
+        recordings = _gathered([executor.submit(_read_or_say, *question) for question in questions], sizes, report)
     elif len(paths) > 1 and total >= _PAYS and (os.cpu_count() or 1) > 1:
         with _Processes() as processes:
-            recordings = _gathered([processes.submit(processes.read, *question) for question in questions], ended)
+            tasks = [processes.submit(processes.read, *question) for question in questions]
+            recordings = _gathered(tasks, sizes, report)
     else:
-        recordings = []
-        for number, (path, _, rank, _) in enumerate(questions):
-            before = sum(sizes[:number])
-            inside = None if progress is None else partial(_tell_more, progress, before, total)
-            recordings += read_file(path, limits, rank, inside, steps)
-            ended(number + 1)
+        recordings, done = [], 0
+        for (path, _, rank, _), length in zip(questions, sizes, strict=True):
+            recordings += read_file(path, limits, rank, _further(report, done), steps)
+            done += length
+            report(done)
     return in_rank_order(recordings)
 
 
@@ -186,28 +157,24 @@ def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None)
         return str(error)
 
 
-def _tell_more(progress: OnProgress, before: int, total: int, done: int, _: int) -> None:
-    progress(before + done, total)
+def _further(report: Reports, before: int) -> OnProgress:
+    """Report progress in one of several files, of which the ones before it are read."""
+    return lambda done, _: report(before + done)
 
 
-def _gathered(tasks: Sequence[Future[list[Recording] | str]], ended: Callable[[int], None]) -> list[Recording]:
+def _gathered(tasks: Sequence[Future[list[Recording] | str]], sizes: Sequence[int], report: Reports) -> list[Recording]:
     """Return what the tasks read, in their order; the first error ends all of them."""
-    recordings: list[Recording] = []
-    pending = set(tasks)
     try:
-        for number, task in enumerate(tasks, 1):
-            while task in pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for answer in (other.result() for other in done):
-                    if isinstance(answer, str):
-                        raise TraceError(answer)
-            recordings += task.result()  # type: ignore[arg-type]  # no error
-            ended(number)
-    except BaseException:
+        done = 0
+        for task in as_completed(tasks):
+            if isinstance(answer := task.result(), str):
+                raise TraceError(answer)
+            done += sizes[tasks.index(task)]
+            report(done)
+        return [recording for task in tasks for recording in task.result() if isinstance(recording, Recording)]
+    finally:
         for task in tasks:
             task.cancel()
-        raise
-    return recordings
 
 
 class _Processes(ThreadPoolExecutor):
@@ -229,12 +196,20 @@ class _Processes(ThreadPoolExecutor):
 
     def read(self, path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Recording] | str:
         """Have a file read, and wait for it; as `_read_or_say`."""
+        places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
         with tempfile.TemporaryDirectory(prefix="perfnb-") as work:
             question = {"path": path, "limits": asdict(limits), "rank": rank, "steps": steps, "folder": work}
             with self._lock:
                 if self._stopped:
                     return f"{path} was not read."
-                process = _begun()
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "perfnb.recording.reading"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
+                )
                 self._running.add(process)
             try:
                 _, words = process.communicate(json.dumps(question))
@@ -246,19 +221,6 @@ class _Processes(ThreadPoolExecutor):
             if process.returncode:
                 return f"{path} was not read: the process that read it ended with code {process.returncode}."
             return [SavedProfile(Path(work, str(place))).recording() for place in range(len(os.listdir(work)))]
-
-
-def _begun() -> subprocess.Popen[str]:
-    """Start a process that reads a file."""
-    above = str(Path(__file__).parents[2])
-    return subprocess.Popen(
-        [sys.executable, "-m", "perfnb.recording.reading"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [above, os.environ.get("PYTHONPATH")]))},
-    )
 
 
 def _answer() -> int:

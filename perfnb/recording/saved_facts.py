@@ -48,7 +48,6 @@ class Environment(TypedDict, total=False):
     threads: Count | None
     interop_threads: Count | None
     gpus: list[str]
-    unwatched_accelerator: str | None  # of earlier versions, which did not wait for it
     untraced_accelerators: list[str]
     debugger_or_tracer: bool
     host: str | None
@@ -246,8 +245,7 @@ class KeptFinding(TypedDict):
     bound_ms: Number | None
     bound_share: Number | None
     bound_bytes: Count | None
-    advice: NotRequired[str]
-    lever: NotRequired[str]  # the same in profiles of earlier versions
+    advice: str
     code: str
     remedy: str
     confidence: str

@@ -154,11 +154,6 @@ def save(
     return store.save(PROFILE, recording.frames() | finished, facts, path, outcome=outcome)
 
 
-def load(path: str | Path) -> Recording:
-    """Read a recording that `save` wrote; errors as in `SavedProfile`."""
-    return SavedProfile(path).recording()
-
-
 class SavedProfile:
     """What `save` wrote, checked on loading and decoded when it is asked for.
 

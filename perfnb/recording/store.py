@@ -202,32 +202,6 @@ def facts_in(kind: SavedKind, file: Path) -> tuple[dict[str, Any], Outcome | Non
     return content["meta"], None if content.get("outcome") is None else _converted(content, "outcome", Outcome)
 
 
-def read_outcome(path: str | Path) -> Outcome | None:
-    """Read what was found when something was saved, from its JSON file alone; ``None`` if that was not saved.
-
-    Parameters
-    ----------
-    path : str or Path
-        The folder of a profile, a run or a report.
-
-    Raises
-    ------
-    RecordingError
-        If that holds nothing that perfnb saved, is damaged, or was saved by a newer version.
-    """
-    source = usable(path)
-    file = next(iter(sorted(source.glob("*.json"))), None)
-    if file is None:
-        raise RecordingError(f"{source} is not a folder that perfnb saved: it holds no JSON file.")
-    try:
-        content = _content(file, SavedKind.largest)
-        return None if content.get("outcome") is None else _converted(content, "outcome", Outcome)
-    except NewerFormatError as error:
-        raise RecordingError(f"{source} cannot be loaded: {error}.") from error
-    except UNREADABLE as error:
-        raise RecordingError(f"{file} is damaged: {error}.") from error
-
-
 def _content(file: Path, largest: int) -> dict[str, Any]:
     """Read a JSON file that perfnb wrote; errors as in `facts_in`."""
     data = read_regular(file, largest)

@@ -28,18 +28,14 @@ def _text_type() -> Any:
 TEXT: Any = _text_type()
 
 
-def with_text(frame: pd.DataFrame, columns: Collection[str] = ()) -> pd.DataFrame:
-    """Convert these columns, or an index of that name, and all categories that are objects, to text.
-
-    A frame written by another pandas has that pandas's types.
-    """
-    typed: dict[Any, Any] = {name: TEXT for name in columns if name in frame.columns}
+def with_text(frame: pd.DataFrame) -> pd.DataFrame:
+    """Convert all categories that are objects to text."""
+    typed: dict[Any, Any] = {}
     for name in frame.select_dtypes("category"):
         kind = frame[name].dtype
         if isinstance(kind, pd.CategoricalDtype) and kind.categories.dtype == object:
             typed[name] = pd.CategoricalDtype(kind.categories.astype(TEXT), kind.ordered)
-    frame = frame.astype(typed) if typed else frame
-    return frame.set_axis(frame.index.astype(TEXT)) if frame.index.name in columns else frame
+    return frame.astype(typed) if typed else frame
 
 
 def as_categories(texts: pd.Series) -> pd.Series:

@@ -10,8 +10,9 @@ from perfnb.recording.nesting import NONE, Floats, Ints
 from perfnb.recording.schema import conform
 from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tree import CallTree, Function, function_frame, numbers_of, sums_by
-from perfnb.trace.trace_file import MOST_LETTERS
 
+#: Letters of all stacks together.
+MOST_LETTERS = 2**28
 #: The columns of the tree's values in each unit; none for values without a unit.
 _COLUMN = {"ms": "ms", "samples": None, "bytes": "bytes", "none": None}
 

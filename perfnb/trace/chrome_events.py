@@ -24,7 +24,7 @@ from perfnb.trace.chrome_json import NO_TEXT, ChromeJson, Decoders, Loose, odd_t
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.kineto import DERIVED, INSTANT, OLD_CATEGORIES, WRITTEN, Ids, resolution, text_of
 from perfnb.trace.kineto import read as read_of_torch
-from perfnb.trace.rows import Rows
+from perfnb.trace.rows import FAR_NS, Rows
 from perfnb.trace.trace_file import Kept, Limits, OnProgress, Reader, blocks_of_file, cut
 from perfnb.trace.xla import CAVEATS, Stat, XlaPlane, add_device_steps, is_plane
 from perfnb.trace_names import OPS
@@ -38,9 +38,8 @@ _EVENT = re.compile(rb'"ph"\s*:\s*"')
 #: An interval that lasts longer than a day and ten times as long as everything else is a mistake.
 _DAY_NS, _TIMES = 86_400 * 10**9, 10
 _TAIL = 2**12
-#: Kinds of events that are not intervals, except flows and metadata, which are part of others.
-_POINTS = {"i": "instants", "I": "instants", "R": "instants", "C": "counters"}
-_ASYNC = set("bensTFSpNOD")
+#: Phases of events that are not shown: instants, counters, asynchronous and object events, without flows.
+_NOT_SHOWN = frozenset("iIRCbenTFSpNOD")
 
 
 class _ForeignEvent(msgspec.Struct, gc=False):
@@ -125,7 +124,7 @@ class _Intervals:
         self._processes: dict[int, str] = {}
         self._threads: dict[tuple[int, int], str] = {}
         self._negative = 0
-        self._left_out: defaultdict[str, int] = defaultdict(int)
+        self._not_shown = 0
 
     def add(self, events: Iterable[_ForeignEvent]) -> None:
         """Add the events of a piece."""
@@ -149,27 +148,25 @@ class _Intervals:
                     self._whole.append(interval._replace(duration=max(lasts, 0)))
                 else:
                     self._ends[place].append((start, interval if kind == "B" else None))
-            elif kind in _POINTS or kind in _ASYNC:
-                self._left_out[_POINTS.get(kind, "asynchronous events")] += kind not in "stf"
+            elif kind in _NOT_SHOWN:
+                self._not_shown += 1
 
     def _name(self, event: _ForeignEvent) -> None:
         name, kind = _args(event.args).get("name"), bytes(event.name)
-        name = cut(name) if isinstance(name, str) else None
-        if name is not None and kind == b'"process_name"':
+        if isinstance(name, str) and kind in (b'"process_name"', b'"thread_name"'):
             self._kept.add()
-            self._processes[self._ids[event.pid]] = name
-        elif name is not None and kind == b'"thread_name"':
-            self._kept.add()
-            self._threads[self._ids[event.pid], self._ids[event.tid]] = name
+            process = self._ids[event.pid]
+            if kind == b'"process_name"':
+                self._processes[process] = cut(name)
+            else:
+                self._threads[process, self._ids[event.tid]] = cut(name)
 
     def _time(self, value: Loose) -> int:
         """Nanoseconds; 0 if there is no time."""
-        try:
+        with suppress(InvalidOperation):
             number = Decimal(0 if value is None else value)
-            if number.is_finite() and abs(number) < 10**17:
+            if -FAR_NS < number < FAR_NS:  # before it becomes an int, of perhaps a million digits
                 return round(number * 1000)
-        except InvalidOperation:
-            pass
         raise odd_time(self._source, "a ts or dur in it", ascii(value)[:40])
 
     def _paired(self, rows: Rows) -> Iterator[_Interval]:
@@ -234,9 +231,8 @@ class _Intervals:
         add_device_steps(rows, list(planes.values()))
         if planes:
             rows.caveats += CAVEATS
-        left_out = [f"{what} ({count:,})" for what, count in self._left_out.items() if count]
-        if left_out:
-            rows.caveats.append(f"Not shown: {', '.join(left_out)}.")
+        if self._not_shown:
+            rows.caveats.append(f"Instants, counters and asynchronous events, not shown: {self._not_shown:,}.")
         trace = rows.columns(negative_durations=self._negative)
         unit_ns = resolution(trace.start_ns, trace.duration_ns) if len(trace) else 1
         return replace(trace, unit_ns=unit_ns)
@@ -265,7 +261,6 @@ def _recognise(path: Path, head: bytes) -> bool:
 
 
 READER = Reader(
-    "Chrome traces of other programs, such as TensorFlow, JAX and Horovod (JSON, plain or gzip)",
     (".json", ".json.gz"),
     _recognise,
     read,

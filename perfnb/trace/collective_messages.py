@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -43,38 +42,30 @@ def may_send(name: str) -> bool:
 
 def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) -> tuple[int | None, str]:
     """Elements of the larger of what is sent and received, and torch's name of the dtype; empty if not known."""
-    told = [count for count in (sent, received) if isinstance(count, int) and 0 <= count < _MOST_ELEMENTS]
-    kinds = _value(types)
-    named = [kind for kind in kinds if isinstance(kind, str)] if isinstance(kinds, list) else []
-    own = _value(dtype)
-    said = [one.lower() for one in ([own] if isinstance(own, str) else named)]
-    known = [DTYPES.get(one, one) for one in said if one in DTYPES or one in ITEM_BYTES]
-    if told:
-        return max(told), known[0] if known else ""
-    arguments = _value(shapes)
-    sizes = [_elements(one) for one in arguments] if isinstance(arguments, list) else []
-    most = max(sizes, default=0)
-    return (most if 0 < most < _MOST_ELEMENTS else None), known[0] if known else ""
+    words = [word.lower() for word in _values(dtype) or _values(types) if isinstance(word, str)]
+    kind = next((DTYPES.get(word, word) for word in words if word in DTYPES or word in ITEM_BYTES), "")
+    counts = [count for count in (sent, received) if isinstance(count, int) and 0 <= count < _MOST_ELEMENTS]
+    counts = counts or [count for count in map(_elements, _values(shapes)) if 0 < count < _MOST_ELEMENTS]
+    return max(counts, default=None), kind
 
 
 def _elements(shape: Any) -> int:
     """Elements of a tensor or of a list of tensors, by their shapes; 0 for no tensor."""
-    return sum(prod(one) for one in _shapes(shape))
-
-
-def _shapes(shape: Any) -> Iterator[list[int]]:
-    found, left = [shape], _MOST_SHAPES
-    while found and left:
-        one, left = found.pop(), left - 1
-        if isinstance(one, list) and one:
-            if all(isinstance(size, int) and 0 <= size < _MOST_ELEMENTS for size in one):
-                yield one
+    count, waiting, left = 0, [shape], _MOST_SHAPES
+    while waiting and left:
+        inner, left = waiting.pop(), left - 1
+        if isinstance(inner, list) and inner:
+            if all(isinstance(size, int) and 0 <= size < _MOST_ELEMENTS for size in inner):
+                count += prod(inner)
             else:
-                found.extend(one)
+                waiting.extend(inner)
+    return count
 
 
-def _value(json: Raw) -> Any:
+def _values(json: Raw) -> list[Any]:
+    """The values of a list, or the one text, that an argument spells; none for anything else."""
     try:
-        return msgspec.json.decode(bytes(json)) if bytes(json) else None
+        value = msgspec.json.decode(bytes(json)) if bytes(json) else []
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+        return []
+    return [value] if isinstance(value, str) else value if isinstance(value, list) else []

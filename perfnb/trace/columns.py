@@ -45,6 +45,11 @@ class MemoryColumns:
         return len(self.time_ns)
 
 
+def no_memory() -> MemoryColumns:
+    """Return the columns of a trace that records no memory."""
+    return MemoryColumns(*(np.array([], dtype=np.int64) for _ in fields(MemoryColumns)))
+
+
 @dataclass(frozen=True)
 class TraceColumns:
     """The complete events (``ph: X``) of a trace, column by column, in file order.
@@ -127,11 +132,11 @@ class TraceColumns:
     bytes: Ints
     elements: Ints
     dtype: Ints
-    memory: MemoryColumns
-    shape_texts: list[str]
-    collective_names: list[str]
-    group_names: list[str]
-    dtype_names: list[str]
+    memory: MemoryColumns = field(default_factory=no_memory)
+    shape_texts: list[str] = field(default_factory=list)
+    collective_names: list[str] = field(default_factory=list)
+    group_names: list[str] = field(default_factory=list)
+    dtype_names: list[str] = field(default_factory=list)
     base_ns: int = 0
     unit_ns: int = 1
     negative_durations: int = 0
@@ -150,8 +155,3 @@ class TraceColumns:
 
 #: The columns of events, in any order.
 EVENT_COLUMNS = tuple(column.name for column in fields(TraceColumns) if column.type == "Ints")
-
-
-def no_memory() -> MemoryColumns:
-    """Return the columns of a trace that records no memory."""
-    return MemoryColumns(*(np.array([], dtype=np.int64) for _ in fields(MemoryColumns)))

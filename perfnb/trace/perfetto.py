@@ -7,10 +7,8 @@ starts and ends of slices. Packets are not in order of time; within a track, sta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,16 +16,18 @@ from perfnb.errors import TraceError
 from perfnb.trace.chrome_json import Args
 from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.kineto import DERIVED, INSTANT, WRITTEN
-from perfnb.trace.protobuf import BYTES, Buffer, Damaged, double, facts_of, fields, signed, spans, text, varint
+from perfnb.trace.protobuf import BYTES, Damaged, double, facts_of, fields, signed, spans, text, varint
 from perfnb.trace.rows import Rows
-from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT, Limits, OnProgress, Reader, cut, too_deep, whole_file
+from perfnb.trace.trace_file import HEAD, MAX_DEPTH, MOST_TEXT, Limits, OnProgress, Reader, cut, too_deep, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, OPS
 
 #: Numbers of fields: of a packet,
 _TIME, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _CLEARED, _CLOCK, _DEFAULTS, _TRACK = 8, 10, 11, 12, 13, 41, 58, 59, 60
 _COMPRESSED = 50
-#: and what a packet may be besides, by which a file is recognised.
+#: what a packet may be besides, by which a file is recognised,
 _KNOWN = {_TIME, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _CLEARED, _CLOCK, _DEFAULTS, _TRACK, 6, 33, 36, 42}
+#: and of interned texts.
+_CATEGORIES, _NAMES, _ARGUMENTS, _STRINGS = 1, 2, 3, 29
 _BEGIN, _END = 1, 2
 #: Clocks from this number on are a sequence's own and count in steps.
 _OWN_CLOCKS = 64
@@ -40,16 +40,18 @@ _WORDS = {
     **dict.fromkeys(("hip_runtime_api", "hip_api", "hsa_api", "hip_compiler_api"), CALLS[0]),
 }
 _SKIPPED = {"Trace", INSTANT, DERIVED}
-#: Arguments by their names in Chrome traces.
-_ARGUMENTS = {each.encode_name: each.name for each in msgspec.structs.fields(Args)}
+#: Columns of numbers and of texts by the fields of `Args`, and by the names of arguments, as in Chrome traces.
 _NUMBERS = {
     **{name: name for name in ("device", "stream", "correlation", "sequence", "forward_thread", "external_id")},
     **{name: name for name in ("python_id", "python_parent", "wait_stream", "wait_correlation")},
     **{"old_external_id": "external_id", "moved_bytes": "bytes"},
 }
-_TEXTS = {"shapes": "shapes", "old_shapes": "shapes", "collective": "collective"}
-_GROUPS = ("group", "ranks")
-_USED = {*_NUMBERS, *_TEXTS, *_GROUPS}
+_TEXTS = {"shapes": "shapes", "old_shapes": "shapes", "collective": "collective", "group": "group", "ranks": "ranks"}
+_COLUMNS = {
+    field.encode_name: (_NUMBERS | _TEXTS)[field.name]
+    for field in msgspec.structs.fields(Args)
+    if field.name in _NUMBERS | _TEXTS
+}
 
 
 def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
@@ -58,34 +60,29 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
     data = whole_file(path, limits, progress)
     trace, place = _Trace(str(path), limits), 0
     try:
-        for field_, kind, start, end in spans(data, 0, len(data)):
-            if field_ == 1 and kind == BYTES:
+        for field, kind, start, end in spans(data, 0, len(data)):
+            if field == 1 and kind == BYTES:
                 place = start
-                trace.add(data, start, end)
+                trace.add(memoryview(data)[start:end])
         return trace.columns()
     except Damaged as error:
         why = f"{error} (in or after the packet at byte {place:,})"
         raise TraceError(f"{path} is not a Perfetto trace that perfnb can read: {why}; record it again.") from error
 
 
-@dataclass
 class _Sequence:
-    """What a sequence of packets has told so far."""
+    """What a sequence of packets has told so far: texts by their field and number, its track and its clock."""
 
-    categories: dict[int, str] = field(default_factory=dict)
-    names: dict[int, str] = field(default_factory=dict)
-    arguments: dict[int, str] = field(default_factory=dict)
-    strings: dict[int, str] = field(default_factory=dict)
-    track: int = 0
-    clock: int = 0
+    def __init__(self) -> None:
+        self.texts: defaultdict[int, dict[int, str]] = defaultdict(dict)
+        self.track = self.clock = 0
 
-    def clear(self) -> None:
-        for texts in (self.categories, self.names, self.arguments, self.strings):
-            texts.clear()
+    def text(self, field: int, number: int | memoryview) -> str:
+        """An interned text; empty if there is none."""
+        return self.texts[field].get(signed(number), "")
 
 
-@dataclass(slots=True)
-class _Track:
+class _Track(NamedTuple):
     """Where the slices of a track are."""
 
     name: str = ""
@@ -94,15 +91,14 @@ class _Track:
     thread: int | None = None
 
 
-_NO_ARGUMENTS: dict[str, int] = {}
-
-
-@dataclass(slots=True)
-class _Slice:
+class _Slice(NamedTuple):
     time: int
-    name: str = ""
-    category: str = ""
-    arguments: dict[str, int] = field(default_factory=lambda: _NO_ARGUMENTS)
+    name: str
+    category: str
+    arguments: dict[str, int]
+
+
+_NO_ARGUMENTS: dict[str, int] = {}
 
 
 class _Trace:
@@ -116,9 +112,9 @@ class _Trace:
         self._ends: defaultdict[int, list[int]] = defaultdict(list)
         self._other = 0
 
-    def add(self, data: Buffer, start: int, end: int) -> None:
+    def add(self, data: memoryview) -> None:
         """Add a packet."""
-        packet = facts_of(memoryview(data)[start:end])
+        packet = facts_of(data)
         if _COMPRESSED in packet:
             raise TraceError(
                 f"{self._source} cannot be read as a trace: its packets are compressed; unpack them first with "
@@ -129,45 +125,40 @@ class _Trace:
             self._kept.add(4)
         sequence = self._sequences[number]
         if signed(packet.get(_FLAGS, 0)) & 1 or packet.get(_CLEARED):
-            sequence.clear()
+            sequence.texts.clear()
         if isinstance(part := packet.get(_INTERNED), memoryview):
             self._intern(part, sequence)
         if isinstance(part := packet.get(_DEFAULTS), memoryview):
-            self._set_defaults(part, sequence)
+            defaults = facts_of(part)
+            sequence.clock = signed(defaults.get(_CLOCK, sequence.clock))
+            if isinstance(event := defaults.get(_EVENT), memoryview):
+                sequence.track = signed(facts_of(event).get(11, 0))
         if isinstance(part := packet.get(_TRACK), memoryview):
             self._describe(part)
         if isinstance(part := packet.get(_EVENT), memoryview):
             self._take(part, packet, sequence)
 
     def _intern(self, data: memoryview, sequence: _Sequence) -> None:
-        known = {1: sequence.categories, 2: sequence.names, 3: sequence.arguments, 29: sequence.strings}
-        for field_, value in fields(data):
-            if field_ in known and isinstance(value, memoryview):
+        for field, value in fields(data):
+            if field in (_CATEGORIES, _NAMES, _ARGUMENTS, _STRINGS) and isinstance(value, memoryview):
                 self._kept.add()
                 entry = facts_of(value)
-                known[field_][signed(entry.get(1, 0))] = text(entry.get(2, b""))
-
-    @staticmethod
-    def _set_defaults(data: memoryview, sequence: _Sequence) -> None:
-        for field_, value in fields(data):
-            if field_ == _CLOCK and isinstance(value, int):
-                sequence.clock = value
-            elif field_ == _EVENT and isinstance(value, memoryview):
-                sequence.track = signed(facts_of(value).get(11, 0))
+                sequence.texts[field][signed(entry.get(1, 0))] = text(entry.get(2, b""))
 
     def _describe(self, data: memoryview) -> None:
         self._kept.add(2)
         facts = facts_of(data)
-        track = _Track(next((text(facts[key]) for key in (2, 10, 13) if key in facts), ""), signed(facts.get(5, 0)))
-        if isinstance(process := facts.get(3), memoryview):
-            told = facts_of(process)  # never the command line in it
-            track.process = signed(told.get(1, 0))
-            self._rows.process_names[track.process] = text(told.get(6, b"")) or track.name
-        if isinstance(thread := facts.get(4), memoryview):
-            told = facts_of(thread)
-            track.process, track.thread = signed(told.get(1, 0)), signed(told.get(2, 0))
-            self._rows.thread_names[track.process, track.thread] = text(told.get(5, b"")) or track.name
-        self._tracks[signed(facts.get(1, 0))] = track
+        name = next((text(facts[key]) for key in (2, 10, 13) if key in facts), "")
+        process = thread = None
+        if isinstance(part := facts.get(3), memoryview):
+            own = facts_of(part)  # never the command line in it
+            process = signed(own.get(1, 0))
+            self._rows.process_names[process] = text(own.get(6, b"")) or name
+        if isinstance(part := facts.get(4), memoryview):
+            own = facts_of(part)
+            process, thread = signed(own.get(1, 0)), signed(own.get(2, 0))
+            self._rows.thread_names[process, thread] = text(own.get(5, b"")) or name
+        self._tracks[signed(facts.get(1, 0))] = _Track(name, signed(facts.get(5, 0)), process, thread)
 
     def _take(self, data: memoryview, packet: dict[int, int | memoryview], sequence: _Sequence) -> None:
         """Keep the start or end of a slice."""
@@ -176,78 +167,67 @@ class _Trace:
                 f"{self._source} cannot be read as a trace: its times count from one packet to the next, as Chrome "
                 "writes them; convert it with traceconv json first."
             )
-        kind, track, one = 0, sequence.track, _Slice(signed(packet.get(_TIME, 0)))
-        arguments: list[memoryview] = []
-        for field_, value in fields(data):
-            if field_ == 9:
-                kind = signed(value)
-            elif field_ == 11:
-                track = signed(value)
-            elif field_ == 10:
-                one.name = sequence.names.get(signed(value), "")
-            elif field_ == 23:
-                one.name = text(value)
-            elif field_ == 3:
-                one.category = one.category or sequence.categories.get(signed(value), "")
-            elif field_ == 22:
-                one.category = one.category or text(value)
-            elif field_ == 4 and isinstance(value, memoryview):
-                arguments.append(value)
+        event, annotations = dict[int, int | memoryview](), list[memoryview]()
+        for field, value in fields(data):
+            if field == 4 and isinstance(value, memoryview):
+                annotations.append(value)
+            else:
+                event[field] = value
+        kind, track, time = signed(event.get(9, 0)), signed(event.get(11, sequence.track)), signed(packet.get(_TIME, 0))
         if kind == _BEGIN:
-            if arguments:
-                one.arguments = self._arguments(arguments, sequence) or _NO_ARGUMENTS
-            self._kept.add(1 + len(one.arguments) + (track not in self._begins))
-            self._begins[track].append(one)
+            name = text(event[23]) if 23 in event else sequence.text(_NAMES, event.get(10, 0))
+            category = text(event[22]) if 22 in event else sequence.text(_CATEGORIES, event.get(3, 0))
+            arguments = self._arguments(annotations, sequence) or _NO_ARGUMENTS
+            self._kept.add(1 + len(arguments) + (track not in self._begins))
+            self._begins[track].append(_Slice(time, name, category, arguments))
         elif kind == _END:
             self._kept.add(1 + (track not in self._ends))
-            self._ends[track].append(one.time)
+            self._ends[track].append(time)
         else:
             self._other += 1
 
     def _arguments(self, annotations: list[memoryview], sequence: _Sequence) -> dict[str, int]:
         """Columns of an event, from its annotations."""
-        found: dict[str, int] = {}
-        group: dict[str, str] = {}
+        columns, words = dict[str, int](), dict[str, str]()
         for annotation in annotations:
             facts = facts_of(annotation)
-            name = text(facts[10]) if 10 in facts else sequence.arguments.get(signed(facts.get(1, 0)), "")
-            key = _ARGUMENTS.get(name, "")
-            value = self._value(annotation, sequence, 1) if key in _USED else None
-            if key in _NUMBERS and isinstance(value, int):
-                if value != _UNSIGNED_MINUS_ONE:
-                    found.setdefault(_NUMBERS[key], value)
-            elif key in _TEXTS and (words := _spelt(value)):
-                found.setdefault(_TEXTS[key], self._rows.code(_TEXTS[key], words))
-            elif key in _GROUPS:
-                group[key] = _spelt(value)
-        if whole := f"{group.get('group', '')} {group.get('ranks', '')}".strip():
-            found["group"] = self._rows.code("group", whole)
-        return found
+            name = text(facts[10]) if 10 in facts else sequence.text(_ARGUMENTS, facts.get(1, 0))
+            if (column := _COLUMNS.get(name)) is None:
+                continue
+            value = self._value(annotation, sequence, 1)
+            if column in _TEXTS:
+                words[column] = str(value)
+            elif isinstance(value, int) and value != _UNSIGNED_MINUS_ONE:
+                columns[column] = value
+        words["group"] = f"{words.get('group', '')} {words.pop('ranks', '')}".strip()
+        return columns | {column: self._rows.code(column, word) for column, word in words.items() if word}
 
-    def _value(self, annotation: memoryview, sequence: _Sequence, depth: int) -> Any:
-        """Value of an annotation; dictionaries have none."""
+    def _value(self, annotation: memoryview, sequence: _Sequence, depth: int) -> int | float | str:
+        """Value of an annotation, an array as text, cut if it is too long; dictionaries have none."""
         if depth > MAX_DEPTH:
             raise too_deep(self._source)
-        array = list[Any]()
-        value: Any = None
-        for field_, given in fields(annotation):
-            if isinstance(given, memoryview):
-                if field_ in (6, 9):
-                    value = text(given)
-                elif field_ == 12:
-                    self._kept.add()
-                    array.append(self._value(given, sequence, depth + 1))
-            elif field_ == 2:
+        parts, left = list[str](), MOST_TEXT
+        value: int | float | str = ""
+        for field, given in fields(annotation):
+            if field == 12 and isinstance(given, memoryview):
+                self._kept.add()
+                inner = self._value(given, sequence, depth + 1)
+                if left >= 0:  # what follows would be cut anyway, and may refer to the same long text again and again
+                    parts.append(str(inner))
+                    left -= len(parts[-1]) + len(", ")
+            elif isinstance(given, memoryview):
+                value = text(given) if field in (6, 9) else value
+            elif field == 2:
                 value = bool(given)
-            elif field_ in (3, 7):
+            elif field in (3, 7):
                 value = given
-            elif field_ == 4:
+            elif field == 4:
                 value = signed(given)
-            elif field_ == 5:
+            elif field == 5:
                 value = double(given)
-            elif field_ == 17:
-                value = sequence.strings.get(signed(given), "")
-        return array or value
+            elif field == 17:
+                value = sequence.text(_STRINGS, given)
+        return cut(f"[{', '.join(parts)}]") if parts else value
 
     def columns(self) -> TraceColumns:
         """Return the columns of all slices."""
@@ -256,15 +236,12 @@ class _Trace:
             process, thread = self._place(uuid, -2 - order)
             paired, alone = _pairs(self._begins.pop(uuid), self._ends.pop(uuid, []))
             never_started += alone
-            for one, end in paired:
+            for (time, name, word, arguments), end in paired:
                 never_ended += end is None
-                if one.category in _SKIPPED:
-                    continue
-                category = _WORDS.get(one.category, one.category)
-                if category not in WRITTEN:
-                    category = OPS[0]
-                last = one.time if end is None else end
-                rows.add(one.name or "(no name)", category, one.time, last - one.time, process, thread, **one.arguments)
+                if word not in _SKIPPED:
+                    category = _WORDS.get(word, word if word in WRITTEN else OPS[0])
+                    lasts = 0 if end is None else end - time
+                    rows.add(name or "(no name)", category, time, lasts, process, thread, **arguments)
         never_started += sum(map(len, self._ends.values()))
         for count, what in (
             (never_ended, "Slices that start and never end, and count as taking no time"),
@@ -277,18 +254,15 @@ class _Trace:
 
     def _place(self, uuid: int, unknown: int) -> tuple[int, int]:
         """Process and thread of a track: its own, or those of a track around it."""
-        track = self._tracks.get(uuid, _Track())
-        thread = track.thread
+        own = track = self._tracks.get(uuid, _Track())
         for _ in range(_MOST_PARENTS):
             if track.process is not None or track.parent not in self._tracks:
                 break
             track = self._tracks[track.parent]
         process = MISSING if track.process is None else track.process
-        if thread is None:
-            thread = unknown
-            if name := self._tracks.get(uuid, _Track()).name:
-                self._rows.thread_names[process, thread] = name
-        return process, thread
+        if own.thread is None and own.name:
+            self._rows.thread_names[process, unknown] = own.name
+        return process, unknown if own.thread is None else own.thread
 
 
 def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, int | None]], int]:
@@ -296,9 +270,9 @@ def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, in
 
     At equal times an end comes before a start, except that of a slice that takes no time.
     """
-    begins.sort(key=lambda one: one.time)
+    begins.sort(key=lambda begin: begin.time)
     ends.sort()
-    found: list[tuple[_Slice, int | None]] = []
+    paired: list[tuple[_Slice, int | None]] = []
     stack: list[_Slice] = []
     alone, place = 0, 0
     for end in ends:
@@ -306,56 +280,26 @@ def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, in
             stack.append(begins[place])
             place += 1
         if stack:
-            found.append((stack.pop(), end))
+            paired.append((stack.pop(), end))
         else:
             alone += 1
-    found += [(one, None) for one in (*stack, *begins[place:])]
-    return found, alone
-
-
-def _spelt(value: Any) -> str:
-    """The text of an annotation, as it stands in a Chrome trace, cut if it is too long."""
-    if isinstance(value, list):
-        parts, left = list[str](), MOST_TEXT
-        for one in value:
-            if left < 0:
-                break  # what follows would be cut anyway, and may refer to the same long text again and again
-            parts.append(_spelt(one))
-            left -= len(parts[-1]) + len(", ")
-        return cut(f"[{', '.join(parts)}]")
-    return "" if value is None else str(value)
+    return [*paired, *((begin, None) for begin in (*stack, *begins[place:]))], alone
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept a list of packets: what the first of them hold is known."""
-    place, packets = 0, 0
+    """Accept a list of packets: what the first of them holds is known, as far as the head has it."""
+    inside = set[int]()
     try:
-        while place < len(head) and packets < 3 and head[place] == 0x0A:
-            length, start = varint(head, place + 1, len(head))
-            if start + length > len(head) and packets:
-                break
-            found = set[int]()
-            for field_, *_ in _fields_so_far(head, start, min(start + length, len(head))):
-                found.add(field_)
-            if not found & _KNOWN or 1 in found:
-                return False
-            place, packets = start + length, packets + 1
+        length, start = varint(head, 1, len(head))
+        for field, *_ in spans(head, start, min(start + length, len(head))):
+            inside.add(field)
     except Damaged:
-        return False
-    return packets > 0
-
-
-def _fields_so_far(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message that may be cut off at the end of the data."""
-    try:
-        yield from spans(data, start, end)
-    except Damaged:
-        if end < len(data):
-            raise
+        if len(head) < HEAD:
+            return False
+    return head.startswith(b"\x0a") and bool(inside & _KNOWN) and 1 not in inside
 
 
 READER = Reader(
-    "Perfetto traces (.pftrace)",
     (".pftrace", ".perfetto-trace", ".pftrace.gz"),
     _recognise,
     read,

@@ -13,7 +13,7 @@ from msgspec import field
 from perfnb.errors import TraceError
 from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.rows import FAR_NS, Rows
-from perfnb.trace.trace_file import Limits, OnProgress, Reader, cut, refuse_many_values, whole_file
+from perfnb.trace.trace_file import Limits, OnProgress, Reader, cut, refuse_many_values, too_deep, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, RANGES
 
 _START = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
@@ -21,15 +21,14 @@ _GPU = 2
 _WORDS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD", "HOST_TO_HOST": "HtoH"}
 #: Records of calls, and whether they launch or wait; the rest are ranges that the program named.
 _CALLS = ("hip_api", "hsa_api", "rccl_api")
-Whole = int
 
 
 class _Handle(msgspec.Struct, frozen=True, gc=False):
-    handle: Whole = MISSING
+    handle: int = MISSING
 
 
 class _Correlation(msgspec.Struct, frozen=True, gc=False):
-    internal: Whole = MISSING
+    internal: int = MISSING
 
 
 #: What most records lack is one object for all of them.
@@ -39,24 +38,24 @@ _NOTHING, _ALONE = _Handle(), _Correlation()
 class _Dispatch(msgspec.Struct, frozen=True, gc=False):
     agent_id: _Handle = _NOTHING
     queue_id: _Handle = _NOTHING
-    kernel_id: Whole = MISSING
+    kernel_id: int = MISSING
 
 
 _NO_DISPATCH = _Dispatch()
 
 
 class _Record(msgspec.Struct, gc=False):
-    start_timestamp: Whole = MISSING
-    end_timestamp: Whole = MISSING
-    thread_id: Whole = MISSING
-    kind: Whole = MISSING
-    operation: Whole = MISSING
+    start_timestamp: int = MISSING
+    end_timestamp: int = MISSING
+    thread_id: int = MISSING
+    kind: int = MISSING
+    operation: int = MISSING
     correlation_id: _Correlation = _ALONE
     stream_id: _Handle | None = None
     dispatch_info: _Dispatch = _NO_DISPATCH
     src_agent_id: _Handle = _NOTHING
     dst_agent_id: _Handle = _NOTHING
-    bytes: Whole = MISSING
+    bytes: int = MISSING
 
 
 class _Records(msgspec.Struct):
@@ -70,15 +69,15 @@ class _Records(msgspec.Struct):
 
 class _Agent(msgspec.Struct):
     id: _Handle = _NOTHING
-    type: Whole = 0
-    logical_node_type_id: Whole = MISSING
+    type: int = 0
+    logical_node_type_id: int = MISSING
     product_name: str = ""
     name: str = ""
-    cu_count: Whole = 0
+    cu_count: int = 0
 
 
 class _Symbol(msgspec.Struct):
-    kernel_id: Whole = MISSING
+    kernel_id: int = MISSING
     formatted_kernel_name: str = ""
     demangled_kernel_name: str = ""
     kernel_name: str = ""
@@ -89,7 +88,7 @@ class _Operations(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    key: Whole = MISSING
+    key: int = MISSING
     value: str = ""
 
 
@@ -101,7 +100,7 @@ class _Strings(msgspec.Struct):
 class _Metadata(msgspec.Struct):
     """The process; its command, configuration and host are not read."""
 
-    pid: Whole = MISSING
+    pid: int = MISSING
 
 
 class _Process(msgspec.Struct):
@@ -127,7 +126,9 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
     rows = Rows(str(path), limits)
     try:
         processes = _RESULT.decode(text).processes
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError as error:
+        raise too_deep(str(path)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{path} is not a result of rocprofv3 that perfnb can read: {error}.") from error
     for process in processes:
         _add(rows, process)
@@ -207,7 +208,6 @@ def _recognise(path: Path, head: bytes) -> bool:
 
 
 READER = Reader(
-    "results of rocprofv3 (JSON)",
     ("_results.json", "_results.json.gz"),
     _recognise,
     read,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfnb.errors import TraceError
-from perfnb.trace.columns import EVENT_COLUMNS, MISSING, Ints, TraceColumns, no_memory
+from perfnb.trace.columns import EVENT_COLUMNS, MISSING, Ints, TraceColumns
 from perfnb.trace.trace_file import Kept, Limits
 
 #: No time in a trace is further from 0 than this, 146 years in nanoseconds: sums of two still fit in int64.
@@ -56,8 +56,7 @@ class Rows:
         """Return the number of a text in a column of texts."""
         codes = self._codes[column]
         if text not in codes:
-            self.kept.add()
-            self.kept.add_text(text)
+            self.kept.add(1, text)
         return codes.setdefault(text, len(codes))
 
     def add(
@@ -92,9 +91,7 @@ class Rows:
 
     def columns(self, base_ns: int = 0, **facts: Any) -> TraceColumns:
         """Return the columns; times are counted from `base_ns`, which may be added to them without overflow."""
-        timed: dict[str, Any] = {name: np.frombuffer(values, dtype=np.int64) for name, values in self._columns.items()}
-        if not len(self):
-            timed = {name: np.array([], dtype=np.int64) for name in timed}
+        timed: dict[str, Any] = {name: np.array(values, dtype=np.int64) for name, values in self._columns.items()}
         texts: dict[str, Any] = {labels: list(self._codes[name]) for name, labels in _TEXTS.items()}
         rare: dict[str, Any] = {name: self._sparse(name) for name in EVENT_COLUMNS if name not in _ALWAYS}
         return TraceColumns(
@@ -103,7 +100,6 @@ class Rows:
             **timed,
             **rare,
             **texts,
-            memory=no_memory(),
             base_ns=base_ns,
             devices=[{"id": number, **facts_of} for number, facts_of in sorted(self.devices.items())],
             process_names=self.process_names,

@@ -7,11 +7,11 @@ where a reader could meet them, and a file may cost only so much work for each o
 from __future__ import annotations
 
 import sqlite3
-import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,24 +20,13 @@ from perfnb.errors import TraceError
 from perfnb.files import open_regular
 from perfnb.quantities import size
 from perfnb.trace.columns import Ints
-from perfnb.trace.trace_file import (
-    GZIP,
-    MOST_LETTERS,
-    MOST_TEXT,
-    Limits,
-    OnProgress,
-    Reports,
-    blocks_of_file,
-    too_many,
-    too_many_letters,
-)
+from perfnb.trace.trace_file import GZIP, MOST_TEXT, Kept, Limits, OnProgress, Reports, blocks_of_file
 
 MAGIC = b"SQLite format 3\0"
 #: In a column of numbers, a value that a row does not have.
 NULL = -(2**63)
-_ROWS, _ROWS_OF_TEXT = 20_000, 2_000
-#: Bytes of one value.
-_MOST_VALUE = 16 * 2**20
+#: Rows that are fetched at once, and bytes of one value.
+_ROWS, _MOST_VALUE = 5_000, 16 * 2**20
 #: Instructions of SQLite's machine between two looks at what the file has cost, and those it may cost: a row takes
 #: about four for each column that is read, and at least one byte for each.
 _LOOK = 100_000
@@ -55,14 +44,53 @@ def is_packed(path: Path) -> bool:
         return False
 
 
+@contextmanager
+def opened(path: Path, limits: Limits, progress: OnProgress | None = None) -> Iterator[SqliteFile]:
+    """Open an SQLite file, plain or compressed with gzip, to read its tables.
+
+    Raises
+    ------
+    TraceError
+        If the file is damaged, hostile or too large.
+    """
+    with TemporaryDirectory(prefix="perfnb-") as folder:
+        plain = path
+        if is_packed(path):  # unpacked to a file, because SQLite needs to jump around in it
+            plain = Path(folder, "unpacked.sqlite")
+            with plain.open("wb") as file:
+                file.writelines(blocks_of_file(path, limits))
+        else:
+            _require_finished(path)
+        length = plain.stat().st_size
+        if length > limits.most_bytes:
+            raise TraceError(
+                f"{path} was not read: it is {size(length)}, above {size(limits.most_bytes)}; raise max_bytes."
+            )
+        # Immutable: neither locks nor the files beside this one count.
+        where = f"{plain.absolute().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(where, uri=True, isolation_level=None)) as connection:
+            yield SqliteFile(path, connection, length, limits, progress)
+
+
 class SqliteFile:
-    """An SQLite file that is being read, plain or compressed with gzip; a context manager.
+    """The plain tables of an SQLite file.
 
     Parameters
     ----------
     path : Path
+        What errors call the file.
+    connection : sqlite3.Connection
+    length : int
+        Bytes of the file, unpacked.
     limits : Limits
     progress : callable, optional
+
+    Attributes
+    ----------
+    tables : dict of str to (str, str)
+        Kind and SQL of each table and view by name.
+    kept : Kept
+        Counts rows and the letters of texts.
 
     Raises
     ------
@@ -70,49 +98,27 @@ class SqliteFile:
         Here and in every method, if the file is damaged, hostile or too large.
     """
 
-    def __init__(self, path: Path, limits: Limits, progress: OnProgress | None = None) -> None:
-        self._path = path
-        self._limits = limits
+    def __init__(
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        length: int,
+        limits: Limits,
+        progress: OnProgress | None = None,
+    ) -> None:
+        self._path, self._connection, self._bytes = path, connection, length
+        self.kept = Kept(str(path), limits)
+        self._report = Reports(progress, length)
         self._raised: BaseException | None = None
-        self._cost = self._letters = self._rows = 0
-        if not path.is_file():
-            raise TraceError(f"{path} cannot be read as a trace: it is not a file.")
-        with ExitStack() as opened:
-            plain = path
-            if is_packed(path):  # unpacked to a file, because SQLite needs to jump around in it
-                plain = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="perfnb-")), "unpacked.sqlite")
-                with plain.open("wb") as file:
-                    file.writelines(blocks_of_file(path, limits))
-            else:
-                _require_finished(path)
-            self._bytes = plain.stat().st_size
-            if self._bytes > limits.most_bytes:
-                most = size(limits.most_bytes)
-                raise TraceError(f"{path} was not read: it is {size(self._bytes)}, above {most}; raise max_bytes.")
-            self._report = Reports(progress, self._bytes)
-            with self._errors():
-                # Immutable: neither locks nor the files beside this one count.
-                where = f"{plain.absolute().as_uri()}?mode=ro&immutable=1"
-                self._connection = sqlite3.connect(where, uri=True, isolation_level=None)
-                opened.callback(self._connection.close)
-                self._connection.text_factory = bytes
-                self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE)
-                self._connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-                self._connection.set_progress_handler(self._look, _LOOK)
-                for setting in ("trusted_schema=OFF", "cell_size_check=ON", "query_only=ON", "mmap_size=0"):
-                    self._connection.execute(f"PRAGMA {setting}")
-                self.tables = self._schema()
-            self._opened = opened.pop_all()
-
-    def __enter__(self) -> SqliteFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file, and remove what it was unpacked to."""
-        self._opened.close()
+        self._cost = 0
+        connection.text_factory = bytes
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        connection.set_progress_handler(self._look, _LOOK)
+        with self._errors():
+            for setting in ("trusted_schema=OFF", "cell_size_check=ON", "query_only=ON", "mmap_size=0"):
+                connection.execute(f"PRAGMA {setting}")
+            self.tables = self._schema()
 
     def columns(self, table: str) -> frozenset[str]:
         """The names of a table's columns; none if the file lacks the table.
@@ -126,10 +132,7 @@ class SqliteFile:
         if not kind:
             return frozenset()
         if kind != "table" or not sql.lstrip().upper().startswith("CREATE TABLE"):
-            what = "virtual table" if kind == "table" else kind
-            raise TraceError(
-                f"{self._path} was not read: its {table} is a {what}, where profilers write a plain table."
-            )
+            raise TraceError(f"{self._path} was not read: its {table} is not a plain table, as profilers write it.")
         with self._errors():
             rows = self._connection.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
             return frozenset(str(row[1], "utf-8", "replace") for row in rows)
@@ -154,80 +157,41 @@ class SqliteFile:
         texts : dict of str to (str, Texts)
             SQL for each column of text, and what numbers its texts; the column gets their numbers, -1 for none.
         """
+        asked = [f"ifnull({sql}, {NULL})" for sql in numbers.values()]
+        asked += [f"substr({sql}, 1, {MOST_TEXT})" for sql, _ in texts.values()]
+        columns = {name: array("q") for name in (*numbers, *texts)}
         with self._errors():
-            count = int(self._connection.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])
-            self._rows += count
-            if self._rows > self._limits.most_events:
-                raise too_many(str(self._path), self._limits.most_events)
-            asked = [f"ifnull({sql}, {NULL})" for sql in numbers.values()]
-            asked += [f"substr({sql}, 1, {MOST_TEXT})" for sql, _ in texts.values()]
             cursor = self._connection.execute(f"SELECT {', '.join(asked)} FROM {_quoted(table)}")
-            found = {name: np.empty(count, dtype=np.int64) for name in (*numbers, *texts)}
-            done = 0
-            while rows := cursor.fetchmany(_ROWS_OF_TEXT if texts else _ROWS):
-                until = done + len(rows)
-                if until > count:
-                    raise self._damaged(f"{table} has more rows than it says")
-                for name, values in zip(found, zip(*rows, strict=True), strict=True):
-                    if name in texts:
-                        found[name][done:until] = self._codes(values, texts[name][1], table)
-                        continue
+            while rows := cursor.fetchmany(_ROWS):
+                self.kept.add(len(rows))
+                for (name, column), values in zip(columns.items(), zip(*rows, strict=True), strict=True):
                     try:
-                        found[name][done:until] = array("q", values)
+                        column.extend(map(texts[name][1].__getitem__, values) if name in texts else values)
                     except TypeError:
-                        raise self._damaged(f"{name} of {table} holds something else than whole numbers") from None
-                done = until
-            return {name: values[:done] for name, values in found.items()}
+                        raise self._damaged(f"{name} of {table} holds another kind of value") from None
+        return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
-    def texts_of(self, table: str, key: str, text: str, wanted: Ints) -> dict[int, str]:
-        """The texts of a table by their keys, of the wanted keys only."""
-        if not {key, text} <= self.columns(table) or not len(wanted):
+    def texts(self, table: str, key: str, text: str) -> dict[int, str]:
+        """The texts of a table by their keys; empty without the table."""
+        if not {key, text} <= self.columns(table):
             return {}
-        found: dict[int, str] = {}
-        with self._errors():
-            asked = f"ifnull({_quoted(key)}, {NULL}), substr({_quoted(text)}, 1, {MOST_TEXT})"
-            cursor = self._connection.execute(f"SELECT {asked} FROM {_quoted(table)}")
-            while rows := cursor.fetchmany(_ROWS_OF_TEXT):
-                keys, values = zip(*rows, strict=True)
-                try:
-                    kept = np.flatnonzero(np.isin(np.array(array("q", keys)), wanted))
-                except TypeError:
-                    raise self._damaged(f"{key} of {table} holds something else than whole numbers") from None
-                for place in kept.tolist():
-                    if isinstance(values[place], bytes):
-                        found[keys[place]] = self._text(values[place])
-        return found
-
-    def _codes(self, values: Sequence[Any], texts: Texts, table: str) -> Ints:
-        known = len(texts)
-        try:
-            codes = np.fromiter(map(texts.__getitem__, values), dtype=np.int64, count=len(values))
-        except TypeError:
-            raise self._damaged(f"{table} holds a number where a text should be") from None
-        for text in texts.labels[known:]:
-            self._count(text)
-        return codes
-
-    def _text(self, value: bytes) -> str:
-        text = value.decode("utf-8", "replace")
-        self._count(text)
-        return text
-
-    def _count(self, text: str) -> None:
-        self._letters += len(text)
-        if self._letters > MOST_LETTERS:
-            raise too_many_letters(str(self._path))
+        known = Texts(self.kept)
+        columns = self.rows(table, {key: _quoted(key)}, {text: (_quoted(text), known)})
+        labels = [*known.labels, ""]
+        return {
+            number: labels[code] for number, code in zip(*(columns[one].tolist() for one in (key, text)), strict=True)
+        }
 
     def _schema(self) -> dict[str, tuple[str, str]]:
         """Kind and SQL of each table and view by name."""
-        found = {}
-        for kind, name, sql in self._connection.execute("SELECT type, name, sql FROM sqlite_master"):
-            kind, name, sql = (str(one or b"", "utf-8", "replace") for one in (kind, name, sql))
+        schema = {}
+        for row in self._connection.execute("SELECT type, name, sql FROM sqlite_master"):
+            kind, name, sql = (str(value or b"", "utf-8", "replace") for value in row)
             if kind == "trigger":
                 raise TraceError(f"{self._path} was not read: it has triggers, which no profiler writes.")
             if kind in ("table", "view"):
-                found[name] = kind, sql
-        return found
+                schema[name] = kind, sql
+        return schema
 
     def _look(self) -> int:
         """Called by SQLite now and then while it works; whether to stop it."""
@@ -270,26 +234,22 @@ def _require_finished(path: Path) -> None:
 
 
 class Texts(dict[Any, int]):
-    """Number texts from 0 in the order in which they are first looked up; no text is -1.
+    """Number texts from 0 in the order in which they are first looked up, as UTF-8; no text is -1.
 
     Attributes
     ----------
     labels : list of str
     """
 
-    def __init__(self, read: Callable[[str], str] = str) -> None:
+    def __init__(self, kept: Kept, read: Callable[[str], str] = str) -> None:
         super().__init__({None: -1})
         self.labels: list[str] = []
-        self._read = read
+        self._kept, self._read = kept, read
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __missing__(self, key: Any) -> int:
-        if not isinstance(key, bytes):
-            raise TypeError(key)
+    def __missing__(self, key: bytes) -> int:
         self[key] = code = len(self.labels)
         self.labels.append(self._read(key.decode("utf-8", "replace")))
+        self._kept.add(0, self.labels[-1])
         return code
 
 

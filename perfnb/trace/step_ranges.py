@@ -14,7 +14,7 @@ import pandas as pd
 
 from perfnb.errors import TraceError
 from perfnb.trace.columns import EVENT_COLUMNS, MISSING, Ints, TraceColumns
-from perfnb.trace.trace_steps import MOST_STEPS, Bools, is_in
+from perfnb.trace.trace_steps import MOST_STEPS, is_in
 from perfnb.trace_names import OPS, RANGES, STEP_MARKS, TORCH_STEP, step_number
 
 #: A name and the number behind it: ``iteration 12``, ``step_3``, ``batch#7``, ``epoch 1 step 2``.
@@ -127,13 +127,10 @@ def _without_marks(trace: TraceColumns) -> TraceColumns:
     marks = np.array([step_number(one) >= 0 for one in trace.names], dtype=bool)
     if not marks.any():
         return trace
-    rows = np.flatnonzero(~(marks[trace.name] & _in_mark_categories(trace)))
+    categories = tuple({category for categories in STEP_MARKS.values() for category in categories})
+    rows = np.flatnonzero(~(marks[trace.name] & is_in(trace, categories)))
     kept: dict[str, Any] = {one: getattr(trace, one)[rows] for one in EVENT_COLUMNS}
     return replace(trace, **kept)
-
-
-def _in_mark_categories(trace: TraceColumns) -> Bools:
-    return is_in(trace, tuple({one for categories in STEP_MARKS.values() for one in categories}))
 
 
 def _others(trace: TraceColumns) -> str:

@@ -44,30 +44,26 @@ _BLOCK = 2**20
 _PIECEWISE, _WHOLE = (8 * 2**30, 25_000_000), (256 * 2**20, 4_000_000)
 #: Values inside values. Python's own recursion limit is higher.
 MAX_DEPTH = 200
-#: Letters of one text that are kept, and letters of all the distinct texts of a file: many events may refer to the
-#: same text, and each would copy it.
-MOST_TEXT, MOST_LETTERS = 16_384, 2**28
+#: Letters of one text that are kept: many events may refer to the same text, and each would copy it.
+MOST_TEXT = 16_384
+#: So many letters of the distinct texts of a file count as one value more.
+LETTERS = 64
 #: Bytes of UTF-8 that spell more letters than are kept, whichever they are.
 MOST_TEXT_BYTES = 4 * MOST_TEXT + 4
 #: Letters of a line of text.
 _LONGEST_LINE = 2**20
 #: Progress is reported after this long, and this often.
 QUIET_S, _EVERY_S = 2.0, 0.2
-#: Real traces unpack to 15 to 30 times their size. What unpacks to more than the first is refused, from the second on.
-_MOST_RATIO, _RATIO_FROM = 200, 32 * 2**20
 GZIP = b"\x1f\x8b"
 #: Compressed bytes that are unpacked together: few, because what follows the end of a part is copied for each part.
 _PACKED_BLOCK = 2**14
-#: First bytes of content that is packed (once more), and of other files that are no text, and what such a file is.
-_PACKED = {
-    GZIP: "compressed twice",
-    b"PK\x03\x04": "a ZIP archive",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd",
-    b"BZh": "compressed with bzip2",
-    b"\xfd7zXZ": "compressed with xz",
-}
-_NO_TEXT = {
-    **_PACKED,
+#: What a file that no reader recognises is, by its first bytes.
+_MAGIC = {
+    GZIP: "compressed twice: unpack it first",
+    b"PK\x03\x04": "a ZIP archive: unpack it first",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
+    b"BZh": "compressed with bzip2: unpack it first",
+    b"\xfd7zXZ": "compressed with xz: unpack it first",
     b"PAR1": "a Parquet file",
     b"SQLite format 3": "an SQLite database",
 }
@@ -95,19 +91,16 @@ class Limits:
     @property
     def most_bytes(self) -> int:
         """The limit on bytes, or its default."""
-        return _PIECEWISE[0] if self.max_bytes is None else self.max_bytes
+        return self.max_bytes or _PIECEWISE[0]
 
     @property
     def most_events(self) -> int:
         """The limit on events, or its default."""
-        return _PIECEWISE[1] if self.max_events is None else self.max_events
+        return self.max_events or _PIECEWISE[1]
 
     def whole(self) -> Limits:
         """The limits of a format that is decoded whole."""
-        return Limits(
-            _WHOLE[0] if self.max_bytes is None else self.max_bytes,
-            _WHOLE[1] if self.max_events is None else self.max_events,
-        )
+        return Limits(self.max_bytes or _WHOLE[0], self.max_events or _WHOLE[1])
 
 
 def cut(text: str) -> str:
@@ -128,31 +121,19 @@ class Kept:
     def __init__(self, source: str, limits: Limits) -> None:
         self._source = source
         self._most = limits.most_events
-        self._count = self._letters = 0
+        self._count = 0
 
-    def add(self, count: int = 1) -> None:
-        """Count some more.
+    def add(self, count: int = 1, text: str = "") -> None:
+        """Count some more, and the letters of a distinct text.
 
         Raises
         ------
         TraceError
             If that exceeds the limit.
         """
-        self._count += count
+        self._count += count + len(text) // LETTERS
         if self._count > self._most:
             raise too_many(self._source, self._most)
-
-    def add_text(self, text: str) -> None:
-        """Count the letters of a distinct text.
-
-        Raises
-        ------
-        TraceError
-            If there are more than `MOST_LETTERS` in all.
-        """
-        self._letters += len(text)
-        if self._letters > MOST_LETTERS:
-            raise too_many_letters(self._source)
 
 
 LIMITS = Limits()
@@ -164,8 +145,6 @@ class Reader:
 
     Attributes
     ----------
-    what : str
-        What it reads, in words: ``traces of torch.profiler (Chrome JSON)``.
     endings : tuple of str
         Lower-case endings of file names by which traces are found in a folder.
     recognise : callable
@@ -179,7 +158,6 @@ class Reader:
         Whether a range that repeats marks the steps, because the format has no marks of its own.
     """
 
-    what: str
     endings: tuple[str, ...]
     recognise: Callable[[Path, bytes], bool]
     read: Callable[[Path, Limits, OnProgress | None], TraceColumns | list[TraceColumns]]
@@ -202,33 +180,21 @@ def reader_of(path: Path) -> Reader | None:
 def looks_like(path: Path) -> str:
     """Say in parentheses what a file that no reader recognises is, if its first bytes tell; never quote them."""
     head = head_of(path)
-    for magic, what in _NO_TEXT.items():
-        if head.startswith(magic):
-            return f" (it is {what}: unpack it first)" if magic in _PACKED else f" (it is {what})"
-    return ""
+    return next((f" (it is {what})" for magic, what in _MAGIC.items() if head.startswith(magic)), "")
 
 
 def head_of(path: Path) -> bytes:
     """The first bytes of a file's content; as they are if they cannot be unpacked, none if they cannot be read."""
-    try:
-        with open_regular(path) as file:
-            head = file.read(HEAD)
-    except (OSError, ValueError):
-        return b""
-    if head.startswith(GZIP):
-        with suppress(zlib.error):
-            return _members(head) or head
-    return head
-
-
-def _members(packed: bytes) -> bytes:
-    """The first bytes of what gzip's members hold, as far as `packed` has them."""
-    content = b""
-    while packed.startswith(GZIP) and len(content) < HEAD:
-        member = zlib.decompressobj(wbits=31)
-        content += member.decompress(packed, HEAD - len(content))
-        packed = member.unused_data
-    return content
+    head = content = b""
+    with suppress(OSError, ValueError, TraceError), open_regular(path) as file:
+        head = file.read(HEAD)
+        if head.startswith(GZIP):
+            file.seek(0)
+            for block in _unpacked(file, path):
+                content += block
+                if len(content) >= HEAD:
+                    break
+    return (content or head)[:HEAD]
 
 
 def blocks_of_bytes(data: bytes) -> Iterator[memoryview]:
@@ -265,22 +231,14 @@ def _blocks(file: BinaryIO, path: Path, most: int, progress: OnProgress | None) 
     file.seek(0)
     report, done = Reports(progress, length), 0
     for block in _unpacked(file, path) if packed else iter(lambda: file.read(_BLOCK), b""):
-        if not done and (what := next((_PACKED[magic] for magic in _PACKED if block.startswith(magic)), "")):
-            raise TraceError(f"{path} cannot be read as a trace: it is {what}; unpack or export it as JSON first.")
         done += len(block)
         if done > most:
             raise TraceError(
                 f"{path} {'would unpack to' if packed else 'is'} more than {size(most)}, so it was not read; if you "
                 "trust it, raise max_bytes."
             )
-        place = file.tell()
-        if packed and done > max(_RATIO_FROM, _MOST_RATIO * place):
-            raise TraceError(
-                f"{path} was not read: it unpacks to {done // place:,} times its size, more than any trace; if you "
-                "trust it, unpack it first."
-            )
         yield block
-        report(place)
+        report(file.tell())
 
 
 def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
@@ -381,11 +339,6 @@ def too_many(source: str, most: int) -> TraceError:
         f"{source} was not read: it holds more than {most:,} events, names and values; if you trust it, raise "
         "max_events."
     )
-
-
-def too_many_letters(source: str) -> TraceError:
-    """Return the error about texts that are too long together."""
-    return TraceError(f"{source} was not read: its names have more than {MOST_LETTERS:,} letters in all.")
 
 
 def too_deep(source: str) -> TraceError:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from perfnb.trace.columns import MISSING
+from perfnb.trace.kineto import whole_number
 from perfnb.trace.rows import Rows
 from perfnb.trace_names import CALLS, COPIES, DEVICE_RANGES, KERNELS, OPS, PYTHON_CALLS, RANGES, TORCH_STEP
 
@@ -35,7 +36,6 @@ _COPY = re.compile(r"mem ?(?:cpy|copy)|copy(?:h2d|d2h|d2d|p2p)", re.IGNORECASE)
 #: Lines that a profiler derives from the others.
 _WORK, _MODULES, _STEPS = "XLA Ops", "XLA Modules", "Steps"
 _SET, _RUNTIME = "gpu_memset", CALLS[0]
-_MOST_DIGITS = 18
 
 
 class XlaPlane:
@@ -142,10 +142,8 @@ def work_category(line: str, name: str, stats: Mapping[str, Stat]) -> str:
 
 def number_of(value: object) -> int:
     """A number that is given as one or as text, -1 for anything else."""
-    if isinstance(value, int):
-        return value if 0 <= value < 2**63 else MISSING
-    text = value if isinstance(value, str) else ""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else MISSING
+    number = whole_number(value)
+    return MISSING if number is None or number < 0 else number
 
 
 def is_plane(name: str) -> bool:

@@ -6,6 +6,7 @@ Times are picoseconds from their line's start, and lines of one file start at di
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ from perfnb.trace.rows import FAR_NS, Rows
 from perfnb.trace.trace_file import Kept, Limits, OnProgress, Reader, whole_file
 from perfnb.trace.xla import CAVEATS, STATS, Stat, XlaPlane, add_device_steps, framework_op, number_of
 
-#: Statistics that are remembered, and the longest of them: most are the same in many events.
-_MOST_SEEN, _LONGEST_SEEN = 50_000, 256
+#: Statistics that are remembered: most are the same in many events.
+_MOST_SEEN = 4_096
 #: Names of planes start so.
 _NAMES = ("/host:", "/device:", "Task Environment", "#Chip")
 _METADATA, _ENVIRONMENT = "/host:metadata", "Task Environment"
 _START = "profile_start_time"
-#: Statistics of a plane that are used, and their names among a device's facts in other formats.
+#: Statistics of a plane that are used, by their names among a device's facts in other formats.
 _OF_DEVICE = {"totalGlobalMem": "memory_size", "numSms": "core_count"}
-_OF_PLANE = frozenset({_START, "device_vendor", *_OF_DEVICE.values()})
+_USED = frozenset({_START, "device_vendor", *_OF_DEVICE.values(), *STATS})
 
 #: Where something starts and ends.
 Place = tuple[int, int]
@@ -54,7 +55,10 @@ def _trace(data: Buffer, rows: Rows) -> TraceColumns:
             _add_paths(data, *place, paths, rows.kept)
     for number, (name, place) in enumerate(zip(names, places, strict=True)):
         try:
-            base = _plane(data, place, name, rows, number, planes, paths) or base
+            if name == _ENVIRONMENT:
+                base = _PlaneReader(data, place, rows).began() or base
+            elif name != _METADATA:
+                planes.append(_PlaneReader(data, place, rows).add_events(name, number, paths))
         except Damaged as error:
             raise Damaged(f"{error} (in the plane at byte {place[0]:,})") from error
     add_device_steps(rows, planes)
@@ -90,141 +94,97 @@ def _messages(data: Buffer, start: int, end: int, wanted: int) -> Iterator[Place
     return ((a, b) for field, kind, a, b in spans(data, start, end) if field == wanted and kind == BYTES)
 
 
-def _plane(data: Buffer, place: Place, name: str, rows: Rows, number: int, planes: list[XlaPlane], paths: Paths) -> int:
-    """Add the events of a plane; return the time at which the profile started, if the plane says so."""
-    if name == _METADATA:
-        return 0
-    stat_names = dict[int, str]()
-    for key, entry in _entries(data, place, 5, rows.kept):
-        stat_names[key] = text(facts_of(entry).get(2, b""))
-    own = dict[str, Stat]()
-    wanted = {key: stat for key, stat in stat_names.items() if stat in _OF_PLANE}
-    for a, b in _messages(data, *place, 6):
-        _stat(data, a, b, wanted, stat_names, own)
-    if name == _ENVIRONMENT:
-        begun = number_of(own.get(_START))
+class _PlaneReader:
+    """Reads a plane: the names of its statistics, then those of its kinds of events, its lines and their events."""
+
+    def __init__(self, data: Buffer, place: Place, rows: Rows) -> None:
+        self._data, self._place, self._rows = data, place, rows
+        self._names: dict[int, str] = {}
+        for key, entry in self._entries(5):
+            self._names[key] = text(facts_of(entry).get(2, b""))
+        self._stat = lru_cache(_MOST_SEEN)(self._decoded_stat)
+        self._own = dict(filter(None, (self._stat(bytes(data[a:b])) for a, b in _messages(data, *place, 6))))
+
+    def began(self) -> int:
+        """The time at which the profile started, in nanoseconds; 0 if the plane does not tell."""
+        begun = number_of(self._own.get(_START))
         return begun if 0 < begun < FAR_NS else 0
-    # Only what is used: the statistics of a kind are those of all its events.
-    wanted = {key: stat for key, stat in stat_names.items() if stat in STATS}
-    names, of_kinds = dict[int, str](), dict[int, dict[str, Stat]]()
-    for key, entry in _entries(data, place, 4, rows.kept):
-        names[key], stats = _kind(entry, wanted, stat_names)
-        if stats:
+
+    def add_events(self, name: str, number: int, paths: Paths) -> XlaPlane:
+        """Add the events of a plane."""
+        data, rows = self._data, self._rows
+        kinds = dict[int, tuple[str, dict[str, Stat]]]()
+        for key, entry in self._entries(4):
+            stats = dict(filter(None, (self._stat(bytes(entry[a:b])) for a, b in _messages(entry, 0, len(entry), 5))))
             rows.kept.add(len(stats))
-            of_kinds[key] = stats
-    heads = list[tuple[int, str, int]]()
-    for a, b in _messages(data, *place, 3):
-        rows.kept.add(2)
-        heads.append(_head_of_line(data, a, b))
-    plane = XlaPlane(rows, name, number, [head[1] for head in heads])
-    planes.append(plane)
-    rows.process_names[number] = name
-    if plane.device >= 0:
-        rows.devices.setdefault(plane.device, _device(name, own))
-    seen = dict[bytes, dict[str, Stat]]()
-    for (thread, line, begin), where in zip(heads, _messages(data, *place, 3), strict=True):
-        rows.thread_names[number, thread] = line
-        for a, b in _messages(data, *where, 4):
-            _event(data, a, b, plane, (line, thread, begin), names, of_kinds, wanted, stat_names, seen, paths)
-    return 0
+            kinds[key] = _text_at(entry, 0, len(entry), 2), stats
+        lines = list[tuple[int, str, int]]()
+        for a, b in _messages(data, *self._place, 3):
+            rows.kept.add(2)
+            facts = facts_of(memoryview(data)[a:b])
+            line = text(facts.get(11, b"")) or text(facts.get(2, b""))
+            lines.append((signed(facts.get(1, 0)), line, signed(facts.get(3, 0))))
+        plane = XlaPlane(rows, name, number, [line for _, line, _ in lines])
+        rows.process_names[number] = name
+        if plane.device >= 0:
+            rows.devices.setdefault(plane.device, _device(name, self._own))
+        for (thread, line, begin), place in zip(lines, _messages(data, *self._place, 3), strict=True):
+            rows.thread_names[number, thread] = line
+            for a, b in _messages(data, *place, 4):
+                if (event := self._event(a, b)) is None:
+                    continue
+                kind, offset, duration, own = event
+                word, common = kinds.get(kind, (f"event {kind}", {}))
+                stats = {**common, **own}
+                if paths and (op := stats.get("hlo_op")) and not framework_op(stats):
+                    stats["name"] = paths.get((str(stats.get("hlo_module", "")), str(op)), "")
+                # Both ends are rounded down, so that what nests in picoseconds nests in nanoseconds.
+                first, last = begin + offset // 1000, begin + (offset + duration) // 1000
+                plane.add(line, thread, word, first, max(last - first, 0), stats)
+        return plane
 
+    def _entries(self, field: int) -> Iterator[tuple[int, Buffer]]:
+        """Key and value of the entries of a map."""
+        view = memoryview(self._data)
+        for a, b in _messages(self._data, *self._place, field):
+            entry = facts_of(view[a:b])
+            value = entry.get(2, b"")
+            if not isinstance(value, int):
+                self._rows.kept.add()
+                yield signed(entry.get(1, 0)), value
 
-def _entries(data: Buffer, place: Place, field: int, kept: Kept) -> Iterator[tuple[int, Buffer]]:
-    """Key and value of the entries of a map."""
-    view = memoryview(data)
-    for a, b in _messages(data, *place, field):
-        entry = facts_of(view[a:b])
-        value = entry.get(2, b"")
-        if not isinstance(value, int):
-            kept.add()
-            yield signed(entry.get(1, 0)), value
+    def _event(self, start: int, end: int) -> tuple[int, int, int, dict[str, Stat]] | None:
+        """Kind, offset, duration and statistics of an event, unless it is a number of occurrences."""
+        kind = offset = duration = 0
+        stats: dict[str, Stat] = {}
+        for field, wire, a, b in spans(self._data, start, end):
+            if wire == VARINT:
+                if field == 1:
+                    kind = signed(a)
+                elif field == 2:
+                    offset = signed(a)
+                elif field == 3:
+                    duration = signed(a)
+                elif field == 5:
+                    return None
+            elif wire == BYTES and field == 4 and (stat := self._stat(bytes(self._data[a:b]))):
+                stats[stat[0]] = stat[1]
+        return kind, offset, duration, stats
 
-
-def _kind(data: Buffer, wanted: dict[int, str], stat_names: dict[int, str]) -> tuple[str, dict[str, Stat]]:
-    """Name of a kind of events, and the statistics that all of them have."""
-    name, stats = "", dict[str, Stat]()
-    for field, kind, a, b in spans(data, 0, len(data)):
-        if kind == BYTES and field == 2:
-            name = text(data[a:b])
-        elif kind == BYTES and field == 5:
-            _stat(data, a, b, wanted, stat_names, stats)
-    return name, stats
-
-
-def _head_of_line(data: Buffer, start: int, end: int) -> tuple[int, str, int]:
-    """Number, name and start in nanoseconds of a line."""
-    facts = facts_of(memoryview(data)[start:end])
-    return signed(facts.get(1, 0)), text(facts.get(11, b"")) or text(facts.get(2, b"")), signed(facts.get(3, 0))
-
-
-def _event(
-    data: Buffer,
-    start: int,
-    end: int,
-    plane: XlaPlane,
-    line: tuple[str, int, int],
-    names: dict[int, str],
-    of_kinds: dict[int, dict[str, Stat]],
-    wanted: dict[int, str],
-    stat_names: dict[int, str],
-    seen: dict[bytes, dict[str, Stat]],
-    paths: Paths,
-) -> None:
-    kind = offset = duration = 0
-    stats: dict[str, Stat] = {}
-    for field, wire, a, b in spans(data, start, end):
-        if wire == VARINT:
-            if field == 1:
-                kind = signed(a)
-            elif field == 2:
-                offset = signed(a)
-            elif field == 3:
-                duration = signed(a)
-            elif field == 5:
-                return  # a number of occurrences, not an event in time
-        elif wire == BYTES and field == 4:
-            if b - a > _LONGEST_SEEN:
-                _stat(data, a, b, wanted, stat_names, stats)
-                continue
-            stat = bytes(data[a:b])
-            known = seen.get(stat)
-            if known is None:
-                known = {}
-                _stat(stat, 0, len(stat), wanted, stat_names, known)
-                if len(seen) < _MOST_SEEN:
-                    seen[stat] = known
-            stats.update(known)
-    if common := of_kinds.get(kind):
-        stats = {**common, **stats}
-    if paths and (op := stats.get("hlo_op")) and not framework_op(stats):
-        stats["name"] = paths.get((str(stats.get("hlo_module", "")), str(op)), "")
-    name, thread, begin = line
-    # Both ends are rounded down, so that what nests in picoseconds nests in nanoseconds.
-    first = begin + offset // 1000
-    last = begin + (offset + duration) // 1000
-    plane.add(name, thread, names.get(kind, f"event {kind}"), first, max(last - first, 0), stats)
-
-
-def _stat(
-    data: Buffer, start: int, end: int, wanted: dict[int, str], names: dict[int, str], stats: dict[str, Stat]
-) -> None:
-    """Add a statistic if it is wanted; text may be the name of another statistic."""
-    if end - start < 2 or data[start] != 8:  # its kind comes first in every known writer's files
-        return
-    kind, place = varint(data, start + 1, end)
-    name = wanted.get(signed(kind))
-    if name is None:
-        return
-    for field, wire, a, b in spans(data, place, end):
-        if wire == VARINT:
-            if field == 7:
-                stats[name] = names.get(signed(a), "")
-            elif field == 3:
-                stats[name] = a
-            elif field == 4:
-                stats[name] = signed(a)
-        elif wire == BYTES and field in (5, 6):
-            stats[name] = text(data[a:b])
+    def _decoded_stat(self, data: bytes) -> tuple[str, Stat] | None:
+        """Name and value of a statistic that is used; text may be the name of another statistic."""
+        if len(data) < 2 or data[0] != 8:  # its kind comes first in every known writer's files
+            return None
+        kind, place = varint(data, 1, len(data))
+        name, value = self._names.get(signed(kind), ""), None
+        if name not in _USED:
+            return None
+        for field, wire, a, b in spans(data, place, len(data)):
+            if wire == VARINT and field in (3, 4, 7):
+                value = a if field == 3 else signed(a) if field == 4 else self._names.get(signed(a), "")
+            elif wire == BYTES and field in (5, 6):
+                value = text(data[a:b])
+        return None if value is None else (name, value)
 
 
 def _device(plane: str, facts: dict[str, Stat]) -> dict[str, Any]:
@@ -254,6 +214,4 @@ def _recognise(path: Path, head: bytes) -> bool:
     return False
 
 
-READER = Reader(
-    "profiles of JAX and TensorFlow (XSpace, .xplane.pb)", (".xplane.pb", ".xplane.pb.gz"), _recognise, read, CAVEATS
-)
+READER = Reader((".xplane.pb", ".xplane.pb.gz"), _recognise, read, CAVEATS)

@@ -118,7 +118,7 @@ def test_what_goes_wrong_ends_the_reading_of_all_files(
     monkeypatch.setattr(reading.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(reading.subprocess, "Popen", begin)
     if how == "interrupted":
-        monkeypatch.setattr(reading, "wait", interrupted)
+        monkeypatch.setattr(reading, "as_completed", interrupted)
 
     with pytest.raises(KeyboardInterrupt if how == "interrupted" else TraceError, match=None if bad < 0 else "is bad"):
         perfnb.load(paths)

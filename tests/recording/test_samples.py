@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from perfnb.errors import RecordingError
-from perfnb.recording import saved_profile
 from perfnb.recording.samples import watch_record
+from perfnb.recording.saved_profile import SavedProfile
 from perfnb.telemetry.history import MOST_MARKS, Marks, WatchMark
 from perfnb.watching.saved import WATCH, load_watch, save_watch
 
@@ -83,7 +83,7 @@ def test_a_saved_watch_comes_back(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(loaded.marks, record.marks)
     assert facts == meta
     with pytest.raises(RecordingError, match="is not a saved perfnb profile"):
-        saved_profile.load(path)
+        SavedProfile(path).recording()
     (path / "samples.parquet").write_bytes(b"PAR1")
     with pytest.raises(RecordingError, match=r"samples\.parquet is damaged"):
         load_watch(path)

@@ -15,8 +15,7 @@ import perfnb
 from perfnb.analysis_version import ROOMS, analysis_version
 from perfnb.profile import profile as profile_module
 from perfnb.profile.profile import Profile
-from perfnb.recording import saved_profile
-from perfnb.recording.saved_profile import TABLES
+from perfnb.recording.saved_profile import TABLES, SavedProfile
 from tests.step.models import three_linears, training_step
 from tests.written_traces import Written
 
@@ -56,7 +55,7 @@ def test_saved_tables_are_those_that_are_computed(make: Callable[[Path], Profile
     alone = Profile(first._recording).ops
     pd.testing.assert_frame_equal(alone, first._summary.ops)
     saved = first.save(tmp_path / "run")
-    again, anew = perfnb.load(saved), Profile(saved_profile.load(saved))
+    again, anew = perfnb.load(saved), Profile(SavedProfile(saved).recording())
 
     for name in TABLES:
         pd.testing.assert_frame_equal(getattr(again, name), getattr(anew, name))
@@ -114,7 +113,7 @@ def test_a_table_that_is_not_as_it_was_is_computed_again(saved: Path, damage: Ca
 
     profile = perfnb.load(saved)
 
-    pd.testing.assert_frame_equal(profile.ops, Profile(saved_profile.load(saved)).ops)
+    pd.testing.assert_frame_equal(profile.ops, Profile(SavedProfile(saved).recording()).ops)
 
 
 @pytest.mark.slow

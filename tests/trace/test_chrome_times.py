@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perfnb.errors import TraceError
 from perfnb.trace.kineto import decode, quick_nanoseconds, resolution
 
-LEAST, MOST = -(2**63), 2**63 - 1
+MOST = 2**62 // 1000 * 1000 - 1
+LEAST = -MOST
 INSTANTS = (
     st.integers(LEAST, MOST) | st.integers(-(10**16), 10**16) | st.integers(1_600_000 * 10**12, 1_800_000 * 10**12)
 )
@@ -41,7 +42,6 @@ def trace_of(*times: tuple[str, str]) -> Any:
 @example([2**43 * 1000 - 1, 2**43 * 1000 + 1, 2**42 * 1000 + 1], False, True)
 @settings(deadline=None)
 def test_any_nanosecond_comes_back(times: list[int], short: bool, quoted: bool) -> None:
-    assume(max(times) - min(times) < 2**63)  # a longer span is refused
     trace = trace_of(*((micro(ns, short=short, quoted=quoted), "0") for ns in times))
 
     assert trace.start_ns.tolist() == times

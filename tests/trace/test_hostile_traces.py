@@ -23,53 +23,24 @@ EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 9, "ts
 WHOLE = json.dumps({"traceEvents": [EVENT] * 3}).encode()
 BROKEN = {
     "empty": b"",
-    "blank": b"  \n",
-    "truncated": WHOLE[:-30],
-    "text": b"Hello, this is no trace.",
     "html": b"<!doctype html><html></html>",
-    "number": b"3",
     "null": b"null",
     "no events": b'{"a": 1}',
     "events are an object": b'{"traceEvents": {}}',
-    "events are null": b'{"traceEvents": null}',
-    "event is a string": b'{"traceEvents": ["x"]}',
     "event is a list": b"[[]]",
-    "time is a string": json.dumps([{**EVENT, "ts": "now"}]).encode(),
-    "time is a list": json.dumps([{**EVENT, "dur": [1]}]).encode(),
     "name is a number": json.dumps([{**EVENT, "name": 3}]).encode(),
-    "arguments are a list": json.dumps([{**EVENT, "args": []}]).encode(),
     "an argument is a list": json.dumps([{**EVENT, "args": {"stream": [7]}}]).encode(),
     "base is a string": b'{"traceEvents": [], "baseTimeNanoseconds": "x"}',
-    "base too large": b'{"traceEvents": [], "baseTimeNanoseconds": 9223372036854775808}',
-    "base and time too large": b'{"baseTimeNanoseconds": 1751410836000000000, "traceEvents": [{"ph":"X", "ts":9e15}]}',
-    "end too late": json.dumps([{**EVENT, "ts": 9.2e15, "dur": 9.2e15}]).encode(),
-    "a span above int64": json.dumps([{**EVENT, "ts": -9.2e15}, {**EVENT, "ts": 9.2e15}]).encode(),
-    "a span just above int64": b'[{"ph":"X","ts":-4611686018427387.904},{"ph":"X","ts":4611686018427387.904}]',
-    "a span above int64 to an allocation": json.dumps(
-        [
-            {**EVENT, "ts": -9.2e15},
-            {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 9.2e15, "args": {"Bytes": 8}},
-        ]
-    ).encode(),
+    "base too large": b'{"traceEvents": [], "baseTimeNanoseconds": 4611686018427387904}',
+    "end too late": json.dumps([{**EVENT, "ts": 4e15, "dur": 4e15}]).encode(),
+    "an allocation too late": b'[{"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 9.2e15}]',
     "time is text that is no number": json.dumps([{**EVENT, "ts": "NaN"}]).encode(),
-    "events twice": b'{"traceEvents": [], "traceEvents": []}',
-    "base twice": b'{"baseTimeNanoseconds": 1, "traceEvents": [], "baseTimeNanoseconds": 1}',
-    "second event is a number": b'[{"ph": "X"}, 3]',
-    "Infinity": b'[{"ph": "X", "args": {"bandwidth": -Infinity}}]',
-    "UTF-16 without a mark": WHOLE.decode().encode("utf-16-le"),
-    "UTF-32": WHOLE.decode().encode("utf-32"),
-    "null bytes": bytes(300),
-    "half a character": '[{"ph": "X", "name": "\u00e9"}]'.encode()[:-4],
-    "UTF-16": WHOLE.decode().encode("utf-16"),
-    "Latin-1": '[{"ph": "X", "name": "\xe9"}]'.encode("latin-1"),
-    "control characters": b'[{"ph": "X", "name": "a\nb"}]',
-    "quote in a name": b'[{"ph": "X", "name": "say "hi""}]',
-    "NaN": b'[{"ph": "X", "ts": NaN}]',
-    "nested too deeply": b"[" * 100_000,
-    "an argument nested too deeply": b'[{"ph": "X", "args": {"a": ' + b"[" * 100_000,
-    "two documents": WHOLE + WHOLE,
-    "time too long": json.dumps([{**EVENT, "ts": 1e300}]).encode(),
     "time infinite": b'[{"ph": "X", "dur": 1e999}]',
+    "Infinity": b'[{"ph": "X", "args": {"bandwidth": -Infinity}}]',
+    "UTF-16": WHOLE.decode().encode("utf-16"),
+    "null bytes": bytes(300),
+    "control characters": b'[{"ph": "X", "name": "a\nb"}]',
+    "two documents": WHOLE + WHOLE,
     "half of a pair": b'[{"ph": "X", "name": "\\ud800"}]',
 }
 
@@ -89,27 +60,6 @@ def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path, data:
     assert message.endswith(".")
     assert len(message) < 500
     assert gc.isenabled()
-
-
-@pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
-@pytest.mark.parametrize("text", [WHOLE.decode(), "[ ]", "[]"])
-def test_text_of_wider_characters_is_told_as_such(code: str, text: str) -> None:
-    with pytest.raises(TraceError, match=r"its text is UTF-16 or UTF-32; save it as UTF-8\.$"):
-        decode(text.encode(code))
-
-
-def test_what_else_a_file_may_be_is_told_by_its_begin() -> None:
-    with pytest.raises(TraceError, match=r"it is binary, not text; give another file\.$"):
-        decode(b"\x80\x04\0x")
-    with pytest.raises(TraceError, match=r"null bytes"):
-        decode(bytes(40))
-
-
-def test_a_span_that_int64_just_holds_is_read() -> None:
-    trace = decode(b'[{"ph":"X","ts":-4611686018427387.904},{"ph":"X","ts":4611686018427387.9,"dur":0.003}]')
-    assert int(trace.start_ns.max() - trace.start_ns.min()) == 2**63 - 4
-    with pytest.raises(TraceError, match=r"the span of its events is not a time that perfnb can hold: from -9\.2e\+15"):
-        decode(BROKEN["a span above int64"])
 
 
 def test_bytes_without_a_file_are_called_the_trace() -> None:

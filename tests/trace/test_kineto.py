@@ -61,6 +61,12 @@ def test_arguments_that_analysis_needs_are_columns_and_the_rest_is_skipped() -> 
         assert getattr(trace, name).tolist() == [value, MISSING, MISSING], name
 
 
+def test_an_event_under_a_readable_name_has_the_name_that_perfnb_kept() -> None:
+    trace = columns_of({"name": "step 3", "args": {"perfnb name": "pf_step#3"}}, {"name": "aten::mm"})
+
+    assert [trace.names[code] for code in trace.name] == ["pf_step#3", "aten::mm"]
+
+
 def test_only_complete_events_are_kept_and_not_the_span_of_the_trace_itself() -> None:
     trace = columns_of(
         {"ph": "M", "name": "process_name", "args": {"name": "python"}},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import random
 import sqlite3
 import stat
 from itertools import chain
@@ -351,14 +350,14 @@ def test_command_lines_and_the_environment_are_never_kept(tmp_path: Path) -> Non
     [
         (
             f"CREATE VIEW {KERNEL} AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT * FROM n",
-            "is a view",
+            "is not a plain table",
         ),
         ("CREATE TRIGGER t AFTER INSERT ON StringIds BEGIN DELETE FROM StringIds; END", "it has triggers"),
-        (f"CREATE VIRTUAL TABLE {KERNEL} USING fts5(start, end)", "is a virtual table"),
+        (f"CREATE VIRTUAL TABLE {KERNEL} USING fts5(start, end)", "is not a plain table"),
         (f"INSERT INTO {RANGE} (text) VALUES (zeroblob(30000000))", "damaged SQLite database (string or blob too big)"),
         (
             f"INSERT INTO {CALL} (start, end) VALUES ('now', 1.5)",
-            "start of CUPTI_ACTIVITY_KIND_RUNTIME holds something else",
+            "start of CUPTI_ACTIVITY_KIND_RUNTIME holds another kind of value",
         ),
         (f"INSERT INTO {CALL} (start, end) VALUES ({2**62}, 0)", "it has times beyond"),
     ],
@@ -373,13 +372,6 @@ def test_hostile_files_are_refused(tmp_path: Path, sql: str, said: str) -> None:
     connection.close()
 
     assert said in error_of(path)
-
-
-def test_limits(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.sqlite", training())
-
-    assert "raise max_bytes" in error_of(path, Limits(max_bytes=100))
-    assert "it holds more than 9 events" in error_of(path, Limits(max_events=9))
 
 
 def test_a_database_with_a_part_in_the_log_next_to_it_is_refused(tmp_path: Path) -> None:
@@ -466,31 +458,3 @@ def test_a_report_is_exported_where_nsys_is_installed(tmp_path: Path, monkeypatc
     program.write_text("#!/bin/sh\necho no licence >&2\nexit 3\n")
     with pytest.raises(TraceError, match=r"nsys export failed with code 3 \(no licence\)"):
         perfnb.load(report)
-
-
-def mutated(data: bytes, chance: random.Random) -> bytes:
-    changed = bytearray(data)
-    how = chance.randrange(4)
-    for _ in range(chance.choice([1, 3, 20, 200])):
-        place = chance.randrange(len(changed)) if how else chance.randrange(min(4096, len(changed)))
-        if how < 3:
-            changed[place] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
-        else:
-            size = chance.randrange(1, 64)
-            other = chance.randrange(len(changed) - size)
-            changed[place : place + size] = changed[other : other + size]
-    return bytes(changed[: chance.randrange(len(changed))] if chance.random() < 0.1 else changed)
-
-
-@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.deep)])
-def test_any_damage_is_an_error_or_a_profile(tmp_path: Path, count: int) -> None:
-    sample = write(tmp_path / "sample.sqlite", joined(training(40, 2), training(41, 2))).read_bytes()
-    path, chance, read_anyway = tmp_path / "mutated.sqlite", random.Random(3), 0
-    for number in range(count):
-        path.write_bytes(mutated(sample, chance))
-        try:
-            found = perfnb.load(path) if number % 20 == 0 else read(path, LIMITS)
-            read_anyway += len(found) > 0 if isinstance(found, list) else 1
-        except TraceError:
-            pass
-    assert read_anyway

@@ -13,7 +13,7 @@ import perfnb
 from perfnb.errors import TraceError
 from perfnb.trace.trace_file import Limits
 from perfnb.watching.gpu_logs import load_log
-from tests.trace.test_xplane import mutated
+from tests.damage import mutated
 
 TRACES = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
 REAL = TRACES / "dmon" / "morpheus_default_1gpu.log"

@@ -15,7 +15,7 @@ import pytest
 import perfnb
 from perfnb.errors import RecordingError, TraceError
 from perfnb.profile import loading
-from perfnb.recording.reading import Loader
+from perfnb.recording.loadable import Loadable
 from perfnb.trace import kineto, trace_file
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.trace_file import Reader
@@ -51,7 +51,7 @@ def test_a_new_format_is_one_reader_whose_caveats_are_notes(tmp_path: Path, monk
     def read(path: Path, *options: object) -> TraceColumns:
         return kineto.decode(path.read_bytes().removeprefix(b"MINE"))
 
-    own = Reader("mine", (".mine",), lambda path, head: head.startswith(b"MINE"), read, ("It has no colours.",))
+    own = Reader((".mine",), lambda path, head: head.startswith(b"MINE"), read, ("It has no colours.",))
     monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(READER=own))
     monkeypatch.setattr(trace_file, "READERS", ("of_mine:READER", *trace_file.READERS))
     trace_file.readers.cache_clear()
@@ -69,8 +69,8 @@ def test_a_new_format_is_one_reader_whose_caveats_are_notes(tmp_path: Path, monk
 
 def test_a_new_kind_is_one_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.list").write_text("1 2 3")
-    own = Loader("lists", lambda path: path.suffix == ".list", lambda path, *_: path.read_text().split())
-    monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(LOADER=own))
-    monkeypatch.setattr(loading, "LOADERS", ("of_mine:LOADER", *loading.LOADERS))
+    own = Loadable(lambda path: path.suffix == ".list", lambda path, *_: path.read_text().split())
+    monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(LOADABLE=own))
+    monkeypatch.setattr(loading, "LOADABLES", ("of_mine:LOADABLE", *loading.LOADABLES))
 
     assert perfnb.load(tmp_path / "a.list") == ["1", "2", "3"]

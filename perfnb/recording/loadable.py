@@ -1,0 +1,27 @@
+"""A kind of file or folder that `perfnb.load` opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Loadable:
+    """A kind of file or folder that `perfnb.load` opens.
+
+    Attributes
+    ----------
+    recognise : callable
+        Whether a path is one, by its content.
+    load : callable
+        Makes the public object from the path, `Limits`, and the executor for several files, if the user gave one.
+    has_steps : bool
+        Whether `load` also takes the name of the range that marks the steps, or ``None``.
+    """
+
+    recognise: Callable[[Path], bool]
+    load: Callable[..., Any]
+    has_steps: bool = False
