@@ -21,9 +21,10 @@ from perfnb.step.budget import FLOOR, FLOOR_GPU, Plan
 from perfnb.step.capture import loop_passes
 from perfnb.step.checks import require_name
 from perfnb.step.device import accelerator_in_use
+from perfnb.step.intake import ExecutedStep, Intake
 from perfnb.step.namespace import chosen_models
 from perfnb.step.session import Capture
-from perfnb.step.steps import ExecutedStep, Intake, Passes, SkippedStep, Turn
+from perfnb.step.steps import Passes, SkippedStep, Turn
 from perfnb.step.to_recording import recording_of
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from perfnb.step.device import allocator_statistics
+from perfnb.step.intake import tensors_in
 from perfnb.step.layers import function_span, profiler_active
-from perfnb.step.steps import SkippedStep, tensors_in
+from perfnb.step.steps import SkippedStep
 from perfnb.trace_names import MARK_SPAN
 
 

@@ -29,11 +29,12 @@ from perfnb.step.ceilings import MEASURABLE, measure_ceilings
 from perfnb.step.checks import refuse_meta
 from perfnb.step.device import StepClock, accelerator_in_use, is_out_of_memory, read_clocks, synchronize
 from perfnb.step.environment import Conditions, lower_precision, usable_cpus
+from perfnb.step.intake import ExecutedStep
 from perfnb.step.layers import Calls, Layer, LayerSpans, function_span
 from perfnb.step.memory import MemoryWatch, WatchedMemory, footprint
 from perfnb.step.namespace import named_values
 from perfnb.step.stack_sampler import StackSampler
-from perfnb.step.steps import BatchSource, ExecutedStep, Passes, Turn
+from perfnb.step.steps import BatchSource, Passes, Turn
 from perfnb.step.tracer import Costs, Tracer, exclusive, measure_costs
 from perfnb.step.worker_stacks import WorkerStack, WorkerStacks
 from perfnb.trace_names import DATA_SPAN, STEP_SPAN

@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from perfnb.step.intake import Intake
 from perfnb.step.layers import Layer, is_compiled
 from perfnb.step.loaders import see_loaders
-from perfnb.step.steps import BatchSource, Intake, StepRunner
+from perfnb.step.steps import BatchSource, StepRunner
 from perfnb.step.worker_stacks import WorkerStack
 
 #: Mean time between samples, in seconds; it varies by half, so as not to keep pace with the step.

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
 from perfnb.errors import BatchesExhaustedError, CaptureError
-from perfnb.step.steps import common_size
+from perfnb.step.intake import common_size
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
