@@ -18,12 +18,12 @@ from perfnb.loop.windows import Windows
 from perfnb.profile.profile import Profile
 from perfnb.quantities import counted
 from perfnb.step.budget import FLOOR, FLOOR_GPU, Plan
-from perfnb.step.capture import loop_passes
+from perfnb.step.capture import Capture
 from perfnb.step.checks import require_name
 from perfnb.step.device import accelerator_in_use
 from perfnb.step.intake import ExecutedStep, Intake
 from perfnb.step.namespace import chosen_models
-from perfnb.step.session import Capture
+from perfnb.step.pass_order import loop_passes
 from perfnb.step.steps import Passes, SkippedStep, Turn
 from perfnb.step.to_recording import recording_of
 

@@ -12,7 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -25,18 +25,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from perfnb.interrupts import InterruptGate
 from perfnb.step.arithmetic import OpCall, OpCounter
 from perfnb.step.budget import FEWEST, Plan, is_steady, require_passing_time
+from perfnb.step.capture import Capture
 from perfnb.step.ceilings import MEASURABLE, measure_ceilings
 from perfnb.step.checks import refuse_meta
 from perfnb.step.device import StepClock, accelerator_in_use, is_out_of_memory, read_clocks, synchronize
 from perfnb.step.environment import Conditions, lower_precision, usable_cpus
-from perfnb.step.intake import ExecutedStep
-from perfnb.step.layers import Calls, Layer, LayerSpans, function_span
+from perfnb.step.layers import Calls, LayerSpans, function_span
 from perfnb.step.memory import MemoryWatch, WatchedMemory, footprint
 from perfnb.step.namespace import named_values
 from perfnb.step.stack_sampler import StackSampler
 from perfnb.step.steps import BatchSource, Passes, Turn
 from perfnb.step.tracer import Costs, Tracer, exclusive, measure_costs
-from perfnb.step.worker_stacks import WorkerStack, WorkerStacks
+from perfnb.step.worker_stacks import WorkerStacks
 from perfnb.trace_names import DATA_SPAN, STEP_SPAN
 
 #: Growth of the process, 0.4 KiB per event, at which the recording of allocations over many steps stops, if it has the
@@ -46,42 +46,6 @@ MOST_RECORDED_BYTES, FEWEST_RECORDED = 256 * 2**20, 15
 #: Called after each step with the pass, its steps done, its steps planned (or ``None``), and sometimes a note for the
 #: user.
 Progress = Callable[..., None]
-
-
-@dataclass
-class Capture:
-    """What the passes over a step found; filled in pass by pass."""
-
-    #: Every completed step, in order.
-    steps: list[ExecutedStep] = field(default_factory=list)
-    #: The trace of the traced pass, until `close`; ``None`` if there was none, or it failed.
-    tracer: Tracer | None = None
-    #: Recorded memory, and its trace.
-    memory: tuple[WatchedMemory, Tracer] | None = None
-    #: Counted operators, and their trace.
-    arithmetic: tuple[list[OpCall], Tracer] | None = None
-    #: Samples of what Python did.
-    sampler: StackSampler | None = None
-    #: Samples of what loader workers did meanwhile.
-    workers: list[WorkerStack] = field(default_factory=list)
-    #: Number of loader workers that could not be sampled.
-    unreached_workers: int = 0
-    #: The layers of the models that were called.
-    layers: list[Layer] = field(default_factory=list)
-    #: Index in `layers` of each module, by the module's ``id``.
-    places: dict[int, int] = field(default_factory=dict)
-    #: Number of each span, index of its layer, and whether it is a loss.
-    spans: list[tuple[int, int | None, bool]] = field(default_factory=list)
-    #: Options, environment and facts about the run; JSON-able.
-    meta: dict[str, Any] = field(default_factory=dict)
-    #: The out-of-memory error that ended the capture.
-    failure: Exception | None = None
-
-    def close(self) -> None:
-        """Free the profiler's memory."""
-        for tracer in (self.tracer, *(part[1] for part in (self.memory, self.arithmetic) if part is not None)):
-            if tracer is not None:
-                tracer.close()
 
 
 class Session:

@@ -17,10 +17,10 @@ from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, PythonRec
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
 from perfnb.step.arithmetic import OpCall
+from perfnb.step.capture import Capture
 from perfnb.step.environment import place_in_job
 from perfnb.step.layers import Layer
 from perfnb.step.memory import Known, WatchedMemory
-from perfnb.step.session import Capture
 from perfnb.step.stack_sampler import StackSampler
 from perfnb.step.tracer import Tracer, read_trace
 from perfnb.telemetry.watcher import Watcher
