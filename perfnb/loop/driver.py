@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -166,14 +165,10 @@ class LoopProfiler:
     def end(self) -> None:
         """The step has ended."""
         step, turn = self._step, self._turn
-        begin_ns, wait_ns = step.begin_ns, step.wait_ns
         if turn is not None and self._around is not None:
-            executed = step.end(turn.pass_name)
-            self._guarded(self._end_in_window, executed, wait_ns)
+            self._guarded(self._end_in_window, step.end(turn.pass_name))
         elif step.is_open:
-            wall_ns = time.perf_counter_ns() - begin_ns
-            step.reset()
-            self.recorder.step(wall_ns, wait_ns, begin_ns)
+            self._record(step.end("unprofiled"))
         self.done += 1
         profile, self._made = self._made, None
         if self._on_done is not None and profile is not None:
@@ -285,11 +280,15 @@ class LoopProfiler:
             waiting.close()
         self._step.get(batch)
 
-    def _end_in_window(self, executed: ExecutedStep, wait_ns: int) -> None:
+    def _end_in_window(self, executed: ExecutedStep) -> None:
         self._leave(None)
         self.recorder.enter(executed.pass_name)
-        self.recorder.step(executed.wall_ns, wait_ns, executed.begin_ns)
+        self._record(executed)
         self._advance(executed)
+
+    def _record(self, executed: ExecutedStep) -> None:
+        wait_ns = -1 if executed.data_ns is None else executed.data_ns
+        self.recorder.step(executed.wall_ns, wait_ns, executed.begin_ns)
 
     def _leave(self, error: BaseException | None) -> None:
         """Close what surrounds the open step."""

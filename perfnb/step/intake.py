@@ -16,8 +16,8 @@ class ExecutedStep(NamedTuple):
     pass_name: str
     begin_ns: int
     wall_ns: int
-    #: How long it waited for its batches.
-    data_ns: int
+    #: How long it waited for its batches, if known.
+    data_ns: int | None
     #: In all its batches, if known.
     samples: int | None
     #: Token ids in its batches, if they seem to have some; see `token_count`.
@@ -39,8 +39,8 @@ class Intake:
         Whether a step is open.
     begin_ns : int
         `time.perf_counter_ns` at its start.
-    wait_ns : int
-        How long it has waited; -1 if nobody said when it waited.
+    wait_ns : int or None
+        How long it has waited; ``None`` if that is unknown, because nobody said when it waited.
     """
 
     def __init__(self) -> None:
@@ -51,16 +51,17 @@ class Intake:
     def reset(self) -> None:
         """No step is open."""
         self.is_open = False
-        self.begin_ns, self.wait_ns, self._waits_from_ns, self._own_ns = 0, -1, 0, 0
+        self.begin_ns, self._waits_from_ns, self._own_ns = 0, 0, 0
+        self.wait_ns: int | None = None
         self._seen: Callable[[Any], None] | None = None
         self._loader: weakref.ref[Any] | None = None
         self._sizes.clear()
         self._tokens.clear()
 
-    def begin(self, seen: Callable[[Any], None] | None = None) -> None:
-        """A step begins; `seen` is called with its batches."""
+    def begin(self, seen: Callable[[Any], None] | None = None, *, wait_ns: int | None = None) -> None:
+        """A step begins; `seen` is called with its batches. `wait_ns` is 0 where all its waits will be reported."""
         self.reset()
-        self._seen, self.is_open, self.begin_ns = seen, True, time.perf_counter_ns()
+        self._seen, self.is_open, self.begin_ns, self.wait_ns = seen, True, time.perf_counter_ns(), wait_ns
 
     def wait(self) -> None:
         """The open step waits for a batch, or still does."""
@@ -71,7 +72,7 @@ class Intake:
         """The wait, if there was one, is over; `batch` is the step's, if given."""
         now = time.perf_counter_ns()
         if self._waits_from_ns:
-            self.wait_ns = max(0, self.wait_ns) + now - self._waits_from_ns
+            self.wait_ns = (self.wait_ns or 0) + now - self._waits_from_ns
             self._waits_from_ns = 0
         if batch is not None:
             if self._seen is not None:
@@ -99,7 +100,7 @@ class Intake:
         """The open step has ended."""
         wall_ns = time.perf_counter_ns() - self.begin_ns - self._own_ns
         taken = total(self._sizes), total(self._tokens), max(1, len(self._sizes))
-        executed = ExecutedStep(pass_name, self.begin_ns, wall_ns, max(0, self.wait_ns), *taken)
+        executed = ExecutedStep(pass_name, self.begin_ns, wall_ns, self.wait_ns, *taken)
         self.reset()
         return executed
 

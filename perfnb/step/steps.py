@@ -195,7 +195,7 @@ class StepRunner:
     def _run(self, turn: Turn) -> ExecutedStep:
         __tracebackhide__ = True
         intake = self._intake
-        intake.begin(turn.seen)
+        intake.begin(turn.seen, wait_ns=0)
         try:
             if self._source is None:
                 self._step()

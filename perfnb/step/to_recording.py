@@ -98,7 +98,12 @@ def _steps(capture: Capture) -> pd.DataFrame:
     zero = capture.steps[0].begin_ns if capture.steps else 0
     steps = _frame(
         [
-            ((step.begin_ns - zero) / 1e9, step.wall_ns / 1e6, step.data_ns / 1e6, step.samples)
+            (
+                (step.begin_ns - zero) / 1e9,
+                step.wall_ns / 1e6,
+                None if step.data_ns is None else step.data_ns / 1e6,
+                step.samples,
+            )
             for step in capture.steps
         ],
         {"start_s": "float64", "wall_ms": "float64", "data_ms": "float64", "samples": "Int64"},
