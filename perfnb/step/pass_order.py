@@ -78,26 +78,25 @@ def capture_step(
     """
     __tracebackhide__ = True
     source = None if batches is None else BatchSource(batches)
-    passes = _passes(plan, models, source, namespace or {}, labels, stacks, worth_sampling, progress)
+    namespace = namespace or {}
+    # The session is in no variable here, and the passes are no closure: a traceback keeps what its frames hold alive.
+    passes = _passes(Session(plan, models, source, namespace, progress), namespace, labels, stacks, worth_sampling)
     return StepRunner(step, source).drive(passes)
 
 
 def _passes(
-    plan: Plan,
-    models: list[nn.Module] | None,
-    source: BatchSource | None,
+    new: Session,
     namespace: Mapping[str, Any],
     labels: Collection[str],
     stacks: bool,
     worth_sampling: Callable[[Capture], bool] | None,
-    progress: Progress | None,
 ) -> Passes[Capture]:
-    # No closure: a traceback keeps those of its frames alive.
     __tracebackhide__ = True
-    with Session(plan, models, source, namespace, progress) as session:
+    with new as session:
+        source = session.source
         with WorkerStacks() if stacks else nullcontext() as workers:
-            yield from _measure(session, plan, workers)
-        capture = _named(session, models, namespace)
+            yield from _measure(session, workers)
+        capture = _named(session, namespace)
         _name_parts(session, namespace, None if source is None else source.made, labels)
         lasts = source is None or source.starts_again  # an optional pass must not run out of batches
         if worth_sampling is not None and not stacks and lasts and capture.failure is None:
@@ -105,10 +104,10 @@ def _passes(
         return capture
 
 
-def _measure(session: Session, plan: Plan, workers: WorkerStacks | None) -> Passes[None]:
+def _measure(session: Session, workers: WorkerStacks | None) -> Passes[None]:
     """All passes, until one runs out of memory if that is watched; stacks are sampled if there are `workers`."""
     __tracebackhide__ = True
-    capture = session.capture
+    capture, plan = session.capture, session.plan
     try:
         timed = yield from session.time((yield from session.warm_up()))
         yield from session.try_threads(timed)
@@ -153,7 +152,6 @@ def loop_passes(
         The loader, whose settings are noted.
     """
     with Session(plan, models) as session:
-        capture = session.capture
         timed = yield from session.time((yield from session.warm_up()))
         yield from session.trace(timed, stacks)
         if plan.memory:
@@ -162,14 +160,14 @@ def loop_passes(
             yield from session.count_arithmetic()
             session.measure_ceilings(only_kept=True)
         variables = namespace()
-        _named(session, models, variables)
+        capture = _named(session, variables)
         _name_parts(session, variables, batches, ())
         return capture
 
 
 def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
     """Whether the step has compiled code: a model, one compiled in place, or a function."""
-    called = [module for _, module, _ in session.calls.records]
+    called = session.called()
     known = [part for _, model in named_values(namespace, nn.Module) for part in model.modules()]
     return (
         any(map(is_compiled, called))
@@ -178,10 +176,10 @@ def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
     )
 
 
-def _named(session: Session, models: list[nn.Module] | None, namespace: Mapping[str, Any]) -> Capture:
+def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
     """The capture of a session whose passes have run, with layers, spans and environment."""
     capture = session.capture
-    capture.layers, capture.places = name_layers(session.watched_calls(), namespace, models)
+    capture.layers, capture.places = name_layers(session.watched_calls(), namespace, session.models)
     capture.spans = spans_of(session.calls, capture.places)
     capture.meta["environment"] = describe_environment()
     return capture
@@ -189,7 +187,7 @@ def _named(session: Session, models: list[nn.Module] | None, namespace: Mapping[
 
 def _name_parts(session: Session, namespace: Mapping[str, Any], batches: Any, labels: Collection[str]) -> None:
     """Note the names of what the steps used in the capture of a session, whose layers have names."""
-    capture, called = session.capture, [module for _, module, _ in session.calls.records]
+    capture, called = session.capture, session.called()
     parts = named_parts(namespace, batches, called)
     variables = {name: value for name, value in namespace.items() if name not in labels}
     parts["models"] = known_models(session.calls, variables, capture.layers, capture.places)
@@ -262,7 +260,7 @@ def watch_steps(
             process_bytes = yield from session.read_process(steps)
             recorded = yield from session.record_allocations(steps, called.let_go)
             called.restore()
-            capture = _named(session, models, namespace)
+            capture = _named(session, namespace)
             later = (yield from session.read_process(recorded)) if grows(process_bytes) else []
             return capture, process_bytes, recorded, later
 

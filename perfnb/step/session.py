@@ -7,6 +7,7 @@ A pass is a generator: where a step is to be run it yields a `Turn`, and it is s
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 import traceback
 from collections import Counter
@@ -68,6 +69,8 @@ class Session:
         The results so far.
     calls : Calls
         The module calls of all passes with layer spans.
+    plan, models, source
+        As given.
     running : str
         The current or last pass.
     """
@@ -84,8 +87,8 @@ class Session:
         self.calls = Calls()
         self.running = "warmup"
         progress = progress or (lambda *_: None)
-        self._plan, self._models, self._progress = plan, models, progress
-        self._source, self._gate, self._conditions = source, InterruptGate(), Conditions()
+        self.plan, self.models, self._progress = plan, models, progress
+        self.source, self._gate, self._conditions = source, InterruptGate(), Conditions()
         self._begin = time.perf_counter()
         self._bare: Costs | None = None
         #: Whether each step is waited for, because events do not see all of its work.
@@ -103,8 +106,8 @@ class Session:
         with ExitStack() as stack:
             stack.enter_context(self._gate)
             stack.enter_context(exclusive())
-            if self._source is not None:
-                stack.callback(self._source.close)
+            if self.source is not None:
+                stack.callback(self.source.close)
             self._installed = stack.pop_all()
         return self
 
@@ -119,7 +122,7 @@ class Session:
     def warm_up(self) -> Passes[list[int]]:
         """Run until the step time is in steady state, or as often as requested."""
         __tracebackhide__ = True
-        plan = self._plan
+        plan = self.plan
 
         def more(times: list[int]) -> bool:
             if plan.warmup is None and len(times) == FEWEST:
@@ -137,7 +140,7 @@ class Session:
     def time(self, warm_ns: list[int]) -> Passes[list[int]]:
         """Run without profiler and hooks, for the true step time."""
         __tracebackhide__ = True
-        plan, already = self._plan, self._timed_already
+        plan, already = self.plan, self._timed_already
         wanted = plan.timed_steps(warm_ns)
 
         def more(times: list[int]) -> bool:
@@ -162,8 +165,8 @@ class Session:
         threads, cores = torch.get_num_threads(), max(1, int(usable_cpus()))
         if accelerator_in_use() or not timed_ns or not (threads > cores or 2 * threads < cores):
             return
-        step_s = sorted(timed_ns)[len(timed_ns) // 2] / 1e9
-        count = self._plan.steps_to_try(self._spent_s(), step_s)
+        step_s = _median_s(timed_ns)
+        count = self.plan.steps_to_try(self._spent_s(), step_s)
         if count == 0:
             return
         torch.set_num_threads(cores)
@@ -177,12 +180,12 @@ class Session:
     def trace(self, timed_ns: list[int], stacks: bool) -> Passes[None]:
         """Run under torch.profiler with layer spans, in a single session."""
         __tracebackhide__ = True
-        count, lead_in = self._plan.traced_steps(self._spent_s(), sorted(timed_ns)[len(timed_ns) // 2] / 1e9)
+        count, lead_in = self.plan.traced_steps(self._spent_s(), _median_s(timed_ns))
         bare = measure_costs()
         with Tracer(devices=True, stacks=stacks) as tracer:
             with LayerSpans() as idle:
                 traced = measure_costs(idle)
-            with LayerSpans(self._models, self.calls, outermost=refuse_meta):
+            with LayerSpans(self.models, self.calls, outermost=refuse_meta):
                 if lead_in:
                     yield from self._run("lead_in", 1, nullcontext)
                 yield from self._run("traced", count, self._numbered())
@@ -195,13 +198,13 @@ class Session:
             # The machine's speed varies: the least of all measurements matches the fastest steps best.
             "bare_cost": (bare if self._bare is None else self._bare.least(bare))._asdict(),
             "stacks": stacks,
-            "traced_cut_short": count < self._plan.traced,
+            "traced_cut_short": count < self.plan.traced,
         }
 
     def sample_stacks(self, timed_ns: list[int], workers: WorkerStacks) -> Passes[None]:
         """Run with a thread that samples what Python does, and one in each loader worker, without profiler."""
         __tracebackhide__ = True
-        count = self._plan.sampled_steps(self._spent_s(), sorted(timed_ns)[len(timed_ns) // 2] / 1e9)
+        count = self.plan.sampled_steps(self._spent_s(), _median_s(timed_ns))
         with workers.sampling():
             yield from self._sample(count)
         self.capture.workers, self.capture.unreached_workers = workers.read(), workers.unreached
@@ -212,13 +215,16 @@ class Session:
         `worth` may close the capture.
         """
         __tracebackhide__ = True
-        timed_ns = sorted(step.wall_ns for step in self.capture.steps if step.pass_name == "timed")
-        step_s = timed_ns[len(timed_ns) // 2] / 1e9 if timed_ns else 0.0
-        if self._plan.briefly_sampled_steps(self._spent_s(), step_s, len(timed_ns)) == 0:
+        timed_ns = [step.wall_ns for step in self.capture.steps if step.pass_name == "timed"]
+
+        def affordable() -> int:
+            return self.plan.briefly_sampled_steps(self._spent_s(), _median_s(timed_ns), len(timed_ns))
+
+        if affordable() == 0:
             return
         with self._gate.opened():
             wanted = worth(self.capture)
-        if wanted and (count := self._plan.briefly_sampled_steps(self._spent_s(), step_s, len(timed_ns))):
+        if wanted and (count := affordable()):  # answering took time
             yield from self._sample(count)
 
     def _sample(self, count: int) -> Passes[None]:
@@ -240,8 +246,8 @@ class Session:
         """
         __tracebackhide__ = True
         if lead_in is None:
-            lead_in = self._plan.affords_lead_in(self._spent_s(), self.capture.steps[-1].wall_ns / 1e9)
-        tracer, watch = Tracer(memory=True, keeps=is_out_of_memory), MemoryWatch(self._called)
+            lead_in = self.plan.affords_lead_in(self._spent_s(), self.capture.steps[-1].wall_ns / 1e9)
+        tracer, watch = Tracer(memory=True, keeps=is_out_of_memory), MemoryWatch(self.called)
         self.capture.memory = (watch.watched, tracer)
         numbered = self._numbered()
 
@@ -250,7 +256,7 @@ class Session:
             with watch.step(), numbered():
                 yield
 
-        with tracer, watch, LayerSpans(self._models, self.calls, outermost=watch.inputs):
+        with tracer, watch, LayerSpans(self.models, self.calls, outermost=watch.inputs):
             if lead_in:
                 yield from self._run("lead_in", 1, watched, watch.inputs)
             yield from self._run("counted", 1, watched, watch.inputs)
@@ -260,7 +266,7 @@ class Session:
         """Run one step with every operator counted."""
         __tracebackhide__ = True
         self._uncompiled_from = len(self.calls.records)
-        with Tracer() as tracer, LayerSpans(self._models, self.calls), OpCounter() as counter:
+        with Tracer() as tracer, LayerSpans(self.models, self.calls), OpCounter() as counter:
             yield from self._run("counted", 1, self._numbered())
         self.capture.arithmetic = (counter.calls, tracer)
 
@@ -314,7 +320,7 @@ class Session:
             done = len(times)
             return done < min(count, FEWEST_RECORDED) or (done < count and resident().rss - begin < MOST_RECORDED_BYTES)
 
-        with Tracer(memory=True) as tracer, LayerSpans(self._models, self.calls):
+        with Tracer(memory=True) as tracer, LayerSpans(self.models, self.calls):
             times = yield from self._run("counted", count, recorded, more=more)
             gc.collect()
         self.capture.memory = (WatchedMemory(), tracer)
@@ -347,7 +353,7 @@ class Session:
         begins = [begin for begin in self.calls.begins if begin < until]
         return replace(self.calls, records=self.calls.records[:until], begins=begins)
 
-    def _called(self) -> list[nn.Module]:
+    def called(self) -> list[nn.Module]:
         return list({id(module): module for _, module, _ in self.calls.records}.values())
 
     def _numbered(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -417,11 +423,15 @@ class Session:
     def _first_step_ended(self, looped: dict[str, Any] | None, step_s: float) -> None:
         """Collect what the user should know after the first execution."""
         self._first = None
-        notes = [self._plan.why_longer(self._spent_s(), step_s)]
+        notes = [self.plan.why_longer(self._spent_s(), step_s)]
         if looped is not None:
             self.capture.meta["optimizer_steps"] = looped
             notes.insert(0, f"your step calls {looped['optimizer']}.step() {looped['times']:,} times: {_ADVICE}")
         self._notes = ["; ".join(filter(None, notes))] if any(notes) else []
+
+
+def _median_s(times_ns: list[int]) -> float:
+    return statistics.median_high(times_ns) / 1e9
 
 
 def _where_computed(calls: list[OpCall]) -> str:
