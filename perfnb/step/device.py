@@ -216,25 +216,24 @@ def allocator_statistics() -> dict[str, dict[str, int]]:
             continue
         free = _largest_free(module) if hasattr(module, "memory_snapshot") else {}
         for index in indices:
-            counted: dict[str, int] = {}
+            figures: dict[str, int] = {}
             with suppress(RuntimeError):
-                counted = module.memory_stats(index)
-            if counted.get("segment.all.peak", counted.get("reserved_bytes.all.peak", 0)):
-                statistics[f"{kind}:{index}"] = {
-                    name: int(value) for name, value in _figures(counted, free.get(index)).items() if value is not None
-                }
+                figures = module.memory_stats(index)
+            if figures.get("segment.all.peak", figures.get("reserved_bytes.all.peak", 0)):
+                own = {name: figures[key] for name, key in _STATISTICS.items() if key in figures}
+                own |= {"largest_free_bytes": free[index]} if index in free else {}
+                statistics[f"{kind}:{index}"] = {name: int(value) for name, value in own.items()}
     return statistics
 
 
-def _figures(counted: dict[str, int], largest_free: int | None) -> dict[str, int | None]:
-    return {
-        "allocated_bytes": counted.get("allocated_bytes.all.current"),
-        "reserved_bytes": counted.get("reserved_bytes.all.current"),
-        "inactive_split_bytes": counted.get("inactive_split_bytes.all.current"),
-        "largest_free_bytes": largest_free,
-        "retries": counted.get("num_alloc_retries"),
-        "ooms": counted.get("num_ooms"),
-    }
+#: torch's names for the statistics of an allocator.
+_STATISTICS = {
+    "allocated_bytes": "allocated_bytes.all.current",
+    "reserved_bytes": "reserved_bytes.all.current",
+    "inactive_split_bytes": "inactive_split_bytes.all.current",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
 
 
 def _largest_free(module: Any) -> dict[int, int]:

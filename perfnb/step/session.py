@@ -242,7 +242,7 @@ class Session:
     def watch_memory(self, *, lead_in: bool | None = None) -> Passes[None]:
         """Run one step with every allocation recorded, even if it runs out of memory.
 
-        A lead-in step, watched but not counted, shows what is alive when the other starts.
+        A lead-in step, which is watched but left out, shows what is alive when the other starts.
         """
         __tracebackhide__ = True
         if lead_in is None:
