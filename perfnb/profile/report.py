@@ -17,6 +17,8 @@ from perfnb.profile.timing import noise_facts
 from perfnb.recording.layer_tree import split_layers
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from perfnb.draw.tab import Tab
     from perfnb.profile.analysis import Analysis
     from perfnb.profile.summary import Summary
@@ -57,6 +59,13 @@ class Report:
         """The row of each layer in its table."""
         names = [str(name) for part in split_layers(self.summary.layers) for name in part.index]
         return {name: place for place, name in reversed(list(enumerate(names)))}
+
+    @functools.cached_property
+    def layer_ops(self) -> pd.DataFrame:
+        """The uses of ops in the layers of their table, with names as text."""
+        used = self.summary.layer_ops
+        named = used.assign(**{name: used[name].map(str) for name in ("layer", "op", "direction")})
+        return named[named["layer"].isin(self.layer_places)]
 
     @functools.cached_property
     def op_places(self) -> dict[str, int]:
