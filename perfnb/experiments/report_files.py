@@ -17,7 +17,7 @@ from perfnb.experiments.decision import SIDES, Quality
 from perfnb.recording import store
 from perfnb.recording.frame_files import SavedColumn
 from perfnb.recording.outcome import make_outcome
-from perfnb.recording.reading import Loader
+from perfnb.recording.reading import Loadable
 from perfnb.recording.saved_facts import Above0, Amount, Count, Environment, Noise
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
 from perfnb.recording.store import SavedFolder, SavedKind
@@ -154,4 +154,4 @@ def _load(path: Path, *_: object) -> Any:
     return load_ab_test(path)
 
 
-LOADER = Loader("saved reports", REPORT.is_at, _load)
+LOADABLE = Loadable("saved reports", REPORT.is_at, _load)

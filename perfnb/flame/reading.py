@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from perfnb.recording.reading import Loader
+from perfnb.recording.reading import Loadable
 from perfnb.stacks.formats import format_of, read_record
 from perfnb.stacks.saved import HOST, load_record
 from perfnb.trace.trace_file import Limits
@@ -24,5 +24,5 @@ def _load_saved(path: Path, *_: object) -> Any:
     return HostProfile(load_record(path))
 
 
-LOADER = Loader("host profiles of other tools", lambda path: format_of(path) is not None, _load)
-SAVED = Loader("saved host profiles", HOST.is_at, _load_saved)
+LOADABLE = Loadable("host profiles of other tools", lambda path: format_of(path) is not None, _load)
+SAVED = Loadable("saved host profiles", HOST.is_at, _load_saved)

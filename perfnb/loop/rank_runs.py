@@ -10,7 +10,7 @@ from perfnb.draw.documented import Documented
 from perfnb.loop.rank_figures import RankFigures
 from perfnb.loop.run import RUN, RUN_FOLDER, RunSummary, load_run
 from perfnb.loop.run_view import ranks_document
-from perfnb.recording.reading import Loader, rank_of_name
+from perfnb.recording.reading import Loadable, rank_of_name
 
 
 class RankRuns(RankFigures, Documented):
@@ -74,4 +74,4 @@ def load_rank_runs(path: Path) -> RankRuns:
     return RankRuns([load_run(one) for one in _folders(path)])
 
 
-LOADER = Loader("runs of ranks", lambda path: bool(_folders(path)), lambda path, *_: load_rank_runs(path))
+LOADABLE = Loadable("runs of ranks", lambda path: bool(_folders(path)), lambda path, *_: load_rank_runs(path))

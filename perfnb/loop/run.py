@@ -23,7 +23,7 @@ from perfnb.recording import store
 from perfnb.recording.frame_files import SavedColumn
 from perfnb.recording.job import RANKS
 from perfnb.recording.outcome import Outcome, make_outcome
-from perfnb.recording.reading import Loader
+from perfnb.recording.reading import Loadable
 from perfnb.recording.saved_facts import Amount, Count, Rank, Whole
 from perfnb.recording.saved_profile import PROFILE
 from perfnb.recording.store import SavedFolder, SavedKind
@@ -248,4 +248,4 @@ def load_run(path: str | Path) -> RunSummary:
         raise RecordingError(f"{source} is damaged: its steps are not those of a run ({error}).") from error
 
 
-LOADER = Loader("saved runs", lambda path: RUN.is_at(place_of_run(path)), lambda path, *_: load_run(path))
+LOADABLE = Loadable("saved runs", lambda path: RUN.is_at(place_of_run(path)), lambda path, *_: load_run(path))

@@ -1,7 +1,7 @@
 """`load`: what perfnb saved, and what other programs wrote.
 
-A kind of file or folder is one `perfnb.recording.reading.Loader` in the room it belongs to, and one line in
-`perfnb.profile.registry.LOADERS`.
+A kind of file or folder is one `perfnb.recording.reading.Loadable` in the room it belongs to, and one line in
+`perfnb.profile.registry.LOADABLES`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from perfnb.draw.progress import Progress
 from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate, usable
 from perfnb.profile.profile import Profile
-from perfnb.profile.registry import LOADERS, OF_RECORDINGS, SEVERAL
+from perfnb.profile.registry import LOADABLES, OF_RECORDINGS, SEVERAL
 from perfnb.recording.from_trace import with_module_layers
-from perfnb.recording.reading import Loader, rank_of_name, read_file
+from perfnb.recording.reading import Loadable, rank_of_name, read_file
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
 from perfnb.trace.trace_file import FORMATS_ARE, Limits, looks_like, reader_of
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
 _MOST_INSIDE = 1000
 
 
-def loaders() -> Iterator[Loader]:
-    """Every loader, in the order in which they are asked; its room is imported when its turn comes."""
-    return map(resolve_name, LOADERS)
+def loadables() -> Iterator[Loadable]:
+    """Everything that can be loaded, in the order in which it is asked; its room is imported when its turn comes."""
+    return map(resolve_name, LOADABLES)
 
 
 def load(
@@ -98,11 +98,11 @@ def load(
         ranks: Ranks = resolve_name(SEVERAL)(_paths(path), limits, executor, steps)
         return ranks
     source = locate(usable(path))
-    for loader in loaders():
-        if loader.recognise(source):
-            if steps is not None and not loader.has_steps:
+    for loadable in loadables():
+        if loadable.recognise(source):
+            if steps is not None and not loadable.has_steps:
                 raise TraceError(f"Steps can be named in traces only, and {source} is not one.")
-            loaded: Loaded = loader.load(source, limits, executor, *([steps] if loader.has_steps else []))
+            loaded: Loaded = loadable.load(source, limits, executor, *([steps] if loadable.has_steps else []))
             return loaded
     raise _unknown(source)
 
@@ -156,14 +156,14 @@ def _folders_in(source: Path) -> list[Path]:
     """What `load` reads among the folders in a folder."""
     with suppress(OSError):
         folders = [one for one in sorted(source.iterdir())[:_MOST_INSIDE] if one.is_dir()]
-        return [one for one in folders if any(each.recognise(one) for each in loaders())]
+        return [one for one in folders if any(each.recognise(one) for each in loadables())]
     return []
 
 
 def several_in(path: str | Path) -> list[Path]:
     """What `load` reads inside a folder that it does not read itself; nothing for anything else."""
     source = usable(path)
-    if not source.is_dir() or any(loader.recognise(source) for loader in loaders()):
+    if not source.is_dir() or any(loadable.recognise(source) for loadable in loadables()):
         return []
     return _folders_in(source)
 
@@ -177,8 +177,8 @@ def _trace(path: Path, limits: Limits, _: Executor | None, steps: str | None = N
     return ranks
 
 
-LOADER = Loader("saved profiles", PROFILE.is_at, lambda path, *_: Profile(SavedProfile(path)))
-TRACE = Loader(
+LOADABLE = Loadable("saved profiles", PROFILE.is_at, lambda path, *_: Profile(SavedProfile(path)))
+TRACE = Loadable(
     "traces",
     lambda path: path.is_file() and reader_of(path) is not None,
     _trace,

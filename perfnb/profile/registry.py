@@ -19,19 +19,19 @@ TABS = (
     "perfnb.watching.tab:TAB",
 )
 #: Asked in this order: put a specific kind before a general one.
-LOADERS = (
-    "perfnb.profile.loading:LOADER",
-    "perfnb.watching.saved:LOADER",
+LOADABLES = (
+    "perfnb.profile.loading:LOADABLE",
+    "perfnb.watching.saved:LOADABLE",
     "perfnb.flame.reading:SAVED",
-    "perfnb.watching.gpu_logs:LOADER",
-    "perfnb.experiments.report_files:LOADER",
-    "perfnb.profile.timing:LOADER",
-    "perfnb.loop.run:LOADER",
-    "perfnb.loop.rank_runs:LOADER",
-    "perfnb.ranks.ranks:LOADER",
+    "perfnb.watching.gpu_logs:LOADABLE",
+    "perfnb.experiments.report_files:LOADABLE",
+    "perfnb.profile.timing:LOADABLE",
+    "perfnb.loop.run:LOADABLE",
+    "perfnb.loop.rank_runs:LOADABLE",
+    "perfnb.ranks.ranks:LOADABLE",
     "perfnb.ranks.ranks:FOLDER_OF_TRACES",
-    "perfnb.memory.snapshot.snapshot:LOADER",
-    "perfnb.flame.reading:LOADER",
+    "perfnb.memory.snapshot.snapshot:LOADABLE",
+    "perfnb.flame.reading:LOADABLE",
     "perfnb.profile.loading:TRACE",
 )
 #: Reads a list of traces or saved profiles, given their paths, `Limits` and the executor: the ranks of one job.

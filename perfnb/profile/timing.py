@@ -16,7 +16,7 @@ from perfnb.draw.documented import Documented
 from perfnb.errors import RecordingError
 from perfnb.recording import store
 from perfnb.recording.frame_files import SavedColumn
-from perfnb.recording.reading import Loader
+from perfnb.recording.reading import Loadable
 from perfnb.recording.saved_facts import Count, Noise
 from perfnb.recording.store import SavedFolder, SavedKind
 from perfnb.recording.text import TEXT
@@ -115,4 +115,4 @@ def noise_sentences(noise: Mapping[str, Any]) -> list[str]:
     return [f"{fmt.capital(fact)}." for fact in noise_facts(noise)]
 
 
-LOADER = Loader("saved step times", TIMING.is_at, lambda path, *_: load_timing(path))
+LOADABLE = Loadable("saved step times", TIMING.is_at, lambda path, *_: load_timing(path))

@@ -27,7 +27,7 @@ from perfnb.ranks.view import JobSteps, ranks_document
 from perfnb.recording import store
 from perfnb.recording.from_trace import with_module_layers
 from perfnb.recording.job import RANKS, rank_folder
-from perfnb.recording.reading import Loader, in_rank_order, rank_of_name, read_recordings, trace_files
+from perfnb.recording.reading import Loadable, in_rank_order, rank_of_name, read_recordings, trace_files
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
 from perfnb.recording.schema import conform
@@ -340,8 +340,8 @@ def _of_saved(paths: Sequence[Path]) -> Ranks:
     return Ranks([Profile(profile.of_rank(rank)) for rank, profile in numbered])
 
 
-LOADER = Loader("saved ranks", RANKS.is_at, lambda path, *_: load_ranks(path))
-FOLDER_OF_TRACES = Loader(
+LOADABLE = Loadable("saved ranks", RANKS.is_at, lambda path, *_: load_ranks(path))
+FOLDER_OF_TRACES = Loadable(
     "folders of traces",
     lambda path: path.is_dir() and bool(trace_files(path)),
     lambda path, limits, executor, steps=None: load_several(trace_files(path), limits, executor, steps),

@@ -1,4 +1,4 @@
-"""Trace files read into recordings, several at once in other processes if that pays; and what a loader is."""
+"""Trace files read into recordings, several at once in other processes if that pays; and what can be loaded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FAILED = 3
 
 
 @dataclass(frozen=True)
-class Loader:
+class Loadable:
     """Something that `perfnb.load` reads.
 
     Attributes

@@ -15,7 +15,7 @@ import pandas as pd
 
 from perfnb.draw.escape import plain
 from perfnb.errors import TraceError
-from perfnb.recording.reading import Loader
+from perfnb.recording.reading import Loadable
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
@@ -182,4 +182,4 @@ def _load(path: Path, limits: Limits, *_: object) -> Any:
     return Watch(load_log(path, limits))
 
 
-LOADER = Loader("logs of nvidia-smi (--query-gpu as CSV, dmon)", _recognise, _load)
+LOADABLE = Loadable("logs of nvidia-smi (--query-gpu as CSV, dmon)", _recognise, _load)

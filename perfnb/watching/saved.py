@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfnb.recording import store
-from perfnb.recording.reading import Loader
+from perfnb.recording.reading import Loadable
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.saved_facts import WatchFacts
 from perfnb.recording.saved_profile import MARKS, SAMPLES, watch_of
@@ -39,4 +39,4 @@ def _load(path: Path, *_: object) -> Any:
     return Watch(load_watch(path))
 
 
-LOADER = Loader("saved watches", WATCH.is_at, _load)
+LOADABLE = Loadable("saved watches", WATCH.is_at, _load)

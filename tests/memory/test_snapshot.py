@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfnb.errors import TraceError
-from perfnb.memory.snapshot.snapshot import LOADER, MemorySnapshot, load_snapshot
+from perfnb.memory.snapshot.snapshot import LOADABLE, MemorySnapshot, load_snapshot
 from tests.memory import snapshots
 from tests.memory.snapshots import dumped, snapshot
 
@@ -20,7 +20,7 @@ PUBLIC = FOLDER / "memory_snapshot" / "forward.pickle"
 def loaded(tmp_path: Path, data: object, name: str = "step.pickle") -> MemorySnapshot:
     path = tmp_path / name
     path.write_bytes(dumped(data))
-    assert LOADER.recognise(path)
+    assert LOADABLE.recognise(path)
     return load_snapshot(path)
 
 

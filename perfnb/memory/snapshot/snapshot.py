@@ -25,7 +25,7 @@ from perfnb.memory.snapshot.tables import (
     span_us,
 )
 from perfnb.memory.snapshot.view import snapshot_document
-from perfnb.recording.reading import Loader
+from perfnb.recording.reading import Loadable
 
 
 class MemorySnapshot(Documented):
@@ -105,4 +105,4 @@ def load_snapshot(path: str | Path) -> MemorySnapshot:
     return MemorySnapshot(reader.read(path), Path(path).name)
 
 
-LOADER = Loader("CUDA memory snapshots (pickle)", reader.looks_like_snapshot, lambda path, *_: load_snapshot(path))
+LOADABLE = Loadable("CUDA memory snapshots (pickle)", reader.looks_like_snapshot, lambda path, *_: load_snapshot(path))

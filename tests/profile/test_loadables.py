@@ -15,7 +15,7 @@ import pytest
 import perfnb
 from perfnb.errors import RecordingError, TraceError
 from perfnb.profile import loading
-from perfnb.recording.reading import Loader
+from perfnb.recording.reading import Loadable
 from perfnb.trace import kineto, trace_file
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.trace_file import Reader
@@ -67,10 +67,10 @@ def test_a_new_format_is_one_reader_whose_caveats_are_notes(tmp_path: Path, monk
     assert perfnb.load(tmp_path).ranks == [1]
 
 
-def test_a_new_kind_is_one_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_kind_is_one_loadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.list").write_text("1 2 3")
-    own = Loader("lists", lambda path: path.suffix == ".list", lambda path, *_: path.read_text().split())
-    monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(LOADER=own))
-    monkeypatch.setattr(loading, "LOADERS", ("of_mine:LOADER", *loading.LOADERS))
+    own = Loadable("lists", lambda path: path.suffix == ".list", lambda path, *_: path.read_text().split())
+    monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(LOADABLE=own))
+    monkeypatch.setattr(loading, "LOADABLES", ("of_mine:LOADABLE", *loading.LOADABLES))
 
     assert perfnb.load(tmp_path / "a.list") == ["1", "2", "3"]
