@@ -34,11 +34,10 @@ class Accelerator(NamedTuple):
 
     def synchronize(self) -> None:
         """Wait for all its devices in use."""
-        wait = getattr(self.module, "synchronize", None) or torch.accelerator.synchronize
         for index in self.indices:
-            wait(index)
+            self.module.synchronize(index)
         if not self.indices:
-            wait()
+            self.module.synchronize()
 
     def names(self) -> list[str]:
         """Names of all its devices, in use or not; its kind where torch gives no name."""
@@ -79,13 +78,7 @@ def _modules() -> list[tuple[str, Any]]:
     """The kinds of accelerators this build of torch may have, with their modules."""
     kinds = ("cuda", "xpu", "mps", "mtia", "hpu", torch._C._get_privateuse1_backend_name())
     modules = ((kind, getattr(torch, kind, None)) for kind in kinds)
-    return [(kind, module) for kind, module in modules if hasattr(module, "synchronize") or _is_neutral(kind, module)]
-
-
-def _is_neutral(kind: str, module: Any) -> bool:
-    """Whether torch's functions for any accelerator wait for a backend whose module cannot."""
-    accelerator = None if module is None else torch.accelerator.current_accelerator()
-    return accelerator is not None and accelerator.type == kind
+    return [(kind, module) for kind, module in modules if hasattr(module, "synchronize")]
 
 
 def _is_used(module: Any) -> bool:
