@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.models import STEPS
+from perfnb.attribution.arithmetic import counted_ops
+from perfnb.attribution.attribution import attribute
 from perfnb.memory.allocations import allocation_table, watched_memory
 from perfnb.memory.table import memory_summary, memory_table
-from perfnb.profile.analysis import Analysis
 from perfnb.step.budget import Plan
 from perfnb.step.capture import Capture
 from perfnb.step.session import Session
@@ -46,7 +47,10 @@ def _ours(step: Callable[[], None]) -> float:
     assert watched is not None
     memory_summary(watched, memory_table(watched))
     allocation_table(watched)
-    assert Analysis(recording).counted is not None
+    view, record = recording.of_arithmetic(), recording.arithmetic
+    assert view is not None
+    assert record is not None
+    counted_ops(view, attribute(view), record.calls)
     return time.perf_counter() - begin
 
 
