@@ -444,8 +444,6 @@ def _where_computed(calls: list[OpCall]) -> str:
 
 #: More optimizer steps than this in one step look like a loop; some training methods need a few.
 MOST_STEPS = 8
-#: A longer name, such as a key in a dict of optimizers, is less helpful than the class.
-_LONGEST_NAME = 60
 
 
 class FirstStep:
@@ -480,9 +478,8 @@ class FirstStep:
             self._tell(f"your step has called {self._name(*key)}.step() {MOST_STEPS + 1} times already: {_ADVICE}")
 
     def _name(self, identity: int, kind: str) -> str:
-        """The optimizer's variable, if known."""
-        names = (name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity)
-        return next((name for name in names if len(name) <= _LONGEST_NAME), kind)
+        """The optimizer's variable, or else its class."""
+        return next((name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity), kind)
 
 
 _ADVICE = "profile one iteration, not the whole loop"

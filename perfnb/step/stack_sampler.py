@@ -32,13 +32,10 @@ from perfnb.step.layers import Layer, is_compiled
 from perfnb.step.loaders import see_loaders
 from perfnb.step.namespace import is_installed
 from perfnb.step.steps import BatchSource, StepRunner
-from perfnb.step.worker_stacks import WorkerStack
+from perfnb.step.worker_stacks import DEEPEST, INTERVAL_S, WorkerStack
 
-#: Mean time between samples, in seconds; it varies by half, so as not to keep pace with the step.
-INTERVAL_S = 0.01
 #: While sampling, how soon Python code hands the interpreter over, in seconds; Python's default is 0.005.
 _SWITCH_S = 0.0005
-_DEEPEST = 500
 #: torch's functions between a module's caller and its ``forward``.
 _CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
 _MODULE_FILE = nn.Module._call_impl.__code__.co_filename
@@ -212,7 +209,7 @@ def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
             return tuple(reversed(found)), waits
         if code in _FETCHING or code.co_filename == _LOADERS:
             waits = True
-        elif len(found) < _DEEPEST:
+        elif len(found) < DEEPEST:
             module = None
             if code.co_name == "_call_impl" and code.co_filename == _MODULE_FILE:
                 called = frame.f_locals.get("self")

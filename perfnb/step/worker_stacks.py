@@ -29,9 +29,11 @@ from torch.utils.data._utils import worker as torch_worker
 
 from perfnb.step.loaders import only_here
 
-#: Mean time between samples, in seconds; it varies by half. And how often a worker looks whether the pass has started.
+#: Mean time between samples, in seconds; it varies by half, so as not to keep pace with the step. And between two looks
+#: of a worker whether the pass has started.
 INTERVAL_S, _LOOKS_S = 0.01, 0.05
-_DEEPEST = 500
+#: Most frames of a sample.
+DEEPEST = 500
 _LOOP = torch_worker._worker_loop.__code__
 _QUEUES = os.path.join("multiprocessing", "queues.py")
 #: The file whose presence means that samples are wanted.
@@ -199,7 +201,7 @@ def _frames(frame: FrameType | None) -> tuple[WorkerFrame, ...] | None:
             if found and found[-1][0].endswith("get") and found[-1][1].endswith(_QUEUES):
                 return (IDLE,)
             return tuple(reversed(found))
-        if len(found) == _DEEPEST:  # the outermost are kept
+        if len(found) == DEEPEST:  # the outermost are kept
             del found[0]
         line = frame.f_lineno or code.co_firstlineno
         found.append((code.co_qualname, code.co_filename, code.co_firstlineno, line))
