@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -168,7 +169,9 @@ class LoopProfiler:
         if turn is not None and self._around is not None:
             self._guarded(self._end_in_window, step.end(turn.pass_name))
         elif step.is_open:
-            self._record(step.end("unprofiled"))
+            wall_ns, begin_ns, wait_ns = time.perf_counter_ns() - step.begin_ns, step.begin_ns, step.wait_ns
+            step.reset()
+            self._record(wall_ns, wait_ns, begin_ns)
         self.done += 1
         profile, self._made = self._made, None
         if self._on_done is not None and profile is not None:
@@ -283,12 +286,11 @@ class LoopProfiler:
     def _end_in_window(self, executed: ExecutedStep) -> None:
         self._leave(None)
         self.recorder.enter(executed.pass_name)
-        self._record(executed)
+        self._record(executed.wall_ns, executed.data_ns, executed.begin_ns)
         self._advance(executed)
 
-    def _record(self, executed: ExecutedStep) -> None:
-        wait_ns = -1 if executed.data_ns is None else executed.data_ns
-        self.recorder.step(executed.wall_ns, wait_ns, executed.begin_ns)
+    def _record(self, wall_ns: int, wait_ns: int | None, begin_ns: int) -> None:
+        self.recorder.step(wall_ns, -1 if wait_ns is None else wait_ns, begin_ns)
 
     def _leave(self, error: BaseException | None) -> None:
         """Close what surrounds the open step."""
