@@ -31,6 +31,7 @@ from perfnb.step.ceilings import MEASURABLE, measure_ceilings
 from perfnb.step.checks import refuse_meta
 from perfnb.step.device import StepClock, accelerator_in_use, is_out_of_memory, read_clocks, synchronize
 from perfnb.step.environment import Conditions, lower_precision, usable_cpus
+from perfnb.step.installed import Installed
 from perfnb.step.layers import Calls, LayerSpans, function_span
 from perfnb.step.memory import MemoryWatch, WatchedMemory, footprint
 from perfnb.step.namespace import named_values
@@ -49,7 +50,7 @@ MOST_RECORDED_BYTES, FEWEST_RECORDED = 256 * 2**20, 15
 Progress = Callable[..., None]
 
 
-class Session:
+class Session(Installed):
     """Context manager of a capture, whose passes are its methods; an error frees the profiler's memory.
 
     Parameters
@@ -100,16 +101,12 @@ class Session:
         self._first: FirstStep | None = None
         if namespace is not None:
             self._first = FirstStep(lambda note: progress("warmup", 0, None, note), namespace)
-        self._installed = ExitStack()
 
-    def __enter__(self) -> Session:
-        with ExitStack() as stack:
-            stack.enter_context(self._gate)
-            stack.enter_context(exclusive())
-            if self.source is not None:
-                stack.callback(self.source.close)
-            self._installed = stack.pop_all()
-        return self
+    def _install(self, stack: ExitStack) -> None:
+        stack.enter_context(self._gate)
+        stack.enter_context(exclusive())
+        if self.source is not None:
+            stack.callback(self.source.close)
 
     def __exit__(self, *exc_info: Any) -> None:
         if exc_info[0] is not None:

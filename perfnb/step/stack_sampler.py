@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from perfnb.step.installed import Installed
 from perfnb.step.intake import Intake
 from perfnb.step.layers import Layer, is_compiled
 from perfnb.step.loaders import see_loaders
@@ -84,7 +85,7 @@ class Call(NamedTuple):
     samples: int
 
 
-class StackSampler:
+class StackSampler(Installed):
     """Context manager that samples the thread that enters it, during its steps.
 
     Parameters
@@ -104,26 +105,19 @@ class StackSampler:
         self._begin: int | None = None
         #: Nanoseconds in the steps before this one, and up to the last sample.
         self._before = self._sampled_until = 0
-        self._installed = ExitStack()
 
-    def __enter__(self) -> StackSampler:
+    def _install(self, stack: ExitStack) -> None:
         self._watched = threading.get_ident()
-        with ExitStack() as stack:
-            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
-            sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
-            for module, loss in self._outermost:
-                kind = "loss" if loss else "forward"
-                stack.callback(module.register_forward_pre_hook(self._marker(kind, True), prepend=True).remove)
-                stack.callback(module.register_forward_hook(self._marker(kind, False), always_call=True).remove)
-            self._watch_backward(stack)
-            self._thread.start()
-            stack.callback(self._thread.join)
-            stack.callback(setattr, self, "_stopped", True)
-            self._installed = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._installed.close()
+        stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
+        for module, loss in self._outermost:
+            kind = "loss" if loss else "forward"
+            stack.callback(module.register_forward_pre_hook(self._marker(kind, True), prepend=True).remove)
+            stack.callback(module.register_forward_hook(self._marker(kind, False), always_call=True).remove)
+        self._watch_backward(stack)
+        self._thread.start()
+        stack.callback(self._thread.join)
+        stack.callback(setattr, self, "_stopped", True)
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -27,6 +27,7 @@ from weakref import WeakSet
 from torch.utils.data import dataloader
 from torch.utils.data._utils import worker as torch_worker
 
+from perfnb.step.installed import Installed
 from perfnb.step.loaders import only_here
 
 #: Mean time between samples, in seconds; it varies by half, so as not to keep pace with the step. And between two looks
@@ -54,7 +55,7 @@ class WorkerStack(NamedTuple):
     weight_ns: int
 
 
-class WorkerStacks:
+class WorkerStacks(Installed):
     """Context manager in which the workers of loaders that the entering thread iterates can be sampled.
 
     Attributes
@@ -69,21 +70,11 @@ class WorkerStacks:
         self._iterators = 0
         self._folder = ""
         self._here = only_here()
-        self._installed = ExitStack()
 
-    def __enter__(self) -> WorkerStacks:
-        with ExitStack() as stack:
-            self._folder = tempfile.mkdtemp(prefix="perfnb-stacks-")
-            # Also ends the threads of workers that live on.
-            stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            self._reach_new_workers(stack)
-            self._installed = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._installed.close()
-
-    def _reach_new_workers(self, stack: ExitStack) -> None:
+    def _install(self, stack: ExitStack) -> None:
+        self._folder = tempfile.mkdtemp(prefix="perfnb-stacks-")
+        # Also ends the threads of workers that live on.
+        stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
         iterators: Any = dataloader._MultiProcessingDataLoaderIter
         make = iterators.__init__
 
