@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -174,10 +174,10 @@ class _Ceiling:
     `makers` make the runs: a function, and the FLOPs or bytes that it takes.
     """
 
-    def __init__(self, device: torch.device, makers: list[Callable[[], _Run]]) -> None:
+    def __init__(self, device: torch.device, makers: Sequence[Callable[[], _Run]]) -> None:
         self.rate: float | None = None
         self._device, self._clock = device, _CLOCKS[device.type]
-        self._makers = makers[::-1]
+        self._makers = list(reversed(makers))
         self._runs: list[_Run] = []
 
     def measure(self, budget_s: float) -> None:
