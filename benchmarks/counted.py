@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.models import STEPS
+from perfnb.attribution.arithmetic import counted_ops
+from perfnb.attribution.attribution import attribute
 from perfnb.memory.allocations import allocation_table, watched_memory
 from perfnb.memory.table import memory_summary, memory_table
-from perfnb.profile.analysis import Analysis
 from perfnb.step.budget import Plan
+from perfnb.step.capture import Capture
 from perfnb.step.session import Session
+from perfnb.step.steps import Passes, StepRunner
 from perfnb.step.to_recording import recording_of
 
 _RUNS = 5
@@ -37,17 +40,25 @@ def run() -> Iterator[str]:
 def _ours(step: Callable[[], None]) -> float:
     """Time three steps (lead-in, memory, arithmetic) and the tables that a report shows of them."""
     begin = time.perf_counter()
-    with Session(step, None, Plan()) as session:
-        session.watch_memory(lead_in=True)
-        session.count_arithmetic()
-    session.capture.meta["environment"] = {}
-    recording = recording_of(session.capture, "benchmark")
+    capture = StepRunner(step, None).drive(_passes())
+    capture.meta["environment"] = {}
+    recording = recording_of(capture, "benchmark")
     watched = watched_memory(recording)
     assert watched is not None
     memory_summary(watched, memory_table(watched))
     allocation_table(watched)
-    assert Analysis(recording).counted is not None
+    view, record = recording.of_arithmetic(), recording.arithmetic
+    assert view is not None
+    assert record is not None
+    counted_ops(view, attribute(view), record.calls)
     return time.perf_counter() - begin
+
+
+def _passes() -> Passes[Capture]:
+    with Session(Plan()) as session:
+        yield from session.watch_memory(lead_in=True)
+        yield from session.count_arithmetic()
+        return session.capture
 
 
 def _torch(step: Callable[[], None]) -> float:

@@ -25,8 +25,8 @@ from perfnb.profile.profile import Profile
 from perfnb.profile.report import report_document
 from perfnb.profile.widget import ReportWidget
 from perfnb.step.budget import Plan
-from perfnb.step.capture import capture_step
 from perfnb.step.namespace import namespace_of
+from perfnb.step.pass_order import capture_step
 from perfnb.step.to_recording import recording_of
 
 _LAYERS, _PAGES, _PAINTS = 1_500, 5, 20

@@ -27,9 +27,10 @@ from perfnb.interrupts import InterruptGate
 from perfnb.stats.intervals import Floats
 from perfnb.step.device import StepClock, random_state, read_clocks, set_random_state, synchronize
 from perfnb.step.environment import Conditions
+from perfnb.step.intake import common_size
 from perfnb.step.namespace import reachable
 from perfnb.step.session import Progress
-from perfnb.step.steps import BatchSource, common_size, taking_batches
+from perfnb.step.steps import BatchSource, taking_batches
 from perfnb.step.tracer import exclusive
 
 #: Prefetched batches to assume if their number is unknown.

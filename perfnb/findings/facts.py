@@ -411,7 +411,7 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
     steps = recording.steps
     timed = steps[steps["pass"] == "timed"]
     timed_ms = timed["wall_ms"].to_numpy(dtype=float)
-    waits_ms = timed["data_ms"].to_numpy(dtype=float)
+    waits_ms = timed["data_ms"].fillna(0.0).to_numpy(dtype=float)  # an unknown wait is part of the rest of the step
     cells = attribution.cells
     on_gpu = bool(cells["kernels"].sum()) or recording.is_loaded
     gpu = gpu_facts(recording, attribution) if on_gpu else None

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from perfnb.step.device import synchronize
+from perfnb.step.intake import tensors_in
 from perfnb.step.namespace import namespace_of
-from perfnb.step.steps import tensors_in
 
 #: Requests kept of an iterable that has no length.
 _MOST_KEPT = 1_000

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import linecache
-import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,9 +101,9 @@ def _packed(value: Any, parts: Mapping[str, Any]) -> bytes:
     import cloudpickle
 
     try:
-        return _pickled(cloudpickle, value)
+        return bytes(cloudpickle.dumps(value))
     except Exception as error:
-        name, why = _culprit(cloudpickle, parts) or ("The step", error)
+        name, why = _culprit(parts) or ("The step", error)
     raise CaptureError(
         f"{escape.plain(name, _MOST_WORDS)} cannot be sent to the ranks, which are processes of their own "
         f"({escape.plain(f'{type(why).__name__}: {why}', _MOST_WORDS)}): create it inside the function or the cell "
@@ -113,21 +111,17 @@ def _packed(value: Any, parts: Mapping[str, Any]) -> bytes:
     ) from None
 
 
-def _culprit(cloudpickle: Any, parts: Mapping[str, Any]) -> tuple[str, Exception] | None:
+def _culprit(parts: Mapping[str, Any]) -> tuple[str, Exception] | None:
     """The first part that cannot be pickled, and why; of a function, the variable that it uses."""
+    import cloudpickle
+
     from perfnb.step.namespace import namespace_of
 
     for name, part in parts.items():
         try:
-            _pickled(cloudpickle, part)
+            cloudpickle.dumps(part)
         except Exception as error:
             inside = namespace_of(part) if isinstance(part, FunctionType) else {}
             used = {key: value for key, value in inside.items() if value is not part}
-            return _culprit(cloudpickle, used) or (name, error)
+            return _culprit(used) or (name, error)
     return None
-
-
-def _pickled(cloudpickle: Any, value: Any) -> bytes:
-    file = io.BytesIO()
-    cloudpickle.CloudPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    return file.getvalue()

@@ -123,7 +123,9 @@ def profile_in_group(
         namespace.update(sent.variables, __name__="__main__", __builtins__=builtins)
         vars(sys.modules["__main__"]).update(sent.variables)
         if order.ddp:
-            _wrap_variables(namespace, [name for name in sent.variables if not name.startswith("_")])
+            values = {name: namespace[name] for name in sent.variables if not name.startswith("_")}
+            wrapped = _wrapped(values)
+            namespace |= {name: wrapped.get(id(value), value) for name, value in values.items()}
         clause = sent.clause
         batches: Any = None if clause is None else batches_of(clause, namespace, CaptureError)
         step = step_of(sent.body, namespace, None if clause is None else clause.assign)
@@ -202,13 +204,6 @@ class _Split:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(self._part, value))
         return type(value)(map(self._part, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _wrap_variables(namespace: dict[str, Any], names: Iterable[str]) -> None:
-    """Wrap the models in these variables in DistributedDataParallel."""
-    values = {name: namespace[name] for name in names}
-    wrapped = _wrapped(values)
-    namespace |= {name: wrapped.get(id(value), value) for name, value in values.items()}
 
 
 def _replace_in(step: Any, new: Mapping[int, Any]) -> None:

@@ -18,12 +18,13 @@ from perfnb.loop.windows import Windows
 from perfnb.profile.profile import Profile
 from perfnb.quantities import counted
 from perfnb.step.budget import FLOOR, FLOOR_GPU, Plan
-from perfnb.step.capture import loop_passes
+from perfnb.step.capture import Capture
 from perfnb.step.checks import require_name
 from perfnb.step.device import accelerator_in_use
+from perfnb.step.intake import ExecutedStep, Intake
 from perfnb.step.namespace import chosen_models
-from perfnb.step.session import Capture
-from perfnb.step.steps import ExecutedStep, Intake, Passes, SkippedStep, Turn
+from perfnb.step.pass_order import loop_passes
+from perfnb.step.steps import Passes, SkippedStep, Turn
 from perfnb.step.to_recording import recording_of
 
 if TYPE_CHECKING:
@@ -165,14 +166,12 @@ class LoopProfiler:
     def end(self) -> None:
         """The step has ended."""
         step, turn = self._step, self._turn
-        begin_ns, wait_ns = step.begin_ns, step.wait_ns
         if turn is not None and self._around is not None:
-            executed = step.end(turn.pass_name)
-            self._guarded(self._end_in_window, executed, wait_ns)
+            self._guarded(self._end_in_window, step.end(turn.pass_name))
         elif step.is_open:
-            wall_ns = time.perf_counter_ns() - begin_ns
+            wall_ns, begin_ns, wait_ns = time.perf_counter_ns() - step.begin_ns, step.begin_ns, step.wait_ns
             step.reset()
-            self.recorder.step(wall_ns, wait_ns, begin_ns)
+            self._record(wall_ns, wait_ns, begin_ns)
         self.done += 1
         profile, self._made = self._made, None
         if self._on_done is not None and profile is not None:
@@ -284,11 +283,14 @@ class LoopProfiler:
             waiting.close()
         self._step.get(batch)
 
-    def _end_in_window(self, executed: ExecutedStep, wait_ns: int) -> None:
+    def _end_in_window(self, executed: ExecutedStep) -> None:
         self._leave(None)
         self.recorder.enter(executed.pass_name)
-        self.recorder.step(executed.wall_ns, wait_ns, executed.begin_ns)
+        self._record(executed.wall_ns, executed.data_ns, executed.begin_ns)
         self._advance(executed)
+
+    def _record(self, wall_ns: int, wait_ns: int | None, begin_ns: int) -> None:
+        self.recorder.step(wall_ns, -1 if wait_ns is None else wait_ns, begin_ns)
 
     def _leave(self, error: BaseException | None) -> None:
         """Close what surrounds the open step."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from perfnb.recording.recording import Recording
-    from perfnb.step.session import Capture
+    from perfnb.step.capture import Capture
 
     Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
     Stacks = bool | Literal["auto"]
@@ -163,9 +163,9 @@ def run_profile(
     """
     from perfnb.findings.rules.host import WORTH_SAMPLING
     from perfnb.interrupts import InterruptGate
-    from perfnb.step.capture import capture_step
     from perfnb.step.checks import note_on_meta
     from perfnb.step.environment import place_in_job
+    from perfnb.step.pass_order import capture_step
     from perfnb.step.to_recording import recording_of, with_later
     from perfnb.telemetry.watcher import Watcher
 

@@ -75,7 +75,8 @@ MARKS = frame_of_schema(
 _FRAMES: dict[str, Columns] = {
     "events": EVENTS,
     "steps": {
-        **{"pass": _LABEL, "start_s": replace(_AT, needed=False), "wall_ms": _MS, "data_ms": _MS, "samples": _COUNT},
+        **{"pass": _LABEL, "start_s": replace(_AT, needed=False), "wall_ms": _MS, "samples": _COUNT},
+        "data_ms": replace(_MS, missing=True),
         "step": SavedColumn("Int64", missing=True, needed=False),
     },
     "modules": {

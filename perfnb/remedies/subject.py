@@ -19,9 +19,10 @@ from perfnb.arguments import shown
 from perfnb.bench.restored import Restored
 from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
+from perfnb.step.intake import tensors_in
 from perfnb.step.namespace import name_of_batches, named_values, reachable
 from perfnb.step.optimizers import tensors_of
-from perfnb.step.steps import BatchSource, tensors_in
+from perfnb.step.steps import BatchSource
 
 _IDLE = (
     "the step computed gradients but called no optimizer when perfnb ran it: if it updates only every few calls, pass "

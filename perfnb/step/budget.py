@@ -124,7 +124,7 @@ class Plan:
         )
 
     def steps_to_try(self, spent_s: float, step_s: float) -> int:
-        """How many steps to try another setting with, after two that are not counted; 0 if time is short."""
+        """How many steps to try another setting with, after two that are left out; 0 if time is short."""
         left_s = min(TRIAL_SHARE * self.budget_s, (self.budget_s - spent_s) / 2)
         affordable = int(left_s / step_s) - 2 if step_s > 0 else MOST_TRIED
         return min(MOST_TRIED, affordable) if affordable >= 3 else 0

@@ -1,295 +1,50 @@
-"""Captures of a step: one run of all passes, or many steps to find leaks.
-
-Everything is measured once, with the lightest instrument that can see it. Memory and FLOPs are counted in steps of
-their own: counting operators makes compiled regions run uncompiled, and a profiler that records shapes keeps tensors
-alive.
-"""
+"""What the passes over a step found."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext
-from types import FunctionType
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
-from perfnb.arguments import MOST
-from perfnb.step.budget import Plan
-from perfnb.step.device import is_out_of_memory
-from perfnb.step.environment import describe_environment
-from perfnb.step.layers import (
-    Calls,
-    is_compiled,
-    is_compiled_function,
-    known_models,
-    name_layers,
-    own_tables,
-    parallel_models,
-)
-from perfnb.step.namespace import named_parts, named_values
-from perfnb.step.session import Capture, Progress, Session
-from perfnb.step.steps import BatchSource, Passes, StepRunner
-from perfnb.step.worker_stacks import WorkerStacks
+from perfnb.step.arithmetic import OpCall
+from perfnb.step.intake import ExecutedStep
+from perfnb.step.layers import Layer
+from perfnb.step.memory import WatchedMemory
+from perfnb.step.stack_sampler import StackSampler
+from perfnb.step.tracer import Tracer
+from perfnb.step.worker_stacks import WorkerStack
 
 
-def capture_step(
-    step: Callable[..., Any],
-    batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
-    *,
-    plan: Plan,
-    models: list[nn.Module] | None = None,
-    namespace: Mapping[str, Any] | None = None,
-    labels: Collection[str] = (),
-    stacks: bool = False,
-    worth_sampling: Callable[[Capture], bool] | None = None,
-    progress: Progress | None = None,
-) -> Capture:
-    """Run all passes over `step`.
+@dataclass
+class Capture:
+    """What the passes over a step found; filled in pass by pass."""
 
-    Parameters
-    ----------
-    step : callable
-        Called with a batch if there are `batches`, else without arguments.
-    plan : Plan
-        Steps of each pass, and the time budget.
-    models : list of Module or None
-        Restrict layers to these models.
-    namespace : mapping
-        Variables by which models are named.
-    labels : collection of str
-        Names in `namespace` that the user gave to models and that are not variables.
-    stacks : bool
-        Record Python calls and sample Python's stacks.
-    worth_sampling : callable, optional
-        Says after all other passes whether to sample Python's stacks briefly.
+    #: Every completed step, in order.
+    steps: list[ExecutedStep] = field(default_factory=list)
+    #: The trace of the traced pass, until `close`; ``None`` if there was none, or it failed.
+    tracer: Tracer | None = None
+    #: Recorded memory, and its trace.
+    memory: tuple[WatchedMemory, Tracer] | None = None
+    #: Counted operators, and their trace.
+    arithmetic: tuple[list[OpCall], Tracer] | None = None
+    #: Samples of what Python did.
+    sampler: StackSampler | None = None
+    #: Samples of what loader workers did meanwhile.
+    workers: list[WorkerStack] = field(default_factory=list)
+    #: Number of loader workers that could not be sampled.
+    unreached_workers: int = 0
+    #: The layers of the models that were called.
+    layers: list[Layer] = field(default_factory=list)
+    #: Index in `layers` of each module, by the module's ``id``.
+    places: dict[int, int] = field(default_factory=dict)
+    #: Number of each span, index of its layer, and whether it is a loss.
+    spans: list[tuple[int, int | None, bool]] = field(default_factory=list)
+    #: Options, environment and facts about the run; JSON-able.
+    meta: dict[str, Any] = field(default_factory=dict)
+    #: The out-of-memory error that ended the capture.
+    failure: Exception | None = None
 
-    Raises
-    ------
-    NestedProfilerError
-        Inside another profiler or another capture.
-    CaptureError
-        If the trace has no step.
-    Exception
-        Whatever the step raises, after all hooks have been removed. If memory is watched, an out-of-memory error is
-        not raised but returned in the capture.
-    """
-    __tracebackhide__ = True
-    source = None if batches is None else BatchSource(batches)
-    passes = _passes(plan, models, source, namespace or {}, labels, stacks, worth_sampling, progress)
-    return StepRunner(step, source).drive(passes)
-
-
-def _passes(
-    plan: Plan,
-    models: list[nn.Module] | None,
-    source: BatchSource | None,
-    namespace: Mapping[str, Any],
-    labels: Collection[str],
-    stacks: bool,
-    worth_sampling: Callable[[Capture], bool] | None,
-    progress: Progress | None,
-) -> Passes[Capture]:
-    # No closure: a traceback keeps those of its frames alive.
-    __tracebackhide__ = True
-    with Session(plan, models, source, namespace, progress) as session:
-        with WorkerStacks() if stacks else nullcontext() as workers:
-            yield from _measure(session, plan, workers)
-        capture = _named(session, models, namespace)
-        _name_parts(session, namespace, None if source is None else source.made, labels)
-        lasts = source is None or source.starts_again  # an optional pass must not run out of batches
-        if worth_sampling is not None and not stacks and lasts and capture.failure is None:
-            yield from session.sample_if(worth_sampling)
-        return capture
-
-
-def _measure(session: Session, plan: Plan, workers: WorkerStacks | None) -> Passes[None]:
-    """All passes, until one runs out of memory if that is watched; stacks are sampled if there are `workers`."""
-    __tracebackhide__ = True
-    capture = session.capture
-    try:
-        timed = yield from session.time((yield from session.warm_up()))
-        yield from session.try_threads(timed)
-        yield from session.trace(timed, workers is not None)
-        if workers is not None:
-            yield from session.sample_stacks(timed, workers)
-        if plan.memory:
-            yield from session.watch_memory()
-        if plan.flops:
-            yield from session.count_arithmetic()
-            session.measure_ceilings()
-    except Exception as error:
-        if not (plan.memory and is_out_of_memory(error)):
-            raise
-        capture.failure, capture.meta["failed_in"] = error, session.running
-    if capture.failure is not None:
-        capture.failure = yield from session.watch_failure(capture.failure)
-        capture.meta["failure"] = f"{type(capture.failure).__name__}: {capture.failure}".splitlines()[0]
-
-
-def loop_passes(
-    *,
-    plan: Plan,
-    models: list[nn.Module] | None = None,
-    namespace: Callable[[], Mapping[str, Any]] = dict,
-    batches: Any = None,
-    stacks: bool = False,
-) -> Passes[Capture]:
-    """The passes of `capture_step` for the steps of a loop that goes on, which runs them itself.
-
-    Nothing that needs steps of its own is done: no threads are tried, the machine's ceilings are those known from
-    earlier profiles, and a step that runs out of memory is not run again. Compiled code is not counted, because
-    counting runs them uncompiled, which rounds differently.
-
-    Parameters
-    ----------
-    plan, models, stacks
-        As in `capture_step`.
-    namespace : callable
-        Called at the end for the variables by which models are named.
-    batches : object
-        The loader, whose settings are noted.
-    """
-    with Session(plan, models) as session:
-        capture = session.capture
-        timed = yield from session.time((yield from session.warm_up()))
-        yield from session.trace(timed, stacks)
-        if plan.memory:
-            yield from session.watch_memory()
-        if plan.flops and not _runs_compiled(session, namespace()):
-            yield from session.count_arithmetic()
-            session.measure_ceilings(only_kept=True)
-        variables = namespace()
-        _named(session, models, variables)
-        _name_parts(session, variables, batches, ())
-        return capture
-
-
-def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
-    """Whether the step has compiled code: a model, one compiled in place, or a function."""
-    called = [module for _, module, _ in session.calls.records]
-    known = [part for _, model in named_values(namespace, nn.Module) for part in model.modules()]
-    return (
-        any(map(is_compiled, called))
-        or any(module._compiled_call_impl is not None for module in (*called, *known))
-        or any(is_compiled_function(function) for _, function in named_values(namespace, FunctionType))
-    )
-
-
-def _named(session: Session, models: list[nn.Module] | None, namespace: Mapping[str, Any]) -> Capture:
-    """The capture of a session whose passes have run, with layers, spans and environment."""
-    capture = session.capture
-    capture.layers, capture.places = name_layers(session.watched_calls(), namespace, models)
-    capture.spans = spans_of(session.calls, capture.places)
-    capture.meta["environment"] = describe_environment()
-    return capture
-
-
-def _name_parts(session: Session, namespace: Mapping[str, Any], batches: Any, labels: Collection[str]) -> None:
-    """Note the names of what the steps used in the capture of a session, whose layers have names."""
-    capture, called = session.capture, [module for _, module, _ in session.calls.records]
-    parts = named_parts(namespace, batches, called)
-    variables = {name: value for name, value in namespace.items() if name not in labels}
-    parts["models"] = known_models(session.calls, variables, capture.layers, capture.places)
-    parts["own_tables"] = own_tables(capture.layers, capture.places, called, namespace)
-    parts["parallel"] = parallel_models(capture.layers, capture.places, called)
-    capture.meta["parts"] = parts
-
-
-def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
-    """Number, layer index and whether it is a loss, of each span.
-
-    Spans of modules that are not layers belong to the span around them; spans inside a loss are loss. Modules called
-    only on threads that the profiler does not record get numbers that the trace does not contain.
-    """
-    known: dict[int, tuple[int | None, bool]] = {}
-    for number, module, parent in calls.records:  # parents first
-        layer, loss = places.get(id(module)), number in calls.loss
-        above, lossy = (None, False) if parent is None else known[parent]
-        known[number] = (above if layer is None and not loss else layer, loss or lossy)
-    unseen = [places[id(module)] for module in calls.unseen() if id(module) in places]
-    spans = [(number, *found) for number, found in known.items()]
-    return spans + [(number, place, False) for number, place in enumerate(unseen, start=len(spans))]
-
-
-#: Steps are run until there are as many as requested, however long they take.
-_NO_BUDGET_S = float(MOST)
-
-
-def watch_steps(
-    step: Callable[..., Any],
-    batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
-    *,
-    steps: int,
-    warmup: int,
-    grows: Callable[[list[int]], bool],
-    models: list[nn.Module] | None = None,
-    namespace: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-) -> tuple[Capture, list[int], int, list[int]]:
-    """Run `step` `warmup` times, `steps` times while reading process memory, and `steps` times recording allocations.
-
-    These passes are separate because a recording profiler makes the process grow. If the process grew, its memory is
-    read again after the recording, to see whether it still does. To find what a step leaks, nothing here may keep
-    objects alive: live objects are not looked at, and called modules are only referenced weakly.
-
-    Parameters and errors are those of `capture_step`, but an out-of-memory error is always raised.
-
-    Parameters
-    ----------
-    grows : callable
-        Whether the process grew, given its memory after each step.
-
-    Returns
-    -------
-    tuple of (Capture, list of int, int, list of int)
-        The capture, whose only trace is that of the steps whose allocations were recorded, resident memory of the
-        process after each of the steps before them, how many were recorded (fewer than requested if the recording
-        grew too large), and resident memory after each of as many steps after them; empty if it did not grow before.
-    """
-    __tracebackhide__ = True
-    namespace = namespace or {}
-    plan = Plan(warmup=warmup, steps=steps, budget_s=_NO_BUDGET_S, flops=False)
-    source = None if batches is None else BatchSource(batches)
-
-    def passes() -> Passes[tuple[Capture, list[int], int, list[int]]]:
-        __tracebackhide__ = True
-        with Session(plan, models, source, namespace, progress) as session:
-            called = _Called(session.calls)
-            yield from session.warm_up()
-            process_bytes = yield from session.read_process(steps)
-            recorded = yield from session.record_allocations(steps, called.let_go)
-            called.restore()
-            capture = _named(session, models, namespace)
-            later = (yield from session.read_process(recorded)) if grows(process_bytes) else []
-            return capture, process_bytes, recorded, later
-
-    return StepRunner(step, source).drive(passes())
-
-
-class _Called:
-    """Replaces called modules by weak references, so that the record of calls does not keep their memory."""
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self._modules: list[tuple[weakref.ref[nn.Module], str]] = []
-        self._nobody = nn.Module()
-
-    def let_go(self) -> None:
-        """Release the modules called since the last time."""
-        records = self._calls.records
-        for place in range(len(self._modules), len(records)):
-            number, module, around = records[place]
-            self._modules.append((weakref.ref(module), type(module).__name__))
-            records[place] = (number, self._nobody, around)
-
-    def restore(self) -> None:
-        """Put back the modules that are still alive, and an empty one of the same class name for each other one."""
-        instead: dict[str, nn.Module] = {}
-        for place, (reference, kind) in enumerate(self._modules):
-            number, _, around = self._calls.records[place]
-            module = reference()
-            if module is None:
-                module = instead.setdefault(kind, type(kind, (nn.Module,), {})())
-            self._calls.records[place] = (number, module, around)
+    def close(self) -> None:
+        """Free the profiler's memory."""
+        for tracer in (self.tracer, *(part[1] for part in (self.memory, self.arithmetic) if part is not None)):
+            if tracer is not None:
+                tracer.close()

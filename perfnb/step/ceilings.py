@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import psutil
 import torch
@@ -34,6 +35,9 @@ _COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 
 #: Above this share of the CPUs used by other programs, a rate is measured again after so many seconds.
 _MANY_OTHERS, _AGAIN_S = 0.1, 600.0
+
+#: FLOPs or bytes, and the function that takes as many.
+_Run: TypeAlias = tuple[float, Callable[[], Any]]
 
 
 def measure_ceilings(
@@ -69,9 +73,7 @@ def measure_ceilings(
     if only_kept:
         unknown = {}
     with _Others() as others:
-        measured = _measure(
-            {key: _Products(target, getattr(torch, name)) if name else _Copy(target) for key, name in unknown.items()}
-        )
+        measured = _measure({key: _ceiling(target, name) for key, name in unknown.items()})
     share = others.share if target.type == "cpu" else 0.0
     fresh = {key: Rate(rate, now.isoformat(timespec="seconds"), share) for key, rate in measured.items()}
     rates = {key: _better(known.get(key), rate) for key, rate in fresh.items()}
@@ -166,63 +168,50 @@ def _precision(device: torch.device, dtype: str) -> str:
     return ",".join(settings) or "exact"
 
 
-class _Products:
-    """Products of growing size in one dtype; the rate is the best of all."""
+class _Ceiling:
+    """A rate that the best of some runs reaches; each of these is added where the one before it is fast.
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    `makers` make the runs: a function, and the FLOPs or bytes that it takes.
+    """
+
+    def __init__(self, device: torch.device, makers: Sequence[Callable[[], _Run]]) -> None:
         self.rate: float | None = None
-        self._device, self._dtype, self._clock = device, dtype, _CLOCKS[device.type]
-        self._sizes = [size for size in _SIZES if size <= _LARGEST[device.type]]
-        self._runs: list[tuple[float, Callable[[], Any]]] = []
+        self._device, self._clock = device, _CLOCKS[device.type]
+        self._makers = list(reversed(makers))
+        self._runs: list[_Run] = []
 
     def measure(self, budget_s: float) -> None:
-        """Run products of all sizes that are not too slow, one after the other."""
+        """Take all runs that are not too slow, one after the other, until the time is over."""
         with torch.autocast(self._device.type, enabled=False):
             begin = time.perf_counter()
             while True:
                 if not self._runs:
-                    self._grow()
-                for place, (flops, run) in enumerate(self._runs):  # grows
+                    self._add()
+                for place, (amount, run) in enumerate(self._runs):  # grows
                     seconds = self._clock(run)
                     if seconds <= 0:  # the clock stands still
                         return
-                    self.rate = max(self.rate or 0.0, flops / seconds)
+                    self.rate = max(self.rate or 0.0, amount / seconds)
                     if place == len(self._runs) - 1 and 8 * seconds < _SLOWEST_S:
-                        self._grow()
+                        self._add()
                 if time.perf_counter() - begin > budget_s:
                     return
 
-    def _grow(self) -> None:
-        """Add the next size; its first run is not counted."""
-        if len(self._runs) < len(self._sizes):
-            size = self._sizes[len(self._runs)]
-            self._runs.append((2.0 * size**3, _product(size, self._device, self._dtype)))
+    def _add(self) -> None:
+        """Make the next run, and take it once without timing."""
+        if self._makers:
+            self._runs.append(self._makers.pop()())
             self._clock(self._runs[-1][1])
 
 
-class _Copy:
-    """A copy too large for any cache; bytes read and bytes written both count."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.rate: float | None = None
-        self._device, self._clock = device, _CLOCKS[device.type]
-        self._tensors: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def measure(self, budget_s: float) -> None:
-        """Copy at least twice, until the time is over."""
-        if self._tensors is None:
-            source = torch.ones(_COPY_BYTES[self._device.type], dtype=torch.uint8, device=self._device)
-            self._tensors = source, torch.zeros_like(source)
-        source, target = self._tensors
-        begin, done = time.perf_counter(), 0
-        while done < 2 or time.perf_counter() - begin < budget_s:
-            seconds = self._clock(lambda: target.copy_(source))
-            if seconds <= 0:
-                return
-            self.rate, done = max(self.rate or 0.0, 2 * source.numel() / seconds), done + 1
+def _ceiling(device: torch.device, dtype: str) -> _Ceiling:
+    """That of products in a dtype, of growing size; without a dtype, that of a copy."""
+    sizes = [size for size in _SIZES if size <= _LARGEST[device.type]]
+    products = [partial(_product, size, device, getattr(torch, dtype)) for size in sizes] if dtype else []
+    return _Ceiling(device, products or [partial(_copy, device)])
 
 
-def _measure(ceilings: dict[str, _Products | _Copy]) -> dict[str, float]:
+def _measure(ceilings: dict[str, _Ceiling]) -> dict[str, float]:
     """The rate of each ceiling that can be measured.
 
     They take turns, so that a burst of other work affects all of them; one that still improves gets more turns.
@@ -243,12 +232,19 @@ def _measure(ceilings: dict[str, _Products | _Copy]) -> dict[str, float]:
     return {name: ceiling.rate for name, ceiling in ceilings.items() if ceiling.rate is not None}
 
 
-def _product(size: int, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
+def _product(size: int, device: torch.device, dtype: torch.dtype) -> _Run:
     """A product of square matrices with varied values: with constant ones a GPU draws less power and runs faster."""
     line = torch.arange(size, dtype=torch.float32, device=device).mul_(0.618034).frac_().sub_(0.5)
     left = torch.outer(line, line.flip(0)).to(dtype)
     right, out = left.t().contiguous(), torch.empty(size, size, dtype=dtype, device=device)
-    return lambda: torch.mm(left, right, out=out)
+    return 2.0 * size**3, lambda: torch.mm(left, right, out=out)
+
+
+def _copy(device: torch.device) -> _Run:
+    """A copy too large for any cache; bytes read and bytes written both count."""
+    source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    return 2.0 * source.numel(), lambda: target.copy_(source)
 
 
 def _on_gpu(run: Callable[[], Any]) -> float:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from perfnb.arguments import shown
 from perfnb.errors import CaptureError
+from perfnb.step.intake import tensors_in
 from perfnb.step.namespace import named_modules
-from perfnb.step.steps import tensors_in
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -60,7 +60,7 @@ def require_loss(loss: Any, batch: Any) -> None:
     if least <= given <= most:
         return
     advice = "pass (x, y) as batch, where y is the target" if given < least == 2 else "pass a function that takes these"
-    raise TypeError(f"loss takes {_counted(least, most)} but is called as {call}, because {why}: {advice}.")
+    raise TypeError(f"loss takes {_how_many(least, most)} but is called as {call}, because {why}: {advice}.")
 
 
 def refuse_meta(arguments: Any) -> None:
@@ -125,7 +125,7 @@ def _require_arguments(step: Callable[..., Any], name: str, fed: bool, how: str)
     if most < fed:
         said = f"{name} takes no batch, but batches were given: add a parameter for the batch, or leave out batches"
     elif least > 1:
-        said = f"{name} takes {_counted(least, most)}, but a step gets at most one, the batch"
+        said = f"{name} takes {_how_many(least, most)}, but a step gets at most one, the batch"
         is_model = isinstance(step, nn.Module)
         said += f": {'pass lambda batch: model(*batch)' if is_model else 'unpack it in the step, as in x, y = batch'}"
     elif how:
@@ -153,7 +153,7 @@ def _arguments_of(function: Any) -> tuple[int, float]:
     return sum(each.default is each.empty for each in placed), math.inf if endless else len(placed)
 
 
-def _counted(least: int, most: float) -> str:
+def _how_many(least: int, most: float) -> str:
     """A number of arguments, in words."""
     number = least if least > 1 or most == math.inf else most
     return "1 argument" if number == 1 else f"{number:.0f} arguments"

@@ -34,11 +34,10 @@ class Accelerator(NamedTuple):
 
     def synchronize(self) -> None:
         """Wait for all its devices in use."""
-        wait = getattr(self.module, "synchronize", None) or torch.accelerator.synchronize
         for index in self.indices:
-            wait(index)
+            self.module.synchronize(index)
         if not self.indices:
-            wait()
+            self.module.synchronize()
 
     def names(self) -> list[str]:
         """Names of all its devices, in use or not; its kind where torch gives no name."""
@@ -79,13 +78,7 @@ def _modules() -> list[tuple[str, Any]]:
     """The kinds of accelerators this build of torch may have, with their modules."""
     kinds = ("cuda", "xpu", "mps", "mtia", "hpu", torch._C._get_privateuse1_backend_name())
     modules = ((kind, getattr(torch, kind, None)) for kind in kinds)
-    return [(kind, module) for kind, module in modules if hasattr(module, "synchronize") or _is_neutral(kind, module)]
-
-
-def _is_neutral(kind: str, module: Any) -> bool:
-    """Whether torch's functions for any accelerator wait for a backend whose module cannot."""
-    accelerator = None if module is None else torch.accelerator.current_accelerator()
-    return accelerator is not None and accelerator.type == kind
+    return [(kind, module) for kind, module in modules if hasattr(module, "synchronize")]
 
 
 def _is_used(module: Any) -> bool:
@@ -216,25 +209,24 @@ def allocator_statistics() -> dict[str, dict[str, int]]:
             continue
         free = _largest_free(module) if hasattr(module, "memory_snapshot") else {}
         for index in indices:
-            counted: dict[str, int] = {}
+            figures: dict[str, int] = {}
             with suppress(RuntimeError):
-                counted = module.memory_stats(index)
-            if counted.get("segment.all.peak", counted.get("reserved_bytes.all.peak", 0)):
-                statistics[f"{kind}:{index}"] = {
-                    name: int(value) for name, value in _figures(counted, free.get(index)).items() if value is not None
-                }
+                figures = module.memory_stats(index)
+            if figures.get("segment.all.peak", figures.get("reserved_bytes.all.peak", 0)):
+                own = {name: figures[key] for name, key in _STATISTICS.items() if key in figures}
+                own |= {"largest_free_bytes": free[index]} if index in free else {}
+                statistics[f"{kind}:{index}"] = {name: int(value) for name, value in own.items()}
     return statistics
 
 
-def _figures(counted: dict[str, int], largest_free: int | None) -> dict[str, int | None]:
-    return {
-        "allocated_bytes": counted.get("allocated_bytes.all.current"),
-        "reserved_bytes": counted.get("reserved_bytes.all.current"),
-        "inactive_split_bytes": counted.get("inactive_split_bytes.all.current"),
-        "largest_free_bytes": largest_free,
-        "retries": counted.get("num_alloc_retries"),
-        "ooms": counted.get("num_ooms"),
-    }
+#: torch's names for the statistics of an allocator.
+_STATISTICS = {
+    "allocated_bytes": "allocated_bytes.all.current",
+    "reserved_bytes": "reserved_bytes.all.current",
+    "inactive_split_bytes": "inactive_split_bytes.all.current",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
 
 
 def _largest_free(module: Any) -> dict[int, int]:

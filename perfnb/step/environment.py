@@ -157,11 +157,11 @@ class Conditions:
         self._pauses: list[list[float]] = []
         self._collected: list[tuple[int, int]] = []  # begin and end (ns) of the collections of the running step
         self._began_ns = self._ran_ns = 0
-        self._before: tuple[tuple[int, float] | None, int | None] = None, None
+        self._before: dict[str, float] = {}
 
     def __enter__(self) -> Conditions:
         self.facts = {"cpus": available_cpus(), **_now("before")}
-        self._before = throttled(), _involuntary_switches()
+        self._before = _interruptions()
         self._ran_ns = 0
         gc.callbacks.append(self._collects)
         return self
@@ -171,12 +171,8 @@ class Conditions:
         self.facts |= _now("after") | {"gc_pauses": self._pauses}
         if self._ran_ns:
             self.facts["gc_share"] = sum(ms for _, ms in self._pauses) * 1e6 / self._ran_ns
-        (stopped, switches), (stopped_before, switches_before) = (throttled(), _involuntary_switches()), self._before
-        if switches is not None and switches_before is not None:
-            self.facts["involuntary_switches"] = switches - switches_before
-        if stopped is not None and stopped_before is not None:
-            self.facts["throttled_periods"] = stopped[0] - stopped_before[0]
-            self.facts["throttled_ms"] = round(stopped[1] - stopped_before[1], 3)
+        before, after = self._before, _interruptions()
+        self.facts |= {name: round(after[name] - before[name], 3) for name in after if name in before}
         if cuda_in_use() and (reasons := _gpu_throttle_reasons()) is not None:
             self.facts["gpu_throttle_reasons"] = reasons
 
@@ -209,18 +205,20 @@ def _now(word: str) -> dict[str, Any]:
     return facts
 
 
-def _involuntary_switches() -> int | None:
-    try:
-        return int(psutil.Process().num_ctx_switches().involuntary)
-    except (psutil.Error, NotImplementedError):
-        return None
+def _interruptions() -> dict[str, float]:
+    """How often and how long the process has been kept from running until now, as far as that is known."""
+    counts: dict[str, float] = {}
+    with suppress(psutil.Error, NotImplementedError):
+        counts["involuntary_switches"] = psutil.Process().num_ctx_switches().involuntary
+    if (stopped := throttled()) is not None:
+        counts["throttled_periods"], counts["throttled_ms"] = stopped
+    return counts
 
 
 def _gpu_throttle_reasons() -> list[str] | None:
     """NVML's reasons why the current GPU runs below its clock; ``None`` if unknown."""
     try:
         import pynvml
-        import torch
 
         pynvml.nvmlInit()
         try:

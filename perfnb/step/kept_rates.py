@@ -76,8 +76,8 @@ def _read() -> dict[str, dict[str, Any]]:
 def _rate(entry: Any) -> Rate | None:
     """A rate from its entry in the file; ``None`` if the entry is invalid."""
     match entry:
-        case [per_s, str() as at, *rest] if len(rest) < 2:
-            rate, others = finite(per_s), finite(rest[0] if rest else 0.0)
-            valid = rate is not None and others is not None and rate > 0 and 0 <= others <= 1
-            return Rate(rate, at, others) if valid else None  # type: ignore[arg-type]
+        case [per_s, str() as at, others]:
+            rate, share = finite(per_s), finite(others)
+            if rate is not None and share is not None and rate > 0 and 0 <= share <= 1:
+                return Rate(rate, at, share)
     return None

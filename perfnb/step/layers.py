@@ -37,6 +37,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
+from perfnb.step.installed import Installed
 from perfnb.step.namespace import named_modules
 from perfnb.trace_names import LAYER_SPAN
 
@@ -78,7 +79,7 @@ class Calls:
         return [m for m in alive if m is not None and id(m) not in seen and not isinstance(m, _Loss)]
 
 
-class LayerSpans:
+class LayerSpans(Installed):
     """Context manager in which each module call opens a span in the trace.
 
     Parameters
@@ -104,25 +105,18 @@ class LayerSpans:
         self._local = threading.local()
         self._own_stack: Stack = []
         self._own_thread = 0
-        self._installed = ExitStack()
 
-    def __enter__(self) -> LayerSpans:
+    def _install(self, stack: ExitStack) -> None:
         self._own_thread = threading.get_ident()
         self._local.stack = self._own_stack
-        with ExitStack() as stack:
-            # An interrupt skips even the hooks. A span can only be closed on its own thread.
-            stack.callback(_close_down_to, self._own_stack, 0)
-            stack.enter_context(warnings.catch_warnings())
-            # that they see a compiled model as one more module
-            warnings.filterwarnings("ignore", message="Using `torch.compile.* when there are global hooks")
-            stack.callback(register_module_forward_pre_hook(self._open).remove)
-            # always_call: an exception in forward must close the span
-            stack.callback(register_module_forward_hook(self._close, always_call=True).remove)
-            self._installed = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._installed.close()
+        # An interrupt skips even the hooks. A span can only be closed on its own thread.
+        stack.callback(_close_down_to, self._own_stack, 0)
+        stack.enter_context(warnings.catch_warnings())
+        # that they see a compiled model as one more module
+        warnings.filterwarnings("ignore", message="Using `torch.compile.* when there are global hooks")
+        stack.callback(register_module_forward_pre_hook(self._open).remove)
+        # always_call: an exception in forward must close the span
+        stack.callback(register_module_forward_hook(self._close, always_call=True).remove)
 
     def call(self, module: nn.Module, argument: Any) -> Any:
         """Call a module inside a span, without calling any other hook."""

@@ -23,8 +23,10 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from perfnb.step.device import allocator_statistics
+from perfnb.step.installed import Installed
+from perfnb.step.intake import tensors_in
 from perfnb.step.layers import function_span, profiler_active
-from perfnb.step.steps import SkippedStep, tensors_in
+from perfnb.step.steps import SkippedStep
 from perfnb.trace_names import MARK_SPAN
 
 
@@ -175,7 +177,7 @@ class WatchedMemory:
     allocator: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-class MemoryWatch:
+class MemoryWatch(Installed):
     """Context manager that notes the owners of memory blocks while a profiler records memory.
 
     `called` returns the modules called by now.
@@ -186,22 +188,18 @@ class MemoryWatch:
         self._objects = LiveObjects()
         self._called = called
         self._marks = 0
-        self._installed = ExitStack()
 
-    def __enter__(self) -> MemoryWatch:
+    def _install(self, stack: ExitStack) -> None:
         self._add_models()
-        with ExitStack() as stack:
-            stack.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
-            stack.callback(register_optimizer_step_post_hook(self._optimizer_ends).remove)
-            for parameter in self._objects.parameters:
-                if parameter.requires_grad and parameter.is_leaf:
-                    stack.callback(parameter.register_post_accumulate_grad_hook(self._accumulated).remove)
-            self.watched.resident = stack.enter_context(resident_memory())
-            self._installed = stack.pop_all()
-        return self
+        stack.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
+        stack.callback(register_optimizer_step_post_hook(self._optimizer_ends).remove)
+        for parameter in self._objects.parameters:
+            if parameter.requires_grad and parameter.is_leaf:
+                stack.callback(parameter.register_post_accumulate_grad_hook(self._accumulated).remove)
+        self.watched.resident = stack.enter_context(resident_memory())
 
     def __exit__(self, *exc_info: object) -> None:
-        self._installed.close()
+        super().__exit__(*exc_info)
         self.watched.allocator = allocator_statistics()
 
     @contextmanager

@@ -7,12 +7,13 @@ A pass is a generator: where a step is to be run it yields a `Turn`, and it is s
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -25,17 +26,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from perfnb.interrupts import InterruptGate
 from perfnb.step.arithmetic import OpCall, OpCounter
 from perfnb.step.budget import FEWEST, Plan, is_steady, require_passing_time
+from perfnb.step.capture import Capture
 from perfnb.step.ceilings import MEASURABLE, measure_ceilings
 from perfnb.step.checks import refuse_meta
 from perfnb.step.device import StepClock, accelerator_in_use, is_out_of_memory, read_clocks, synchronize
 from perfnb.step.environment import Conditions, lower_precision, usable_cpus
-from perfnb.step.layers import Calls, Layer, LayerSpans, function_span
+from perfnb.step.installed import Installed
+from perfnb.step.layers import Calls, LayerSpans, function_span
 from perfnb.step.memory import MemoryWatch, WatchedMemory, footprint
 from perfnb.step.namespace import named_values
 from perfnb.step.stack_sampler import StackSampler
-from perfnb.step.steps import BatchSource, ExecutedStep, Passes, Turn
+from perfnb.step.steps import BatchSource, Passes, Turn
 from perfnb.step.tracer import Costs, Tracer, exclusive, measure_costs
-from perfnb.step.worker_stacks import WorkerStack, WorkerStacks
+from perfnb.step.worker_stacks import WorkerStacks
 from perfnb.trace_names import DATA_SPAN, STEP_SPAN
 
 #: Growth of the process, 0.4 KiB per event, at which the recording of allocations over many steps stops, if it has the
@@ -47,43 +50,7 @@ MOST_RECORDED_BYTES, FEWEST_RECORDED = 256 * 2**20, 15
 Progress = Callable[..., None]
 
 
-@dataclass
-class Capture:
-    """What the passes over a step found; filled in pass by pass."""
-
-    #: Every completed step, in order.
-    steps: list[ExecutedStep] = field(default_factory=list)
-    #: The trace of the traced pass, until `close`; ``None`` if there was none, or it failed.
-    tracer: Tracer | None = None
-    #: Recorded memory, and its trace.
-    memory: tuple[WatchedMemory, Tracer] | None = None
-    #: Counted operators, and their trace.
-    arithmetic: tuple[list[OpCall], Tracer] | None = None
-    #: Samples of what Python did.
-    sampler: StackSampler | None = None
-    #: Samples of what loader workers did meanwhile.
-    workers: list[WorkerStack] = field(default_factory=list)
-    #: Number of loader workers that could not be sampled.
-    unreached_workers: int = 0
-    #: The layers of the models that were called.
-    layers: list[Layer] = field(default_factory=list)
-    #: Index in `layers` of each module, by the module's ``id``.
-    places: dict[int, int] = field(default_factory=dict)
-    #: Number of each span, index of its layer, and whether it is a loss.
-    spans: list[tuple[int, int | None, bool]] = field(default_factory=list)
-    #: Options, environment and facts about the run; JSON-able.
-    meta: dict[str, Any] = field(default_factory=dict)
-    #: The out-of-memory error that ended the capture.
-    failure: Exception | None = None
-
-    def close(self) -> None:
-        """Free the profiler's memory."""
-        for tracer in (self.tracer, *(part[1] for part in (self.memory, self.arithmetic) if part is not None)):
-            if tracer is not None:
-                tracer.close()
-
-
-class Session:
+class Session(Installed):
     """Context manager of a capture, whose passes are its methods; an error frees the profiler's memory.
 
     Parameters
@@ -103,6 +70,8 @@ class Session:
         The results so far.
     calls : Calls
         The module calls of all passes with layer spans.
+    plan, models, source
+        As given.
     running : str
         The current or last pass.
     """
@@ -119,8 +88,8 @@ class Session:
         self.calls = Calls()
         self.running = "warmup"
         progress = progress or (lambda *_: None)
-        self._plan, self._models, self._progress = plan, models, progress
-        self._source, self._gate, self._conditions = source, InterruptGate(), Conditions()
+        self.plan, self.models, self._progress = plan, models, progress
+        self.source, self._gate, self._conditions = source, InterruptGate(), Conditions()
         self._begin = time.perf_counter()
         self._bare: Costs | None = None
         #: Whether each step is waited for, because events do not see all of its work.
@@ -132,16 +101,12 @@ class Session:
         self._first: FirstStep | None = None
         if namespace is not None:
             self._first = FirstStep(lambda note: progress("warmup", 0, None, note), namespace)
-        self._installed = ExitStack()
 
-    def __enter__(self) -> Session:
-        with ExitStack() as stack:
-            stack.enter_context(self._gate)
-            stack.enter_context(exclusive())
-            if self._source is not None:
-                stack.callback(self._source.close)
-            self._installed = stack.pop_all()
-        return self
+    def _install(self, stack: ExitStack) -> None:
+        stack.enter_context(self._gate)
+        stack.enter_context(exclusive())
+        if self.source is not None:
+            stack.callback(self.source.close)
 
     def __exit__(self, *exc_info: Any) -> None:
         if exc_info[0] is not None:
@@ -154,7 +119,7 @@ class Session:
     def warm_up(self) -> Passes[list[int]]:
         """Run until the step time is in steady state, or as often as requested."""
         __tracebackhide__ = True
-        plan = self._plan
+        plan = self.plan
 
         def more(times: list[int]) -> bool:
             if plan.warmup is None and len(times) == FEWEST:
@@ -172,7 +137,7 @@ class Session:
     def time(self, warm_ns: list[int]) -> Passes[list[int]]:
         """Run without profiler and hooks, for the true step time."""
         __tracebackhide__ = True
-        plan, already = self._plan, self._timed_already
+        plan, already = self.plan, self._timed_already
         wanted = plan.timed_steps(warm_ns)
 
         def more(times: list[int]) -> bool:
@@ -197,8 +162,8 @@ class Session:
         threads, cores = torch.get_num_threads(), max(1, int(usable_cpus()))
         if accelerator_in_use() or not timed_ns or not (threads > cores or 2 * threads < cores):
             return
-        step_s = sorted(timed_ns)[len(timed_ns) // 2] / 1e9
-        count = self._plan.steps_to_try(self._spent_s(), step_s)
+        step_s = _median_s(timed_ns)
+        count = self.plan.steps_to_try(self._spent_s(), step_s)
         if count == 0:
             return
         torch.set_num_threads(cores)
@@ -212,12 +177,12 @@ class Session:
     def trace(self, timed_ns: list[int], stacks: bool) -> Passes[None]:
         """Run under torch.profiler with layer spans, in a single session."""
         __tracebackhide__ = True
-        count, lead_in = self._plan.traced_steps(self._spent_s(), sorted(timed_ns)[len(timed_ns) // 2] / 1e9)
+        count, lead_in = self.plan.traced_steps(self._spent_s(), _median_s(timed_ns))
         bare = measure_costs()
         with Tracer(devices=True, stacks=stacks) as tracer:
             with LayerSpans() as idle:
                 traced = measure_costs(idle)
-            with LayerSpans(self._models, self.calls, outermost=refuse_meta):
+            with LayerSpans(self.models, self.calls, outermost=refuse_meta):
                 if lead_in:
                     yield from self._run("lead_in", 1, nullcontext)
                 yield from self._run("traced", count, self._numbered())
@@ -230,13 +195,13 @@ class Session:
             # The machine's speed varies: the least of all measurements matches the fastest steps best.
             "bare_cost": (bare if self._bare is None else self._bare.least(bare))._asdict(),
             "stacks": stacks,
-            "traced_cut_short": count < self._plan.traced,
+            "traced_cut_short": count < self.plan.traced,
         }
 
     def sample_stacks(self, timed_ns: list[int], workers: WorkerStacks) -> Passes[None]:
         """Run with a thread that samples what Python does, and one in each loader worker, without profiler."""
         __tracebackhide__ = True
-        count = self._plan.sampled_steps(self._spent_s(), sorted(timed_ns)[len(timed_ns) // 2] / 1e9)
+        count = self.plan.sampled_steps(self._spent_s(), _median_s(timed_ns))
         with workers.sampling():
             yield from self._sample(count)
         self.capture.workers, self.capture.unreached_workers = workers.read(), workers.unreached
@@ -247,13 +212,16 @@ class Session:
         `worth` may close the capture.
         """
         __tracebackhide__ = True
-        timed_ns = sorted(step.wall_ns for step in self.capture.steps if step.pass_name == "timed")
-        step_s = timed_ns[len(timed_ns) // 2] / 1e9 if timed_ns else 0.0
-        if self._plan.briefly_sampled_steps(self._spent_s(), step_s, len(timed_ns)) == 0:
+        timed_ns = [step.wall_ns for step in self.capture.steps if step.pass_name == "timed"]
+
+        def affordable() -> int:
+            return self.plan.briefly_sampled_steps(self._spent_s(), _median_s(timed_ns), len(timed_ns))
+
+        if affordable() == 0:
             return
         with self._gate.opened():
             wanted = worth(self.capture)
-        if wanted and (count := self._plan.briefly_sampled_steps(self._spent_s(), step_s, len(timed_ns))):
+        if wanted and (count := affordable()):  # answering took time
             yield from self._sample(count)
 
     def _sample(self, count: int) -> Passes[None]:
@@ -271,12 +239,12 @@ class Session:
     def watch_memory(self, *, lead_in: bool | None = None) -> Passes[None]:
         """Run one step with every allocation recorded, even if it runs out of memory.
 
-        A lead-in step, watched but not counted, shows what is alive when the other starts.
+        A lead-in step, which is watched but left out, shows what is alive when the other starts.
         """
         __tracebackhide__ = True
         if lead_in is None:
-            lead_in = self._plan.affords_lead_in(self._spent_s(), self.capture.steps[-1].wall_ns / 1e9)
-        tracer, watch = Tracer(memory=True, keeps=is_out_of_memory), MemoryWatch(self._called)
+            lead_in = self.plan.affords_lead_in(self._spent_s(), self.capture.steps[-1].wall_ns / 1e9)
+        tracer, watch = Tracer(memory=True, keeps=is_out_of_memory), MemoryWatch(self.called)
         self.capture.memory = (watch.watched, tracer)
         numbered = self._numbered()
 
@@ -285,7 +253,7 @@ class Session:
             with watch.step(), numbered():
                 yield
 
-        with tracer, watch, LayerSpans(self._models, self.calls, outermost=watch.inputs):
+        with tracer, watch, LayerSpans(self.models, self.calls, outermost=watch.inputs):
             if lead_in:
                 yield from self._run("lead_in", 1, watched, watch.inputs)
             yield from self._run("counted", 1, watched, watch.inputs)
@@ -295,7 +263,7 @@ class Session:
         """Run one step with every operator counted."""
         __tracebackhide__ = True
         self._uncompiled_from = len(self.calls.records)
-        with Tracer() as tracer, LayerSpans(self._models, self.calls), OpCounter() as counter:
+        with Tracer() as tracer, LayerSpans(self.models, self.calls), OpCounter() as counter:
             yield from self._run("counted", 1, self._numbered())
         self.capture.arithmetic = (counter.calls, tracer)
 
@@ -349,7 +317,7 @@ class Session:
             done = len(times)
             return done < min(count, FEWEST_RECORDED) or (done < count and resident().rss - begin < MOST_RECORDED_BYTES)
 
-        with Tracer(memory=True) as tracer, LayerSpans(self._models, self.calls):
+        with Tracer(memory=True) as tracer, LayerSpans(self.models, self.calls):
             times = yield from self._run("counted", count, recorded, more=more)
             gc.collect()
         self.capture.memory = (WatchedMemory(), tracer)
@@ -382,7 +350,7 @@ class Session:
         begins = [begin for begin in self.calls.begins if begin < until]
         return replace(self.calls, records=self.calls.records[:until], begins=begins)
 
-    def _called(self) -> list[nn.Module]:
+    def called(self) -> list[nn.Module]:
         return list({id(module): module for _, module, _ in self.calls.records}.values())
 
     def _numbered(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -452,11 +420,15 @@ class Session:
     def _first_step_ended(self, looped: dict[str, Any] | None, step_s: float) -> None:
         """Collect what the user should know after the first execution."""
         self._first = None
-        notes = [self._plan.why_longer(self._spent_s(), step_s)]
+        notes = [self.plan.why_longer(self._spent_s(), step_s)]
         if looped is not None:
             self.capture.meta["optimizer_steps"] = looped
             notes.insert(0, f"your step calls {looped['optimizer']}.step() {looped['times']:,} times: {_ADVICE}")
         self._notes = ["; ".join(filter(None, notes))] if any(notes) else []
+
+
+def _median_s(times_ns: list[int]) -> float:
+    return statistics.median_high(times_ns) / 1e9
 
 
 def _where_computed(calls: list[OpCall]) -> str:
@@ -469,8 +441,6 @@ def _where_computed(calls: list[OpCall]) -> str:
 
 #: More optimizer steps than this in one step look like a loop; some training methods need a few.
 MOST_STEPS = 8
-#: A longer name, such as a key in a dict of optimizers, is less helpful than the class.
-_LONGEST_NAME = 60
 
 
 class FirstStep:
@@ -505,9 +475,8 @@ class FirstStep:
             self._tell(f"your step has called {self._name(*key)}.step() {MOST_STEPS + 1} times already: {_ADVICE}")
 
     def _name(self, identity: int, kind: str) -> str:
-        """The optimizer's variable, if known."""
-        names = (name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity)
-        return next((name for name in names if len(name) <= _LONGEST_NAME), kind)
+        """The optimizer's variable, or else its class."""
+        return next((name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity), kind)
 
 
 _ADVICE = "profile one iteration, not the whole loop"

@@ -14,12 +14,12 @@ import linecache
 import os
 import random
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from time import sleep
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -27,16 +27,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from perfnb.step.installed import Installed
+from perfnb.step.intake import Intake
 from perfnb.step.layers import Layer, is_compiled
 from perfnb.step.loaders import see_loaders
-from perfnb.step.steps import BatchSource, Intake, StepRunner
-from perfnb.step.worker_stacks import WorkerStack
+from perfnb.step.namespace import is_installed
+from perfnb.step.steps import BatchSource, StepRunner
+from perfnb.step.worker_stacks import DEEPEST, INTERVAL_S, WorkerStack
 
-#: Mean time between samples, in seconds; it varies by half, so as not to keep pace with the step.
-INTERVAL_S = 0.01
 #: While sampling, how soon Python code hands the interpreter over, in seconds; Python's default is 0.005.
 _SWITCH_S = 0.0005
-_DEEPEST = 500
 #: torch's functions between a module's caller and its ``forward``.
 _CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
 _MODULE_FILE = nn.Module._call_impl.__code__.co_filename
@@ -85,7 +85,7 @@ class Call(NamedTuple):
     samples: int
 
 
-class StackSampler:
+class StackSampler(Installed):
     """Context manager that samples the thread that enters it, during its steps.
 
     Parameters
@@ -103,34 +103,25 @@ class StackSampler:
         self._thread = threading.Thread(target=self._sample, name="perfnb-stacks", daemon=True)
         self._watched = 0
         self._begin: int | None = None
-        self._before = self._counted = 0
-        self._installed = ExitStack()
+        #: Nanoseconds in the steps before this one, and up to the last sample.
+        self._before = self._sampled_until = 0
 
-    def __enter__(self) -> StackSampler:
+    def _install(self, stack: ExitStack) -> None:
         self._watched = threading.get_ident()
-        with ExitStack() as stack:
-            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
-            sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
-            for module, loss in self._outermost:
-                kind = "loss" if loss else "forward"
-                stack.callback(module.register_forward_pre_hook(self._marker(kind, True), prepend=True).remove)
-                stack.callback(module.register_forward_hook(self._marker(kind, False), always_call=True).remove)
-            self._watch_backward(stack)
-            self._thread.start()
-            stack.callback(self._thread.join)
-            stack.callback(self._stop)
-            self._installed = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._installed.close()
-
-    def _stop(self) -> None:
-        self._stopped = True
+        stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
+        for module, loss in self._outermost:
+            kind = "loss" if loss else "forward"
+            stack.callback(module.register_forward_pre_hook(self._marker(kind, True), prepend=True).remove)
+            stack.callback(module.register_forward_hook(self._marker(kind, False), always_call=True).remove)
+        self._watch_backward(stack)
+        self._thread.start()
+        stack.callback(self._thread.join)
+        stack.callback(setattr, self, "_stopped", True)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step, whose samples count."""
+        """A step, which is sampled."""
         self._samples.append([])
         self._marks.append([])
         self._begin = time.perf_counter_ns()
@@ -149,9 +140,7 @@ class StackSampler:
 
     def _watch_backward(self, stack: ExitStack) -> None:
         """Note when autograd's engine runs."""
-        engine: Any = getattr(torch.autograd, _ENGINE, None)
-        if engine is None:  # its frame tells, if a sample meets it
-            return
+        engine: Any = getattr(torch.autograd, _ENGINE)
         start, end = self._marker("backward", True), self._marker("backward", False)
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -176,8 +165,8 @@ class StackSampler:
             frames, waits = _frames(frame)
             reached = self._before + now - begin
             if frames and self._begin == begin and self._samples:
-                self._samples[-1].append(Sample(now, max(0, reached - self._counted), frames, waits))
-                self._counted = reached
+                self._samples[-1].append(Sample(now, max(0, reached - self._sampled_until), frames, waits))
+                self._sampled_until = reached
             del frame
 
     def calls(self, layers: list[Layer], places: Mapping[int, int], workers: Iterable[WorkerStack] = ()) -> list[Call]:
@@ -214,7 +203,7 @@ def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
             return tuple(reversed(found)), waits
         if code in _FETCHING or code.co_filename == _LOADERS:
             waits = True
-        elif len(found) < _DEEPEST:
+        elif len(found) < DEEPEST:
             module = None
             if code.co_name == "_call_impl" and code.co_filename == _MODULE_FILE:
                 called = frame.f_locals.get("self")
@@ -252,17 +241,13 @@ def phases_of(samples: list[Sample], marks: list[tuple[int, str, bool]]) -> list
             phases.append("forward")
         else:
             phases.append("other")
-    forward = [(end, True) for _, end, kind in spans if kind == "forward"]
-    forward += [(each.time_ns, False) for each, phase in zip(samples, phases, strict=True) if phase == "forward"]
-    ends = sorted(time for time, _ in forward)
-    begins = sorted(
-        [start for start, _ in backward]
-        + [each.time_ns for each, phase in zip(samples, phases, strict=True) if phase == "backward"]
-    )
-    for place, sample in enumerate(samples):
-        if phases[place] == "other" and (following := [begin for begin in begins if begin > sample.time_ns]):
-            last = max((end for _, end in backward if end <= sample.time_ns), default=0)
-            if any(last <= end <= sample.time_ns for end in ends) and following:
+    times = [(sample.time_ns, phase) for sample, phase in zip(samples, phases, strict=True)]
+    ends = [end for _, end, kind in spans if kind == "forward"] + [now for now, phase in times if phase == "forward"]
+    begins = [start for start, _ in backward] + [now for now, phase in times if phase == "backward"]
+    for place, (now, phase) in enumerate(times):
+        if phase == "other" and any(begin > now for begin in begins):
+            last = max((end for _, end in backward if end <= now), default=0)
+            if any(last <= end <= now for end in ends):
                 phases[place] = "loss"
     return phases
 
@@ -289,9 +274,8 @@ class _Tree:
     def __init__(self, layers: list[Layer], places: Mapping[int, int]) -> None:
         self._layers, self._places = layers, places
         self._nodes: dict[tuple[int, str, str, str, int], int] = {}
-        self._self: list[int] = []
-        self._samples: list[int] = []
-        self._known: dict[CodeType, tuple[str, str, str]] = {}
+        #: Of each node: the time and the number of the samples that end in it.
+        self._sums: list[list[int]] = []
 
     def add(self, sample: Sample, phase: str) -> None:
         """Add a sample."""
@@ -303,62 +287,48 @@ class _Tree:
                     continue
                 node = self._inside(node, "layer", self._layers[place].name, "", -1)
                 continue
-            kind, name, file = self._function(code)
-            if kind == "perfnb":
-                continue
-            node = self._inside(node, kind, name, file, line if kind == "own" else code.co_firstlineno)
-        self._count(node, sample.weight_ns, 1)
+            node = self._function(node, code.co_qualname, code.co_filename, code.co_firstlineno, line)
+        self._add(node, sample.weight_ns, 1)
 
     def add_worker(self, stack: WorkerStack) -> None:
         """Add a stack of a loader worker."""
         node = self._inside(-1, "worker", f"loader worker {stack.worker}", "", -1)
         for name, file, first, line in stack.frames:
-            kind = _kind(file)
-            if kind != "perfnb":
-                node = self._inside(node, kind, _short(name), file, line if kind == "own" else first)
-        self._count(node, stack.weight_ns, stack.samples)
+            node = self._function(node, name, file, first, line)
+        self._add(node, stack.weight_ns, stack.samples)
 
-    def _count(self, node: int, weight_ns: int, samples: int) -> None:
-        self._self[node] += weight_ns
-        self._samples[node] += samples
+    def _add(self, node: int, weight_ns: int, samples: int) -> None:
+        self._sums[node][0] += weight_ns
+        self._sums[node][1] += samples
 
     def _inside(self, parent: int, kind: str, name: str, file: str, line: int) -> int:
         node = self._nodes.setdefault((parent, kind, name, file, line), len(self._nodes))
-        if node == len(self._self):
-            self._self.append(0)
-            self._samples.append(0)
+        if node == len(self._sums):
+            self._sums.append([0, 0])
         return node
 
-    def _function(self, code: CodeType) -> tuple[str, str, str]:
-        """Kind, name and file of a function."""
-        if code not in self._known:
-            file = code.co_filename
-            self._known[code] = _kind(file), _short(getattr(code, "co_qualname", code.co_name)), file
-        return self._known[code]
+    def _function(self, parent: int, name: str, file: str, first: int, line: int) -> int:
+        """The node of a call of a function; `parent` itself if the function is perfnb's."""
+        kind = _kind(file)
+        if kind == "perfnb":
+            return parent
+        return self._inside(parent, kind, name.replace(".<locals>", ""), file, line if kind == "own" else first)
 
     def calls(self) -> list[Call]:
         """The calls, each after the one around it."""
         return [
-            Call(*key, linecache.getline(key[3], key[4]).strip()[:200] if key[1] == "own" else "", own, samples)
-            for key, own, samples in zip(self._nodes, self._self, self._samples, strict=True)
+            Call(*key, linecache.getline(key[3], key[4]).strip()[:200] if key[1] == "own" else "", *sums)
+            for key, sums in zip(self._nodes, self._sums, strict=True)
         ]
 
 
 _OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_PATHS = sysconfig.get_paths()
-_INSTALLED = tuple(
-    {os.path.join(_PATHS[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    | {os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))), "")}
-)
 
 
+@cache
 def _kind(file: str) -> str:
     """Whose code is in a file: ``own`` is the user's, neither Python's nor installed. Cells of notebooks are."""
     if file.startswith(_OWN_FOLDER):
         return "perfnb"
-    foreign = not file or file.startswith(("<frozen", "<string", "<__array_function__", *_INSTALLED))
-    return "other" if foreign or "-packages" in file else "own"
-
-
-def _short(name: str) -> str:
-    return name.replace(".<locals>", "")
+    foreign = not file or file.startswith(("<string", "<__array_function__")) or "-packages" in file
+    return "other" if foreign or is_installed(file) else "own"

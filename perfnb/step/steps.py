@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -13,25 +11,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
 from perfnb.errors import BatchesExhaustedError
+from perfnb.step.intake import ExecutedStep, Intake
 from perfnb.step.loaders import see_loaders
 
 _END = object()
-
-
-class ExecutedStep(NamedTuple):
-    """An executed step of any pass; `begin_ns` is `time.perf_counter_ns` at its start."""
-
-    pass_name: str
-    begin_ns: int
-    wall_ns: int
-    #: How long it waited for its batches.
-    data_ns: int
-    #: In all its batches, if known.
-    samples: int | None
-    #: Token ids in its batches, if they seem to have some; see `token_count`.
-    tokens: int | None = None
-    #: More than one where gradients are accumulated.
-    batches: int = 1
 
 
 class SkippedStep(Exception):
@@ -212,7 +195,7 @@ class StepRunner:
     def _run(self, turn: Turn) -> ExecutedStep:
         __tracebackhide__ = True
         intake = self._intake
-        intake.begin(turn.seen)
+        intake.begin(turn.seen, wait_ns=0)
         try:
             if self._source is None:
                 self._step()
@@ -228,128 +211,3 @@ class StepRunner:
             return executed
         finally:
             intake.reset()
-
-
-class Intake:
-    """What a step takes: how long it waits for batches, and how many samples and tokens they have.
-
-    Whoever runs the step says when it waits. `take` sees what a step itself asks of torch's data loaders: all these
-    waits are the step's. Its batches are those that it is given, or those of the loader that it asks first; those of
-    other loaders come with them.
-
-    Attributes
-    ----------
-    is_open : bool
-        Whether a step is open.
-    begin_ns : int
-        `time.perf_counter_ns` at its start.
-    wait_ns : int
-        How long it has waited; -1 if nobody said when it waited.
-    """
-
-    def __init__(self) -> None:
-        self._sizes: list[int | None] = []
-        self._tokens: list[int | None] = []
-        self.reset()
-
-    def reset(self) -> None:
-        """No step is open."""
-        self.is_open = False
-        self.begin_ns, self.wait_ns, self._waits_from_ns, self._own_ns = 0, -1, 0, 0
-        self._seen: Callable[[Any], None] | None = None
-        self._loader: weakref.ref[Any] | None = None
-        self._sizes.clear()
-        self._tokens.clear()
-
-    def begin(self, seen: Callable[[Any], None] | None = None) -> None:
-        """A step begins; `seen` is called with its batches."""
-        self.reset()
-        self._seen, self.is_open, self.begin_ns = seen, True, time.perf_counter_ns()
-
-    def wait(self) -> None:
-        """The open step waits for a batch, or still does."""
-        if self.is_open and not self._waits_from_ns:
-            self._waits_from_ns = time.perf_counter_ns()
-
-    def get(self, batch: Any = None) -> None:
-        """The wait, if there was one, is over; `batch` is the step's, if given."""
-        now = time.perf_counter_ns()
-        if self._waits_from_ns:
-            self.wait_ns = max(0, self.wait_ns) + now - self._waits_from_ns
-            self._waits_from_ns = 0
-        if batch is not None:
-            if self._seen is not None:
-                self._seen(batch)
-            self._sizes.append(common_size(batch))
-            self._tokens.append(token_count(batch))
-            self._own_ns += time.perf_counter_ns() - now
-
-    def take(self, loader: Any, fetch: Callable[[], Any]) -> Any:
-        """Fetch a batch that the open step asks of a loader, as `see_loaders` wants it."""
-        __tracebackhide__ = True
-        if not self.is_open or self._waits_from_ns:  # what the step waits for already may ask loaders itself
-            return fetch()
-        if not self._sizes:
-            self._loader = weakref.ref(loader)
-        batch = None
-        self.wait()
-        try:
-            batch = fetch()
-        finally:
-            self.get(batch if self._loader is not None and self._loader() is loader else None)
-        return batch
-
-    def end(self, pass_name: str) -> ExecutedStep:
-        """The open step has ended."""
-        wall_ns = time.perf_counter_ns() - self.begin_ns - self._own_ns
-        taken = total(self._sizes), total(self._tokens), max(1, len(self._sizes))
-        executed = ExecutedStep(pass_name, self.begin_ns, wall_ns, max(0, self.wait_ns), *taken)
-        self.reset()
-        return executed
-
-
-def common_size(batch: Any) -> int | None:
-    """Length of the first dimension of all tensors of a batch; ``None`` if they differ."""
-    try:
-        sizes = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim() > 0}
-    except Exception:  # a batch may be anything, and its size is not worth failing for
-        return None
-    return sizes.pop() if len(sizes) == 1 else None
-
-
-def token_count(batch: Any) -> int | None:
-    """How many token ids a batch has.
-
-    They are under ``input_ids``, as Hugging Face's tokenizers name them. Otherwise they are the first tensor of a batch
-    of whole numbers, of shape [batch, sequence].
-    """
-    try:
-        if isinstance(batch, Mapping) and "input_ids" in batch:
-            ids = batch["input_ids"]
-            return ids.numel() if isinstance(ids, torch.Tensor) and not ids.is_floating_point() else None
-        tensors = list(tensors_in(batch))
-        if not tensors or any(tensor.is_floating_point() for tensor in tensors):
-            return None
-        first = tensors[0]
-        is_text = first.dtype in (torch.int64, torch.int32) and first.dim() == 2 and first.shape[1] > 1
-        return first.numel() if is_text else None
-    except Exception:  # as above
-        return None
-
-
-def total(counts: Sequence[int | None]) -> int | None:
-    """The sum over a step's batches; ``None`` if one is unknown, or there is none."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None
-
-
-def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """The tensors of a batch, inside nested lists, tuples and mappings."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth > 0 and isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item, depth - 1)
-    elif depth > 0 and isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item, depth - 1)

@@ -17,10 +17,11 @@ from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, PythonRec
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
 from perfnb.step.arithmetic import OpCall
+from perfnb.step.capture import Capture
 from perfnb.step.environment import place_in_job
+from perfnb.step.intake import ExecutedStep, total
 from perfnb.step.layers import Layer
 from perfnb.step.memory import Known, WatchedMemory
-from perfnb.step.session import Capture
 from perfnb.step.stack_sampler import StackSampler
 from perfnb.step.tracer import Tracer, read_trace
 from perfnb.telemetry.watcher import Watcher
@@ -53,11 +54,10 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
     meta = dict(capture.meta) | {"name": name, "rank": 0}
     if (job := place_in_job()) is not None:
         meta |= {"rank": job["rank"], "job": job}
-    tokens = [step.tokens for step in capture.steps if step.pass_name == "timed"]
-    if tokens and None not in tokens:
-        meta["tokens"] = sum(filter(None, tokens))
-    batches = [step.batches for step in capture.steps if step.pass_name == "timed"]
-    if batches and (usual := statistics.mode(batches)) > 1:
+    timed = [step for step in capture.steps if step.pass_name == "timed"]
+    if (tokens := total([step.tokens for step in timed])) is not None:
+        meta["tokens"] = tokens
+    if timed and (usual := statistics.mode(step.batches for step in timed)) > 1:
         meta["batches"] = usual
     if capture.memory is not None:
         meta["allocator"] = capture.memory[0].allocator
@@ -95,18 +95,18 @@ def with_later(recording: Recording, capture: Capture, watcher: Watcher | None =
 
 
 def _steps(capture: Capture) -> pd.DataFrame:
-    zero = capture.steps[0].begin_ns if capture.steps else 0
-    steps = _frame(
-        [
-            ((step.begin_ns - zero) / 1e9, step.wall_ns / 1e6, step.data_ns / 1e6, step.samples)
-            for step in capture.steps
-        ],
-        {"start_s": "float64", "wall_ms": "float64", "data_ms": "float64", "samples": "Int64"},
+    executed = pd.DataFrame(capture.steps, columns=ExecutedStep._fields)
+    begin_ns, traced = executed["begin_ns"].astype("int64"), executed["pass_name"] == "traced"
+    return pd.DataFrame(
+        {
+            "pass": pd.Categorical(executed["pass_name"].tolist()),
+            "start_s": (begin_ns - begin_ns.min()) / 1e9,
+            "wall_ms": executed["wall_ns"].astype("float64") / 1e6,
+            "data_ms": executed["data_ns"].astype("float64") / 1e6,
+            "samples": executed["samples"].astype("Int64"),
+            "step": (traced.cumsum() - 1).astype("Int64").where(traced),
+        }
     )
-    passes = np.array([step.pass_name for step in capture.steps], dtype=object)
-    steps.insert(0, "pass", pd.Series(pd.Categorical(passes)))
-    steps["step"] = pd.Series(np.cumsum(passes == "traced") - 1, dtype="Int64").where(passes == "traced")
-    return steps
 
 
 def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:

@@ -33,7 +33,6 @@ _MOST_ROOM = 3000
 
 _running = threading.Lock()
 _room = threading.Lock()
-_limits: list[int] = []
 
 
 @contextmanager
@@ -42,19 +41,18 @@ def room_to_nest() -> Iterator[None]:
 
     A limit set by the step itself is kept.
     """
-    with _room:
-        limit = sys.getrecursionlimit()
-        if not _limits:
-            sys.setrecursionlimit(limit + min(limit, _MOST_ROOM))
-        _limits.append(limit)
+    if not _room.acquire(blocking=False):  # raised already
+        yield
+        return
+    own = sys.getrecursionlimit()
+    raised = own + min(own, _MOST_ROOM)
     try:
+        sys.setrecursionlimit(raised)
         yield
     finally:
-        with _room:
-            own = _limits[0]
-            _limits.pop()
-            if not _limits and sys.getrecursionlimit() == own + min(own, _MOST_ROOM):
-                sys.setrecursionlimit(own)
+        if sys.getrecursionlimit() == raised:
+            sys.setrecursionlimit(own)
+        _room.release()
 
 
 @contextmanager

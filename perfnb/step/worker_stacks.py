@@ -27,11 +27,14 @@ from weakref import WeakSet
 from torch.utils.data import dataloader
 from torch.utils.data._utils import worker as torch_worker
 
-#: Mean time between samples, in seconds; it varies by half. And how often a worker looks whether the pass has started.
+from perfnb.step.installed import Installed
+from perfnb.step.loaders import only_here
+
+#: Mean time between samples, in seconds; it varies by half, so as not to keep pace with the step. And between two looks
+#: of a worker whether the pass has started.
 INTERVAL_S, _LOOKS_S = 0.01, 0.05
-#: It looks so often before it looks whether the capture has ended.
-_LOOKS_FOR_END = 10
-_DEEPEST = 500
+#: Most frames of a sample.
+DEEPEST = 500
 _LOOP = torch_worker._worker_loop.__code__
 _QUEUES = os.path.join("multiprocessing", "queues.py")
 #: The file whose presence means that samples are wanted.
@@ -52,7 +55,7 @@ class WorkerStack(NamedTuple):
     weight_ns: int
 
 
-class WorkerStacks:
+class WorkerStacks(Installed):
     """Context manager in which the workers of loaders that the entering thread iterates can be sampled.
 
     Attributes
@@ -66,30 +69,19 @@ class WorkerStacks:
         self._started: WeakSet[Any] = WeakSet()
         self._iterators = 0
         self._folder = ""
-        self._place = 0, 0
-        self._installed = ExitStack()
+        self._here = only_here()
 
-    def __enter__(self) -> WorkerStacks:
-        self._place = _place()
-        with ExitStack() as stack:
-            self._folder = tempfile.mkdtemp(prefix="perfnb-stacks-")
-            # Also ends the threads of workers that live on.
-            stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            self._reach_new_workers(stack)
-            self._installed = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._installed.close()
-
-    def _reach_new_workers(self, stack: ExitStack) -> None:
+    def _install(self, stack: ExitStack) -> None:
+        self._folder = tempfile.mkdtemp(prefix="perfnb-stacks-")
+        # Also ends the threads of workers that live on.
+        stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
         iterators: Any = dataloader._MultiProcessingDataLoaderIter
         make = iterators.__init__
 
         @functools.wraps(make)
         def __init__(self_: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            if _place() != self._place:
+            if not self._here():
                 return make(self_, loader, *args, **kwargs)
             number, init = self._iterators, loader.worker_init_fn
             self._iterators += 1
@@ -116,7 +108,7 @@ class WorkerStacks:
         @functools.wraps(following)
         def __next__(self_: Any) -> Any:
             __tracebackhide__ = True
-            if self_ not in self._started and _place() == self._place:
+            if self_ not in self._started and self._here():
                 unreached[id(self_)] = len(getattr(self_, "_workers", ()))
             return following(self_)
 
@@ -146,10 +138,6 @@ class WorkerStacks:
         return [WorkerStack(worker, frames, *sums) for (worker, frames), sums in found.items()]
 
 
-def _place() -> tuple[int, int]:
-    return os.getpid(), threading.get_ident()
-
-
 def _file(iterator: int, worker: int) -> str:
     return f"{iterator}-{worker}.stacks"
 
@@ -174,17 +162,15 @@ class _Sampled:
 
 def _write_samples(path: str, go: str, watched: int) -> None:
     """Write the stacks of a thread to the file at `path` while there is a file at `go`, each new stack once in full."""
-    looks = 0
     while not os.path.exists(go):
-        if looks % _LOOKS_FOR_END == 0 and not os.path.exists(path):
+        if not os.path.exists(path):  # the capture has ended
             return
-        looks += 1
         time.sleep(_LOOKS_S)
     draw = random.Random()  # of its own: the worker's random numbers must stay what they are
     numbers: dict[tuple[WorkerFrame, ...], int] = {}
     # The capture, or the disk, may end at any time.
     with suppress(OSError), os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "w", encoding="utf-8") as file:
-        counted = time.perf_counter_ns()
+        last = time.perf_counter_ns()
         while os.path.exists(go):
             time.sleep(INTERVAL_S * (0.5 + draw.random()))
             frames = _frames(sys._current_frames().get(watched))
@@ -192,9 +178,9 @@ def _write_samples(path: str, go: str, watched: int) -> None:
             if frames is not None:
                 new = [] if frames in numbers else [frames]
                 number = numbers.setdefault(frames, len(numbers))
-                file.write(f"{json.dumps([now - counted, number, *new])}\n")
+                file.write(f"{json.dumps([now - last, number, *new])}\n")
                 file.flush()
-            counted = now
+            last = now
 
 
 def _frames(frame: FrameType | None) -> tuple[WorkerFrame, ...] | None:
@@ -206,9 +192,9 @@ def _frames(frame: FrameType | None) -> tuple[WorkerFrame, ...] | None:
             if found and found[-1][0].endswith("get") and found[-1][1].endswith(_QUEUES):
                 return (IDLE,)
             return tuple(reversed(found))
-        if len(found) == _DEEPEST:  # the outermost are kept
+        if len(found) == DEEPEST:  # the outermost are kept
             del found[0]
-        name = getattr(code, "co_qualname", code.co_name)
-        found.append((name, code.co_filename, code.co_firstlineno, frame.f_lineno or code.co_firstlineno))
+        line = frame.f_lineno or code.co_firstlineno
+        found.append((code.co_qualname, code.co_filename, code.co_firstlineno, line))
         frame = frame.f_back
     return None

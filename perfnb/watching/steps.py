@@ -84,7 +84,7 @@ def _stretches(recording: Recording, attribution: Attribution) -> list[_Stretch]
         for begin, end in zip(spans["start"], spans["end"], strict=True)
     ]
     template = seen[int(np.argsort((spans["end"] - spans["start"]).to_numpy())[len(spans) // 2])]
-    timed = steps.loc[steps["pass"] == "timed", ["start_s", "wall_ms", "data_ms"]].to_numpy(float)
+    timed = steps.loc[steps["pass"] == "timed", ["start_s", "wall_ms", "data_ms"]].fillna(0.0).to_numpy(float)
     placed = [_placed(template, start, wall / 1e3, data / 1e3) for start, wall, data in timed.tolist()]
     return sorted(chain(*placed, *seen), key=lambda stretch: stretch.start_s)
 

@@ -306,3 +306,11 @@ def test_a_second_profiler_does_not_disturb_the_first() -> None:
         train()
     assert len(first.profiles) == 1
     assert len(second.profiles) == 0
+
+
+def test_waits_that_nobody_reports_are_missing(tmp_path: Path) -> None:
+    [profile] = run(Training(), 4, waits=False, steps=2, traced=1, memory=False, flops=False).profiles
+    profile.save(tmp_path / "saved")
+    assert profile.steps["data_ms"].isna().all()
+    assert perfnb.load(tmp_path / "saved").steps["data_ms"].isna().all()
+    assert "nan" not in str(profile)

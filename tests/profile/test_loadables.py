@@ -67,7 +67,7 @@ def test_a_new_format_is_one_reader_whose_caveats_are_notes(tmp_path: Path, monk
     assert perfnb.load(tmp_path).ranks == [1]
 
 
-def test_a_new_kind_is_one_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_kind_is_one_loadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.list").write_text("1 2 3")
     own = Loadable(lambda path: path.suffix == ".list", lambda path, *_: path.read_text().split())
     monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(LOADABLE=own))

@@ -14,7 +14,7 @@ from perfnb.attribution.attribution import Attribution, attribute
 from perfnb.recording.nesting import subtree_sums
 from perfnb.recording.recording import Recording
 from perfnb.step.budget import Plan
-from perfnb.step.capture import capture_step
+from perfnb.step.pass_order import capture_step
 from perfnb.step.to_recording import recording_of
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
 from perfnb.errors import BatchesExhaustedError, CaptureError
-from perfnb.step.steps import common_size
+from perfnb.step.intake import Intake, common_size
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -198,3 +198,10 @@ def test_without_batches_the_step_has_no_argument_and_no_wait() -> None:
     assert (p.steps["data_ms"] == 0).all()
     assert p.phases.loc["data", "ms"] == 0
     assert len(calls) == len(p.steps)
+
+
+@pytest.mark.parametrize("wait_ns", [None, 0])
+def test_a_wait_that_nobody_reported_is_unknown_unless_all_would_be(wait_ns: int | None) -> None:
+    intake = Intake()
+    intake.begin(wait_ns=wait_ns)
+    assert intake.end("timed").data_ns == wait_ns

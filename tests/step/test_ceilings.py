@@ -38,8 +38,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         def measure(self, budget_s: float) -> None:
             self.rate = max(self.rate or 0.0, told[0] if len(told) == 1 else told.pop(0))
 
-    monkeypatch.setattr(ceilings, "_Products", Told)
-    monkeypatch.setattr(ceilings, "_Copy", Told)
+    monkeypatch.setattr(ceilings, "_Ceiling", Told)
     return told
 
 
@@ -169,10 +168,10 @@ def test_other_threads_and_precisions_are_other_ceilings(rates: list[float]) -> 
         b'{"format": 1, "machines": [3]}',
         b'{"format": 1, "machines": {"KEY": 5}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": "fast"}}}',
-        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [NaN, "now"]}}}',
-        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [-5, "now"]}}}',
-        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [true, "now"]}}}',
-        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [1' + b"0" * 400 + b', "now"]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [NaN, "now", 0]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [-5, "now", 0]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [true, "now", 0]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [1' + b"0" * 400 + b', "now", 0]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0, "now", 7]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0, "now", "busy"]}}}',

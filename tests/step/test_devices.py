@@ -228,22 +228,6 @@ def test_a_device_without_the_usual_functions_is_waited_for(
     assert allocator_statistics() == {}
 
 
-def test_a_backend_whose_module_cannot_wait_is_waited_for_by_torchs_neutral_function(
-    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As torch's own example of a backend."""
-    monkeypatch.setattr(torch.accelerator, "synchronize", device.synchronize)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(KIND))
-    for name in ("synchronize", "Event", "memory_allocated", "memory_stats"):
-        monkeypatch.delattr(FakeDevice, name)
-
-    def step() -> None:
-        device.launch(WORK_MS)
-        device.clock.pass_exactly(HOST_MS)
-
-    assert median_ms(step) == pytest.approx(WORK_MS, rel=0.01)
-
-
 def test_asking_starts_no_device(device: FakeDevice) -> None:
     assert not accelerator_in_use()
     assert accelerators() == []

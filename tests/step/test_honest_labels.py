@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 import perfnb
 from perfnb.errors import NestedProfilerError
+from perfnb.step.layers import Calls
+from perfnb.step.pass_order import spans_of
 from tests.step.timed import traced_ms
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -56,6 +59,14 @@ def test_chosen_models_that_are_not_called_are_said_to_be_so() -> None:
     p = short(lambda: model(X), model=idle)
 
     assert "None of the chosen models was called" in words(p)
+
+
+def test_layers_called_only_on_other_threads_have_spans_that_the_trace_lacks() -> None:
+    model, calls = nn.Linear(8, 8), Calls()
+    calls.elsewhere[id(model)] = weakref.ref(model)
+
+    assert spans_of(calls, {id(model): 3}) == [(0, 3, False)]
+    assert spans_of(calls, {}) == []  # not one of the chosen models
 
 
 @pytest.mark.slow

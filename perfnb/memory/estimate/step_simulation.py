@@ -24,9 +24,9 @@ from perfnb.memory.estimate.allocator import Allocation, SimulatedAllocator, dev
 from perfnb.memory.estimate.batches import tensor_resized, with_tensors
 from perfnb.memory.estimate.fake_tensors import StandIns, explained, pretending, replaced, stepping, variables_replaced
 from perfnb.recording.schema import CATEGORIES
+from perfnb.step.intake import tensors_in
 from perfnb.step.memory import living
 from perfnb.step.namespace import is_installed, reachable
-from perfnb.step.steps import tensors_in
 
 #: Most calls of a step until every optimizer has stepped, and again until they step once more.
 _MOST_CALLS = 16

@@ -82,9 +82,9 @@ def find_leaks(
     Exception
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
-    from perfnb.step.capture import watch_steps
     from perfnb.step.checks import require_name, require_steps
     from perfnb.step.namespace import chosen_models, namespace_of
+    from perfnb.step.pass_order import watch_steps
     from perfnb.step.to_recording import recording_of
 
     __tracebackhide__ = True

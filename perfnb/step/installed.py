@@ -1,0 +1,26 @@
+"""What a measurement installs for a while."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from typing import Self
+
+
+class Installed(ABC):
+    """Context manager that removes all that it has installed, also if only a part of it could be."""
+
+    _installed: ExitStack
+
+    @abstractmethod
+    def _install(self, stack: ExitStack) -> None:
+        """Install everything, and have `stack` remove it."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._install(stack)
+            self._installed = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._installed.close()
