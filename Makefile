@@ -116,7 +116,7 @@ test-all: style
 test-fast: style contracts fast-tests
 
 # In one process, because anything running alongside would be measured too. PYTEST_FLAGS=--write-table writes the
-# figures into docs/numbers.md. SECTION=latency runs tests/accuracy/test_latency.py alone, and SECTION=labs only the labs'
+# figures into docs/accuracy.md. SECTION=latency runs tests/accuracy/test_latency.py alone, and SECTION=labs only the labs'
 # solutions, whose exercises about times are judged here.
 accuracy: $(VENV)/.perfnb-test
 ifneq ($(SECTION),labs)
