@@ -42,9 +42,9 @@ WORDS = {
 #: The page that describes the options of each magic.
 PAGE_OF = {
     "profile_step": "profile.md",
-    "gpuwatch": "watching.md",
-    "try_levers": "levers.md",
-    "latency": "inference.md",
+    "gpuwatch": "magics.md",
+    "try_levers": "magics.md",
+    "latency": "magics.md",
 }
 
 _TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
