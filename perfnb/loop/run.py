@@ -180,8 +180,8 @@ class RunComparison(RunChanges, Documented):
         too few.
     step : DataFrame
         Of ``step`` (median), ``mean step``, ``waiting for data``, ``working`` and ``between steps`` (means per step):
-        `a_ms` and `b_ms` of both runs, `change_ms` with its 95 % interval from `low_ms` to `high_ms`, and the `ratio`
-        from `ratio_low` to `ratio_high`.
+        ``a_ms`` and ``b_ms`` of both runs, ``change_ms`` with its 95 % interval from ``low_ms`` to ``high_ms``, and the ``ratio``
+        from ``ratio_low`` to ``ratio_high``.
     memory : DataFrame
         Peaks of memory and growth per step of both, and the change; peaks have no interval.
     """
