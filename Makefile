@@ -19,13 +19,14 @@ SECTION ?=
 LOWEST ?=
 VENV_LOWEST ?= .venv-lowest
 VENV_NUMPY ?= .venv-numpy
+VENV_DIST ?= .venv-dist
 
 PY := $(VENV)/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-all test-lowest test-gpu accuracy lab docs bench buttons picture lint lint-js style types contracts clean distclean
+.PHONY: help demo test test-fast test-all test-lowest test-gpu accuracy lab docs dist bench buttons picture lint lint-js style types contracts clean distclean
 
 help:
 	@echo "make demo       profile a small model, print the report and write demo.html"
@@ -37,6 +38,7 @@ help:
 	@echo "make test-all   every deterministic test, then make test-lowest"
 	@echo "make accuracy   measure how accurate the figures are; needs an idle machine; SECTION=latency runs one section"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
+	@echo "make dist       build the sdist and the wheel of a release, and check them in an empty environment"
 	@echo "make lint       ruff, mypy and the import contracts"
 	@echo "make lint-js    lint the JavaScript with biome; the only target that needs node"
 	@echo "make buttons    add buttons that open a published copy on Binder and Colab"
@@ -53,6 +55,20 @@ lab: $(VENV)/.perfnb-lab
 docs: $(VENV)/.perfnb-docs
 	@$(PY) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
+
+# The wheel is built from the sdist. The second environment has the wheel, what it declares, and a kernel: nothing that
+# comes from this checkout.
+dist: PIP_DIST := $(VENV_DIST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+dist:
+	@rm -rf dist
+	@$(PYTHON) -m venv --clear $(VENV_DIST)
+	@$(PIP_DIST) build hatchling
+	@$(VENV_DIST)/bin/python -m build --no-isolation --outdir dist >$(VENV_DIST)/build.log 2>&1 || { cat $(VENV_DIST)/build.log; exit 1; }
+	@echo "Installing the wheel into $(VENV_DIST) (takes a few minutes)"
+	@$(PYTHON) -m venv --clear $(VENV_DIST)
+	@$(PIP_DIST) dist/*.whl ipykernel
+	@$(VENV_DIST)/bin/python -I tests/check_dist.py
+	@ls dist/*
 
 # Add the buttons for Binder and Colab, for git's remote origin or for REPOSITORY=OWNER/REPO.
 buttons:
@@ -175,7 +191,7 @@ $(VENV)/.perfnb-%: $(VENV)/bin/pip pyproject.toml constraints.txt
 
 clean:
 	@rm -rf build dist docs/_build demo.html .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	@find . \( -name '$(VENV)' -o -name '$(VENV_LOWEST)' -o -name '$(VENV_NUMPY)' \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
+	@find . \( -name '$(VENV)' -o -name '$(VENV_LOWEST)' -o -name '$(VENV_NUMPY)' -o -name '$(VENV_DIST)' \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NUMPY)
+	@rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NUMPY) $(VENV_DIST)
