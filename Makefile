@@ -42,7 +42,7 @@ help:
 	@echo "make lint       ruff, mypy and the import contracts"
 	@echo "make lint-js    lint the JavaScript with biome; the only target that needs node"
 	@echo "make buttons    add buttons that open a published copy on Binder and Colab"
-	@echo "make picture    render the README's picture; needs Chromium and an idle machine"
+	@echo "make picture    render the pictures of README and docs; needs Chromium and an idle machine; PICTURES=input renders one"
 	@echo "make bench      measure perfnb itself against torch.profiler and others"
 	@echo "make clean      remove generated files; make distclean also removes $(VENV)"
 
@@ -75,7 +75,7 @@ buttons:
 	@$(PYTHON) -m notebooks.publish $(REPOSITORY)
 
 picture: $(VENV)/.perfnb-test
-	@$(PY) -m notebooks.picture
+	@$(PY) -m notebooks.pictures $(PICTURES)
 
 bench: $(VENV)/.perfnb-bench
 	@$(PY) -m benchmarks
