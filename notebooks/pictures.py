@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "images"
 #: Width of a picture in CSS pixels, its pixels per CSS pixel, and its number of colours.
-WIDTH, SCALE, COLOURS = 1000, 1.4, 24
+WIDTH, SCALE, COLOURS = 1000, 1.4, 40
 
 
 class Picture(NamedTuple):
@@ -51,6 +51,7 @@ PICTURES = {
     "leaks": Picture("leaks", "leaks", 560),
     "input": Picture("input", "test", 460, until="print(test)"),
     "stacks": Picture("stacks", "p", 560, tab="Flame graph", below="Flame graph"),
+    "host_profiles": Picture("host_profiles", "h", 520, until="h.functions"),
     "compile": Picture("compile", "found", 420, until="print(found)"),
     "comparing": Picture("comparing", "test", 520, until="print(test)"),
     "reports": Picture("reports", "r", 620, until="r.decision"),
@@ -141,12 +142,15 @@ def browser() -> Iterator[Any]:
 
 
 def compress(path: Path) -> None:
-    """Write a picture anew with a palette, which text and flat colours need no more than."""
+    """Write a picture anew with its most frequent colours as a palette, which text and flat areas need no more than."""
     from PIL import Image
 
-    with Image.open(path) as picture:
-        few = picture.convert("RGB").quantize(COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    few.save(path, optimize=True)
+    with Image.open(path) as opened:
+        picture = opened.convert("RGB")
+    frequent = sorted(picture.getcolors(picture.width * picture.height), reverse=True)[:COLOURS]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for _, colour in frequent for part in colour])
+    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":
