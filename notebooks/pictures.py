@@ -142,14 +142,15 @@ def browser() -> Iterator[Any]:
 
 
 def compress(path: Path) -> None:
-    """Write a picture anew with its most frequent colours as a palette, which text and flat areas need no more than."""
+    """Write a picture anew with a palette of its most frequent colours; bright ones, often of small areas, count more."""
     from PIL import Image
 
     with Image.open(path) as opened:
         picture = opened.convert("RGB")
-    frequent = sorted(picture.getcolors(picture.width * picture.height), reverse=True)[:COLOURS]
+    counted = picture.getcolors(picture.width * picture.height)
+    by_weight = sorted(counted, key=lambda found: found[0] * (1 + max(found[1]) - min(found[1])), reverse=True)
     palette = Image.new("P", (1, 1))
-    palette.putpalette([part for _, colour in frequent for part in colour])
+    palette.putpalette([part for _, colour in by_weight[:COLOURS] for part in colour])
     picture.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
