@@ -31,7 +31,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 help:
 	@echo "make demo       profile a small model, print the report and write demo.html"
 	@echo "make lab        open the index of notebooks and labs in JupyterLab"
-	@echo "make test       lint, tests, one browser test per view, three notebooks; 7 to 9 minutes on two cores"
+	@echo "make test       lint, tests, one browser test per view, three notebooks; 7 to 15 minutes on two cores"
 	@echo "make test-fast  lint and the quick tests without browser or kernel; lists what it leaves out"
 	@echo "make test-lowest  the quick tests with the lowest versions that pyproject.toml allows, then with the lowest NumPy alone"
 	@echo "make test-gpu   check what is promised about live GPUs, on one; GPU_PYTHON=python3 uses the machine's own torch"
@@ -85,6 +85,7 @@ lint: style types contracts
 style: $(VENV)/.perfnb-test
 	@$(PY) -m ruff check --quiet --output-format concise .
 	@$(PY) -m ruff format --check --quiet . || { echo "Not formatted; run: $(PY) -m ruff format ."; exit 1; }
+	@$(PY) -m tests.habits
 
 types: $(VENV)/.perfnb-test
 	@$(PY) -m mypy --no-error-summary
@@ -142,7 +143,7 @@ ifneq ($(filter labs,$(or $(SECTION),labs)),)
 	@PERFNB_JUDGE_TIMES=1 $(PY) -m pytest -p no:xdist $(NBVAL) $(wildcard notebooks/labs/solutions/*.ipynb)
 endif
 
-# The promises about live GPUs, on a CUDA machine; at most ten minutes. This suite judges times. With GPU_PYTHON, an
+# The promises about live GPUs, on a CUDA machine, where it has not run yet. This suite judges times. With GPU_PYTHON, an
 # interpreter that has torch and pytest with pytest-timeout, nothing is installed: see CONTRIBUTING.md.
 ifdef GPU_PYTHON
 test-gpu:

@@ -6,10 +6,17 @@ import base64
 import re
 from html.parser import HTMLParser
 
+from perfnb.draw.frame import live_page
+
 TAGS = {
     "p", "strong", "br", "i", "em", "img", "table", "caption", "thead", "tbody", "tr", "th", "td", "bdi",
 }  # fmt: skip
 ATTRIBUTES = {"class", "style", "scope", "title", "align", "alt", "src", "width", "role", "aria-label", "tabindex"}
+
+
+def static_page(title: str, body: str) -> str:
+    """HTML without scripts as a page of its own."""
+    return live_page(title, "", body, "", "")
 
 
 def spaced(page: str) -> str:

@@ -33,6 +33,22 @@ BINDS: tuple[str, ...] = (
 #: Rooms that only parse, call and display.
 TOP = ("command", "magics", "integrations", "labs")
 
+#: Pictures that no section of a document can show, which bring their own text and HTML.
+OPAQUE = ("flame/picture.py", "memory/pictures.py", "memory/tab.py", "ranks/lanes_view.py", "timeline/tab.py")
+#: Public objects and outputs that hand a document to a renderer.
+DISPLAYS = (
+    "command/output.py",
+    "experiments/ab_test.py",
+    "profile/widget.py",
+    "watching/watch.py",
+    "watching/widget.py",
+)
+#: What may stand in `draw` next to the vocabulary for a file that describes a result: words and colours; what binds it;
+#: the progress and the output of the steps behind it.
+DESCRIBES = {"document", "documented", "tab", "palette", "escape", "progress", "step_output"}
+#: A format such as ``<20`` or ``>{width}``, as `ast.unparse` writes it.
+ALIGNED = re.compile(r"f['\"].?[<>^]")
+
 DRAWING = {"matplotlib", "IPython", "anywidget", "ipywidgets"}
 TAG = re.compile(
     r"</?(html|head|body|style|script|svg|div|span|p|pre|code|br|img|a|b|i|em|strong|h[1-6]|ul|ol|li"
@@ -119,20 +135,38 @@ def _reaches(name: str, targets: set[str], loaded: dict[str, set[str]]) -> bool:
     return bool(reached & targets)
 
 
-def html(package: Path) -> list[str]:
-    """HTML written by a file that knows nothing of `draw`, where names are escaped."""
+def layout(package: Path) -> list[str]:
+    """Tags and alignment outside the renderers and the few pictures that no section of a document can show."""
     wrong = {}
     for path in sources(package):
-        tree = ast.parse(path.read_text("utf-8"))
-        if path.parent.name == "draw" or any(one.startswith("perfnb.draw") for one in imports(tree)):
+        name, tree = path.relative_to(package).as_posix(), ast.parse(path.read_text("utf-8"))
+        if path.parent.name == "draw" or name in OPAQUE:
             continue
         loose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             text = node.value if isinstance(node, ast.Constant) and id(node) not in loose else None
             if isinstance(text, str) and (tag := TAG.search(text)):
-                where = f"{path.relative_to(package).as_posix()}:{node.lineno}"
-                wrong.setdefault(where, f"{where}: writes HTML unescaped: {tag[0]}")
-    return list(wrong.values())
+                wrong.setdefault(f"{name}:{node.lineno}", f"writes HTML: {tag[0]}")
+            if (
+                isinstance(node, ast.FormattedValue)
+                and node.format_spec
+                and ALIGNED.match(ast.unparse(node.format_spec))
+            ):
+                wrong.setdefault(f"{name}:{node.lineno}", "aligns text")
+    return [f"{where}: {what}" for where, what in wrong.items()]
+
+
+def rendering(package: Path) -> list[str]:
+    """Files that describe a result in a document and also use what renders one."""
+    wrong = []
+    for path in sources(package):
+        name = path.relative_to(package).as_posix()
+        used = {
+            one.split(".")[2] for one in imports(ast.parse(path.read_text("utf-8"))) if one.startswith("perfnb.draw.")
+        }
+        if path.parent.name != "draw" and "document" in used and name not in (*OPAQUE, *DISPLAYS):
+            wrong += [f"{name}: describes a result and uses draw.{other}" for other in sorted(used - DESCRIBES)]
+    return wrong
 
 
 def heaps(package: Path) -> list[str]:
@@ -163,7 +197,15 @@ def public_rooms(package: Path) -> list[str]:
             if path.parent.name in names]  # fmt: skip
 
 
-CHECKS: tuple[Check, ...] = (kinds, computing_that_draws, html, heaps, names_that_say_nothing, public_rooms)
+CHECKS: tuple[Check, ...] = (
+    kinds,
+    computing_that_draws,
+    layout,
+    rendering,
+    heaps,
+    names_that_say_nothing,
+    public_rooms,
+)
 
 
 @pytest.mark.slow
@@ -185,8 +227,22 @@ PLANTED: list[tuple[Check, str, str, str]] = [
     (kinds, "step/a.py", "import torch\nimport pandas as pd", "step/a.py: measures with torch and uses pandas"),
     (kinds, "gpu/a.py", "import torch\nfrom perfnb.draw import bars", "uses perfnb.draw.bars"),
     (kinds, "gpu/a.py", "def f():\n    import torch.nn\nfrom IPython.display import HTML", "uses IPython"),
-    (html, "step/a.py", "text = f'<b>{name}</b>'", "step/a.py:1: writes HTML unescaped: <b>"),
-    (html, "magics/a.py", "text = '<div class=x>'", "writes HTML unescaped: <div class="),
+    (layout, "step/a.py", "text = f'<b>{name}</b>'", "step/a.py:1: writes HTML: <b>"),
+    (layout, "magics/a.py", "text = '<div class=x>'", "writes HTML: <div class="),
+    (layout, "gpu/view.py", "text = f'{name:<20} {value:8.2f}'", "gpu/view.py:1: aligns text"),
+    (layout, "gpu/view.py", "text = f'{name:>{width}}'", "gpu/view.py:1: aligns text"),
+    (
+        rendering,
+        "gpu/view.py",
+        "from perfnb.draw.document import Table\nfrom perfnb.draw.as_text import document_text",
+        "gpu/view.py: describes a result and uses draw.as_text",
+    ),
+    (
+        rendering,
+        "gpu/view.py",
+        "from perfnb.draw import document\ndef f():\n    from perfnb.draw import tables",
+        "gpu/view.py: describes a result and uses draw.tables",
+    ),
     (names_that_say_nothing, "draw/_utils.py", "", "a name that says nothing"),
     (names_that_say_nothing, "common/a.py", "", "a name that says nothing"),
     (public_rooms, "watch/__init__.py", "", "watch: a room named like something public"),
@@ -229,7 +285,8 @@ def test_a_heap_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "text"),
     [
-        ("gpu/a.py", "from perfnb.draw import escape\nhtml = '<b>bold</b>'"),
+        ("timeline/tab.py", "from perfnb.draw import document, picture\nhtml = '<b>bold</b>'"),
+        ("gpu/a.py", "from perfnb.draw import document, escape\ntext = f'{share:.1f} {count:,}'"),
         ("step/a.py", "import torch\nfrom perfnb.errors import CaptureError\nif TYPE_CHECKING:\n    import pandas"),
         ("gpu/b.py", '"""Draws no <b>HTML</b>."""\nname = "<module> <b"\n'),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from dataclasses import replace
 from typing import Any
 
 from perfnb import quantities as fmt
@@ -30,6 +30,7 @@ from perfnb.draw.as_text import (
     strip_words,
     sure_words,
     tab_title,
+    table_of_points,
 )
 from perfnb.draw.document import (
     Axis,
@@ -67,6 +68,8 @@ _BANDED = 1.5
 _WIDE, _HIGH, _LEFT, _BELOW = 720, 150, 64, 24
 #: Height of a scatter plot, and most points in it that are named.
 _TALL, _NAMED = 260, 5
+#: How much room a logarithmic axis has beyond its first and last point, as a factor.
+_ROOM = 10**0.1
 STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
 
 
@@ -77,8 +80,7 @@ def document_html(document: Document) -> str:
         body = "".join(map(section_html, part.sections))
         if body or part is document or part.verdict.sentence or part.figures:
             parts += [_head(part, tab_title(part) if part is not document else part.kind), body]
-    notes = list(dict.fromkeys([*document.notes, *chain.from_iterable(tab.notes for tab in document.tabs)]))
-    return framed("".join(parts) + notes_html(notes), narrow=True)
+    return framed("".join(parts) + notes_html(document.all_notes))
 
 
 def _head(document: Document, kind: str) -> str:
@@ -370,14 +372,7 @@ def _scatter(section: Scatter) -> str:
     drawn = _scattered(section)
     if section.selects:  # its points are rows of that section
         return drawn
-    rows = [(dot.label, dot.mark, dot.x, dot.y) for dot in section.dots]
-    columns = (
-        Column("name"),
-        Column(""),
-        Column(section.x.label, section.x.unit),
-        Column(section.y.label, section.y.unit),
-    )
-    return drawn + _table(Table("" if drawn else section.title, columns, rows, noun="point"))
+    return drawn + _table(replace(table_of_points(section), title="" if drawn else section.title))
 
 
 def _scattered(section: Scatter) -> str:
@@ -419,12 +414,11 @@ def _scale(
     """What places a number on an axis, and the places of its ticks: powers of ten, or the ends."""
     low, high = min(values), max(values)
     if not axis.log:
-        place = _placed(low, high, begin, end)
+        place = _on_axis(axis, low, high, begin, end)
         return place, [(place(value), words(value, axis.unit)) for value in dict.fromkeys((low, high))]
-    logs = _placed(math.log10(low) - 0.1, math.log10(high) + 0.1, begin, end)
+    place = _on_axis(axis, low / _ROOM, high * _ROOM, begin, end)
     powers = [10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
-    ticks = [(logs(math.log10(power)), fmt.on_axis(words(power, axis.unit)).strip()) for power in powers]
-    return lambda value: logs(math.log10(value)), ticks
+    return place, [(place(power), fmt.on_axis(words(power, axis.unit)).strip()) for power in powers]
 
 
 def _rule(path: str) -> str:

@@ -67,8 +67,7 @@ def document_text(document: Document, width: int = USUAL) -> str:
             blocks += [head + body[0], *body[1:]]  # nothing but a title above the first section
         elif part is document or len(head) > 1:
             blocks += [head, *body]
-    notes = list(dict.fromkeys([*document.notes, *(note for tab in document.tabs for note in tab.notes)]))
-    if notes:
+    if notes := document.all_notes:
         blocks.append(["Notes", *escape.bullets(notes, width)])
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks)
 
@@ -495,15 +494,14 @@ def _binned(at: Sequence[float], values: Sequence[float | None], width: int) -> 
 
 
 def _scatter(section: Scatter, width: int) -> list[str]:
-    if section.selects:  # its points are rows of that section
-        return []
+    return [] if section.selects else _table(table_of_points(section), width)
+
+
+def table_of_points(section: Scatter) -> Table:
+    """Return the points of a scatter plot as a table without a title."""
+    axes = (Column(axis.label, axis.unit) for axis in (section.x, section.y))
     rows = [(dot.label, dot.mark, dot.x, dot.y) for dot in section.dots]
-    columns = (
-        Column("name"),
-        Column("", priority=2),
-        *(Column(axis.label, axis.unit) for axis in (section.x, section.y)),
-    )
-    return _table(Table("", columns, rows, noun="point"), width)
+    return Table("", (Column("name"), Column("", priority=2), *axes), rows, noun="point")
 
 
 def _strip(section: Strip, width: int) -> list[str]:

@@ -8,7 +8,7 @@ import re
 from importlib.resources import files
 
 #: The style sheets that every live view needs.
-STYLE = ("draw/js/theme.css", "draw/js/report.css", "draw/js/charts.css")
+STYLE = ("draw/js/theme.css", "draw/js/report.css")
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([^"]+)";\n', re.M)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const|let)\b)", re.M)

@@ -520,6 +520,11 @@ class Document:
         """The document and its tabs in the order in which they are read."""
         return (self, *sorted(self.tabs, key=lambda tab: not tab.upfront))
 
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """The notes of the document and of its tabs, each once."""
+        return tuple(dict.fromkeys(chain(self.notes, *(tab.notes for tab in self.tabs))))
+
     def __post_init__(self) -> None:
         complaints = list(chain.from_iterable(map(_complaints, (*self.figures, *self.sections))))
         if complaints and strict:

@@ -20,63 +20,17 @@ _PAGE_STYLE = (
 )
 
 
-def framed(body: str, *, narrow: bool = False) -> str:
-    """Wrap the HTML of a static view in its outer element, with the style sheet.
-
-    Parameters
-    ----------
-    body : str
-        HTML.
-    narrow : bool
-        In tables, break names and words, but never figures, before cutting off a column.
-    """
-    kind = "perfnb-static pf-narrow" if narrow else "perfnb-static"
+def framed(body: str) -> str:
+    """Wrap the HTML of a static view in its outer element, with the style sheet."""
     # Focusable, so that content wider than the page can be scrolled with the keyboard.
     reached = 'role="group" aria-label="perfnb" tabindex="0"'
-    return f'<div class="{kind}" {reached}><style>{static_style()}</style>{body}</div>'
+    return f'<div class="perfnb-static" {reached}><style>{static_style()}</style>{body}</div>'
 
 
 def notes_html(notes: Iterable[str]) -> str:
     """Return notes as a list under their heading; empty without any."""
     items = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in notes)
     return items and f"<p><strong>Notes</strong></p><ul>{items}</ul>"
-
-
-def _document(title: str, policy: str, style: str, body: str) -> str:
-    """Return an HTML document.
-
-    Parameters
-    ----------
-    title : str
-        It may quote names.
-    policy : str
-        The content security policy.
-    style : str
-        Style sheet, after that of every page.
-    body : str
-        HTML, from inside ``<main>`` to the end of the body.
-    """
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape.html(title)} · perfnb</title>\n"
-        f"<style>{_PAGE_STYLE}{style}</style>\n</head>\n<body>\n<main>\n"
-        f"<h1>{escape.html(title)}</h1>\n{body}</body>\n</html>\n"
-    )
-
-
-def static_page(title: str, body: str) -> str:
-    """Static HTML as a document of its own, whose content security policy lets nothing run and nothing be asked for.
-
-    Parameters
-    ----------
-    title : str
-        It may quote names.
-    body : str
-        HTML already.
-    """
-    return _document(title, _POLICY, "", f"{body}\n</main>\n")
 
 
 def script_digest(script: str) -> str:
@@ -104,4 +58,12 @@ def live_page(title: str, style: str, body: str, rest: str, script: str) -> str:
         A module.
     """
     policy = f"{_POLICY}; script-src 'sha256-{script_digest(script)}'"
-    return _document(title, policy, style, f'{body}\n</main>\n{rest}<script type="module">{script}</script>\n')
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape.html(title)} · perfnb</title>\n"
+        f"<style>{_PAGE_STYLE}{style}</style>\n</head>\n<body>\n<main>\n"
+        f"<h1>{escape.html(title)}</h1>\n{body}\n</main>\n"
+        f'{rest}<script type="module">{script}</script>\n</body>\n</html>\n'
+    )

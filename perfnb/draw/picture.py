@@ -16,7 +16,6 @@ from perfnb.draw import escape, palette
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
 #: Text, quiet text, lines and background. A picture has its own background, so that it is readable on any page; the
 #: style sheet turns it dark in dark themes.
@@ -104,13 +103,6 @@ def _styled() -> Iterator[None]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         yield
-
-
-def halo(text: Text) -> None:
-    """Outline `text`, so that it stands out from the lines behind it."""
-    from matplotlib.patheffects import withStroke
-
-    text.set_path_effects([withStroke(linewidth=2.5, foreground=GROUND)])
 
 
 def bare(axes: Axes) -> None:

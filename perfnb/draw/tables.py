@@ -13,9 +13,7 @@ RIGHT = 'align="right"'
 ROW_HEAD = f'scope="row" {LEFT}'
 
 
-def table(
-    caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1, last_texts: int = 0
-) -> str:
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
     """Return a table; captions, heads and cells are HTML.
 
     Parameters
@@ -26,20 +24,16 @@ def table(
     rows : iterable of sequences of str
     texts : int
         Number of leading text columns; the others hold figures.
-    last_texts : int
-        Number of trailing text columns.
     """
-    after = len(heads) - last_texts
-    body = "".join(_row(row, texts, after) for row in rows)
-    head = head_row(heads, texts, after)
-    return f"<table><caption>{caption}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+    body = "".join(_row(row, texts) for row in rows)
+    return f"<table><caption>{caption}</caption><thead>{head_row(heads, texts)}</thead><tbody>{body}</tbody></table>"
 
 
 def head_row(words: Sequence[str], texts: int = 1, after: int | None = None) -> str:
     """Return a row of column heads; the first `texts` and those from index `after` on are over text."""
     after = len(words) if after is None else after
     cells = (
-        f'<th scope="col" {_side(place, texts, after)}>{word}</th>' if word else "<td></td>"
+        f'<th scope="col" {LEFT if place < texts or place >= after else RIGHT}>{word}</th>' if word else "<td></td>"
         for place, word in enumerate(words)
     )
     return f"<tr>{''.join(cells)}</tr>"
@@ -60,18 +54,16 @@ def name(text: object, width: int = 60) -> str:
     return f'<bdi title="{escape.html(text)}">{escape.html(text, width)}</bdi>'
 
 
-def _side(place: int, texts: int, after: int) -> str:
-    return LEFT if place < texts or place >= after else RIGHT
-
-
-def _row(cells: Sequence[str], texts: int, after: int) -> str:
+def _row(cells: Sequence[str], texts: int) -> str:
     first, *rest = cells
-    others = (f"<td {_side(place, texts, after)}>{cell}</td>" for place, cell in enumerate(rest, 1))
+    others = (f"<td {LEFT if place < texts else RIGHT}>{cell}</td>" for place, cell in enumerate(rest, 1))
     return f"<tr><th {ROW_HEAD}>{first}</th>{''.join(others)}</tr>"
 
 
-def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int, said: str = "") -> str:
+def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int) -> str:
     """A stacked bar as HTML, of `width` pixels for a total of `longest`; empty without parts.
+
+    A table must say the same.
 
     Parameters
     ----------
@@ -79,15 +71,13 @@ def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int, said: s
     longest : float
         The total of the longest bar on this scale.
     width : int
-    said : str
-        The bar in words, for screen readers and on hover; without it, a table must say the same.
     """
     total = sum(size for _, size in parts)
     if not total > 0:
         return ""
-    words = f'role="img" title="{escape.html(said)}" aria-label="{escape.html(said)}"' if said else 'aria-hidden="true"'
     pieces = _pieces([(mark, size) for mark, size in parts if size > 0], total)
-    return f'<div class="pf-bar" {words} style="width:{max(1, round(width * total / longest))}px">{pieces}</div>'
+    pixels = max(1, round(width * total / longest))
+    return f'<div class="pf-bar" aria-hidden="true" style="width:{pixels}px">{pieces}</div>'
 
 
 def full_bar(parts: Sequence[tuple[Mark, float]], total: float) -> str:

@@ -100,7 +100,7 @@ def _sections(summary: MemorySummary) -> Iterator[Section]:
         lambda: areas_html(_areas(summary)),
         partial(curve_data, summary),
         "memory/js/memory.js",
-        "",
+        "memory/js/memory.css",
         "memory",
     )
     parts = tuple(Part(palette.category(name), size) for name, size in summary.by_category.items())

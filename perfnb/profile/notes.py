@@ -41,11 +41,16 @@ def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, 
 def notes_of_failure(recording: Recording) -> Iterator[str]:
     """The first note of a profile cut short because a step failed."""
     if "failure" in recording.meta:
-        when = {"warmup": "warm-up", "lead_in": "lead-in"}.get(*[recording.meta["failed_in"]] * 2)
         yield (
-            f"This profile is incomplete: memory ran out in the {when} pass ({recording.meta['failure']}). "
+            f"This profile is incomplete: memory ran out in the {failed_pass(recording)} pass. "
             "Measurements up to then are valid; the rest is missing."
         )
+
+
+def failed_pass(recording: Recording) -> str:
+    """The pass in which a step failed, in words."""
+    name = str(recording.meta["failed_in"])
+    return {"warmup": "warm-up", "lead_in": "lead-in"}.get(name, name)
 
 
 def _of_the_passes(recording: Recording, timing: StepTimes) -> Iterator[str]:

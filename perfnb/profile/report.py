@@ -17,6 +17,8 @@ from perfnb.profile.timing import noise_facts
 from perfnb.recording.layer_tree import split_layers
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from perfnb.draw.tab import Tab
     from perfnb.profile.analysis import Analysis
     from perfnb.profile.summary import Summary
@@ -59,6 +61,13 @@ class Report:
         return {name: place for place, name in reversed(list(enumerate(names)))}
 
     @functools.cached_property
+    def layer_ops(self) -> pd.DataFrame:
+        """The uses of ops in the layers of their table, with names as text."""
+        used = self.summary.layer_ops
+        named = used.assign(**{name: used[name].map(str) for name in ("layer", "op", "direction")})
+        return named[named["layer"].isin(self.layer_places)]
+
+    @functools.cached_property
     def op_places(self) -> dict[str, int]:
         """The ops by name, those of layers included."""
         names = dict.fromkeys([*map(str, self.summary.ops.index), *map(str, self.summary.layer_ops["op"])])
@@ -90,13 +99,21 @@ def report_document(
         "profile",
         summary.name,
         summary.device,
-        Verdict("none", "") if summary.findings is None else document_verdict(summary.findings),
+        _verdict(summary),
         tuple(_figures(summary)),
         tuple(_facts(summary)),
         tuple(_phases(summary)),
         tuple(notes_of(summary)),
         tuple(tab.document(part) for tab, part in shown if part is not None),
     )
+
+
+def _verdict(summary: Summary) -> Verdict:
+    if summary.failure is not None:
+        failed, error = summary.failure
+        sentence = f"Out of memory in the {failed} pass, so this profile is incomplete"
+        return Verdict("bad", sentence, error, selects="" if summary.memory is None else "memory")
+    return Verdict("none", "") if summary.findings is None else document_verdict(summary.findings)
 
 
 def _figures(summary: Summary) -> Iterator[Figure]:
@@ -110,6 +127,8 @@ def _figures(summary: Summary) -> Iterator[Figure]:
         return
     label = ("inference step" if is_inference(summary) else "step") + (" per batch" if summary.by_batch else "")
     basis = timing.basis if timing.steps else "no timed step"
+    if summary.failure is not None and timing.median_ms is None:
+        return
     yield Figure(label, timing.median_ms, "ms", timing.ci_ms, basis, timing.samples_ms[:_MOST_DOTS])
     if timing.throughput_per_s is not None:
         size = "batch size varies" if timing.batch_size is None else f"batch of {timing.batch_size:,}"

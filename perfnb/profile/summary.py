@@ -13,6 +13,7 @@ from perfnb.findings.finding import Findings
 from perfnb.gpu.summary import GpuSummary
 from perfnb.memory.table import MemorySummary
 from perfnb.profile.analysis import Analysis
+from perfnb.profile.notes import failed_pass
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PASSES
 from perfnb.roofline.levels import RooflineLevels
@@ -64,6 +65,8 @@ class Summary:
         Token ids in the timed steps' batches, at the same step time as samples; if the model has an embedding for them.
     mfu : float or None
         Model FLOPs utilisation of the timed step, 0 to 1; see `model_flops_utilisation`.
+    failure : tuple of (str, str) or None
+        The pass in which memory ran out, and the error.
     by_batch : bool
         Whether each step is one batch of a loop, because no optimizer's step shows where a step ends.
     """
@@ -89,6 +92,7 @@ class Summary:
     parts: dict[str, Any] = field(default_factory=dict)
     tokens_per_s: float | None = None
     mfu: float | None = None
+    failure: tuple[str, str] | None = None
     by_batch: bool = False
 
     @property
@@ -126,6 +130,7 @@ def summarize(recording: Recording, analysis: Analysis | None = None) -> Summary
         findings=analysis.findings,
         tokens_per_s=_tokens_per_s(recording, analysis.timing),
         mfu=None if analysis.roofline is None else model_flops_utilisation(recording, analysis.roofline),
+        failure=(failed_pass(recording), recording.meta["failure"]) if "failure" in recording.meta else None,
         by_batch=bool(recording.meta.get("loop", {}).get("by_batch", False)),
         analysis=analysis,
     )

@@ -53,7 +53,6 @@ _OP_COLUMNS: dict[str, Column] = {
     "bytes": Column("bytes", "bytes", 4, live=True),
 }
 _INNER_COLUMNS = (Column("calls", "count"), Column("self CPU", "ms"), Column("GPU", "ms"))
-_NOT_ATTRIBUTED = {"", "nan", "None", "<NA>"}
 #: Layers that an op's row names.
 _NAMED = 3
 
@@ -98,18 +97,10 @@ def _of_traced(report: Report) -> str:
 
 
 def _ops_of_layers(report: Report) -> Inner:
-    used, places = _used(report), report.layer_places
+    used, places = report.layer_ops, report.layer_places
     columns = (Column("op"), Column("direction"), *_INNER_COLUMNS)
     rows = list(zip(used["op"], used["direction"], *_figures_of(used), strict=True))
     return Inner("Ops", columns, rows, [places[name] for name in used["layer"]], "ops")
-
-
-def _used(report: Report) -> pd.DataFrame:
-    """The uses of ops in layers that the table lists."""
-    used = report.summary.layer_ops
-    texts = {name: [*map(str, used[name])] for name in ("layer", "op", "direction")}
-    named = used.assign(**texts)
-    return named[named["layer"].isin(report.layer_places.keys() - _NOT_ATTRIBUTED)]
 
 
 def _figures_of(used: pd.DataFrame) -> list[list[float | None]]:
@@ -122,7 +113,7 @@ def ops_document(report: Report) -> Document:
     ops = report.summary.ops.set_axis(report.summary.ops.index.map(str), axis=0)
     ops = ops[~ops.index.duplicated()].reindex(names)
     ops = ops.sort_values("self_cpu_ms", ascending=False, kind="stable", na_position="last")
-    used = _used(report)
+    used = report.layer_ops
     main = "gpu_ms" if (ops["gpu_ms"].fillna(0) > 0).any() else "self_cpu_ms"
     heavy = used.sort_values("gpu_ms" if main == "gpu_ms" else "self_cpu_ms", ascending=False, kind="stable")
     layers = heavy.groupby("op", sort=False)["layer"].unique()
@@ -164,9 +155,10 @@ def _brief(layers: Sequence[str]) -> str:
 
 
 def _held(frame: pd.DataFrame, name: str) -> pd.Series:
-    """A column, in which nothing is known if nothing but zero is: times of passes that did not happen."""
+    """A column, in which nothing is known if it holds the times of a pass or a device that never ran."""
     column = frame[name]
-    return column.where(column.notna() & (name not in ("recompute_ms", "gpu_ms") or bool((column.fillna(0) > 0).any())))
+    never = name in ("recompute_ms", "gpu_ms") and not (column.fillna(0) > 0).any()
+    return pd.Series(pd.NA, column.index) if never else column
 
 
 def _known_rows(columns: Sequence[pd.Series]) -> list[tuple[Any, ...]]:

@@ -13,11 +13,11 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 from perfnb.draw.as_html import document_html
-from perfnb.draw.frame import static_page
 from perfnb.draw.live import document_page
 from tests.browser.conftest import OpenPage
 from tests.browser.timeline_driver import Timeline
 from tests.draw.document_samples import DOCUMENTS
+from tests.pages import static_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import perfnb
-from perfnb.draw.frame import static_page
 from tests.browser.conftest import OpenPage
+from tests.pages import static_page
 from tests.written_traces import Written
 
 KERNEL = "void gemm_with_a_name_of_many_words_{}::of<float>(float*)"

@@ -64,7 +64,7 @@ def test_every_frame_of_a_profile_has_its_section() -> None:
     [
         f"than a launch takes ({device_time.LAUNCH_NS / 1e3:g} µs)",
         f"({device_time.HANDOVER_NS / 1e3:g} µs at most)",
-        f"under {leaks.PROCESS_FLOOR_BYTES >> 10} KiB a step",
+        f"under {leaks.PROCESS_FLOOR_BYTES >> 10} KiB per step",
         f"Below {slope.FEWEST_STEPS} steps",
         f"each of {timeline_room._MOMENTS:,} stretches",
         f"({timeline_data.NOTEBOOK_BYTES / 1e6:g} MB packed in a notebook,",

@@ -145,6 +145,8 @@ def test_an_error_for_want_of_memory_reaches_the_user_with_the_profile_up_to_it(
     pass_name, executed = FAILURES[at]
     assert "incomplete" in note
     assert f"memory ran out in the {pass_name} pass" in " ".join(note.split())
+    assert f"\nOut of memory in the {pass_name} pass" in note
+    assert "step n/a" not in note
     assert executed in note
     assert ("\nLayers\n" in note) is (at == 10)
     owners = [line for line in note.splitlines() if line.startswith("model.")]

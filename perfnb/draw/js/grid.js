@@ -6,10 +6,11 @@ import { grouped } from "./format.js";
 const ROW_HEIGHT = 26;
 const DRAW_ALL_BELOW = 300;
 const SPARE_ROWS = 20;
-const NAME_WIDTH = 190;
+// A column without a width takes what the others leave, but at least so much.
+const LEAST_WIDTH = 190;
 
 export class Grid {
-  // columns: {key, head, title, width, drop, text, value(i), draw(i, query)}; rows: {parent, words(i), pinned(i)}
+  // columns: {key, head, title, width, least, drop, text, value(i), draw(i, query)}; rows: {parent, words(i), pinned(i)}
   constructor({ label, columns, rows, onSelect, rowClass = () => "" }) {
     Object.assign(this, { columns, rows, onSelect, rowClass });
     this.size = rows.parent.length;
@@ -39,16 +40,19 @@ export class Grid {
 
   // The columns that fit; those with the lowest `drop` are dropped first.
   fit() {
-    let spare = (this.element.clientWidth || 1000) - NAME_WIDTH;
-    for (const column of this.columns) spare -= column.width ?? 0;
+    const needed = ({ width, least = LEAST_WIDTH }) => width ?? least;
+    const total = (columns) => columns.reduce((sum, column) => sum + needed(column), 0);
+    let spare = (this.element.clientWidth || 1000) - total(this.columns);
     const dropped = new Set();
     for (const column of this.columns.filter(({ drop }) => drop).sort((a, b) => a.drop - b.drop)) {
       if (spare >= 0) break;
-      spare += column.width;
+      spare += needed(column);
       dropped.add(column);
     }
     const shown = this.columns.filter((column) => !dropped.has(column));
-    this.table.style.minWidth = `${shown.reduce((sum, column) => sum + (column.width ?? NAME_WIDTH * 0.75), 0)}px`;
+    const isElastic = shown.some(({ width }) => width == null);
+    this.table.style.minWidth = `${total(shown) - (isElastic ? LEAST_WIDTH / 4 : 0)}px`;
+    this.table.style.maxWidth = isElastic ? "" : `${total(shown)}px`;
     if (shown.length === this.shown?.length) return this.draw(false);
     this.shown = shown;
     this.cols.replaceChildren(...shown.map((column) => h("col", { style: column.width ? `width:${column.width}px` : "" })));

@@ -17,7 +17,9 @@ export function textIn(cell, unit) {
 const isKnown = (cell) => (typeof cell === "string" ? cell !== "" : isObject(cell) ? cell.number != null || "word" in cell : cell != null);
 
 const PIXELS = 7.2;
-const widthOf = (column, cells) => Math.max(52, Math.min(column.unit === "text" ? 250 : 220,
+const MOST_TEXT = 250;
+const MOST_NAME = 420;
+const widthOf = (column, cells, most = column.unit === "text" ? MOST_TEXT : 220) => Math.max(52, Math.min(most,
   PIXELS * Math.max(column.head.length + 2, ...cells.slice(0, 300).map((cell) => textIn(cell, column.unit).length + (isObject(cell) && "word" in cell ? 3 : 0))) + 24));
 
 function cellBar(column, cell, most) {
@@ -29,14 +31,14 @@ function cellBar(column, cell, most) {
   })));
 }
 
-function gridColumn(section, c, most) {
+function gridColumn(section, c, most, searched) {
   const { rows } = section;
   const column = section.columns[c];
   const { head, unit, priority, bar } = column;
   const text = unit === "text";
   return {
     key: String(c), head, title: column.help || head, text, drop: priority ? 1000 - priority : 0,
-    width: c === 0 ? undefined : widthOf(column, rows.map((row) => row[c])) + (bar ? 74 : 0),
+    width: c === 0 && searched ? undefined : widthOf(column, rows.map((row) => row[c]), c ? undefined : MOST_NAME) + (bar ? 74 : 0),
     value: (i) => (text ? textIn(rows[i][c], unit).toLowerCase() : numberIn(rows[i][c])),
     draw: (i, query) => {
       const cell = rows[i][c];
@@ -132,9 +134,9 @@ export function tableSection(section, context) {
       opens("Open all", `Open every ${noun}`, containers), opens("Close all", `Close every ${noun}`, [])],
     copyButton(() => lines().map((line) => line.join("\t")).join("\n"), "Copy the rows as tab-separated text"),
     saveButton(() => numbers().map((line) => line.map(quoted).join(",")).join("\n"), `${noun}s.csv`, "Save all rows as CSV, with numbers in full", "CSV"));
-  const shown = held.map((c) => gridColumn(section, c, most));
+  const shown = held.map((c) => gridColumn(section, c, most, searched));
   if (details?.some(Boolean)) {
-    shown.push({ key: "detail", head: "note", title: "", text: true, width: 320, drop: 1, value: (i) => details[i], draw: (i) => h("span", { class: "pf-name pf-quiet", title: details[i] }, details[i]) });
+    shown.push({ key: "detail", head: "note", title: "", text: true, least: 320, drop: 1, value: (i) => details[i], draw: (i) => h("span", { class: "pf-name pf-quiet", title: details[i] }, details[i]) });
   }
   const view = searchGrid({
     label: title, words: `Search ${noun}s`, size: body, noun: `${noun}s`, columns: shown, describe, after: tools,
