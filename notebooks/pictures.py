@@ -142,7 +142,7 @@ def browser() -> Iterator[Any]:
 
 
 def compress(path: Path) -> None:
-    """Write a picture anew with a palette of its most frequent colours; bright ones, often of small areas, count more."""
+    """Write a picture anew with a palette of its most frequent colours; bright ones, which are rare, count more."""
     from PIL import Image
 
     with Image.open(path) as opened:
