@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "images"
 #: Width of a picture in CSS pixels, its pixels per CSS pixel, and its number of colours.
-WIDTH, SCALE, COLOURS = 1000, 1.4, 40
+WIDTH, SCALE, COLOURS = 1000, 1.4, 48
 
 
 class Picture(NamedTuple):
@@ -37,7 +37,7 @@ class Picture(NamedTuple):
 
 
 PICTURES = {
-    "report": Picture("", "", 740, tab="Layers"),
+    "report": Picture("", "", 680, tab="Layers"),
     "quickstart": Picture("quickstart", "p", 420, until="%%profile_step"),
     "first_profile": Picture("first_profile", "p", 700, until="%%profile_step", tab="Layers"),
     "reading_top": Picture("reading", "p", 440),
@@ -60,7 +60,7 @@ PICTURES = {
     "tokens": Picture("tokens", "found", 620, until="print(found)"),
     "backends": Picture("backends", "found", 520, until="print(found)"),
     "ranks": Picture("ranks", "ranks", 640, until="%%profile_step"),
-    "rank_scaling": Picture("rank_scaling", "study", 560, until="print(study)"),
+    "rank_scaling": Picture("rank_scaling", "study", 340, until="print(study)"),
     "launchers": Picture("launchers", "ranks", 640, until="print(ranks)"),
     "traces": Picture("traces", "p", 640, until="print(p)"),
     "watching": Picture("watching", "w", 640, until="%%gpuwatch"),
@@ -142,14 +142,15 @@ def browser() -> Iterator[Any]:
 
 
 def compress(path: Path) -> None:
-    """Write a picture anew with its most frequent colours as a palette, which text and flat areas need no more than."""
+    """Write a picture anew with a palette of its most frequent colours; bright ones, which are rare, count more."""
     from PIL import Image
 
     with Image.open(path) as opened:
         picture = opened.convert("RGB")
-    frequent = sorted(picture.getcolors(picture.width * picture.height), reverse=True)[:COLOURS]
+    counted = picture.getcolors(picture.width * picture.height)
+    by_weight = sorted(counted, key=lambda found: found[0] * (16 + max(found[1]) - min(found[1])), reverse=True)
     palette = Image.new("P", (1, 1))
-    palette.putpalette([part for _, colour in frequent for part in colour])
+    palette.putpalette([part for _, colour in by_weight[:COLOURS] for part in colour])
     picture.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
