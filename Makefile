@@ -19,28 +19,30 @@ SECTION ?=
 LOWEST ?=
 VENV_LOWEST ?= .venv-lowest
 VENV_NUMPY ?= .venv-numpy
+VENV_DIST ?= .venv-dist
 
 PY := $(VENV)/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-all test-lowest test-gpu accuracy lab docs bench buttons picture lint lint-js style types contracts clean distclean
+.PHONY: help demo test test-fast test-all test-lowest test-gpu accuracy lab docs dist bench buttons picture lint lint-js style types contracts clean distclean
 
 help:
 	@echo "make demo       profile a small model, print the report and write demo.html"
 	@echo "make lab        open the index of notebooks and labs in JupyterLab"
-	@echo "make test       lint, tests, one browser test per view, three notebooks; 7 to 9 minutes on two cores"
+	@echo "make test       lint, tests, one browser test per view, three notebooks; 7 to 15 minutes on two cores"
 	@echo "make test-fast  lint and the quick tests without browser or kernel; lists what it leaves out"
 	@echo "make test-lowest  the quick tests with the lowest versions that pyproject.toml allows, then with the lowest NumPy alone"
 	@echo "make test-gpu   check what is promised about live GPUs, on one; GPU_PYTHON=python3 uses the machine's own torch"
 	@echo "make test-all   every deterministic test, then make test-lowest"
 	@echo "make accuracy   measure how accurate the figures are; needs an idle machine; SECTION=latency runs one section"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
+	@echo "make dist       build the sdist and the wheel of a release, and check them in an empty environment"
 	@echo "make lint       ruff, mypy and the import contracts"
 	@echo "make lint-js    lint the JavaScript with biome; the only target that needs node"
 	@echo "make buttons    add buttons that open a published copy on Binder and Colab"
-	@echo "make picture    render the README's picture; needs Chromium and an idle machine"
+	@echo "make picture    render the pictures of README and docs; needs Chromium and an idle machine; PICTURES=input renders one"
 	@echo "make bench      measure perfnb itself against torch.profiler and others"
 	@echo "make clean      remove generated files; make distclean also removes $(VENV)"
 
@@ -54,12 +56,26 @@ docs: $(VENV)/.perfnb-docs
 	@$(PY) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
 
+# The wheel is built from the sdist. The second environment has the wheel, what it declares, and a kernel: nothing that
+# comes from this checkout.
+dist: PIP_DIST := $(VENV_DIST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+dist:
+	@rm -rf dist
+	@$(PYTHON) -m venv --clear $(VENV_DIST)
+	@$(PIP_DIST) build hatchling
+	@$(VENV_DIST)/bin/python -m build --no-isolation --outdir dist >$(VENV_DIST)/build.log 2>&1 || { cat $(VENV_DIST)/build.log; exit 1; }
+	@echo "Installing the wheel into $(VENV_DIST) (takes a few minutes)"
+	@$(PYTHON) -m venv --clear $(VENV_DIST)
+	@$(PIP_DIST) dist/*.whl ipykernel
+	@$(VENV_DIST)/bin/python -I tests/check_dist.py
+	@ls dist/*
+
 # Add the buttons for Binder and Colab, for git's remote origin or for REPOSITORY=OWNER/REPO.
 buttons:
 	@$(PYTHON) -m notebooks.publish $(REPOSITORY)
 
 picture: $(VENV)/.perfnb-test
-	@$(PY) -m notebooks.picture
+	@$(PY) -m notebooks.pictures $(PICTURES)
 
 bench: $(VENV)/.perfnb-bench
 	@$(PY) -m benchmarks
@@ -69,6 +85,7 @@ lint: style types contracts
 style: $(VENV)/.perfnb-test
 	@$(PY) -m ruff check --quiet --output-format concise .
 	@$(PY) -m ruff format --check --quiet . || { echo "Not formatted; run: $(PY) -m ruff format ."; exit 1; }
+	@$(PY) -m tests.habits
 
 types: $(VENV)/.perfnb-test
 	@$(PY) -m mypy --no-error-summary
@@ -116,7 +133,7 @@ test-all: style
 test-fast: style contracts fast-tests
 
 # In one process, because anything running alongside would be measured too. PYTEST_FLAGS=--write-table writes the
-# figures into docs/numbers.md. SECTION=latency runs tests/accuracy/test_latency.py alone, and SECTION=labs only the labs'
+# figures into docs/accuracy.md. SECTION=latency runs tests/accuracy/test_latency.py alone, and SECTION=labs only the labs'
 # solutions, whose exercises about times are judged here.
 accuracy: $(VENV)/.perfnb-test
 ifneq ($(SECTION),labs)
@@ -126,7 +143,7 @@ ifneq ($(filter labs,$(or $(SECTION),labs)),)
 	@PERFNB_JUDGE_TIMES=1 $(PY) -m pytest -p no:xdist $(NBVAL) $(wildcard notebooks/labs/solutions/*.ipynb)
 endif
 
-# The promises about live GPUs, on a CUDA machine; at most ten minutes. This suite judges times. With GPU_PYTHON, an
+# The promises about live GPUs, on a CUDA machine, where it has not run yet. This suite judges times. With GPU_PYTHON, an
 # interpreter that has torch and pytest with pytest-timeout, nothing is installed: see CONTRIBUTING.md.
 ifdef GPU_PYTHON
 test-gpu:
@@ -175,7 +192,7 @@ $(VENV)/.perfnb-%: $(VENV)/bin/pip pyproject.toml constraints.txt
 
 clean:
 	@rm -rf build dist docs/_build demo.html .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	@find . \( -name '$(VENV)' -o -name '$(VENV_LOWEST)' -o -name '$(VENV_NUMPY)' \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
+	@find . \( -name '$(VENV)' -o -name '$(VENV_LOWEST)' -o -name '$(VENV_NUMPY)' -o -name '$(VENV_DIST)' \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NUMPY)
+	@rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NUMPY) $(VENV_DIST)

@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.accuracy.conftest import *
 
 accuracy.HERE = Path(__file__).parent
-accuracy.PAGE = Path(__file__).parent / "numbers.md"
+accuracy.PAGE = Path(__file__).parent / "accuracy.md"
 SAYS = {says!r}
 
 class Probe:
@@ -104,13 +104,13 @@ def test_whatever_else_fails_is_never_tried_again(pytester: pytest.Pytester, err
 
 
 def test_the_table_is_written_between_its_markers(pytester: pytest.Pytester) -> None:
-    page = pytester.path / "numbers.md"
-    page.write_text(f"# Numbers\n\n{BEGIN}\n\nold\n\n{END}\n\nMore.\n", "utf-8")
+    page = pytester.path / "accuracy.md"
+    page.write_text(f"# Accuracy\n\n{BEGIN}\n\nold\n\n{END}\n\nMore.\n", "utf-8")
     result = checked(pytester, 'figure("a|b", 0.031, within=(0.02, 0.05), unit="%")', None, options=("--write-table",))
 
     assert result.ret == pytest.ExitCode.OK
     text = page.read_text("utf-8")
-    assert text.startswith(f"# Numbers\n\n{BEGIN}\n\nMeasured on 20")
+    assert text.startswith(f"# Accuracy\n\n{BEGIN}\n\nMeasured on 20")
     assert "torch" in text
     assert "| a\\|b   | 3.1 %    | 2 % to 5 % | held    |" in text
     assert "old" not in text

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import perfnb
 from tests.lowest import EXTRAS, bound, bounds, chosen_by, lowest
 from tests.test_architecture import PACKAGE, imports, sources
 
@@ -185,13 +187,33 @@ def test_the_citation_names_this_version() -> None:
     assert line in (ROOT / "README.md").read_text("utf-8")
 
 
-def test_the_wheel_holds_the_whole_package(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+def built(kind: str, folder: Path) -> Path:
+    """What hatchling builds of the project: a wheel or an sdist."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    (file,) = folder.iterdir()
+    return file
 
-    (wheel,) = tmp_path.glob("*.whl")
+
+def test_the_wheel_holds_the_whole_package(tmp_path: Path) -> None:
+    wheel = built("wheel", tmp_path)
+
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("perfnb/")}
     there = {str(path.relative_to(ROOT)) for path in project_files() if PACKAGE in path.parents}
     assert "perfnb/py.typed" in there
     assert packed == there
+
+
+def test_the_sdist_holds_the_whole_project(tmp_path: Path) -> None:
+    with tarfile.open(built("sdist", tmp_path)) as sdist:
+        packed = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
+
+    there = {str(path.relative_to(ROOT)) for path in project_files()}
+    assert packed - there == {"PKG-INFO"}
+    assert {name for name in there - packed if not name.startswith((".ci/", ".git"))} == set()
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert perfnb.__version__ == PROJECT["version"]
+    assert f"## [{PROJECT['version']}] - " in (ROOT / "CHANGELOG.md").read_text("utf-8")

@@ -175,9 +175,10 @@ class RunComparison(RunChanges, Documented):
     ----------
     verdict : str
         ``faster``, ``slower``, ``same`` or ``inconclusive``: the second run against the first.
-    ratio, ratio_ci
-        Median step time of the second over that of the first, and its 95 % interval; ``None`` without steps, and with
-        too few.
+    ratio : float or None
+        Median step time of the second divided by that of the first; ``None`` without steps.
+    ratio_ci : tuple of float or None
+        Its 95 % interval; ``None`` with too few steps.
     step : DataFrame
         Of ``step`` (median), ``mean step``, ``waiting for data``, ``working`` and ``between steps`` (means per step):
         `a_ms` and `b_ms` of both runs, `change_ms` with its 95 % interval from `low_ms` to `high_ms`, and the `ratio`

@@ -33,7 +33,7 @@ READERS = (
     "perfnb.trace.kineto:READER",
 )
 #: Where an error about an unknown file points.
-FORMATS_ARE = 'help(perfnb.load) and "Traces from elsewhere" in the documentation list the formats'
+FORMATS_ARE = 'help(perfnb.load) and "File formats" in the documentation list the formats'
 #: Bytes of a file, unpacked, by which its format is recognised.
 HEAD = 2**16
 #: Called with the bytes of the file done so far, and its size.

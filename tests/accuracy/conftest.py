@@ -19,7 +19,7 @@ from tests.accuracy.disturbance import Disturbance
 from tests.accuracy.judging import Figure, Figures, Missed, Unsettled, as_table, machine, write_table
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "numbers.md"
+PAGE = HERE.parents[1] / "docs" / "accuracy.md"
 #: How often a check that missed on a disturbed machine runs again.
 RERUNS = 3
 #: A check that took longer than this does not run again, or three of them would double the time of the whole.

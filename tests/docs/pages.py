@@ -2,10 +2,8 @@
 
 How a block is written decides what happens to it:
 
-- a ``python`` fence is run, in the order of the page, with the names of the blocks before it;
-- ``<!-- setup`` with code until ``-->`` is also run, but readers do not see it;
-- code in a file of ``setups`` named like the page is run before the page: the README is also read as plain text;
-- ``<!-- setup: first_profile.md -->`` runs the first block of that page, which defines the names that most pages use;
+- a ``python`` fence is run, in the order of the page, with the names of the blocks before it and nothing else, as a
+  reader pastes it;
 - ``<!-- not run: reason -->`` before a fence skips it, with a reason;
 - a ``text`` fence right below one that is run is compared with its output; other ``text`` fences are only shown;
 - fences in braces belong to Sphinx.
@@ -20,10 +18,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-SETUPS = Path(__file__).parent / "setups"
 PAGES = {path.relative_to(ROOT).as_posix(): path for path in (README, *sorted(DOCS.glob("*.md")))}
 
-_SETUP = "<!-- setup"
 _NOT_RUN = re.compile(r"<!-- not run: (\S.*\S) -->")
 _FENCE = re.compile(r"(`{3,}|~{3,}|:{3,})(.*)")
 
@@ -34,7 +30,6 @@ class Block(NamedTuple):
     line: int
     code: str
     not_run: str = ""
-    hidden: bool = False
     prints: str = ""
 
 
@@ -46,19 +41,13 @@ def blocks_of(path: Path) -> list[Block]:
     ValueError
         For a fence that is neither run nor marked, or a mark without a fence below it.
     """
-    setup = SETUPS / f"{path.stem.lower()}.py"
-    found = [Block(0, setup.read_text("utf-8"), hidden=True)] if setup.exists() and path in PAGES.values() else []
+    found: list[Block] = []
     lines = list(enumerate(path.read_text("utf-8").splitlines(), start=1))
     reason = ""
     place = below = 0  # where the last block of code that is run ends
     while place < len(lines):
         number, line = lines[place]
         place += 1
-        if line.startswith(_SETUP):
-            code, place = _until(lines, place, "-->") if "-->" not in line else ([], place)
-            named = line.removeprefix(_SETUP).removesuffix("-->").strip(" :")
-            found.append(Block(number, first_block(path.parent / named) if named else "\n".join(code), hidden=True))
-            continue
         if mark := _NOT_RUN.fullmatch(line.strip()):
             reason = mark[1]
             continue
@@ -81,8 +70,8 @@ def blocks_of(path: Path) -> list[Block]:
 
 
 def first_block(path: Path) -> str:
-    """The first code that a page shows."""
-    return next(block.code for block in blocks_of(path) if not block.hidden)
+    """The first code of a page."""
+    return blocks_of(path)[0].code
 
 
 def prose(text: str) -> str:

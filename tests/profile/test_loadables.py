@@ -29,7 +29,7 @@ def forget_readers() -> Iterator[None]:
 
 
 def test_an_unknown_file_or_folder_is_one_line_that_points_to_the_formats_and_quotes_nothing(tmp_path: Path) -> None:
-    lists = 'help(perfnb.load) and "Traces from elsewhere" in the documentation list the formats.'
+    lists = 'help(perfnb.load) and "File formats" in the documentation list the formats.'
     (tmp_path / "notes.txt").write_text("password=hunter2")
     sqlite3.connect(tmp_path / "run.sqlite").execute("create table a (b)").connection.close()
     os.mkfifo(tmp_path / "pipe")
@@ -42,7 +42,7 @@ def test_an_unknown_file_or_folder_is_one_line_that_points_to_the_formats_and_qu
         with pytest.raises(error) as caught:
             perfnb.load(tmp_path / name)
         assert str(caught.value) == f"{tmp_path / name} {says}"
-    assert (Path(__file__).parents[2] / "docs" / "traces.md").read_text("utf-8").startswith("# Traces from elsewhere\n")
+    assert (Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8").startswith("# File formats\n")
     with pytest.raises(TraceError, match=r"is not a trace that perfnb can read; help\(perfnb\.load\) and"):
         perfnb.load([tmp_path / "notes.txt"])
 

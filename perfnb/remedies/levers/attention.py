@@ -115,8 +115,10 @@ ATTENTION = Lever(
     answers=("attention unfused",),
 )
 SDPA = (
-    _sdpa("flash", "FlashAttention in calls of scaled_dot_product_attention"),
-    _sdpa("efficient", "memory-efficient attention in calls of scaled_dot_product_attention (CUDA)"),
-    _sdpa("cudnn", "cuDNN's attention in calls of scaled_dot_product_attention (CUDA)"),
-    _sdpa("math", "attention in separate ops in calls of scaled_dot_product_attention, which short sequences may like"),
+    _sdpa("flash", "FlashAttention in calls to scaled_dot_product_attention"),
+    _sdpa("efficient", "memory-efficient attention in calls to scaled_dot_product_attention (CUDA)"),
+    _sdpa("cudnn", "cuDNN's attention in calls to scaled_dot_product_attention (CUDA)"),
+    _sdpa(
+        "math", "unfused attention in calls to scaled_dot_product_attention, which can be faster for short sequences"
+    ),
 )
