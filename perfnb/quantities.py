@@ -96,9 +96,8 @@ def durations(times_ms: Iterable[float]) -> str:
 
 
 def interval(ms: Any, bounds: tuple[Any, Any] | None) -> str:
-    """A time with its confidence interval: ``12.3 ms [12.1, 12.6]``; the time alone if a bound is unknown."""
-    inside = known_bounds(bounds)
-    return f"{duration(ms)} {interval_bounds(ms, inside)}" if inside else duration(ms)
+    """A time with its interval: ``12.3 ms [12.1, 12.6]``."""
+    return with_interval(duration(ms), ms, bounds)
 
 
 def with_interval(text: str, value: Any, bounds: tuple[Any, Any] | None) -> str:
@@ -179,13 +178,6 @@ def counted(number: float, thing: str) -> str:
     if whole != 1:
         thing = re.sub(r"(?<=[^aeiou])y$", "ie", thing) + ("es" if thing.endswith(("s", "x", "ch", "sh")) else "s")
     return f"{whole:,} {thing}"
-
-
-def interval_bounds(ms: Any, bounds: tuple[float, float]) -> str:
-    """The bounds of an interval, in the unit that `duration` picks for `ms`: ``[12.1, 12.6]``."""
-    factor, _ = _time_unit(known(ms) or 0.0)
-    low, high = (significant(bound * factor) for bound in bounds)
-    return f"[{low}, {high}]".replace("-", MINUS)
 
 
 def share(fraction: Any) -> str:

@@ -39,6 +39,7 @@ OPAQUE = ("flame/picture.py", "memory/pictures.py", "memory/tab.py", "ranks/lane
 DISPLAYS = (
     "command/output.py",
     "experiments/ab_test.py",
+    "experiments/journal.py",
     "profile/widget.py",
     "watching/watch.py",
     "watching/widget.py",

@@ -62,7 +62,7 @@ def test_a_rate_names_what_it_counts():
 def test_an_interval_keeps_the_unit_of_its_middle():
     assert fmt.interval(12.3, (12.1, 12.6)) == "12.3 ms [12.1, 12.6]"
     assert fmt.interval(990, (900, 1010)) == "990 ms [900, 1,010]"
-    assert fmt.interval(0.05, (0.04, 0.2)) == "50.0 µs [40.0, 200]"
+    assert fmt.interval(0.05, (0.04, 0.2)) == "50.0 µs [40.0, 200.0]"
     assert fmt.interval(12.3, None) == "12.3 ms"
 
 

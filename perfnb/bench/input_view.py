@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfnb import quantities as fmt
 from perfnb.draw import palette
 from perfnb.draw.document import Column, Document, State, Table, Value, Verdict
-from perfnb.draw.palette import Mark
 from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
@@ -47,6 +46,11 @@ def input_bound_document(figures: InputBound) -> Document:
         advice = "Raise budget_s." if is_short else "Raise budget_s, or use a quieter machine."
     elif figures.verdict == "compute-bound" and figures.mostly_rest:
         advice = "Nearly all of the step is neither loader nor model: look at what else it does."
+    rows = []
+    for kind, row in figures.times.iterrows():
+        label, phase = _WORDS[str(kind)]
+        time = Value(row["median_ms"], "ms", fmt.known_bounds((row["low_ms"], row["high_ms"])))
+        rows.append((replace(palette.mark(phase), word=label), time, row["ran"]))
     medians = f"Time per step, median of {fmt.counted(len(figures.rounds), 'block')}"
     columns = (Column("run"), Column("per step", "ms", bar=True), Column("what runs", priority=1))
     return Document(
@@ -57,18 +61,12 @@ def input_bound_document(figures: InputBound) -> Document:
             Table(
                 medians + (" with 95 % interval" if figures.saved_by_loader.bounded else ""),
                 columns,
-                [_row(str(kind), row) for kind, row in figures.times.iterrows()],
+                rows,
                 noun="run",
             ),
         ),
         notes=tuple(_notes(figures)),
     )
-
-
-def _row(kind: str, row: Any) -> tuple[Mark, Value, str]:
-    word, phase = _WORDS[kind]
-    interval = fmt.known_bounds((row["low_ms"], row["high_ms"]))
-    return replace(palette.mark(phase), word=word), Value(row["median_ms"], "ms", interval), row["ran"]
 
 
 def _notes(figures: InputBound) -> Iterator[str]:
@@ -95,7 +93,7 @@ def _saved(figures: InputBound) -> str:
         seen = fmt.duration(saved.estimate) if saved.estimate > 0 else "nothing"
         return f"so far it looks as if a perfect loader would save {seen} {whole} (no interval yet)"
     if saved.low > 0:
-        most = fmt.with_interval(fmt.duration(saved.estimate), saved.estimate, (saved.low, saved.high))
+        most = fmt.interval(saved.estimate, (saved.low, saved.high))
         return f"a perfect loader would save up to {most} {whole}, {fmt.share(figures.saved_share)}"
     if saved.high <= 0:
         return "a perfect loader would save nothing measurable"

@@ -16,7 +16,8 @@ from perfnb.stats.planning import MOST_NEEDED
 if TYPE_CHECKING:
     from perfnb.bench.paired_times import PairedTimes
 
-_STATES: dict[str, State] = {"faster": "good", "slower": "bad", "same": "none", "inconclusive": "open"}
+#: Of what pairs show.
+STATES: dict[str, State] = {"faster": "good", "slower": "bad", "same": "none", "inconclusive": "open"}
 _WHO = {
     "worker processes": "Worker processes prefetch batches for one step while the other runs",
     "processes": "Other processes may work for one step while the other runs",
@@ -40,7 +41,7 @@ def effect_words(times: PairedTimes) -> str:
 
 def pairs_answer(times: PairedTimes) -> tuple[State, str, str]:
     """What the pairs say about the candidate's time: the state, a sentence, and what to do."""
-    state, within = _STATES[times.verdict], fmt.share(times.comparison.equal_within)
+    state, within = STATES[times.verdict], fmt.share(times.comparison.equal_within)
     if times.ratio_ci is None:
         return (state, *_too_few(times))
     if times.verdict == "same":

@@ -17,7 +17,6 @@ from perfnb.draw import palette
 from perfnb.draw.document import (
     Bar,
     Bars,
-    Budget,
     Cell,
     Column,
     Document,
@@ -154,7 +153,11 @@ def _sections(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Section]:
     if traces is not None:
         yield _operators(traces)
         if traces.gpu_time is not None:
-            yield _gpu_time(traces.gpu_time)
+            rows = [
+                (_FIGURES[str(name)], *_changed(row["ms_a"], row["ms_b"])) for name, row in traces.gpu_time.iterrows()
+            ]
+            known = [row for row in rows if row[1] or row[2]]
+            yield Table("One GPU", (Column("figure"), *_CHANGE), known, noun="figure")
     yield _findings(diff.findings)
 
 
@@ -204,7 +207,6 @@ def _layers(diff: ProfileDiff) -> Table:
         tuple(columns),
         rows,
         Nesting(parents, weights),
-        budget=Budget(20, 40),
         noun="layer",
         names=names,
         key="layers",
@@ -231,10 +233,10 @@ def _operators(diff: TraceDiff) -> Table:
     rows, details, inner, owner = list[Any](), list[str](), list[Any](), list[int]()
     for place, row in enumerate(_unlike(diff.operators).to_dict("records")):
         op = _arrow(str(row[f"op_{side}"]) for side in ("a", "b") if not pd.isna(row[f"op_{side}"])) or str(row["op"])
-        shapes = "" if pd.isna(row["shapes"]) else str(row["shapes"])
+        sizes = ", ".join(match.replace(" ", "").replace(",", "×") for match in _SHAPE.findall(str(row["shapes"])))
         lacking = {ONLY_A: "b", ONLY_B: "a"}.get(str(row["matched"]), "")
         times = _changed(row[f"{what}_a"], row[f"{what}_b"], lacking)
-        rows.append((f"{op} {_sizes(shapes)}".strip(), *times, fmt.known(row["grew_host_ms"]) if diff.on_gpu else None))
+        rows.append((f"{op} {sizes}".strip(), *times, fmt.known(row["grew_host_ms"]) if diff.on_gpu else None))
         kernels = [list(row[f"kernels_{side}"]) for side in ("a", "b")]
         details.append(
             " · ".join(filter(None, (_where(row), _arrow(map(_kernel_list, kernels)) if any(kernels) else "")))
@@ -251,7 +253,6 @@ def _operators(diff: TraceDiff) -> Table:
         ),
         rows,
         details=details,
-        budget=Budget(12, 24),
         noun="op",
         inner=Inner("Kernels, copies and memsets", (Column("name"), Column("in")), inner, owner) if inner else None,
         key="ops",
@@ -266,11 +267,6 @@ def _where(row: Any) -> str:
     if only := _ONLY.get(str(row["matched"])):
         parts.append(f"({only})")
     return " ".join(parts)
-
-
-def _gpu_time(table: pd.DataFrame) -> Table:
-    rows = [(_FIGURES[str(name)], *_changed(row["ms_a"], row["ms_b"])) for name, row in table.iterrows()]
-    return Table("One GPU", (Column("figure"), *_CHANGE), [row for row in rows if row[1] or row[2]], noun="figure")
 
 
 def _findings(table: pd.DataFrame) -> Table:
@@ -319,11 +315,6 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
 def _arrow(words: Iterable[str]) -> str:
     """``first → second``, or one word if both say the same."""
     return " → ".join(dict.fromkeys(words))
-
-
-def _sizes(shapes: str) -> str:
-    """The shapes of inputs that have some: ``4×197×768, 768×768``."""
-    return ", ".join(match.replace(" ", "").replace(",", "×") for match in _SHAPE.findall(shapes))
 
 
 def _kernel_list(names: Sequence[str]) -> str:

@@ -85,7 +85,8 @@ def reason(test: ABTest) -> tuple[str, str]:
         return f"the candidate exceeds a limit: {'; '.join(_against(test, name) for name in about)}", ""
     faster = f"the candidate is faster ({effect_words(test)})"
     if cause == deciding.UNJUDGED and about:
-        return f"{faster}, but {_unlimited(test)}", _limits(about)
+        limits = ", ".join(f"{name!r}: ..." for name in about)
+        return f"{faster}, but {_unlimited(test)}", f"Pass limits={{{limits}}}."
     if cause == deciding.UNJUDGED:
         how = "Pass check or quality." if test.check is None else "Return the loss from both steps, or pass quality."
         return f"{faster}, but its results could not be checked: {test.quality.said}", how
@@ -142,7 +143,8 @@ def _table(test: ABTest) -> Table:
             timings = (test.baseline.timing, test.candidate.timing)
             sides = [Value(timing.median_ms, "ms", timing.ci_ms) for timing in timings]
         elif metric not in _METRICS:  # a loss that is not finite is shown as it is
-            sides = [_loss(row[side]) for side in SIDES]
+            losses = [row[side] for side in SIDES]
+            sides = ["" if pd.isna(loss) else Value(loss) if math.isfinite(loss) else str(loss) for loss in losses]
         rows.append((_label(metric), *sides, _value(ratio, "ratio", _bounds(row)), _value(limit, unit)))
         details.append(_apart(test) if metric == "median_ms" and ratio is not None else "")
     columns = (
@@ -156,14 +158,6 @@ def _table(test: ABTest) -> Table:
 
 def _value(number: float | None, unit: Unit, bounds: Interval | None = None) -> Cell:
     return "" if number is None else Value(number, unit, bounds)
-
-
-def _loss(value: Any) -> Cell:
-    return "" if pd.isna(value) else Value(value) if math.isfinite(value) else str(value)
-
-
-def _losses(test: ABTest) -> list[str]:
-    return [loss.name for loss in test.quality.losses]
 
 
 def _label(metric: str) -> str:
@@ -252,10 +246,6 @@ def _against(test: ABTest, name: str) -> str:
     return f"{_label(name).removeprefix('loss: ')} {value} (limit {limit})"
 
 
-def _limits(about: tuple[str, ...]) -> str:
-    return f"Pass limits={{{', '.join(f'{name!r}: ...' for name in about)}}}."
-
-
 def _unlimited(test: ABTest) -> str:
     """Why losses cannot be judged."""
     about = test.outcome.about
@@ -268,7 +258,7 @@ def _unlimited(test: ABTest) -> str:
 def _unchecked(test: ABTest, name: str) -> str:
     if name in test.table.index:
         return f"{_METRICS[name][0]} could not be measured"
-    return f"quality returned no loss {name!r}, only {', '.join(_losses(test))}"
+    return f"quality returned no loss {name!r}, only {', '.join(loss.name for loss in test.quality.losses)}"
 
 
 def _exact(metric: str, value: Any, row: Any) -> str:

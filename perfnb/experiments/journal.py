@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 import pandas as pd
 
 from perfnb import arguments as amounts
+from perfnb.draw.as_figure import series_figure
 from perfnb.draw.document import Document
 from perfnb.draw.documented import Documented
 from perfnb.experiments import journal_files as storage
 from perfnb.experiments.ab_test import ABTest
-from perfnb.experiments.journal_chart import journal_figure
 from perfnb.experiments.journal_files import JournalEntry
 from perfnb.experiments.journal_table import journal_history
-from perfnb.experiments.journal_view import journal_document
+from perfnb.experiments.journal_view import journal_document, trends
 from perfnb.files import usable
 from perfnb.profile.loading import load
 from perfnb.profile.profile import Profile
@@ -173,7 +173,7 @@ class Journal(Documented):
 
     def plot(self) -> Figure:
         """Draw the run chart: each entry's step time with its interval, next to the last accepted one."""
-        return journal_figure(self.history)
+        return series_figure(list(trends(self.history, 1)))
 
     def _entries(self) -> dict[str, JournalEntry]:
         entries, damaged = storage.read_entries(self._path)

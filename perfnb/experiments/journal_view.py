@@ -8,25 +8,11 @@ from typing import Any
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw.document import (
-    Axis,
-    Budget,
-    Cell,
-    Column,
-    Document,
-    Line,
-    Section,
-    Series,
-    State,
-    Table,
-    Value,
-    Verdict,
-)
+from perfnb.draw.document import Axis, Cell, Column, Document, Line, Series, State, Table, Value, Verdict
 from perfnb.draw.palette import BLUE, GREY, Mark
-from perfnb.experiments.journal_chart import MOST_ENTRIES, latest_names
 
-#: Most sentences of one kind; the last ones are shown.
-MOST_SENTENCES = 4
+#: Most entries in the charts, charts, one per step name, and sentences of one kind; the last ones are shown.
+_MOST_ENTRIES, _MOST_CHARTS, _MOST_SENTENCES = 60, 4, 4
 _KINDS = {"report": "A/B test"}
 _DECISIONS: dict[str, tuple[State, str]] = {
     "accept": ("good", "was accepted"),
@@ -49,7 +35,7 @@ def journal_document(history: pd.DataFrame, damaged: Mapping[str, str], where: s
         where,
         verdict=_verdict(history),
         facts=(fmt.counted(len(history), "entry"),),
-        sections=(*_trends(history), _entries(history)) if len(history) else (),
+        sections=(*trends(history, 2), _entries(history)) if len(history) else (),
         notes=tuple(_notes(history, damaged)),
     )
 
@@ -61,7 +47,10 @@ def _verdict(history: pd.DataFrame) -> Verdict:
         )
     decided, accepted = history[history["decision"].notna()], history[history["accepted"]]
     last_ones = accepted.groupby("name", sort=False).tail(1)
-    kept = [f"Last accepted: {_entry(row)}, {_time(row)}." for _, row in last_ones.iterrows()]
+    kept = [
+        f"Last accepted: {_entry(row)}, {fmt.interval(row['median_ms'], (row['ci_low_ms'], row['ci_high_ms']))}."
+        for _, row in last_ones.iterrows()
+    ]
     # What was slower before the last acceptance of its step is old news.
     since = history["number"].where(history["accepted"]).groupby(history["name"]).transform("max").fillna(0)
     slower = history[history["regression"] & (history["number"] >= since)]
@@ -90,11 +79,6 @@ def _about(row: Any) -> str:
     return f" ({row['change'][:60]})" if row["change"] else ""
 
 
-def _time(row: Any) -> str:
-    bounds = row["ci_low_ms"], row["ci_high_ms"]
-    return fmt.with_interval(fmt.duration(row["median_ms"]), row["median_ms"], bounds)
-
-
 def _ratio(row: Any, ratio: str = "ratio", low: str = "ratio_ci_low", high: str = "ratio_ci_high") -> str:
     return fmt.with_interval(fmt.ratio(row[ratio]), row[ratio], (row[low], row[high]))
 
@@ -103,9 +87,9 @@ def _slower(row: Any, history: pd.DataFrame) -> str:
     side = "the baseline of " if row["kind"] == "report" else ""
     percent = fmt.share(row["ratio"] - 1)
     slower = f"Regression: {side}{_entry(row)} takes {percent} more time than {_reference(row, history)}: {_ratio(row)}"
-    if _known(row["also_changed"]):
+    if pd.notna(row["also_changed"]):
         slower += f"; the environment also changed ({row['also_changed']})"
-    return slower + (f"; disturbed: {row['disturbed']}" if _known(row["disturbed"]) else "")
+    return slower + (f"; disturbed: {row['disturbed']}" if pd.notna(row["disturbed"]) else "")
 
 
 def _reference(row: Any, history: pd.DataFrame) -> str:
@@ -122,12 +106,12 @@ def _side(row: Any) -> str:
     return f"{'the baseline of ' if is_baseline else ''}entry {row['number']}"
 
 
-def _trends(history: pd.DataFrame) -> Iterator[Section]:
-    """Step time by entry, a chart per step; of an A/B test, both sides."""
-    recent = history.iloc[-MOST_ENTRIES:]
-    for name in latest_names(history):
+def trends(history: pd.DataFrame, fewest: int) -> Iterator[Series]:
+    """Step time by entry, a chart per step with enough entries; of an A/B test, both sides."""
+    recent = history.iloc[-_MOST_ENTRIES:]
+    for name in recent["name"].drop_duplicates(keep="last").iloc[-_MOST_CHARTS:]:
         rows = recent[recent["name"] == name]
-        if rows["median_ms"].count() < 2:
+        if rows["median_ms"].count() < fewest:
             continue
         tested = (rows["kind"] == "report").any()
         step = Mark("step, or candidate of an A/B test" if tested else "step", BLUE, "█", "solid")
@@ -162,9 +146,7 @@ def _entries(history: pd.DataFrame) -> Table:
         Column("added", priority=4, help="UTC"),
     )
     details = [_detail(row, history) for row in rows]
-    return Table(
-        "Entries", columns, [_cells(row, history) for row in rows], details=details, budget=Budget(20, 40), noun="entry"
-    )
+    return Table("Entries", columns, [_cells(row, history) for row in rows], details=details, noun="entry")
 
 
 def _cells(row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
@@ -180,15 +162,15 @@ def _cells(row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
 
 
 def _result(row: Any) -> str:
-    if _known(row["decision"]):
+    if pd.notna(row["decision"]):
         return str(row["decision"])
     if row["accepted"]:
         return "accepted"
-    if not _known(row["against"]):
+    if not pd.notna(row["against"]):
         return "first"
     if not row["comparable"]:
         return "not compared"
-    return "regression" if row["regression"] else row["verdict"] if _known(row["verdict"]) else ""
+    return "regression" if row["regression"] else row["verdict"] if pd.notna(row["verdict"]) else ""
 
 
 def _detail(row: Any, history: pd.DataFrame) -> str:
@@ -202,7 +184,7 @@ def _detail(row: Any, history: pd.DataFrame) -> str:
 
 def _notes(history: pd.DataFrame, damaged: Mapping[str, str]) -> Iterator[str]:
     numbers = history["number"].to_dict()
-    for _, row in history[history["two_changes"] & history["comparable"]].iloc[-MOST_SENTENCES:].iterrows():
+    for _, row in history[history["two_changes"] & history["comparable"]].iloc[-_MOST_SENTENCES:].iterrows():
         named = f"besides the named change{_about(row)}, " if row["change"] else ""
         stands = "its own pairs remain valid" if row["kind"] == "report" else "which one mattered is unknown"
         yield (
@@ -219,11 +201,7 @@ def _notes(history: pd.DataFrame, damaged: Mapping[str, str]) -> Iterator[str]:
         yield _CAUTION
     if (history["ratio"].notna() & (history["name"] == "")).any():
         yield _NAMELESS
-    for name, why in list(damaged.items())[:MOST_SENTENCES]:
+    for name, why in list(damaged.items())[:_MOST_SENTENCES]:
         yield f"Entry {name} is damaged and ignored: {why}."
-    if (more := len(damaged) - MOST_SENTENCES) > 0:
+    if (more := len(damaged) - _MOST_SENTENCES) > 0:
         yield f"{fmt.counted(more, 'more entry')} {'is' if more == 1 else 'are'} damaged and ignored."
-
-
-def _known(value: Any) -> bool:
-    return not pd.isna(value)

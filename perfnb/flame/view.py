@@ -18,6 +18,8 @@ from perfnb.stacks.tables import function_table
 
 #: Most functions that a document has.
 _MOST = 2_000
+#: What profiles measure, by unit.
+_MEASURES = {"ms": "time", "bytes": "memory", "samples": "samples"}
 
 
 def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
@@ -29,18 +31,22 @@ def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
     functions : DataFrame
         As `perfnb.stacks.tables.function_table` makes it.
     """
-    whole = _whole(record)
+    tree, whole = record.tree, 0.0
+    if record.calls is not None:
+        whole = float(record.calls["self_ms"].sum())
+    elif tree is not None:
+        whole = float(tree.self.sum())
     facts = [record.format, fmt.counted(len(functions), "function")]
     if record.samples is not None and record.unit != "samples":
         facts.append(fmt.counted(record.samples, "sample"))
     if functions["calls"].notna().any():
         facts.append(fmt.counted(int(functions["calls"].sum()), "call"))
-    label = {"ms": "time", "bytes": "memory", "samples": "samples"}.get(record.unit)
+    label = _MEASURES.get(record.unit)
     sections: list[Section] = []
-    if record.tree is not None and len(record.tree):
+    if tree is not None and len(tree):
         title = "Flame graph" if record.calls is None else "Flame graph, approximate"
         in_order = record.format in ("speedscope", "perf script")
-        sections.append(flame_section(record.tree, record.unit, title, in_order=in_order))
+        sections.append(flame_section(tree, record.unit, title, in_order=in_order))
     notes = list(record.notes)
     if len(functions) > _MOST:
         notes.append(f"Only the {_MOST:,} functions that took most themselves are listed: .functions has all.")
@@ -55,12 +61,6 @@ def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
     )
 
 
-def _whole(record: HostRecord) -> float:
-    if record.calls is not None:
-        return float(record.calls["self_ms"].sum())
-    return 0.0 if record.tree is None else float(record.tree.self.sum())
-
-
 def _heaviest(record: HostRecord, functions: pd.DataFrame, whole: float) -> Verdict:
     if functions.empty:
         return Verdict("none", "No function took any time")
@@ -69,14 +69,13 @@ def _heaviest(record: HostRecord, functions: pd.DataFrame, whole: float) -> Verd
     if record.unit == "none":
         return Verdict("none", f"{_named(first, 1)} takes most itself: {share} of the whole")
     own, _ = _columns(record.unit)
-    unit = {"ms": "the time", "bytes": "the memory", "samples": "the samples"}[record.unit]
     amounts = f"{words(first[own], UNITS[record.unit])} of {words(whole, UNITS[record.unit])}"
-    return Verdict("none", f"{_named(first, 1)} takes {share} of {unit} itself, {amounts}")
+    return Verdict("none", f"{_named(first, 1)} takes {share} of the {_MEASURES[record.unit]} itself, {amounts}")
 
 
 def _columns(unit: str) -> tuple[str, str]:
     """The columns of own and total figures."""
-    kind = {"ms": "ms", "samples": "samples", "bytes": "bytes", "none": "share"}[unit]
+    kind = "share" if unit == "none" else unit
     return f"self_{kind}", f"total_{kind}"
 
 
@@ -142,7 +141,6 @@ def host_diff_document(diff: HostDiff) -> Document:
         f"Functions by change of their own {'time' if in_ms else 'share'}",
         (Column("function"), *columns, Column("file", priority=2)),
         rows,
-        budget=Budget(20, 40),
         noun="function",
         selects=(("flame", "Callers and callees"),),
         key="functions",

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 #: Most devices that are shown, and of these most queues.
 _MOST_DEVICES, _MOST_QUEUES = 16, 4
-#: Kernels that text and static HTML list.
-_KERNELS = Budget(5, 15)
 #: The section in which a row selects the op of its name.
 _OPS = (("ops", "Show in the ops"),)
 
@@ -80,12 +78,14 @@ _BECAUSE = {
 
 def gpu_document(summary: GpuSummary) -> Document:
     """What the GPUs did, what they waited for, and what set the time of a step."""
+    overlap = float(summary.devices["overlap_ms"].sum())
+    hidden = [f"{fmt.duration(overlap)} of communication ran during computation and counts as computation."]
     return Document(
         "GPU",
         verdict=gpu_verdict(summary),
         figures=tuple(figure for figure in _figures(summary) if figure.value is not None),
         sections=(*_times(summary), *_queues(summary), _kernels(summary), *_paths(summary.path)),
-        notes=(*_overlaps(summary), *summary.notes),
+        notes=(*hidden * (overlap > 0), *summary.notes),
     )
 
 
@@ -174,12 +174,6 @@ def _figures(summary: GpuSummary) -> Iterator[Figure]:
     yield Figure("queue empty", facts.empty_share, "share", basis="of the time from first to last work")
 
 
-def _overlaps(summary: GpuSummary) -> Iterator[str]:
-    hidden = float(summary.devices["overlap_ms"].sum())
-    if hidden > 0:
-        yield f"{fmt.duration(hidden)} of communication ran during computation and counts as computation."
-
-
 def _times(summary: GpuSummary) -> Iterator[Section]:
     """What each GPU did in all, and step by step."""
     devices, steps = summary.devices.head(_MOST_DEVICES), summary.steps
@@ -242,7 +236,7 @@ def _kernels(summary: GpuSummary) -> Table:
         "Kernels, copies and fills per step, by op and input shapes" + (f"; {left:,} more not listed" if left else ""),
         columns,
         rows,
-        budget=_KERNELS,
+        budget=Budget(5, 15),
         noun="kernel",
         selects=_OPS if by_op else (),
         names=[str(row.op if pd.isna(row.kernel) else row.kernel) for row in _rows(table)],

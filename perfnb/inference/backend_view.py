@@ -9,7 +9,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.bench.values import UNCHECKED
-from perfnb.draw.document import Column, Document, Effect, Effects, Interval, Table, Value, Verdict
+from perfnb.draw.document import Column, Document, Effect, Effects, Table, Value, Verdict
 from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) 
         Effect(
             str(name),
             fmt.known(row["ratio"]),
-            _interval(row, "ratio_low", "ratio_high"),
+            fmt.known_bounds((row["ratio_low"], row["ratio_high"])),
             f"{row['decision']}, {row['verdict']}",
         )
         for name, row in compared.iterrows()
@@ -72,13 +72,9 @@ def _verdict(table: pd.DataFrame) -> Verdict:
         return Verdict("none", "No backend is faster and as good as eager")
     best = accepted.iloc[0]
     ratio = float(best["ratio"])
-    effect = fmt.with_interval(fmt.ratio(ratio), ratio, _interval(best, "ratio_low", "ratio_high"))
+    effect = fmt.with_interval(fmt.ratio(ratio), ratio, fmt.known_bounds((best["ratio_low"], best["ratio_high"])))
     less = f"{fmt.share(1 - ratio)} less than eager" if ratio < 1 else "no more than eager"
     return Verdict("good", f"Use {accepted.index[0]}: {fmt.duration(best['median_ms'])} per call, {less}: {effect}")
-
-
-def _interval(row: Any, low: str, high: str) -> Interval | None:
-    return None if pd.isna(row[low]) or pd.isna(row[high]) else (float(row[low]), float(row[high]))
 
 
 def _cells(row: Any) -> tuple[Any, ...]:
@@ -86,7 +82,7 @@ def _cells(row: Any) -> tuple[Any, ...]:
         return (None, row["decision"], "", None, None, None, None)
     setup = fmt.known(row["setup_s"])
     return (
-        Value(fmt.known(row["median_ms"]), "ms", _interval(row, "ci_low_ms", "ci_high_ms")),
+        Value(fmt.known(row["median_ms"]), "ms", fmt.known_bounds((row["ci_low_ms"], row["ci_high_ms"]))),
         row["decision"],
         row["values"],
         fmt.known(row["error"]),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw.document import Axis, Column, Document, Effect, Effects, Figure, State, Strip, Table, Verdict
+from perfnb.bench.pairs_view import STATES
+from perfnb.draw.document import Axis, Column, Document, Effect, Effects, Figure, Strip, Table, Verdict
 from perfnb.draw.palette import BLUE, Mark
 from perfnb.profile.timing import noise_sentences
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from perfnb.inference.compare_decoding import DecodingComparison
 
 _PAIRS = Mark("pairs", BLUE, "█", "solid")
-_STATES: Mapping[str, State] = {"faster": "good", "slower": "bad", "same": "none", "inconclusive": "open"}
 
 
 def decoding_document(found: DecodingComparison) -> Document:
@@ -62,7 +62,7 @@ def _verdict(found: DecodingComparison, pairs: str) -> Verdict:
         "inconclusive": f"Whether assisted decoding is faster is not clear: {effect} the time of plain decoding",
     }
     clear = f"Assisted decoding is {verdict}: an answer takes {less} time than with plain decoding, {effect}"
-    return Verdict(_STATES[verdict], sentences.get(verdict, clear), _answers(found))
+    return Verdict(STATES[verdict], sentences.get(verdict, clear), _answers(found))
 
 
 def _answers(found: DecodingComparison) -> str:

@@ -209,12 +209,8 @@ def _curve(curve: pd.DataFrame, asked: HighestRate | None) -> Series:
     shown = tuple(line for line in lines if any(value is not None for value in line.values))
     x, y = Axis("requests per second", "/s"), Axis("latency", "ms", log=longest > _DECADE * min(known, default=0.0))
     return Series(
-        "Latency under load, computed from the service times", x, y, _column(curve, "rate_per_s"), shown, levels
+        "Latency under load, computed from the service times", x, y, curve["rate_per_s"].tolist(), shown, levels
     )
-
-
-def _column(table: pd.DataFrame, name: str) -> list[float]:
-    return [float(value) for value in table[name]]
 
 
 def _strip(run: OpenRun | None, load: LoadModel, bound: float | None) -> Strip:
@@ -290,7 +286,7 @@ def _token_by_token(found: Latency) -> Iterator[Section]:
         return
     request = usable.sort_values("latency_ms").iloc[(len(usable) - 1) // 2]
     its = (tokens["run"] == request["run"]) & (tokens["served"] == request["served"])
-    came = _column(tokens[its], "after_arrival_ms")
+    came = tokens.loc[its, "after_arrival_ms"].tolist()
     wait = max(0.0, float(request["latency_ms"] - request["service_ms"]))
     sizes = {"wait": wait, "prefill": came[0] - wait, "decode": came[-1] - came[0]}
     parts = tuple(Part(REQUEST[name], ms) for name, ms in sizes.items() if ms > 0)

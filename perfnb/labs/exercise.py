@@ -38,7 +38,7 @@ def what_was_raised(error: BaseException) -> str:
 def shortened(text: str, longest: int = LONGEST_QUOTE) -> str:
     """Somebody else's text: short, and without terminal control characters."""
     cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
-    return "".join(each if each.isprintable() or each == "\n" else "?" for each in cut)
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in cut)
 
 
 @dataclass(frozen=True)
@@ -70,47 +70,3 @@ class Exercise:
     accepted: str = "right"
     doubts: Callable[[Facts], str] | None = None
     timed: bool = False
-
-
-class Flag:
-    """A true or false read from a file; unlike Python's own, it is not a number."""
-
-    def __init__(self, value: bool) -> None:
-        self._value = value
-
-    def __bool__(self) -> bool:
-        return self._value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, (bool, Flag)) and bool(other) == self._value
-
-    def __hash__(self) -> int:
-        return hash(self._value)
-
-    def __repr__(self) -> str:
-        return repr(self._value)
-
-
-def flagged(value: Any) -> Any:
-    """JSON content with a `Flag` for each true and false, so that arithmetic on one raises `TypeError`."""
-    if isinstance(value, dict):
-        return {name: flagged(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [flagged(one) for one in value]
-    return Flag(value) if isinstance(value, bool) else value
-
-
-def is_false(value: Any) -> bool:
-    """Whether a fact is ``False``, not just empty, zero or missing."""
-    return isinstance(value, (bool, Flag)) and not value
-
-
-def all_there(cases: Any, count: int, *, or_more: bool = False) -> Any:
-    """The cases of a check (a list or a mapping), if there are `count` of them; raises `Hint` otherwise.
-
-    A check always measures the same number of cases. Fewer come from an edited file, and a loop over an empty list
-    would accept them.
-    """
-    if not isinstance(cases, (list, dict)) or len(cases) < count or (len(cases) > count and not or_more):
-        raise Hint("The facts are incomplete.")
-    return cases

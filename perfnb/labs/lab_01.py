@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from perfnb.labs.answers import AnswerFigure, as_flag, as_function, as_number, as_numbers, close, outcome, require_test
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
-from perfnb.labs.workloads import Machine, agree, interleaved, one_thread
+from perfnb.labs.answers import as_fields, as_function, as_number, as_pair, evidence, outcome, result_of
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
+from perfnb.labs.workloads import Machine, agree, time_ratio
 from perfnb.quantities import share
+from perfnb.results import ABTest
 
 #: Shortest times of the test steps in ms, asleep and at work.
 ASLEEP_MS, AT_WORK_MS = 30.0, 20.0
@@ -33,10 +33,9 @@ def _timed(time_ms: Callable[..., Any], work: Callable[[], None]) -> dict[str, f
         inside.append((time.perf_counter() - began) * 1e3)
 
     began = time.perf_counter()
-    returned = outcome(time_ms, step)
+    returned = result_of(time_ms, step)
     around = (time.perf_counter() - began) * 1e3
-    said = as_number(returned, "The result of your function")
-    return {"returned": said, "inside": sum(inside), "around": around, "calls": len(inside)}
+    return {"returned": returned, "inside": sum(inside), "around": around, "calls": len(inside)}
 
 
 def _spin() -> None:
@@ -52,8 +51,7 @@ def judge_clock(facts: Facts) -> None:
             raise Hint(f"The step ran {case['calls']} times; run it once, between two readings of the clock.")
         low, high = 0.98 * case["inside"], 1.02 * case["around"]
         for factor, unit in ((1e3, "seconds"), (1e-3, "microseconds"), (1e-6, "nanoseconds")):
-            if low <= factor * case["returned"] <= high:
-                raise Hint(f"The number looks like {unit}; return milliseconds.")
+            hint_if(low <= factor * case["returned"] <= high, f"The number looks like {unit}; return milliseconds.")
         if not low <= case["returned"] <= high:
             raise Hint(
                 f"The step was {name} for at least {case['inside']:.1f} ms, and you returned {case['returned']:.3g}."
@@ -78,31 +76,29 @@ def measure_typical(answer: Any) -> Facts:
         times = np.empty(warm)
         times[hiccups], times[~hiccups] = np.linspace(3.9, 4.1, slow), generator.permutation(rest)
         series = true_ms * np.concatenate([np.linspace(4.0, 1.3, cold), times])
-        returned = as_number(outcome(typical, series.tolist(), cold), "The result of your function")
-        cases.append({"true_ms": true_ms, "returned": returned, "of_all_ms": float(np.median(series))})
+        said = result_of(typical, series.tolist(), cold)
+        cases.append({"wanted": true_ms, "said": said, "of_all_ms": float(np.median(series))})
     return {"cases": cases}
 
 
 def judge_typical(facts: Facts) -> None:
-    cases = all_there(facts["cases"], len(WARMED))
-    if all(close(case["returned"], case["of_all_ms"], 2e-3) for case in cases):
-        raise Hint("Your figure is too high: it still includes the warm-up steps, which come first.")
-    for case in cases:
-        returned, true = case["returned"], case["true_ms"]
-        if close(returned, true, 2e-3):
+    every = Numbers(facts["cases"], len(WARMED), 2e-3)
+    with_all = "Your figure is too high: it still includes the warm-up steps, which come first."
+    every.slip(lambda case: case["of_all_ms"], with_all)
+    for case in facts["cases"]:
+        ratio = case["said"] / case["wanted"]
+        if close(ratio, 1.0, 2e-3):
             continue
-        if returned > 1.2 * true:
+        if ratio > 1.2:
             raise Hint(
-                f"You returned {returned / true:.3g} times the typical step. Do a few slow steps pull your figure up? "
-                "Which summary ignores how slow the slowest are, and are the warm-up steps gone?"
+                f"You returned {ratio:.3g} times the typical step. Do a few slow steps pull your figure up? Which "
+                "summary ignores how slow the slowest are, and are the warm-up steps gone?"
             )
-        if returned < true / 1.2:
-            raise Hint(
-                f"You returned {returned / true:.2g} times the typical step; is it the minimum, or in another unit?"
-            )
+        if ratio < 1 / 1.2:
+            raise Hint(f"You returned {ratio:.2g} times the typical step; is it the minimum, or in another unit?")
         raise Hint(
-            f"Your figure is slightly too {'high' if returned > true else 'low'}. Do you drop exactly the "
-            "warm-up steps, and are half of the others below your figure and half above?"
+            f"Your figure is slightly too {'high' if ratio > 1 else 'low'}. Do you drop exactly the warm-up steps, "
+            "and are half of the others below your figure and half above?"
         )
 
 
@@ -124,7 +120,7 @@ def measure_interval(answer: Any) -> Facts:
 def _tried(interval: Callable[..., Any], every: Any, median: float, *, slow: bool) -> Facts:
     if slow:
         every[:, ::SLOW_EVERY] *= SLOWER
-    ends = np.array([_ends(outcome(interval, series.tolist())) for series in every])
+    ends = np.array([as_pair(outcome(interval, series.tolist()), "the low end and the high end") for series in every])
     low, high = ends.T
     ordered = np.sort(every)
     narrow = ordered[:, 38] - ordered[:, 22]  # a 95 % interval of the median of 61 steps
@@ -139,27 +135,22 @@ def _tried(interval: Callable[..., Any], every: Any, median: float, *, slow: boo
     }
 
 
-def _ends(returned: Any) -> list[float]:
-    if not isinstance(returned, Iterable) or len(ends := list(returned)) != 2:
-        raise Hint("Return two numbers, the low end and the high end.")
-    return [as_number(end, "An end of the interval") for end in ends]
-
-
 def judge_interval(facts: Facts) -> None:
     for name, (count, _) in SERIES.items():
-        held, width = facts[name]["held"], facts[name]["width"]
+        tried = facts[name]
+        held, width = tried["held"], tried["width"]
         where = f" where every {SLOW_EVERY}th step takes {SLOWER:g} times as long" if name != "plain" else ""
-        if facts[name]["different"] < count / 2:  # random series hardly ever share an end
+        if tried["different"] < count / 2:  # random series hardly ever share an end
             raise Hint("Your interval is the same for different times: is it computed from the function's argument?")
-        if facts[name].get("unsorted"):
+        if tried["unsorted"]:
             raise Hint(
                 "Whatever the times, your ends are those at the same two places of the series, in the order in which "
                 "the steps ran. Are the times sorted before you take two of them?"
             )
-        if facts[name].get("reversed"):
-            found = share(facts[name]["reversed"])
-            raise Hint(f"The low end comes first; in {found} of the series your first end is above the second.")
-        if facts[name].get("medians"):
+        if tried["reversed"]:
+            above = share(tried["reversed"])
+            raise Hint(f"The low end comes first; in {above} of the series your first end is above the second.")
+        if tried["medians"]:
             raise Hint(
                 "Both ends are always the median of the series itself. If you draw times at random, can the same one "
                 "be drawn again, so that the draws differ?"
@@ -191,19 +182,10 @@ def measure_compare(answer: Any) -> Facts:
     for weather in WEATHERS:
         for true in TRUE_RATIOS:
             machine = Machine(weather, seed=3)
-            runs: Counter[str] = Counter()
-            steps = [_counting(machine.step(ms), runs, name) for name, ms in (("a", 10.0), ("b", 10.0 * true))]
-            said = as_number(outcome(compare, *steps, PAIRS), "The result of your function")
-            cases.append({"weather": weather, "true": true, "returned": said, "runs": [runs["a"], runs["b"]]})
+            said = result_of(compare, machine.step(10.0, "a"), machine.step(10.0 * true, "b"), PAIRS)
+            runs = [machine.runs[name] for name in ("a", "b")]
+            cases.append({"weather": weather, "true": true, "returned": said, "runs": runs})
     return {"cases": cases}
-
-
-def _counting(step: Callable[[], float], runs: Counter[str], name: str) -> Callable[[], float]:
-    def run() -> float:
-        runs[name] += 1
-        return step()
-
-    return run
 
 
 def judge_compare(facts: Facts) -> None:
@@ -228,21 +210,13 @@ def judge_compare(facts: Facts) -> None:
 
 
 def measure_aa(answer: Any, test: Any = None) -> Facts:
-    given = require_test(test, "aa")
-    said = as_numbers(answer, ("smallest_percent",))
-    return {
-        **said,
-        "sees_one_percent": as_flag(answer, "sees_one_percent"),
-        "detectable": as_number(given.smallest_detectable, "smallest_detectable"),
-        "verdict": given.verdict,
-        "ratio": given.ratio,
-        "pairs": len(given.pairs),
-    }
+    detectable = as_number(evidence(test, ABTest).smallest_detectable, "smallest_detectable")
+    return as_fields(answer, smallest_percent=float, sees_one_percent=bool) | {"detectable": detectable}
 
 
 def judge_aa(facts: Facts) -> None:
-    percent = AnswerFigure(facts["smallest_percent"], 100.0 * facts["detectable"], 0.06)
-    percent.required("smallest_percent is not the test's own figure, in percent.")
+    percent = Number(facts["smallest_percent"], 100.0 * facts["detectable"], 0.06)
+    percent.wrong("smallest_percent is not the test's own figure, in percent.")
     if facts["sees_one_percent"] != (facts["detectable"] <= 0.01):
         raise Hint("sees_one_percent does not follow: is 1 % above or below the smallest detectable difference?")
 
@@ -260,23 +234,17 @@ def measure_claims(answer: Any, claims: Any = None) -> Facts:
     cases = {}
     for name, (before, after, make) in claims.items():
         inputs = [make() for _ in range(ROUNDS + 1)]
-        with one_thread():
-            a_ms, b_ms = interleaved(before, after, inputs)
         cases[str(name)] = {
             "answer": str(answer[name]),
+            "ratio": time_ratio(after, before, inputs),
             "same": agree(before(*inputs[0]), after(*inputs[0])),
-            "ratio": min(b_ms) / min(a_ms),
-            "median_ratio": statistics.median(b_ms) / statistics.median(a_ms),
         }
     return {"claims": cases}
 
 
 def judge_claims(facts: Facts) -> None:
-    if not set(facts["claims"]) >= set(CLAIMS):
-        raise Hint("The facts are incomplete.")
-    for name, case in facts["claims"].items():
-        if case["answer"] not in WORDS:
-            raise Hint(f"The answer for {name} must be one of {', '.join(WORDS)}.")
+    for name, case in all_there(facts["claims"], len(CLAIMS), or_more=True).items():
+        hint_if(case["answer"] not in WORDS, f"The answer for {name} must be one of {', '.join(WORDS)}.")
         wanted = "wrong result" if not case["same"] else "faster" if case["ratio"] < SURELY else "not shown"
         if case["answer"] != wanted:
             raise Hint(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,42 +10,31 @@ import pandas as pd
 import torch
 
 from perfnb import Profile
-from perfnb.labs.answers import (
-    AnswerFigure,
-    as_function,
-    as_number,
-    as_numbers,
-    as_word,
-    close,
-    outcome,
-    ratio_of,
-    require,
-)
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
-from perfnb.labs.workloads import agree, shortest_ms, time_ratio
+from perfnb.labs.answers import ab_facts, as_fields, as_function, as_number, evidence, outcome
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, all_there, close, hint_if, judge_checked
+from perfnb.labs.rewritten import judge_layer, run_layer, same_layer
+from perfnb.labs.workloads import shortest_ms, time_ratio
 from perfnb.quantities import share
+from perfnb.results import ABTest
 
 PARTS = ("forward", "backward", "optimizer", "rest")
 
 
 def measure_prediction(answer: Any) -> Facts:
-    return as_numbers(answer, PARTS)
+    return as_fields(answer, **dict.fromkeys(PARTS, float))
 
 
 def judge_prediction(facts: Facts) -> None:
     total = sum(facts[part] for part in PARTS)
-    if min(facts[part] for part in PARTS) < 0:
-        raise Hint("No part of a step can take negative time.")
-    if close(total, 100.0, 0.02):
-        raise Hint("They add up to 100, so they are percent; give fractions, which add up to 1.")
+    hint_if(min(facts[part] for part in PARTS) < 0, "No part of a step can take negative time.")
+    hint_if(close(total, 100.0, 0.02), "They add up to 100, so they are percent; give fractions, which add up to 1.")
     if not close(total, 1.0, 0.02):
-        raise Hint(
-            f"The four shares add up to {total:.3g}; the parts make up the whole step, so they must add up to 1."
-        )
+        raise Hint(f"The four shares add up to {total:.3g}; together they make up the whole step, which is 1.")
 
 
 def measure_ratio(answer: Any, profile: Any = None) -> Facts:
-    given = _profile(profile)
+    given = evidence(profile, Profile)
     phases, layers, shares = given.phases["ms"], given.layers, given.phases["share"]
     ways = [[float(rows[f"{way}_ms"].sum()) for way in ("forward", "backward")] for rows in (layers[:1], layers)]
     return {
@@ -60,15 +48,15 @@ def measure_ratio(answer: Any, profile: Any = None) -> Facts:
 
 def judge_ratio(facts: Facts) -> None:
     forward, backward = facts["forward_ms"], facts["backward_ms"]
-    ratio = AnswerFigure(facts["ratio"], backward / forward, 0.03)
+    ratio = Number(facts["ratio"], backward / forward, 0.03)
     if ratio.right:
         return
-    ratio.not_instead((backward, forward), "It is the time of one direction; give the ratio of the two.", 0.01)
+    ratio.slip((backward, forward), "It is the time of one direction; give the ratio of the two.", 0.01)
     of_layers = "This is a ratio of layer times. The phases include more than the layers: take them from p.phases."
-    ratio.not_instead(facts["of_layers"], of_layers, 0.002)
+    ratio.slip(facts["of_layers"], of_layers, 0.002)
     of_shares = "This is the ratio of the shares, which are corrected for tracing overhead; use the column ms."
-    ratio.not_instead(facts["of_shares"], of_shares, 0.005)
-    ratio.required("")
+    ratio.slip(facts["of_shares"], of_shares, 0.005)
+    ratio.wrong()
 
 
 #: Total and self time of a tree with the usual traps: three levels, and a name that is a prefix of another.
@@ -86,13 +74,13 @@ MADE_UP = "a second tree that you have not seen"
 
 def measure_self_times(answer: Any, profile: Any = None) -> Facts:
     function = as_function(answer, "self_times(layers)")
-    layers = _profile(profile).layers
+    layers = evidence(profile, Profile).layers
     made = pd.DataFrame.from_dict(TREE, "index", columns=["total_ms", "self_ms"]).rename_axis("layer")
     made["forward_ms"], made["backward_ms"] = made["total_ms"] * 0.4, made["total_ms"] * 0.6
     cases = []
     for frame in (layers, made):
         returned = outcome(function, frame.drop(columns="self_ms").copy())
-        if not isinstance(returned, Mapping) and not isinstance(returned, pd.Series):
+        if not isinstance(returned, (Mapping, pd.Series)):
             raise Hint("Return a dictionary or series with a time for each layer name.")
         said = {str(name): as_number(ms, f"The time of {name}") for name, ms in dict(returned).items()}
         times = frame[["self_ms", "total_ms"]].astype(float).itertuples()
@@ -123,14 +111,12 @@ def judge_self_times(facts: Facts) -> None:
                     f"In {tree}, the time of {name} is too small. Is too much subtracted? Only *direct* children "
                     "count, and one name can start like another without being inside it."
                 )
-            raise Hint(
-                f"In {tree}, the time of {name} is too large: which inner layers were not, or only partly, subtracted?"
-            )
+            raise Hint(f"In {tree}, the time of {name} is too large: which inner layers were not (fully) subtracted?")
 
 
 def measure_arithmetic(answer: Any, profile: Any = None) -> Facts:
-    layers = _profile(profile).layers
-    said = as_numbers(answer, ("stem", "body"))
+    layers = evidence(profile, Profile).layers
+    said = as_fields(answer, stem=float, body=float)
     counted = {
         name: [int(layers[f"{way}_flops"][f"model.{name}.conv"]) for way in ("forward", "backward")]
         for name in said
@@ -150,7 +136,7 @@ def judge_arithmetic(facts: Facts) -> None:
         raise Hint("stem: that is the textbook ratio. Which of the two gradients does this layer not need?")
     for name, own, right in zip(facts["flops"], said, wanted, strict=True):
         counted = "this is not the counted backward_flops / forward_flops, which are exact counts."
-        AnswerFigure(own, right, 1e-3).required(f"{name}: {counted}")
+        Number(own, right, 1e-3, f"{name}:").wrong(counted)
 
 
 FROZEN, TRAINED = ("stem.conv", "body.conv"), "head"
@@ -159,21 +145,21 @@ GIVEN_A_GRADIENT, OF_THE_HEAD = "torch::autograd::AccumulateGrad", 2
 
 
 def measure_frozen(answer: Any, profile: Any = None) -> Facts:
-    before, after = _profile(profile), _profile(answer)
+    before, after = evidence(profile, Profile), evidence(answer, Profile)
     learned = round(float(after.ops["calls"].get(GIVEN_A_GRADIENT, 0)))
     return {"before": _flops(before), "after": _flops(after), "learned": learned}
 
 
 def _flops(profile: Profile) -> dict[str, list[int]]:
     layers = profile.layers
-    found = {}
+    flops = {}
     for part in (*FROZEN, TRAINED):
         rows = layers[layers.index.str.endswith(f".{part}")]
         if len(rows) != 1:
             raise Hint(f"A profile has {len(rows)} layers named .{part}; pass p and the frozen model's profile.")
         counted = rows[["forward_flops", "backward_flops"]].fillna(0).iloc[0]
-        found[part] = [int(each) for each in counted]
-    return found
+        flops[part] = [int(count) for count in counted]
+    return flops
 
 
 def judge_frozen(facts: Facts) -> None:
@@ -186,10 +172,7 @@ def judge_frozen(facts: Facts) -> None:
         raise Hint(f"{what}; the whole head should still learn.")
     for part in FROZEN:
         if after[part][1] > 0:
-            raise Hint(
-                f"{part} still has a backward pass: which parameter, in its block or before it, still requires a "
-                "gradient?"
-            )
+            raise Hint(f"{part} still has a backward pass: which parameter in or before its block needs a gradient?")
     if after[TRAINED][1] >= before[TRAINED][1]:
         raise Hint(
             "The head's backward pass computes as much as before, including a gradient for its input. Does anything "
@@ -200,14 +183,11 @@ def judge_frozen(facts: Facts) -> None:
 
 
 def measure_suspect(answer: Any, profile: Any = None) -> Facts:
-    layer = as_word(answer, "layer", "layer, a name from the frame, and at_most, a number")
-    given = _profile(profile)
+    given = evidence(profile, Profile)
     layers, phases = given.layers, given.phases["ms"]
     free = layers[(layers["parameters"].fillna(0) == 0) & layers["calls"].notna()].dropna(subset=["self_ms", "share"])
-    return {
-        "layer": layer,
+    return as_fields(answer, layer=str, at_most=float) | {
         "names": [str(name) for name in layers.index],
-        "at_most": as_numbers(answer, ("at_most",))["at_most"],
         "self_ms": {str(name): float(ms) for name, ms in free["self_ms"].items()},
         "shares": {str(name): float(share) for name, share in free["share"].items()},
         "steps_ms": [float(phases.sum()), float(layers["self_ms"].sum()), given.timing.median_ms],
@@ -223,22 +203,20 @@ def judge_suspect(facts: Facts) -> None:
         raise Hint(f"{layer} is not {is_not}; look for a layer without parameters.")
     if own[layer] < max(own.values()):
         raise Hint(f"{layer} is not the one: another layer without parameters has more self time.")
-    share, said = facts["shares"][layer], facts["at_most"]
-    wanted, vanished = 1 / (1 - share), "If that share vanished, how much"
-    if close(said * share, 1.0, 1e-3) and not close(said, wanted, 1e-3):  # near one half the two are close too
-        raise Hint(f"at_most is 1 / share. {vanished} of the step would be left, and what is 1 divided by that?")
-    at_most = AnswerFigure(said, wanted, 0.02)
+    share = facts["shares"][layer]
+    at_most = Number(facts["at_most"], 1 / (1 - share), 0.02, "at_most")
+    exactly = Number(facts["at_most"], 1 / (1 - share), 1e-3, "at_most")  # near one half the next two are close
+    vanished = "If that share vanished, how much of the step would be left, and what is 1 divided by that?"
+    exactly.slip(1 / share, f"is 1 / share. {vanished}")
     left = [1 - own[layer] / step for step in facts["steps_ms"]]
-    traced = "at_most fits the milliseconds, which include tracing overhead. The column share is corrected for it."
-    at_most.not_instead([1 / part for part in left if part > 0], traced, 0.002)
-    at_most.not_instead(
-        share, f"at_most is the layer's share. {vanished} would be left, and what is 1 divided by that?", 0.03
-    )
-    remains = "at_most is what would be left of the step. How much faster is a step that takes only that?"
-    at_most.not_instead(1 - share, remains, 0.03)
-    plus = "at_most is 1 plus the share. Try it on a layer that takes half the step: how much faster would that be?"
-    at_most.not_instead(1 + share, plus)
-    at_most.required("at_most does not match that share.", relative=0.03)
+    traced = "fits the milliseconds, which include tracing overhead. The column share is corrected for it."
+    at_most.slip([1 / part for part in left if part > 0], traced, 0.002)
+    at_most.slip(share, f"is the layer's share. {vanished}", 0.03)
+    remains = "is what would be left of the step. How much faster is a step that takes only that?"
+    at_most.slip(1 - share, remains, 0.03)
+    plus = "is 1 plus the share. Try it on a layer that takes half the step: how much faster would that be?"
+    at_most.slip(1 + share, plus)
+    at_most.wrong("does not match that share.", within=0.03)
 
 
 #: Shapes of the inputs for a rewritten layer; the last is timed.
@@ -249,73 +227,23 @@ MOST = 0.5
 
 
 def measure_rewritten(answer: Any, slow: Any = None) -> Facts:
-    new = as_function(answer, "layer(x)")
-    old = as_function(slow, "layer(x)")
+    new, old = as_function(answer, "layer(x)"), as_function(slow, "layer(x)")
     generator = torch.Generator().manual_seed(4)
 
     def fresh(shape: tuple[int, int]) -> tuple[Any, Any]:
         x = torch.randn(shape, generator=generator) * 3 + 1
-        return x, torch.randn(shape, generator=generator)
+        return x.requires_grad_(), torch.randn(shape, generator=generator)
 
-    cases = [_same(old, new, *fresh(shape)) for shape in SHAPES]
+    cases = [same_layer(old, new, *fresh(shape)) for shape in SHAPES]
     inputs = [fresh(SHAPES[-1]) for _ in range(ROUNDS + 1)]
-    ratio = time_ratio(partial(_ran, new), partial(_ran, old), inputs)
-    cases.append(_same(old, new, *fresh(SHAPES[-1])))  # still right, with nothing cached
+    ratio = time_ratio(partial(run_layer, new), partial(run_layer, old), inputs)
+    cases.append(same_layer(old, new, *fresh(SHAPES[-1])))  # still right, with nothing cached
     return {"cases": cases, "ratio": ratio}
-
-
-def _same(old: Callable[..., Any], new: Callable[..., Any], x: Any, weights: Any) -> Facts:
-    wanted, wanted_gradient, _ = _ran(old, x, weights)
-    got, gradient, changed = _ran(new, x, weights)
-    return {
-        "shape": list(x.shape),
-        "returned": type(got).__name__,
-        "returned_shape": list(got.shape) if hasattr(got, "detach") else None,
-        "forward": hasattr(got, "detach") and agree(wanted, got),
-        "off": _off(wanted.detach(), got.detach()) if hasattr(got, "detach") and got.shape == wanted.shape else None,
-        "backward": gradient is not None and agree(wanted_gradient, gradient),
-        "input_changed": changed,
-    }
-
-
-def _off(wanted: Any, got: Any) -> Facts:
-    """Error of an output: the largest difference, and per row the error of the mean and of the standard deviation."""
-    ratio = got.double().std(1) / wanted.double().std(1)
-    return {
-        "largest": float((got - wanted).abs().max()),
-        "means": float((got.double().mean(1) - wanted.double().mean(1)).abs().max()),
-        "deviations": float((ratio - 1).abs().max()),
-    }
-
-
-def _ran(layer: Callable[..., Any], x: Any, weights: Any) -> tuple[Any, Any, bool]:
-    """The layer's output, its input's gradient (``None`` if there is none), and whether it changed the input."""
-    leaf = x.clone().requires_grad_()
-    given = leaf * 1.0  # unlike a leaf, this may be changed in place
-    kept = given.detach().clone()
-    output = outcome(layer, given)
-    changed = not torch.equal(given.detach(), kept)
-    if changed or not isinstance(output, torch.Tensor) or output.shape != weights.shape or not output.requires_grad:
-        return output, None, changed
-    (gradient,) = outcome(lambda: torch.autograd.grad((output * weights).sum(), leaf, allow_unused=True))
-    return output, gradient, changed
 
 
 def judge_rewritten(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(SHAPES) + 1):
-        on = f"on an input of {' x '.join(map(str, case['shape']))}"
-        if case["input_changed"]:
-            raise Hint(f"The layer changes its input ({on}), which other code may still need.")
-        if case["returned"] == "NoneType":
-            raise Hint("The layer returns nothing yet.")
-        if case["returned_shape"] is None:
-            raise Hint(f"The layer returns a {case['returned']}, not a tensor.")
-        if case["returned_shape"] != case["shape"]:
-            raise Hint(f"The layer returns shape {' x '.join(map(str, case['returned_shape']))} {on}.")
-        if not case["forward"]:
-            raise Hint(f"The layer's output differs from Rescale's {on} of fresh numbers. {_how(case['off'])}")
-        if not case["backward"]:
-            raise Hint(f"Forward is right, but the gradient of the input is missing or differs from Rescale's {on}.")
+        judge_layer(case, "layer", "the gradient of its input is missing or differs from the original's.")
     if facts["ratio"] > MOST:
         raise Hint(
             f"The result is right, but forward and backward take {share(facts['ratio'])} of the original time; "
@@ -323,52 +251,23 @@ def judge_rewritten(facts: Facts) -> None:
         )
 
 
-#: Differences of the row means, and relative differences of their standard deviations, that are rounding.
-ROUNDING = 1e-4
-
-
-def _how(off: Facts) -> str:
-    """How an output is off, in words."""
-    if not all(map(math.isfinite, off.values())):
-        return "It contains infinities or NaN."
-    means, deviations = off["means"] > ROUNDING, off["deviations"] > ROUNDING
-    return (
-        f"The largest difference is {off['largest']:.2g}: the rows' means are "
-        + (f"off by up to {off['means']:.2g}" if means else "right")
-        + ", their standard deviations "
-        + (f"off by up to {100 * off['deviations']:.2g} %." if deviations else "right.")
-        + ("" if means or deviations else " Is every value in its place, and computed from this input?")
-    )
-
-
 #: How far minimum times and ratios of the two steps may be off when they run again, as machines change pace.
 PACE = 2.0
 
 
 def measure_verified(answer: Any, test: Any = None, steps: Any = ()) -> Facts:
-    ratio = ratio_of(test)
-    return {
+    given = evidence(test, ABTest)
+    return ab_facts(given) | {
         "speedup": as_number(answer, "The speed-up"),
-        **ratio,
-        "verdict": str(test.verdict),
-        "check": None if test.check is None else str(test.check),
-        "tested_ms": [float(test.pairs[column].min()) for column in ("a_ms", "b_ms")],
+        "tested_ms": [float(given.pairs[column].min()) for column in ("a_ms", "b_ms")],
         "own_ms": shortest_ms(steps),
     }
 
 
 def judge_verified(facts: Facts) -> None:
-    if facts["check"] is None:
-        raise Hint("The test did not compare the results: pass check=1e-3, and let both steps return the loss.")
-    if facts["check"]:
-        raise Hint(
-            f"The two steps return different results: {facts['check'].rstrip('.')}. Do both models start from "
-            "the same weights, each with its own optimizer?"
-        )
-    if facts["ratio_ci"][0] > 1:
-        raise Hint("In this test the second step is slower: are the two in the right order?")
-    if facts["ratio_ci"][1] >= 1:
-        raise Hint("This test shows no difference. If the two steps do differ, raise budget_s.")
+    judge_checked(facts["check"])
+    hint_if(facts["ratio_ci"][0] > 1, "In this test the second step is slower: are the two in the right order?")
+    hint_if(facts["ratio_ci"][1] >= 1, "This test shows no difference. If the two steps do differ, raise budget_s.")
     (tested, tested_new), (own, own_new) = facts["tested_ms"], facts["own_ms"]
     if not 1 / PACE < tested / own < PACE:
         raise Hint(
@@ -377,15 +276,10 @@ def judge_verified(facts: Facts) -> None:
         )
     if not 1 / PACE < tested_new / tested * own / own_new < PACE:
         raise Hint(
-            f"In this test the second step is {tested / tested_new:.2g} times as fast; "
-            f"make_step(RescaleAtOnce()) is now {own / own_new:.2g} times as fast as make_step(Rescale()). Did "
-            "you compare these two?"
+            f"In this test the second step is {tested / tested_new:.2g} times as fast; make_step(RescaleAtOnce()) is "
+            f"now {own / own_new:.2g} times as fast as make_step(Rescale()). Did you compare these two?"
         )
-    AnswerFigure(facts["speedup"], 1 / facts["ratio"], 0.03).required("The speed-up does not match the test.")
-
-
-def _profile(given: Any) -> Profile:
-    return require(given, Profile, "Pass a profile, as bound by %%profile_step --into NAME: profile=p.")
+    Number(facts["speedup"], 1 / facts["ratio"], 0.03).wrong("The speed-up does not match the test.")
 
 
 EXERCISES = (

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dis
-import functools
 import itertools
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Callable, Sequence
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -19,18 +17,9 @@ from torch import nn, ones
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfnb import Profile, Timing
-from perfnb.labs.answers import (
-    AnswerFigure,
-    all_close,
-    as_function,
-    as_numbers,
-    close,
-    outcome,
-    require,
-    result_of,
-    slip,
-)
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
+from perfnb.labs.answers import as_fields, as_function, evidence, outcome, result_of, tried
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
 from perfnb.labs.workloads import shortest_ms, time_ratio
 from perfnb.quantities import share
 from perfnb.results import Roofline
@@ -50,47 +39,38 @@ def counted(run: Callable[[], Any], device: str = "meta") -> int:
     return int(counter.get_total_flops())
 
 
-def _cases(function: Callable[..., Any], every: Sequence[Any], count: Callable[..., int]) -> Facts:
-    return {
-        "cases": [
-            {"sizes": list(sizes), "said": result_of(function, *sizes), "counted": count(*sizes)} for sizes in every
-        ]
-    }
-
-
 def _judge_cases(facts: Facts, every: Sequence[Any], arguments: str, *, training: bool = False) -> None:
     for case in all_there(facts["cases"], len(every)):
-        wanted = case["counted"]
-        flops = AnswerFigure(case["said"], wanted, 1e-9)
-        where = f"For ({arguments}) = {tuple(case['sizes'])}:"
+        wanted = case["wanted"]
+        flops = Number(case["said"], wanted, 1e-9, f"For ({arguments}) = {tuple(case['sizes'])}:")
         if training:
-            three = f"{where} It is off by a factor of three, as between a forward pass and a whole training step."
-            flops.not_instead((wanted * 3, wanted / 3), three)
-            half = f"{where} It is off by a factor of 1.5, as between two products and three."
-            flops.not_instead((wanted * 1.5, wanted / 1.5), half)
+            three = "It is off by a factor of three, as between a forward pass and a whole training step."
+            flops.slip((wanted * 3, wanted / 3), three)
+            flops.slip((wanted * 1.5, wanted / 1.5), "It is off by a factor of 1.5, as between two products and three.")
         else:
             added = "It is half of what it should be: each product is also added to a sum. Is that counted?"
-            flops.not_instead(wanted / 2, f"{where} {added}")
-            flops.not_instead(3 * wanted, f"{where} It is three times what it should be: how many products are there?")
-        flops.required(where, "It does not match the count: does every size enter as often as it should?")
+            flops.slip(wanted / 2, added)
+            flops.slip(3 * wanted, "It is three times what it should be: how many products are there?")
+        flops.wrong("", "It does not match the count: does every size enter as often as it should?")
 
 
 def measure_linear(answer: Any) -> Facts:
     def count(batch: int, inputs: int, outputs: int) -> int:
         return counted(lambda: nn.Linear(inputs, outputs)(ones(batch, inputs)))
 
-    return _cases(as_function(answer, "linear_flops(batch, inputs, outputs)"), LINEAR, count)
+    return {"cases": tried(as_function(answer, "linear_flops(batch, inputs, outputs)"), LINEAR, count)}
 
 
 def judge_linear(facts: Facts) -> None:
-    cases = all_there(facts["cases"], len(LINEAR))
-    off = [case["said"] - case["counted"] for case in cases]
-    sums = [math.prod(case["sizes"][::2]) for case in cases]  # one for each output of each row
-    biases = (sums, [2 * each for each in sums], [case["sizes"][2] for case in cases])
-    if any(all_close(off, bias) for bias in biases):
-        raise Hint("It includes the bias, which is left out by convention.")
-    if all_close(off, [-each for each in sums]):
-        raise Hint("It has one addition less for each sum. By convention, the first one counts like the others.")
+    def sums(case: Facts) -> int:
+        return math.prod(case["sizes"][::2])  # one for each output of each row
+
+    every, bias = Numbers(facts["cases"], len(LINEAR), 1e-9), "It includes the bias, which is left out by convention."
+    every.slip(lambda case: case["wanted"] + sums(case), bias)
+    every.slip(lambda case: case["wanted"] + 2 * sums(case), bias)
+    every.slip(lambda case: case["wanted"] + case["sizes"][2], bias)
+    one_less = "It has one addition less for each sum. By convention, the first one counts like the others."
+    every.slip(lambda case: case["wanted"] - sums(case), one_less)
     _judge_cases(facts, LINEAR, "batch, inputs, outputs")
 
 
@@ -100,7 +80,7 @@ def measure_convolution(answer: Any) -> Facts:
         return counted(lambda: nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)(ones(images)))
 
     called = "conv_flops(batch, inputs, outputs, kernel, height, width)"
-    return _cases(as_function(answer, called), CONVOLUTIONS, count)
+    return {"cases": tried(as_function(answer, called), CONVOLUTIONS, count)}
 
 
 def judge_convolution(facts: Facts) -> None:
@@ -117,20 +97,18 @@ def measure_training(answer: Any) -> Facts:
 
         return counted(train)
 
-    return _cases(as_function(answer, "training_flops(batch, widths)"), NETWORKS, count)
+    return {"cases": tried(as_function(answer, "training_flops(batch, widths)"), NETWORKS, count)}
 
 
 def judge_training(facts: Facts) -> None:
-    cases = all_there(facts["cases"], len(NETWORKS))
-    said = [case["said"] for case in cases]
-    products = [
-        [2 * batch * inputs * outputs for inputs, outputs in itertools.pairwise(widths)]
-        for batch, widths in (case["sizes"] for case in cases)
-    ]
-    if all_close(said, map(sum, products)):
-        raise Hint("That is only the forward pass.")
-    if all_close(said, (case["counted"] + first for case, (first, *_) in zip(cases, products, strict=True))):
-        raise Hint("One product too many: which layer's input needs no gradient?")
+    def products(case: Facts) -> list[int]:
+        batch, widths = case["sizes"]
+        return [2 * batch * inputs * outputs for inputs, outputs in itertools.pairwise(widths)]
+
+    every = Numbers(facts["cases"], len(NETWORKS), 1e-9)
+    every.slip(lambda case: sum(products(case)), "That is only the forward pass.")
+    one_more = "One product too many: which layer's input needs no gradient?"
+    every.slip(lambda case: case["wanted"] + products(case)[0], one_more)
     _judge_cases(facts, NETWORKS, "batch, widths", training=True)
 
 
@@ -140,7 +118,7 @@ def measure_bytes(answer: Any, profile: Any = None, network: Any = None) -> Fact
         return sum(torch.empty(shape, device="meta").nbytes for shape in shapes)
 
     function = as_function(answer, "linear_bytes(batch, inputs, outputs)")
-    return _cases(function, LINEAR, count) | {"layers": _moved(function, profile, network)}
+    return {"cases": tried(function, LINEAR, count), "layers": _moved(function, profile, network)}
 
 
 def _moved(function: Callable[..., Any], profile: Any, network: Any) -> list[Facts]:
@@ -151,28 +129,28 @@ def _moved(function: Callable[..., Any], profile: Any, network: Any) -> list[Fac
     layers = profile.layers[profile.layers["module"] == "Linear"]
     layers = layers.dropna(subset=["forward_flops", "backward_flops", "moved_bytes"])
     sizes = [(batch, inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
-    if layers["forward_flops"].tolist() != [2 * math.prod(each) for each in sizes]:
+    if layers["forward_flops"].tolist() != [2 * math.prod(layer) for layer in sizes]:
         raise Hint("The profile is not of that network's training step: rerun its cells unchanged.")
     return [
         {
             "name": str(name),
-            "sizes": list(each),
-            "said": result_of(function, *each),
+            "sizes": list(layer),
+            "said": result_of(function, *layer),
             "products": int(1 + row["backward_flops"] // row["forward_flops"]),
             "moved": int(row["moved_bytes"]),
         }
-        for each, (name, row) in zip(sizes, layers.iterrows(), strict=True)
+        for layer, (name, row) in zip(sizes, layers.iterrows(), strict=True)
     ]
 
 
 def judge_bytes(facts: Facts) -> None:
     for case in facts["cases"]:
-        counted, (batch, inputs, outputs) = case["counted"], case["sizes"]
-        said = AnswerFigure(case["said"], counted, 1e-9)
-        said.not_instead(counted / 4, "That is how many numbers are moved; how many bytes does a float32 have?")
-        said.not_instead(counted * 8, "That looks like bits; return bytes.")
+        wanted, (batch, inputs, outputs) = case["wanted"], case["sizes"]
+        said = Number(case["said"], wanted, 1e-9)
+        said.slip(wanted / 4, "That is how many numbers are moved; how many bytes does a float32 have?")
+        said.slip(wanted * 8, "That looks like bits; return bytes.")
         for left_out, count in (("output", batch * outputs), ("input", batch * inputs), ("weight", inputs * outputs)):
-            said.not_instead(counted - 4 * count, f"The {left_out} is missing; it is moved as well.")
+            said.slip(wanted - 4 * count, f"The {left_out} is missing; it is moved as well.")
     _judge_cases(facts, LINEAR, "batch, inputs, outputs")
     for layer in all_there(facts["layers"], 1, or_more=True):
         batch, _, outputs = layer["sizes"]
@@ -195,7 +173,7 @@ MOST_POINTS = 20
 
 def measure_least_time(answer: Any, roofline: Any = None) -> Facts:
     function = as_function(answer, "least_time(flops, moved_bytes, peak, bandwidth)")
-    require(roofline, Roofline, "Pass the roofline as well: roofline=p.roofline.")
+    roofline = evidence(roofline, Roofline)
     cases = [(sizes, max(sizes[0] / sizes[2], sizes[1] / sizes[3])) for sizes in ROOFS]
     points = roofline.points.dropna(subset=["flops", "bytes", "attainable_flops_per_s", "dtype"])
     for row in points.head(MOST_POINTS).to_dict("records"):
@@ -203,19 +181,19 @@ def measure_least_time(answer: Any, roofline: Any = None) -> Facts:
         if peak and roofline.bandwidth and flops > 0:
             sizes = (flops, float(row["bytes"]), float(peak), float(roofline.bandwidth))
             cases.append((sizes, flops / float(row["attainable_flops_per_s"])))
-    found = [{"sizes": list(sizes), "said": result_of(function, *sizes), "wanted": wanted} for sizes, wanted in cases]
-    return {"cases": found}
+    wanted = dict(cases)
+    return {"cases": tried(function, wanted, lambda *sizes: wanted[sizes])}
 
 
 def judge_least_time(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(ROOFS), or_more=True):
         flops, moved, peak, bandwidth = case["sizes"]
         computing, moving = flops / peak, moved / bandwidth
-        least = AnswerFigure(case["said"], case["wanted"], 1e-3)
+        least = Number(case["said"], case["wanted"], 1e-3)
         added = "You add the two times, but a machine computes and moves data at the same time."
-        least.not_instead(computing + moving, added)
-        least.not_instead(min(computing, moving), "That is the shorter of the two times, but both have to pass.")
-        least.not_instead(1e3 * case["wanted"], "It looks like milliseconds; return seconds.")
+        least.slip(computing + moving, added)
+        least.slip(min(computing, moving), "That is the shorter of the two times, but both have to pass.")
+        least.slip(1e3 * case["wanted"], "It looks like milliseconds; return seconds.")
         if not least.right:
             alone = "How long for the arithmetic alone, and how long for the bytes alone?"
             raise Hint(f"That is not the minimum time. {alone}")
@@ -226,11 +204,9 @@ APART = 3.0
 
 
 def measure_small(answer: Any, big: Any = None, small: Any = None, steps: Any = ()) -> Facts:
-    if not isinstance(big, Timing) or not isinstance(small, Timing):
-        raise Hint("Pass the two timings as well: big=big, small=small, the results of perfnb.time_step.")
-    return as_numbers(answer, ("arithmetic", "time", "not_arithmetic")) | {
-        "big_ms": big.median_ms,
-        "small_ms": small.median_ms,
+    return as_fields(answer, arithmetic=float, time=float, not_arithmetic=float) | {
+        "big_ms": evidence(big, Timing).median_ms,
+        "small_ms": evidence(small, Timing).median_ms,
         "own_ms": shortest_ms(steps),
         "flops": [counted(run, "cpu") for run in steps],
     }
@@ -239,9 +215,7 @@ def measure_small(answer: Any, big: Any = None, small: Any = None, steps: Any = 
 def judge_small(facts: Facts) -> None:
     big_flops, small_flops = facts["flops"]
     if not 0 < small_flops < big_flops:
-        raise Hint(
-            f"The first step needs {big_flops:,} FLOPs, the second {small_flops:,}: pass steps=(big_step, small_step)."
-        )
+        raise Hint(f"The steps need {big_flops:,} and {small_flops:,} FLOPs: pass steps=(big_step, small_step).")
     ratio, own = facts["big_ms"] / facts["small_ms"], facts["own_ms"][0] / facts["own_ms"][1]
     if not 1 / APART < ratio / own < APART:
         raise Hint(
@@ -251,17 +225,11 @@ def judge_small(facts: Facts) -> None:
     arithmetic = big_flops / small_flops
     left = 1 - ratio / arithmetic
     if not close(facts["arithmetic"], arithmetic, 1e-6):
-        raise Hint(
-            "arithmetic is not the big layer's FLOPs divided by the small one's, which has fewer inputs and "
-            "fewer outputs."
-        )
-    AnswerFigure(facts["time"], ratio, 0.03).required("time is not the ratio of the two medians.")
-    if abs(facts["not_arithmetic"] - left) > 0.02:
-        raise Hint(
-            "not_arithmetic does not match. If the small layer computed as fast as the big one, how long would "
-            f"it take, and which fraction of its time is left? "
-            f"{slip(facts['not_arithmetic'], left, 0.03) if left > 0.05 else ''}".strip()
-        )
+        raise Hint("arithmetic is not the big layer's FLOPs divided by the small one's (fewer inputs and outputs).")
+    Number(facts["time"], ratio, 0.03).wrong("time is not the ratio of the two medians.")
+    left_over = Number(facts["not_arithmetic"], left, 0.0, "not_arithmetic does not match.", absolute=0.02)
+    as_fast = "If the small layer computed as fast as the big one, how long would it take, and which fraction of its "
+    left_over.wrong(as_fast + "time is left?", within=0.03)
 
 
 #: Libraries that compute with whole arrays outside Python.
@@ -270,66 +238,40 @@ LIBRARIES = frozenset(
 )
 
 
-def libraries_used(function: Any) -> list[str]:
-    """Array libraries that a function, or a Python function it calls, names or imports.
+def libraries_used(function: Callable[..., Any], *arguments: Any) -> list[str]:
+    """Array libraries that a function, or what it calls, names, imports or calls while it runs.
 
     A library that is only imported next to the function, but not used in it, does not count.
     """
-    found: set[str] = set()
-    seen: set[int] = set()
-    left = [function]
-    while left:
-        thing = left.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        top = _top(thing)
-        if top in LIBRARIES:
-            found.add(top)
-        elif top == "__main__" or top not in sys.stdlib_module_names:
-            left += _parts(thing)
-        elif isinstance(thing, functools.partial):
-            left += [thing.func, *thing.args, *thing.keywords.values()]
-        elif hasattr(thing, "__wrapped__"):  # as by functools.cache
-            left.append(thing.__wrapped__)
-    return sorted(found)
+    used = set(_modules(function))
+
+    def watch(frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call":
+            used.update(_modules(called))
+        if event == "call":
+            for instruction in dis.get_instructions(frame.f_code):
+                if instruction.opname == "IMPORT_NAME":
+                    used.add(instruction.argval.partition(".")[0])
+                if instruction.opname == "LOAD_GLOBAL":  # an attribute's name may be anything
+                    used.update(_modules(frame.f_globals.get(instruction.argval)))
+            for value in frame.f_locals.values():  # arguments, and what the function closes over
+                used.update(_modules(value))
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        outcome(function, *arguments)
+    finally:
+        sys.setprofile(before)
+    return sorted(used & LIBRARIES)
 
 
-def _top(thing: Any) -> str:
-    """Top-level module that a thing is or comes from."""
+def _modules(thing: Any) -> list[str]:
+    """Top-level modules that a thing is, or that it and the object it is a method of come from."""
     if isinstance(thing, ModuleType):
-        return thing.__name__.partition(".")[0]
-    homes = (thing, getattr(thing, "__objclass__", None), type(thing))
-    return next((str(home).partition(".")[0] for each in homes if (home := getattr(each, "__module__", None))), "")
-
-
-def _parts(thing: Any) -> list[Any]:
-    """What a function, class or callable object is made of, as far as Python can see."""
-    if isinstance(thing, FunctionType):
-        read = list(_instructions(thing.__code__))
-        # Attribute names do not count, as they may be anything.
-        names = {each.argval for each in read if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-        imported = {each.argval for each in read if each.opname == "IMPORT_NAME"}
-        parts = [thing.__globals__[name] for name in names if name in thing.__globals__]
-        parts += [sys.modules[name] for name in imported if name in sys.modules]
-        parts += [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
-        for cell in thing.__closure__ or ():
-            with contextlib.suppress(ValueError):  # an empty cell
-                parts.append(cell.cell_contents)
-        return [*parts, *([thing.__wrapped__] if hasattr(thing, "__wrapped__") else [])]
-    if isinstance(thing, type):
-        return [*vars(thing).values(), *thing.__bases__]
-    if isinstance(thing, (staticmethod, classmethod)) or hasattr(thing, "__func__"):
-        return [thing.__func__, getattr(thing, "__self__", None)]
-    return [type(thing), *getattr(thing, "__dict__", {}).values()] if callable(thing) else []
-
-
-def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    """All instructions, including those of nested functions."""
-    yield from dis.get_instructions(code)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _instructions(constant)
+        return [thing.__name__.partition(".")[0]]
+    homes = (thing, type(thing), type(getattr(thing, "__self__", None)))
+    return [str(getattr(home, "__module__", "")).partition(".")[0] for home in homes]
 
 
 #: Rows of a, its columns, columns of b; and the size at which loops are timed against torch.
@@ -353,7 +295,7 @@ def measure_loops(answer: Any) -> Facts:
     def by_torch(a: Any, b: Any) -> Any:
         return (torch.tensor(a) @ torch.tensor(b)).tolist()
 
-    def tried(sizes: tuple[int, int, int]) -> Facts:
+    def case_of(sizes: tuple[int, int, int]) -> Facts:
         given = matrices(*sizes)
         kept = copy.deepcopy(given)
         wanted, last = by_torch(*given), by_torch([row[-1:] for row in given[0]], given[1][-1:])
@@ -366,11 +308,12 @@ def measure_loops(answer: Any) -> Facts:
             wrong = "last"
         return {"sizes": list(sizes), "wrong": wrong, "changed": given != kept}
 
-    cases = [tried(sizes) for sizes in (*PRODUCTS, PRODUCTS[-1])]
+    cases = [case_of(sizes) for sizes in (*PRODUCTS, PRODUCTS[-1])]
     if any(case["wrong"] for case in cases):  # a wrong result is not timed
-        return {"cases": cases, "square": not tried(SQUARE)["wrong"]}
+        return {"cases": cases, "square": not case_of(SQUARE)["wrong"]}
     inputs = [matrices(TIMED, TIMED, TIMED) for _ in range(ROUNDS + 1)]
-    return {"cases": cases, "uses": libraries_used(matmul), "ratio": time_ratio(matmul, by_torch, inputs)}
+    uses = libraries_used(matmul, *matrices(*PRODUCTS[0]))
+    return {"cases": cases, "uses": uses, "ratio": time_ratio(matmul, by_torch, inputs)}
 
 
 def _wrong_with(returned: Any, wanted: list[list[float]]) -> str:
@@ -384,7 +327,7 @@ def _wrong_with(returned: Any, wanted: list[list[float]]) -> str:
         widths = sorted({len(row) for row in returned})
         return f"shape {len(returned)} x {' or '.join(map(str, widths))}"
     if len({id(row) for row in returned}) < rows:
-        return "one row"
+        return "repeated"
     values = list(itertools.chain(*returned))
     if any(not isinstance(value, (int, float)) for value in values):
         return "values"
@@ -398,33 +341,26 @@ def judge_loops(facts: Facts) -> None:
     for case in cases:
         rows, inner, columns = case["sizes"]
         what = f"The product of a {rows} x {inner} and a {inner} x {columns} matrix"
-        kind, _, found = case["wrong"].partition(" ")
-        if kind == "nothing":
-            raise Hint("The function returns nothing yet.")
-        if case["changed"]:
-            raise Hint("The function changes its arguments.")
+        kind, _, returned = case["wrong"].partition(" ")
+        hint_if(kind == "nothing", "The function returns nothing yet.")
+        hint_if(case["changed"], "The function changes its arguments.")
         if square_only:
             raise Hint(
                 f"The product of two {SQUARE[0]} x {SQUARE[1]} matrices is right, but that of a {rows} x {inner} and a "
                 f"{inner} x {columns} matrix is not. Which length does each loop need if they differ?"
             )
-        if kind == "raised":
-            raise Hint(f"For a {rows} x {inner} and a {inner} x {columns} matrix: {found}")
-        if kind == "type":
-            raise Hint(f"{what} must be a list of rows, each a list of numbers; you return a {found}.")
-        if kind == "shape":
-            raise Hint(f"{what} has {rows} rows and {columns} columns; yours is {found}.")
-        if case["wrong"] == "one row":
-            raise Hint(
-                f"{what}: several rows of your result are the same list, so writing to one changes them all. `[[0] *"
-                " columns] * rows` does that; make a new list for each row."
-            )
-        if kind == "values":
-            raise Hint(f"{what} must hold plain numbers.")
-        if kind == "last":
-            raise Hint(f"{what}: each number is the last product of its sum alone. Are the products added up?")
+        words = {
+            "raised": f"For a {rows} x {inner} and a {inner} x {columns} matrix: {returned}",
+            "type": f"{what} must be a list of rows, each a list of numbers; you return a {returned}.",
+            "shape": f"{what} has {rows} rows and {columns} columns; yours is {returned}.",
+            "repeated": f"{what}: several rows of your result are the same list, so writing to one changes them all. "
+            "`[[0] * columns] * rows` does that; make a new list for each row.",
+            "values": f"{what} must hold plain numbers.",
+            "last": f"{what}: each number is the last product of its sum alone. Are the products added up?",
+            "numbers": f"{what} has the right shape but wrong numbers: which row meets which column?",
+        }
         if kind:
-            raise Hint(f"{what} has the right shape but wrong numbers: which row meets which column?")
+            raise Hint(words[kind])
     if facts["uses"]:
         raise Hint(
             f"The result is right, but your code uses {' and '.join(facts['uses'])}. To see what Python alone "

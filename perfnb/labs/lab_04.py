@@ -5,18 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from perfnb import Profile, find_leaks, profile_step
-from perfnb.labs.answers import AnswerFigure, as_function, as_number, as_numbers, as_word, close, outcome, require_test
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, quoted
+from perfnb.labs.answers import as_fields, as_function, as_number, evidence, outcome, tried
+from perfnb.labs.exercise import Exercise, Facts, Hint, quoted
+from perfnb.labs.judging import Number, all_there, hint_if, judge_checked
+from perfnb.labs.rewritten import judge_layer, same_layer
 from perfnb.labs.workloads import agree, one_thread
 from perfnb.quantities import share
 from perfnb.recording.schema import CATEGORIES
-from perfnb.results import Leaks
+from perfnb.results import ABTest, Leaks
+
+MIB = 2**20
 
 
 def trial(name: str) -> tuple[Any, Any]:
@@ -73,33 +78,6 @@ def measured_peak(step: Callable[[], Any]) -> int:
     return int((memory["total"] - memory["other"]).max())
 
 
-def trained(tower: Any, x: Any) -> tuple[Any, list[Any]]:
-    """The output, and the gradients of the weights and, if it needs one, of the input."""
-    tower.zero_grad()
-    x.grad = None
-    output = outcome(tower, x)
-    if not isinstance(output, torch.Tensor) or not output.requires_grad:
-        return output, []
-    outcome(output.float().square().mean().backward)
-    return output, [part.grad for part in (*tower.parameters(), x) if part.requires_grad]
-
-
-def same_training(old: Any, new: Any, x: Any) -> Facts:
-    """Whether two towers give the same output and gradients for `x`, and leave `x` unchanged."""
-    kept = x.detach().clone()
-    wanted, gradients = trained(old, x)
-    wanted_gradients = [gradient.clone() for gradient in gradients]
-    got, gradients = trained(new, x)
-    return {
-        "rows": len(x),
-        "returned": type(got).__name__,
-        "input_changed": not torch.equal(kept, x.detach()),
-        "forward": hasattr(got, "detach") and agree(wanted, got),
-        "backward": len(gradients) == len(wanted_gradients)
-        and all(one is not None and agree(two, one) for one, two in zip(gradients, wanted_gradients, strict=True)),
-    }
-
-
 def monitored(monitor_of: Callable[..., Any], inputs: Iterable[Any]) -> tuple[list[float], Any, Callable[[Any], None]]:
     """What a monitor recorded over some steps, the final weights, and the step."""
     torch.manual_seed(8)
@@ -127,14 +105,11 @@ READ = 2e-3
 
 
 def measure_peak(answer: Any, profile: Any = None) -> Facts:
-    phase = as_word(answer, "phase", "most and sum_of_most, numbers of bytes, and phase, a word")
-    said = as_numbers(answer, ("most", "sum_of_most"))
     memory = _profile(profile).memory
     top = int(memory["total"].argmax())
     made = profile.allocations
     phases = made.loc[made["start_ns"] == round(memory["t_ms"].iloc[top] * 1e6), "phase"]
-    return said | {
-        "phase": phase,
+    return as_fields(answer, most=float, sum_of_most=float, phase=str) | {
         "total": [int(memory["total"].iloc[row]) for row in (top, 0, -1)],
         "sum": int(memory[list(CATEGORIES)].max().sum()),
         "at": str(phases.iloc[0]) if len(phases) else None,
@@ -144,19 +119,18 @@ def measure_peak(answer: Any, profile: Any = None) -> Facts:
 
 def judge_peak(facts: Facts) -> None:
     (most, *at_ends), summed = facts["total"], facts["sum"]
-    for name, wanted in (("most", most), ("sum_of_most", summed)):
-        said = AnswerFigure(facts[name], wanted, READ)
+    total = "is the peak of the total. First take each category's maximum, then add them up."
+    for name, wanted, other, mixed_up in (
+        ("most", most, summed, "adds up tensors that were not alive at the same instant."),
+        ("sum_of_most", summed, most, total),
+    ):
+        said = Number(facts[name], wanted, READ, name)
         if facts["process"] is not None:
-            process = f"{name} covers the whole process, Python included; give the step's tensors."
-            said.not_instead(facts["process"], process)
-        if name == "most":
-            said.not_instead(summed, "most adds up tensors that were not alive at the same instant.")
-        else:
-            total = "sum_of_most is the peak of the total. First take each category's maximum, then add them up."
-            said.not_instead(most, total)
-        said.not_instead(at_ends, f"{name} is what is alive when the step starts or ends, not at the peak.")
-        said.not_instead((wanted / 2**20, wanted / 2**10), f"{name} is right except for the unit; give bytes.", 0.01)
-        said.required(f"{name} does not match the frame.")
+            said.slip(facts["process"], "covers the whole process, Python included; give the step's tensors.")
+        said.slip(other, mixed_up)
+        said.slip(at_ends, "is what is alive when the step starts or ends, not at the peak.")
+        said.slip((wanted / MIB, wanted / 2**10), "is right except for the unit; give bytes.", 0.01)
+        said.wrong("does not match the frame.")
     if facts["at"] is not None and facts["phase"].strip().lower() != facts["at"]:
         raise Hint(f"The peak is not in {facts['phase']}. The report's Memory tab shows where it is, next to the peak.")
 
@@ -176,7 +150,7 @@ def measure_rule(answer: Any) -> Facts:
     cases = []
     for name in TRIALS:
         wanted, counters = trained_bytes(name)
-        said = as_numbers(outcome(function, trial(name)[0]), tuple(wanted))
+        said = as_fields(outcome(function, trial(name)[0]), **dict.fromkeys(wanted, float))
         cases.append({"model": name, "said": said, "wanted": wanted, "counters": counters})
     return {"cases": cases}
 
@@ -184,12 +158,10 @@ def measure_rule(answer: Any) -> Facts:
 def judge_rule(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(TRIALS)):
         for kind, wanted in all_there(case["wanted"], 3).items():
-            said = AnswerFigure(case["said"][kind], wanted, 1e-9)
-            if kind == "optimizer_state" and close(case["said"][kind], wanted + case["counters"], 1e-9):
-                continue
-            said.not_instead((wanted / 2**20, wanted / 2**10), f"{kind}: give bytes, not KiB or MiB.", 1e-3)
-            differ = f"A model {case['model']}: {kind} differ from what a step leaves. {TRIALS[case['model']]}"
-            said.required(differ, " ")
+            with_counters = wanted + (case["counters"] if kind == "optimizer_state" else 0)
+            said = Number(case["said"][kind], (wanted, with_counters), 1e-9)
+            said.slip((wanted / MIB, wanted / 2**10), f"{kind}: give bytes, not KiB or MiB.", 1e-3)
+            said.wrong(f"A model {case['model']}: {kind} differ from what a step leaves. {TRIALS[case['model']]}", " ")
 
 
 #: Batch, widths and activation of networks of linear layers.
@@ -201,38 +173,28 @@ NETWORKS: tuple[tuple[int, tuple[int, ...], str], ...] = tuple(
 
 
 def measure_saved(answer: Any) -> Facts:
-    function = as_function(answer, "saved_bytes(batch, widths, activation)")
-    cases = []
-    for batch, widths, activation in NETWORKS:
-        said = as_number(outcome(function, batch, widths, activation), "The result of your function")
-        wanted = saved_bytes(batch, widths, activation)
-        cases.append({"batch": batch, "widths": list(widths), "activation": activation, "said": said, "wanted": wanted})
-    return {"cases": cases}
+    return {"cases": tried(as_function(answer, "saved_bytes(batch, widths, activation)"), NETWORKS, saved_bytes)}
 
 
 def judge_saved(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(NETWORKS)):
-        batch, widths, wanted = case["batch"], case["widths"], case["wanted"]
-        said = AnswerFigure(case["said"], wanted, 1e-9)
-        where = f"For ({batch}, {tuple(widths)}, {case['activation']!r}):"
-        last = f"{where} does any layer of this network need the last layer's output?"
-        for factor in (4, 4 if case["activation"] == "relu" else 8, 8):
+        (batch, widths, activation), wanted = case["sizes"], case["wanted"]
+        said = Number(case["said"], wanted, 1e-9, f"For ({batch}, {tuple(widths)}, {activation!r}):")
+        last = "does any layer of this network need the last layer's output?"
+        for factor in (4, 4 if activation == "relu" else 8, 8):
             row = factor * batch
-            said.not_instead(wanted + row * widths[0], f"{where} the batch itself is included; it exists anyway.")
-            said.not_instead((wanted + row * widths[-1], 8 * batch * sum(widths[1:])), last)
+            said.slip(wanted + row * widths[0], "the batch itself is included; it exists anyway.")
+            said.slip((wanted + row * widths[-1], 8 * batch * sum(widths[1:])), last)
         if wanted:
-            numbers = "that is how many numbers are kept; how many bytes does a float32 have?"
-            said.not_instead(wanted / 4, f"{where} {numbers}")
-            said.not_instead(wanted / batch, f"{where} that is for a single row of the batch.")
-            twice = "twice too much. A layer reads what the one before wrote: is it kept twice?"
-            said.not_instead(2 * wanted, f"{where} {twice}")
-            half = "half of it. Which tensor does this activation need: its output or its input?"
-            said.not_instead(wanted / 2, f"{where} {half}")
-        said.required(where, "this is not what autograd keeps. Go through the layers one by one.")
+            said.slip(wanted / 4, "that is how many numbers are kept; how many bytes does a float32 have?")
+            said.slip(wanted / batch, "that is for a single row of the batch.")
+            said.slip(2 * wanted, "twice too much. A layer reads what the one before wrote: is it kept twice?")
+            said.slip(wanted / 2, "half of it. Which tensor does this activation need: its output or its input?")
+        said.wrong("", "this is not what autograd keeps. Go through the layers one by one.")
 
 
 #: Bytes that a step must fit into, and the factor by which a batch that still fits shows the answer to be too small.
-LIMIT, ROOM = 16 * 2**20, 1.03
+LIMIT, ROOM = 16 * MIB, 1.03
 
 
 def measure_largest(answer: Any, make_step: Any = None) -> Facts:
@@ -257,7 +219,7 @@ def measure_largest(answer: Any, make_step: Any = None) -> Facts:
 
 def judge_largest(facts: Facts) -> None:
     batch, peaks = facts["batch"], facts["peaks"]
-    peak = peaks[str(batch)]
+    peak, larger = peaks[str(batch)], str(math.ceil(ROOM * batch))
     if peak > LIMIT and peaks.get(str(batch - 1), LIMIT + 1) <= LIMIT:
         raise Hint(
             f"A step with {batch} rows needs {peak:,} bytes, just above the {LIMIT:,} available; one row less fits. "
@@ -265,14 +227,13 @@ def judge_largest(facts: Facts) -> None:
         )
     if peak > LIMIT:
         raise Hint(
-            f"A step with {batch} rows needs {peak / 2**20:.2f} MiB of {LIMIT / 2**20:g} available. Do both "
-            "points lie where the peak grows with the batch, and did you subtract what does not grow?"
+            f"A step with {batch} rows needs {peak / MIB:.2f} MiB of {LIMIT / MIB:g} available. Do both points lie "
+            "where the peak grows with the batch, and did you subtract what does not grow?"
         )
-    larger = str(math.ceil(ROOM * batch))
     if peaks[larger] <= LIMIT:
         raise Hint(
-            f"A step with {batch} rows fits in {peak / 2**20:.2f} MiB, but so does one with {larger}. Is your"
-            " MiB 2**20 bytes, and does your line go through both points?"
+            f"A step with {batch} rows fits in {peak / MIB:.2f} MiB, but so does one with {larger}. Is your MiB 2**20 "
+            "bytes, and does your line go through both points?"
         )
 
 
@@ -286,34 +247,28 @@ def measure_checkpointed(answer: Any, plain: Any = None, rows: Any = None) -> Fa
         raise Hint("Pass both modules and a batch: the new one, plain=tower and rows=rows.")
     generator = torch.Generator().manual_seed(6)
 
-    def fresh(count: int) -> Any:
-        return torch.randn(count, rows.shape[1], generator=generator)
+    def fresh(count: int, needs_gradient: bool = False) -> tuple[Any, Any]:
+        x, weights = torch.randn(2, count, rows.shape[1], generator=generator)
+        return x.requires_grad_(needs_gradient), weights
+
+    def train(tower: Any) -> None:
+        tower.zero_grad()
+        outcome(tower, x).float().square().mean().backward()
 
     with one_thread():
-        cases = [
-            same_training(old, new, fresh(count).requires_grad_(wanted)) for count in SMALL for wanted in (False, True)
-        ]
+        cases = [same_layer(old, new, *fresh(count, needs)) for count in SMALL for needs in (False, True)]
         if not all(case["forward"] and case["backward"] and not case["input_changed"] for case in cases):
             return {"cases": cases}  # a wrong result is not measured
-        x = fresh(len(rows))
-        peaks = [measured_peak(lambda tower=tower: trained(tower, x)) for tower in (old, new)]  # type: ignore[misc]
-        cases.append(same_training(old, new, fresh(len(rows))))  # still right, with nothing cached
+        x, _ = fresh(len(rows))
+        peaks = [measured_peak(partial(train, tower)) for tower in (old, new)]
+        cases.append(same_layer(old, new, *fresh(len(rows))))  # still right, with nothing cached
     return {"cases": cases, "ratio": peaks[1] / peaks[0]}
 
 
 def judge_checkpointed(facts: Facts) -> None:
     for case in facts["cases"]:
-        if case["returned"] == "NoneType":
-            raise Hint("The tower returns nothing yet.")
-        if case.get("input_changed"):
-            raise Hint("The tower changes its input, which other code may still need.")
-        if not case["forward"]:
-            raise Hint(f"The tower's output differs from before on {case['rows']} rows of fresh numbers.")
-        if not case["backward"]:
-            raise Hint(
-                "The output is right, but a gradient of the weights or the input is missing or wrong. Every block "
-                "must be trained, even if the input needs no gradient."
-            )
+        missing = "a gradient of the weights or the input is missing or wrong. Every block must be trained, even if "
+        judge_layer(case, "tower", f"{missing}the input needs no gradient.")
     all_there(facts["cases"], 2 * len(SMALL) + 1)
     if facts["ratio"] >= LEFT:
         raise Hint(
@@ -323,8 +278,8 @@ def judge_checkpointed(facts: Facts) -> None:
 
 
 def measure_price(answer: Any, plain: Any = None, checkpointed: Any = None, test: Any = None) -> Facts:
-    said = as_numbers(answer, ("memory", "arithmetic", "time"))
-    given = require_test(test)
+    given = evidence(test, ABTest)
+    said = as_fields(answer, memory=float, arithmetic=float, time=float)
     facts: Facts = {"said": said, "time": given.ratio, "check": given.check}
     for name, profile in (("plain", plain), ("checkpointed", checkpointed)):
         memory, layers = _profile(profile).memory, profile.layers
@@ -343,62 +298,43 @@ def judge_price(facts: Facts) -> None:
         raise Hint("A profile has no FLOPs: do not disable them when you make it.")
     if after["flops"][2] == 0 or before["flops"][2] > 0:
         raise Hint("The second profile recomputes nothing, or the first one does: is plain=plain the first?")
-    if facts["check"] is None:
-        raise Hint("The test did not compare what the two steps return: pass check=1e-3 to ab_test.")
-    if facts["check"]:
-        raise Hint(f"The two steps of the test return different results: {facts['check'].rstrip('.')}.")
-    said = facts["said"]
-    if close(said["arithmetic"], 1.0, 1e-3):
-        raise Hint("arithmetic: as many FLOPs as before? Recomputation has a column of its own.")
-    if close(said["arithmetic"], after["flops"][0] / sum(before["flops"]), 1e-3):
-        raise Hint("arithmetic: that is only the forward pass; take the whole step.")
-    for name, wanted, relative in (
-        ("memory", after["peak"] / before["peak"], 0.02),
-        ("arithmetic", sum(after["flops"]) / sum(before["flops"]), 5e-3),  # shown with three digits
-        ("time", facts["time"], 0.03),
+    judge_checked(facts["check"])
+    others = "uses the column `total`, which includes `other`: tensors that this notebook keeps and no step needs. "
+    others += "peak_bytes leaves them out."
+    as_many = "is 1: as many FLOPs as before? Recomputation has a column of its own."
+    forward = "is only the forward pass; take the whole step."
+    textbook = "is the textbook's 4/3. Is all of the forward pass repeated? Divide what was counted."
+    flops = sum(before["flops"])
+    slips = {as_many: 1.0, forward: after["flops"][0] / flops, textbook: 4 / 3}
+    for name, wanted, within, own_slips in (
+        ("memory", after["peak"] / before["peak"], 0.02, {others: after["with_others"] / before["with_others"]}),
+        ("arithmetic", sum(after["flops"]) / flops, 5e-3, slips),  # shown with three digits
+        ("time", facts["time"], 0.03, {}),
     ):
-        figure = AnswerFigure(said[name], wanted, relative)
-        if name == "memory":
-            others = "memory uses the column `total`, which includes `other`: tensors that this notebook keeps and no "
-            others += "step needs. peak_bytes leaves them out."
-            figure.not_instead(after["with_others"] / before["with_others"], others)
-        if name == "arithmetic":
-            textbook = "arithmetic is the textbook's 4/3. Is all of the forward pass repeated? Divide what was counted."
-            figure.not_instead(4 / 3, textbook)
-        figure.not_instead(1 / wanted, f"{name} is the inverse: divide the checkpointed step by the plain one.")
-        change = f"{name} is only the change. Give the whole ratio: 1 means as much as before."
-        figure.not_instead(abs(1 - wanted), change)
-        figure.required(f"{name} is not the checkpointed step divided by the plain one.")
+        number = Number(facts["said"][name], wanted, within, name)
+        for words, value in own_slips.items():
+            number.slip(value, words)
+        number.slip(1 / wanted, "is the inverse: divide the checkpointed step by the plain one.")
+        number.slip(abs(1 - wanted), "is only the change. Give the whole ratio: 1 means as much as before.")
+        number.wrong("is not the checkpointed step divided by the plain one.")
 
 
 def measure_leak(answer: Any, leaks: Any = None) -> Facts:
-    layer = as_word(answer, "layer", "layer, a name from the report, and kib_per_step, a number")
-    if not isinstance(leaks, Leaks):
-        raise Hint("Pass the report as well: leaks=leaks, the result of perfnb.find_leaks.")
+    leaks = evidence(leaks, Leaks)
     made = leaks.survivors.dropna(subset=["layer", "bytes_per_step"])
-    return {
-        "layer": layer,
-        "said": as_number(answer.get("kib_per_step"), "kib_per_step"),
+    process = leaks.process
+    return as_fields(answer, layer=str, kib_per_step=float) | {
         "verdict": str(leaks.verdict),
         "layers": {str(name): float(size) for name, size in made.groupby("layer")["bytes_per_step"].sum().items()},
         "growth": None if leaks.allocator is None else float(leaks.allocator.bytes_per_step),
-        "process": _slope(leaks.process),
+        "process": None if process is None else [process.bytes_per_step, process.ci_low, process.ci_high],
         "steps": len(leaks.steps),
     }
 
 
-def _slope(slope: Any) -> list[float] | None:
-    """Growth per step in bytes, and both ends of its interval."""
-    if slope is None:
-        return None
-    ends = (slope.ci_low, slope.ci_high)
-    return [float(slope.bytes_per_step), *(float(slope.bytes_per_step if end is None else end) for end in ends)]
-
-
 def judge_leak(facts: Facts) -> None:
     layers, growth = facts["layers"], facts["growth"]
-    if facts["verdict"] != "leak":
-        raise Hint(f"The report says: {facts['verdict']}. Test the step that leaks.")
+    hint_if(facts["verdict"] != "leak", f"The report says: {facts['verdict']}. Test the step that leaks.")
     if not layers or growth is None:
         raise Hint("The report names no layer that allocated what leaks. Test the step that leaks.")
     if facts["layer"] not in layers:
@@ -406,22 +342,21 @@ def judge_leak(facts: Facts) -> None:
     if layers[facts["layer"]] < max(layers.values()):
         raise Hint(f"Something allocated in {facts['layer']} leaks, but it is not the largest part. Compare the bytes.")
     wanted, steps = growth / 2**10, facts["steps"]
-    said = AnswerFigure(facts["said"], wanted, 0.01)
-    if said.right:
-        return
-    said.not_instead((growth, wanted / 2**10), "kib_per_step is in another unit: a KiB is 1,024 bytes.")
-    all_steps = "kib_per_step is the growth over all steps of the test; how much is it per step?"
-    said.not_instead((wanted * steps, wanted * (steps - 1)), all_steps, 0.05)
-    if facts["process"] is not None:
-        middle, low, high = (each / 2**10 for each in facts["process"])
-        if close(facts["said"], middle, 0.02) or low <= facts["said"] <= high:
+    kib = Number(facts["kib_per_step"], wanted, 0.01, "kib_per_step")
+    kib.slip((growth, wanted / 2**10), "is in another unit: a KiB is 1,024 bytes.")
+    all_steps = "is the growth over all steps of the test; how much is it per step?"
+    kib.slip((wanted * steps, wanted * (steps - 1)), all_steps, 0.05)
+    if facts["process"] is not None and not kib.right:
+        middle, *ends = facts["process"]
+        low, high = (middle if end is None else end for end in ends)
+        if 0.98 * low <= 2**10 * facts["kib_per_step"] <= 1.02 * high:
             raise Hint(
-                "Is kib_per_step the growth of the whole process, which also allocates outside torch? The growth of "
-                "torch's memory is in the row above."
+                "kib_per_step seems to be the growth of the whole process, which also allocates outside torch. The "
+                "growth of torch's memory is in the row above."
             )
-    if facts["said"] < 0.01 * wanted:
+    if facts["kib_per_step"] < 0.01 * wanted:
         raise Hint("kib_per_step is far too small: the list's own size does not include what it keeps alive.")
-    said.required("kib_per_step is not the growth per step.")
+    kib.wrong("is not the growth per step.")
 
 
 #: Steps in which a monitor is compared with the leaking one, rows of a batch, and harmless bytes per step.
@@ -446,12 +381,10 @@ def measure_mended(answer: Any, leaky: Any = None) -> Facts:
 
 def judge_mended(facts: Facts) -> None:
     said, wanted = facts["said"], all_there(facts["wanted"], MONITORED)
-    if not facts["training"]:
-        raise Hint("The network trains differently than before: a monitor must only observe.")
+    hint_if(not facts["training"], "The network trains differently than before: a monitor must only observe.")
     if len(said) != len(wanted):
         raise Hint(f"After {len(wanted)} steps, strengths has {len(said)} values; keep one per step.")
-    if not agree(wanted, said):
-        raise Hint("strengths has different values than before.")
+    hint_if(not agree(wanted, said), "strengths has different values than before.")
     if facts["allocated"] is None:
         raise Hint("The values are right, but torch's memory could not be watched. Rerun the check.")
     if facts["allocated"] > HARMLESS:
@@ -464,11 +397,9 @@ def judge_mended(facts: Facts) -> None:
 
 
 def _profile(given: Any) -> Profile:
-    if not isinstance(given, Profile):
-        raise Hint("Pass a profile, from perfnb.profile_step or bound by %%profile_step --into NAME.")
-    if given.memory.empty:
-        raise Hint("The profile was recorded without memory.")
-    return given
+    profile = evidence(given, Profile)
+    hint_if(profile.memory.empty, "The profile was recorded without memory.")
+    return profile
 
 
 EXERCISES = (

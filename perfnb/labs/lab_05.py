@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,11 @@ import torch
 from torch import nn, ones
 
 from perfnb import Timing
-from perfnb.labs.answers import (
-    AnswerFigure,
-    all_close,
-    as_flag,
-    as_function,
-    as_number,
-    as_numbers,
-    close,
-    outcome,
-    require,
-    slip,
-)
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
+from perfnb.labs.answers import as_fields, as_function, as_number, as_pair, evidence, outcome, result_of
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
 from perfnb.labs.lab_03 import counted
+from perfnb.labs.scored import judge_effects, scored
 from perfnb.quantities import share
 from perfnb.results import ArchitectureComparison, ScalingStudy
 
@@ -39,34 +29,29 @@ def mlp_parameters(width: int) -> int:
 
 
 def measure_width(answer: Any, like: Any = None) -> Facts:
-    if not hasattr(like, "parameters"):
-        raise Hint("Pass the CNN as well: like=cnn.")
+    hint_if(not hasattr(like, "parameters"), "Pass the CNN as well: like=cnn.")
     width = as_number(answer, "The width")
-    if width != int(width) or width < 1:
-        raise Hint(f"A layer has a whole number of outputs, at least one, not {width:g}.")
-    near = {str(each): mlp_parameters(each) for each in range(max(1, int(width) - 1), int(width) + 2)}
-    return {"width": int(width), "near": near, "wanted": sum(each.numel() for each in like.parameters())}
+    hint_if(width != int(width) or width < 1, f"A layer has a whole number of outputs, at least one, not {width:g}.")
+    near = {str(other): mlp_parameters(other) for other in range(max(1, int(width) - 1), int(width) + 2)}
+    return {"width": int(width), "near": near, "wanted": sum(part.numel() for part in like.parameters())}
 
 
 def judge_width(facts: Facts) -> None:
     wanted, own = facts["wanted"], facts["near"][str(facts["width"])]
     if wanted != CNN:
-        raise Hint(
-            f"This model has {wanted:,} parameters, so it is not the lab's CNN: pass like=cnn, the result of make_cnn."
-        )
+        raise Hint(f"This model has {wanted:,} parameters, so it is not the lab's CNN: pass like=cnn, from make_cnn.")
     if all(abs(own - wanted) <= abs(other - wanted) for other in facts["near"].values()):
         return
     words = f"With this width the MLP has {own:,} parameters; the CNN has {wanted:,}."
-    if close(own, wanted, 0.02):
-        raise Hint(f"{words} A neighbouring width is closer: does every linear layer have a bias?")
+    hint_if(close(own, wanted, 0.02), f"{words} A neighbouring width is closer: does every linear layer have a bias?")
     raise Hint(f"{words} Count again: three linear layers, the middle one with width × width weights.")
 
 
 def measure_uses(answer: Any, comparison: Any = None, images: Any = None) -> Facts:
-    table = _comparison(comparison).table
-    said = as_numbers(answer, tuple(map(str, table.index)))
+    table = evidence(comparison, ArchitectureComparison).table
     batch = as_number(len(images) if hasattr(images, "__len__") else images, "The number of images")
     counts = table[["parameters", "forward_flops", "backward_flops"]].astype(int)
+    said = as_fields(answer, **dict.fromkeys(map(str, table.index), float))
     return {"said": said, "batch": batch, "models": counts.to_dict("index")}
 
 
@@ -75,7 +60,7 @@ def judge_uses(facts: Facts) -> None:
         model, batch = facts["models"][name], facts["batch"]
         wanted = model["forward_flops"] / 2 / model["parameters"] / batch
         both = (model["forward_flops"] + model["backward_flops"]) / model["forward_flops"]
-        said = AnswerFigure(number, wanted, 0.01)
+        said = Number(number, wanted, 0.01, f"{name}:")
         slips = (
             (both, "It includes backward; count only the forward pass."),
             (both - 1, "Is it the backward pass? Count the forward pass."),
@@ -83,37 +68,34 @@ def judge_uses(facts: Facts) -> None:
             (batch, f"That is for the whole batch of {batch:g} images; give it for one image."),
             (2 * batch, f"That is FLOPs per parameter, for {batch:g} images. Take one image, and two FLOPs per use."),
         )
-        for factor, words in sorted(slips, key=lambda each: abs(number - each[0] * wanted)):  # some are nearly equal
-            said.not_instead(factor * wanted, f"{name}: {words}")
-        said.required(f"{name}:")
+        for factor, words in sorted(slips, key=lambda slip: abs(number - slip[0] * wanted)):  # some are nearly equal
+            said.slip(factor * wanted, words)
+        said.wrong()
 
 
 def measure_decomposition(answer: Any, comparison: Any = None) -> Facts:
-    found = _comparison(comparison)
-    said = as_numbers(answer, ("time", "arithmetic", "per_flop"))
-    pairs = found.ratios.set_index(["a", "b"])["ratio"]
+    given = evidence(comparison, ArchitectureComparison)
+    said = as_fields(answer, time=float, arithmetic=float, per_flop=float)
+    pairs = given.ratios.set_index(["a", "b"])["ratio"]
     if ("cnn", "transformer") not in pairs.index:
         raise Hint("The comparison does not have the three models; pass comparison=comparison.")
-    table = found.table.assign(both=found.table["forward_flops"] + found.table["backward_flops"])
+    table = given.table.assign(both=given.table["forward_flops"] + given.table["backward_flops"])
     columns = (table[name] for name in ("median_ms", "both", "forward_flops"))
-    time, arithmetic, forward = (float(each["transformer"]) / float(each["cnn"]) for each in columns)
+    time, arithmetic, forward = (float(column["transformer"]) / float(column["cnn"]) for column in columns)
     times = [float(pairs["cnn", "transformer"]), time]
     return {"said": said, "time": times, "arithmetic": arithmetic, "forward": forward}
 
 
 def judge_decomposition(facts: Facts) -> None:
-    said, arithmetic = facts["said"], facts["arithmetic"]
-    if not any(close(said["time"], each, 0.02) for each in facts["time"]):
-        raise Hint(f"time is not the measured ratio. {slip(said['time'], facts['time'][0], 0.02)}")
-    counted = AnswerFigure(said["arithmetic"], arithmetic, 2e-3)
-    counted.not_instead(
-        facts["forward"], "arithmetic counts only the forward pass, but a training step was timed.", 1e-3
-    )
-    counted.required("arithmetic is not the ratio of the counts.")
-    per_flop = AnswerFigure(said["per_flop"], said["time"] / arithmetic, 0.02)
-    product = "per_flop multiplies instead of dividing: time = arithmetic × per_flop."
-    per_flop.not_instead(said["time"] * arithmetic, product)
-    per_flop.required("per_flop does not match the other two.")
+    said = facts["said"]
+    Number(said["time"], facts["time"], 0.02).wrong("time is not the measured ratio.")
+    arithmetic = Number(said["arithmetic"], facts["arithmetic"], 2e-3, "arithmetic")
+    arithmetic.slip(facts["forward"], "counts only the forward pass, but a training step was timed.", 1e-3)
+    arithmetic.wrong("is not the ratio of the counts.")
+    per_flop = Number(said["per_flop"], said["time"] / facts["arithmetic"], 0.02, "per_flop")
+    product = "multiplies instead of dividing: time = arithmetic × per_flop."
+    per_flop.slip(said["time"] * facts["arithmetic"], product)
+    per_flop.wrong("does not match the other two.")
 
 
 #: Numbers of images for testing the accuracy of made-up models.
@@ -132,39 +114,27 @@ def measure_accuracy(answer: Any) -> Facts:
         net = nn.Sequential(nn.Flatten(), norm, nn.Dropout(0.5), nn.Linear(PIXELS, DIGITS))
         logits = net.eval()(images)
         labels[: images_tried // 3] = logits.argmax(1)[: images_tried // 3]  # better than chance
+        right = int((logits.argmax(1) == labels).sum())
         for training in (True, False):
-            net.train(training)
-            kept = [each.clone() for each in net.state_dict().values()]
-            said = as_number(outcome(accuracy, net, images, labels), "The result of your function")
-            same = all(map(torch.equal, kept, net.state_dict().values()))
-            unchanged = same and all(each.grad is None for each in net.parameters())
-            case = {"images": images_tried, "right": int((logits.argmax(1) == labels).sum()), "said": said}
-            cases.append(case | {"training": [training, net.training], "unchanged": unchanged})
+            case = scored(accuracy, net, images, labels, training)
+            cases.append(case | {"images": images_tried, "right": right, "wanted": right / images_tried})
     return {"cases": cases}
 
 
 def judge_accuracy(facts: Facts) -> None:
-    cases = all_there(facts["cases"], 2 * len(TRIED))
-    answers, every_right, every = ([case[key] for case in cases] for key in ("said", "right", "images"))
-    fractions = np.divide(every_right, every)
-    for case, wanted in zip(cases, fractions, strict=True):
-        right, images, said = case["right"], case["images"], case["said"]
-        if not case["unchanged"]:
-            raise Hint("The model was changed: its running means or gradients differ. Is it in evaluation mode?")
-        if not np.isclose(said, wanted, atol=1e-6):
-            if all_close(answers, every_right, 1e-6):
-                raise Hint("That is how many are right; give the fraction.")
-            if all_close(answers, 1 - fractions, 1e-5):
-                raise Hint("That is the fraction of mistakes.")
-            if all_close(answers, 100 * fractions, 1e-5):
-                raise Hint("It looks like percent; give a fraction from 0 to 1.")
-            mode = "starts in training mode" if case["training"][0] else "starts in evaluation mode"
+    every = Numbers(facts["cases"], 2 * len(TRIED), 1e-5)
+    every.slip(lambda case: case["right"], "That is how many are right; give the fraction.")
+    every.slip(lambda case: 1 - case["wanted"], "That is the fraction of mistakes.")
+    every.slip(lambda case: 100 * case["wanted"], "It looks like percent; give a fraction from 0 to 1.")
+    for case in facts["cases"]:
+        if not close(case["said"], case["wanted"], 1e-5):
+            mode = "training" if case["training"][0] else "evaluation"
             raise Hint(
-                f"For a model that {mode} you return {said:.3g}, but {right} of {images} images are right. Is it run"
-                " in evaluation mode, and is the largest of ten outputs compared with the label?"
+                f"For a model that starts in {mode} mode you return {case['said']:.3g}, but {case['right']} of "
+                f"{case['images']} images are right. Is it run in evaluation mode, and is the largest of ten outputs "
+                "compared with the label?"
             )
-        if case["training"][0] != case["training"][1]:
-            raise Hint("The answer is right, but the model's mode is not restored.")
+        judge_effects(case)
 
 
 #: Length and width of blocks.
@@ -175,17 +145,10 @@ def measure_block(answer: Any) -> Facts:
     function = as_function(answer, "block_flops(length, width)")
     cases = []
     for length, width in BLOCKS:
-        parts = _two(outcome(function, length, width))
-        cases.append({"sizes": [length, width], "said": parts, "counted": _counted_block(length, width)})
+        parts = "the FLOPs of the linear layers, and those of attention's two products"
+        said = as_pair(outcome(function, length, width), parts)
+        cases.append({"sizes": [length, width], "said": said, "counted": _counted_block(length, width)})
     return {"cases": cases}
-
-
-def _two(returned: Any) -> list[float]:
-    if returned is None:
-        raise Hint("The function returns nothing yet.")
-    if not isinstance(returned, Iterable) or len(parts := list(returned)) != 2:
-        raise Hint("Return two numbers: the FLOPs of the linear layers, and those of attention's two products.")
-    return [as_number(part, "A part of the result") for part in parts]
 
 
 def _counted_block(length: int, width: int) -> list[int]:
@@ -204,48 +167,40 @@ def judge_block(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(BLOCKS)):
         length, width = case["sizes"]
         (linear, square), (all_linear, all_square) = case["said"], case["counted"]
-        where = f"For a length of {length} and a width of {width}:"
-        layers, products = AnswerFigure(linear, all_linear, 1e-9), AnswerFigure(square, all_square, 1e-9)
-        if (
-            not (layers.right and products.right)
-            and close(linear, all_square, 1e-9)
-            and close(square, all_linear, 1e-9)
-        ):
+        where = f"For a length of {length} and a width of {width}: the"
+        layers = Number(linear, all_linear, 1e-9, f"{where} linear layers.")
+        products = Number(square, all_square, 1e-9, f"{where} products of attention.")
+        if not layers.right and close(linear, all_square, 1e-9) and close(square, all_linear, 1e-9):
             raise Hint("The two parts are swapped: the linear layers come first.")
         for left_out, words in (
             (1, "the layer after attention, `out`"),
             (3, "`qkv`"),
             (4, "one of the MLP's layers (or both others)"),
         ):
-            if not layers.right and left_out == round((all_linear - linear) / (2 * length * width**2), 9):
-                raise Hint(f"{where} {words} seems to be missing from the linear layers.")
-        _miscounted(layers, all_linear, f"{where} the linear layers.")
-        half = f"{where} the products of attention are half: there are two, and a use is two FLOPs."
-        products.not_instead(all_square / 2, half)
-        _miscounted(products, all_square, f"{where} the products of attention.")
-
-
-def _miscounted(said: AnswerFigure, wanted: float, where: str) -> None:
-    said.not_instead(3 * wanted, f"{where} It is three times too much: count only the forward pass.")
-    said.required(where, "It does not match: how do length and width enter the size of each product?")
+            without = all_linear - left_out * 2 * length * width**2
+            layers.slip(without, f"One part seems to be missing: {words}.")
+        for number, wanted in ((layers, all_linear), (products, all_square)):
+            if number is products:
+                number.slip(wanted / 2, "They are half: there are two, and a use is two FLOPs.")
+            number.slip(3 * wanted, "It is three times too much: count only the forward pass.")
+            number.wrong("", "It does not match: how do length and width enter the size of each product?")
 
 
 def measure_share(answer: Any, comparison: Any = None) -> Facts:
-    found = _comparison(comparison)
-    said = as_numbers(answer, ("time", "arithmetic", "per_flop"))
-    lengths = [name for name in found.profiles if name.isdecimal()]
-    if not lengths:
-        raise Hint("The comparison has no lengths; pass the second one, comparison=at_lengths.")
+    given = evidence(comparison, ArchitectureComparison)
+    said = as_fields(answer, time=float, arithmetic=float, per_flop=float)
+    lengths = [name for name in given.profiles if name.isdecimal()]
+    hint_if(not lengths, "The comparison has no lengths; pass the second one, comparison=at_lengths.")
     longest = max(lengths, key=int)
-    layers = found.profiles[longest].layers
+    layers = given.profiles[longest].layers
     flops = layers["forward_flops"].fillna(0) + layers["backward_flops"].fillna(0)
     inside = flops[flops.index.str.endswith(".attention")]
     products = inside.sum() - flops[flops.index.str.contains(r"\.attention\.")].sum()
-    shares = found.shares.query("by == 'kind' and part == 'attention'").set_index("name")["share"].to_dict()
+    shares = given.shares.query("by == 'kind' and part == 'attention'").set_index("name")["share"].to_dict()
     return {
         "said": said,
         "longest": longest,
-        "shares": {str(name): float(found) for name, found in shares.items()},
+        "shares": {str(name): float(fraction) for name, fraction in shares.items()},
         "arithmetic": float(inside.sum() / flops[longest]),
         "products": float(products / flops[longest]),
         "forward": float(layers["forward_flops"][inside.index].sum() / flops[longest]),
@@ -264,25 +219,23 @@ def _per_flop(time: float, arithmetic: float) -> float:
 def judge_share(facts: Facts) -> None:
     said, shares, arithmetic = facts["said"], facts["shares"], facts["arithmetic"]
     time = shares[facts["longest"]]
-    of_time = AnswerFigure(said["time"], time, 0.02)
-    for name, found in shares.items():
-        of_time.not_instead(found, f"time is the share at length {name}; give it for the longest.", 0.005)
-    of_time.required("time is not the share of the kind attention.")
-    of_flops = AnswerFigure(said["arithmetic"], arithmetic, max(5e-3, ROUNDED / arithmetic))
-    products = "arithmetic has only the two products, but the time includes the layers `qkv` and `out`."
-    of_flops.not_instead(facts["products"], products)
-    of_flops.not_instead(1 - facts["products"], "arithmetic is the share of the linear layers.")
-    forward = "arithmetic counts attention's forward pass, but both passes of the block."
-    of_flops.not_instead(facts["forward"], forward)
-    of_flops.required("arithmetic is not the share of the attention layer.")
-    if max(shares_said := (said["time"], said["arithmetic"])) < 1 and close(
-        said["per_flop"], _per_flop(*shares_said), 0.02
-    ):
+    of_time = Number(said["time"], time, 0.02, "time")
+    for name, fraction in shares.items():
+        of_time.slip(fraction, f"is the share at length {name}; give it for the longest.", 0.005)
+    of_time.wrong("is not the share of the kind attention.")
+    of_flops = Number(said["arithmetic"], arithmetic, 5e-3, "arithmetic", absolute=ROUNDED)
+    products = "has only the two products, but the time includes the layers `qkv` and `out`."
+    of_flops.slip(facts["products"], products)
+    of_flops.slip(1 - facts["products"], "is the share of the linear layers.")
+    of_flops.slip(facts["forward"], "counts attention's forward pass, but both passes of the block.")
+    of_flops.wrong("is not the share of the attention layer.")
+    rounded = said["time"], said["arithmetic"]
+    if max(rounded) < 1 and close(said["per_flop"], _per_flop(*rounded), 0.02):
         return  # computed from the shares as rounded in the answer
-    per_flop = AnswerFigure(said["per_flop"], _per_flop(time, arithmetic), 0.05)
-    whole = "per_flop compares attention with the whole block, which includes it; compare it with the rest."
-    per_flop.not_instead(time / arithmetic, whole, 0.03)
-    per_flop.required("per_flop does not match the two shares.")
+    per_flop = Number(said["per_flop"], _per_flop(time, arithmetic), 0.05, "per_flop")
+    whole = "compares attention with the whole block, which includes it; compare it with the rest."
+    per_flop.slip(time / arithmetic, whole, 0.03)
+    per_flop.wrong("does not match the two shares.")
 
 
 #: How far a share may fall from one length to the next and still count as rising.
@@ -305,51 +258,35 @@ FITTED, HELD_OUT = (32, 64, 128, 192, 256), 512
 
 
 def measure_held_out(answer: Any, study: Any = None, held_out: Any = None) -> Facts:
-    require(study, ScalingStudy, "Pass the study as well: study=study, the result of perfnb.scaling_study.")
-    require(held_out, Timing, "Pass the timing as well: held_out=held_out, the result of perfnb.time_step.")
-    said = as_numbers(answer, ("off_by",))
-    inside = as_flag(answer, "inside")
+    table, fit = evidence(study, ScalingStudy).table, study.fit
     prediction = study.predict(HELD_OUT)
-    return {
-        **said,
-        "inside": inside,
-        "sizes": study.table["size"].astype(float).tolist(),
-        "medians_ms": study.table["median_ms"].astype(float).tolist(),
-        "last_residual": float(study.fit["residual"].iloc[-1]),
+    return as_fields(answer, off_by=float, inside=bool) | {
+        "sizes": table["size"].astype(float).tolist(),
+        "medians_ms": table["median_ms"].astype(float).tolist(),
+        "last_residual": float(fit["residual"].iloc[-1]),
         "predicted_ms": prediction.median_ms,
         "ci_ms": [min(float(end), 1e300) for end in prediction.ci_ms],  # JSON has no infinity
-        "measured_ms": held_out.median_ms,
+        "measured_ms": evidence(held_out, Timing).median_ms,
     }
 
 
 def judge_held_out(facts: Facts) -> None:
     sizes, predicted, measured = facts["sizes"], facts["predicted_ms"], facts["measured_ms"]
     if max(sizes) >= HELD_OUT:
-        raise Hint(
-            f"The law was fitted to sizes up to {max(sizes):g}, so {HELD_OUT} is not held out: test a law on a "
-            "size it has not seen."
-        )
-    if len(sizes) < 5:
-        raise Hint(f"A law fitted to only {len(sizes)} sizes cannot be checked; use all of FITTED.")
+        raise Hint(f"The law was fitted to sizes up to {max(sizes):g}, so {HELD_OUT} is not held out: use FITTED.")
+    hint_if(len(sizes) < 5, f"A law fitted to only {len(sizes)} sizes cannot be checked; use all of FITTED.")
     if sorted(sizes) != list(FITTED):
         raise Hint(f"The law was fitted to the sizes {', '.join(f'{size:g}' for size in sizes)}; fit it to FITTED.")
     if measured <= facts["medians_ms"][-1]:
         raise Hint(f"held_out takes no longer than size {max(sizes):g}: is it the step of make_step({HELD_OUT})?")
-    wanted, said = measured / predicted - 1, facts["off_by"]
-    if abs(said - wanted) > 0.01 * max(1.0, abs(wanted)):
-        for value, words in (
-            (measured / predicted, "off_by is the ratio; how much of it is above the prediction?"),
-            (
-                1 - predicted / measured,
-                "off_by is relative to the measured time; make it relative to the predicted one.",
-            ),
-            (predicted / measured - 1, "off_by is the wrong way round: compare measured with predicted."),
-            (measured - predicted, "off_by is in milliseconds; give a fraction."),
-            (facts["last_residual"], "That is the law's error at a size it was fitted to."),
-        ):
-            if abs(said - value) <= 0.01 * max(1.0, abs(value)):
-                raise Hint(words)
-        raise Hint(f"off_by does not match the prediction and the measurement. {slip(said, wanted, 0.02)}")
+    off_by = Number(facts["off_by"], measured / predicted - 1, 0.01, "off_by", absolute=0.01)
+    off_by.slip(measured / predicted, "is the ratio; how much of it is above the prediction?")
+    relative = "is relative to the measured time; make it relative to the predicted one."
+    off_by.slip(1 - predicted / measured, relative)
+    off_by.slip(predicted / measured - 1, "is the wrong way round: compare measured with predicted.")
+    off_by.slip(measured - predicted, "is in milliseconds; give a fraction.")
+    off_by.slip(facts["last_residual"], "is the law's error at a size it was fitted to.")
+    off_by.wrong("does not match the prediction and the measurement.", within=0.02)
     low, high = facts["ci_ms"]
     if facts["inside"] != (low <= measured <= high):
         raise Hint("inside does not follow: is the measured median between the ends of the prediction's ci_ms?")
@@ -373,7 +310,7 @@ def measure_law(answer: Any) -> Facts:
         times = true * (1 + np.array(DEVIATIONS) * noisy)
         slope, level = np.polyfit(np.log(lengths), np.log(times), 1)
         for place in PLACES:
-            said = as_number(outcome(predict, lengths.copy(), times.copy(), place), "The result of your function")
+            said = result_of(predict, lengths.copy(), times.copy(), place)
             wanted = constant + position * place + pair * place**2
             power = float(np.exp(level + slope * np.log(place)))
             cases.append({"length": place, "noisy": noisy, "said": said, "wanted": wanted, "power": power})
@@ -394,10 +331,6 @@ def judge_law(facts: Facts) -> None:
                 f"at length {length}. Does each size count by its relative error, and is no term negative?"
             )
         raise Hint(f"At length {length} a made-up step takes {wanted:.4g} ms; you predict {said:.4g}.")
-
-
-def _comparison(given: Any) -> ArchitectureComparison:
-    return require(given, ArchitectureComparison, "Pass a comparison, as from perfnb.compare_architectures.")
 
 
 EXERCISES = (

@@ -15,7 +15,6 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from operator import getitem
 from pathlib import Path
@@ -25,9 +24,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from perfnb.labs.answers import AnswerFigure, as_flag, as_function, as_numbers, close, outcome, ratio_of, slip
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
+from perfnb.labs.answers import ab_facts, as_fields, as_function, outcome
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, all_there, hint_if
 from perfnb.labs.workloads import time_ratio
+from perfnb.quantities import share
 
 #: Batches of a simulated loader.
 BATCHES = 12
@@ -37,62 +38,42 @@ TO_END_S = 10.0
 WIDTH = 16
 #: Largest fraction of neighbours in one order that may be neighbours in another. With random orders it is about two
 #: divided by the number of rows, a few percent.
-STILL_BESIDE = 0.25
-
-
-@dataclass(eq=False)
-class Pass:
-    """One pass over a simulated loader: when it began, and how many batches it gave and steps ran in it so far."""
-
-    began: float
-    batches: int = 0
-    steps: int = 0
-
-    def ms_per_batch(self) -> float:
-        return (time.perf_counter() - self.began) * 1e3 / BATCHES
+SHARED_NEIGHBOURS = 0.25
 
 
 class Feed:
     """A simulated loader and its step, which sleep; with `ahead` the next batch is prepared while one is used.
 
-    They record the true times of passes with and without steps, and of steps outside any pass, because a busy machine
-    wakes sleepers late.
+    They record the true times per batch of passes with and without steps, because a busy machine wakes sleepers late.
     """
 
     def __init__(self, make_ms: float, use_ms: float, *, ahead: bool) -> None:
         self.took: dict[str, list[float]] = {"together": [], "loader": [], "model": []}
         self._make_ms, self._use_ms, self._ahead = make_ms, use_ms, ahead
-        self._used: list[float] = []
-        self._passes: list[Pass] = []  # those that have begun and not ended
+        self._began = 0.0
+        self._batches = self._steps = 0  # of the latest pass, until it ends
 
     def __len__(self) -> int:
         return BATCHES
 
     def __iter__(self) -> Iterator[int]:
-        self._passes.append(own := Pass(time.perf_counter()))
-        try:
-            for batch in self._made_ahead() if self._ahead else map(self._make, range(BATCHES)):
-                own.batches += 1
-                yield batch
-            if not own.steps:
-                self.took["loader"].append(own.ms_per_batch())
-        finally:
-            self._passes.remove(own)
+        self._began, self._batches, self._steps = time.perf_counter(), 0, 0
+        for batch in self._made_ahead() if self._ahead else map(self._make, range(BATCHES)):
+            self._batches += 1
+            yield batch
+        self._batches = 0
+        if not self._steps:
+            self._passed("loader")
 
     def step(self, batch: Any) -> None:
         """Use a batch."""
-        ms = slept(self._use_ms)
-        self._used.append(ms)
-        if not self._passes:
-            self.took["model"].append(ms)
-        for each in self._passes:
-            each.steps += 1
-            if each.batches == each.steps == BATCHES:  # next() may never be asked for the end of the pass
-                self.took["together"].append(each.ms_per_batch())
+        self.took["model"].append(slept(self._use_ms))
+        self._steps += 1
+        if self._steps == self._batches == BATCHES:  # next() may never be asked for the end of the pass
+            self._passed("together")
 
-    def step_ms(self) -> float:
-        """Mean time of the steps outside any pass, or of all steps if an unfinished iterator was kept."""
-        return statistics.fmean(self.took["model"] or self._used)
+    def _passed(self, kind: str) -> None:
+        self.took[kind].append((time.perf_counter() - self._began) * 1e3 / BATCHES)
 
     def _made_ahead(self) -> Iterator[int]:
         with ThreadPoolExecutor(1) as pool:
@@ -162,12 +143,12 @@ def drawn(before: Any, after: Any, places: Sequence[int], times: int) -> Facts:
                 raise Hint("A sample must be a pair, as before: a tensor and its label.")
             label &= isinstance(sample[1], int) and sample[1] == y
             alike = sample[0].dtype == x.dtype and sample[0].shape == x.shape
-            found = (turned == sample[0]).all(1).nonzero().flatten().tolist() if alike else []
-            same &= bool(found)
-            seen.update(found[:1])
+            shift = (turned == sample[0]).all(1).nonzero().flatten().tolist() if alike else []
+            same &= bool(shift)
+            seen.update(shift[:1])
         shifts.append(len(seen))
         in_order = sorted(seen) or [0]
-        never.append(max(one - other - 1 for other, one in itertools.pairwise([*in_order, in_order[0] + len(x)])))
+        never.append(max(later - sooner - 1 for sooner, later in itertools.pairwise([*in_order, in_order[0] + len(x)])))
     return {"same": same, "label": label, "shifts": min(shifts), "never": max(never)}
 
 
@@ -175,68 +156,51 @@ def judge_orders(epochs: list[list[int]], rows: int, batch_size: int) -> None:
     """Raise a `Hint` unless each epoch has every row once, in its own order and its own batches."""
     own = list(range(rows))
     for epoch in epochs:
-        if len(set(epoch)) < min(len(epoch), rows):
-            raise Hint("Some samples appear twice in an epoch, and others not at all.")
         if sorted(epoch) != own:
             raise Hint(
                 f"An epoch has {len(epoch)} samples, {len(set(epoch))} of them different; each of the {rows} samples "
                 "of the data set must appear once."
             )
-        if epoch == own:
-            raise Hint("The samples are in the order of the data set; shuffle them.")
-        if _still_beside(own, epoch):
+        hint_if(epoch == own, "The samples are in the order of the data set; shuffle them.")
+        if _same_neighbours(own, epoch):
             raise Hint("Neighbours in the data set are still neighbours: shuffle individual samples.")
     for place, epoch in enumerate(epochs):
-        if epoch == epochs[0] and place == 1:
-            raise Hint("The second epoch has the same order as the first: shuffle anew each time.")
-        if epoch in epochs[:place]:
-            raise Hint("An epoch repeats the order of an earlier one: shuffle anew each time.")
-        if any(_still_beside(before, epoch) for before in epochs[:place]):
-            raise Hint(
-                "Many samples have the same neighbours in two epochs. Is one order derived from the other? Shuffle "
-                "anew each time."
-            )
+        hint_if(epoch in epochs[:place], "An epoch has the same order as an earlier one: shuffle anew each time.")
+        if any(_same_neighbours(before, epoch) for before in epochs[:place]):
+            raise Hint("Many samples have the same neighbours in two epochs: is one order derived from the other?")
         if any(_batches(before, batch_size) & _batches(epoch, batch_size) for before in (own, *epochs[:place])):
             raise Hint("The same samples share a batch again: shuffle anew each time, not just the order of batches.")
 
 
-def _still_beside(first: list[int], second: list[int]) -> bool:
+def _same_neighbours(first: list[int], second: list[int]) -> bool:
     """Whether more rows than expected by chance are neighbours in both orders."""
     pairs = [{frozenset(pair) for pair in itertools.pairwise(order)} for order in (first, second)]
-    return len(pairs[0] & pairs[1]) > STILL_BESIDE * len(first)
+    return len(pairs[0] & pairs[1]) > SHARED_NEIGHBOURS * len(first)
 
 
 def _batches(order: list[int], size: int) -> set[frozenset[int]]:
     return {frozenset(order[at : at + size]) for at in range(0, len(order), size)}
 
 
-def numbered_batches(loader: Any) -> list[tuple[list[int], list[int]]]:
-    """Row numbers and labels of each batch of an epoch."""
-    batches = []
-    for batch in _listed(loader):
-        if not isinstance(batch, Sequence) or len(batch) != 2 or not all(hasattr(part, "tolist") for part in batch):
-            raise Hint("A batch must be a pair of tensors, x and y.")
-        x, y = batch
-        if tuple(x.shape[1:]) != (WIDTH,) or y.ndim != 1:
-            shapes = f"x has shape {tuple(x.shape)} and its y {tuple(y.shape)}"
-            raise Hint(f"A batch's {shapes}; each needs one row per sample.")
-        batches.append((x[:, 0].int().tolist(), y.tolist()))
-    return batches
-
-
-def marked_batches(loader: Any) -> list[tuple[list[int], list[int]]]:
-    """Sample numbers of each batch of an epoch, and the processes that made them."""
-    try:
-        return [(batch[0].tolist(), batch[1].tolist()) for batch in _listed(loader)]
-    except (AttributeError, IndexError, TypeError):
-        raise Hint("The batches are not what a DataLoader makes from the data set.") from None
-
-
-def _listed(loader: Any) -> list[Any]:
+def pairs(loader: Any) -> list[tuple[Any, Any]]:
+    """The batches of an epoch, each a pair of tensors."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise Hint("Return a loader: something that `for batch in loader` can iterate repeatedly.")
     batches: list[Any] = outcome(list, loader)
+    for batch in batches:
+        if not isinstance(batch, Sequence) or len(batch) != 2 or not all(hasattr(part, "tolist") for part in batch):
+            raise Hint("A batch must be a pair of tensors, x and y.")
     return batches
+
+
+def numbered_batches(loader: Any) -> list[tuple[list[int], list[int]]]:
+    """Row numbers and labels of each batch of an epoch."""
+    batches = pairs(loader)
+    for x, y in batches:
+        if tuple(x.shape[1:]) != (WIDTH,) or y.ndim != 1:
+            shapes = f"x has shape {tuple(x.shape)} and its y {tuple(y.shape)}"
+            raise Hint(f"A batch's {shapes}; each needs one row per sample.")
+    return [(x[:, 0].int().tolist(), y.tolist()) for x, y in batches]
 
 
 def processes() -> set[int | None]:
@@ -283,7 +247,7 @@ def read_rows(function: Callable[..., Any], path: str, places: Sequence[int]) ->
         "peak": peak,
         "right": right,
         "copy_bytes": len(outcome(pickle.dumps, outcome(function, path))),
-        "read_only": any("not writable" in str(each.message) for each in warned),
+        "read_only": any("not writable" in str(warning.message) for warning in warned),
     }
     # Never write to a tensor in a read-only map: that would crash the process.
     if right and not facts["read_only"]:
@@ -306,70 +270,51 @@ def measure_stopwatches(answer: Any) -> Facts:
     cases = []
     for make_ms, use_ms, ahead in FEEDS:
         feed = Feed(make_ms, use_ms, ahead=ahead)
-        returned = outcome(function, feed, feed.step)
-        if returned is None:
-            raise Hint("The function returns nothing yet.")
-        said = as_numbers(returned, ("together", "loader", "model"))
+        said = as_fields(outcome(function, feed, feed.step), together=float, loader=float, model=float)
         if not feed.took["together"]:
-            raise Hint(
-                "together was not measured: the step did not run once for each batch during a pass of the loader."
-            )
-        usual = {"together": max(make_ms, use_ms) if ahead else make_ms + use_ms, "loader": make_ms, "model": use_ms}
-        took = feed.took | {"model": [feed.step_ms()]}
-        cases.append({"said": said, "took": took, "usual": usual, "ahead": ahead})
+            raise Hint("together was not measured: the step did not run once for each batch in a pass of the loader.")
+        took = feed.took | {"model": [statistics.fmean(feed.took["model"])]}
+        cases.append({"said": said, "took": took, "usual_ms": make_ms, "ahead": ahead})
     return {"cases": cases}
 
 
 def judge_stopwatches(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(FEEDS)):
-        wanted = case["usual"] | {name: took[0] for name, took in case["took"].items() if took}
-        for name, number in all_there(case["said"], 3).items():
-            if any(close(number, took, NEAR) for took in case["took"][name] or [case["usual"][name]]):
-                continue
-            if close(1e3 * number, wanted[name], NEAR):
-                raise Hint(f"{name} looks like seconds; give milliseconds.")
-            if close(number, BATCHES * wanted[name], NEAR):
-                raise Hint(f"{name} looks like the time of all batches; give it per batch.")
-            together = [wanted["together"], *case["took"]["together"]]
-            if name != "together" and any(close(number, took, NEAR) for took in together):
+        for name, ms in all_there(case["said"], 3).items():
+            took = case["took"][name] or [case["usual_ms"]]  # no pass without steps was complete
+            said = Number(ms, took, NEAR, name)
+            said.slip(took[0] / 1e3, "looks like seconds; give milliseconds.")
+            said.slip(BATCHES * took[0], "looks like the time of all batches; give it per batch.")
+            if name != "together":
                 other = "the loader" if name == "model" else "the step"
-                raise Hint(
-                    f"{name} takes as long as together: does {other} still run in it? What must be left out, and what "
-                    "could be kept?"
-                )
-            if case["ahead"]:
+                as_long = f"takes as long as together: does {other} still run in it? What must be left out, and what "
+                said.slip(case["took"]["together"], f"{as_long}could be kept?")
+            if case["ahead"] and not said.right:
                 raise Hint(
                     f"{name} is wrong for a loader that prepares the next batch during the step. The times do not add "
                     "up then: measure each one separately."
                 )
-            within = "Which of loader and step should run in it?"
-            raise Hint(f"{name} is wrong. {slip(number, wanted[name], NEAR, within)}")
+            said.wrong("is wrong.", "Which of loader and step should run in it?")
 
 
 def measure_perfect(answer: Any, test: Any = None) -> Facts:
-    if not hasattr(test, "saved_ms"):
-        raise Hint("Pass the test as well: test=t, the result of perfnb.confirm_input_bound.")
+    hint_if(not hasattr(test, "saved_ms"), "Pass the test as well: test=t, the result of perfnb.confirm_input_bound.")
     median = test.times["median_ms"]
     times = {kind: float(median[kind]) for kind in ("together", "loader", "model")}
-    return {"said": as_numbers(answer, ("perfect_loader", "perfect_model")), "times": times}
+    return {"said": as_fields(answer, perfect_loader=float, perfect_model=float), "times": times}
 
 
 def judge_perfect(facts: Facts) -> None:
     said, times = facts["said"], facts["times"]
     of_loader, of_model = times["together"] / times["model"], times["together"] / times["loader"]
     for name, wanted, other in (("perfect_loader", of_loader, of_model), ("perfect_model", of_model, of_loader)):
-        figure = AnswerFigure(said[name], wanted, 0.03)
-        swapped = f"{name} is the other one: if the {name[8:]} took no time, which of the two would be left?"
-        figure.not_instead(other, swapped)
-        figure.not_instead(1 / wanted, f"{name} is the fraction of the step that is left; give the speed-up.")
-        saved = times["together"] * (1 - 1 / wanted)
-        figure.not_instead(
-            saved, f"Is {name} how many ms would be saved? Give how many times as fast the step would be."
-        )
-        figure.not_instead(
-            1 - 1 / wanted, f"{name} is the fraction of the step that would be saved; give the speed-up."
-        )
-        figure.required(f"{name} does not match t.times.")
+        speedup = Number(said[name], wanted, 0.03, name)
+        speedup.slip(other, f"is the other one: if the {name[8:]} took no time, which of the two would be left?")
+        speedup.slip(1 / wanted, "is the fraction of the step that is left; give the speed-up.")
+        saved = "seems to be how many ms would be saved; give how many times as fast the step would be."
+        speedup.slip(times["together"] * (1 - 1 / wanted), saved)
+        speedup.slip(1 - 1 / wanted, "is the fraction of the step that would be saved; give the speed-up.")
+        speedup.wrong("does not match t.times.")
 
 
 #: Lines of made-up files, numbers per line, how often a sample is drawn, and how many neighbouring shifts may be
@@ -400,14 +345,13 @@ def judge_parsed(facts: Facts) -> None:
             raise Hint(f"len() of the data set is {case['length'][0]}, for {case['length'][1]} lines.")
         if not case["label"]:
             raise Hint("A label differs from its line's, or is not an int: does each data set use its own lines?")
-        if not case["same"]:
-            raise Hint("A sample has different numbers, an order that no shift gives, or another dtype.")
+        hint_if(not case["same"], "A sample has different numbers, an order that no shift gives, or another dtype.")
         if case["shifts"] < 3:
             raise Hint(
                 f"The same sample, drawn {DRAWS} times, came with {case['shifts']} different shift(s), but the shift"
                 " must be random each time. What may be cached, and what may not?"
             )
-        if case.get("never", 0) > MISSING:
+        if case["never"] > MISSING:
             raise Hint(
                 f"The shift is random, but of its {VALUES} possible values, {case['never']} in a row never came in "
                 f"{DRAWS} draws. Each reading must have the same chance to come first, as in Text."
@@ -415,8 +359,8 @@ def judge_parsed(facts: Facts) -> None:
     all_there(facts["cases"], len(LINES))
     if facts["ratio"] > MOST:
         raise Hint(
-            f"The samples are right, but take {100 * facts['ratio']:.0f} % of the original time; get below "
-            f"{100 * MOST:.0f} %. What is done for every sample although it always gives the same result?"
+            f"The samples are right, but take {share(facts['ratio'])} of the original time; get below {share(MOST)}. "
+            "What is done for every sample although it always gives the same result?"
         )
 
 
@@ -432,24 +376,23 @@ def measure_copies(answer: Any, profile: Any = None) -> Facts:
     sizes = allocations["bytes"][here & (allocations["bytes"] >= SAMPLE_BYTES)]
     if not len(sizes):
         raise Hint("This profile has no batch made from samples: pass the one from the first section, profile=p.")
-    said = as_numbers(answer, ("batch_bytes", "written"))
-    batch_bytes = int(sizes.max())
-    copied = sizes[sizes.isin([sizes.mode().iloc[0], batch_bytes])]  # an epoch's order is there too when it starts
-    return {"said": said, "batch_bytes": batch_bytes, "all_bytes": int(copied.sum())}
+    said = as_fields(answer, batch_bytes=float, written=float)
+    largest = int(sizes.max())
+    copied = sizes[sizes.isin([sizes.mode().iloc[0], largest])]  # an epoch's order is there too when it starts
+    return {"said": said, "batch_bytes": largest, "all_bytes": int(copied.sum())}
 
 
 def judge_copies(facts: Facts) -> None:
     said, batch = facts["said"], facts["batch_bytes"]
-    batch_bytes = AnswerFigure(said["batch_bytes"], batch, 1e-9)
-    numbers = "batch_bytes is how many numbers x has; how many bytes does a float32 have?"
-    batch_bytes.not_instead(batch / 4, numbers)
-    batch_bytes.not_instead(batch * 8, "batch_bytes looks like bits.")
-    batch_bytes.required("batch_bytes is wrong.", "Rows, times columns, times what?")
-    written = round(facts["all_bytes"] / batch)
-    if close(said["written"], facts["all_bytes"], 0.01):
-        raise Hint("written is in bytes; give it as a multiple of the batch's bytes.")
-    if not close(said["written"], written, 0.02):
-        more = "more" if said["written"] < written else "fewer"
+    batch_bytes = Number(said["batch_bytes"], batch, 1e-9, "batch_bytes")
+    batch_bytes.slip(batch / 4, "is how many numbers x has; how many bytes does a float32 have?")
+    batch_bytes.slip(batch * 8, "looks like bits.")
+    batch_bytes.wrong("is wrong.", "Rows, times columns, times what?")
+    times = facts["all_bytes"] / batch
+    written = Number(said["written"], round(times), 0.02)
+    written.slip(facts["all_bytes"], "written is in bytes; give it as a multiple of the batch's bytes.", 0.01)
+    if not written.right:
+        more = "more" if said["written"] < times else "fewer"
         raise Hint(
             f"The profile shows {more}. Follow one number from its line to the batch: which calls in Text and "
             "the loader return a *new* tensor with it?"
@@ -480,19 +423,15 @@ def measure_at_once(answer: Any) -> Facts:
 
 def judge_at_once(facts: Facts) -> None:
     first, *others = all_there(facts["rows"], DRAWN)
-    if first and not all(others):
-        raise Hint("A later epoch is empty: return something that can be iterated more than once.")
-    if not facts["labels"]:
-        raise Hint("Rows and labels no longer match: index both the same way.")
+    hint_if(first and not all(others), "A later epoch is empty: return something that can be iterated more than once.")
+    hint_if(not facts["labels"], "Rows and labels no longer match: index both the same way.")
     judge_orders(facts["rows"], *TAKEN)
     if sorted(facts["sizes"]) != sorted([TAKEN[1]] * (TAKEN[0] // TAKEN[1]) + [TAKEN[0] % TAKEN[1]]):
-        raise Hint(
-            f"The batches have {facts['sizes']} rows; batch_size was {TAKEN[1]}, and only the last may be smaller."
-        )
+        raise Hint(f"Batches have {facts['sizes']} rows, but batch_size was {TAKEN[1]}; only the last may be smaller.")
     if facts["ratio"] > MOST:
         raise Hint(
-            f"The batches are right, but take {100 * facts['ratio']:.0f} % of the usual loader's time; get below"
-            f" {100 * MOST:.0f} %. Are the rows of a batch still taken one by one?"
+            f"The batches are right, but take {share(facts['ratio'])} of the usual loader's time; get below "
+            f"{share(MOST)}. Are the rows of a batch still taken one by one?"
         )
 
 
@@ -508,14 +447,16 @@ def measure_workers(answer: Any) -> Facts:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This DataLoader will create")  # they sleep and use no core
             loader = outcome(function, Marked(ASKED), ASKED_BATCH, make_ms, use_ms)
-            epochs = [marked_batches(loader) for _ in range(2)]
+            epochs = [pairs(loader) for _ in range(2)]
         del loader
         cases.append(
             {
                 "pace": [make_ms, use_ms],
-                "rows": [[place for places, _ in epoch for place in places] for epoch in epochs],
+                "rows": [[place for places, _ in epoch for place in places.tolist()] for epoch in epochs],
                 "batches": [len(epoch) for epoch in epochs],
-                "workers": [sorted({pid for _, pids in epoch for pid in pids} - {os.getpid()}) for epoch in epochs],
+                "workers": [
+                    sorted({pid for _, pids in epoch for pid in pids.tolist()} - {os.getpid()}) for epoch in epochs
+                ],
                 "left": processes_left(before),
             }
         )
@@ -529,13 +470,11 @@ def judge_workers(facts: Facts) -> None:
         first, second = case["workers"]
         first_rows, second_rows = case["rows"]
         where = f"For make_ms={make_ms:g} and use_ms={use_ms:g}"
-        if first_rows and not second_rows:
-            raise Hint("The second epoch is empty: return the loader, not its iterator.")
+        hint_if(first_rows and not second_rows, "The second epoch is empty: return the loader, not its iterator.")
         judge_orders(all_there(case["rows"], 2), ASKED, ASKED_BATCH)
         if set(case["batches"]) != {ASKED // ASKED_BATCH}:
             raise Hint(f"An epoch has {case['batches'][0]} batches: is batch_size used?")
-        if not first:
-            raise Hint(f"{where} the step's own process makes the batches: the loader has no workers.")
+        hint_if(not first, f"{where} the step's own process makes the batches: the loader has no workers.")
         if len(first) < needed:
             raise Hint(f"{where} {len(first)} worker(s) deliver a batch every {make_ms / len(first):.3g} ms: too slow.")
         if len(first) > needed + 1:
@@ -543,9 +482,7 @@ def judge_workers(facts: Facts) -> None:
         if first != second:
             raise Hint(f"{where} the second epoch started new workers, which takes time. What keeps them alive?")
         if case["left"]:
-            raise Hint(
-                f"The loader is gone, but {case['left']} of its workers are still running: what still refers to it?"
-            )
+            raise Hint(f"The loader is gone, but {case['left']} of its workers are still running: what refers to it?")
 
 
 #: Rows and columns of the file, most bytes for reading it, and largest copy for a worker.
@@ -568,8 +505,7 @@ def judge_file(facts: Facts) -> None:
     mib = 1 << 20
     if facts["length"] != FILE[0]:
         raise Hint(f"len() of the data set is {facts['length']}; the array in the file has {FILE[0]} rows.")
-    if not facts["right"]:
-        raise Hint("A sample is not the row with its index as a float32 tensor.")
+    hint_if(not facts["right"], "A sample is not the row with its index as a float32 tensor.")
     if facts["peak"] > MOST_BYTES:
         raise Hint(
             f"The samples are right, but reading {len(ROWS)} rows of a {facts['file_bytes'] / mib:.0f} MiB file "
@@ -583,13 +519,11 @@ def judge_file(facts: Facts) -> None:
         )
     if facts["read_only"]:
         raise Hint("The tensor is read-only memory of the file itself; a step that writes to it would crash. Copy it.")
-    if not facts["own"]:
-        raise Hint("Writing to a sample changes later reads: give each sample memory of its own.")
+    hint_if(not facts["own"], "Writing to a sample changes later reads: give each sample memory of its own.")
 
 
 def measure_helped(answer: Any, test: Any = None) -> Facts:
-    ratio, said = ratio_of(test), as_numbers(answer, ("speedup",))
-    return said | ratio | {"shown": as_flag(answer, "shown"), "turns": int(test.turns)}
+    return ab_facts(test) | as_fields(answer, speedup=float, shown=bool) | {"turns": int(test.turns)}
 
 
 def judge_helped(facts: Facts) -> None:
@@ -603,7 +537,7 @@ def judge_helped(facts: Facts) -> None:
             "In this test the second step is slower: are the two in the right order? If they are, the machine "
             "is too busy: try again later."
         )
-    AnswerFigure(facts["speedup"], 1 / facts["ratio"], 0.03).required("The speed-up does not match the test.")
+    Number(facts["speedup"], 1 / facts["ratio"], 0.03).wrong("The speed-up does not match the test.")
     if facts["shown"] != (facts["ratio_ci"][1] < 1):
         raise Hint(
             "shown does not follow: a difference is shown only if the ratio's interval excludes 1. On a busy "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
-import itertools
 import math
 import statistics
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -17,9 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from perfnb.labs.answers import AnswerFigure, all_close, as_function, as_number, as_numbers, close, outcome, result_of
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there, is_false
+from perfnb.labs.answers import as_fields, as_function, as_number, outcome
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
+from perfnb.labs.scored import judge_effects, same_state, scored, state
 from perfnb.labs.workloads import interleaved, one_thread
+from perfnb.quantities import share
 from perfnb.results import ABTest
 
 #: The factors of a training that are compared, and rounds of a trial.
@@ -44,7 +46,7 @@ ELSE = 1.6
 def compared(answer: Any, script: Any, batches: Any) -> Facts:
     """How two trainings differ, with their losses and times on the same batches."""
     before, after = training_of(script), training_of(answer)
-    factors = [_factors(each, batches[0]) for each in (before, after)]
+    factors = [_factors(training, batches[0]) for training in (before, after)]
     kept = state(_net(after))
     losses: list[list[float]] = [[], []]
 
@@ -71,8 +73,7 @@ def training_of(answer: Any) -> Any:
         raise Hint(f"Pass the class {name} itself, not {name}(): the check makes its own instances.")
     training = outcome(as_function(answer, "the class()"))
     for name, made in (("model", "make_model"), ("optimizer", "make_optimizer")):
-        if getattr(training, name, ...) is None:
-            raise Hint(f"{made} returned None; is `return` missing?")
+        hint_if(getattr(training, name, ...) is None, f"{made} returned None; is `return` missing?")
     return training
 
 
@@ -80,8 +81,7 @@ def _net(training: Any) -> Any:
     if not all(hasattr(training, name) for name in ("model", "optimizer", "predict", "step")):
         raise Hint("A training needs model, optimizer, predict and step; derive yours from Script.")
     net = getattr(training.model, "_orig_mod", training.model)
-    if not isinstance(net, nn.Module):
-        raise Hint(f"make_model must return a model, not a {type(net).__name__}.")
+    hint_if(not isinstance(net, nn.Module), f"make_model must return a model, not a {type(net).__name__}.")
     if not hasattr(training.optimizer, "param_groups"):
         raise Hint(f"make_optimizer must return an optimizer, not a {type(training.optimizer).__name__}.")
     return net
@@ -91,7 +91,7 @@ def _written(script: type, kind: type) -> dict[str, list[str]]:
     """A training's own methods: those it overrides, and others."""
 
     def methods(kinds: Iterable[type]) -> set[str]:
-        return {name for each in kinds for name, value in vars(each).items() if callable(value)}
+        return {name for kind in kinds for name, value in vars(kind).items() if callable(value)}
 
     theirs = methods(script.__mro__[:-1])
     own = {name for name in methods(set(kind.__mro__[:-1]) - set(script.__mro__)) if not name.startswith("__")}
@@ -101,36 +101,27 @@ def _written(script: type, kind: type) -> dict[str, list[str]]:
 def _factors(training: Any, batch: Any) -> Facts:
     net, optimizer = _net(training), training.optimizer
     group = dict(optimizer.param_groups[0])
-    seen: list[str] = []
-    layer = next((each for each in net.modules() if isinstance(each, torch.nn.Linear)), net)
-    handle = layer.register_forward_hook(lambda *given: seen.append(str(getattr(given[-1], "dtype", "unknown"))))
+    dtypes: list[str] = []
+    layer = next((part for part in net.modules() if isinstance(part, nn.Linear)), net)
+    handle = layer.register_forward_hook(lambda *given: dtypes.append(str(getattr(given[-1], "dtype", "unknown"))))
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             scores = outcome(training.predict, batch[0])
     finally:
         handle.remove()
-    if scores is None:
-        raise Hint("predict returned None; is `return` missing?")
+    hint_if(scores is None, "predict returned None; is `return` missing?")
     first = next(iter(net.parameters()))
     settings = {name: value for name, value in group.items() if name not in ("params", "fused", "foreach", "lr")}
     return {
         "fused": bool(group.get("fused")),
         "foreach": bool(group.get("foreach")),
-        "autocast": seen[0].removeprefix("torch.") if seen else "unknown",
+        "autocast": dtypes[0].removeprefix("torch.") if dtypes else "unknown",
         "compiled": hasattr(training.model, "_orig_mod") or net._compiled_call_impl is not None,
-        "weights": f"{sum(each.numel() for each in net.parameters())} of {str(first.dtype).removeprefix('torch.')}",
+        "weights": f"{sum(part.numel() for part in net.parameters())} of {str(first.dtype).removeprefix('torch.')}",
         "optimizer": type(optimizer).__name__,
         "rate": float(group["lr"]),
         "other settings": str(sorted(settings.items(), key=lambda item: item[0])),
     }
-
-
-def state(model: Any) -> list[Any]:
-    return [each.detach().clone() for each in model.state_dict().values() if isinstance(each, torch.Tensor)]
-
-
-def same_state(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
 def same_code(first: Any, second: Any) -> bool:
@@ -149,7 +140,7 @@ def _code(thing: Any) -> Any:
         ]
     code = getattr(getattr(thing, "__func__", thing), "__code__", thing)
     if isinstance(code, CodeType):
-        return (code.co_code, code.co_names, code.co_varnames, [_code(each) for each in code.co_consts])
+        return (code.co_code, code.co_names, code.co_varnames, [_code(constant) for constant in code.co_consts])
     return repr(thing) if isinstance(thing, (str, int, float, tuple)) else type(thing).__name__
 
 
@@ -168,50 +159,32 @@ def report_facts(reports: Any, name: str, made_of: Any = None, answer: Any = Non
         "of_this": None if tried is None or answer is None else same_code(tried, answer),
         "ratio": float(report.ratio),
         "ratio_ci": None if report.ratio_ci is None else [float(end) for end in report.ratio_ci],
-        "verdict": str(report.verdict),
         "decision": str(report.decision),
-        "baseline_ms": float(report.baseline.median_ms),
-        "candidate_ms": float(report.candidate.median_ms),
         "quality": LOSS in report.table.index,
     }
 
 
-def earlier_reports(journal: Any, name: str) -> list[list[Any]]:
-    """Ratio and decision of earlier reports with that name."""
-    if journal is None:
+def earlier_decisions(journal: Any, name: str) -> list[str]:
+    """Decisions of earlier reports with that name."""
+    if journal is None or not len(history := journal.history):
         return []
-    history = journal.history
-    rows = history[history["change"] == name] if len(history) else history
-    return [[float(row["candidate_ratio"]), str(row["decision"])] for row in rows.to_dict("records")[:-1]]
-
-
-def of_earlier(facts: Facts, said: float, names: Sequence[str]) -> bool:
-    """Whether a speed-up matches a set of reports that includes at least one superseded one."""
-    found = [
-        [(1.0, False), (facts["reports"][name]["ratio"], False)]
-        + [(ratio, True) for ratio, _ in facts["earlier"][name]]
-        for name in names
-    ]
-    return any(
-        close(said, 1 / math.prod(ratio for ratio, _ in each), 1e-6) and any(old for _, old in each)
-        for each in itertools.product(*found)
-    )
+    decisions: list[str] = history.loc[history["change"] == name, "decision"].astype(str).tolist()
+    return decisions[:-1]
 
 
 def judge_report(report: Facts | None, name: str, trial: float | None = None) -> Facts:
     if report is None:
         raise Hint(f"There is no report on {name!r} yet: run the cell that makes it (tried, or tried_training).")
-    if is_false(report.get("of_this")):
+    if report.get("of_this") is False:
         raise Hint(f"The report on {name!r} tested different code from this answer; rerun the report's cell.")
-    if not report["quality"]:
-        raise Hint(f"The report on {name!r} did not check quality: a faster step may be a worse one.")
+    hint_if(not report["quality"], f"The report on {name!r} did not check quality: a faster step may be a worse one.")
     if report["ratio_ci"] is None:
         raise Hint(f"The report on {name!r} has too few pairs for a result; give it a larger budget_s.")
     low, high = report["ratio_ci"]
     if trial is not None and not low / ELSE <= trial <= high * ELSE:
         raise Hint(
-            f"In a trial just now it took {trial:.2f} of the script's time; your report says "
-            f"{report['ratio']:.2f}. Does it compare these two, script first, after the last change?"
+            f"In a trial just now it took {trial:.2f} of the script's time; your report says {report['ratio']:.2f}. "
+            "Does it compare these two, script first, after the last change?"
         )
     return report
 
@@ -220,31 +193,23 @@ def judge_change(facts: Facts, wanted: str, apart: float = APART) -> None:
     factors = all_there(facts["factors"], len(FACTORS))
     changed = [name for name, (before, after) in factors.items() if before != after]
     if not changed:
-        anew, why = facts["written"]["anew"], _why(facts["written"], wanted)
-        elsewhere = anew and METHODS[wanted][0] not in anew
-        raise Hint(why if elsewhere else f"Of what the check compares with the script, nothing was changed. {why}")
-    if wanted not in changed:
-        raise Hint(f"You changed {', '.join(changed)}; change {wanted}.")
+        why = _why(facts["written"], wanted)
+        raise Hint(f"Of what the check compares with the script, nothing was changed. {why}")
+    hint_if(wanted not in changed, f"You changed {', '.join(changed)}; change {wanted}.")
     if len(changed) > 1:
         raise Hint(f"More than one thing was changed ({', '.join(changed)}), so no report can tell which one helped.")
     _judge_learning(facts, apart)
 
 
 def _judge_learning(facts: Facts, apart: float) -> None:
-    if not facts["moved"]:
-        raise Hint("The weights do not change: the step returns a loss but learns nothing.")
-    if not same_losses(facts, apart):
-        script, own = (", ".join(f"{loss:.3f}" for loss in series) for series in facts["losses"])
+    hint_if(not facts["moved"], "The weights do not change: the step returns a loss but learns nothing.")
+    before, after = (all_there(series, KEPT) for series in all_there(facts["losses"], 2))
+    if not all(close(new, old, apart) for old, new in zip(before, after, strict=True)):
+        script, own = (", ".join(f"{loss:.3f}" for loss in series) for series in (before, after))
         raise Hint(
             f"On the same batches the script's losses are {script}, yours {own}. It trains differently, or ignores "
             "the batch it is given."
         )
-
-
-def same_losses(facts: Facts, apart: float) -> bool:
-    """Whether the script and the change have the same first losses; raises `Hint` if some are missing."""
-    before, after = (all_there(series, KEPT) for series in all_there(facts["losses"], 2))
-    return all(close(new, old, apart) for old, new in zip(before, after, strict=True))
 
 
 def _why(written: Mapping[str, list[str]], wanted: str) -> str:
@@ -268,13 +233,12 @@ CHANGES = ("fused", "bf16", "larger batches", "compile", "int8")
 
 
 def measure_prediction(answer: Any) -> Facts:
-    return as_numbers(answer, CHANGES)
+    return as_fields(answer, **dict.fromkeys(CHANGES, float))
 
 
 def judge_prediction(facts: Facts) -> None:
     for name in CHANGES:
-        if facts[name] <= 0:
-            raise Hint(f"{name}: a factor is above 0; give 0.5 for half as fast, and 1.0 for no difference.")
+        hint_if(facts[name] <= 0, f"{name}: a factor is above 0; give 0.5 for half as fast, and 1.0 for no difference.")
         if facts[name] >= 20:
             raise Hint(f"{name}: is {facts[name]:g} percent? Give a factor; 1.2 takes a sixth off the time.")
 
@@ -292,31 +256,14 @@ def measure_quality(answer: Any) -> Facts:
         x = torch.eye(10)[torch.randint(0, 10, (IMAGES,), generator=generator)]
         y = x.argmax(1)
         y[::every] = (y[::every] + 1) % 10
-        model = _forgetful().train(training)
-        kept = state(model)
-        seen: list[tuple[bool, bool]] = []
-
-        def asked(net: Any, *_: Any, seen: list[tuple[bool, bool]] = seen) -> None:
-            seen.append((torch.is_grad_enabled(), any(part.training for part in net.modules())))
-
-        handle = model.register_forward_hook(asked)
-        said = result_of(wrong, model, x, y)
-        handle.remove()
         cases.append(
-            {
-                "said": said,
+            scored(wrong, _forgetful(), x, y, training)
+            | {
                 "wanted": len(range(0, IMAGES, every)) / IMAGES,
                 "one_for_all": float((x.argmax() != y).float().mean()),
-                "graded": any(graded for graded, _ in seen),
-                "asked_in_training": any(mode for _, mode in seen),
-                "asked": len(seen),
-                "training": training,
-                "same_mode": model.training == training,
-                "unchanged": same_state(kept, state(model)),
-                "gradients": any(each.grad is not None for each in model.parameters()),
             }
         )
-    return {"cases": cases, "images": IMAGES}
+    return {"cases": cases}
 
 
 def _forgetful() -> Any:
@@ -328,37 +275,30 @@ def _forgetful() -> Any:
 
 
 def judge_quality(facts: Facts) -> None:
-    cases, images = all_there(facts["cases"], len(MISTAKEN)), facts["images"]
-    said, wanted = ([case[key] for case in cases] for key in ("said", "wanted"))
-    if not all_close(said, wanted, 1e-5):
-        if not all(case["asked"] for case in cases):
+    every, cases = Numbers(facts["cases"], len(MISTAKEN), 1e-5), facts["cases"]
+    if not every.right:
+        if not all(case["calls"] for case in cases):
             raise Hint("This is not the share of wrong digits, and model(x) was not called.")
-        if all_close(said, (1 - share for share in wanted), 1e-5):
-            raise Hint("It is the share of right answers; a loss is smaller for a better model.")
-        if all_close(said, (share * images for share in wanted), 1e-5):
-            raise Hint("It is the number of wrong digits; give their fraction, 0 to 1.")
-        if all_close(said, (case["one_for_all"] for case in cases), 1e-5):
-            raise Hint(
-                "It is the share for one answer given to all images, as of argmax() without a dimension; each image "
-                "needs its own."
-            )
-        if any(case["asked_in_training"] for case in cases):
+        right = "It is the share of right answers; a loss is smaller for a better model."
+        every.slip(lambda case: 1 - case["wanted"], right)
+        number = "It is the number of wrong digits; give their fraction, 0 to 1."
+        every.slip(lambda case: case["wanted"] * IMAGES, number)
+        for_all = "It is the share for one answer given to all images, as of argmax() without a dimension; each image "
+        every.slip(lambda case: case["one_for_all"], f"{for_all}needs its own.")
+        if any(case["called_in_training"] for case in cases):
             raise Hint("This is not the share of wrong digits: a model with dropout answers in training mode here.")
-        count = round(wanted[0] * images / said[0]) if said[0] > 0 else 0
-        if count and all_close(said, (share * images / count for share in wanted), 1e-5):
-            raise Hint(f"The wrong digits are counted correctly, then divided by {count}. How many images are there?")
+        first = cases[0]
+        count = round(first["wanted"] * IMAGES / first["said"]) if first["said"] > 0 else 0
+        if count:
+            divided = f"The wrong digits are counted correctly, then divided by {count}. How many images are there?"
+            every.slip(lambda case: case["wanted"] * IMAGES / count, divided)
     for case in cases:
-        AnswerFigure(case["said"], case["wanted"], 1e-5).required(
+        Number(case["said"], case["wanted"], 1e-5).wrong(
             "The model was in evaluation mode, but this is not the share of wrong digits.",
             "Is each answer compared with its own label, and is every image counted?",
         )
-        if not case["same_mode"]:
-            before, after = ("training", "evaluation") if case["training"] else ("evaluation", "training")
-            raise Hint(f"The share is right, but the model was in {before} mode and is left in {after} mode.")
-        if not case["unchanged"] or case["gradients"]:
-            raise Hint("The share is right, but your function leaves statistics or gradients in the model.")
-        if case["graded"]:
-            raise Hint("The share is right, but gradients are recorded: where is no_grad?")
+        judge_effects(case)
+        hint_if(case["graded"], "The result is right, but gradients are recorded: where is no_grad?")
 
 
 def measure_fused(
@@ -386,11 +326,9 @@ def judge_fused(facts: Facts) -> None:
 
 def judge_bf16(facts: Facts) -> None:
     precision = facts["factors"]["autocast"][1]
-    if precision == "float16":
-        raise Hint("The layers compute in float16, whose largest number is 65504; use bfloat16.")
+    hint_if(precision == "float16", "The layers compute in float16, whose largest number is 65504; use bfloat16.")
     judge_change(facts, "autocast", APART_BF16)
-    if facts["super"]:
-        raise Hint("predict calls super(), so 7.8 cannot reuse it in another class: call self.model(x).")
+    hint_if(facts["super"], "predict calls super(), so 7.8 cannot reuse it in another class: call self.model(x).")
     judge_report(facts["report"], "bf16", facts["trial"])
 
 
@@ -417,7 +355,7 @@ class _LabSteps:
 
     def step(self, batch: Any) -> Any:
         x, y = batch
-        self.seen.append([[int(each) for each in x[:, 0]], [int(each) for each in y]])
+        self.seen.append([x[:, 0].int().tolist(), y.int().tolist()])
         return x.sum() * 0.0
 
 
@@ -425,17 +363,13 @@ def judge_larger(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(PORTIONS)):
         count, size, steps = case["count"], case["size"], case["steps"]
         where = f"{count} samples in batches of {size}"
-        if not steps:
-            raise Hint("Your function takes no step yet: call training.step((x, y)) for each batch.")
-        if any(x != y for x, y in steps):
-            raise Hint(f"{where}: images and labels of a batch do not match.")
-        given = [each for x, _ in steps for each in x]
+        hint_if(not steps, "Your function takes no step yet: call training.step((x, y)) for each batch.")
+        hint_if(any(x != y for x, y in steps), f"{where}: images and labels of a batch do not match.")
+        given = [sample for x, _ in steps for sample in x]
         if len(set(given)) < len(given):
             raise Hint(f"{where}: {len(given) - len(set(given))} samples were repeated; use each once.")
-        if len(given) < count:
-            raise Hint(f"{where}: only {len(given)} were used. Skipped work looks like a speed-up.")
-        if given != sorted(given):
-            raise Hint(f"{where}: all were used, but not in the given order.")
+        hint_if(len(given) < count, f"{where}: only {len(given)} were used. Skipped work looks like a speed-up.")
+        hint_if(given != sorted(given), f"{where}: all were used, but not in the given order.")
         largest = max(len(x) for x, _ in steps)
         if largest != size or len(steps) != math.ceil(count / size):
             raise Hint(f"{where}: there were {len(steps)} steps, the largest with {largest} samples.")
@@ -480,7 +414,7 @@ def _compiles() -> bool:
     """Whether torch.compile works on this machine, by trying it."""
     try:
         x = torch.linspace(0.0, 1.0, 64)
-        return bool(torch.allclose(torch.compile(lambda each: each.sin() + 2.0)(x), x.sin() + 2.0))
+        return bool(torch.allclose(torch.compile(lambda y: y.sin() + 2.0)(x), x.sin() + 2.0))
     except Exception:  # whatever the reason, it is not available
         return False
 
@@ -489,23 +423,18 @@ def judge_compiled(facts: Facts) -> None:
     for first_s, before_ms, ratio, verdict, said in all_there(facts["cases"], len(REPORTED)):
         where = f"For a first step of {first_s:g} s, {before_ms:g} ms before, ratio {ratio:g} and {verdict!r}:"
         if verdict != "faster":
-            if said is not None:
-                raise Hint(f"{where} no gain was shown, so the compilation never pays off (math.inf).")
+            hint_if(said is not None, f"{where} no gain was shown, so the compilation never pays off (math.inf).")
             continue
-        if said is None:
-            raise Hint(f"{where} each step saves something, so it pays off eventually.")
+        hint_if(said is None, f"{where} each step saves something, so it pays off eventually.")
         first_ms = 1e3 * first_s
-        wanted = first_ms / (before_ms * (1 - ratio))
-        if abs(said - wanted) <= 1.0:
-            continue
-        steps = AnswerFigure(said, wanted, 0.02)
-        fit = f"{where} that is how many steps fit into the first one. How much does each later step *save*?"
-        steps.not_instead((first_ms / before_ms, first_ms / (before_ms * ratio)), fit)
+        steps = Number(said, first_ms / (before_ms * (1 - ratio)), 0.02, where, absolute=1.0)
+        fit = "that is how many steps fit into the first one. How much does each later step *save*?"
+        steps.slip((first_ms / before_ms, first_ms / (before_ms * ratio)), fit)
         if said < 0:
             raise Hint(f"{where} a negative number of steps. A compiled step takes ratio times as long: what is saved?")
-        steps.required(f"{where} not the first step's time divided by what one step saves.")
+        steps.wrong("not the first step's time divided by what one step saves.")
     if facts["first_s"] is None:
-        if not is_false(facts["can"]):
+        if facts["can"] is not False:
             raise Hint(
                 "torch.compile works here: a small function was just compiled. Rerun the cell of the first step, "
                 "and read the error if there is one."
@@ -528,7 +457,7 @@ INT8 = ("int8", "int8, one at a time")
 
 def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = None, made_of: Any = None) -> Facts:
     function = as_function(answer, "quantised(net)")
-    kept, kinds = state(net), [type(each).__name__ for each in net.modules()]
+    kept, kinds = state(net), [type(part).__name__ for part in net.modules()]
     given = copy.deepcopy(net)  # the reader's own model stays unchanged, whatever the function does
     inputs = (x, x.flip(0)[:7] * 0.9)
     with torch.inference_mode():
@@ -539,8 +468,7 @@ def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = Non
         if _quantises():
             raise
         return {"can": False}
-    if not callable(small):
-        raise Hint("Return the model for inference, with int8 weights.")
+    hint_if(not callable(small), "Return the model for inference, with int8 weights.")
     moved: list[float | None] = []
     with torch.inference_mode():
         for images, wanted in zip(inputs, answers, strict=True):
@@ -549,9 +477,9 @@ def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = Non
             moved.append(float((got - wanted).abs().max() / wanted.abs().max()) if right else None)
     return {
         "can": True,
-        "bytes": [_bytes(each) for each in (net, small)],
+        "bytes": [_bytes(model) for model in (net, small)],
         "moved": moved,
-        "unchanged": same_state(kept, state(given)) and kinds == [type(each).__name__ for each in given.modules()],
+        "unchanged": same_state(kept, state(given)) and kinds == [type(part).__name__ for part in given.modules()],
         "reports": [report_facts(reports, name, made_of, answer) for name in INT8],
     }
 
@@ -578,15 +506,13 @@ def _quantises() -> bool:
 
 
 def judge_int8(facts: Facts) -> None:
-    if is_false(facts["can"]):
+    if facts["can"] is False:
         return
     before, after = facts["bytes"]
-    if not facts["unchanged"]:
-        raise Hint("Your function changed the model it was given; somebody may still train it.")
+    hint_if(not facts["unchanged"], "Your function changed the model it was given; somebody may still train it.")
     if after > SMALLER * before:
-        size = f"{100 * after / before:.0f} %"
-        raise Hint(f"The saved model has {size} of the original bytes; int8 needs about a quarter.")
-    if any(each is None or each > MOVED for each in all_there(facts["moved"], 2)):
+        raise Hint(f"The saved model has {share(after / before)} of the original bytes; int8 needs about a quarter.")
+    if any(change is None or change > MOVED for change in all_there(facts["moved"], 2)):
         raise Hint("Its answers differ from the original model's, at least for some images.")
     for name, report in zip(INT8, facts["reports"], strict=True):
         judge_report(report, name)
@@ -605,11 +531,11 @@ def measure_best(
     made_of: Any = None,
     journal: Any = None,
 ) -> Facts:
-    said = as_numbers(answer, ("product", "speedup"))
-    found = {name: report_facts(reports, name) for name in PARTS.values()}
-    found["best"] = report_facts(reports, "best", made_of, training)
-    earlier = {name: earlier_reports(journal, name) for name in found}
-    return said | {"reports": found, "earlier": earlier} | compared(training, script, batches)
+    said = as_fields(answer, product=float, speedup=float)
+    of_all = {name: report_facts(reports, name) for name in PARTS.values()}
+    of_all["best"] = report_facts(reports, "best", made_of, training)
+    earlier = {name: earlier_decisions(journal, name) for name in of_all}
+    return said | {"reports": of_all, "earlier": earlier} | compared(training, script, batches)
 
 
 def judge_best(facts: Facts) -> None:
@@ -619,7 +545,7 @@ def judge_best(facts: Facts) -> None:
     for factor, name in PARTS.items():
         decision = reports[name]["decision"]
         accepted = decision == "accept"
-        others = {said for _, said in facts["earlier"][name]} - {decision}
+        others = set(facts["earlier"][name]) - {decision}
         flipped = f" An earlier report said {sorted(others)[0]!r}; the last one counts." if others else ""
         if accepted and factor not in changed:
             raise Hint(f"Best lacks {name}, which its report recommends accepting.{flipped}")
@@ -634,11 +560,10 @@ def judge_best(facts: Facts) -> None:
         ("product", product, tuple(PARTS.values()), "the product of Best's speed-ups, each 1 / its report's ratio"),
         ("speedup", 1 / best["ratio"], ("best",), "the speed-up in the report on Best"),
     ):  # fmt: skip
-        said = AnswerFigure(facts[name], wanted, 0.02)
-        if not said.right and of_earlier(facts, facts[name], parts):
-            raise Hint(f"A report changed after {name} was computed; rerun the answer's cell.")
-        said.not_instead(1 / wanted, f"{name} is the inverse of {what}.")
-        said.required(f"{name} is not {what}.")
+        said = Number(facts[name], wanted, 0.02, name)
+        said.slip(1 / wanted, f"is the inverse of {what}.")
+        rerun = f"A report was made again: was {name} computed before? Then rerun the answer's cell."
+        said.wrong(f"is not {what}.", rerun if any(facts["earlier"][part] for part in parts) else "")
 
 
 EXERCISES = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -12,8 +12,9 @@ import pandas as pd
 
 from perfnb import Profile
 from perfnb.findings.gpu_facts import ALLOCATES
-from perfnb.labs.answers import AnswerFigure, as_function, as_number, as_numbers, as_word, close, outcome, require, slip
-from perfnb.labs.exercise import Exercise, Facts, Hint, all_there
+from perfnb.labs.answers import as_fields, as_function, as_number, evidence, result_of
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if, usual_slip
 from perfnb.recording.text import TEXT, found
 from perfnb.results import Ranks
 
@@ -33,7 +34,7 @@ MADE = pd.DataFrame(
 
 
 def measure_busy(answer: Any, ranks: Any = None) -> Facts:
-    function, several = as_function(answer, "busy_ms(work)"), loaded_ranks(ranks)
+    function, several = as_function(answer, "busy_ms(work)"), evidence(ranks, Ranks)
     columns = ["name", "stream", "start_ns", "duration_ns"]
     frames = {"made up": MADE}
     for rank in several.ranks:
@@ -43,7 +44,7 @@ def measure_busy(answer: Any, ranks: Any = None) -> Facts:
     for name, work in frames.items():
         in_order = work.sort_values("start_ns", kind="stable")
         cases[name] = {
-            "said": as_number(outcome(function, work.copy()), "The result of busy_ms"),
+            "said": result_of(function, work.copy()),
             "union": _union_ms(in_order),
             "sum": float(work["duration_ns"].sum() / 1e6),
             "span": float((work["start_ns"] + work["duration_ns"]).max() - work["start_ns"].min()) / 1e6,
@@ -63,15 +64,15 @@ def _union_ms(work: pd.DataFrame, latest: bool = True) -> float:
 
 def judge_busy(facts: Facts) -> None:
     for name, case in all_there(facts["cases"], 2, or_more=True).items():
-        said = AnswerFigure(case["said"], case["union"], 1e-4)
-        for slipped, words in (
+        said = Number(case["said"], case["union"], 1e-4, f"On the frame of {name}:")
+        for slip, words in (
             ("sum", "It is the sum: when two overlap, the GPU is busy once, not twice."),
             ("span", "It is the whole time from the first start to the last end, gaps included."),
             ("neighbours", "A kernel can end before an earlier one: use the latest end so far, not the previous end."),
             ("unsorted", "The rows are not sorted by start."),
         ):  # fmt: skip
-            said.not_instead(case[slipped], f"On the frame of {name}: {words}")
-        said.required(f"On the frame of {name}, the result is wrong.", relative=1e-3)
+            said.slip(case[slip], words)
+        said.wrong("the result is wrong.", within=1e-3)
 
 
 #: Launches by either kind of call, a copy overlapping kernels of another stream, a call that ends late, one that
@@ -100,17 +101,19 @@ LATE = pd.DataFrame(
 def measure_late(answer: Any, profile: Any = None, other: Any = None) -> Facts:
     function = as_function(answer, "late_share(events)")
     first, second = loaded_profile(profile, FIRST).events, loaded_profile(other, SECOND).events
-    cases = {}
-    for name, events in {"made up": LATE, FIRST: first, SECOND: second}.items():
-        cases[name] = {
-            "said": as_number(outcome(function, events.copy()), "The result of late_share"),
-            "late": _late(events),
+    cases = [
+        {
+            "frame": name,
+            "said": result_of(function, events.copy()),
+            "wanted": _late(events),
             "runtime": _late(events, CALLS[:1]),
             "kernels": _late(events, work=WORK[:1]),
             "neighbours": _late(events, latest=False),
             "ended": _late(events, at_end=True),
             "began": _late(events, of_work=True),
         }
+        for name, events in {"made up": LATE, FIRST: first, SECOND: second}.items()
+    ]
     return {"cases": cases}
 
 
@@ -132,30 +135,20 @@ def _late(
 
 
 def judge_late(facts: Facts) -> None:
-    cases = all_there(facts["cases"], 3)
-
-    def is_everywhere(slipped: Callable[[Facts], float]) -> bool:
-        return all(abs(case["said"] - slipped(case)) < 0.004 for case in cases.values())
-
-    if is_everywhere(itemgetter("late")):
-        return
-    for slipped, words in (
+    every = Numbers(facts["cases"], 3, 0.0, absolute=0.004)
+    for slip, words in (
         ("runtime", "Launches are in two categories, cuda_runtime and cuda_driver; one is missing."),
         ("kernels", "Copies and fills keep the GPU busy too, and are launched like kernels."),
         ("neighbours", "Other streams may still be running: the GPU is idle only after the latest end so far."),
         ("ended", "It uses the end of the call; what counts is when the host made it."),
         ("began", "It uses the start of the work itself; what counts is when the host made the call that launched it."),
     ):
-        if is_everywhere(itemgetter(slipped)):
-            raise Hint(words)
-    if is_everywhere(lambda case: 1 - case["late"]):
-        raise Hint("That is the share launched in time.")
-    for name, case in cases.items():
-        said = case["said"]
-        if abs(said - case["late"]) < 0.004:
-            continue
+        every.slip(itemgetter(slip), words)
+    every.slip(lambda case: 1 - case["wanted"], "That is the share launched in time.")
+    for case in facts["cases"]:
+        said = Number(case["said"], case["wanted"], 0.0, f"On the frame {case['frame']}, the result is wrong.", 0.004)
         otherwise = "Is each launch found by its correlation, and compared with the latest end of all earlier work?"
-        raise Hint(f"On the frame {name}, the result is wrong. {slip(said, case['late'], 0.005, otherwise)}")
+        said.wrong("", otherwise, 0.005)
 
 
 def loaded_profile(given: Any, name: str) -> Profile:
@@ -164,13 +157,9 @@ def loaded_profile(given: Any, name: str) -> Profile:
     return given
 
 
-def loaded_ranks(given: Any) -> Ranks:
-    return require(given, Ranks, "Pass the ranks, as perfnb.load returned them for both files.")
-
-
 def measure_origin(answer: Any, profile: Any = None, ranks: Any = None) -> Facts:
-    said = as_numbers(answer, ("iterations", "batch", "ranks"))
-    trained, several = loaded_profile(profile, TRAINING), loaded_ranks(ranks)
+    said = as_fields(answer, iterations=float, batch=float, ranks=float)
+    trained, several = loaded_profile(profile, TRAINING), evidence(ranks, Ranks)
     shapes = trained.events.loc[trained.events["name"] == "aten::conv2d", "shapes"]
     return {
         "said": said,
@@ -182,72 +171,58 @@ def measure_origin(answer: Any, profile: Any = None, ranks: Any = None) -> Facts
 
 
 def judge_origin(facts: Facts) -> None:
-    said, iterations, batch = facts["said"], facts["iterations"], facts["shape"][0]
-    if said["iterations"] == 1:
-        raise Hint("iterations: 1 is the single step that perfnb made of the trace. How often was the model called?")
-    if said["iterations"] != iterations:
-        raise Hint(
-            "iterations: that is not how often the model was called. "
-            f"{slip(said['iterations'], iterations, 1e-6)} In training.layers, each call of the outermost "
-            "layer is a forward pass."
-        )
-    if said["batch"] in facts["shape"][1:]:
-        raise Hint("batch: that is another dimension of the shape: channels, or pixels per row.")
-    if said["batch"] == batch * iterations:
-        raise Hint("batch: that is the number of images in all iterations together.")
-    if said["batch"] != batch:
-        raise Hint("batch: that is not the first dimension of the first convolution's input.")
-    if said["ranks"] == facts["loaded"]:
-        raise Hint("ranks: that many are loaded, but how many took part? Look at world_size.")
-    if said["ranks"] != facts["ranks"]:
-        raise Hint(f"ranks: not the number in the traces. {slip(said['ranks'], facts['ranks'], 1e-6)}")
+    said, (batch, *others) = facts["said"], facts["shape"]
+    iterations = Number(said["iterations"], facts["iterations"], 0.0, "iterations:")
+    single = "1 is the single step that perfnb made of the trace. How often was the model called?"
+    iterations.slip(1, single)
+    calls = "that is not how often the model was called. In training.layers, each call of the outermost layer is a "
+    iterations.wrong(f"{calls}forward pass.", within=1e-6)
+    images = Number(said["batch"], batch, 0.0, "batch:")
+    images.slip(others, "that is another dimension of the shape: channels, or pixels per row.")
+    images.slip(batch * facts["iterations"], "that is the number of images in all iterations together.")
+    images.wrong("", "that is not the first dimension of the first convolution's input.")
+    ranks = Number(said["ranks"], facts["ranks"], 0.0, "ranks:")
+    ranks.slip(facts["loaded"], "that many are loaded, but how many took part? Look at world_size.")
+    ranks.wrong("not the number in the traces.", within=1e-6)
 
 
 def measure_faster(answer: Any, profile: Any = None) -> Facts:
-    op = as_word(answer, "op", "op, a name from a.launches, and share and saves_ms, numbers")
+    fields = as_fields(answer, op=str, share=float, saves_ms=float)
     h = loaded_profile(profile, FIRST)
-    path = h.critical_path
-    on_gpu = path[(path["op"] == op) & path["device"].notna()]
-    on_host = path[(path["op"] == op) & path["device"].isna()]
-    return {
-        "op": op,
-        **as_numbers(answer, ("share", "saves_ms")),
+    on_path = h.critical_path[h.critical_path["op"] == fields["op"]]
+    on_gpu = on_path["device"].notna()
+    return fields | {
         "gpu_ms": {str(op): float(ms) for op, ms in h.launches["gpu_ms"].dropna().items()},
         "kernel_ms": [float(ms) for ms in h.kernels["total_ms"]],
-        "step_ms": float(path["duration_ns"].sum() / 1e6),
-        "path_gpu_ms": float(on_gpu["duration_ns"].sum() / 1e6),
-        "path_host_ms": float(on_host["duration_ns"].sum() / 1e6),
+        "step_ms": float(h.critical_path["duration_ns"].sum() / 1e6),
+        "path_gpu_ms": float(on_path.loc[on_gpu, "duration_ns"].sum() / 1e6),
+        "path_host_ms": float(on_path.loc[~on_gpu, "duration_ns"].sum() / 1e6),
     }
 
 
 def judge_faster(facts: Facts) -> None:
-    op, gpu_ms, saves = facts["op"], facts["gpu_ms"], facts["saves_ms"]
-    if op not in gpu_ms:
-        raise Hint(f"a.launches has no row {op!r}; op names start with aten::, and kernels are not ops.")
-    if gpu_ms[op] < max(gpu_ms.values()):
-        raise Hint(f"op: another op launched work that took longer on the GPU than {op}'s.")
-    share = AnswerFigure(facts["share"], gpu_ms[op] / sum(gpu_ms.values()), 0.015)
-    of_kernel = "share: that is the share of one kernel, but the op launches several different ones."
-    share.not_instead(max(facts["kernel_ms"]) / sum(facts["kernel_ms"]), of_kernel)
-    of_step = "share: that is its share of the step; give its share of GPU work."
-    share.not_instead(gpu_ms[op] / facts["step_ms"], of_step, 0.05)
-    share.required("share: not the op's share of GPU work.")
-    if abs(saves - facts["path_gpu_ms"] / 2) < 0.005:
-        return
-    if any(close(saves, gpu_ms[op] * part, 0.02) for part in (0.5, 1.0)):
-        raise Hint("saves_ms: the GPU would do that much less work. Does the end of the step wait for that work?")
-    if any(close(saves, facts["path_host_ms"] * part, 0.02) for part in (0.5, 1.0)):
-        raise Hint("saves_ms: that is the host's time in the op, which a faster kernel does not change.")
-    raise Hint("saves_ms: only work on the critical path shortens the step. How much GPU work lies there?")
+    op, gpu_ms = facts["op"], facts["gpu_ms"]
+    hint_if(op not in gpu_ms, f"a.launches has no row {op!r}; op names start with aten::, and kernels are not ops.")
+    hint_if(gpu_ms[op] < max(gpu_ms.values()), f"op: another op launched work that took longer on the GPU than {op}'s.")
+    share = Number(facts["share"], gpu_ms[op] / sum(gpu_ms.values()), 0.015, "share:")
+    of_kernel = "that is the share of one kernel, but the op launches several different ones."
+    share.slip(max(facts["kernel_ms"]) / sum(facts["kernel_ms"]), of_kernel)
+    of_step = "that is its share of the step; give its share of GPU work."
+    share.slip(gpu_ms[op] / facts["step_ms"], of_step, 0.05)
+    share.wrong("not the op's share of GPU work.")
+    saves = Number(facts["saves_ms"], facts["path_gpu_ms"] / 2, 0.0, "saves_ms:", absolute=0.005)
+    waits = "the GPU would do that much less work. Does the end of the step wait for that work?"
+    saves.slip((gpu_ms[op] / 2, gpu_ms[op]), waits, 0.02)
+    of_host = "that is the host's time in the op, which a faster kernel does not change."
+    saves.slip((facts["path_host_ms"] / 2, facts["path_host_ms"]), of_host, 0.02)
+    saves.wrong("", "only work on the critical path shortens the step. How much GPU work lies there?")
 
 
 def measure_calls(answer: Any, profile: Any = None) -> Facts:
-    call = as_word(answer, "call", "call, a name from the events, and per_iteration and share, numbers")
+    fields = as_fields(answer, call=str, per_iteration=float, share=float)
     t = loaded_profile(profile, TRAINING)
     calls = t.events[t.events["category"].isin(CALLS)].groupby("name", observed=True)["duration_ns"]
-    return {
-        "call": call,
-        **as_numbers(answer, ("per_iteration", "share")),
+    return fields | {
         "calls": {str(name): int(count) for name, count in calls.size().items()},
         "ms": {str(name): float(ns / 1e6) for name, ns in calls.sum().items()},
         "iterations": int(t.layers["calls"].iloc[0]),
@@ -258,29 +233,26 @@ def measure_calls(answer: Any, profile: Any = None) -> Facts:
 
 def judge_calls(facts: Facts) -> None:
     call, ms, calls = facts["call"], facts["ms"], facts["calls"]
-    if call not in ms:
-        raise Hint(f"call: no event of the categories {' and '.join(CALLS)} is named {call!r}.")
+    hint_if(call not in ms, f"call: no event of the categories {' and '.join(CALLS)} is named {call!r}.")
     if ms[call] < max(ms.values()):
         often = " What is called most often need not take longest." if calls[call] == max(calls.values()) else ""
         raise Hint(f"call: the host spends more time in another call than in {call}.{often}")
-    if facts["per_iteration"] == calls[call]:
-        raise Hint("per_iteration: that is the count in the whole trace. How many iterations does it have?")
-    per_iteration = AnswerFigure(facts["per_iteration"], calls[call] / facts["iterations"], 1e-3)
-    per_iteration.required("per_iteration: not the number of calls per iteration.")
-    share = AnswerFigure(facts["share"], ms[call] / facts["step_ms"], 0.004)
+    per_iteration = Number(facts["per_iteration"], calls[call] / facts["iterations"], 1e-3, "per_iteration:")
+    per_iteration.slip(calls[call], "that is the count in the whole trace. How many iterations does it have?")
+    per_iteration.wrong("not the number of calls per iteration.")
+    share = Number(facts["share"], ms[call] / facts["step_ms"], 0.004, "share:")
     if facts["idle_ms"]:
-        idle = "share: that is relative to the GPU's idle time; make it relative to the whole trace's single step."
-        share.not_instead(ms[call] / facts["idle_ms"], idle)
-    its_time = "share: that is its time; divide it by the step's, in the same unit."
-    share.not_instead((ms[call], ms[call] / 1e3), its_time, 0.01)
-    share.required(f"share: not the share of the host's time in {call}.")
+        idle = "that is relative to the GPU's idle time; make it relative to the whole trace's single step."
+        share.slip(ms[call] / facts["idle_ms"], idle)
+    share.slip((ms[call], ms[call] / 1e3), "that is its time; divide it by the step's, in the same unit.", 0.01)
+    share.wrong(f"not the share of the host's time in {call}.")
 
 
 def measure_straggler(answer: Any, ranks: Any = None) -> Facts:
-    said, several = as_numbers(answer, ("rank", "waits_ms")), loaded_ranks(ranks)
+    several = evidence(ranks, Ranks)
     by_rank = several.times.groupby("rank")
     return {
-        "said": said,
+        "said": as_fields(answer, rank=float, waits_ms=float),
         "straggler": several.straggler,
         "waiting_ms": {str(rank): [float(ms) for ms in rows] for rank, rows in by_rank["waiting_ms"]},
         "communication_ms": {str(rank): float(ms) for rank, ms in by_rank["communication_ms"].mean().items()},
@@ -288,7 +260,7 @@ def measure_straggler(answer: Any, ranks: Any = None) -> Facts:
 
 
 def judge_straggler(facts: Facts) -> None:
-    rank, waits = facts["said"]["rank"], facts["said"]["waits_ms"]
+    rank = facts["said"]["rank"]
     waiting, talking = facts["waiting_ms"], facts["communication_ms"]
     if str(int(rank)) not in waiting or rank != int(rank):
         raise Hint(f"rank: there is no rank {rank:g} among those loaded ({', '.join(waiting)}).")
@@ -299,26 +271,24 @@ def judge_straggler(facts: Facts) -> None:
             + (" A rank with a long collective arrived early and waits inside it." if longest else "")
         )
     other = max((rows for name, rows in waiting.items() if int(name) != rank), key=sum)
-    said = AnswerFigure(waits, sum(other) / len(other), 0.04)  # tolerates the clock offset, half a millisecond of it
-    said.not_instead(sum(other), "waits_ms: that is for all steps together; give it per step.", 0.02)
-    said.not_instead(other, "waits_ms: that is for one step; give the mean over steps.", 0.02)
-    in_turn = "waits_ms: the difference in communication time is not waiting: both may wait in turn."
-    said.not_instead(abs(max(talking.values()) - min(talking.values())), in_turn, 0.02)
-    whole = "waits_ms: that is all of a rank's communication; how much of it is waiting?"
-    said.not_instead(talking.values(), whole, 0.005)
+    # The tolerance covers the clock offset, half a millisecond of it.
+    said = Number(facts["said"]["waits_ms"], sum(other) / len(other), 0.04, "waits_ms:")
+    said.slip(sum(other), "that is for all steps together; give it per step.", 0.02)
+    said.slip(other, "that is for one step; give the mean over steps.", 0.02)
+    in_turn = "the difference in communication time is not waiting: both may wait in turn."
+    said.slip(abs(max(talking.values()) - min(talking.values())), in_turn, 0.02)
+    whole = "that is all of a rank's communication; how much of it is waiting?"
+    said.slip(talking.values(), whole, 0.005)
     own = waiting[str(int(rank))]
-    itself = f"waits_ms: that is how long rank {int(rank)} itself waits; how long does the other one wait for it?"
-    said.not_instead((sum(own) / len(own), sum(own), *own), itself, 0.02)
-    said.required("waits_ms: not the other rank's waiting time.", relative=0.02)
+    itself = f"that is how long rank {int(rank)} itself waits; how long does the other one wait for it?"
+    said.slip((sum(own) / len(own), sum(own), *own), itself, 0.02)
+    said.wrong("not the other rank's waiting time.", within=0.02)
 
 
 def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Facts:
-    op = as_word(answer, "op", "op, a name from by_op, and op_ratio and busy_ratio, numbers")
     compared = loaded_profile(profile, FIRST).compare(loaded_profile(other, SECOND))
     by_op = compared.by_op.groupby(compared.by_op["op"].astype(TEXT))[["gpu_ms_a", "gpu_ms_b"]].sum()
-    return {
-        "op": op,
-        **as_numbers(answer, ("op_ratio", "busy_ratio")),
+    return as_fields(answer, op=str, op_ratio=float, busy_ratio=float) | {
         "gpu_ms": {str(op): [float(row.iloc[0]), float(row.iloc[1])] for op, row in by_op.iterrows()},
         "busy_ms": [float(p.gpu_steps["busy_ms"].mean()) for p in (profile, other)],
         "wall_ms": [float(p.steps["wall_ms"].mean()) for p in (profile, other)],
@@ -327,18 +297,17 @@ def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Fac
 
 def judge_machines(facts: Facts) -> None:
     op, grew = facts["op"], {name: b - a for name, (a, b) in facts["gpu_ms"].items()}
-    if op not in grew:
-        raise Hint(f"op: compared.by_op has no op {op!r}; the names are in the column op.")
+    hint_if(op not in grew, f"op: compared.by_op has no op {op!r}; the names are in the column op.")
     if grew[op] < max(grew.values()):
         which = "shrank" if grew[op] < 0 else "grew less than another op's"
         raise Hint(f"op: the GPU time of {op}, summed over its shapes, {which} from the first trace to the second.")
     for name, (first, second) in (("op_ratio", facts["gpu_ms"][op]), ("busy_ratio", facts["busy_ms"])):
-        said = AnswerFigure(facts[name], second / first, 0.01)
+        ratio = Number(facts[name], second / first, 0.01, f"{name}:")
         if name == "busy_ratio":
-            lengths = "busy_ratio: that is the ratio of step lengths; how long is the GPU busy in them?"
-            said.not_instead(facts["wall_ms"][1] / facts["wall_ms"][0], lengths)
-        said.not_instead(second - first, f"{name}: that is the difference in ms; give the ratio.")
-        said.required(f"{name}: not the second trace's time divided by the first's.")
+            lengths = "that is the ratio of step lengths; how long is the GPU busy in them?"
+            ratio.slip(facts["wall_ms"][1] / facts["wall_ms"][0], lengths)
+        ratio.slip(second - first, "that is the difference in ms; give the ratio.")
+        ratio.wrong("not the second trace's time divided by the first's.")
 
 
 #: Where to look if another lever has the largest bound; in the order of the lab's table.
@@ -362,17 +331,16 @@ def measure_verdict(answer: Any, profile: Any = None, training: Any = None, rank
             lever, at_most = answer[name]
         except (TypeError, ValueError):
             raise Hint(f"{name}: give two things, a lever and the most ms it can save.") from None
-        if lever not in LEVERS:
-            raise Hint(f"{name}: there is no lever {lever!r}; choose one of {', '.join(LEVERS)}.")
+        hint_if(lever not in LEVERS, f"{name}: there is no lever {lever!r}; choose one of {', '.join(LEVERS)}.")
         said[name] = [lever, as_number(at_most, name)]
-    several = loaded_ranks(ranks)
+    several = evidence(ranks, Ranks)
     own = several[several.ranks[0]]
     profiles = dict(zip(names, (loaded_profile(profile, FIRST), loaded_profile(training, TRAINING), own), strict=True))
     return {
         "said": said,
-        "bounds": {name: _bounds(each) for name, each in profiles.items()},
-        "idle_ms": {name: _not_busy_ms(each) for name, each in profiles.items()},
-        "wall_ms": {name: float(each.steps["wall_ms"].mean()) for name, each in profiles.items()},
+        "bounds": {name: _bounds(given) for name, given in profiles.items()},
+        "idle_ms": {name: _not_busy_ms(given) for name, given in profiles.items()},
+        "wall_ms": {name: float(given.steps["wall_ms"].mean()) for name, given in profiles.items()},
         "communication_ms": float(own.gpu_steps["communication_ms"].mean()),
         "steps": len(own.steps),
     }
@@ -400,8 +368,7 @@ def judge_verdict(facts: Facts) -> None:
     for name, (lever, ms) in all_there(facts["said"], 3).items():
         bounds, wall = facts["bounds"][name], facts["wall_ms"][name]
         right = max(LEVERS, key=bounds.__getitem__)
-        if lever != right:
-            raise Hint(f"{name}: another lever than {lever} has the largest bound. {_WHY_NOT[right]}")
+        hint_if(lever != right, f"{name}: another lever than {lever} has the largest bound. {_WHY_NOT[right]}")
         low = bounds[right]
         # An answer may also count the idle time at both ends of the step.
         high = max(low, facts["idle_ms"][name]) if right in LEVERS[1:3] else low
@@ -415,7 +382,7 @@ def judge_verdict(facts: Facts) -> None:
             raise Hint(f"{name}: that is for all steps; give it per step.")
         if right == LEVERS[2] and high < ms < wall:
             raise Hint(f"{name}: for part of that time the GPU was busy, and that work remains.")
-        raise Hint(f"{name}: the lever is right, but the bound is not. {slip(ms, (low + high) / 2, 0.05)}")
+        raise Hint(f"{name}: the lever is right, but the bound is not. {usual_slip(ms, (low + high) / 2, 0.05)}")
 
 
 EXERCISES = (

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfnb.errors import LabError
 from perfnb.files import open_regular, write_file
-from perfnb.labs.exercise import Hint, flagged, shortened
+from perfnb.labs.exercise import Hint, shortened
 from perfnb.labs.ledger import Result, exercise_of
 
 FORMAT = "perfnb labs 2"
@@ -90,10 +90,11 @@ def verify_results(path: str | Path) -> Verification:
         if len(text) > LARGEST:
             raise LabError(f"{path} is too large for a results file.")
         content = json.loads(text.decode("utf-8"))
-        claimed, digest = content.pop("sha256", None), None
+        claimed = content.pop("sha256", None)
         if content.get("format") != FORMAT:
             raise LabError(f"{path} is not a results file that this version of perfnb reads ({FORMAT}).")
-        verdicts = {shortened(str(each["number"])).replace("\n", " "): _verdict(each) for each in content["results"]}
+        results = content["results"]
+        verdicts = {shortened(str(result["number"])).replace("\n", " "): _verdict(result) for result in results}
         digest = _digest(content)
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror or error}.") from error
@@ -103,7 +104,7 @@ def verify_results(path: str | Path) -> Verification:
 
 
 def _verdict(result: dict[str, Any]) -> str:
-    facts = flagged(result["facts"])
+    facts = result["facts"]
     try:
         exercise_of(str(result["number"])).judge(facts)
         right = bool(facts)

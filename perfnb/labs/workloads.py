@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,22 +26,28 @@ class Machine:
         ``steady``, ``slower and slower`` (0.02 % a run), or ``every second run slow`` (by 8 %).
     seed : int
         Seed of the noise, 5 % of a run.
+
+    Attributes
+    ----------
+    runs : Counter
+        How often each step ran, by its name.
     """
 
     def __init__(self, weather: str, seed: int = 0) -> None:
-        self.runs = 0
+        self.runs: Counter[str] = Counter()
         self._weather, self._generator = weather, np.random.default_rng(seed)
 
-    def step(self, true_ms: float) -> Callable[[], float]:
+    def step(self, true_ms: float, name: str = "") -> Callable[[], float]:
         """A step that takes `true_ms` on an idle machine."""
 
         def run() -> float:
+            before = self.runs.total()
             slow = {
                 "steady": 1.0,
-                "slower and slower": 1.0 + 0.0002 * self.runs,
-                "every second run slow": 1.08 if self.runs % 2 else 1.0,
+                "slower and slower": 1.0 + 0.0002 * before,
+                "every second run slow": 1.08 if before % 2 else 1.0,
             }[self._weather]
-            self.runs += 1
+            self.runs[name] += 1
             return float(true_ms * slow * np.exp(self._generator.normal(0.0, 0.05)))
 
         return run
@@ -84,7 +91,7 @@ def shortest_ms(steps: Any) -> list[float]:
 
 def agree(first: Any, second: Any, relative: float = 1e-4) -> bool:
     """Whether two tensors, arrays or numbers have the same shape and, up to rounding, the same values."""
-    one, other = (np.asarray(each.detach() if hasattr(each, "detach") else each) for each in (first, second))
+    one, other = (np.asarray(side.detach() if hasattr(side, "detach") else side) for side in (first, second))
     if one.shape != other.shape or one.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
         return False
     scale = max(float(np.abs(one).max(initial=0.0)), 1e-30)

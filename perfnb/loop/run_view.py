@@ -36,6 +36,7 @@ from perfnb.loop.run_summary import FEWEST_STEPS, TYPICAL, RunFigures, stretches
 
 #: Points of the chart of all steps.
 _POINTS = 240
+_TYPICAL: dict[Any, str] = {True: "yes", False: "no"}
 _MEMORY = {
     "resident": Mark("process (resident)", palette.BLUE, "█", "solid"),
     "allocated": Mark("allocated on the device", palette.ORANGE, "░", "dots"),
@@ -74,7 +75,7 @@ def _verdict(run: RunFigures) -> Verdict:
         needed = f"{FEWEST_STEPS} after the warm-up are needed, and there are {run.counted:,}"
         return Verdict("open", f"{verdict.verdict}: {needed}")
     if verdict.finding is None:
-        ms = fmt.with_interval(fmt.duration(run.median_ms), run.median_ms, run.ci_ms)
+        ms = fmt.interval(run.median_ms, run.ci_ms)
         profile = "To see what the steps themselves spend their time on, profile one."
         return Verdict(
             "good", f"{verdict.verdict}: {ms} per step, and nothing holds the run back", _nothing(run), profile
@@ -135,7 +136,7 @@ def _pictures(run: RunFigures) -> Iterator[Section]:
             Axis("step", "number"),
             Axis("time", "ms"),
             inside["first"].tolist(),
-            tuple(Line(mark, _known(inside[column])) for mark, column in lines),
+            tuple(Line(mark, list(map(fmt.known, inside[column]))) for mark, column in lines),
         )
     memory = [(mark, run.memory[f"{kind}_bytes"]) for kind, mark in _MEMORY.items()]
     if run.memory["step"].nunique() > 1:
@@ -144,12 +145,8 @@ def _pictures(run: RunFigures) -> Iterator[Section]:
             Axis("step", "number"),
             Axis("memory", "bytes"),
             run.memory["step"].tolist(),
-            tuple(Line(mark, _known(readings)) for mark, readings in memory if readings.notna().any()),
+            tuple(Line(mark, list(map(fmt.known, readings))) for mark, readings in memory if readings.notna().any()),
         )
-
-
-def _known(values: pd.Series) -> list[float | None]:
-    return [fmt.known(value) for value in values]
 
 
 def _tables(run: RunFigures) -> Iterator[Section]:
@@ -173,7 +170,7 @@ def _tables(run: RunFigures) -> Iterator[Section]:
             Column("judged by", priority=1),
         ),
         [
-            (f"{row.step:,}", row.steps, _typical(row.typical), row.ms, row.ratio, row.judged_by)
+            (f"{row.step:,}", row.steps, _TYPICAL.get(row.typical, ""), row.ms, row.ratio, row.judged_by)
             for row in run.windows.itertuples()
         ],
         budget=Budget(6),
@@ -196,10 +193,6 @@ def _tables(run: RunFigures) -> Iterator[Section]:
         noun="slow step",
         key="slow",
     )
-
-
-def _typical(typical: Any) -> str:
-    return "" if pd.isna(typical) else "yes" if typical else "no"
 
 
 def _notes(run: RunFigures) -> Iterator[str]:
@@ -270,7 +263,7 @@ def _reasons(changes: RunChanges) -> Iterator[str]:
 def _signed(row: pd.Series) -> str:
     """A change in milliseconds with its interval: ``+1.20 ms [1.10, 1.30]``."""
     ms = float(row["change_ms"])
-    change = fmt.with_interval(fmt.duration(ms), ms, (row["low_ms"], row["high_ms"]))
+    change = fmt.interval(ms, (row["low_ms"], row["high_ms"]))
     return f"+{change}" if ms > 0 else change
 
 
@@ -355,5 +348,5 @@ def _rank_verdict(ranks: RankFigures) -> Verdict:
         return Verdict("good", "No rank waits longer for its data, or works longer, than the others")
     row: Any = ranks.differences.loc[(rank, part)]
     does = "waits for its data" if part == "waiting for data" else "works"
-    longer = fmt.with_interval(fmt.duration(row["change_ms"]), row["change_ms"], (row["low_ms"], row["high_ms"]))
+    longer = fmt.interval(row["change_ms"], (row["low_ms"], row["high_ms"]))
     return Verdict("bad", f"Rank {rank} {does} {longer} longer per step than rank {row['than']:.0f}")

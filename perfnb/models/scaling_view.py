@@ -60,7 +60,7 @@ def _verdict(study: ScalingStudy) -> Verdict:
     law = study.law
     if (broken := law.broken) is not None:
         below, above = size_words(broken.below), size_words(broken.above)
-        exponents = _exponent(broken.exponent_below), _exponent(broken.exponent_above)
+        exponents = fmt.significant(broken.exponent_below), fmt.significant(broken.exponent_above)
         return Verdict(
             "bad",
             f"No single law: time grows as size^{exponents[0]} up to {below}, then as size^{exponents[1]} from {above}",
@@ -68,16 +68,12 @@ def _verdict(study: ScalingStudy) -> Verdict:
             "kernel takes over.",
             f"Measure more sizes around {below} to {above}, and predict only within one of the two ranges.",
         )
-    grows = fmt.with_interval(_exponent(law.exponent), law.exponent, law.exponent_ci)
+    grows = fmt.with_interval(fmt.significant(law.exponent), law.exponent, law.exponent_ci)
     beside = f", plus a constant {fmt.duration(law.overhead)}" if law.overhead else ""
     if law.exponent_ci is None:
         sentence = f"Time grows as size^{grows}{beside} between two sizes, which are too few for an interval"
         return Verdict("open", sentence, next="Measure five sizes or more, which show whether one law holds.")
     return Verdict("none", f"Time grows as size^{grows}{beside}")
-
-
-def _exponent(value: float) -> str:
-    return f"{value:.2f}".replace("-", fmt.MINUS)
 
 
 def _chart(

@@ -16,11 +16,6 @@ from perfnb.recording.layer_tree import nested, split_layers
 if TYPE_CHECKING:
     from perfnb.profile.report import Report
 
-#: Rows of the tree of layers that text and static HTML list.
-_TREE = Budget(24, 60)
-#: Rows of the ops, which text and static HTML list only in the place of layers.
-_OPS, _NO_OPS = Budget(10, 30), Budget(0, 0)
-
 _DIRECTIONS = ("forward", "backward", "recompute")
 _INSIDE = "in a traced step, layers inside included"
 #: The columns of layers after name, class and time, by the frame's names; a heading is that name without its unit, so
@@ -75,13 +70,15 @@ def layers_document(report: Report) -> Document:
     places = report.layer_places
     weights = [total.number or 0.0 for total in totals[: len(modules)]]
     path = [places[name] for name in map(str, report.summary.hot_path) if name in places]
+    slowdown = report.summary.slowdown
+    slower = "" if slowdown is None else f"; it takes {fmt.ratio(slowdown)} the time of a timed step"
     table = Table(
-        f"Times of a traced step, layers inside included{_of_traced(report)}",
+        f"Times of a traced step, layers inside included{slower}",
         columns,
         [(label, kind, total, *rest) for label, kind, total, rest in zip(labels, kinds, totals, figures, strict=True)],
         Nesting(parents, weights, path),
         tail=len(special),
-        budget=_TREE,
+        budget=Budget(24, 60),
         noun="layer",
         selects=(("timeline", "Show in the timeline"),),
         names=[*map(str, layers.index)],
@@ -89,11 +86,6 @@ def layers_document(report: Report) -> Document:
         key="layers",
     )
     return Document("layers", sections=(table,))
-
-
-def _of_traced(report: Report) -> str:
-    slowdown = report.summary.slowdown
-    return "" if slowdown is None else f"; it takes {fmt.ratio(slowdown)} the time of a timed step"
 
 
 def _ops_of_layers(report: Report) -> Inner:
@@ -139,7 +131,7 @@ def ops_document(report: Report) -> Document:
         "Times of a traced step, on all threads, most time of their own first",
         columns,
         rows,
-        budget=_NO_OPS if has_layers else _OPS,
+        budget=Budget(0, 0) if has_layers else Budget(10, 30),  # text lists them only in the place of layers
         noun="op",
         inner=inner if len(used) else None,
         key="ops",

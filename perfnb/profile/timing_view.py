@@ -29,7 +29,7 @@ def _verdict(timing: StepTimes) -> Verdict:
     if not timing.steps:
         return Verdict("none", "No step was timed")
     state: State = "good"
-    step = fmt.with_interval(fmt.duration(timing.median_ms), timing.median_ms, timing.ci_ms)
+    step = fmt.interval(timing.median_ms, timing.ci_ms)
     why, advice = "", ""
     if timing.steady is False:
         state, why = "open", "The steps had not reached a steady state when the warm-up ended."

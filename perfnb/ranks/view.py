@@ -7,19 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfnb import quantities as fmt
 from perfnb.draw import palette
-from perfnb.draw.document import (
-    Bar,
-    Bars,
-    Budget,
-    Column,
-    Document,
-    Figure,
-    Heat,
-    Part,
-    Section,
-    Table,
-    Verdict,
-)
+from perfnb.draw.document import Bar, Bars, Budget, Column, Document, Figure, Heat, Part, Section, Table, Verdict
 from perfnb.findings.finding import Findings
 from perfnb.findings.tab import finding_cards
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence

@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw.document import (
-    Axis,
-    Budget,
-    Column,
-    Document,
-    Dot,
-    Figure,
-    Scatter,
-    Section,
-    Table,
-    Verdict,
-    words,
-)
+from perfnb.draw.document import Axis, Budget, Column, Document, Dot, Figure, Scatter, Section, Table, Verdict, words
 from perfnb.draw.palette import BLUE, DARK, GREY, SKY, Mark
 from perfnb.draw.tab import Tab
 
@@ -30,8 +18,6 @@ if TYPE_CHECKING:
 
 #: Most layers and ops in the view, heaviest first.
 MOST_LAYERS, MOST_OPS = 400, 100
-#: Layers and ops that text and static HTML list.
-_LAYERS, _OPS = Budget(8, 15), Budget(4, 8)
 #: Shares of the roofs below which layers are far below them, and above which they are close to one.
 _FAR, _CLOSE = 0.1, 0.5
 #: Arithmetic is blue, moving bytes has the colour of copies.
@@ -51,12 +37,14 @@ _COUNTED = {
 
 def roofline_document(roofline: RooflineLevels) -> Document:
     """How close the step comes to the machine's ceilings, and each layer and op to its own."""
+    counters = roofline.counters
+    read = ", ".join(f"{word} {fmt.share(counters[name])}" for name, word in _COUNTED.items() if name in counters)
     return Document(
         "roofline",
         device=roofline.device,
         verdict=roofline_verdict(roofline),
         figures=tuple(_figures(roofline)),
-        facts=tuple(filter(None, [counters_words(roofline)])),
+        facts=(f"the GPU's hardware counters over the timed steps: {read}",) if read else (),
         sections=tuple(_sections(roofline)),
         notes=tuple(_notes(roofline)),
     )
@@ -112,8 +100,8 @@ def _sections(roofline: RooflineLevels) -> Iterator[Section]:
         selects="roofline",
     )
     if len(layers):
-        yield _table("Layers", layers, MOST_LAYERS, _LAYERS, "layer", "roofline")
-    yield _table("Ops", ops, MOST_OPS, _OPS, "op", "" if len(layers) else "roofline")
+        yield _table("Layers", layers, MOST_LAYERS, Budget(8, 15), "layer", "roofline")
+    yield _table("Ops", ops, MOST_OPS, Budget(4, 8), "op", "" if len(layers) else "roofline")
     columns = (Column("op"), Column("calls", "count"), Column("time", "ms"), Column("share", "share", bar=True))
     uncounted = roofline.uncounted
     rows = [(row.op, *map(fmt.known, (row.calls, row.ms, row.share))) for row in _rows(uncounted)]
@@ -173,32 +161,15 @@ def _bound(row: Any) -> str:
 
 
 def _notes(roofline: RooflineLevels) -> Iterator[str]:
-    if doubt := ceilings_doubt(roofline):
-        yield f"{fmt.capital(doubt)}."
+    for dtype, peak in roofline.refuted.items():
+        low = f"The measured {dtype} ceiling ({fmt.flops(peak)}/s) was too low"
+        yield f"{low}: part of this step ran faster, and its rate is used instead."
+    if roofline.ceilings_doubted:
+        used = fmt.share(roofline.others)
+        yield f"Other programs used {used} of the CPUs while the ceilings were measured: they may be too low."
     if len(roofline.uncounted):
         share = fmt.share(roofline.uncounted["share"].sum())
         yield f"Ops without a formula take {share} of the traced step; these figures exclude their arithmetic."
-
-
-def counters_words(roofline: RooflineLevels) -> str:
-    """What the GPU's hardware counters read; empty without them."""
-    read = [
-        f"{word} {fmt.share(roofline.counters[name])}" for name, word in _COUNTED.items() if name in roofline.counters
-    ]
-    return f"the GPU's hardware counters over the timed steps: {', '.join(read)}" if read else ""
-
-
-def ceilings_doubt(roofline: RooflineLevels) -> str:
-    """Why the ceilings may be too low; empty if nothing suggests it."""
-    doubts = [
-        f"the measured {dtype} ceiling ({fmt.flops(peak)}/s) was too low: part of this step ran faster, and its rate "
-        "is used instead"
-        for dtype, peak in roofline.refuted.items()
-    ]
-    if roofline.ceilings_doubted:
-        used = fmt.share(roofline.others)
-        doubts.append(f"other programs used {used} of the CPUs while the ceilings were measured: they may be too low")
-    return "; ".join(doubts)
 
 
 TAB = Tab("roofline", lambda report: report.summary.roofline, roofline_document)

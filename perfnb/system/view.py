@@ -76,21 +76,26 @@ def _verdict(rows: Sequence[Any]) -> Verdict:
 
 
 def _sections(rows: Sequence[Any]) -> Iterator[Section]:
-    cards = [_card(row) for row in rows if row["verdict"] == "attention"]
+    cards = tuple(
+        Card(row["check"], row["found"], evidence=f"Expected: {row['expected']}. {row['why']}", advice=row["how"])
+        for row in rows
+        if row["verdict"] == "attention"
+    )
     if cards:
-        yield Cards("May cost speed or make timings unsteady", tuple(cards))
+        yield Cards("May cost speed or make timings unsteady", cards)
     others = list[tuple[str, Any]]()
     for verdict in list(RESULTS)[1:]:
         others += _merged([row for row in rows if row["verdict"] == verdict])
     columns = (Column("check"), Column("result"))
     results = [(name, RESULTS[row["verdict"]]) for name, row in others]
-    details = [_found(name, row) for name, row in others]
+    details = [
+        f"{row['found']} (expected: {row['expected']})"
+        if row["verdict"] == "info" and name == row["check"]
+        else str(row["found"])
+        for name, row in others
+    ]
     title = "Other checks" if cards else "Checks"
     yield Table(title, columns, results, details=details, budget=Budget(40), noun="check")
-
-
-def _card(row: Any) -> Card:
-    return Card(row["check"], row["found"], evidence=f"Expected: {row['expected']}. {row['why']}", advice=row["how"])
 
 
 def _merged(rows: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -106,12 +111,6 @@ def _joined(names: Sequence[str]) -> str:
     if all(name.startswith(first) for name in names):
         return first + ", ".join(name.removeprefix(first) for name in names)
     return ", ".join(names)
-
-
-def _found(name: str, row: Any) -> str:
-    """What was found, and what is expected where it is something else."""
-    is_one = name == row["check"]
-    return f"{row['found']} (expected: {row['expected']})" if row["verdict"] == "info" and is_one else str(row["found"])
 
 
 def resolution_document(found: Resolution) -> Document:

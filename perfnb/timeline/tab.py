@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, palette
+from perfnb.draw import escape, palette, tables
+from perfnb.draw.boxes import ROW, WIDE, Box, boxes_svg, svg
 from perfnb.draw.document import Budget, Column, Document, Picture, Table, Verdict
-from perfnb.draw.picture import GROUND, HATCHES, INK, LINE, QUIET, bare, picture_html
 from perfnb.draw.tab import Tab
 from perfnb.timeline.data import memory_word
 from perfnb.timeline.median_step import StepTimeline, step_timeline
@@ -20,31 +20,18 @@ from perfnb.timeline.timeline import coarser
 from perfnb.trace_names import BACKWARD_NODE
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from perfnb.timeline.median_step import StepTimeline
     from perfnb.timeline.memory import MemoryCurve
     from perfnb.timeline.timeline import Timeline, Track
 
 #: Tracks drawn of each kind, and lines of each.
 _TRACKS = {"phases": 1, "layers": 1, "thread": 4, "stream": 6}
 _LINES = {"phases": 1, "layers": 4, "thread": 2, "stream": 2}
-_WIDTH = 8.8
-_LINE_INCHES, _GAP, _MEMORY_INCHES, _REST_INCHES = 0.19, 0.55, 0.6, 0.62
+#: Room for titles, space between tracks, and height of a memory curve, in pixels.
+_LEFT, _GAP, _MEMORY = 136, 8, 44
 #: Horizontal resolution: narrower events are merged with their neighbours.
-_PARTS = 900
-_INCHES_A_CHARACTER = 0.062
+_PARTS = 600
 _TITLE = 22
-#: A name that does not fit gets at least this many characters, or is left out.
-_LEAST_ROOM = 7
 _BEGINS = (f"{BACKWARD_NODE}: ", "torch::autograd::", "aten::")
-
-
-def inches_of(step: StepTimeline) -> tuple[float, float]:
-    """Width and height of the chart."""
-    lines = sum(min(track.depth, _LINES[track.kind]) + _GAP for track in shown_tracks(step))
-    return _WIDTH, _REST_INCHES + lines * _LINE_INCHES + _MEMORY_INCHES * len(_curves(step))
 
 
 def shown_tracks(step: StepTimeline) -> list[Track]:
@@ -57,33 +44,45 @@ def shown_tracks(step: StepTimeline) -> list[Track]:
     return [tracks[place] for place in sorted(chosen)]
 
 
-def draw_step(figure: Figure, step: StepTimeline) -> None:
-    """Draw the step into an empty figure."""
-    curves, shown = _curves(step), shown_tracks(step)
-    lines = sum(min(track.depth, _LINES[track.kind]) + _GAP for track in shown)
-    heights = [lines * _LINE_INCHES, *[_MEMORY_INCHES] * len(curves)]
-    grid: Any = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
-    above, *below = grid[:, 0]
+def step_html(step: StepTimeline) -> str:
+    """The step as a picture with a key."""
     timeline = coarser(step.timeline, max(2, step.shown_ns // _PARTS))
     by_title = {(track.kind, track.title): track for track in timeline.tracks}
-    top, places = 0.0, []
-    for track in shown:
-        places.append((top + 0.5, escape.chart(_title(track), _TITLE)))
-        _band(above, timeline, by_title[track.kind, track.title], top, step.shown_ns)
-        top += min(track.depth, _LINES[track.kind]) + _GAP
-    above.set_ylim(top - _GAP + 0.1, -0.1)
-    above.set_yticks([place for place, _ in places], [word for _, word in places])
-    for axes, curve in zip(below, curves, strict=True):
-        _memory(axes, curve, step.shown_ns)
-    for axes in (above, *below):
-        bare(axes)
-        axes.set_xlim(0, step.shown_ns)
-        if step.duration_ns < step.shown_ns:
-            axes.axvline(step.duration_ns, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.xaxis.grid(True, color=LINE, linewidth=0.6)
-        axes.xaxis.set_major_formatter(lambda value, _: fmt.duration(value / 1e6) if value else "0")
-        axes.tick_params(axis="x", labelbottom=axes is grid[-1, 0])
-    _key(figure, timeline)
+    scale, top, words, boxes = (WIDE - _LEFT) / step.shown_ns, 0, "", list[Box]()
+    for track in shown_tracks(step):
+        words += _label(_LEFT - 6, top + 11, "end", _title(track))
+        rows = timeline.rows_on(by_title[track.kind, track.title])
+        for row in _rows(rows[rows["depth"] < _LINES[track.kind]]):
+            colour = palette.mark(timeline.kinds[row.kind]).colour
+            y, name = top + row.depth * ROW, _name(timeline, row)
+            boxes.append(Box(_LEFT + row.start * scale, y, row.duration * scale, colour, name))
+        top += min(track.depth, _LINES[track.kind]) * ROW + _GAP
+    for curve in _curves(step):
+        size = f"{fmt.size(curve.bytes.max())} at most"
+        words += _label(_LEFT - 6, top + 20, "end", f"Memory, {memory_word(curve.device)}")
+        words += _label(_LEFT - 6, top + 34, "end", size)
+        path = _curve(curve, step.shown_ns, top + _MEMORY)
+        words += f'<path d="{path}" fill="currentColor" fill-opacity=".2" stroke="currentColor"/>'
+        top += _MEMORY + _GAP
+    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
+        x = _LEFT + part * (WIDE - _LEFT)
+        words += f'<path d="M{x:.0f} 0V{top}" stroke="currentColor" stroke-opacity=".2"/>'
+        anchor = "end" if part == 1 else "middle"
+        words += _label(x, top + 12, anchor, fmt.duration(part * step.shown_ns / 1e6) if part else "0")
+    if step.duration_ns < step.shown_ns:
+        words += (
+            f'<path d="M{_LEFT + step.duration_ns * scale:.1f} 0V{top}" stroke="currentColor" stroke-dasharray="4 3"/>'
+        )
+    marks = [palette.mark(timeline.kinds[kind]) for kind in sorted(set(timeline.rows["kind"].tolist()))]
+    key = " ".join(tables.keyed(replace(mark, pattern="solid")) for mark in marks)
+    return f"{svg(words + boxes_svg(boxes), top + 18, _alt(step))}<p>{key}</p>"
+
+
+def _label(x: float, y: float, anchor: str, text: str) -> str:
+    return (
+        f'<text x="{x:.0f}" y="{y}" font-size="11" fill="currentColor" text-anchor="{anchor}">'
+        f"{escape.html(text, _TITLE)}</text>"
+    )
 
 
 def _title(track: Track) -> str:
@@ -94,52 +93,13 @@ def _title(track: Track) -> str:
     return track.title
 
 
-def _band(axes: Axes, timeline: Timeline, track: Track, top: float, whole: int) -> None:
-    rows = timeline.rows_on(track)
-    rows = rows[rows["depth"] < _LINES[track.kind]]
-    least = whole / (1.5 * _PARTS)
-    for kind in np.unique(rows["kind"].to_numpy()).tolist():
-        group = rows[rows["kind"] == kind]
-        mark = palette.mark(timeline.kinds[kind])
-        hatch, colour = HATCHES.get(mark.pattern, (None, GROUND))
-        wide = np.maximum(group["duration"].to_numpy(float), least)
-        axes.barh(
-            top + 0.5 + group["depth"].to_numpy(float), wide, height=0.88, left=group["start"].to_numpy(float),
-            facecolor=mark.colour, hatch=hatch if track.kind == "phases" else None, edgecolor=colour, linewidth=0.3,
-        )  # fmt: skip
-    _words(axes, timeline, rows, top, whole)
-
-
-def _words(axes: Axes, timeline: Timeline, rows: pd.DataFrame, top: float, whole: int) -> None:
-    inches = (rows["duration"] / whole * (_WIDTH - 1.9)).to_numpy()
-    for place in np.flatnonzero(inches > _INCHES_A_CHARACTER).tolist():
-        row = rows.iloc[place]
-        name, room = _name(timeline, row), int(inches[place] / _INCHES_A_CHARACTER)
-        if room < min(_LEAST_ROOM, escape.cells(name)):
-            continue
-        mark = palette.mark(timeline.kinds[int(row["kind"])])
-        text = axes.text(
-            row["start"] + row["duration"] / 2, top + 0.5 + row["depth"], escape.chart(name, room),
-            ha="center", va="center", size=7, color=_ink(mark.colour), clip_on=True,
-        )  # fmt: skip
-        text.set_in_layout(False)  # it lies in its interval
-        if mark.pattern in HATCHES:
-            text.set_bbox({"facecolor": mark.colour, "edgecolor": "none", "pad": 0.6})
-
-
-def _name(timeline: Timeline, row: pd.Series) -> str:
-    name = timeline.names[int(row["name"])]
+def _name(timeline: Timeline, row: Any) -> str:
+    name = str(timeline.names[row.name])
     if name in timeline.kinds:
         return palette.mark(name).word
     for start in _BEGINS:
         name = name.removeprefix(start)
     return name
-
-
-def _ink(colour: str) -> str:
-    """Black or white, whichever reads better on a colour."""
-    red, green, blue = bytes.fromhex(colour[1:])
-    return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 128 else GROUND
 
 
 def _curves(step: StepTimeline) -> list[MemoryCurve]:
@@ -148,28 +108,15 @@ def _curves(step: StepTimeline) -> list[MemoryCurve]:
     return sorted(used, key=lambda curve: -int(curve.bytes.max()))[:2]
 
 
-def _memory(axes: Axes, curve: MemoryCurve, whole: int) -> None:
-    times, sizes = curve.times_ns.astype(float), curve.bytes.astype(float)
-    times, sizes = np.append(times, whole), np.append(sizes, sizes[-1])
-    axes.fill_between(times, sizes, step="post", facecolor=LINE, edgecolor=QUIET, linewidth=0.8)
-    most = float(sizes.max())
-    axes.set_ylim(0, 1.15 * most)
-    axes.set_yticks([most / 2], [f"Memory, {memory_word(curve.device)}\n{fmt.size(most)} at most"])
-
-
-def _key(figure: Figure, timeline: Timeline) -> None:
-    from matplotlib.patches import Patch
-
-    marks = [palette.mark(timeline.kinds[kind]) for kind in sorted(set(timeline.rows["kind"].tolist()))]
-    patches = [Patch(facecolor=mark.colour, label=mark.word) for mark in marks]
-    figure.legend(
-        handles=patches, loc="outside lower center", ncols=8, frameon=False, handlelength=1.2, columnspacing=1.4
-    )
-
-
-#: Tracks that text and static HTML list.
-_LISTED = Budget(8, 24)
-_NODE = f"{BACKWARD_NODE}: "
+def _curve(curve: MemoryCurve, whole: int, low: int) -> str:
+    """The path of a curve: in each part of the time its most and its last."""
+    parts = np.maximum(curve.times_ns, 0) * _PARTS // whole
+    places, first = np.unique(parts, return_index=True)
+    high = low - (_MEMORY - 4) * curve.bytes / curve.bytes.max()
+    last = high[np.append(first[1:], len(high)) - 1]
+    xs = _LEFT + places * ((WIDE - _LEFT) / _PARTS)
+    steps = zip(xs, np.minimum.reduceat(high, first), last, strict=True)
+    return f"M{_LEFT} {low}{''.join(f'H{x:.0f}V{y:.0f}V{end:.0f}' for x, y, end in steps)}H{WIDE}V{low}Z"
 
 
 def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None = None) -> Document:
@@ -189,9 +136,7 @@ def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None
         "timeline",
         "",
         lambda width: [],
-        lambda: (
-            "" if step is None else f"<p>{picture_html(partial(draw_step, step=step), inches_of(step), _alt(step))}</p>"
-        ),
+        lambda: "" if step is None else step_html(step),
         lambda: None if facts is None else dict(facts),
         "timeline/js/timeline.js",
         "timeline/js/timeline.css",
@@ -238,7 +183,7 @@ def _tracks(step: StepTimeline) -> Table:
         (row.track, _longest(row), row.longest_ms, row.events, row.busy_ms, row.share)
         for row in (*_rows(table[always]), *_rows(others))
     ]
-    return Table(f"Tracks of {step.name}", columns, rows, budget=_LISTED, noun="track")
+    return Table(f"Tracks of {step.name}", columns, rows, budget=Budget(8, 24), noun="track")
 
 
 def _rows(frame: pd.DataFrame) -> Any:
@@ -253,7 +198,7 @@ def _length(step: StepTimeline) -> str:
 
 
 def _longest(row: Any) -> str:
-    name = palette.mark(row.longest).word if row.kind == "phases" else row.longest.removeprefix(_NODE)
+    name = palette.mark(row.longest).word if row.kind == "phases" else row.longest.removeprefix(_BEGINS[0])
     if row.layer is None or row.kind == "phases":
         return str(name)
     return str(row.layer) if row.kind == "layers" else f"{name} in {row.layer}"

@@ -171,7 +171,7 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
             script="watching/js/machine.js",
             style="watching/js/watch.css",
             key="machine",
-            static=tuple(_series(summary)),
+            static=tuple(watch_series(summary)),
         )
     if summary.steps is not None:
         yield from _by_phase(summary, summary.steps)
@@ -188,10 +188,13 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
         columns = (Column("name"), Column("inside"), *times, Column("", priority=1))
         rows = _mark_rows(bands)
         title, rows = ("Marks, newest first", rows[::-1]) if summary.steps is None else ("Passes and marks", rows)
-        yield Table(title, columns, rows, budget=Budget(20, 40), noun="mark")
+        yield Table(title, columns, rows, noun="mark")
 
 
-def _series(summary: MachineSummary) -> Iterator[Series]:
+def watch_series(summary: MachineSummary) -> Iterator[Series]:
+    """A chart of each quantity over time."""
+    if not summary.charts:
+        return
     times, values = on_grid(summary.samples, summary.charts, summary.interval_s, _POINTS)
     for chart in summary.charts:
         unit, factor = document_unit(chart.lines[0].column)
@@ -221,18 +224,14 @@ def _value(column: str, number: Any) -> Value:
 def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[Any, ...]:
     """A metric's figures; empty where a figure has no meaning."""
     if metric == "energy_j":
-        return *_names(summary, device, metric), "", "", "", Value(fmt.known(row["total"]), "joules", _bounds(row))
+        joules, uncertainty = fmt.known(row["total"]), fmt.known(row["uncertainty"]) or 0.0
+        bounds = None  # an interval that rounds to the value itself says nothing
+        if joules is not None and uncertainty > 0.005 * joules:
+            bounds = joules - uncertainty, joules + uncertainty
+        return *_names(summary, device, metric), "", "", "", Value(joules, "joules", bounds)
     total = Value(fmt.known(row["total"]), "bytes") if metric.endswith("_per_s") else ""
     figures = (_value(metric, row[figure]) for figure in ("median", "p95", "max"))
     return *_names(summary, device, metric), *figures, total
-
-
-def _bounds(row: Any) -> tuple[float, float] | None:
-    """What the energy may be, unless that rounds to the same."""
-    total, uncertainty = fmt.known(row["total"]), fmt.known(row["uncertainty"])
-    if total is None or uncertainty is None or uncertainty < 0.005 * total:
-        return None
-    return total - uncertainty, total + uncertainty
 
 
 def _names(summary: MachineSummary, device: str, metric: str) -> tuple[str, str]:

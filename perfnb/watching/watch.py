@@ -16,6 +16,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.arguments import shown, storable
+from perfnb.draw.as_figure import series_figure
 from perfnb.draw.document import Document
 from perfnb.draw.documented import Documented, document_bundle
 from perfnb.draw.shown import live_bundle, twin_of
@@ -27,10 +28,9 @@ from perfnb.telemetry.history import Marks
 from perfnb.telemetry.watcher import Watcher
 from perfnb.watching.charts import CHARTS
 from perfnb.watching.data import panel_data
-from perfnb.watching.picture import watch_figure
 from perfnb.watching.saved import save_watch
 from perfnb.watching.summary import MachineSummary, inside_mark, machine_summary, machine_table
-from perfnb.watching.view import watch_document
+from perfnb.watching.view import watch_document, watch_series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,7 +133,7 @@ class Watch(Documented):
             Some of ``cpu``, ``throttled``, ``memory``, ``gpu``, ``gpu-memory``, ``power``, ``temperature``, ``clocks``,
             ``pcie``, ``disk``, ``network``.
         """
-        return watch_figure(self._summary(require_metrics(metrics)))
+        return series_figure(list(watch_series(self._summary(require_metrics(metrics)))), across=2)
 
     def save(self, path: str | Path) -> Path:
         """Write the watch to the folder `path` (Parquet and JSON), whole or not at all; `perfnb.load` reads it.

@@ -1,4 +1,4 @@
-"""The timeline with more events than pixels, hostile names, and in a browser that cannot unpack or draw it."""
+"""The timeline with more events than pixels, hostile names, and in a browser that cannot unpack it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import expect
 
 from perfnb.draw.palette import MARKS
-from tests.browser.timeline_driver import Timeline, hue_of, rgb
+from tests.browser.timeline_driver import hue_of, rgb
 from tests.summaries import HOSTILE
 from tests.timeline import timeline_samples as samples
 from tests.timeline.timeline_pages import page_with
@@ -132,22 +132,6 @@ def test_what_cannot_be_unpacked_is_said(open_page, data, before, words):
     page = open_page(html)
     page.get_by_role("tab", name="Timeline").click()
     expect(page.locator(".pf-timeline [role=status]")).to_contain_text(words)
-
-
-def test_without_a_canvas_there_is_the_table_and_what_is_chosen_in_it(open_page):
-    page = open_page(page_with(samples.step(), before="HTMLCanvasElement.prototype.getContext = () => null"))
-    page.get_by_role("tab", name="Timeline").click()
-    expect(page.locator(".pf-timeline [role=status]")).to_contain_text("has no canvas")
-    rows = page.locator(".pf-tl-table tbody tr")
-    expect(rows).to_have_count(158)
-    page.get_by_role("searchbox", name="Search events and layers").fill("dgrad")
-    expect(rows).to_have_count(10)
-    rows.first.get_by_role("button", name="dgrad").click()
-    details = Timeline(page).details
-    expect(details.locator("h3")).to_have_text("dgrad")
-    details.get_by_role("button", name="model.head", exact=True).click()
-    page.get_by_role("button", name="Show in the timeline").click()
-    expect(details.locator("h3")).to_have_text("model.head")
 
 
 def test_a_marked_time_stays_when_the_whole_comes(opened):

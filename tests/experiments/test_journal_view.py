@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from perfnb.draw.as_figure import series_figure
 from perfnb.draw.document import Series, Table
-from perfnb.experiments.journal_chart import journal_figure
-from perfnb.experiments.journal_view import journal_document
+from perfnb.experiments.journal_view import journal_document, trends
 from tests.experiments.journal_entries import DAMAGED, TRIED, history, report_entry, timing_entry
 
 SEVERAL = tuple(timing_entry(n, 10.0 + n, name="ab"[n % 2], accepted=n == 1) for n in range(4))
@@ -113,16 +113,15 @@ def test_the_trend_has_both_sides_of_a_b_tests_and_a_chart_per_step() -> None:
     ]  # fmt: skip
 
 
-def test_the_chart_shows_every_interval_and_says_what_is_slower() -> None:
-    figure = journal_figure(history(*TRIED))
+def test_the_figure_has_both_sides_and_every_interval() -> None:
+    figure = series_figure(list(trends(history(*TRIED), 1)))
 
     (axes,) = figure.axes
     drawn = [line for line in axes.lines if line.get_marker() not in ("", "None", None)]
     times = sorted(float(ms) for line in drawn for ms in line.get_ydata() if ms == ms)
-    assert times == pytest.approx(sorted([10.0, 10.0, 8.0, 8.05, 4.83, 8.0, 8.0, 9.1, 9.1, 7.0, 3.0]))  # a ring on one
-    assert len(axes.containers) == 6
-    words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert len(words) == 8
-    assert {"regression", "last accepted", "baseline of an A/B test"} <= {*words}
-    assert [axes.get_ylim()[0] for axes in journal_figure(history(*SEVERAL)).axes] == [0, 0]
-    assert not journal_figure(history()).axes
+    assert times == pytest.approx(sorted([10.0, 10.0, 8.0, 8.05, 4.83, 8.0, 8.0, 9.1, 7.0, 3.0]))
+    assert [len(spans.get_paths()) for spans in axes.collections] == [8, 8]
+    words = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert words == ["step, or candidate of an A/B test", "baseline of an A/B test", "last accepted"]
+    assert [axes.get_ylim()[0] for axes in series_figure(list(trends(history(*SEVERAL), 1))).axes] == [0, 0]
+    assert not series_figure(list(trends(history(), 1))).axes

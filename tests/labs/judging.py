@@ -9,7 +9,7 @@ from typing import Any
 
 from perfnb.bench.paired_times import BlockPlan, paired_times
 from perfnb.experiments.decision import NOT_COMPARED, Quality
-from perfnb.labs.exercise import Facts, Hint, flagged
+from perfnb.labs.exercise import Facts, Hint
 from perfnb.labs.ledger import exercise_of, judged
 from perfnb.results import ABTest
 
@@ -22,10 +22,26 @@ def hint(number: str, answer: Any, **evidence: Any) -> str:
 def said_of(number: str, facts: Facts) -> str:
     """What the judge says of facts, as a file of results has them; empty where it accepts."""
     try:
-        exercise_of(number).judge(flagged(json.loads(json.dumps(facts))))
+        exercise_of(number).judge(json.loads(json.dumps(facts)))
     except Hint as found:
         return str(found)
     return ""
+
+
+def expect(number: str, words: str, answer: Any, **evidence: Any) -> None:
+    """The hint has these words; without words there is no hint."""
+    found = hint(number, answer, **evidence)
+
+    assert words in found
+    assert bool(words) == bool(found)
+
+
+def expect_of(number: str, words: str, facts: Facts) -> None:
+    """What the judge says of these facts has these words; without words it accepts them."""
+    found = said_of(number, facts)
+
+    assert words in found
+    assert bool(words) == bool(found)
 
 
 def an_ab_test(

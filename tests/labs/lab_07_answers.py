@@ -80,9 +80,6 @@ GIVEN: dict[str, Any] = {"script": Script, "batches": BATCHES}
 REPORT: Facts = {
     "ratio": 0.8,
     "ratio_ci": [0.75, 0.85],
-    "verdict": "faster",
     "decision": "accept",
-    "baseline_ms": 10.0,
-    "candidate_ms": 8.0,
     "quality": True,
 }

@@ -24,11 +24,6 @@ def bounds(*ms: float) -> dict[str, float]:
     return dict(zip(LEVERS, ms, strict=True))
 
 
-def right_or_told(found: str, says: str) -> None:
-    assert says in found
-    assert bool(says) == bool(found)
-
-
 def union(work: pd.DataFrame, sort: bool = True, latest: bool = True) -> float:
     busy = end = 0
     rows = work.sort_values("start_ns") if sort else work

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfnb.labs import lab_01
+from perfnb.labs import lab_01, workloads
 from tests.labs.judging import an_ab_test, hint
 from tests.labs.planted import Clock
 
@@ -321,8 +321,8 @@ def test_a_test_is_needed() -> None:
     answer = {"smallest_percent": 3.7, "sees_one_percent": False}
     made_up = SimpleNamespace(smallest_detectable=0.037, ratio_ci=(0.9, 1.1), verdict="same", ratio=1.0, pairs=[1] * 8)
 
-    assert "test=aa" in hint("1.5", answer, test=made_up)
-    assert "test=aa" in hint("1.5", answer, test=0.037)
+    assert "test=NAME" in hint("1.5", answer, test=made_up)
+    assert "test=NAME" in hint("1.5", answer, test=0.037)
 
 
 def mean_by_row(x: Any) -> Any:
@@ -348,7 +348,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def interleaved(a: Any, b: Any, inputs: Any) -> tuple[list[float], list[float]]:
         return [10.0] * len(inputs), [1.0 if a is mean_by_row else 10.0] * len(inputs)
 
-    monkeypatch.setattr(lab_01, "interleaved", interleaved)
+    monkeypatch.setattr(workloads, "interleaved", interleaved)
     return CLAIMED
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.labs.judging import an_ab_test, hint
+from tests.labs.judging import an_ab_test, expect, hint
 from tests.labs.lab_02_answers import Rescale
 from tests.labs.planted import plant
 
@@ -64,10 +64,7 @@ def test_a_layer_rewritten() -> None:
 @pytest.mark.parametrize(("new_ms", "says"), [(4.9, ""), (5.1, "take 51 % of the original time; get below 50 %")])
 def test_a_layer_that_is_not_faster(monkeypatch: pytest.MonkeyPatch, new_ms: float, says: str) -> None:
     plant(monkeypatch, 10.0, new_ms)
-    found = hint("2.7", Rescale(), slow=Rescale())
-
-    assert says in found
-    assert bool(says) == bool(found)
+    expect("2.7", says, Rescale(), slow=Rescale())
 
 
 @pytest.mark.slow
@@ -129,7 +126,4 @@ MADE_UP = SimpleNamespace(
 )
 def test_a_speed_up_verified(monkeypatch: pytest.MonkeyPatch, speedup: float, test: Any, says: str) -> None:
     plant(monkeypatch, 4.0, 2.0)
-    found = hint("2.8", speedup, test=test, steps=[lambda: None, lambda: None])
-
-    assert says in found
-    assert bool(says) == bool(found)
+    expect("2.8", says, speedup, test=test, steps=[lambda: None, lambda: None])

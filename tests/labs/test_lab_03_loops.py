@@ -17,7 +17,7 @@ from perfnb.labs import lab_03
 from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_03 import libraries_used
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint, said_of
+from tests.labs.judging import expect, hint, said_of
 from tests.labs.planted import plant
 
 Count = Callable[..., Any]
@@ -97,10 +97,7 @@ def in_place(a: Matrix, b: Matrix) -> Matrix:
     ],
 )
 def test_loops(answer: Count, says: str) -> None:
-    found = hint("3.7", answer)
-
-    assert says in found
-    assert bool(says) == bool(found)
+    expect("3.7", says, answer)
 
 
 def test_what_is_as_fast_as_torch_is_no_loop() -> None:
@@ -155,14 +152,14 @@ def at_once(row: Any, column: Any) -> float:
         Product().__call__,
         closed_over(np.dot),
         closed_over(np.vdot),
-        closed_over(at_once),
+        closed_over(lambda row, column: at_once(tuple(row), tuple(column))),
         functools.partial(with_a_helper),
         lambda a, b, product=np.dot: [[product(row, column) for column in b] for row in a],
         np.matmul,
     ],
 )
 def test_numpy_is_found_wherever_it_hides(answer: Any) -> None:
-    assert libraries_used(answer) == ["numpy"]
+    assert libraries_used(answer, [[1.0]], [[2.0]]) == ["numpy"]
 
 
 def in_plain_loops(a: Matrix, b: Matrix) -> Matrix:
@@ -195,6 +192,6 @@ def entry(row: tuple[float, ...], column: tuple[float, ...]) -> float:
     ],
 )
 def test_loops_are_no_library(answer: Any) -> None:
-    assert libraries_used(answer) == []
+    assert libraries_used(answer, [[1.0]], [[2.0]]) == []
     assert hint("3.7", answer) == ""
     assert said_of("3.7", exercise_of("3.7").measure(answer)) == ""

@@ -15,7 +15,7 @@ from perfnb.labs import lab_04
 from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_04 import saved_bytes, trained_bytes
 from perfnb.recording.schema import CATEGORIES
-from tests.labs.judging import hint, said_of
+from tests.labs.judging import expect_of, hint
 from tests.labs.lab_04_answers import stepping
 
 MIB = 2**20
@@ -64,7 +64,7 @@ def test_the_peak(profile: Profile) -> None:
         ("sum_of_most", lambda memory: memory["total"].max(), "each category's maximum"),
         ("sum_of_most", lambda memory: memory[list(CATEGORIES)].max().sum() / 2**10, "unit"),
         ("phase", lambda memory: "forward", "Memory tab"),
-        ("phase", lambda memory: 3, "a word"),
+        ("phase", lambda memory: 3, "text in quotes"),
     ],
 )
 def test_what_is_not_the_peak(profile: Profile, name: str, value: Callable[..., Any], says: str) -> None:
@@ -224,10 +224,7 @@ def peaks(batch: int, peak_mib: float, other_mib: float) -> Facts:
     ],
 )
 def test_a_batch_by_its_peak(facts: Facts, says: str) -> None:
-    found = said_of("4.4", facts)
-
-    assert says in found
-    assert bool(says) == bool(found)
+    expect_of("4.4", says, facts)
 
 
 @pytest.mark.parametrize(

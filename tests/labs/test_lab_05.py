@@ -14,8 +14,8 @@ from torch import nn
 from notebooks.labs import build
 from perfnb.labs.lab_05 import mlp_parameters
 from perfnb.results import ArchitectureComparison
-from tests.labs.judging import hint
-from tests.labs.lab_05_answers import CNN, RATIO, USES, accuracy, says
+from tests.labs.judging import expect, hint
+from tests.labs.lab_05_answers import CNN, RATIO, USES, accuracy
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from tests.labs.lab_05_answers import CNN, RATIO, USES, accuracy, says
     ],
 )
 def test_as_many_parameters(width: Any, words: str) -> None:
-    says("5.1", words, width, like=CNN)
+    expect("5.1", words, width, like=CNN)
 
 
 @pytest.mark.parametrize("parameters", [25_791, 330, 4_634])
@@ -100,7 +100,7 @@ def test_the_mlp_is_that_of_the_notebook() -> None:
 def test_uses_of_a_weight(comparison: ArchitectureComparison, change: Callable[..., Any], words: str) -> None:
     answer = {name: change(name, uses) for name, uses in USES.items()}
 
-    says("5.2", words, answer, comparison=comparison, images=torch.ones(64, 1, 8, 8))
+    expect("5.2", words, answer, comparison=comparison, images=torch.ones(64, 1, 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_time_by_arithmetic(
 ) -> None:
     answer = {"time": time, "arithmetic": arithmetic, "per_flop": per_flop}
 
-    says("5.3", words, answer, comparison=comparison)
+    expect("5.3", words, answer, comparison=comparison)
 
 
 def in_training_mode(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
@@ -160,9 +160,9 @@ def with_gradients(model: nn.Module, images: torch.Tensor, labels: torch.Tensor)
     [
         (accuracy, ""),
         (lambda *given: torch.tensor(accuracy(*given)), ""),
-        (in_training_mode, "running means"),
-        (left_in_evaluation, "mode is not restored"),
-        (left_in_training, "mode is not restored"),
+        (in_training_mode, "Is it run in evaluation mode"),
+        (left_in_evaluation, "was in training mode and is left in evaluation mode"),
+        (left_in_training, "was in evaluation mode and is left in training mode"),
         (lambda *given: 100 * accuracy(*given), "percent"),
         (lambda *given: accuracy(*given) * len(given[2]), "how many are right"),
         (lambda *given: 1 - accuracy(*given), "mistakes"),
@@ -176,4 +176,4 @@ def with_gradients(model: nn.Module, images: torch.Tensor, labels: torch.Tensor)
     ],
 )
 def test_accuracy(answer: Any, words: str) -> None:
-    says("5.4", words, answer)
+    expect("5.4", words, answer)

@@ -18,8 +18,8 @@ from perfnb.labs import lab_05
 from perfnb.labs.ledger import exercise_of, judged
 from perfnb.models.size_laws import measured_sizes
 from perfnb.results import ArchitectureComparison, ScalingStudy
-from tests.labs.judging import hint
-from tests.labs.lab_05_answers import CNN, RATIO, SHARES, USES, accuracy, figures_of, says
+from tests.labs.judging import expect, hint
+from tests.labs.lab_05_answers import CNN, RATIO, SHARES, USES, accuracy, figures_of
 
 LENGTH, WIDTH = 512, 64
 
@@ -67,9 +67,9 @@ def parts(length: int, width: int) -> tuple[int, int]:
         (parts, ""),
         (lambda n, w: [float(part) for part in parts(n, w)], ""),
         (lambda n, w: (12 * n * w**2, 2 * n**2 * w), "linear layers. It is half"),
-        (lambda n, w: (24 * n * w**2, 2 * n**2 * w), "products of attention are half"),
-        (lambda n, w: (22 * n * w**2, 4 * n**2 * w), "`out` seems to be missing"),
-        (lambda n, w: (18 * n * w**2, 4 * n**2 * w), "`qkv` seems"),
+        (lambda n, w: (24 * n * w**2, 2 * n**2 * w), "products of attention. They are half"),
+        (lambda n, w: (22 * n * w**2, 4 * n**2 * w), "missing: the layer after attention, `out`"),
+        (lambda n, w: (18 * n * w**2, 4 * n**2 * w), "missing: `qkv`"),
         (lambda n, w: (16 * n * w**2, 4 * n**2 * w), "one of the MLP's layers"),
         (lambda n, w: (24 * n * w, 4 * n**2 * w), "linear layers. It does not match"),
         (lambda n, w: (24 * n * w**2, 16 * n**2 * w), "products of attention. It does not match"),
@@ -78,11 +78,11 @@ def parts(length: int, width: int) -> tuple[int, int]:
         (lambda n, w: parts(n, w)[::-1], "swapped"),
         (lambda n, w: parts(64, 64), "512 and a width of 64"),
         (lambda n, w: sum(parts(n, w)), "Return two numbers"),
-        (lambda n, w: None, "nothing yet"),
+        (lambda n, w: None, "Return two numbers"),
     ],
 )
 def test_arithmetic_of_a_block(answer: Any, words: str) -> None:
-    says("5.5", words, answer)
+    expect("5.5", words, answer)
 
 
 ARITHMETIC = (LINEAR / 3 + PRODUCTS) / (LINEAR + PRODUCTS)
@@ -117,7 +117,7 @@ def test_attention_s_share(
 ) -> None:
     answer = {"time": time, "arithmetic": arithmetic, "per_flop": per_flop}
 
-    says("5.6", words, answer, comparison=at_lengths)
+    expect("5.6", words, answer, comparison=at_lengths)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ INSIDE = FORETOLD.ci_ms[0] <= 12.2 <= FORETOLD.ci_ms[1]
     ],
 )
 def test_a_size_held_out(off_by: float, words: str) -> None:
-    says("5.7", words, {"off_by": off_by, "inside": INSIDE}, study=STUDY, held_out=TIMED)
+    expect("5.7", words, {"off_by": off_by, "inside": INSIDE}, study=STUDY, held_out=TIMED)
 
 
 def test_inside_follows_from_the_interval() -> None:
@@ -285,7 +285,7 @@ def of_the_first_call() -> Callable[..., float]:
     ],
 )
 def test_a_law_that_knows_more(answer: Any, words: str) -> None:
-    says("5.8", words, answer)
+    expect("5.8", words, answer)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import nn
 from perfnb.labs import lab_07
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint, said_of
+from tests.labs.judging import expect_of, hint, said_of
 from tests.labs.lab_07_answers import (
     GIVEN,
     REPORT,
@@ -249,8 +249,8 @@ REJECTED = REPORT | {"decision": "inconclusive", "verdict": "inconclusive", "rat
 BEST = REPORT | {"ratio": 0.75, "ratio_ci": [0.7, 0.8]}
 
 
-def with_earlier(facts: Facts, name: str, *earlier: tuple[float, str]) -> Facts:
-    return facts | {"earlier": facts["earlier"] | {name: [list(each) for each in earlier]}}
+def with_earlier(facts: Facts, name: str, *decisions: str) -> Facts:
+    return facts | {"earlier": facts["earlier"] | {name: list(decisions)}}
 
 
 def best_facts(training: Any, **said: float) -> Facts:
@@ -275,10 +275,7 @@ def best_facts(training: Any, **said: float) -> Facts:
     ],
 )
 def test_the_best(training: Any, product: float, speedup: float, says: str) -> None:
-    found = said_of("7.8", best_facts(training, product=product, speedup=speedup))
-
-    assert says in found
-    assert bool(says) == bool(found)
+    expect_of("7.8", says, best_facts(training, product=product, speedup=speedup))
 
 
 def test_nothing_held() -> None:
@@ -290,21 +287,17 @@ def test_nothing_held() -> None:
     assert "not 'accept'" in said_of("7.8", facts | {"factors": facts["factors"] | {"fused": [False, True]}})
 
 
-def test_what_an_earlier_report_gave_is_told() -> None:
+def test_a_report_made_again_is_told() -> None:
     facts = best_facts(Fused, product=1 / 0.6, speedup=1 / 0.75)
-    earlier = with_earlier(facts, "fused", (0.5, "accept"), (0.6, "accept"))
-    assert "A report changed after product was computed" in said_of("7.8", earlier)
-    assert "product is not" in said_of("7.8", with_earlier(facts, "fused", (0.5, "accept")))
-    assert "product is not" in said_of("7.8", facts)
-
-    left_out = best_facts(Fused, product=1 / (0.8 * 0.97), speedup=1 / 0.75)
-    assert "product is not" in said_of("7.8", with_earlier(left_out, "fused", (0.6, "accept")))
+    assert "A report was made again: was product" in said_of("7.8", with_earlier(facts, "fused", "accept"))
+    assert "made again" not in said_of("7.8", with_earlier(facts, "best", "accept"))
 
     facts = best_facts(Fused, product=1 / 0.8, speedup=1 / 0.6)
-    assert "A report changed after speedup" in said_of("7.8", with_earlier(facts, "best", (0.6, "accept")))
+    assert "A report was made again: was speedup" in said_of("7.8", with_earlier(facts, "best", "accept"))
+    assert "made again" not in said_of("7.8", with_earlier(facts, "fused", "accept"))
 
 
 def test_a_decision_that_flipped_is_told() -> None:
     facts = best_facts(FusedBf16, product=1.25, speedup=1.333)
     assert "An earlier report" not in said_of("7.8", facts)
-    assert "An earlier report said 'accept'" in said_of("7.8", with_earlier(facts, "bf16", (0.9, "accept")))
+    assert "An earlier report said 'accept'" in said_of("7.8", with_earlier(facts, "bf16", "accept"))

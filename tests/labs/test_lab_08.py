@@ -13,8 +13,8 @@ from perfnb import Profile
 from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_08 import LATE
 from perfnb.results import Ranks
-from tests.labs.judging import hint, said_of
-from tests.labs.lab_08_answers import WORK, late, right_or_told, union
+from tests.labs.judging import expect, expect_of, hint, said_of
+from tests.labs.lab_08_answers import WORK, late, union
 from tests.written_traces import Written
 
 ORIGIN: Facts = {
@@ -42,7 +42,7 @@ ORIGIN: Facts = {
     ],
 )
 def test_what_ran_it(change: dict[str, float], says: str) -> None:
-    right_or_told(said_of("8.1", ORIGIN | {"said": ORIGIN["said"] | change}), says)
+    expect_of("8.1", says, ORIGIN | {"said": ORIGIN["said"] | change})
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def spanned(work: pd.DataFrame) -> float:
     ],
 )
 def test_busy(small: tuple[Profile, Profile, Ranks], answer: Any, says: str) -> None:
-    right_or_told(hint("8.2", answer, ranks=small[2]), says)
+    expect("8.2", says, answer, ranks=small[2])
 
 
 def by_the_work(events: pd.DataFrame) -> float:
@@ -132,7 +132,7 @@ def test_each_mistake_changes_the_share_of_the_made_up_frame() -> None:
     ],
 )
 def test_late_launches(small: tuple[Profile, Profile, Ranks], answer: Any, says: str) -> None:
-    right_or_told(hint("8.3", answer, profile=small[0], other=small[1]), says)
+    expect("8.3", says, answer, profile=small[0], other=small[1])
 
 
 def test_the_traces_of_the_exercise_are_needed(small: tuple[Profile, Profile, Ranks]) -> None:
@@ -171,7 +171,7 @@ FASTER: Facts = {
     ],
 )
 def test_a_faster_kernel(change: dict[str, Any], says: str) -> None:
-    right_or_told(said_of("8.4", FASTER | change), says)
+    expect_of("8.4", says, FASTER | change)
 
 
 def test_a_faster_kernel_where_the_gpu_is_waited_for() -> None:

@@ -11,8 +11,8 @@ import perfnb
 from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_08 import LEVERS
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import hint, said_of
-from tests.labs.lab_08_answers import SAID, bounds, right_or_told
+from tests.labs.judging import expect_of, hint
+from tests.labs.lab_08_answers import SAID, bounds
 from tests.written_traces import Written
 
 IDLE: Facts = {
@@ -45,7 +45,7 @@ IDLE: Facts = {
     ],
 )
 def test_idle_again(change: dict[str, Any], says: str) -> None:
-    right_or_told(said_of("8.5", IDLE | change), says)
+    expect_of("8.5", says, IDLE | change)
 
 
 STRAGGLER: Facts = {
@@ -75,7 +75,7 @@ STRAGGLER: Facts = {
     ],
 )
 def test_the_straggler(change: dict[str, float], says: str) -> None:
-    right_or_told(said_of("8.6", STRAGGLER | {"said": STRAGGLER["said"] | change}), says)
+    expect_of("8.6", says, STRAGGLER | {"said": STRAGGLER["said"] | change})
 
 
 MACHINES: Facts = {
@@ -109,7 +109,7 @@ MACHINES: Facts = {
     ],
 )
 def test_two_machines(change: dict[str, Any], says: str) -> None:
-    right_or_told(said_of("8.7", MACHINES | change), says)
+    expect_of("8.7", says, MACHINES | change)
 
 
 VERDICT: Facts = {
@@ -145,7 +145,7 @@ VERDICT: Facts = {
     ],
 )
 def test_a_verdict(change: dict[str, Any], says: str) -> None:
-    right_or_told(said_of("8.8", VERDICT | {"said": SAID | change}), says)
+    expect_of("8.8", says, VERDICT | {"said": SAID | change})
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_the_right_lever_follows_from_the_bounds(lever: str, says: str) -> None:
     facts = VERDICT | {"bounds": VERDICT["bounds"] | largest}
 
     for other in LEVERS:
-        found = said_of("8.8", facts | {"said": SAID | {"encoder_a": [other, 6.326]}})
-        right_or_told(found, "" if other == lever else says)
+        said = SAID | {"encoder_a": [other, 6.326]}
+        expect_of("8.8", "" if other == lever else says, facts | {"said": said})
 
 
 def test_the_bounds_are_those_of_the_traces(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_the_bounds_are_those_of_the_traces(tmp_path: Path) -> None:
     ("number", "answer", "says"),
     [
         ("8.1", 5, "dictionary"),
-        ("8.4", {"share": 0.6, "saves_ms": 0}, "dictionary with op"),
-        ("8.5", ("hipFree", 272, 0.99), "dictionary with call"),
+        ("8.4", {"share": 0.6, "saves_ms": 0}, "missing op"),
+        ("8.5", ("hipFree", 272, 0.99), "dictionary with the keys call"),
         ("8.7", {"op": ...}, "no answer yet"),
         ("8.8", {"encoder_a": ("fewer launches", 6.3)}, "dictionary with encoder_a, training_b"),
         ("8.8", dict.fromkeys(SAID, 6.3), "give two things"),

@@ -25,7 +25,7 @@ from tests.labs.judging import hint
 
 LEAST = 3
 #: How the tests put an answer, or facts measured of one, to a check.
-JUDGING = {"hint", "says", "said_of"}
+JUDGING = {"hint", "said_of", "expect", "expect_of"}
 REASON = {"says", "words"}
 NO_ANSWER = re.compile(
     r"itself|nothing yet|no value|no answer|must be a number|one number|True or False|dictionary|lacks|"

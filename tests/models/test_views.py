@@ -199,7 +199,7 @@ def test_a_law_is_its_exponent_and_what_it_predicts() -> None:
 
 def test_where_no_law_holds_there_are_two() -> None:
     verdict = study(0.83, 1.5)._document().verdict
-    assert verdict.sentence == "No single law: time grows as size^0.83 up to 256, then as size^1.50 from 512"
+    assert verdict.sentence == "No single law: time grows as size^0.834 up to 256, then as size^1.50 from 512"
     sizes = (8, 16, 32, 64, 128, 256, 512, 1024)
     jump = {size: [size * (1.0 if size < 100 else 3.0)] * 20 for size in sizes}
     made = ScalingStudy(**measured_sizes(jump, {}, {}), device="CPU")

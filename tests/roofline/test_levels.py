@@ -12,7 +12,7 @@ import pytest
 
 from perfnb.recording.samples import watch_record
 from perfnb.roofline.levels import COUNTERS, POINTS, RooflineLevels, counters_read, roofline_of
-from perfnb.roofline.tab import ceilings_doubt, counters_words, roofline_document
+from perfnb.roofline.tab import roofline_document
 
 CEILINGS = {"device": "made up", "flops_per_s": {"float32": 1000.0, "bfloat16": 4000.0}, "bytes_per_s": 100.0}
 NOTHING = pd.DataFrame({"op": [], "calls": [], "ms": [], "share": []})
@@ -134,9 +134,9 @@ def test_what_computed_faster_than_a_ceiling_is_the_ceiling() -> None:
     assert known.loc["slow", "attainable_flops_per_s"] == 3_000
     assert known.loc["fast", "bound"] == "memory"
     assert made().refuted == {}
-    assert ceilings_doubt(lifted) == (
-        "the measured float32 ceiling (1.00 kFLOP/s) was too low: part of this step ran faster, and its rate is used "
-        "instead"
+    assert roofline_document(lifted).notes[0] == (
+        "The measured float32 ceiling (1.00 kFLOP/s) was too low: part of this step ran faster, and its rate is used "
+        "instead."
     )
 
 
@@ -160,8 +160,7 @@ def test_hardware_counters_are_means_over_the_timed_steps_of_the_busiest_gpu() -
     assert found == {COUNTERS[0]: 0.5, COUNTERS[1]: 0.6, COUNTERS[2]: 0.7}
     shown = replace(made(), counters=found)
     said = "multiprocessors active 50 %, Tensor Cores active 60 %, memory bandwidth in use 70 %"
-    assert counters_words(shown).endswith(said)
-    assert roofline_document(shown).facts == (counters_words(shown),)
+    assert roofline_document(shown).facts == (f"the GPU's hardware counters over the timed steps: {said}",)
 
 
 def test_without_counters_nothing_is_said_of_them() -> None:
@@ -169,4 +168,4 @@ def test_without_counters_nothing_is_said_of_them() -> None:
     unwatched = watched(gpu0={})
     unwatched.watch = None
     assert counters_read(unwatched) == {}
-    assert counters_words(made()) == ""
+    assert roofline_document(made()).facts == ()

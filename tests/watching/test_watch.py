@@ -220,7 +220,7 @@ def test_a_picture_of_nothing_says_so() -> None:
     with perfnb.watch(0.05) as w:
         read_again(w)
     assert [text.get_text() for text in w.plot("gpu").texts] == (
-        ["No readings."] if not torch.cuda.is_available() else []
+        ["Nothing to draw."] if not torch.cuda.is_available() else []
     )
     assert type(w.plot("cpu")).__name__ == "Figure"
 

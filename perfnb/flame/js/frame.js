@@ -1,14 +1,12 @@
-// Drawing one frame of a flame graph. Each row is one line of pixels, stretched to the row's height, so that a frame
-// costs as much as its pixels, however many calls there are.
+// Drawing one frame of a flame graph: calls within one pixel are drawn as one, so that a frame costs as much as its pixels,
+// however many calls there are.
 import { canvasTheme, mixed } from "../../draw/js/canvas.js";
-import { h } from "../../draw/js/dom.js";
-import { flameFirst, flameNext } from "./store.js";
+import { flameFirst } from "./store.js";
 
 export const FLAME_ROW = 18;
 const FLAME_SHADES = [-0.14, -0.06, 0, 0.1, 0.2];
 const FLAME_STEPS = 6;
 const FLAME_LEAST = 36;
-const FLAME_KEPT = 128;
 const FLAME_LETTER = 6.1;
 
 const flameRgb = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
@@ -16,10 +14,8 @@ const flameCss = (colour) => `rgb(${colour.map(Math.round).join(",")})`;
 
 export function flameFrame(state, canvas) {
   const context = canvas.getContext("2d");
-  const strip = h("canvas", {});
   const size = { width: 0, height: 0, ratio: 1 };
-  let [theme, image, pixels, colours, inks, painted] = [null, null, null, null, null, []];
-  const [kept, names] = [new Int32Array(FLAME_KEPT), []];
+  let [theme, colours, inks] = [null, [], []];
 
   // The place in `colours` of each call.
   const codesOf = (store) => {
@@ -65,9 +61,8 @@ export function flameFrame(state, canvas) {
         for (const shade of FLAME_SHADES) full.push(mixed(shade < 0 ? [0, 0, 0] : [255, 255, 255], flameRgb(colour), Math.abs(shade)));
       }
     }
-    const packed = ([r, g, b]) => ((255 << 24) | (Math.round(b) << 16) | (Math.round(g) << 8) | Math.round(r)) >>> 0;
     const dim = full.map((colour) => mixed(mixed(colour, theme.fg, 0.25), theme.bg, 0.18));
-    colours = Uint32Array.from([...full, ...dim].map(packed));
+    colours = [...full, ...dim].map(flameCss);
     inks = [...full, ...dim].map(([r, g, b]) => (0.3 * r + 0.59 * g + 0.11 * b > 128 ? "#000" : "#fff"));
     for (const part of state.parts) part.codes = codesOf(part.store);
   };
@@ -80,19 +75,17 @@ export function flameFrame(state, canvas) {
     [canvas.width, canvas.height] = [Math.round(width * size.ratio), Math.round(height * size.ratio)];
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
-    image = null;
   };
   const top = (part, level) => (part.up ? part.base - level : part.base + level) * FLAME_ROW;
   const height = () => Math.max(1, ...state.parts.map((part) => (part.up ? part.base + 1 : part.base + part.store.rows.length))) * FLAME_ROW;
   const x = (value) => ((value - state.t0) / (state.t1 - state.t0)) * size.width;
 
-  // One row as a line of pixels; calls with room for a name go to `named`.
-  const paintRow = (part, level, line, named) => {
+  // One row, on whole pixels; calls with room for a name go to `named`.
+  const paintRow = (part, level, y, named) => {
     const { store, codes } = part;
     const row = store.rows[level];
-    const across = strip.width;
+    const across = canvas.width;
     const scale = across / (state.t1 - state.t0);
-    const half = colours.length / 2;
     let k = flameFirst(store, level, state.t0);
     while (k < row.length && store.start[row[k]] < state.t1) {
       const i = row[k];
@@ -101,15 +94,13 @@ export function flameFrame(state, canvas) {
       const left = Math.max(0, Math.round(from));
       const right = Math.min(across, Math.max(left + 1, Math.round(from + wide)));
       if (from + wide > 0 && left < across) {
-        const dim = state.lit && !state.lit[store.name[i]] ? half : 0;
-        const colour = colours[codes[i] + dim];
-        const end = line * across + (right - left > 3 ? right - 1 : right);
-        if (right - left > 16) pixels.fill(colour, line * across + left, end);
-        else for (let pixel = line * across + left; pixel < end; pixel += 1) pixels[pixel] = colour;
-        if ((right - left) / size.ratio > FLAME_LEAST) named.push({ i, part, left: left / size.ratio, right: right / size.ratio, top: top(part, level), code: codes[i] + dim });
+        const code = codes[i] + (state.lit && !state.lit[store.name[i]] ? colours.length / 2 : 0);
+        context.fillStyle = colours[code];
+        context.fillRect(left / size.ratio, y, (right - left - (right - left > 3 ? 1 : 0)) / size.ratio, FLAME_ROW - 1);
+        if ((right - left) / size.ratio > FLAME_LEAST) named.push({ i, store, left: left / size.ratio, right: right / size.ratio, y, code });
       }
       if (wide >= 1) k += 1;
-      else k = flameNext(store, level, state.t0 + (left + 1) / scale, k);  // many calls within one pixel
+      else k = Math.max(k + 1, flameFirst(store, level, state.t0 + (left + 1) / scale));  // many calls within one pixel
     }
   };
   const outline = ({ part, i }, colour, wide) => {
@@ -121,45 +112,20 @@ export function flameFrame(state, canvas) {
   };
   const draw = () => {
     if (!theme || !size.width) return;
-    const lines = [];
-    let rows = 0;
+    context.setTransform(size.ratio, 0, 0, size.ratio, 0, 0);
+    context.clearRect(0, 0, size.width, size.height);
+    const named = [];
     for (const part of state.parts) {
       part.store.rows.forEach((_, level) => {
         const y = top(part, level) - state.scroll;
-        if (y > -FLAME_ROW && y < size.height && !(part.up && level === 0)) lines.push([part, level, y, rows + level]);
+        if (y > -FLAME_ROW && y < size.height && !(part.up && level === 0)) paintRow(part, level, y, named);
       });
-      rows += part.store.rows.length;
     }
-    const across = Math.max(1, Math.round(size.width * size.ratio));
-    if (!image || strip.width !== across) {
-      [strip.width, strip.height] = [across, FLAME_KEPT];
-      image = strip.getContext("2d").createImageData(across, FLAME_KEPT);
-      pixels = new Uint32Array(image.data.buffer);
-      kept.fill(0);
-    }
-    // Rows stay painted until something else than the scroll position changes.
-    const now = [state.t0, state.t1, state.lit, colours, state.parts];
-    if (now.some((value, k) => value !== painted[k])) kept.fill(0);
-    painted = now;
-    for (const [part, level, , row] of lines) {
-      const line = row % FLAME_KEPT;
-      if (kept[line] === row + 1) continue;
-      kept[line] = row + 1;
-      pixels.fill(0, line * across, (line + 1) * across);
-      names[line] = [];
-      paintRow(part, level, line, names[line]);
-      strip.getContext("2d").putImageData(image, 0, 0, 0, line, across, 1);
-    }
-    const named = lines.flatMap(([, , , row]) => names[row % FLAME_KEPT]);
-    context.setTransform(size.ratio, 0, 0, size.ratio, 0, 0);
-    context.clearRect(0, 0, size.width, size.height);
-    context.imageSmoothingEnabled = false;
-    for (const [, , y, row] of lines) context.drawImage(strip, 0, row % FLAME_KEPT, across, 1, 0, y, size.width, FLAME_ROW - 1);
     context.font = `11px ${theme.family}`;
     context.textBaseline = "middle";
     const { data } = state;
     for (const box of named) {
-      const { store } = box.part;
+      const { store } = box;
       let text = data.names[store.name[box.i]];
       if (state.by === "change") {
         const grew = store.total[box.i] - store.totalBefore[box.i];
@@ -167,7 +133,7 @@ export function flameFrame(state, canvas) {
       }
       const room = Math.floor((box.right - box.left - 8) / FLAME_LETTER);
       context.fillStyle = inks[box.code];
-      context.fillText(text.length > room ? `${text.slice(0, Math.max(1, room - 1))}…` : text, box.left + 4, box.top - state.scroll + FLAME_ROW / 2);
+      context.fillText(text.length > room ? `${text.slice(0, Math.max(1, room - 1))}…` : text, box.left + 4, box.y + FLAME_ROW / 2);
     }
     canvas.dataset.calls = String(named.length);
     if (state.hovered) outline(state.hovered, flameCss(theme.fg), 1);

@@ -78,14 +78,6 @@ export function flameInOrder(data, { size, parent, depth }) {
 // The first call of a row that ends after `at`.
 export const flameFirst = (store, level, at) => Math.max(0, placeOf(store.starts[level], at, 0, store.starts[level].length) - 1);
 
-// The same after the k-th call, for an end that is likely near.
-export function flameNext(store, level, at, k) {
-  const starts = store.starts[level];
-  let step = 1;
-  while (k + step < starts.length && starts[k + step] < at) step *= 2;
-  return Math.max(k + 1, placeOf(starts, at, k + (step >> 1), Math.min(starts.length, k + step)) - 1);
-}
-
 // Calls of matching functions that are in no other match, and what they take together.
 export function flameMatches(store, lit) {
   const found = [];

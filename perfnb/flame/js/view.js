@@ -43,7 +43,6 @@ function flameView(data, label) {
     redraw();
   };
   const signed = (value) => `${value < 0 ? "−" : "+"}${words(Math.abs(value)) || significant(Math.abs(value))}`;
-  const placeWords = (f) => data.places[f];
   const facts = ({ part, i }) => {
     const s = part.store;
     const [total, own] = [s.total[i], s.own[i]];
@@ -78,7 +77,7 @@ function flameView(data, label) {
     panel.replaceChildren(
       h("button", { type: "button", class: "pf-close", "aria-label": "Close details", title: "Close", click: () => { choose(null); canvas.focus({ preventScroll: true }); } }, "×"),
       h("h3", {}, h("span", { class: "pf-name" }, data.names[f])),
-      placeWords(f) && h("p", { class: "pf-quiet" }, placeWords(f)),
+      data.places[f] && h("p", { class: "pf-quiet" }, data.places[f]),
       h("dl", {}, facts(state.selected).map(([word, value]) => h("div", {}, h("dt", {}, word), h("dd", {}, value)))),
       h("span", { class: "pf-buttons" },
         h("button", { type: "button", click: () => zoomTo(state.selected) }, "Zoom to it"),
@@ -173,7 +172,7 @@ function flameView(data, label) {
     tip.hidden = !place;
     if (!place) return;
     const f = place.part.store.name[place.i];
-    tip.replaceChildren(h("b", { class: "pf-name" }, data.names[f]), placeWords(f) ? h("div", { class: "pf-quiet" }, placeWords(f)) : "", h("div", {}, facts(place).map(([word, value]) => `${word} ${value}`).join(" · ")));
+    tip.replaceChildren(h("b", { class: "pf-name" }, data.names[f]), data.places[f] ? h("div", { class: "pf-quiet" }, data.places[f]) : "", h("div", {}, facts(place).map(([word, value]) => `${word} ${value}`).join(" · ")));
     const box = shell.getBoundingClientRect();
     tip.style.left = `${Math.max(0, Math.min(event.clientX - box.left + 12, box.width - tip.offsetWidth - 4))}px`;
     tip.style.top = `${event.clientY - box.top + 16}px`;

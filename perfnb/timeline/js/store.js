@@ -12,25 +12,21 @@ export function placeNear(values, value, from, to) {
   return placeOf(values, value, from, Math.min(to, from + step));
 }
 
-// The index of the greatest of values[from..to): each level keeps the greatest of four of the level below.
+// The index of the greatest of values[from..to), the first of equals; whole blocks are looked up.
+const BLOCK = 16;
 function greatestOf(values) {
-  const levels = [];
-  for (let below = null, size = values.length; size > 4; below = levels.at(-1)) {
-    const level = new Uint32Array(Math.ceil(size / 4));
-    for (let i = 0; i < size; i += 1) {
-      const at = below ? below[i] : i;
-      if (!(i & 3) || values[at] > values[level[i >> 2]]) level[i >> 2] = at;
-    }
-    levels.push(level);
-    size = level.length;
+  const greatest = new Uint32Array(Math.ceil(values.length / BLOCK));
+  for (let i = 0; i < values.length; i += 1) {
+    const block = Math.floor(i / BLOCK);
+    if (i % BLOCK === 0 || values[i] > values[greatest[block]]) greatest[block] = i;
   }
   return (from, to) => {
     let best = from;
-    for (let level = -1; from < to; level += 1, from >>= 2, to >>= 2) {
-      const items = levels[level];
-      const last = level === levels.length - 1;
-      for (; from < to && (last || from & 3); from += 1) if (values[items ? items[from] : from] > values[best]) best = items ? items[from] : from;
-      for (; from < to && to & 3; to -= 1) if (values[items ? items[to - 1] : to - 1] > values[best]) best = items ? items[to - 1] : to - 1;
+    for (let i = from; i < to;) {
+      const isWhole = i % BLOCK === 0 && i + BLOCK <= to;
+      const at = isWhole ? greatest[i / BLOCK] : i;
+      if (values[at] > values[best]) best = at;
+      i += isWhole ? BLOCK : 1;
     }
     return best;
   };

@@ -1,50 +1,9 @@
-// The Timeline tab: every traced event over time, drawn on a canvas; without one, the longest events as a table.
-import { h, searchInput } from "../../draw/js/dom.js";
+// The Timeline tab: every traced event over time, drawn on a canvas.
+import { h } from "../../draw/js/dom.js";
 import { grouped } from "../../draw/js/format.js";
 import { pictures } from "../../draw/js/document.js";
-import { eventDetails, timelineTable, timelineWords } from "./details.js";
 import { unpackTimeline } from "./store.js";
 import { timelineView } from "./view.js";
-
-const canDraw = () => Boolean(h("canvas", {}).getContext?.("2d"));
-
-function plainTimeline(element, store, facts, showLayer) {
-  const state = { store, t0: store.header.start_ns, t1: store.header.end_ns + 1, selected: -1, interval: null };
-  const words = timelineWords(state, facts);
-  const table = h("div", { class: "pf-tl-table" });
-  const panel = h("aside", { class: "pf-details pf-tl-details", "aria-label": "Timeline details", hidden: true });
-  const search = searchInput("Search events and layers");
-  const choose = (i) => {
-    state.selected = i;
-    panel.hidden = i < 0;
-    panel.replaceChildren(...(i >= 0 ? eventDetails(state, words, choose, showLayer) : []));
-    list();
-  };
-  const list = () => table.replaceChildren(...timelineTable(state, words, facts, choose));
-  const run = () => {
-    state.store.search(search.value.trim());
-    list();
-  };
-  search.addEventListener("input", run);
-  element.replaceChildren(h("p", { class: "pf-quiet", role: "status" }, "This browser has no canvas to draw the timeline on. Its longest events:"),
-    h("div", { class: "pf-toolbar" }, h("span", { class: "pf-search" }, search)), panel, table);
-  list();
-  return {
-    shown: () => {},
-    replace(next) {
-      const chosen = state.selected >= 0 ? state.store.same(state.selected, next) : -1;
-      Object.assign(state, { store: next, t0: next.header.start_ns, t1: next.header.end_ns + 1 });
-      state.store.search(search.value.trim());
-      choose(chosen);
-    },
-    goToLayer(row) {
-      const code = state.store.header.layer_rows.indexOf(row);
-      search.value = `layer:${state.store.header.layers[code] ?? facts.path(row)}`;
-      run();
-      choose(state.store.match(-1, -Infinity, 1));
-    },
-  };
-}
 
 const wholes = new WeakMap();
 
@@ -67,7 +26,7 @@ function timelineTab(model, timeline, facts, showLayer) {
   const put = async (bytes) => {
     const store = await unpackTimeline(bytes);
     if (view) return view.replace(store);
-    view = (canDraw() ? timelineView : plainTimeline)(element, store, facts, showLayer);
+    view = timelineView(element, store, facts, showLayer);
     view.shown();
     if (wanted != null) view.goToLayer(wanted);
     return null;

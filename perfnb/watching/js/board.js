@@ -1,7 +1,7 @@
 // What the live panel and the picture of a watch share: charts with one time axis, and the whole history below them.
 import { drawn, h } from "../../draw/js/dom.js";
 import { clock } from "../../draw/js/format.js";
-import { clockTicks, linePath, mostOf, pool, put, watchChart, write } from "./chart.js";
+import { clockTicks, linePath, mostOf, put, watchChart, write } from "./chart.js";
 
 const STRIP = { side: 8, band: 17, height: 36, below: 20, edge: 7 };
 const MOST_LEVELS = 3;
@@ -9,46 +9,30 @@ const MOST_BANDS = 200;
 
 function watchStrip(store, board, bands) {
   const holder = h("div", { class: "pf-watch-strip", role: "slider", tabindex: 0, "aria-label": "Time shown", "aria-orientation": "horizontal" });
-  const [names, ticks] = [drawn("g"), drawn("g")];
-  const ground = drawn("rect", { class: "pf-watch-ground", x: STRIP.side });
-  const line = drawn("path", { class: "pf-watch-past", fill: "none" });
-  const shades = [0, 1].map(() => drawn("rect", { class: "pf-watch-shade" }));
-  const windowBox = drawn("rect", { class: "pf-watch-window", rx: 2 });
-  const grips = [0, 1].map(() => drawn("line", { class: "pf-watch-grip" }));
-  const svg = drawn("svg", { "aria-hidden": "true" }, ground, line, names, ticks, shades, windowBox, grips);
   const words = h("span", {});
-  holder.append(svg);
-  const bandAt = pool(names, () => drawn("g", { class: "pf-watch-band" }, drawn("title"), drawn("rect", { height: STRIP.band - 3, rx: 2 }), drawn("text")));
-  const tickAt = pool(ticks, () => drawn("text"));
   let frame = null;
 
   const draw = () => {
     const width = Math.floor(holder.clientWidth);
     if (width < 80) return;
     const { first, last, from, to } = board.time();
-    const x1 = width - STRIP.side;
-    const x = (time) => STRIP.side + ((x1 - STRIP.side) * (time - first)) / (last - first || 1);
+    const [x0, x1] = [STRIP.side, width - STRIP.side];
+    const x = (time) => x0 + ((x1 - x0) * (time - first)) / (last - first || 1);
     const all = bands();
     const levels = Math.min(MOST_LEVELS, 1 + Math.max(-1, ...all.map(([, depth]) => depth)));
     const top = 2 + levels * STRIP.band;
     const y0 = top + STRIP.height;
-    frame = { x, timeAt: (px) => first + ((last - first) * (px - STRIP.side)) / (x1 - STRIP.side) };
-    put(svg, { width, height: y0 + STRIP.below });
-    put(ground, { y: top, width: x1 - STRIP.side, height: STRIP.height });
-    drawLine(x, y0, first, last);
+    frame = { x, timeAt: (px) => first + ((last - first) * (px - x0)) / (x1 - x0) };
     const seen = all.filter(([, depth, start, end]) => depth < MOST_LEVELS && x(Math.min(last, end ?? last)) - x(start) >= 1.5).slice(-MOST_BANDS);
-    bandAt(seen.length, (g, i) => drawBand(g, seen[i], x, last));
+    const [left, right] = [Math.max(x0, x(from)), Math.max(x0 + 2, Math.min(x1, x(to)))];
+    const box = (name, begin, end) => drawn("rect", { class: name, x: begin.toFixed(1), y: 1, width: Math.max(0, end - begin).toFixed(1), height: y0 - 1 });
     const { ticks: times, decimals } = clockTicks(first, last, width / 130);
-    tickAt(times.length, (text, i) => {
-      const place = x(times[i]);
-      put(text, { x: place.toFixed(1), y: y0 + 15, "text-anchor": place > x1 - 20 ? "end" : place < STRIP.side + 20 ? "start" : "middle" });
-      write(text, clock(times[i], decimals));
-    });
-    const [left, right] = [Math.max(STRIP.side, x(from)), Math.max(STRIP.side + 2, Math.min(x1, x(to)))];
-    put(windowBox, { x: left.toFixed(1), y: 1, width: Math.max(2, right - left).toFixed(1), height: y0 - 1 });
-    put(shades[0], { x: STRIP.side, y: 1, width: Math.max(0, left - STRIP.side).toFixed(1), height: y0 - 1 });
-    put(shades[1], { x: right.toFixed(1), y: 1, width: Math.max(0, x1 - right).toFixed(1), height: y0 - 1 });
-    grips.forEach((grip, i) => put(grip, { x1: (i ? right : left).toFixed(1), x2: (i ? right : left).toFixed(1), y1: top + 10, y2: y0 - 10 }));
+    const word = (time) => drawn("text", { x: x(time).toFixed(1), y: y0 + 15, "text-anchor": x(time) > x1 - 20 ? "end" : x(time) < x0 + 20 ? "start" : "middle" }, clock(time, decimals));
+    holder.replaceChildren(drawn("svg", { width, height: y0 + STRIP.below, "aria-hidden": "true" },
+      drawn("rect", { class: "pf-watch-ground", x: x0, y: top, width: x1 - x0, height: STRIP.height }), pastLine(x, y0, first, last),
+      seen.map((band) => bandBox(band, x, last)), times.map(word),
+      box("pf-watch-shade", x0, left), box("pf-watch-shade", right, x1), box("pf-watch-window", left, Math.max(left + 2, right)),
+      [left, right].map((at) => drawn("line", { class: "pf-watch-grip", x1: at.toFixed(1), x2: at.toFixed(1), y1: top + 10, y2: y0 - 10 }))));
     put(holder, {
       "aria-valuemin": Math.floor(first), "aria-valuemax": Math.ceil(last), "aria-valuenow": Math.round(Math.min(last, Math.max(first, (from + to) / 2))),
       "aria-valuetext": `from ${clock(Math.max(first, from), 1)} to ${clock(Math.min(last, to), 1)} of ${clock(last)}${board.zoomed() ? "" : store.running ? ", following" : ", the whole"}`,
@@ -56,30 +40,29 @@ function watchStrip(store, board, bands) {
   };
 
   // The first line available: a GPU's if there are GPUs.
-  const drawLine = (x, y0, first, last) => {
+  const pastLine = (x, y0, first, last) => {
     const charts = [...store.data.charts].sort((a, b) => Number(b.key === "gpu") - Number(a.key === "gpu"));
     const lines = charts.flatMap((chart) => chart.lines.map((one) => ({ ...one, chart })));
     const found = lines.find(({ device, column }) => store.devices.get(device)?.known.has(column));
-    if (!found) return;
+    if (!found) return null;
     const own = store.devices.get(found.device);
     const most = mostOf(own, found.column, first, last) || 1;
-    put(line, { d: linePath(own, found.column, [first, last], x, (value) => y0 - 2 - ((STRIP.height - 6) * value) / most) });
     write(words, `line: ${found.chart.title}, ${found.word}`);
+    return drawn("path", { class: "pf-watch-past", fill: "none", d: linePath(own, found.column, [first, last], x, (value) => y0 - 2 - ((STRIP.height - 6) * value) / most) });
   };
 
   steerWindow(holder, board, () => frame);
   return { element: holder, words, draw };
 }
 
-function drawBand(g, [name, depth, start, end, note], x, last) {
+function bandBox([name, depth, start, end, note], x, last) {
   const [left, right] = [x(start), x(Math.min(last, end ?? last))];
   const y = 2 + depth * STRIP.band;
-  const [title, rect, text] = g.children;
   const room = Math.floor((right - left - 8) / 6.6);
-  write(title, `${name}: ${clock(start, 1)} to ${end == null ? "now" : clock(end, 1)}${note ? `, ${note}` : ""}`);
-  put(rect, { x: left.toFixed(1), y, width: Math.max(1, right - left - 1).toFixed(1), class: end == null ? "pf-watch-open" : "" });
-  put(text, { x: (left + 5).toFixed(1), y: y + 11 });
-  write(text, name.length <= room ? name : room >= 4 ? `${name.slice(0, room - 1)}…` : "");
+  return drawn("g", { class: "pf-watch-band" },
+    drawn("title", {}, `${name}: ${clock(start, 1)} to ${end == null ? "now" : clock(end, 1)}${note ? `, ${note}` : ""}`),
+    drawn("rect", { class: end == null && "pf-watch-open", x: left.toFixed(1), y, width: Math.max(1, right - left - 1).toFixed(1), height: STRIP.band - 3, rx: 2 }),
+    drawn("text", { x: (left + 5).toFixed(1), y: y + 11 }, name.length <= room ? name : room >= 4 ? `${name.slice(0, room - 1)}…` : ""));
 }
 
 // Drag to zoom, drag the window to move it or its edges to resize it; keys do the same.

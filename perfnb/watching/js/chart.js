@@ -96,8 +96,8 @@ export function linePath(own, column, [from, to], x, y) {
   return parts.join("");
 }
 
-// A pool of elements of one kind, so that nothing flickers.
-export function pool(parent, make) {
+// A pool of elements of one kind: new ones at each reading would cost half as much time again.
+function pool(parent, make) {
   const made = [];
   return (count, set) => {
     while (made.length < count) {

@@ -81,10 +81,9 @@ export function watchStore(first) {
     }
   };
   const addNote = (note) => note && !store.notes.includes(note) && store.notes.push(note);
-  const addRow = ([device, t, span, values]) => {
+  const addRow = ([device, t, span, values], interval) => {
     const own = store.devices.get(device);
     if (!own || !(t > own.until)) return;
-    const interval = store.data.interval_s;
     own.add(t, span > 0 ? span : interval, own.size && t - own.until > BREAK_INTERVALS * interval, values);
     own.until = t;
     store.first = Math.min(store.first, t);
@@ -104,19 +103,14 @@ export function watchStore(first) {
     const columns = new Map(Object.keys(data.words).map((device) => [device, new Set()]));
     for (const { lines } of data.charts) for (const { device, column } of lines) columns.get(device)?.add(column);
     for (const [device, wanted] of columns) {
-      const own = deviceReadings([...wanted]);
-      store.devices.set(device, own);
+      store.devices.set(device, deviceReadings([...wanted]));
       const { first, step, devices } = data.history;
       const lists = Object.entries(devices[device] ?? {});
       const count = lists[0]?.[1][1].length ?? 0;
       for (let i = 0; i < count; i += 1) {
         if (lists.every(([, [, list]]) => list[i] == null)) continue;
         const values = Object.fromEntries(lists.map(([column, [factor, list]]) => [column, list[i] == null ? null : factor * list[i]]));
-        const t = first + i * step;
-        own.add(t, step, own.size && t - own.until > BREAK_INTERVALS * step, values);
-        own.until = t;
-        store.first = Math.min(store.first, t);
-        store.last = Math.max(store.last, t);
+        addRow([device, first + i * step, step, values], step);
       }
     }
     addMarks(data.marks);
@@ -126,7 +120,7 @@ export function watchStore(first) {
   store.take = (pushes) => {
     const fresh = pushes.filter(([number]) => number > store.pushed);
     for (const [number, rows, marks, note] of fresh) {
-      rows.forEach(addRow);
+      rows.forEach((row) => addRow(row, store.data.interval_s));
       addMarks(marks);
       addNote(note);
       store.pushed = number;

@@ -1,0 +1,53 @@
+"""Named boxes in rows, as flame graphs and timelines draw them without scripts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from perfnb.draw import escape
+
+#: Width of a picture and height of a row, in pixels.
+WIDE, ROW = 880, 15
+#: Width of a letter, and the fewest letters for which a longer name is cut.
+_LETTER, _FEWEST = 5.8, 4
+#: Narrower boxes would not be seen; wider ones leave a gap to the next one.
+_NARROW, _GAP = 0.4, 0.6
+
+
+class Box(NamedTuple):
+    """A box; `top` is that of its row, in pixels."""
+
+    left: float
+    top: float
+    width: float
+    colour: str
+    name: str
+
+
+def boxes_svg(boxes: Iterable[Box]) -> str:
+    """All boxes, one path for each colour, and the names that have room in theirs."""
+    paths, names = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for left, top, width, colour, name in boxes:
+        wide = f"{max(_NARROW, width - _GAP):.1f}"
+        paths[colour].append(f"M{left:.1f} {top:.0f}h{wide}v{ROW - 1}h-{wide}z")
+        room = int((width - 6) / _LETTER)
+        if room >= _FEWEST or room >= escape.cells(name) > 0:
+            names[_ink(colour)].append(
+                f'<text x="{left + 3:.1f}" y="{top + 10.5:.1f}">{escape.html(name, room)}</text>'
+            )
+    drawn = [f'<path d="{"".join(parts)}" fill="{colour}"/>' for colour, parts in paths.items()]
+    return "".join(drawn + [f'<g font-size="9.5" fill="{ink}">{"".join(parts)}</g>' for ink, parts in names.items()])
+
+
+def svg(drawn: str, height: float, alt: str) -> str:
+    """A picture that shrinks with the page."""
+    look = f'viewBox="0 0 {WIDE} {height:.0f}" style="max-width:{WIDE}px" role="img"'
+    return f'<svg {look} aria-label="{escape.html_sentence(alt)}">{drawn}</svg>'
+
+
+def _ink(colour: str) -> str:
+    """Black or white, whichever reads better on a colour."""
+    red, green, blue = bytes.fromhex(colour[1:])
+    return "#000" if 0.3 * red + 0.59 * green + 0.11 * blue > 128 else "#fff"
