@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "images"
-#: Width of a picture in CSS pixels, its pixels per CSS pixel, and its number of colours.
-WIDTH, SCALE, COLOURS = 1000, 1.4, 48
+#: Width of a picture in its own pixels, and its number of colours.
+PIXELS, COLOURS = 1400, 32
 
 
 class Picture(NamedTuple):
@@ -34,12 +34,13 @@ class Picture(NamedTuple):
     until: str = ""
     tab: str = ""
     below: str = ""
+    width: int = 1000
 
 
 PICTURES = {
-    "report": Picture("", "", 680, tab="Layers"),
+    "report": Picture("", "", 730, tab="Layers", width=1160),
     "quickstart": Picture("quickstart", "p", 420, until="%%profile_step"),
-    "first_profile": Picture("first_profile", "p", 700, until="%%profile_step", tab="Layers"),
+    "first_profile": Picture("first_profile", "p", 600, until="%%profile_step", tab="Layers"),
     "reading_top": Picture("reading", "p", 440),
     "reading_findings": Picture("reading", "p", 420, tab="Findings", below="Findings"),
     "reading_layers": Picture("reading", "p", 560, tab="Layers", below="Layers"),
@@ -54,17 +55,17 @@ PICTURES = {
     "host_profiles": Picture("host_profiles", "h", 520, until="h.functions"),
     "compile": Picture("compile", "found", 420, until="print(found)"),
     "comparing": Picture("comparing", "test", 520, until="print(test)"),
-    "reports": Picture("reports", "r", 620, until="r.decision"),
-    "architectures": Picture("architectures", "c", 620, until="print(c)"),
+    "reports": Picture("reports", "r", 500, until="r.decision"),
+    "architectures": Picture("architectures", "c", 540, until="print(c)"),
     "inference": Picture("inference", "found", 660, until="print(found)"),
     "tokens": Picture("tokens", "found", 620, until="print(found)"),
     "backends": Picture("backends", "found", 520, until="print(found)"),
     "ranks": Picture("ranks", "ranks", 640, until="%%profile_step"),
-    "rank_scaling": Picture("rank_scaling", "study", 340, until="print(study)"),
+    "rank_scaling": Picture("rank_scaling", "study", 440, until="print(study)"),
     "launchers": Picture("launchers", "ranks", 640, until="print(ranks)"),
-    "traces": Picture("traces", "p", 640, until="print(p)"),
-    "watching": Picture("watching", "w", 640, until="%%gpuwatch"),
-    "system": Picture("system", "c", 560, until="system_check"),
+    "traces": Picture("traces", "p", 470, until="print(p)"),
+    "watching": Picture("watching", "w", 490, until="%%gpuwatch"),
+    "system": Picture("system", "c", 450, until="system_check"),
 }
 
 
@@ -98,7 +99,8 @@ def write(names: list[str]) -> None:
 def shoot(chromium: Any, shown: Path, name: str) -> None:
     """Open a result in a browser and write a picture of it."""
     picture, path = PICTURES[name], FOLDER / f"{name}.png"
-    page = chromium.new_page(viewport={"width": WIDTH, "height": picture.height}, device_scale_factor=SCALE)
+    viewport = {"width": picture.width, "height": picture.height}
+    page = chromium.new_page(viewport=viewport, device_scale_factor=PIXELS / picture.width)
     page.goto(shown.as_uri())
     if picture.tab:
         page.get_by_role("tab", name=picture.tab).click()
