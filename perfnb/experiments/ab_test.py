@@ -48,7 +48,7 @@ _STEPS: dict[str, Any] = {"warmup": 1, "steps": 3, "traced": 2}
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ABTest(PairedTimes, Documented):
-    """Step b, the candidate, against step a, the baseline. Shows itself in a notebook.
+    """Step b, the candidate, against step a, the baseline. A notebook displays it.
 
     With `quality`, `check`, `limits` or `profile`, it shows whether to accept the change; without, which is faster.
 

@@ -146,10 +146,10 @@ def _reason(decision: Decision, trial: BackendTrial, losses: Sequence[Loss], jud
     reasons = {
         deciding.WORSE: "; ".join(_over(loss) for loss in losses if loss.name in decision.about),
         deciding.OVER: f"over the limit of {about}",
-        deciding.SLOWER: "slower than the model as it is",
-        deciding.NO_GAIN: f"as fast as the model as it is, within {EQUAL_WITHIN:.0%}",
+        deciding.SLOWER: "slower than the unmodified model",
+        deciding.NO_GAIN: f"as fast as the unmodified model, within {EQUAL_WITHIN:.0%}",
         deciding.CANNOT_TELL: "no clear difference of time: raise budget_s",
-        deciding.UNJUDGED: f"faster, but {about} has no limit and the model as it is none that is finite",
+        deciding.UNJUDGED: f"faster, but {about} has no limit, and the unmodified model has no finite one",
         deciding.UNMEASURED: f"faster, but {about} was not measured",
         deciding.UNSURE: f"faster, but {about} may be over its limit: raise budget_s",
         deciding.GAIN: "faster, and good enough",

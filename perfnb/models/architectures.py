@@ -32,7 +32,7 @@ TIMED_SHARE = 0.6
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ArchitectureComparison(Documented):
-    """Models side by side: what each costs, and where its time goes. Shows itself in a notebook.
+    """Models side by side: what each costs, and where its time goes. A notebook displays it.
 
     Attributes
     ----------

@@ -92,7 +92,7 @@ def _listed(wanted: Any) -> list[str]:
 
 
 class LeverTrials(Documented):
-    """What each lever does to a step's time and results. Shows itself in a notebook."""
+    """What each lever does to a step's time and results. A notebook displays it."""
 
     def __init__(self, figures: LeverFigures) -> None:
         self.figures = figures
@@ -203,10 +203,10 @@ def try_levers(
         counted. Long steps get fewer levers; if nothing can be tried, the result says how many seconds would do.
     quality : callable, optional
         As for `ab_test`: called without arguments, returns losses by name, where smaller is better. Called once for the
-        step as it is and once with each lever on, each time after a few steps from the same start.
+        unmodified step and once with each lever on, each time after a few steps from the same start.
     limits : mapping of str to float, optional
-        As for `ab_test`: largest accepted value of each loss by name, by default that of the step as it is plus 0.1 %;
-        also of ``peak_memory_bytes``, ``median_ms`` and ``p95_ms``.
+        As for `ab_test`: largest accepted value of each loss by name, by default that of the unmodified step plus
+        0.1 %; also of ``peak_memory_bytes``, ``median_ms`` and ``p95_ms``.
     confirm : bool
         Measure the levers to keep again, all at once, on fresh pairs.
 

@@ -308,7 +308,7 @@ class _Tree:
         return node
 
     def _function(self, parent: int, name: str, file: str, first: int, line: int) -> int:
-        """The node of a call of a function; `parent` itself if the function is perfnb's."""
+        """The node of a call to a function; `parent` itself if the function is perfnb's."""
         kind = _kind(file)
         if kind == "perfnb":
             return parent

@@ -43,7 +43,7 @@ def test_a_faster_lever_with_other_results_is_not() -> None:
     values = Values("different", 0.5)
     answer = answered(LeverTrial("compile", "faster", 0.5, (0.4, 0.6), 5.0, values, 0.0, "its results differ", CODE))
 
-    assert answer["said"] == "With compile: faster on this machine, but do not keep it as it is."
+    assert answer["said"] == "With compile: faster on this machine, but do not keep it yet."
     assert (answer["code"], answer["keep"]) == ("", False)
     assert answer["facts"][-1] == ("Caveat", "its results differ")
 
