@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from perfnb.step.data_waits import Intake
 from perfnb.step.installed import Installed
-from perfnb.step.intake import Intake
 from perfnb.step.layers import Layer, is_compiled
 from perfnb.step.loaders import see_loaders
 from perfnb.step.namespace import is_installed
