@@ -327,5 +327,10 @@ def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: flo
     with subject.restored(), subject.gate.opened():
         plan = Plan(budget_s=budget_s, memory=goal == "memory")
         profile = run_profile(subject.step, subject.batches, plan=plan, models=None, namespace=namespace, quiet=True)
-    found = profile.findings
-    return dict(zip(found["bottleneck"], found["bound_ms"].fillna(0.0).astype(float), strict=True))
+    return bounds_of(profile.findings)
+
+
+def bounds_of(findings: pd.DataFrame) -> dict[str, float]:
+    """The largest bound of each bottleneck, of which there may be several findings; 0 if none is known."""
+    bounds: dict[str, float] = findings.groupby("bottleneck")["bound_ms"].max().astype(float).fillna(0.0).to_dict()
+    return bounds
