@@ -332,5 +332,5 @@ def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: flo
 
 def bounds_of(findings: pd.DataFrame) -> dict[str, float]:
     """The largest bound of each bottleneck, of which there may be several findings; 0 if none is known."""
-    bounds: dict[str, float] = findings.groupby("bottleneck")["bound_ms"].max().astype(float).fillna(0.0).to_dict()
-    return bounds
+    bounds = findings.groupby("bottleneck")["bound_ms"].max().astype(float).fillna(0.0)
+    return {str(name): float(bound) for name, bound in bounds.items()}
