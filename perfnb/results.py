@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from perfnb.bench.input_bound import InputBoundTest
     from perfnb.diff.comparison import ProfileComparison
     from perfnb.experiments.ab_test import ABTest
-    from perfnb.experiments.decision import ABTestSide
+    from perfnb.experiments.compared_figures import ABTestSide
     from perfnb.experiments.journal import Journal
     from perfnb.flame.host_profile import HostComparison, HostProfile
     from perfnb.inference.batching import Batcher, Batching
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: The modules of the classes.
 _HOMES = {
     "ABTest": "experiments.ab_test",
-    "ABTestSide": "experiments.decision",
+    "ABTestSide": "experiments.compared_figures",
     "ArchitectureComparison": "models.architectures",
     "Batcher": "inference.batching",
     "Batching": "inference.batching",

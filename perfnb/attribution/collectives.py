@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from perfnb.attribution.attribution import Attribution, accumulates, blocks_of_events, owner_names
+from perfnb.attribution.attribution import Attribution, blocks_of_events, owner_names
+from perfnb.attribution.backward_links import accumulates
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.collective_waits import collective_kinds, device_collectives_alone, host_collectives, pieces
 from perfnb.attribution.device_work import column, texts, work_alone

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class InputBoundTest(InputBound, Documented):
-    """A step with and without its loader and its model. Shows itself in a notebook."""
+    """A step with and without its loader and its model. A notebook displays it."""
 
     def _document(self) -> Document:
         return input_bound_document(self)
@@ -37,11 +37,11 @@ def confirm_input_bound(
 ) -> InputBoundTest:
     """Find out by experiment whether a step is input-bound, and what a perfect loader would save.
 
-    The step runs in five ways, in blocks interleaved in random order, so that drift cancels: *together*, as it is; the
-    *loader* alone, where the model's forward returns copies of earlier outputs and its backward and the optimizer have
-    almost nothing to do; the *model* alone, on a batch kept in memory; the *rest*, with neither; and the *iteration*,
-    which only takes batches. The rest is everything else in the step, such as copies to the device, the loss and the
-    user's own code; it is also part of the loader alone and of the model alone.
+    The step runs in five ways, in blocks interleaved in random order, so that drift cancels: *together*, unmodified;
+    the *loader* alone, where the model's forward returns copies of earlier outputs and its backward and the optimizer
+    have almost nothing to do; the *model* alone, on a batch kept in memory; the *rest*, with neither; and the
+    *iteration*, which only takes batches. The rest is everything else in the step, such as copies to the device, the
+    loss and the user's own code; it is also part of the loader alone and of the model alone.
 
     The step trains during the test. Afterwards, parameters, buffers, gradients and modes of the models; the states of
     optimizers, schedulers, gradient scalers and random generators reachable from the step's variables; other models

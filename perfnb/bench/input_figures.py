@@ -14,7 +14,7 @@ from perfnb.stats.intervals import Centre, Floats, hodges_lehmann, interval_of_m
 
 #: What each kind of block runs, in the order of the table.
 KINDS = {
-    "together": "the step as it is",
+    "together": "the unmodified step",
     "loader": "the loader, with the model replaced",
     "model": "the model, on a batch kept in memory",
     "rest": "neither: everything else in the step",
@@ -101,7 +101,7 @@ class InputBound:
 
     @property
     def together_ms(self) -> float:
-        """Median time of the step as it is."""
+        """Median time of the unmodified step."""
         return self._median("together")
 
     @cached_property

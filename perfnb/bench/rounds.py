@@ -25,9 +25,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from perfnb.bench.design import Prefetching
 from perfnb.interrupts import InterruptGate
 from perfnb.stats.intervals import Floats
+from perfnb.step.data_waits import common_size
 from perfnb.step.device import StepClock, random_state, read_clocks, set_random_state, synchronize
 from perfnb.step.environment import Conditions
-from perfnb.step.intake import common_size
 from perfnb.step.namespace import reachable
 from perfnb.step.session import Progress
 from perfnb.step.steps import BatchSource, taking_batches

@@ -24,7 +24,7 @@ def not_comparable(other: object) -> str:
 
 
 class ProfileComparison(Documented):
-    """Two profiles, or traces, next to each other. Shows itself in a notebook.
+    """Two profiles, or traces, next to each other. A notebook displays it.
 
     Every figure is per step. ``a`` is the baseline, ``b`` the candidate that it is compared with, and ``grew_ms`` how
     much more time b takes. The tables of operators and kernels are computed on first access.

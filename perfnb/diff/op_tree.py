@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.attribution import Attribution, attribute, makers, owner_names
+from perfnb.attribution.attribution import Attribution, attribute, owner_names
+from perfnb.attribution.backward_links import makers
 from perfnb.attribution.blocks import Host, Kind
 from perfnb.attribution.device_work import calls_of, device_work, is_in, matching, named, step_rows
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, children_sums, forest_of, innermost, nest, outermost

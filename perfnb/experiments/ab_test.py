@@ -13,7 +13,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.arguments import finite, require_seconds, shown
-from perfnb.bench.deciding import Decision, Resource, decide
+from perfnb.bench.acceptance import Decision, Resource, decide
 from perfnb.bench.paired_times import PairedTimes
 from perfnb.bench.pairs import time_pairs
 from perfnb.bench.quality import DIFFERENCE, RESOURCES, limits_of, losses_of, require_quality
@@ -24,7 +24,7 @@ from perfnb.draw.as_markdown import document_markdown
 from perfnb.draw.document import Document
 from perfnb.draw.documented import Documented
 from perfnb.experiments.ab_view import ab_document, reason
-from perfnb.experiments.decision import (
+from perfnb.experiments.compared_figures import (
     NOT_COMPARED,
     SIDES,
     ABTestSide,
@@ -48,7 +48,7 @@ _STEPS: dict[str, Any] = {"warmup": 1, "steps": 3, "traced": 2}
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ABTest(PairedTimes, Documented):
-    """Step b, the candidate, against step a, the baseline. Shows itself in a notebook.
+    """Step b, the candidate, against step a, the baseline. A notebook displays it.
 
     With `quality`, `check`, `limits` or `profile`, it shows whether to accept the change; without, which is faster.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.bench import deciding
+from perfnb.bench import acceptance
 from perfnb.bench.pairs_view import effect_words, pairs_answer, pairs_notes, pairs_strip, pairs_words
 from perfnb.bench.quality import DIFFERENCE, SLACK
 from perfnb.draw.document import (
@@ -26,13 +26,13 @@ from perfnb.draw.document import (
     Verdict,
     words,
 )
-from perfnb.experiments.decision import SIDES, of_two_ceilings
+from perfnb.experiments.compared_figures import SIDES, of_two_ceilings
 from perfnb.profile.summary import device_words
 
 if TYPE_CHECKING:
     from perfnb.experiments.ab_test import ABTest
 
-_STATES: dict[str, State] = {deciding.ACCEPT: "good", deciding.REJECT: "bad", deciding.INCONCLUSIVE: "open"}
+_STATES: dict[str, State] = {acceptance.ACCEPT: "good", acceptance.REJECT: "bad", acceptance.INCONCLUSIVE: "open"}
 #: By metric, its label and the unit in which it is shown; losses have neither.
 _METRICS: dict[str, tuple[str, Unit]] = {
     "median_ms": ("median step", "ms"),
@@ -77,23 +77,23 @@ def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
 def reason(test: ABTest) -> tuple[str, str]:
     """The reason for the decision, as a sentence without its capital and full stop, and what to do."""
     cause, about = test.outcome.cause, test.outcome.about
-    if cause in (deciding.CANNOT_TELL, deciding.SLOWER, deciding.NO_GAIN):
+    if cause in (acceptance.CANNOT_TELL, acceptance.SLOWER, acceptance.NO_GAIN):
         return pairs_answer(test)[1:]
-    if cause == deciding.WORSE:
+    if cause == acceptance.WORSE:
         return f"the results are not good enough, whatever the speed: {_worse(test)}", ""
-    if cause == deciding.OVER:
+    if cause == acceptance.OVER:
         return f"the candidate exceeds a limit: {'; '.join(_against(test, name) for name in about)}", ""
     faster = f"the candidate is faster ({effect_words(test)})"
-    if cause == deciding.UNJUDGED and about:
+    if cause == acceptance.UNJUDGED and about:
         limits = ", ".join(f"{name!r}: ..." for name in about)
         return f"{faster}, but {_unlimited(test)}", f"Pass limits={{{limits}}}."
-    if cause == deciding.UNJUDGED:
+    if cause == acceptance.UNJUDGED:
         how = "Pass check or quality." if test.check is None else "Return the loss from both steps, or pass quality."
         return f"{faster}, but its results could not be checked: {test.quality.said}", how
-    if cause == deciding.UNMEASURED:
+    if cause == acceptance.UNMEASURED:
         unchecked = "; ".join(_unchecked(test, name) for name in about)
         return f"{faster}, but not all limits could be checked: {unchecked}", ""
-    if cause == deciding.UNSURE:
+    if cause == acceptance.UNSURE:
         near = [
             f"{_METRICS[each.name][0]} {fmt.interval(each.value, each.bounds)} may exceed the limit of "
             f"{fmt.duration(each.limit)}"
@@ -187,13 +187,13 @@ def _notes(test: ABTest) -> Iterator[str]:
             "The results of both steps after the warm-up were compared. The accepted difference is "
             f"{limit} times the largest value{basis}."
         )
-        if cause == deciding.WORSE:
+        if cause == acceptance.WORSE:
             yield "Two training steps need a model each, with equal weights."
             if math.isfinite(quality.losses[0].candidate):
                 yield "To accept a larger difference, pass limits={'difference': ...} or a quality function."
-    if test.check == "" and cause != deciding.GAIN:
+    if test.check == "" and cause != acceptance.GAIN:
         yield "The results agree."
-    if test.judged and not quality.losses and cause != deciding.UNJUDGED:
+    if test.judged and not quality.losses and cause != acceptance.UNJUDGED:
         yield f"The results could not be checked: {quality.said}."
     if free := [loss for loss in quality.losses if loss.limit is None and loss.largest is not None]:
         yield f"A loss without a limit may exceed the baseline's by {fmt.share(SLACK)}."

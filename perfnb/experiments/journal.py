@@ -40,7 +40,7 @@ class Trials(Protocol):
 
 
 class Journal(Documented):
-    """Experiments on a step, in a folder that several notebooks may write to. Shows itself in a notebook.
+    """Experiments on a step, in a folder that several notebooks may write to. A notebook displays it.
 
     Opened by `journal`; read again at each access.
     """

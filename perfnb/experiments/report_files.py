@@ -13,7 +13,7 @@ from msgspec import Meta
 from perfnb.bench.paired_times import BlockPlan, PairedTimes, paired_times
 from perfnb.bench.quality import Loss
 from perfnb.errors import RecordingError
-from perfnb.experiments.decision import SIDES, Quality
+from perfnb.experiments.compared_figures import SIDES, Quality
 from perfnb.recording import store
 from perfnb.recording.frame_files import SavedColumn
 from perfnb.recording.loadable import Loadable

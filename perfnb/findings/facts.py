@@ -17,7 +17,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.attribution.attribution import Attribution, blocks_of_events, makers, owner_names
+from perfnb.attribution.attribution import Attribution, blocks_of_events, owner_names
+from perfnb.attribution.backward_links import makers
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.collectives import collective_calls
 from perfnb.attribution.events import calls_of

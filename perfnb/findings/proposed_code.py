@@ -1,4 +1,4 @@
-"""What a finding may propose: lines of Python whose names are all known, and what the GPU has units for."""
+"""The code that a finding may propose: lines of Python whose names are all known, and the units of the GPU."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ LOADER_WORDS = (
 def root_of(name: object) -> str | None:
     """The variable that a user's name for something starts with: ``nets`` of ``nets['a'].body``.
 
-    ``None`` if the name may not stand in a line of Python: it may hold nothing but attributes and constant keys, and it
-    must be spelled as Python itself spells it, without comments and compatibility characters.
+    ``None`` if the name may not appear in a line of Python: it may hold nothing but attributes and constant keys, and
+    it must be spelled as Python itself spells it, without comments and compatibility characters.
     """
     if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return None
@@ -146,7 +146,7 @@ def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
     loader : mapping
         Its ``name``, and what `perfnb.step.namespace.loader_facts` tells.
     **changed : object
-        The arguments, as they are written; ``None`` leaves one out.
+        The arguments as text; ``None`` leaves one out.
     """
     name, words = loader.get("name"), loader.get("same")
     if not name or not words:
@@ -254,7 +254,7 @@ def is_amd(recording: Recording) -> bool:
 
 
 def _devices(recording: Recording) -> list[Mapping[str, Any]]:
-    """The facts of each GPU that was used; of all known ones if the recording does not say which."""
+    """The facts of each GPU that was used; of all known ones if the recording names none."""
     known, used = recording.meta.get("devices") or [], recording.meta.get("environment", {}).get("gpus") or ()
     return [device for device in known if device.get("name") in used] or known
 

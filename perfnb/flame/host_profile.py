@@ -19,7 +19,7 @@ from perfnb.stacks.tables import function_table, stack_table
 
 
 class HostProfile(Documented):
-    """Where a program spent its time, function by function. Shows itself in a notebook, with a flame graph.
+    """Where a program spent its time, function by function. A notebook displays it, with a flame graph.
 
     Names in it come from the file: do not trust them. Each access to a table returns a new frame.
     """
@@ -102,7 +102,7 @@ class HostProfile(Documented):
 
 
 class HostComparison(Documented):
-    """Two host profiles, function by function. Shows itself in a notebook, with a flame graph of both.
+    """Two host profiles, function by function. A notebook displays it, with a flame graph of both.
 
     ``a`` is the baseline, ``b`` the candidate that is compared with it.
     """

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb.bench import deciding
-from perfnb.bench.deciding import Decision, Resource, decide
+from perfnb.bench import acceptance
+from perfnb.bench.acceptance import Decision, Resource, decide
 from perfnb.bench.quality import DIFFERENCE, Loss
 from perfnb.bench.values import DIFFERENT, NOISE, SAME, UNCHECKED, Values
 from perfnb.stats.comparisons import PairedComparison, compare_with_first
@@ -144,24 +144,24 @@ def _losses_of_values(trial: BackendTrial, limits: Mapping[str, float]) -> tuple
 def _reason(decision: Decision, trial: BackendTrial, losses: Sequence[Loss], judged: bool) -> str:
     about, verdict, why = ", ".join(decision.about), trial.values.verdict, trial.values.why
     reasons = {
-        deciding.WORSE: "; ".join(_over(loss) for loss in losses if loss.name in decision.about),
-        deciding.OVER: f"over the limit of {about}",
-        deciding.SLOWER: "slower than the model as it is",
-        deciding.NO_GAIN: f"as fast as the model as it is, within {EQUAL_WITHIN:.0%}",
-        deciding.CANNOT_TELL: "no clear difference of time: raise budget_s",
-        deciding.UNJUDGED: f"faster, but {about} has no limit and the model as it is none that is finite",
-        deciding.UNMEASURED: f"faster, but {about} was not measured",
-        deciding.UNSURE: f"faster, but {about} may be over its limit: raise budget_s",
-        deciding.GAIN: "faster, and good enough",
+        acceptance.WORSE: "; ".join(_over(loss) for loss in losses if loss.name in decision.about),
+        acceptance.OVER: f"over the limit of {about}",
+        acceptance.SLOWER: "slower than the unmodified model",
+        acceptance.NO_GAIN: f"as fast as the unmodified model, within {EQUAL_WITHIN:.0%}",
+        acceptance.CANNOT_TELL: "no clear difference of time: raise budget_s",
+        acceptance.UNJUDGED: f"faster, but {about} has no limit, and the unmodified model has no finite one",
+        acceptance.UNMEASURED: f"faster, but {about} was not measured",
+        acceptance.UNSURE: f"faster, but {about} may be over its limit: raise budget_s",
+        acceptance.GAIN: "faster, and good enough",
     }
     if not judged:
         outputs = {SAME: "exactly the same", NOISE: "the same within noise"}.get(verdict, "within the limit")
-        reasons[deciding.GAIN] = f"faster, and its outputs are {outputs}"
-        reasons[deciding.UNJUDGED] = "faster, in lower precision: pass quality=, or limits={'difference': ...}"
+        reasons[acceptance.GAIN] = f"faster, and its outputs are {outputs}"
+        reasons[acceptance.UNJUDGED] = "faster, in lower precision: pass quality=, or limits={'difference': ...}"
         if verdict == UNCHECKED:
-            reasons[deciding.UNJUDGED] = f"faster, but its outputs could not be checked: {why}"
+            reasons[acceptance.UNJUDGED] = f"faster, but its outputs could not be checked: {why}"
         if verdict == DIFFERENT:
-            reasons[deciding.WORSE] = f"its outputs are different: {why}"
+            reasons[acceptance.WORSE] = f"its outputs are different: {why}"
     return reasons[decision.cause]
 
 

@@ -26,8 +26,8 @@ from perfnb.bench.values import DIFFERENT, UNCHECKED, Values, judge_values
 from perfnb.errors import CaptureError
 from perfnb.inference.backend_figures import EQUAL_WITHIN, BackendRounds, BackendTrial
 from perfnb.inference.backends import EAGER, Backend, ModelCall, ReadyBackend, RefusedError, call_of
+from perfnb.step.data_waits import common_size
 from perfnb.step.device import random_state, set_random_state, synchronize
-from perfnb.step.intake import common_size
 from perfnb.step.tracer import Tracer, exclusive
 
 _DOUBLE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}

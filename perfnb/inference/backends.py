@@ -98,7 +98,7 @@ def _served(
     before: Callable[[Any], Any] | None = None,
     after: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
-    """Call a model as it is served: in inference mode, with a function applied to each tensor that goes in or out."""
+    """Call a model the way it is served: in inference mode, with a function applied to each tensor going in or out."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode():

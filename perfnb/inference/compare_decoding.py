@@ -24,7 +24,7 @@ _COLUMNS = ("request", "tokens", "passes", "proposed", "accepted", "same", "alik
 
 @dataclass(frozen=True, repr=False, eq=False)
 class DecodingComparison(Documented):
-    """Speculative against plain decoding, request by request. Shows itself in a notebook.
+    """Speculative against plain decoding, request by request. A notebook displays it.
 
     Attributes
     ----------

@@ -26,14 +26,14 @@ Quality = Callable[[Callable[..., Any]], Mapping[str, float]]
 
 
 class InferenceComparison(Documented):
-    """A model with each backend: latency, memory, size, and how far its outputs are off. Shows itself in a notebook."""
+    """A model with each backend: latency, memory, size, and how far its outputs are off. A notebook displays it."""
 
     def __init__(self, rounds: BackendRounds, judged: Mapping[str, Judged]) -> None:
         self._rounds, self._judged = rounds, judged
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row per backend, the model as it is (eager) first.
+        """A row per backend, the unmodified model (eager) first.
 
         ``verdict`` on its time (faster, slower, same, inconclusive; baseline; refused), ``median_ms`` with its 95 %
         interval ``ci_low_ms`` to ``ci_high_ms``, ``p95_ms``, ``ratio`` to eager with its simultaneous 95 % interval
@@ -73,7 +73,7 @@ class InferenceComparison(Documented):
         TypeError, ValueError
             For arguments that do not fit.
         Exception
-            Whatever `quality` raises with the model as it is.
+            Whatever `quality` raises with the unmodified model.
         """
         __tracebackhide__ = True
         bounds, first = _require(quality, limits), self._rounds.trials[0]

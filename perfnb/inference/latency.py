@@ -44,7 +44,7 @@ ServeAt = Callable[[float, float], OpenRun]
 
 
 class Latency(Documented):
-    """How long requests take, alone and under load. Shows itself in a notebook."""
+    """How long requests take, alone and under load. A notebook displays it."""
 
     def __init__(
         self, measured: Measured, load: LoadModel, serve_at: ServeAt, known: Iterable[HighestRate] = ()

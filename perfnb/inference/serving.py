@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from perfnb.step.data_waits import tensors_in
 from perfnb.step.device import synchronize
-from perfnb.step.intake import tensors_in
 from perfnb.step.namespace import namespace_of
 
 #: Requests kept of an iterable that has no length.

@@ -168,7 +168,7 @@ def earlier_decisions(journal: Any, name: str) -> list[str]:
     """Decisions of earlier reports with that name."""
     if journal is None or not len(history := journal.history):
         return []
-    decisions: list[str] = history.loc[history["change"] == name, "decision"].astype(str).tolist()
+    decisions: list[str] = history.loc[history["change"] == name, "decision"].map(str).tolist()
     return decisions[:-1]
 
 

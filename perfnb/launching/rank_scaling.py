@@ -25,7 +25,7 @@ _MODES = ("strong", "weak")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RankScaling(Documented):
-    """How a job scales over ranks. Shows itself in a notebook.
+    """How a job scales over ranks. A notebook displays it.
 
     Attributes
     ----------

@@ -20,8 +20,8 @@ from perfnb.quantities import counted
 from perfnb.step.budget import FLOOR, FLOOR_GPU, Plan
 from perfnb.step.capture import Capture
 from perfnb.step.checks import require_name
+from perfnb.step.data_waits import ExecutedStep, Intake
 from perfnb.step.device import accelerator_in_use
-from perfnb.step.intake import ExecutedStep, Intake
 from perfnb.step.namespace import chosen_models
 from perfnb.step.pass_order import loop_passes
 from perfnb.step.steps import Passes, SkippedStep, Turn

@@ -106,7 +106,7 @@ def profiled(
 class ProfiledLoop(Generic[_Batch]):
     """A loader whose loop is profiled, as `profiled` returns it; its other attributes are the loader's.
 
-    The last profile shows itself in a notebook when its window, or the loop, has ended.
+    A notebook displays the last profile when its window, or the loop, has ended.
 
     Attributes
     ----------

@@ -15,7 +15,7 @@ from perfnb.recording.reading import rank_of_name
 
 
 class RankRuns(RankFigures, Documented):
-    """The runs of several ranks of one job. Shows itself in a notebook; ``runs[3]`` is the `RunSummary` of rank 3.
+    """The runs of several ranks of one job. A notebook displays it; ``runs[3]`` is the `RunSummary` of rank 3.
 
     Attributes
     ----------

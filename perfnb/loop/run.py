@@ -69,7 +69,7 @@ RUN = SavedKind("run", RunFacts, _TABLES)
 class RunSummary(RunFigures, Documented):
     """A whole run: how long its steps took, what held them back, and how memory developed.
 
-    Shows itself in a notebook and in a terminal; its tables are pandas frames.
+    A notebook and a terminal display it; its tables are pandas frames.
 
     Attributes
     ----------

@@ -59,8 +59,8 @@ def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
         Column("leaves", "bytes"),
         Column("basis", priority=1, help="computed from sizes alone, or estimated"),
     )
-    figures = options[["option", "frees_bytes", "basis"]].itertuples(index=False)
-    rows = [(option, frees, max(0, peak - frees), basis) for option, frees, basis in figures]
+    figures = options.assign(leaves=(peak - options["frees_bytes"]).clip(lower=0))
+    rows = figures[["option", "frees_bytes", "leaves", "basis"]].to_numpy(dtype=object).tolist()
     heading = f"{title} (each option on its own)"
     return Table(heading, columns, rows, details=options["detail"].tolist(), noun="option")
 

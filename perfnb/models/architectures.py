@@ -32,7 +32,7 @@ TIMED_SHARE = 0.6
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ArchitectureComparison(Documented):
-    """Models side by side: what each costs, and where its time goes. Shows itself in a notebook.
+    """Models side by side: what each costs, and where its time goes. A notebook displays it.
 
     Attributes
     ----------
@@ -122,8 +122,8 @@ def compare_architectures(
     from perfnb.bench.rounds import Bench
     from perfnb.memory.estimate.model_step import left_as_they_were, model_step
     from perfnb.step.budget import Plan
+    from perfnb.step.data_waits import common_size
     from perfnb.step.environment import describe_environment
-    from perfnb.step.intake import common_size
 
     __tracebackhide__ = True
     require_seconds("budget_s", budget_s)
@@ -191,7 +191,7 @@ def _with_batches(models: Any, batch: Any) -> dict[str, tuple[nn.Module, Any]]:
 
 def _batch_words(batch: Any) -> str:
     """The shapes of the batch's tensors."""
-    from perfnb.step.intake import tensors_in
+    from perfnb.step.data_waits import tensors_in
 
     shapes = [" × ".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(batch)]
     return ", ".join(shapes) if shapes else "each model's own"

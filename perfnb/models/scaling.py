@@ -29,7 +29,7 @@ FEWEST_ROUNDS, MOST_ROUNDS = 6, 100
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ScalingStudy(Documented):
-    """Time and memory by size. Shows itself in a notebook.
+    """Time and memory by size. A notebook displays it.
 
     Attributes
     ----------

@@ -53,7 +53,7 @@ from perfnb.trace.chrome_writer import gzipped
 
 
 class Profile(Documented):
-    """Where one step's time goes. Shows itself in a notebook; every table is a pandas frame.
+    """Where one step's time goes. A notebook displays it; every table is a pandas frame.
 
     Tables are computed on first access. Each access returns a new frame, so changing one changes nothing else. `events`
     is large and computed on every access: bind it to a name.

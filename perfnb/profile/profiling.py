@@ -194,7 +194,7 @@ def run_profile(
                     models=models,
                     namespace=namespace,
                     labels=labels,
-                    stacks=stacks is not False and stacks != "auto",
+                    stacks=stacks != "auto" and bool(stacks),
                     worth_sampling=worth_sampling if asks else None,
                     progress=progress,
                 )

@@ -42,7 +42,7 @@ TIMING = SavedKind("timing", TimingFacts, {"steps": _STEPS})
 
 
 class Timing(StepTimes, Documented):
-    """Step times, measured without profiler and hooks. Shows itself in a notebook."""
+    """Step times, measured without profiler and hooks. A notebook displays it."""
 
     def save(self, path: str | Path) -> Path:
         """Save the step times to the folder `path` (Parquet and JSON), atomically; `perfnb.load` reads it.
@@ -68,7 +68,7 @@ class Timing(StepTimes, Documented):
 
 
 def shown(timing: StepTimes) -> Timing:
-    """Turn figures into a `Timing` that shows itself."""
+    """Turn figures into a `Timing`, which a notebook displays."""
     return Timing(**{name: getattr(timing, name) for name in StepTimes.__dataclass_fields__})
 
 

@@ -40,7 +40,7 @@ _MOST_ASKED = 8
 
 
 class Ranks(Documented):
-    """Profiles of several ranks of one job. Shows itself in a notebook; ``ranks[3]`` is the profile of rank 3.
+    """Profiles of several ranks of one job. A notebook displays it; ``ranks[3]`` is the profile of rank 3.
 
     The tables are those of the profiles one after another, with the column ``rank``.
     """

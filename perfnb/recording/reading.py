@@ -65,9 +65,11 @@ def read_file(
     traces = [held] if isinstance(held, TraceColumns) else held
     recordings = []
     while traces:
-        trace = with_steps(traces.pop(0), steps, str(source), reader.guess_steps)
+        trace = traces.pop(0)
+        caveats = () if trace.of_torch else reader.caveats
+        trace = with_steps(trace, steps, str(source), reader.guess_steps and not trace.of_torch)
         refuse_odd_trace(trace, str(source))
-        recordings.append(recording_of_trace(trace, source.name, rank, reader.caveats))
+        recordings.append(recording_of_trace(trace, source.name, rank, caveats))
         refuse_odd_layers(recordings[-1].modules["depth"].tolist(), 0, str(source))
     return recordings
 

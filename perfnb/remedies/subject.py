@@ -19,7 +19,7 @@ from perfnb.arguments import shown
 from perfnb.bench.restored import Restored
 from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
-from perfnb.step.intake import tensors_in
+from perfnb.step.data_waits import tensors_in
 from perfnb.step.namespace import name_of_batches, named_values, reachable
 from perfnb.step.optimizers import tensors_of
 from perfnb.step.steps import BatchSource

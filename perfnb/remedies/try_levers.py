@@ -92,7 +92,7 @@ def _listed(wanted: Any) -> list[str]:
 
 
 class LeverTrials(Documented):
-    """What each lever does to a step's time and results. Shows itself in a notebook."""
+    """What each lever does to a step's time and results. A notebook displays it."""
 
     def __init__(self, figures: LeverFigures) -> None:
         self.figures = figures
@@ -203,10 +203,10 @@ def try_levers(
         counted. Long steps get fewer levers; if nothing can be tried, the result says how many seconds would do.
     quality : callable, optional
         As for `ab_test`: called without arguments, returns losses by name, where smaller is better. Called once for the
-        step as it is and once with each lever on, each time after a few steps from the same start.
+        unmodified step and once with each lever on, each time after a few steps from the same start.
     limits : mapping of str to float, optional
-        As for `ab_test`: largest accepted value of each loss by name, by default that of the step as it is plus 0.1 %;
-        also of ``peak_memory_bytes``, ``median_ms`` and ``p95_ms``.
+        As for `ab_test`: largest accepted value of each loss by name, by default that of the unmodified step plus
+        0.1 %; also of ``peak_memory_bytes``, ``median_ms`` and ``p95_ms``.
     confirm : bool
         Measure the levers to keep again, all at once, on fresh pairs.
 
@@ -327,5 +327,10 @@ def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: flo
     with subject.restored(), subject.gate.opened():
         plan = Plan(budget_s=budget_s, memory=goal == "memory")
         profile = run_profile(subject.step, subject.batches, plan=plan, models=None, namespace=namespace, quiet=True)
-    found = profile.findings
-    return dict(zip(found["bottleneck"], found["bound_ms"].fillna(0.0).astype(float), strict=True))
+    return bounds_of(profile.findings)
+
+
+def bounds_of(findings: pd.DataFrame) -> dict[str, float]:
+    """The largest bound of each bottleneck, of which there may be several findings; 0 if none is known."""
+    bounds = findings.groupby("bottleneck")["bound_ms"].max().astype(float).fillna(0.0)
+    return {str(name): float(bound) for name, bound in bounds.items()}

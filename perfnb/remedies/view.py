@@ -26,9 +26,9 @@ _VALUES = {
     "not checked": "not checked: random numbers are drawn in another order",
 }
 _NOT_KEPT = {
-    "less": "less memory on this machine, but do not keep it as it is",
+    "less": "less memory on this machine, but do not keep it yet",
     "more": "no less memory",
-    "faster": "faster on this machine, but do not keep it as it is",
+    "faster": "faster on this machine, but do not keep it yet",
     "slower": "slower on this machine",
     "same": "no faster: the difference is too small to matter",
     "inconclusive": "no clear difference in the time it was given",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfnb.step.arithmetic import OpCall
-from perfnb.step.intake import ExecutedStep
+from perfnb.step.data_waits import ExecutedStep
 from perfnb.step.layers import Layer
 from perfnb.step.memory import WatchedMemory
 from perfnb.step.stack_sampler import StackSampler

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from perfnb.arguments import shown
 from perfnb.errors import CaptureError
-from perfnb.step.intake import tensors_in
+from perfnb.step.data_waits import tensors_in
 from perfnb.step.namespace import named_modules
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

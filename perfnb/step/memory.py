@@ -22,9 +22,9 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from perfnb.step.data_waits import tensors_in
 from perfnb.step.device import allocator_statistics
 from perfnb.step.installed import Installed
-from perfnb.step.intake import tensors_in
 from perfnb.step.layers import function_span, profiler_active
 from perfnb.step.steps import SkippedStep
 from perfnb.trace_names import MARK_SPAN

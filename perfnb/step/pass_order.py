@@ -136,7 +136,7 @@ def loop_passes(
     batches: Any = None,
     stacks: bool = False,
 ) -> Passes[Capture]:
-    """The passes of `capture_step` for the steps of a loop that goes on, which runs them itself.
+    """The passes of `capture_step` for the steps of a running loop, which executes them itself.
 
     Nothing that needs steps of its own is done: no threads are tried, the machine's ceilings are those known from
     earlier profiles, and a step that runs out of memory is not run again. Compiled code is not counted, because

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from perfnb.step.data_waits import Intake
 from perfnb.step.installed import Installed
-from perfnb.step.intake import Intake
 from perfnb.step.layers import Layer, is_compiled
 from perfnb.step.loaders import see_loaders
 from perfnb.step.namespace import is_installed
@@ -308,7 +308,7 @@ class _Tree:
         return node
 
     def _function(self, parent: int, name: str, file: str, first: int, line: int) -> int:
-        """The node of a call of a function; `parent` itself if the function is perfnb's."""
+        """The node of a call to a function; `parent` itself if the function is perfnb's."""
         kind = _kind(file)
         if kind == "perfnb":
             return parent

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
 from perfnb.errors import BatchesExhaustedError
-from perfnb.step.intake import ExecutedStep, Intake
+from perfnb.step.data_waits import ExecutedStep, Intake
 from perfnb.step.loaders import see_loaders
 
 _END = object()

@@ -14,7 +14,7 @@ from perfnb.system.view import resolution_document
 
 
 class Resolution(PairedTimes, Documented):
-    """A step compared with itself on this machine: the verdict should be ``same``. Shows itself in a notebook."""
+    """A step compared with itself on this machine: the verdict should be ``same``. A notebook displays it."""
 
     @property
     def noise_floor(self) -> float:

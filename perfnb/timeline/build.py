@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.attribution import Attribution, accumulates, blocks_of_events, forward_ops, layer_of_spans
+from perfnb.attribution.attribution import Attribution, blocks_of_events, layer_of_spans
+from perfnb.attribution.backward_links import accumulates, forward_ops
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.device_work import calls_of, column, is_in, of_external_id, pairs, text
 from perfnb.attribution.events import all_events

@@ -106,6 +106,8 @@ class TraceColumns:
         What perfnb wrote beside the events, as it is in the file.
     caveats : list of str
         What this file cannot tell, besides what its format cannot.
+    of_torch : bool
+        Whether torch.profiler wrote it, whichever reader recognised it.
     """
 
     names: list[str]
@@ -148,6 +150,7 @@ class TraceColumns:
     thread_names: dict[tuple[int, int], str] = field(default_factory=dict)
     perfnb: Any = None
     caveats: list[str] = field(default_factory=list)
+    of_torch: bool = False
 
     def __len__(self) -> int:
         return len(self.name)

@@ -24,9 +24,8 @@ from perfnb.draw.palette import mark
 from tests.draw.document_samples import DOCUMENTS, everything, unknown
 
 WIDTHS = (60, 80, 100, 160)
-TAGS = {"bdi", "br", "caption", "circle", "details", "div", "em", "i", "li", "ol", "p", "path", "pre", "span", "strong"}
-TAGS |= {"style", "summary", "svg", "table", "tbody", "td", "text", "th", "thead", "title", "tr", "ul"}
-TAGS |= {"img"}  # of opaque pictures
+TAGS = {"bdi", "br", "caption", "circle", "details", "div", "em", "g", "i", "li", "ol", "p", "path", "pre", "span"}
+TAGS |= {"strong", "style", "summary", "svg", "table", "tbody", "td", "text", "th", "thead", "title", "tr", "ul"}
 ATTRIBUTES = {"align", "aria-hidden", "aria-label", "class", "colspan", "cx", "cy", "d", "fill", "fill-opacity"}
 ATTRIBUTES |= {"font-size", "height", "open", "r", "role", "scope", "stroke", "stroke-dasharray", "stroke-opacity"}
 ATTRIBUTES |= {"alt", "src"}

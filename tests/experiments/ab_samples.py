@@ -12,7 +12,7 @@ import numpy as np
 from perfnb.bench.paired_times import PairedTimes, paired_times
 from perfnb.bench.quality import Loss
 from perfnb.experiments.ab_test import ABTest
-from perfnb.experiments.decision import SIDES, Quality
+from perfnb.experiments.compared_figures import SIDES, Quality
 from tests import summaries
 
 ENVIRONMENT = {

@@ -14,7 +14,7 @@ from perfnb.bench.paired_times import PairedTimes
 from perfnb.bench.quality import Loss
 from perfnb.experiments.ab_test import ABTest
 from perfnb.experiments.ab_view import ab_document
-from perfnb.experiments.decision import COLUMNS, Quality
+from perfnb.experiments.compared_figures import COLUMNS, Quality
 from perfnb.roofline.levels import RooflineLevels
 from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import StepTimes

@@ -12,7 +12,7 @@ from perfnb.bench.pairs_view import pairs_answer, pairs_words
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Document, Effects, Strip, Table
 from perfnb.experiments.ab_test import ABTest
-from perfnb.experiments.decision import NOT_COMPARED
+from perfnb.experiments.compared_figures import NOT_COMPARED
 from tests.experiments.ab_samples import EXAMPLES, experiment, figures
 
 RATIO = r"\d\.\d+ × \[\d\.\d+, \d\.\d+\]"

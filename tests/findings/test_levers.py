@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -287,22 +286,6 @@ def test_a_layer_of_attention_is_told_that_nobody_wants_its_weights() -> None:
     assert finding["code"] == ""
     assert "Call net.layers.0.a b with need_weights=False." in finding["advice"]
     assert "weights are not requested" in finding["advice"]
-
-
-def test_advice_that_an_earlier_version_saved_as_lever_is_read(tmp_path: Path) -> None:
-    recording = timed(one_long_op().recording(), [31.0, 41.0] * 10, [30.0, 40.0] * 10, environment=ENVIRONMENT)
-    saved = Profile(recording)._reduced().save(tmp_path / "step")
-    file = saved / "profile.json"
-    content = json.loads(file.read_text())
-    for row in content["meta"]["reduced"]["findings"]:
-        row["lever"] = row.pop("advice")
-    file.write_text(json.dumps(content))
-
-    loaded = perfnb.load(saved)
-
-    assert isinstance(loaded, Profile)
-    pd.testing.assert_frame_equal(loaded.findings, Profile(recording).findings)
-    assert "lever" not in loaded.findings
 
 
 def test_code_and_levers_of_an_edited_file_are_not_shown(tmp_path: Path) -> None:

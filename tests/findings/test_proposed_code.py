@@ -204,7 +204,7 @@ def test_one_line_switches_two_existing_optimizers() -> None:
 
 
 def looping(kind: str, steps: int = 3) -> Written:
-    """A trace of the CPU with layers, in which an optimizer loops over its parameters."""
+    """A trace of the CPU with layers, where an optimizer loops over its parameters."""
     trace = Written()
     for number in range(steps):
         t = 10_000.0 * number
@@ -345,7 +345,7 @@ def test_what_a_gpu_can_do_is_known_by_its_number(name: str, facts: dict[str, An
 
 
 def copying(kind: str, moved: int, count: int = 1) -> pd.Series:
-    """The finding of steps in which the host is held in calls that copy."""
+    """The finding of steps whose host is held in calls that copy."""
     hand = ByHand()
     for number in range(STEPS):
         t = 10_000 * number

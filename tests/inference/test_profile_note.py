@@ -11,7 +11,7 @@ from torch import nn
 
 import perfnb
 from perfnb.profile.report import notes_of
-from perfnb.step.intake import token_count
+from perfnb.step.data_waits import token_count
 
 SAID = "This is inference: nothing ran backward."
 BRIEF: dict[str, Any] = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, "flops": False}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from perfnb.bench.paired_times import BlockPlan, paired_times
-from perfnb.experiments.decision import NOT_COMPARED, Quality
+from perfnb.experiments.compared_figures import NOT_COMPARED, Quality
 from perfnb.labs.exercise import Facts, Hint
 from perfnb.labs.ledger import exercise_of, judged
 from perfnb.results import ABTest

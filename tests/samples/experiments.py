@@ -7,7 +7,7 @@ from collections.abc import Callable
 from perfnb.bench.quality import Loss
 from perfnb.draw.document import Document
 from perfnb.experiments.ab_test import ABTest
-from perfnb.experiments.decision import Quality
+from perfnb.experiments.compared_figures import Quality
 from perfnb.experiments.journal_view import journal_document
 from perfnb.profile.timing import shown
 from perfnb.stats.step_times import StepTimes

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
 from perfnb.errors import BatchesExhaustedError, CaptureError
-from perfnb.step.intake import Intake, common_size
+from perfnb.step.data_waits import Intake, common_size
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

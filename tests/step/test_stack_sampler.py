@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,8 @@ def test_samples_and_times_add_up(profile: perfnb.Profile) -> None:
     stacks = found.stacks
     assert found.samples == stacks["samples"].sum() == profile.meta["python"]["samples"]
     assert (profile.steps["pass"] == "sampled").sum() == profile.meta["python"]["steps"]
-    assert stacks["ms"].sum() == pytest.approx(found.functions["self_ms"].sum())
+    in_functions = stacks["stack"].str.contains(";")  # a sample may find a phase with no function running
+    assert stacks.loc[in_functions, "ms"].sum() == pytest.approx(found.functions["self_ms"].sum())
 
 
 def test_saved_with_the_profile(profile: perfnb.Profile, tmp_path: Path) -> None:
@@ -96,8 +98,11 @@ def test_saved_with_the_profile(profile: perfnb.Profile, tmp_path: Path) -> None
     assert "Flame graph" in again.to_html(tmp_path / "p.html").read_text()
 
 
-def test_without_stacks_there_are_none() -> None:
-    p = perfnb.profile_step(lambda: torch.ones(2).sum(), warmup=0, steps=1, traced=1, memory=False, flops=False)
+@pytest.mark.parametrize("stacks", ["auto", 0])
+def test_without_stacks_there_are_none(stacks: Any) -> None:
+    p = perfnb.profile_step(
+        lambda: torch.ones(2).sum(), warmup=0, steps=1, traced=1, memory=False, flops=False, stacks=stacks
+    )
     assert p.python is None
     assert p.lines.empty
     assert "sampled" not in set(p.steps["pass"])

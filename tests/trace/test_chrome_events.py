@@ -11,6 +11,7 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
+from perfnb.recording.reading import read_file
 from perfnb.trace.chrome_events import READER, read
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.trace_file import LIMITS, reader_of
@@ -141,6 +142,8 @@ def test_a_trace_of_torch_is_left_to_its_own_reader(tmp_path: Path) -> None:
     path = written(tmp_path, json.dumps(late).encode())
     assert reader_of(path) is READER
     assert "cpu_op" in read(path, LIMITS).categories
+    (recording,) = read_file(path, LIMITS)
+    assert not recording.is_foreign
 
 
 def test_planes_of_jax_are_devices(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.attribution.attribution import layer_of_spans, makers
+from perfnb.attribution.attribution import layer_of_spans
+from perfnb.attribution.backward_links import makers
 from perfnb.attribution.blocks import Kind
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule

@@ -1,5 +1,5 @@
 // The calls of a flame graph as arrays, in the order of a walk over the tree, and the trees of callers and callees.
-import { placeOf } from "../../draw/js/search.js";
+import { placeOf } from "../../draw/js/sorted_places.js";
 
 // Arrays from depths, names and own values; `before` for a difference.
 function flameArrays(depth, name, own, before) {

@@ -37,7 +37,7 @@ _MOST = 2**40
 
 @dataclass(frozen=True, repr=False)
 class MemoryEstimate(Documented):
-    """Estimated memory of one step. Shows itself in a notebook.
+    """Estimated memory of one step. A notebook displays it.
 
     To say which batch is the largest that fits, showing it estimates a few more sizes of the batch, once, unless an
     estimate takes more than 5 seconds.
@@ -202,7 +202,7 @@ def estimate_memory(
     batch : tensor, tuple, mapping or DataLoader
         A tensor is the model's input. In a tuple, the last element is the target and the others are the model's inputs.
         A mapping holds the model's keyword arguments. A small batch is enough, also on the device ``meta``. From a
-        DataLoader, the first batch is taken. A `step` gets the batch as it is.
+        DataLoader, the first batch is taken. A `step` gets the batch unchanged.
     optimizer : str, Optimizer, callable, optional
         A name from ``torch.optim`` (``"adam"``), an optimizer of this model, or a class or function that makes one from
         parameters.

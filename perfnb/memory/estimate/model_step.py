@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from perfnb.arguments import shown
 from perfnb.errors import CaptureError
 from perfnb.step.checks import require_loss
-from perfnb.step.intake import tensors_in
+from perfnb.step.data_waits import tensors_in
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from perfnb.memory.estimate.allocator import Allocation, SimulatedAllocator, dev
 from perfnb.memory.estimate.batches import tensor_resized, with_tensors
 from perfnb.memory.estimate.fake_tensors import StandIns, explained, pretending, replaced, stepping, variables_replaced
 from perfnb.recording.schema import CATEGORIES
-from perfnb.step.intake import tensors_in
+from perfnb.step.data_waits import tensors_in
 from perfnb.step.memory import living
 from perfnb.step.namespace import is_installed, reachable
 

@@ -2,7 +2,7 @@
 import { drawnToFit, levelRules, niceTicks, patternFills, roundNumber, roundSize, swatch, textWidth } from "../../draw/js/chart.js";
 import { drawn, figure, h } from "../../draw/js/dom.js";
 import { byteSize, duration, share, significant, timeUnit } from "../../draw/js/format.js";
-import { placeAfter } from "../../draw/js/search.js";
+import { placeAfter } from "../../draw/js/sorted_places.js";
 import { pictures } from "../../draw/js/document.js";
 
 // If the step failed, the last instant is shown in place of the peak.

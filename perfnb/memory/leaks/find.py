@@ -20,7 +20,7 @@ WARMUP = 10
 
 
 class Leaks(Documented, LeakFigures):
-    """What many steps leak. Shows itself in a notebook; its tables are pandas frames."""
+    """What many steps leak. A notebook displays it; its tables are pandas frames."""
 
     @property
     def sentence(self) -> str:

@@ -4,7 +4,7 @@
 import { canvasTheme, mixed } from "../../draw/js/canvas.js";
 import { canvasPattern, niceTicks, roundSize } from "../../draw/js/chart.js";
 import { duration } from "../../draw/js/format.js";
-import { placeOf } from "../../draw/js/search.js";
+import { placeOf } from "../../draw/js/sorted_places.js";
 import { placeNear } from "./store.js";
 
 export const LANE = { row: 18, gap: 8, memory: 64, folded: 18, axis: 24, overview: 40 };

@@ -1,6 +1,6 @@
 // The timeline's events: typed arrays sorted by track, depth and start, the queries on them, and how events are
 // connected.
-import { placeOf } from "../../draw/js/search.js";
+import { placeOf } from "../../draw/js/sorted_places.js";
 
 // The same as placeOf with doubling steps, for indices near `from`.
 export function placeNear(values, value, from, to) {

@@ -3,7 +3,7 @@ import { patternFills, swatch } from "../../draw/js/chart.js";
 import { pictures } from "../../draw/js/document.js";
 import { drawn, h } from "../../draw/js/dom.js";
 import { clock } from "../../draw/js/format.js";
-import { placeAfter } from "../../draw/js/search.js";
+import { placeAfter } from "../../draw/js/sorted_places.js";
 import { watchBoard } from "./board.js";
 import { write } from "./chart.js";
 import { watchStore } from "./store.js";

@@ -1,5 +1,5 @@
 // The readings of a watch in the browser: columns by device, in memory that stays bounded over days.
-import { placeAfter } from "../../draw/js/search.js";
+import { placeAfter } from "../../draw/js/sorted_places.js";
 
 const MOST_POINTS = 4000;
 const LATEST_POINTS = 1000; // are never merged

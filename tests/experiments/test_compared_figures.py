@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfnb.bench.deciding import Decision, Resource, decide
+from perfnb.bench.acceptance import Decision, Resource, decide
 from perfnb.bench.quality import SLACK, Loss
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfnb.bench.deciding import Resource
+from perfnb.bench.acceptance import Resource
 from perfnb.bench.paired_times import PairedTimes
 from perfnb.bench.quality import DIFFERENCE, RESOURCES, Loss
 from perfnb.profile.summary import Summary
