@@ -12,7 +12,7 @@ from perfnb.trace_names import ACCUMULATE_GRAD
 
 
 def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
-    """For each backward node, the block in which its forward op ran; `NONE` for other blocks.
+    """For each backward node, the block where its forward op ran; `NONE` for other blocks.
 
     If that op itself ran in a backward node (double backward), the node's own forward op decides.
     """
