@@ -69,7 +69,7 @@ def work_alone(events: pd.DataFrame) -> Work:
 def device_work(events: pd.DataFrame) -> DeviceWork:
     """Find all GPU work in a frame of events, and what launched it; missing columns count as -1."""
     work = work_alone(events)
-    call = calls_of(events, work.rows)
+    call = launches_of(events, work.rows)
     return DeviceWork(
         **vars(work), call=call, op=_ops_of(events, work.rows, call), step=steps_of(events, work.rows, call)
     )
@@ -143,7 +143,7 @@ def first_match(key: Ints, wanted: Ints) -> Ints:
     return np.asarray(np.append(first, NONE)[pd.Index(values).get_indexer(pd.Index(wanted))])
 
 
-def calls_of(events: pd.DataFrame, rows: Ints) -> Ints:
+def launches_of(events: pd.DataFrame, rows: Ints) -> Ints:
     """The call that launched each of `rows`, by correlation id within the rank; -1 if unknown."""
     correlation = column(events, "correlation")
     calls = np.flatnonzero(is_in(events, CALLS) & (correlation != NONE))

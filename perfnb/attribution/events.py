@@ -20,7 +20,7 @@ from perfnb.recording.text import TEXT, is_one_of, of_labels
 from perfnb.trace_names import PYTHON_CALLS, SPAN_CATEGORY, own_word
 
 
-def calls_of(events: pd.DataFrame) -> Ints:
+def python_calls(events: pd.DataFrame) -> Ints:
     """Rows of Python calls."""
     return np.flatnonzero(is_one_of(events["category"], PYTHON_CALLS))
 
@@ -53,7 +53,7 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     """
     events = recording.events
     block = blocks_of_events(events, attribution.host)
-    calls = calls_of(events)
+    calls = python_calls(events)
     calls = calls[block[calls] == NONE]
     block[calls] = block_of_calls(events, attribution.host, calls)
     owned = owners(recording, attribution, block)
@@ -134,7 +134,7 @@ def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categori
     events = recording.events
     ours = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     name, category = events["name"].array, events["category"].array
-    if not recording.is_loaded:
+    if not recording.is_from_trace:
         words = np.where(ours, of_labels(events["name"], own_word, ""), "")
         for word in np.unique(words[words != ""]).tolist():
             name, category = _replaced(name, words == word, [word]), _replaced(category, words == word, [word])

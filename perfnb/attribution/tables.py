@@ -277,7 +277,7 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
         }
     )
     # A live trace may contain the work of other threads; a loaded one was cut to its steps already.
-    return calls[is_op if recording.is_loaded else is_op & (host.block != NONE)]
+    return calls[is_op if recording.is_from_trace else is_op & (host.block != NONE)]
 
 
 def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:

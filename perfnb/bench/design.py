@@ -17,10 +17,10 @@ import numpy as np
 from perfnb.bench.paired_times import BlockPlan
 from perfnb.stats.intervals import FEWEST_PAIRS, Floats
 from perfnb.stats.planning import Planned, plan_pairs, plan_pairs_blindly
-from perfnb.step.budget import FEWEST, is_steady, require_passing_time, steady_from
+from perfnb.step.budget import FEWEST, WARMUP_SHARE, is_steady, require_passing_time, steady_from
 
-#: Share of the budget after which the warm-up ends, steady or not, and its greatest number of steps.
-WARMUP_SHARE, MOST_WARMUP = 0.2, 200
+#: Greatest number of steps of a warm-up.
+MOST_WARMUP = 200
 #: Rounds of the pilot, which do not count towards the result, and the share of the budget by which it has ended.
 PILOT_PAIRS, PILOT_SHARE = 10, 0.4
 #: Greatest number of pairs, however short the steps, and where a pilot of one pair says nothing about the spread.

@@ -14,7 +14,7 @@ import pandas as pd
 from perfnb.attribution.attribution import Attribution, attribute, owner_names
 from perfnb.attribution.backward_links import makers
 from perfnb.attribution.blocks import Host, Kind
-from perfnb.attribution.device_work import calls_of, device_work, is_in, matching, named, step_rows
+from perfnb.attribution.device_work import device_work, is_in, launches_of, matching, named, step_rows
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, children_sums, forest_of, innermost, nest, outermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
@@ -105,7 +105,7 @@ def op_tree(recording: Recording) -> OpTree:
 def _members(recording: Recording, host: Host) -> Ints:
     """Places in `host` of the operators, ranges and calls of the steps."""
     chosen = is_in(recording.events, (*_NODES, *CALLS))[host.rows]
-    if not recording.is_loaded:
+    if not recording.is_from_trace:
         chosen &= host.block != NONE  # a live one may include what other threads did
     return np.flatnonzero(chosen)
 
@@ -160,7 +160,7 @@ def _nothing(length: int) -> pd.Categorical:
 
 def _work(events: pd.DataFrame, node_of: Ints) -> pd.DataFrame:
     rows = np.flatnonzero(is_in(events, DEVICE_WORK))
-    call = calls_of(events, rows)
+    call = launches_of(events, rows)
     # Work without a call in the trace may name its operator.
     launcher = np.where(call != NONE, call, device_work(events).op) if (call == NONE).any() else call
     return pd.DataFrame(

@@ -110,7 +110,7 @@ def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff |
 
 
 def _unmarked(recording: Recording) -> bool:
-    return recording.is_loaded and not recording.meta["trace"].get("steps_marked", True)
+    return recording.is_from_trace and not recording.meta["trace"].get("steps_marked", True)
 
 
 def _alike(table: pd.DataFrame, time: str) -> float | None:

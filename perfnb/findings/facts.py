@@ -21,7 +21,7 @@ from perfnb.attribution.attribution import Attribution, blocks_of_events, owner_
 from perfnb.attribution.backward_links import makers
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.collectives import collective_calls
-from perfnb.attribution.events import calls_of
+from perfnb.attribution.events import python_calls
 from perfnb.findings.gpu_facts import GpuFacts, gpu_facts
 from perfnb.findings.proposed_code import MODULES, root_of
 from perfnb.flame.step_stacks import step_stacks
@@ -116,7 +116,7 @@ class Facts:
     def records_python(self) -> bool:
         """Whether Python calls were recorded, not just those of modules, which a trace may hold without the others."""
         events = self.recording.events
-        names = events["name"].iloc[calls_of(events)]
+        names = events["name"].iloc[python_calls(events)]
         return bool(of_labels(names, lambda name: not name.startswith("nn.Module: ")).any())
 
     @cached_property
@@ -414,7 +414,7 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
     timed_ms = timed["wall_ms"].to_numpy(dtype=float)
     waits_ms = timed["data_ms"].fillna(0.0).to_numpy(dtype=float)  # an unknown wait is part of the rest of the step
     cells = attribution.cells
-    on_gpu = bool(cells["kernels"].sum()) or recording.is_loaded
+    on_gpu = bool(cells["kernels"].sum()) or recording.is_from_trace
     gpu = gpu_facts(recording, attribution) if on_gpu else None
     cells_ns = _cells_ns(attribution)
     count = max(attribution.steps, 1)

@@ -100,7 +100,7 @@ def gpu_events(recording: Recording, attribution: Attribution | None = None) -> 
     of_recording, starts = marks_step(recording.events), recording.events["start_ns"].to_numpy()
     zero = starts[of_recording].min() if of_recording.any() else starts.min(initial=0)
     chosen["start_ns"] = chosen["start_ns"].to_numpy() - int(zero)
-    if recording.is_loaded and not recording.meta["trace"]["steps_marked"]:
+    if recording.is_from_trace and not recording.meta["trace"]["steps_marked"]:
         only = recording.steps["step"].head(1).tolist()
         return GpuEvents(chosen, in_steps[rows], tuple(only), only[0] if only else None)
     numbers = step_windows(chosen)["number"].tolist()

@@ -30,7 +30,7 @@ _MOST_TIMES = 12
 def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, timing: StepTimes) -> tuple[str, ...]:
     """The notes of this profile."""
     return (
-        *(_of_the_trace(recording) if recording.is_loaded else _of_the_passes(recording, timing)),
+        *(_of_the_trace(recording) if recording.is_from_trace else _of_the_passes(recording, timing)),
         *_of_the_tracing(recording, attribution, timing),
         *_of_the_memory(recording),
         *_of_engines(recording),
@@ -102,7 +102,7 @@ def _left_out(recording: Recording) -> Iterator[str]:
 def _of_the_tracing(recording: Recording, attribution: Attribution, timing: StepTimes) -> Iterator[str]:
     slowdown, cost = slowdown_of(recording, timing), recording.meta.get("cost", {})
     traced = traced_ms(recording)
-    if disagree(traced) and not recording.is_loaded:
+    if disagree(traced) and not recording.is_from_trace:
         times = fmt.durations(traced)
         yield (
             f"The traced steps took {times}: they disagree, and times by phase and layer are their mean. Other work on "
@@ -132,7 +132,7 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Step
 
 def _of_the_memory(recording: Recording) -> Iterator[str]:
     """Whether an optimizer stepped in other steps, but not in the last watched one, whose memory is shown."""
-    if recording.memory is None or recording.is_loaded or "failure" in recording.meta:
+    if recording.memory is None or recording.is_from_trace or "failure" in recording.meta:
         return
     watched = recording.memory.events
     begins = watched.loc[marks_step(watched), "start_ns"]
@@ -167,7 +167,7 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         yield f"Compiled by torch.compile or TorchScript, which hide the layers inside: {_first_of(compiled)}."
     unseen = layers["calls"].isna().to_numpy()[: len(modules)] & ~inside_compiled(modules)
     if unseen.any():
-        which = " than the step's" if recording.is_loaded else ", which torch's profiler does not record"
+        which = " than the step's" if recording.is_from_trace else ", which torch's profiler does not record"
         parent = modules["parent"].to_numpy()
         outermost = _first_of(modules["name"][unseen & ~((parent != NONE) & unseen[parent])].tolist())
         yield (
@@ -178,12 +178,12 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
     if losses.any():
         names = _first_of(modules.loc[losses, "name"].tolist())
         yield f"Called as a loss: {names}. Their time is in the loss phase and, for backward, in the row {LOSS_ROW}."
-    if modules.empty and recording.is_loaded and not recording.meta["trace"]["host_events"]:
+    if modules.empty and recording.is_from_trace and not recording.meta["trace"]["host_events"]:
         yield "Without host events there are no layers."
     elif modules.empty and recording.is_foreign:
         work = " and kernels" if recording.meta["trace"]["device_events"] else ""
         yield f"There are no layers: look at ops{work}."  # another program's trace: torch's options are no help
-    elif modules.empty and recording.is_loaded:
+    elif modules.empty and recording.is_from_trace:
         yield (
             "The trace names no modules, so there are no layers, and forward time is in other: look at ops. With "
             "with_stack=True, torch.profiler records module calls."
@@ -203,7 +203,7 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
     if (layers["recompute_ms"] > 0).any():
         yield "Time that checkpointing spends recomputing layers in the backward pass is listed as recompute."
     unattributed = layers.loc[layers.index == UNATTRIBUTED_ROW, "share"].sum()
-    if unattributed > _UNATTRIBUTED and not (recording.is_loaded and modules.empty):
+    if unattributed > _UNATTRIBUTED and not (recording.is_from_trace and modules.empty):
         calls = "module call on the step's own thread" if unseen.any() else "module call"
         yield f"More than 5 % of the step is not attributed to any layer: its ops ran outside every {calls}."
     nodes = attribution.host.blocks[attribution.host.blocks["kind"] == Kind.NODE]

@@ -65,7 +65,7 @@ class Profile(Documented):
     @property
     def _measured_here(self) -> bool:
         """Whether this process ran the step rather than loading it."""
-        return isinstance(self._source, Recording) and not self._source.is_loaded
+        return isinstance(self._source, Recording) and not self._source.is_from_trace
 
     @cached_property
     def _recording(self) -> Recording:
@@ -371,7 +371,7 @@ class Profile(Documented):
         """What was found when the profile was first saved, or now."""
         if isinstance(self._source, SavedProfile) and self._source.outcome is not None:
             return self._source.outcome
-        here = {} if self._recording.is_loaded or isinstance(self._source, SavedProfile) else origin()
+        here = {} if self._recording.is_from_trace or isinstance(self._source, SavedProfile) else origin()
         return outcome_of(self._summary, {**here, **self._source.meta["environment"]})
 
     def _tables(self) -> dict[str, pd.DataFrame]:

@@ -206,7 +206,7 @@ def _parts(times: pd.DataFrame) -> pd.DataFrame:
 
 def _only_step(recording: Recording) -> int | None:
     """The number of the one step that stands for the whole trace, if the trace marks no steps."""
-    whole = recording.is_loaded and not recording.meta["trace"]["steps_marked"]
+    whole = recording.is_from_trace and not recording.meta["trace"]["steps_marked"]
     return int(recording.steps["step"].iloc[0]) if whole and len(recording.steps) else None
 
 

@@ -154,14 +154,14 @@ class Recording:
     python: PythonRecord | None = None
 
     @property
-    def is_loaded(self) -> bool:
+    def is_from_trace(self) -> bool:
         """Whether a trace was loaded rather than a step profiled."""
         return "trace" in self.meta
 
     @property
     def is_foreign(self) -> bool:
         """Whether another program than perfnb and torch.profiler recorded it."""
-        return self.is_loaded and bool(self.meta["trace"].get("foreign"))
+        return self.is_from_trace and bool(self.meta["trace"].get("foreign"))
 
     @property
     def uses_torch(self) -> bool:

@@ -202,7 +202,7 @@ class TraceFacts(TypedDict, total=False):
     thread_names: list[tuple[Whole, Whole, str]]
 
 
-class JobFacts(TypedDict):
+class PlaceInJob(TypedDict):
     """The place of the measured process among those of its job."""
 
     rank: Rank
@@ -267,7 +267,7 @@ class Reduced(TypedDict):
 class ProfileFacts(TypedDict, total=False):
     name: Required[str]
     rank: Rank
-    job: JobFacts
+    job: PlaceInJob
     base_ns: Whole
     devices: list[dict[str, Any]]
     environment: Required[Environment]

@@ -13,7 +13,7 @@ import pandas as pd
 from perfnb.attribution.attribution import Attribution, blocks_of_events, layer_of_spans
 from perfnb.attribution.backward_links import accumulates, forward_ops
 from perfnb.attribution.blocks import Kind
-from perfnb.attribution.device_work import calls_of, column, is_in, of_external_id, pairs, text
+from perfnb.attribution.device_work import column, is_in, launches_of, of_external_id, pairs, text
 from perfnb.attribution.events import all_events
 from perfnb.memory.allocations import Watched
 from perfnb.recording.from_trace import rows_of_trace
@@ -291,7 +291,7 @@ def _names(
     result = np.append(names.all_of(labels), NONE)[found]
     sort = np.append(categories.all_of(sorts), NONE)[category]
     ours = is_in(events, OPS)
-    if not recording.is_loaded:
+    if not recording.is_from_trace:
         own = of_labels(events["name"], own_word, "")
         for word in ("step", "data"):
             is_own = (own == word) & ours
@@ -306,7 +306,7 @@ def _launches(events: pd.DataFrame, on_device: Bools) -> Ints:
     """The call that launched each piece of device work, else the op that the profiler assigns it to."""
     launch = np.full(len(events), NONE, dtype=np.int64)
     device = np.flatnonzero(on_device)
-    launch[device] = calls_of(events, device)
+    launch[device] = launches_of(events, device)
     lost = device[launch[device] == NONE]
     launch[lost] = of_external_id(events, lost, is_in(events, OPS))
     return launch

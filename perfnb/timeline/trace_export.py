@@ -232,7 +232,7 @@ def _names(recording: Recording, timeline: Timeline, events: pd.DataFrame, own: 
         if track.kind in OF_EVENTS and track.count:
             event = int(timeline.rows["event"].iloc[track.first])
             pid, tid = int(process[event]), int(thread[event])
-            if not recording.is_loaded:
+            if not recording.is_from_trace:
                 threads.setdefault((pid, tid), track.title)
                 if track.kind == "stream":
                     processes.setdefault(pid, track.title.partition(",")[0])
