@@ -19,6 +19,8 @@ SPAN_CATEGORY = "cpu_op"
 TORCH_STEP = "ProfilerStep#"
 #: The engine's mark around a node of the backward pass, and the node that adds to a parameter's gradient.
 BACKWARD_NODE, ACCUMULATE_GRAD = "autograd::engine::evaluate_function", "AccumulateGrad"
+#: Optimizers of torch that take fused=True, by the names of their classes, and those that do so only on a CPU.
+FUSED, FUSED_ON_CPU = ("SGD", "Adam", "AdamW"), ("Adagrad",)
 #: Ranges around ``next()`` of a loader, and around methods of an optimizer.
 LOADER, OPTIMIZER = "enumerate(DataLoader)#", "Optimizer."
 

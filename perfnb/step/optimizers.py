@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
-_FUSED_ON_CPU_ALONE = (torch.optim.Adagrad,)
+from perfnb.trace_names import FUSED, FUSED_ON_CPU
+
+_FUSED_ON_CPU_ALONE = tuple(getattr(torch.optim, name) for name in FUSED_ON_CPU)
+_FUSED = (*_FUSED_ON_CPU_ALONE, *(getattr(torch.optim, name) for name in FUSED))
 
 
 def tensors_of(optimizer: Optimizer) -> list[Tensor]:

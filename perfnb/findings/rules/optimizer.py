@@ -16,6 +16,7 @@ from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.proposed_code import shown, update_line
 from perfnb.recording.nesting import Bools
 from perfnb.recording.text import found
+from perfnb.trace_names import FUSED, FUSED_ON_CPU
 
 #: Fewest operators in an update that count as a loop.
 _FEWEST = 40
@@ -30,8 +31,7 @@ _MOVED, _MOVED_WITH_STATE = 3, 7
 #: least, with 40 and 120 parameters of up to 16 KiB: 0.8 and 3.6 µs): torch's optimizers collect parameters, gradients
 #: and states in Python.
 _PER_TENSOR, _PER_TENSOR_WITH_STATE, _BARE_NS = 1.2, 5.5, 650.0
-#: torch's optimizers that take fused=True, those that do so only on a CPU, and those that take foreach=True.
-_FUSED, _FUSED_ON_CPU = ("SGD", "Adam", "AdamW"), ("Adagrad",)
+#: torch's optimizers that take foreach=True but not fused=True.
 _FOREACH = ("ASGD", "Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
 _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 
@@ -147,7 +147,7 @@ def _how(facts: Facts, classes: list[str]) -> str:
 
 def _argument(facts: Facts, kind: str) -> str | None:
     """The argument that makes an optimizer of torch update all at once; ``None`` for other classes."""
-    fused = kind in _FUSED or (kind in _FUSED_ON_CPU and facts.gpu is None)
+    fused = kind in FUSED or (kind in FUSED_ON_CPU and facts.gpu is None)
     return "fused" if fused else "foreach" if kind in _FOREACH else None
 
 
