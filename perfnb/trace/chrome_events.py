@@ -88,7 +88,7 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
     with closing(blocks_of_file(path, limits, progress)) as blocks:
         for piece in ChromeJson(_closed(blocks), str(path), limits, _DECODERS).pieces():
             if any(bytes(event.cat) in _TORCHS_JSON for event in piece.events):
-                return read_of_torch(path, given, progress)
+                return replace(read_of_torch(path, given, progress), of_torch=True)
             found.add(piece.events)
     return found.trace(Rows(str(path), limits))
 

@@ -107,7 +107,7 @@ class TraceColumns:
     caveats : list of str
         What this file cannot tell, besides what its format cannot.
     of_torch : bool
-        Whether torch.profiler wrote it, whichever reader recognised it.
+        Whether torch.profiler wrote it although the reader is one of other traces.
     """
 
     names: list[str]

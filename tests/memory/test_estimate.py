@@ -451,6 +451,8 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("how", ["float32", "channels last", "bfloat16"])
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_the_peak_of_a_convolution_is_the_measured_one(kind: str, how: str) -> None:
+    if (kind, how) == ("narrow groups", "bfloat16") and torch.cpu._is_amx_tile_supported():
+        pytest.skip("on CPUs with AMX, oneDNN was seen to choose either of two kernels, 20 % apart")
     model, x = (
         nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), CONVOLUTIONS[kind]()),
         torch.randn(32, 3, 32, 32),
