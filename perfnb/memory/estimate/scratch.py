@@ -164,7 +164,7 @@ def _onednn_takes(kind: torch.dtype) -> bool:
 
 
 def _has_tiles(kind: torch.dtype) -> bool:
-    """Whether the CPU multiplies tiles of this dtype (AMX), for which oneDNN dilates strided kernels."""
+    """Whether the CPU multiplies tiles of this dtype (AMX). oneDNN then has strided kernels that are dilated."""
     known = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return kind == torch.bfloat16 and known is not None and bool(known())
 
