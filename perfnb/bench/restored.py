@@ -105,12 +105,16 @@ class Restored:
 @contextmanager
 def kept_positions(loaders: Iterable[Any]) -> Iterator[None]:
     """Put loaders that know their position back to it."""
-    stateful = [loader for loader in loaders if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")]
-    positions = [copy.deepcopy(loader.state_dict()) for loader in stateful]
+    positions = []
+    for loader in loaders:
+        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+            # Accelerate's loaders have both, but a state only if asked for: state_dict then raises AttributeError.
+            with suppress(AttributeError):
+                positions.append((loader, copy.deepcopy(loader.state_dict())))
     try:
         yield
     finally:
-        for loader, position in zip(stateful, positions, strict=True):
+        for loader, position in positions:
             loader.load_state_dict(position)
 
 

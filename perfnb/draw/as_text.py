@@ -93,7 +93,8 @@ def tab_title(document: Document) -> str:
 
 def _verdict(verdict: Verdict, width: int) -> list[str]:
     confidence = f" ({verdict.confidence} confidence)" if verdict.confidence else ""
-    lines = _sentences(f"{verdict.sentence}{confidence}", width) if verdict.sentence else []
+    sentence = verdict.sentence.removesuffix(".") if confidence else verdict.sentence
+    lines = _sentences(f"{sentence}{confidence}", width) if sentence else []
     for label, said in (("Why", verdict.why), ("Next", verdict.next)):
         if said:
             first, *others = _sentences(said, width - _INDENT)

@@ -186,7 +186,7 @@ def is_own_line(line: str) -> bool:
     )
 
 
-def trial_line(call: object, lever: str) -> tuple[str, str]:
+def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[str, str]:
     """How to try a lever on the profiled step, in words, and the code to run.
 
     Both are empty if there is no lever, or if the user's names are not known, as in a trace.
@@ -197,18 +197,21 @@ def trial_line(call: object, lever: str) -> tuple[str, str]:
         How the profile was asked for, from the recording: the form of its ``magic``, ``cell`` or ``line``; or the
         variables that hold ``step`` and ``batches``, and whether perfnb is ``imported`` under its name.
     lever : str
+    saves_memory : bool
+        Whether the lever is to save memory instead of time.
     """
     if not lever or not isinstance(call, Mapping):
         return "", ""
     if (mark := {"cell": "%%", "line": "%"}.get(str(call.get("magic")))) is not None:
         words = f"To try it, run this in place of {mark}profile_step and its options:"
-        return words, f"{mark}try_levers --levers {lever}"
+        return words, f"{mark}try_levers --levers {lever}{' --goal memory' * saves_memory}"
     step, batches = call.get("step"), call.get("batches")
     names = [step] if batches is None else [step, batches]
     if not all(isinstance(name, str) and name.isidentifier() and root_of(name) for name in names):
         return "", ""
     imports = "" if call.get("imported") is True else "import perfnb; "
-    return "To try it:", f'{imports}perfnb.try_levers({", ".join(map(str, names))}, levers=["{lever}"])'
+    goal = ', goal="memory"' if saves_memory else ""
+    return "To try it:", f'{imports}perfnb.try_levers({", ".join(map(str, names))}, levers=["{lever}"]{goal})'
 
 
 def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tuple[str, str]:

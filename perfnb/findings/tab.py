@@ -30,11 +30,16 @@ _SECTIONS = {"layer": "layers", "op": "ops", "kernel": "kernels", "memory": "mem
 
 
 def document_verdict(findings: Findings) -> Verdict:
-    """The verdict, which rests on a finding unless nothing stands out."""
+    """The verdict, which rests on a finding unless nothing stands out, with the reason if its confidence is low."""
     verdict = findings.verdict
     if verdict.finding is None:
         return Verdict("open", verdict.verdict, verdict.why, verdict.next)
-    return Verdict("bad", verdict.verdict, verdict.why, verdict.next, selects="findings")
+    row = findings.table.iloc[verdict.finding]
+    confidence, reason = str(row["confidence"]), str(row["why"])
+    why = verdict.why
+    if confidence == "low" and reason and reason not in why:
+        why += f" {reason}"
+    return Verdict("bad", verdict.verdict, why, verdict.next, confidence=confidence, selects="findings")
 
 
 def finding_cards(findings: Findings, title: str = "") -> Cards:
@@ -45,7 +50,8 @@ def finding_cards(findings: Findings, title: str = "") -> Cards:
 
 
 def _card(findings: Findings, row: pd.Series) -> Card:
-    trial, verdict = trial_line(findings.call, row["remedy"]), findings.verdict
+    saves_memory = fmt.known(row["bound_ms"]) is None and fmt.known(row["bound_bytes"]) is not None
+    trial, verdict = trial_line(findings.call, row["remedy"], saves_memory), findings.verdict
     evidence, advice = str(row["evidence"]), str(row["advice"])
     return Card(
         str(row["bottleneck"]),

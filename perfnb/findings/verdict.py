@@ -80,7 +80,7 @@ def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Conclusio
         return Conclusion(f"{headline}.", finding.evidence, finding.advice, place)
     share, whole = fmt.share(finding.share(facts.step_ms)), finding.of_ms or facts.step_ms
     of = facts.step_words if isclose(whole, facts.step_ms, rel_tol=1e-6) else f"a mean step of {fmt.duration(whole)}"
-    saved = f"{fmt.duration(bound)} of {of} ({share}, {finding.confidence} confidence)"
+    saved = f"{fmt.duration(bound)} of {of} ({share})"
     idle = f"The GPU is idle for {share} of the step ({fmt.duration(bound)} of {of})"
     if not rule.explained:
         verdict = f"{idle}, and the trace does not show why."

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _WORTH, _WORTH_STALLS = 0.05, 0.02
 #: Share of the steps' time from which waiting for data is what bounds the run.
 _BOUND = 0.2
+#: An interval that reaches this many times its estimate says nothing.
+_NOTHING_SAID = 100
 #: Growth over the run that matters, in bytes and relative to the level.
 _LEAST_GROWTH, _GROWTH = 16 * 2**20, 0.01
 #: Memory that would be full within this many times the run's length is the most urgent.
@@ -180,7 +182,7 @@ def change_of_pace(run: RunFigures) -> Iterator[Finding]:
 
 
 def _ends(ratio: Centre) -> tuple[float, float] | None:
-    return (ratio.low, ratio.high) if ratio.bounded else None
+    return (ratio.low, ratio.high) if ratio.bounded and ratio.high < _NOTHING_SAID * ratio.estimate else None
 
 
 @rule("memory growth", "Memory grows")

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from perfnb.bench import restored
-from perfnb.bench.restored import Restored
+from perfnb.bench.restored import Restored, kept_positions
 from perfnb.errors import CaptureError
 from perfnb.remedies.state import fingerprint
 from perfnb.remedies.subject import Subject
@@ -385,3 +385,17 @@ def test_one_tensor_that_cannot_be_put_back_does_not_keep_others_from_it(monkeyp
         stepped()
 
     assert torch.equal(second.weight, weight)
+
+
+def test_a_loader_that_has_a_state_only_if_asked_for_is_left_alone() -> None:
+    class Prepared:
+        """Like a loader that accelerate has prepared."""
+
+        def state_dict(self) -> dict[str, int]:
+            raise AttributeError("'DataLoader' object has no attribute 'dl_state_dict'")
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise AssertionError("it has no state to put back")
+
+    with kept_positions([Prepared()]):
+        pass

@@ -8,6 +8,7 @@ from perfnb.draw.as_html import section_html
 from perfnb.draw.as_text import document_text, section_text
 from perfnb.draw.document import Link
 from perfnb.findings.finding import Findings
+from perfnb.findings.proposed_code import trial_line
 from perfnb.findings.tab import document_verdict, finding_cards
 from perfnb.profile.report import report_document
 from tests.findings import findings_samples as samples
@@ -15,7 +16,11 @@ from tests.findings import findings_samples as samples
 
 def test_the_report_s_first_words_are_the_verdict() -> None:
     lines = document_text(report_document(samples.with_findings())).splitlines()
-    assert lines[1:4] == ["Bound by waiting for data.", "Why   The step waits.", "Next  Use 2 workers."]
+    assert lines[1:4] == [
+        "Bound by waiting for data (high confidence)",
+        "Why   The step waits.",
+        "Next  Use 2 workers.",
+    ]
 
 
 def test_findings_stand_in_their_order_with_what_each_costs() -> None:
@@ -39,6 +44,20 @@ def test_the_finding_of_the_verdict_comes_first() -> None:
     second = Findings(three.table, type(three.verdict)("Bound by memory.", "", "Fuse.", 1), three.step_ms)
     assert [card.title for card in finding_cards(second).cards][:2] == ["memory bandwidth", "input pipeline"]
     assert document_verdict(second).selects == "findings"
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ({"magic": "cell"}, "%%try_levers --levers checkpointing --goal memory"),
+        (
+            {"step": "train", "batches": None, "imported": True},
+            'perfnb.try_levers(train, levers=["checkpointing"], goal="memory")',
+        ),
+    ],
+)
+def test_a_lever_for_memory_is_tried_for_memory(call: object, code: str) -> None:
+    assert trial_line(call, "checkpointing", saves_memory=True)[1] == code
 
 
 def test_memory_that_grows_is_not_said_to_be_saved() -> None:

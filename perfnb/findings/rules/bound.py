@@ -37,7 +37,8 @@ _PRODUCTS = re.compile(
 )
 _TUNED = ' (torch.compile with mode="max-autotune")'
 _CACHES = "Caches: data that stays in them moves faster than the measured bandwidth."
-_MOVES = re.compile(r"batched_transpose|nchwToNhwc|nhwcToNchw", re.IGNORECASE)
+#: Kernels of such libraries that multiply no matrices: they move data or normalise batches.
+_NO_PRODUCTS = re.compile(r"batched_transpose|nchwToNhwc|nhwcToNchw|\bbn_(?:bw|fw)_", re.IGNORECASE)
 _SENDS, _FILLS = re.compile(r"nccl|rccl", re.IGNORECASE), re.compile(r"Memset|Memcpy")
 _FLOAT32 = re.compile(
     r"sgemm|s(?:cudnn|gemv)|f32f32_f32f32_f32|ffma|_S_B_|_SB_|scudnn|fprop_.*fp32|gem[mv]\w*<(?:int, )*float\b",
@@ -248,7 +249,7 @@ def _kernels(gpu: GpuFacts) -> tuple[Bools, Bools]:
     """Which runs are kernels that multiply matrices, and which are other kernels that compute."""
     runs = gpu.runs
     computes = (runs.sort == SORTS.index("computation")) & ~runs.named(_SENDS) & ~runs.named(_FILLS)
-    multiplies = runs.named(_PRODUCTS) & ~runs.named(_MOVES)
+    multiplies = runs.named(_PRODUCTS) & ~runs.named(_NO_PRODUCTS)
     return computes & multiplies, computes & ~multiplies
 
 
