@@ -81,7 +81,8 @@ def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Conclusio
     share, whole = fmt.share(finding.share(facts.step_ms)), finding.of_ms or facts.step_ms
     of = facts.step_words if isclose(whole, facts.step_ms, rel_tol=1e-6) else f"a mean step of {fmt.duration(whole)}"
     saved = f"{fmt.duration(bound)} of {of} ({share})"
-    idle = f"The GPU is idle for {share} of the step ({fmt.duration(bound)} of {of})"
+    does = "computes nothing" if rule.idle_cause == "copies" else "is idle"  # copies are work, too
+    idle = f"The GPU {does} for {share} of the step ({fmt.duration(bound)} of {of})"
     if not rule.explained:
         verdict = f"{idle}, and the trace does not show why."
     elif rule.idle_cause and gpu is not None and gpu.is_unsure(rule.idle_cause):

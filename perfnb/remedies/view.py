@@ -72,6 +72,10 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
             return "none", "Nothing was tried"
         if figures.need_s is not None and not figures.rounds:
             return "open", f"Nothing could be timed within the budget: about {figures.need_s:,} s would do"
+        if figures.goal == "time" and (
+            faster := [trial.lever for trial in figures.trials if trial.verdict == "faster"]
+        ):
+            return "open", f"{' and '.join(faster)}: faster, but not confirmed as fit to keep; see the reason below"
         return "none", f"Nothing that was tried {less} and keeps its results"
     time = fmt.with_interval(fmt.ratio(kept.ratio), kept.ratio, kept.ratio_ci)
     time = "not measured" if kept.ratio is None else time

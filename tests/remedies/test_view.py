@@ -61,7 +61,9 @@ def test_what_is_kept_and_the_lines_for_it() -> None:
     assert "not confirmed (confirm=False)" in str(once)
     nothing = found(None)
     assert (nothing.best, nothing.code) == ((), "")
-    assert "Nothing that was tried makes the step faster and keeps its results" in str(nothing)
+    assert "fused_optimizer: faster, but not confirmed as fit to keep" in str(nothing)
+    slower = lever_trials([trial for trial in TRIALS if trial.verdict != "faster"], None)
+    assert "Nothing that was tried makes the step faster and keeps its results" in str(slower)
 
 
 def test_what_was_not_tried_takes_a_line() -> None:
