@@ -140,11 +140,17 @@ class Latency(Documented):
         return self._known[asked]
 
     def _confirmed(self, highest: HighestRate, seconds: float) -> HighestRate:
-        """The rate that a run confirms, or the highest below it that another one does."""
+        """The rate that a run confirms, or the highest below it that another one does.
+
+        It is not below the rate that was asked about if the run at that rate stayed within the bound.
+        """
         left, bound_ms, quantile = seconds, highest.bound_ms, highest.quantile
         if highest.rate_per_s == 0:
             return highest
-        while (rate := highest.rate_per_s) and left > 0:
+        own, shown = self.open_run, 0.0
+        if own is not None and not exceeds(own, bound_ms, quantile):
+            shown = own.rate_per_s if seen_in(highest, own).confirmed_ms is not None else 0.0
+        while (rate := highest.rate_per_s) and rate > shown and left > 0:
             # A run has enough requests for the quantile, if need be by taking all the time.
             lasts = min(left, max(seconds / _CONFIRMING_RUNS, steps_for_quantile(quantile) / rate))
             left -= lasts
@@ -160,6 +166,9 @@ class Latency(Documented):
                 high=min(lower.high, _LOWER * rate),
                 refuted_per_s=(*highest.refuted_per_s, rate),
             )
+        if own is not None and shown > 0:
+            ends = {"low": min(highest.low, shown), "high": max(highest.high, shown)}
+            return seen_in(replace(highest, rate_per_s=shown, **ends), own)
         return replace(highest, rate_per_s=None, low=0.0, high=highest.refuted_per_s[-1])
 
     @property

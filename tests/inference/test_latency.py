@@ -124,6 +124,16 @@ def test_a_rate_that_its_run_refutes_is_lowered_until_a_run_confirms_it(clock: F
     assert found.highest_rate(bound_ms=25).confirmed_requests is None
 
 
+def test_a_rate_that_was_served_within_the_bound_is_not_above_the_highest(clock: FakeClock) -> None:
+    found = perfnb.latency(Slower(clock, {22.5: 15.0}), [1], rate_per_s=100, bound_ms=20, budget_s=30)
+    highest = found._asked
+
+    assert highest.refuted_per_s
+    assert highest.rate_per_s == pytest.approx(100, rel=0.1)
+    assert highest.low <= highest.rate_per_s <= highest.high
+    assert highest.confirmed_ms <= 20
+
+
 def test_a_rate_that_no_run_confirms_is_not_known(clock: FakeClock) -> None:
     found = perfnb.latency(Slower(clock, {13.5: 4.0, 19.0: 12.0}), [1], bound_ms=20, price_per_hour=3.6, budget_s=30)
     unknown = found._asked
