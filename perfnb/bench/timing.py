@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
-from perfnb.bench.design import MOST_WARMUP, WARMUP_SHARE
+from perfnb.bench.design import MOST_WARMUP
 from perfnb.draw.progress import Progress
 from perfnb.profile.timing import Timing, shown
 from perfnb.stats.planning import plan_steps, steps_in_block, still_needed
@@ -59,7 +59,7 @@ def time_step(
         Whatever `step` or `batches` raise, after perfnb has removed everything it installed.
     """
     from perfnb.bench.rounds import Bench
-    from perfnb.step.budget import FLOOR, FLOOR_GPU, WINDOW, Plan, require_passing_time, steady_from
+    from perfnb.step.budget import FLOOR, FLOOR_GPU, WARMUP_SHARE, WINDOW, Plan, require_passing_time, steady_from
     from perfnb.step.checks import require_steps
     from perfnb.step.device import accelerator_in_use
 

@@ -167,8 +167,8 @@ class Latency(Documented):
                 refuted_per_s=(*highest.refuted_per_s, rate),
             )
         if own is not None and shown > 0:
-            ends = {"low": min(highest.low, shown), "high": max(highest.high, shown)}
-            return seen_in(replace(highest, rate_per_s=shown, **ends), own)
+            low, high = min(highest.low, shown), max(highest.high, shown)
+            return seen_in(replace(highest, rate_per_s=shown, low=low, high=high), own)
         return replace(highest, rate_per_s=None, low=0.0, high=highest.refuted_per_s[-1])
 
     @property

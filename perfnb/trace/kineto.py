@@ -187,6 +187,7 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
         thread_names=columns.thread_names,
         perfnb=facts.get("perfnb"),
         caveats=[],
+        of_torch=False,
     )
 
 
