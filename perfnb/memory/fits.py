@@ -86,7 +86,7 @@ def options_to_fit(
             "half precision for activations",
             0 if half else by_category["activations"] // 2,
             "estimated",
-            "Under bfloat16 autocast most activations take half the bytes, but copies of the weights are added.",
+            "At most: bfloat16 autocast keeps some activations in float32, and adds copies of the weights.",
         ),
     ]
     least = sum(by_category.values()) / 1000
