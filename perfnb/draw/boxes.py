@@ -41,12 +41,6 @@ def boxes_svg(boxes: Iterable[Box]) -> str:
     return "".join(drawn + [f'<g font-size="9.5" fill="{ink}">{"".join(parts)}</g>' for ink, parts in names.items()])
 
 
-def svg(drawn: str, height: float, alt: str) -> str:
-    """A picture that shrinks with the page."""
-    look = f'viewBox="0 0 {WIDE} {height:.0f}" style="max-width:{WIDE}px" role="img"'
-    return f'<svg {look} aria-label="{escape.html_sentence(alt)}">{drawn}</svg>'
-
-
 def _ink(colour: str) -> str:
     """Black or white, whichever reads better on a colour."""
     red, green, blue = bytes.fromhex(colour[1:])

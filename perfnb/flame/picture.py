@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from perfnb.draw import escape
-from perfnb.draw.boxes import ROW, WIDE, Box, boxes_svg, svg
+from perfnb.draw import escape, svg
+from perfnb.draw.boxes import ROW, WIDE, Box, boxes_svg
 from perfnb.draw.document import Picture, words
 from perfnb.flame.data import flame_data
 from perfnb.recording.nesting import Floats, Ints
@@ -101,7 +101,7 @@ def _html(data: dict[str, Any], tree: CallTree, unit: str) -> str:
     cut = int(tree.depth.max(initial=0)) + 1 - levels
     hint = f"Outermost calls at the top{f'; {cut:,} more levels are not drawn' if cut > 0 else ''}."
     alt = f"Flame graph of {len(tree):,} calls, {words(whole, UNITS[unit])}; the table has the figures"
-    return f"<p>{hint}</p>{svg(boxes_svg(boxes), levels * ROW, alt)}"
+    return f"<p>{hint}</p>{svg.picture([boxes_svg(boxes)], WIDE, levels * ROW, alt)}"
 
 
 def _colours(data: dict[str, Any]) -> list[str]:

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape, palette, tables
-from perfnb.draw.boxes import ROW, WIDE, Box, boxes_svg, svg
+from perfnb.draw import escape, palette, svg, tables
+from perfnb.draw.boxes import ROW, WIDE, Box, boxes_svg
 from perfnb.draw.document import Budget, Column, Document, Picture, Table, Verdict
 from perfnb.draw.tab import Tab
 from perfnb.timeline.data import memory_word
@@ -50,7 +50,7 @@ def step_html(step: StepTimeline) -> str:
     by_title = {(track.kind, track.title): track for track in timeline.tracks}
     scale, top, words, boxes = (WIDE - _LEFT) / step.shown_ns, 0, "", list[Box]()
     for track in shown_tracks(step):
-        words += _label(_LEFT - 6, top + 11, "end", _title(track))
+        words += _beside(top + 11, _title(track))
         rows = timeline.rows_on(by_title[track.kind, track.title])
         for row in _rows(rows[rows["depth"] < _LINES[track.kind]]):
             colour = palette.mark(timeline.kinds[row.kind]).colour
@@ -59,8 +59,8 @@ def step_html(step: StepTimeline) -> str:
         top += min(track.depth, _LINES[track.kind]) * ROW + _GAP
     for curve in _curves(step):
         size = f"{fmt.size(curve.bytes.max())} at most"
-        words += _label(_LEFT - 6, top + 20, "end", f"Memory, {memory_word(curve.device)}")
-        words += _label(_LEFT - 6, top + 34, "end", size)
+        words += _beside(top + 20, f"Memory, {memory_word(curve.device)}")
+        words += _beside(top + 34, size)
         path = _curve(curve, step.shown_ns, top + _MEMORY)
         words += f'<path d="{path}" fill="currentColor" fill-opacity=".2" stroke="currentColor"/>'
         top += _MEMORY + _GAP
@@ -68,21 +68,19 @@ def step_html(step: StepTimeline) -> str:
         x = _LEFT + part * (WIDE - _LEFT)
         words += f'<path d="M{x:.0f} 0V{top}" stroke="currentColor" stroke-opacity=".2"/>'
         anchor = "end" if part == 1 else "middle"
-        words += _label(x, top + 12, anchor, fmt.duration(part * step.shown_ns / 1e6) if part else "0")
+        words += svg.label(round(x), top + 12, anchor, fmt.duration(part * step.shown_ns / 1e6) if part else "0")
     if step.duration_ns < step.shown_ns:
         words += (
             f'<path d="M{_LEFT + step.duration_ns * scale:.1f} 0V{top}" stroke="currentColor" stroke-dasharray="4 3"/>'
         )
     marks = [palette.mark(timeline.kinds[kind]) for kind in sorted(set(timeline.rows["kind"].tolist()))]
     key = " ".join(tables.keyed(replace(mark, pattern="solid")) for mark in marks)
-    return f"{svg(words + boxes_svg(boxes), top + 18, _alt(step))}<p>{key}</p>"
+    return f"{svg.picture([words, boxes_svg(boxes)], WIDE, top + 18, _alt(step))}<p>{key}</p>"
 
 
-def _label(x: float, y: float, anchor: str, text: str) -> str:
-    return (
-        f'<text x="{x:.0f}" y="{y}" font-size="11" fill="currentColor" text-anchor="{anchor}">'
-        f"{escape.html(text, _TITLE)}</text>"
-    )
+def _beside(y: float, text: str) -> str:
+    """Text to the left of what is drawn."""
+    return svg.label(_LEFT - 6, y, "end", escape.plain(text, _TITLE))
 
 
 def _title(track: Track) -> str:
