@@ -30,16 +30,22 @@ _SECTIONS = {"layer": "layers", "op": "ops", "kernel": "kernels", "memory": "mem
 
 
 def document_verdict(findings: Findings) -> Verdict:
-    """The verdict, which rests on a finding unless nothing stands out, with the reason if its confidence is low."""
+    """The verdict on a step, which rests on a finding unless nothing stands out."""
     verdict = findings.verdict
     if verdict.finding is None:
         return Verdict("open", verdict.verdict, verdict.why, verdict.next)
+    return verdict_of_finding(findings, "findings")
+
+
+def verdict_of_finding(findings: Findings, selects: str = "") -> Verdict:
+    """The verdict that rests on a finding, with the reason if its confidence is low; `selects` as in `Verdict`."""
+    verdict = findings.verdict
     row = findings.table.iloc[verdict.finding]
     confidence, reason = str(row["confidence"]), str(row["why"])
     why = verdict.why
     if confidence == "low" and reason and reason not in why:
         why += f" {reason}"
-    return Verdict("bad", verdict.verdict, why, verdict.next, confidence=confidence, selects="findings")
+    return Verdict("bad", verdict.verdict, why, verdict.next, confidence=confidence, selects=selects)
 
 
 def finding_cards(findings: Findings, title: str = "") -> Cards:

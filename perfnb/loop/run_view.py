@@ -29,7 +29,7 @@ from perfnb.draw.document import (
     Verdict,
 )
 from perfnb.draw.palette import Mark
-from perfnb.findings.tab import finding_cards
+from perfnb.findings.tab import finding_cards, verdict_of_finding
 from perfnb.loop.rank_figures import RankFigures
 from perfnb.loop.run_comparison import RunChanges
 from perfnb.loop.run_summary import FEWEST_STEPS, TYPICAL, RunFigures, stretches
@@ -80,15 +80,7 @@ def _verdict(run: RunFigures) -> Verdict:
         return Verdict(
             "good", f"{verdict.verdict}: {ms} per step, and nothing holds the run back", _nothing(run), profile
         )
-    confidence = str(run.findings["confidence"].iloc[verdict.finding])
-    return Verdict(
-        "bad",
-        verdict.verdict,
-        verdict.why,
-        verdict.next,
-        confidence=confidence,
-        selects="findings" if len(run.findings) > 1 else "",
-    )
+    return verdict_of_finding(run.judgement, "findings" if len(run.findings) > 1 else "")
 
 
 def _nothing(run: RunFigures) -> str:

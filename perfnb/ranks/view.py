@@ -9,7 +9,7 @@ from perfnb import quantities as fmt
 from perfnb.draw import palette
 from perfnb.draw.document import Bar, Bars, Budget, Column, Document, Figure, Heat, Part, Section, Table, Verdict
 from perfnb.findings.finding import Findings
-from perfnb.findings.tab import finding_cards
+from perfnb.findings.tab import finding_cards, verdict_of_finding
 from perfnb.ranks.buckets import BucketSizes, bucket_sentence
 from perfnb.ranks.findings import listed
 from perfnb.ranks.lanes_view import lanes_picture
@@ -68,10 +68,8 @@ def _figures(steps: JobSteps) -> Iterator[Figure]:
 
 def _verdict(summary: RanksSummary, findings: Findings) -> Verdict:
     """The finding that decides, or else whether a rank is waited for."""
-    verdict = findings.verdict
-    if verdict.finding is not None:
-        confidence = str(findings.table["confidence"].iloc[verdict.finding])
-        return Verdict("bad", verdict.verdict, verdict.why, verdict.next, confidence=confidence)
+    if findings.verdict.finding is not None:
+        return verdict_of_finding(findings)
     if not summary.matched:
         return Verdict("open", "Who waits for whom is not known", _why_unmatched(summary))
     among = " among those loaded" if summary.doubts.absent else ""
