@@ -63,6 +63,7 @@ _USED = frozenset(
         "torch.nn.parallel.DistributedDataParallel",
     }
 )
+_NAMING = (ast.Attribute, ast.Name, ast.Subscript)
 _METHODS = ("float", "to", "update")
 #: The arguments of a DataLoader that a line may repeat.
 LOADER_WORDS = (
@@ -179,11 +180,21 @@ def is_own_line(line: str) -> bool:
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     names = [node for node in nodes if isinstance(node, (ast.Attribute, ast.Name)) and id(node) not in inner]
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    made = [(node.targets, node.value) for node in nodes if isinstance(node, ast.Assign)]
     return (
         all(isinstance(node, _STATEMENTS) for node in nodes if isinstance(node, ast.stmt))
         and all(ast.unparse(name) in _USED or root_of(ast.unparse(name)) for name in names)
         and all(ast.unparse(call) in _USED or getattr(call, "attr", "") in _METHODS for call in calls)
+        and all(len(targets) == 1 and _is_made_of(value, ast.unparse(targets[0])) for targets, value in made)
     )
+
+
+def _is_made_of(value: ast.expr, target: str) -> bool:
+    """Whether the user's names in an assigned value are those of its target, or of parts of it."""
+    nodes = list(ast.walk(value))
+    inner = {id(node.value) for node in nodes if isinstance(node, (ast.Attribute, ast.Subscript))}
+    names = (ast.unparse(node) for node in nodes if isinstance(node, _NAMING) and id(node) not in inner)
+    return all(name in _USED or name == target or name.startswith((f"{target}.", f"{target}[")) for name in names)
 
 
 def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[str, str]:

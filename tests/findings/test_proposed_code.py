@@ -149,6 +149,11 @@ def test_every_line_that_findings_propose_is_known_when_a_profile_is_read(line: 
     "line",
     [
         "import os; os.system('echo PWNED')",
+        "import os; import os; torch.set_num_threads(2)",
+        "net = torch.compile(other)",
+        "net = other = torch.compile(net)",
+        "net.a = torch.compile(net.b)",
+        "net = torch.compile(nets['a'])",
         "net = torch.compile(net); os.system('x')",
         "os.system('x').y = torch.compile(os.system('x').y)",
         "torch = torch.compile(torch)",
