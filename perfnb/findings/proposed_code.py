@@ -41,6 +41,8 @@ _UPDATES: Mapping[str, str] = {
     "fused_optimizer": "fused=True, foreach=False",
     "foreach_optimizer": "foreach=True",
 }
+#: The levers that findings propose: those with lines above, and those whose lines depend on more.
+REMEDIES = frozenset({*_LINES, *_UPDATES, "attention", "autocast", "checkpointing", "loader_workers"})
 _OTHERS = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}")
 _NVIDIA = re.compile(r"NVIDIA|^(?:Tesla|GeForce|Quadro|TITAN)")
 #: Sets an environment variable of PyTorch's allocator.
@@ -52,19 +54,6 @@ RECORD_MORE = (
     "experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))"
 )
 _NOT_PYTHON = (SyntaxError, ValueError, MemoryError, RecursionError)
-_IMPORTS = re.compile(rf"import (?:{'|'.join(MODULES)})(?:, (?:{'|'.join(MODULES)}))*; ")
-#: What lines consist of, besides `EXPANDABLE` and `RECORD_MORE`: statements, what they use of the modules, and methods
-#: of the user's objects.
-_STATEMENTS = (ast.Assign, ast.Expr, ast.For)
-_USED = frozenset(
-    {
-        *("gc.collect", "gc.freeze", "gc.disable", "torch.compile", "torch.set_num_threads", "torch.bfloat16"),
-        *("torch.channels_last", "torch.set_float32_matmul_precision", "torch.utils.data.DataLoader"),
-        "torch.nn.parallel.DistributedDataParallel",
-    }
-)
-_NAMING = (ast.Attribute, ast.Name, ast.Subscript)
-_METHODS = ("float", "to", "update")
 #: The arguments of a DataLoader that a line may repeat.
 LOADER_WORDS = (
     *("batch_size", "drop_last", "batch_sampler", "sampler", "num_workers", "collate_fn", "pin_memory", "timeout"),
@@ -168,33 +157,57 @@ def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
     return loader_line(loader, num_workers=workers, **pin)
 
 
-def is_own_line(line: str) -> bool:
-    """Whether a line, which may come from an edited file, does nothing that no finding proposes, with plain names."""
-    line = _IMPORTS.sub("", line, count=1)
-    if line in (EXPANDABLE, RECORD_MORE) or not line.isprintable():
-        return line.isprintable()
-    try:
-        nodes = list(ast.walk(ast.parse(line)))
-    except _NOT_PYTHON:
+def is_own_line(line: object) -> bool:
+    """Whether a line, which may come from an edited file, is one that a finding proposes, for plain names."""
+    if not isinstance(line, str) or len(line) > _LONGEST or not line.isprintable():
         return False
-    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    names = [node for node in nodes if isinstance(node, (ast.Attribute, ast.Name)) and id(node) not in inner]
-    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-    made = [(node.targets, node.value) for node in nodes if isinstance(node, ast.Assign)]
-    return (
-        all(isinstance(node, _STATEMENTS) for node in nodes if isinstance(node, ast.stmt))
-        and all(ast.unparse(name) in _USED or root_of(ast.unparse(name)) for name in names)
-        and all(ast.unparse(call) in _USED or getattr(call, "attr", "") in _METHODS for call in calls)
-        and all(len(targets) == 1 and _is_made_of(value, ast.unparse(targets[0])) for targets, value in made)
+    line = _IMPORTS.sub("", line, count=1)
+    found = next(filter(None, (shape.fullmatch(line) for shape in _SHAPES)), None)
+    if found is None:
+        return False
+    names = [name for group, text in found.groupdict().items() if text for name in _names_in(group, text)]
+    return all(root_of(name) is not None for name in names)
+
+
+def _names_in(group: str, text: str) -> list[str]:
+    """The user's names in a part of a line: one, or those of the optimizers of `update_line`."""
+    return [text] if group == "name" else [one.removesuffix(".param_groups") for one in text.split(", *")]
+
+
+def _shape_of(lever: str, line: str) -> str:
+    what = {"threads": r"\d{1,6}", "float32_precision": "high"}.get(lever, "(?P<name>.+)")
+    first, *rest = re.escape(line).split(r"\{0\}")
+    return first + "".join((what if place == 0 else "(?P=name)") + part for place, part in enumerate(rest))
+
+
+_IMPORTS = re.compile(rf"import (?:{'|'.join(MODULES)})(?:, (?:{'|'.join(MODULES)}))*; ")
+_ARGUMENT = "|".join(
+    (
+        *(rf"{word}=(?P=name)\.{word}" for word in LOADER_WORDS),
+        r"num_workers=\d{1,6}",
+        "pin_memory=True",
+        r"sampler=(?P=name)\.batch_sampler",
+        "batch_size=None",
     )
-
-
-def _is_made_of(value: ast.expr, target: str) -> bool:
-    """Whether the user's names in an assigned value are those of its target, or of parts of it."""
-    nodes = list(ast.walk(value))
-    inner = {id(node.value) for node in nodes if isinstance(node, (ast.Attribute, ast.Subscript))}
-    names = (ast.unparse(node) for node in nodes if isinstance(node, _NAMING) and id(node) not in inner)
-    return all(name in _USED or name == target or name.startswith((f"{target}.", f"{target}[")) for name in names)
+)
+#: Most characters of a line, and all lines that a finding proposes.
+_LONGEST = 5000
+_SHAPES = tuple(
+    re.compile(shape)
+    for shape in (
+        "",
+        *map(re.escape, (EXPANDABLE, RECORD_MORE)),
+        *(_shape_of(lever, line) for lever, line in _LINES.items()),
+        *(
+            rf"for group in {source}: group\.update\({re.escape(how)}\)"
+            for how in _UPDATES.values()
+            for source in (r"(?P<name>.+)\.param_groups", r"\(\*(?P<names>.+\.param_groups)\)")
+        ),
+        r"(?P<name>.+) = torch\.nn\.parallel\.DistributedDataParallel\((?P=name)\.module(?:, bucket_cap_mb=\d{1,6})?\)",
+        r"(?P<name>.+) = (?P=name)\.to\(torch\.bfloat16\)  # and its inputs",
+        rf"(?P<name>.+) = torch\.utils\.data\.DataLoader\((?P=name)\.dataset(?:, (?:{_ARGUMENT}))*\)",
+    )
+)
 
 
 def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[str, str]:

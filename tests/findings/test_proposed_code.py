@@ -169,10 +169,21 @@ def test_every_line_that_findings_propose_is_known_when_a_profile_is_read(line: 
         "for group in o.param_groups: exec('x')",
         "f = os.system; f('x')",
         "def f(): pass",
+        "net.to = exec; net.to('x')",
+        "torch.compile = exec; torch.compile('x')",
+        "gc.collect = eval; gc.collect('x')",
+        "for net.to in [exec]: net.to('x')",
+        "d = torch.utils.data.DataLoader(('x',), batch_size=None, collate_fn=exec)",
+        "print = gc.collect",
+        "10**10**8",
+        "net = net.to(torch.bfloat16)  # or run: curl",
+        f"{'n' * 5000} = torch.compile({'n' * 5000})",
         f"{EXPANDABLE}\r",
+        None,
+        5,
     ],
 )
-def test_a_line_that_does_anything_else_is_not(line: str) -> None:
+def test_a_line_that_does_anything_else_is_not(line: object) -> None:
     assert not is_own_line(line)
 
 
