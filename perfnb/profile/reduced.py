@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from perfnb.findings.finding import Conclusion, Findings
-from perfnb.findings.proposed_code import is_own_line
+from perfnb.findings.proposed_code import REMEDIES, is_own_line
 from perfnb.profile.summary import Summary, summarize
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import REDUCED_TABLES
@@ -84,9 +84,9 @@ def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]
 
 
 def _checked(finding: dict[str, Any]) -> dict[str, Any]:
-    """A finding without code that perfnb does not propose or a lever that is no name: a file may have been edited."""
+    """A finding without code or a lever that perfnb does not propose: a file may have been edited."""
     code, lever = finding["code"], finding["remedy"]
-    return finding | {"code": code if is_own_line(code) else "", "remedy": lever if lever.isidentifier() else ""}
+    return finding | {"code": code if is_own_line(code) else "", "remedy": lever if lever in REMEDIES else ""}
 
 
 def _emptied(frame: pd.DataFrame) -> pd.DataFrame:

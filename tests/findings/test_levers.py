@@ -288,7 +288,8 @@ def test_a_layer_of_attention_is_told_that_nobody_wants_its_weights() -> None:
     assert "weights are not requested" in finding["advice"]
 
 
-def test_code_and_levers_of_an_edited_file_are_not_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lever", ["compile --fix; os.system('echo PWNED')", "PWNED"])
+def test_code_and_levers_of_an_edited_file_are_not_shown(lever: str, tmp_path: Path) -> None:
     recording = timed(one_long_op().recording(), [31.0, 41.0] * 10, [30.0, 40.0] * 10, environment=ENVIRONMENT)
     saved = Profile(recording)._reduced().save(tmp_path / "step")
     file = saved / "profile.json"
@@ -296,7 +297,7 @@ def test_code_and_levers_of_an_edited_file_are_not_shown(tmp_path: Path) -> None
     assert content["meta"]["reduced"]["findings"]
     for row in content["meta"]["reduced"]["findings"]:
         row["code"] = "import os; os.system('echo PWNED')"
-        row["remedy"] = "compile --fix; os.system('echo PWNED')"
+        row["remedy"] = lever
     file.write_text(json.dumps(content))
 
     loaded = perfnb.load(saved)
