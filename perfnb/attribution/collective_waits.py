@@ -27,6 +27,7 @@ from perfnb.recording.text import found, is_one_of, of_labels
 from perfnb.trace_names import CALLS, COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST_BACKENDS, OPS, RANGES, collective_kind
 
 _WAITS = re.compile(r"(cuda|hip|cu|ze|sycl)\w*(Synchronize|Memcpy)", re.IGNORECASE)
+_RUN = re.compile(r"(\w+):(\w+)")
 #: Outside of other operators, this is how DDP looks at a bucket that has arrived.
 _VIEW = "aten::as_strided"
 #: Backends of devices whose collectives can be seen on the host only, if the trace has no kernels of theirs.
@@ -145,7 +146,8 @@ def pieces(time: IntervalSet, borders: Ints) -> tuple[Ints, Ints]:
 
 def _issued(events: pd.DataFrame) -> Ints:
     """The outermost operators that start a collective."""
-    rows = np.flatnonzero(starts_collective(events) & (collective_kinds(events) != ""))
+    rows = np.flatnonzero(starts_collective(events))
+    rows = rows[collective_kinds(events.iloc[rows]) != ""]
     start = column(events, "start_ns")[rows]
     tree = nest(column(events, "thread")[rows], start, start + column(events, "duration_ns")[rows])
     return np.asarray(rows[tree.parent == NONE])
@@ -155,7 +157,8 @@ def _ran(events: pd.DataFrame, on_device: bool) -> Ints:
     backends = HOST_BACKENDS if on_device else (*HOST_BACKENDS, *_OFTEN_UNSEEN)
 
     def runs(name: str) -> bool:
-        return name.partition(":")[0] in backends and bool(collective_kind(name))
+        found = _RUN.fullmatch(name)
+        return found is not None and found[1] in backends and bool(collective_kind(name))
 
     return np.flatnonzero(of_labels(events["name"], runs) & is_one_of(events["category"], (*RANGES, *OPS)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,7 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
     )
     block = blocks_of_events(events, attribution.host)[launched]
     step = _steps(attribution, block, begin)
-    kinds = np.concatenate([own.kind, collective_kinds(events)[work.rows[theirs]]])
+    kinds = np.concatenate([own.kind, collective_kinds(events.iloc[work.rows[theirs]])])
     kinds = np.where(kinds == "", texts(events, "name", rows), kinds)
     accumulating = np.append(accumulates(events, attribution.host), False)[block]
     names = np.append(owner_names(recording, attribution), "")[block].astype(object)
@@ -194,27 +195,31 @@ def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
     calls = recording.arithmetic.calls.sort_index()
     calls = calls[of_labels(calls["op"], lambda name: bool(COLLECTIVE_OP.match(name) and collective_kind(name)))]
     kinds = [collective_kind(str(name)) for name in calls["op"]]
-    place = np.concatenate([_matched(own.tolist(), kinds) for _, own in frame.groupby("step")["collective"]])
-    size = np.append(calls["bytes"].to_numpy(dtype=np.int64), NONE)[place]
-    dtype = np.append(calls["dtype"].astype(object).fillna("").to_numpy(), "")[place]
+    sizes, dtypes = calls["bytes"].to_numpy(dtype=np.int64), calls["dtype"].astype(object).fillna("").to_numpy()
+    sent = list(zip(sizes.tolist(), dtypes.tolist(), strict=True))
+    place = np.concatenate([_matched(own.tolist(), kinds, sent) for _, own in frame.groupby("step")["collective"]])
+    size, dtype = np.append(sizes, NONE)[place], np.append(dtypes, "")[place]
     own_size, own_dtype = frame["bytes"], frame["dtype"]
     return frame.assign(bytes=own_size.where(own_size != NONE, size), dtype=own_dtype.where(own_dtype != "", dtype))
 
 
-def _matched(seen: list[str], counted: list[str]) -> Ints:
+def _matched(seen: Sequence[str], counted: Sequence[str], sent: Sequence[tuple[int, str]]) -> Ints:
     """Which of the counted collectives each of a step's is, by their kinds; `NONE` where that is not certain.
 
-    One step may have collectives in one stretch that the other has not, such as those of logging. What both have before
-    and after it is matched, except where the stretch may lie.
+    One step may have collectives in one stretch that the other has not, such as those of logging. Where that stretch
+    can be in several places, a collective is certain if what it sent is the same for all of them.
     """
-    if seen == counted:
-        return np.arange(len(seen))
     shorter = min(len(seen), len(counted))
     pairs = list(zip(seen, counted, strict=False)), list(zip(seen[::-1], counted[::-1], strict=False))
     first, last = (next((at for at, (one, other) in enumerate(way) if one != other), shorter) for way in pairs)
-    unsure = max(0, first + last - shorter)
+    whole = min(shorter, first + last)
     result = np.full(len(seen), NONE, dtype=np.int64)
-    result[: max(0, first - unsure)] = np.arange(max(0, first - unsure))
-    after = np.arange(max(0, last - unsure)) + 1
-    result[len(seen) - after] = len(counted) - after
+    for place in range(len(seen)):
+        places = {place} if place < first else set()
+        if place >= len(seen) - last:
+            places.add(place - len(seen) + len(counted))
+        # It may be in the stretch itself, if that can begin at or before it and end behind it.
+        is_extra = max(place - len(seen) + whole + 1, whole - last) <= min(place, first)
+        if places and not is_extra and len({sent[one] for one in places}) == 1:
+            result[place] = min(places)
     return result

@@ -301,7 +301,7 @@ def _once(rows: pd.DataFrame, waited: np.ndarray, alone: Mapping[int, IntervalSe
 
 
 def _kinds(events: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
-    kinds = collective_kinds(events)[rows]
+    kinds = collective_kinds(events.iloc[rows])
     return np.where(kinds == "", texts(events, "name", rows), kinds)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import perfnb
 from perfnb.attribution.attribution import attribute
-from perfnb.attribution.collectives import collective_calls
+from perfnb.attribution.collectives import _matched, collective_calls
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import ArithmeticRecord
 from tests.attribution.test_gaps import phases
@@ -194,3 +194,19 @@ def test_bytes_of_steps_with_other_collectives_than_the_counted_one(seen: str, f
     table = collective_calls(recording, attribute(recording))
 
     assert [None if size < 0 else size for size in table["bytes"]] == found
+
+
+@pytest.mark.parametrize(
+    ("seen", "counted", "sizes", "matched"),
+    [
+        ("aa", "aaa", [8, 8, 8], [0, 1]),
+        ("baa", "baaa", [4, 8, 8, 8], [0, 1, 2]),
+        ("aa", "aaa", [8, 16, 8], [-1, -1]),
+        ("aaa", "aa", [8, 8], [-1, -1, -1]),
+        ("bac", "bc", [4, 2], [0, -1, 1]),
+    ],
+)
+def test_an_extra_collective_leaves_equal_ones_certain(
+    seen: str, counted: str, sizes: list[int], matched: list[int]
+) -> None:
+    assert _matched([*seen], [*counted], [(size, "float32") for size in sizes]).tolist() == matched
