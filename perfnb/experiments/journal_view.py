@@ -166,7 +166,7 @@ def _result(row: Any) -> str:
         return str(row["decision"])
     if row["accepted"]:
         return "accepted"
-    if not pd.notna(row["against"]):
+    if pd.isna(row["against"]):
         return "first"
     if not row["comparable"]:
         return "not compared"

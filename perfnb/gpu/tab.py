@@ -79,13 +79,13 @@ _BECAUSE = {
 def gpu_document(summary: GpuSummary) -> Document:
     """What the GPUs did, what they waited for, and what set the time of a step."""
     overlap = float(summary.devices["overlap_ms"].sum())
-    hidden = [f"{fmt.duration(overlap)} of communication ran during computation and counts as computation."]
+    words = f"{fmt.duration(overlap)} of communication ran during computation and counts as computation."
     return Document(
         "GPU",
         verdict=gpu_verdict(summary),
         figures=tuple(figure for figure in _figures(summary) if figure.value is not None),
         sections=(*_times(summary), *_queues(summary), _kernels(summary), *_paths(summary.path)),
-        notes=(*hidden * (overlap > 0), *summary.notes),
+        notes=(*([words] if overlap > 0 else []), *summary.notes),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb import quantities as fmt
+from perfnb.attribution.tables import DIRECTIONS
 from perfnb.draw.document import Budget, Column, Document, Inner, Nesting, Split, Table
 from perfnb.draw.palette import mark
 from perfnb.draw.tab import Tab
@@ -16,7 +17,6 @@ from perfnb.recording.layer_tree import nested, split_layers
 if TYPE_CHECKING:
     from perfnb.profile.report import Report
 
-_DIRECTIONS = ("forward", "backward", "recompute")
 _INSIDE = "in a traced step, layers inside included"
 #: The columns of layers after name, class and time, by the frame's names; a heading is that name without its unit, so
 #: that what the report shows can be typed.
@@ -59,10 +59,10 @@ def layers_document(report: Report) -> Document:
     columns = (
         Column("layer"),
         Column("module", priority=2, help="Class of the module"),
-        Column("total", "ms", bar=True, help=f"All time {_INSIDE}", marks=tuple(map(mark, _DIRECTIONS))),
+        Column("total", "ms", bar=True, help=f"All time {_INSIDE}", marks=tuple(map(mark, DIRECTIONS))),
         *_LAYER_COLUMNS.values(),
     )
-    times = [layers[name] for name in ("total_ms", *(f"{direction}_ms" for direction in _DIRECTIONS))]
+    times = [layers[name] for name in ("total_ms", *(f"{direction}_ms" for direction in DIRECTIONS))]
     totals = [Split(total, tuple(parts)) for total, *parts in _known_rows(times)]
     labels += map(str, special.index)
     kinds = [None if pd.isna(kind) else str(kind) for kind in layers["module"]]

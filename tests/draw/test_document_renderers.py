@@ -28,7 +28,6 @@ TAGS = {"bdi", "br", "caption", "circle", "details", "div", "em", "g", "i", "li"
 TAGS |= {"strong", "style", "summary", "svg", "table", "tbody", "td", "text", "th", "thead", "title", "tr", "ul"}
 ATTRIBUTES = {"align", "aria-hidden", "aria-label", "class", "colspan", "cx", "cy", "d", "fill", "fill-opacity"}
 ATTRIBUTES |= {"font-size", "height", "open", "r", "role", "scope", "stroke", "stroke-dasharray", "stroke-opacity"}
-ATTRIBUTES |= {"alt", "src"}
 ATTRIBUTES |= {"stroke-width", "style", "tabindex", "text-anchor", "title", "viewbox", "width", "x", "y"}
 #: Elements that have no end tag.
 VOID = {"br", "img", "meta"}
