@@ -36,15 +36,23 @@ def without_blocks(modules: Iterable[nn.Module]) -> str:
 
 def attention_of(model: nn.Module) -> Any:
     """The implementation of attention that a model of Hugging Face uses; ``None`` if it names none."""
-    return getattr(model.__dict__.get("config"), "_attn_implementation", None)
+    return getattr(getattr(model, "config", None), "_attn_implementation", None)
 
 
-def without_switch(modules: Iterable[nn.Module]) -> str:
+def takes_switch(model: nn.Module) -> bool:
+    """Whether it is a model of Hugging Face, or a wrapper that passes its attributes on."""
+    try:
+        return hasattr(model, "set_attn_implementation")
+    except Exception:  # of a __getattr__ that raises anything else than AttributeError
+        return False
+
+
+def without_switch(models: Iterable[nn.Module]) -> str:
     """Why another implementation of attention does not apply; empty if some model takes the switch."""
-    switchable = [module for module in modules if hasattr(type(module), "set_attn_implementation")]
+    switchable = [*filter(takes_switch, models)]
     if not switchable:
         return "only models of Hugging Face can be switched to fused attention from outside"
-    fused = all(attention_of(module) == "sdpa" for module in switchable)
+    fused = all(attention_of(model) == "sdpa" for model in switchable)
     return "attention is fused already" if fused else ""
 
 
@@ -61,11 +69,12 @@ def without_plain_loader(loader: Any, batches: Any) -> str:
 
 def refused_levers(called: Iterable[nn.Module], batches: Any) -> list[str]:
     """The levers of `perfnb.try_levers` that a step refuses, by the modules that it calls and what feeds it."""
-    modules = list({id(part): part for module in called for part in module.modules()}.values())
+    models = list(called)
+    modules = list({id(part): part for model in models for part in model.modules()}.values())
     parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
     compiled = compiled_already(modules) if modules else "the step calls no model"
     reasons = {
-        "attention": without_switch(modules),
+        "attention": without_switch(models),
         "autocast": without_dtype(torch.float32, parameters),
         "checkpointing": without_blocks(modules),
         **dict.fromkeys(("compile", "compile_max_autotune", "compile_reduce_overhead"), compiled),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from perfnb.findings.rules.optimizer import lever_for
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.subject import find_subject
 from perfnb.step.namespace import namespace_of
+from perfnb.step.refusals import without_switch
 from tests.findings.findings_recordings import facts as facts_of
 
-JUDGED = {"autocast", "float32", "compile", "checkpointing", "loader_workers"}
+JUDGED = {"attention", "autocast", "float32", "compile", "checkpointing", "loader_workers"}
 MADE = TensorDataset(torch.randn(64, 8), torch.randint(0, 3, (64,)))
 
 
@@ -66,6 +68,35 @@ def compiled() -> nn.Module:
     net = nn.Linear(8, 3)
     net.compile(backend="eager")
     return net
+
+
+class Switchable(nn.Linear):
+    """A stand-in for a model of Hugging Face."""
+
+    config = SimpleNamespace(_attn_implementation="eager")
+
+    def set_attn_implementation(self, name: str) -> None:
+        self.config._attn_implementation = name
+
+
+class Adapter(nn.Module):
+    """A wrapper that passes attributes on, as those of PEFT do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Switchable(8, 3)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._modules["inner"], name)
+
+
+@pytest.mark.parametrize("model", [Switchable(8, 3), Adapter()])
+def test_wrapped_models_take_the_switch_of_attention(model: nn.Module) -> None:
+    assert without_switch([nn.Linear(8, 3), model]) == ""
+    assert without_switch([nn.Linear(8, 3)]).startswith("only models of Hugging Face")
 
 
 STEPS: dict[str, Callable[[], tuple[Callable[[Any], None], Any]]] = {

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from perfnb.remedies.lever import Lever, always, forward_within, without_models
 from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject
-from perfnb.step.refusals import attention_of, without_switch
+from perfnb.step.refusals import attention_of, takes_switch, without_switch
 from perfnb.step.tracer import Tracer, exclusive, read_trace
 
 _FUSED = "aten::scaled_dot_product_attention"
@@ -67,7 +67,7 @@ def _sdpa(backend: str, words: str) -> Lever:
 
 def _switchable(subject: Subject) -> dict[str, Any]:
     """Models that take the switch; those whose attention is a class chosen when the model is made ignore it."""
-    models = {name: model for name, model in subject.models.items() if not without_switch([model])}
+    models = {name: model for name, model in subject.models.items() if takes_switch(model)}
     with _with_sdpa(models):
         return {name: model for name, model in models.items() if attention_of(model) == "sdpa"}
 
@@ -78,7 +78,7 @@ def _cannot_switch(subject: Subject) -> str:
         return why
     takes = subject.once("switchable", _switchable)
     if not takes:
-        made = next(type(model).__name__ for model in subject.models.values() if not without_switch([model]))
+        made = type(next(filter(takes_switch, subject.models.values()))).__name__
         return (
             f"{made} chooses its attention when it is made and does not switch later: make it with "
             f'{made}.from_pretrained(..., attn_implementation="sdpa"), or {made}._from_config(config, '
