@@ -33,6 +33,8 @@ _MOST_ROOM = 3000
 
 _running = threading.Lock()
 _room = threading.Lock()
+#: The limits that those inside `room_to_nest` found; the last one to leave restores the first.
+_limits: list[int] = []
 
 
 @contextmanager
@@ -41,18 +43,19 @@ def room_to_nest() -> Iterator[None]:
 
     A limit set by the step itself is kept.
     """
-    if not _room.acquire(blocking=False):  # raised already
-        yield
-        return
-    own = sys.getrecursionlimit()
-    raised = own + min(own, _MOST_ROOM)
+    with _room:
+        limit = sys.getrecursionlimit()
+        if not _limits:
+            sys.setrecursionlimit(limit + min(limit, _MOST_ROOM))
+        _limits.append(limit)
     try:
-        sys.setrecursionlimit(raised)
         yield
     finally:
-        if sys.getrecursionlimit() == raised:
-            sys.setrecursionlimit(own)
-        _room.release()
+        with _room:
+            own = _limits[0]
+            _limits.pop()
+            if not _limits and sys.getrecursionlimit() == own + min(own, _MOST_ROOM):
+                sys.setrecursionlimit(own)
 
 
 @contextmanager
