@@ -443,6 +443,10 @@ def _where_computed(calls: list[OpCall]) -> str:
 MOST_STEPS = 8
 
 
+#: A longer name, such as a key in a dict of optimizers, is less helpful than the class.
+_LONGEST_NAME = 60
+
+
 class FirstStep:
     """Context manager for the first execution of a step that counts how often each optimizer is called.
 
@@ -476,7 +480,8 @@ class FirstStep:
 
     def _name(self, identity: int, kind: str) -> str:
         """The optimizer's variable, or else its class."""
-        return next((name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity), kind)
+        names = (name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity)
+        return next((name for name in names if len(name) <= _LONGEST_NAME), kind)
 
 
 _ADVICE = "profile one iteration, not the whole loop"

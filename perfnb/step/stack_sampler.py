@@ -140,7 +140,9 @@ class StackSampler(Installed):
 
     def _watch_backward(self, stack: ExitStack) -> None:
         """Note when autograd's engine runs."""
-        engine: Any = getattr(torch.autograd, _ENGINE)
+        engine: Any = getattr(torch.autograd, _ENGINE, None)
+        if engine is None:  # its frame tells, if a sample meets it
+            return
         start, end = self._marker("backward", True), self._marker("backward", False)
 
         def run(*args: Any, **kwargs: Any) -> Any:
