@@ -21,5 +21,5 @@ _SUBJECTS = (timed, transfers, synchronisation, host, bound, fusion, double, mem
 RULES: tuple[Rule, ...] = tuple(
     value for subject in _SUBJECTS for value in vars(subject).values() if isinstance(value, Rule)
 )
-#: Rules of one name differ only in how they search.
+#: Rules of one name differ only in how they search, from which share on, and in the lever.
 BY_NAME = {rule.name: rule for rule in RULES}

@@ -39,6 +39,7 @@ _COUNTED = ("aten::bmm", "aten::baddbmm")
 _FUSED, _FUSED_BACKWARD = 0.7, 0.5
 #: Work of the fused backward pass relative to the separate one's four products: it recomputes one of forward's.
 _AGAIN = 5 / 4
+_AGAIN_WORDS = ", and a fused backward pass recomputes one of them (Dao et al., FlashAttention, 2022)"
 #: How deep a product may be nested in the operator that was called.
 _DEPTH = 4
 #: How many operators away from the softmax to look for a product.
@@ -78,8 +79,7 @@ def unfused_attention(facts: Facts) -> Iterator[Finding]:
         max(whole - remains, 0.0),
         _advice(facts, top),
         "medium",
-        "Inferred from the order of operators. The products remain, and a fused backward pass recomputes one of them "
-        "(Dao et al., FlashAttention, 2022).",
+        f"Inferred from the order of operators. The products remain{_AGAIN_WORDS if len(backward) else ''}.",
         "Whether the attention weights themselves are needed; which fused kernel this device has.",
         rows("layer", top) + rows("op", ["aten::_softmax"]),
     )
