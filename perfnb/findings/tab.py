@@ -34,13 +34,13 @@ def document_verdict(findings: Findings) -> Verdict:
     verdict = findings.verdict
     if verdict.finding is None:
         return Verdict("open", verdict.verdict, verdict.why, verdict.next)
-    return verdict_of_finding(findings, "findings")
+    return verdict_of_finding(findings, verdict.finding, "findings")
 
 
-def verdict_of_finding(findings: Findings, selects: str = "") -> Verdict:
-    """The verdict that rests on a finding, with the reason if its confidence is low; `selects` as in `Verdict`."""
+def verdict_of_finding(findings: Findings, place: int, selects: str = "") -> Verdict:
+    """The verdict that rests on the finding at a place, with the reason if its confidence is low; `selects` as in `Verdict`."""
     verdict = findings.verdict
-    row = findings.table.iloc[verdict.finding]
+    row = findings.table.iloc[place]
     confidence, reason = str(row["confidence"]), str(row["why"])
     why = verdict.why
     if confidence == "low" and reason and reason not in why:

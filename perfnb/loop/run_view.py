@@ -80,7 +80,7 @@ def _verdict(run: RunFigures) -> Verdict:
         return Verdict(
             "good", f"{verdict.verdict}: {ms} per step, and nothing holds the run back", _nothing(run), profile
         )
-    return verdict_of_finding(run.judgement, "findings" if len(run.findings) > 1 else "")
+    return verdict_of_finding(run.judgement, verdict.finding, "findings" if len(run.findings) > 1 else "")
 
 
 def _nothing(run: RunFigures) -> str:

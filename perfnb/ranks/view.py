@@ -68,8 +68,8 @@ def _figures(steps: JobSteps) -> Iterator[Figure]:
 
 def _verdict(summary: RanksSummary, findings: Findings) -> Verdict:
     """The finding that decides, or else whether a rank is waited for."""
-    if findings.verdict.finding is not None:
-        return verdict_of_finding(findings)
+    if (place := findings.verdict.finding) is not None:
+        return verdict_of_finding(findings, place)
     if not summary.matched:
         return Verdict("open", "Who waits for whom is not known", _why_unmatched(summary))
     among = " among those loaded" if summary.doubts.absent else ""
