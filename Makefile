@@ -39,7 +39,7 @@ help:
 	@echo "make accuracy   measure how accurate the figures are; needs an idle machine; SECTION=latency runs one section"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
 	@echo "make dist       build the sdist and the wheel of a release, and check them in an empty environment"
-	@echo "make lint       ruff, mypy and the import contracts"
+	@echo "make lint       ruff, the wording, mypy and the import contracts"
 	@echo "make lint-js    lint the JavaScript with biome; the only target that needs node"
 	@echo "make buttons    add buttons that open a published copy on Binder and Colab"
 	@echo "make picture    render the pictures of README and docs; needs Chromium and an idle machine; PICTURES=input renders one"

@@ -3,7 +3,7 @@
 `python -m tests.habits` looks at the prose of the project: Markdown, and comments, docstrings and texts in Python. It
 fails if a file has more of a habit than `habits.txt` records, so that every added line is free of them. Numbers there
 may only go down: `python -m tests.habits --write` records what has become less, and refuses what has become more.
-Quotations, code and names do not count.
+Code and names in backquotes do not count, nor do quotations in Markdown.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
 import sys
 import tokenize
 from collections import Counter
@@ -19,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.project_files import ROOT, project_files
+
 RECORDED = Path(__file__).with_suffix(".txt")
 
 #: What to avoid, by name, and what to write instead.
@@ -97,11 +97,9 @@ def offences(file: str, text: str) -> Iterator[Offence]:
 
 def everywhere() -> list[Offence]:
     """The habits in all files under version control, and in those that would be."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    files = sorted({name for name in names if Path(name).suffix in PROSE and name not in _APART})
-    there = [(name, ROOT / name) for name in files]
-    return [each for name, path in there if path.is_file() for each in offences(name, path.read_text(encoding="utf-8"))]
+    files = {path.relative_to(ROOT).as_posix(): path for path in project_files() if path.suffix in PROSE}
+    chosen = sorted(files.keys() - set(_APART))
+    return [each for name in chosen for each in offences(name, files[name].read_text(encoding="utf-8"))]
 
 
 def counted(found: list[Offence]) -> Counter[tuple[str, str]]:

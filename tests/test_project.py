@@ -13,7 +13,6 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from packaging.utils import canonicalize_name
 
 import perfnb
 from tests.lowest import EXTRAS, bound, bounds, chosen_by, lowest
+from tests.project_files import project_files
 from tests.test_architecture import PACKAGE, imports, sources
 
 ROOT = PACKAGE.parent
@@ -41,23 +41,6 @@ COMES_WITH = {"traitlets": "ipywidgets"}
 OF_THE_MACHINE = {"amdsmi"}
 # Used where the user has them; without one, what needs it says how to install it.
 OF_THE_USER = {"onnxruntime", "openvino", "torchao", "transformers"}
-
-
-def project_files() -> Iterator[Path]:
-    """What is, or would be, under version control; outside a checkout, all but hidden folders."""
-    if (ROOT / ".git").exists() and shutil.which("git"):
-        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        candidates = [ROOT / name for name in names.split("\0") if name]
-    else:
-        candidates = [path for path in ROOT.rglob("*") if not hidden(path.relative_to(ROOT))]
-    yield from (path for path in candidates if path.is_file() and not path.is_symlink())
-
-
-def hidden(path: Path) -> bool:
-    return any(
-        (part.startswith(".") and part != ".ci") or part in ("__pycache__", "build", "dist") for part in path.parts
-    )
 
 
 def machine_paths(path: Path) -> list[str]:

@@ -54,7 +54,7 @@ def shorten() -> None:
 
 
 def write_files(folder: Path) -> None:
-    """The files that the pages load, and a folder of data."""
+    """Files for a page that loads those of the reader."""
     for name in ("trace.json.gz", "v100.json.gz", "mi300.json.gz"):
         training().write(folder / name)
     for rank, late in enumerate((0, 150)):

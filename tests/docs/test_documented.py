@@ -21,7 +21,6 @@ from perfnb.command.sub_command import SubCommand
 from perfnb.magics import MAGICS, parser_of
 from perfnb.magics.line import option_names
 from perfnb.recording.schema import SCHEMA
-from tests.accuracy.judging import BEGIN, END
 from tests.docs.pages import DOCS, PAGES, README, prose
 
 REFERENCE = (DOCS / "reference.md").read_text("utf-8")
@@ -182,21 +181,6 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 
     pages = {path.stem for path in PAGES.values() if path not in (README, DOCS / "index.md")}
     assert sorted(listed) == sorted(pages)
-
-
-def test_only_references_are_longer_than_1200_words() -> None:
-    index = (DOCS / "index.md").read_text("utf-8")
-    kinds = dict(re.findall(r":caption: (.+)\n\n((?:\w+\n)+)", index))
-    assert list(kinds) == ["Tutorials", "How-to", "Reference", "Explanation"]
-
-    pages = [name for kind, names in kinds.items() if kind != "Reference" for name in names.split()]
-    lengths = {name: len(without_figures((DOCS / f"{name}.md").read_text("utf-8")).split()) for name in pages}
-    assert {name: words for name, words in lengths.items() if words > 1200} == {}
-
-
-def without_figures(text: str) -> str:
-    """A page without the table that `make accuracy` writes."""
-    return text.partition(BEGIN)[0] + text.partition(END)[2]
 
 
 def test_the_page_on_magics_has_all_of_them() -> None:

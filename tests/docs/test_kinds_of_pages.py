@@ -7,6 +7,7 @@ import re
 import pytest
 
 from notebooks.pictures import FOLDER, PICTURES
+from tests.accuracy.judging import BEGIN, END
 from tests.docs.pages import DOCS, README, prose
 
 KINDS = {
@@ -27,6 +28,17 @@ def words(text: str) -> int:
 
 def test_there_are_four_kinds() -> None:
     assert list(KINDS) == ["Tutorials", "How-to", "Reference", "Explanation"]
+
+
+def without_figures(text: str) -> str:
+    """A page without the table that `make accuracy` writes."""
+    return text.partition(BEGIN)[0] + text.partition(END)[2]
+
+
+def test_only_references_are_longer_than_1200_words() -> None:
+    pages = [name for kind, names in KINDS.items() if kind != "Reference" for name in names]
+    lengths = {name: len(without_figures((DOCS / f"{name}.md").read_text("utf-8")).split()) for name in pages}
+    assert {name: words for name, words in lengths.items() if words > 1200} == {}
 
 
 # What to do about messages has no view to show.

@@ -41,7 +41,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 #: Pages whose code takes long: what they use has quick tests of its own.
 LONG = (
-    "architectures", "backends", "compile", "inference", "input", "levers", "loops", "memory", "rank_scaling", "ranks",
+    "architectures", "backends", "compile", "inference", "levers", "loops", "memory", "rank_scaling", "ranks",
     "tokens", "trainers",
 )  # fmt: skip
 WITH_CODE = [
