@@ -16,7 +16,7 @@ from perfnb.files import open_regular, write_file
 from perfnb.labs.exercise import Hint, flagged, shortened
 from perfnb.labs.ledger import Result, exercise_of
 
-FORMAT = "perfnb labs 2"
+FORMAT = "perfnb labs 3"
 #: Largest file that is read, in bytes; a full one has about ten thousand.
 LARGEST = 4_000_000
 

@@ -225,6 +225,14 @@ def test_what_is_no_file_of_results_is_refused(tmp_path: Path, text: str) -> Non
         labs.verify(tmp_path / "x.json")
 
 
+def test_an_older_file_is_refused_for_its_version(exported: Path) -> None:
+    """Its facts have other names, so that none of its right answers would follow from them."""
+    exported.write_text(exported.read_text().replace("perfnb labs 3", "perfnb labs 2"))
+
+    with pytest.raises(LabError, match=r"not a results file that this version of perfnb reads \(perfnb labs 3\)"):
+        labs.verify(exported)
+
+
 def test_files_that_cannot_be_had(tmp_path: Path) -> None:
     labs.check("1.2", typical)
     with pytest.raises(LabError, match="could not be written"):
