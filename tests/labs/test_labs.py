@@ -208,7 +208,7 @@ def test_a_claim_without_facts_does_not_follow(exported: Path) -> None:
     assert "CHANGED" in repr(verified)
 
 
-@pytest.mark.parametrize("facts", [{}, {"cases": 3}, [], None, {"cases": [{"returned": "x", "true_ms": 1}]}, {"a": 1}])
+@pytest.mark.parametrize("facts", [{}, {"cases": 3}, [], None, {"cases": [{"said": "x", "wanted": 1.0}] * 3}, {"a": 1}])
 def test_made_up_facts_do_not_follow(exported: Path, facts: Any) -> None:
     content = json.loads(exported.read_text())
     content["results"][1]["facts"] = facts
