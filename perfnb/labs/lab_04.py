@@ -243,7 +243,7 @@ LEFT, SMALL = 0.5, (3, 8)
 
 def measure_checkpointed(answer: Any, plain: Any = None, rows: Any = None) -> Facts:
     new, old = as_function(answer, "tower(x)"), as_function(plain, "tower(x)")
-    if not hasattr(old, "parameters") or not hasattr(new, "parameters") or not isinstance(rows, torch.Tensor):
+    if not isinstance(old, nn.Module) or not isinstance(new, nn.Module) or not isinstance(rows, torch.Tensor):
         raise Hint("Pass both modules and a batch: the new one, plain=tower and rows=rows.")
     generator = torch.Generator().manual_seed(6)
 

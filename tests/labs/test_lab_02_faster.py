@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
@@ -73,9 +73,19 @@ class WithParameter(nn.Module):
         return at_once(x) * self.one
 
 
+class WithSettings:
+    """Right, with an attribute named as a module's method."""
+
+    parameters: ClassVar = {"eps": 1e-3}
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return at_once(x)
+
+
 @pytest.mark.usefixtures("_a_fifth")
-def test_a_layer_may_have_parameters_of_its_own() -> None:
-    assert hint("2.7", WithParameter(), slow=Rescale()) == ""
+@pytest.mark.parametrize("answer", [WithParameter(), WithSettings()])
+def test_a_layer_may_have_parameters_of_its_own(answer: Any) -> None:
+    assert hint("2.7", answer, slow=Rescale()) == ""
 
 
 @pytest.mark.parametrize(("new_ms", "says"), [(4.9, ""), (5.1, "take 51 % of the original time; get below 50 %")])
