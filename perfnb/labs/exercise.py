@@ -70,3 +70,33 @@ class Exercise:
     accepted: str = "right"
     doubts: Callable[[Facts], str] | None = None
     timed: bool = False
+
+
+class Flag:
+    """A true or false read from a file; unlike Python's own, it is not a number."""
+
+    def __init__(self, value: bool) -> None:
+        self._value = value
+
+    def __bool__(self) -> bool:
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (bool, Flag)) and bool(other) == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+
+def flagged(value: Any) -> Any:
+    """JSON content with a `Flag` for each true and false, so that arithmetic on one raises `TypeError`."""
+    if isinstance(value, dict):
+        return {name: flagged(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [flagged(part) for part in value]
+    return Flag(value) if isinstance(value, bool) else value
+
+
+def is_false(value: Any) -> bool:
+    """Whether a fact is ``False``, not just empty, zero or missing."""
+    return isinstance(value, (bool, Flag)) and not value

@@ -115,7 +115,7 @@ class Numbers:
     def __init__(self, cases: Any, count: int, within: float, absolute: float = 1e-12) -> None:
         self._cases = all_there(cases, count)
         self._tolerances = within, absolute
-        self.said = [case["said"] for case in self._cases]
+        self._said = [case["said"] for case in self._cases]
         self.right = self._are([case["wanted"] for case in self._cases])
 
     def slip(self, values: Callable[[Facts], float], words: str) -> None:
@@ -124,4 +124,4 @@ class Numbers:
             raise Hint(words)
 
     def _are(self, values: Iterable[float]) -> bool:
-        return all(close(said, value, *self._tolerances) for said, value in zip(self.said, values, strict=True))
+        return all(close(said, value, *self._tolerances) for said, value in zip(self._said, values, strict=True))

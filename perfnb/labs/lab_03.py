@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import dis
+import gc
 import itertools
 import math
 import random
 import sys
-from collections.abc import Callable, Sequence
-from types import FrameType, ModuleType
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -238,40 +239,55 @@ LIBRARIES = frozenset(
 )
 
 
-def libraries_used(function: Callable[..., Any], *arguments: Any) -> list[str]:
-    """Array libraries that a function, or what it calls, names, imports or calls while it runs.
+def libraries_used(function: Any) -> list[str]:
+    """Array libraries that a function, or code that it can call at any size of its arguments, names or imports.
 
     A library that is only imported next to the function, but not used in it, does not count.
     """
-    used = set(_modules(function))
-
-    def watch(frame: FrameType, event: str, called: Any) -> None:
-        if event == "c_call":
-            used.update(_modules(called))
-        if event == "call":
-            for instruction in dis.get_instructions(frame.f_code):
-                if instruction.opname == "IMPORT_NAME":
-                    used.add(instruction.argval.partition(".")[0])
-                if instruction.opname == "LOAD_GLOBAL":  # an attribute's name may be anything
-                    used.update(_modules(frame.f_globals.get(instruction.argval)))
-            for value in frame.f_locals.values():  # arguments, and what the function closes over
-                used.update(_modules(value))
-
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
-        outcome(function, *arguments)
-    finally:
-        sys.setprofile(before)
-    return sorted(used & LIBRARIES)
+    used, seen, left = set(), {}, [function]
+    while left:
+        thing = left.pop()
+        if id(thing) in seen:
+            continue
+        seen[id(thing)] = thing  # kept, so that nothing else gets its id
+        home = _home(thing)
+        if home in LIBRARIES:
+            used.add(home)
+        elif home not in sys.stdlib_module_names or not isinstance(thing, (FunctionType, type)):
+            left += _parts(thing)
+    return sorted(used)
 
 
-def _modules(thing: Any) -> list[str]:
-    """Top-level modules that a thing is, or that it and the object it is a method of come from."""
-    if isinstance(thing, ModuleType):
-        return [thing.__name__.partition(".")[0]]
-    homes = (thing, type(thing), type(getattr(thing, "__self__", None)))
-    return [str(getattr(home, "__module__", "")).partition(".")[0] for home in homes]
+def _home(thing: Any) -> str:
+    """Top-level module that a thing is or comes from."""
+    module = isinstance(thing, ModuleType)
+    name = thing.__name__ if module else getattr(thing, "__module__", None) or type(thing).__module__
+    return str(name).partition(".")[0]
+
+
+def _parts(thing: Any) -> list[Any]:
+    """What a function, class or callable object is made of, as far as Python can see."""
+    if isinstance(thing, FunctionType):
+        kept = (thing.__defaults__, thing.__kwdefaults__, thing.__dict__)
+        parts = gc.get_referents(*kept, *(thing.__closure__ or ()))
+        for instruction in _instructions(thing.__code__):  # an attribute's name may be anything
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                parts.append(thing.__globals__.get(instruction.argval))
+            if instruction.opname == "IMPORT_NAME":
+                parts.append(sys.modules.get(instruction.argval))
+        return parts
+    if callable(thing) or isinstance(thing, (classmethod, property)):
+        parts = gc.get_referents(thing)
+        return parts + gc.get_referents(*(part for part in parts if isinstance(part, (dict, tuple))))
+    return []
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    """All instructions, including those of nested functions."""
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _instructions(constant)
 
 
 #: Rows of a, its columns, columns of b; and the size at which loops are timed against torch.
@@ -312,8 +328,7 @@ def measure_loops(answer: Any) -> Facts:
     if any(case["wrong"] for case in cases):  # a wrong result is not timed
         return {"cases": cases, "square": not case_of(SQUARE)["wrong"]}
     inputs = [matrices(TIMED, TIMED, TIMED) for _ in range(ROUNDS + 1)]
-    uses = libraries_used(matmul, *matrices(*PRODUCTS[0]))
-    return {"cases": cases, "uses": uses, "ratio": time_ratio(matmul, by_torch, inputs)}
+    return {"cases": cases, "uses": libraries_used(matmul), "ratio": time_ratio(matmul, by_torch, inputs)}
 
 
 def _wrong_with(returned: Any, wanted: list[list[float]]) -> str:

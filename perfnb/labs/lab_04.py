@@ -243,7 +243,7 @@ LEFT, SMALL = 0.5, (3, 8)
 
 def measure_checkpointed(answer: Any, plain: Any = None, rows: Any = None) -> Facts:
     new, old = as_function(answer, "tower(x)"), as_function(plain, "tower(x)")
-    if not hasattr(old, "parameters") or not hasattr(new, "parameters") or not isinstance(rows, torch.Tensor):
+    if not isinstance(old, nn.Module) or not isinstance(new, nn.Module) or not isinstance(rows, torch.Tensor):
         raise Hint("Pass both modules and a batch: the new one, plain=tower and rows=rows.")
     generator = torch.Generator().manual_seed(6)
 
@@ -255,13 +255,14 @@ def measure_checkpointed(answer: Any, plain: Any = None, rows: Any = None) -> Fa
         tower.zero_grad()
         outcome(tower, x).float().square().mean().backward()
 
+    same = partial(same_layer, old, new, parameters=True)
     with one_thread():
-        cases = [same_layer(old, new, *fresh(count, needs)) for count in SMALL for needs in (False, True)]
+        cases = [same(*fresh(count, needs)) for count in SMALL for needs in (False, True)]
         if not all(case["forward"] and case["backward"] and not case["input_changed"] for case in cases):
             return {"cases": cases}  # a wrong result is not measured
         x, _ = fresh(len(rows))
         peaks = [measured_peak(partial(train, tower)) for tower in (old, new)]
-        cases.append(same_layer(old, new, *fresh(len(rows))))  # still right, with nothing cached
+        cases.append(same(*fresh(len(rows))))  # still right, with nothing cached
     return {"cases": cases, "ratio": peaks[1] / peaks[0]}
 
 

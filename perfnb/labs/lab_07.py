@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from perfnb.labs.answers import as_fields, as_function, as_number, outcome
-from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.exercise import Exercise, Facts, Hint, is_false
 from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
 from perfnb.labs.scored import judge_effects, same_state, scored, state
 from perfnb.labs.workloads import interleaved, one_thread
@@ -175,7 +175,7 @@ def earlier_decisions(journal: Any, name: str) -> list[str]:
 def judge_report(report: Facts | None, name: str, trial: float | None = None) -> Facts:
     if report is None:
         raise Hint(f"There is no report on {name!r} yet: run the cell that makes it (tried, or tried_training).")
-    if report.get("of_this") is False:
+    if is_false(report.get("of_this")):
         raise Hint(f"The report on {name!r} tested different code from this answer; rerun the report's cell.")
     hint_if(not report["quality"], f"The report on {name!r} did not check quality: a faster step may be a worse one.")
     if report["ratio_ci"] is None:
@@ -434,7 +434,7 @@ def judge_compiled(facts: Facts) -> None:
             raise Hint(f"{where} a negative number of steps. A compiled step takes ratio times as long: what is saved?")
         steps.wrong("not the first step's time divided by what one step saves.")
     if facts["first_s"] is None:
-        if facts["can"] is not False:
+        if not is_false(facts["can"]):
             raise Hint(
                 "torch.compile works here: a small function was just compiled. Rerun the cell of the first step, "
                 "and read the error if there is one."
@@ -506,7 +506,7 @@ def _quantises() -> bool:
 
 
 def judge_int8(facts: Facts) -> None:
-    if facts["can"] is False:
+    if is_false(facts["can"]):
         return
     before, after = facts["bytes"]
     hint_if(not facts["unchanged"], "Your function changed the model it was given; somebody may still train it.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,15 +16,15 @@ from perfnb.labs.workloads import agree
 ROUNDING = 1e-4
 
 
-def run_layer(layer: Callable[..., Any], x: Any, weights: Any) -> tuple[Any, list[Any], bool]:
-    """A layer's output, the gradients of `x` and its parameters (none if there are none), and whether it changed `x`.
+def run_layer(layer: Any, x: Any, weights: Any, *, parameters: bool = False) -> tuple[Any, list[Any], bool]:
+    """A layer's output, the gradients of `x` and, on request, its `parameters`, and whether it changed `x`.
 
-    The loss is the sum of the output times `weights`.
+    The loss is the sum of the output times `weights`. If the output needs no gradient, there are none.
     """
     leaf = x.detach().clone().requires_grad_(x.requires_grad)
     given = leaf * 1.0  # unlike a leaf, this may be changed in place
     kept = given.detach().clone()
-    trained = [part for part in (*getattr(layer, "parameters", tuple)(), leaf) if part.requires_grad]
+    trained = [part for part in (*(layer.parameters() if parameters else ()), leaf) if part.requires_grad]
     for part in trained:
         part.grad = None
     output = outcome(layer, given)
@@ -36,10 +35,10 @@ def run_layer(layer: Callable[..., Any], x: Any, weights: Any) -> tuple[Any, lis
     return output, [part.grad for part in trained], changed
 
 
-def same_layer(old: Callable[..., Any], new: Callable[..., Any], x: Any, weights: Any) -> Facts:
-    """Whether two layers give the same output and gradients for `x`, and leave it unchanged."""
-    wanted, wanted_gradients, _ = run_layer(old, x, weights)
-    got, gradients, changed = run_layer(new, x, weights)
+def same_layer(old: Any, new: Any, x: Any, weights: Any, *, parameters: bool = False) -> Facts:
+    """Whether two layers give the same output and gradients (see `run_layer`) for `x`, and leave it unchanged."""
+    wanted, wanted_gradients, _ = run_layer(old, x, weights, parameters=parameters)
+    got, gradients, changed = run_layer(new, x, weights, parameters=parameters)
     is_tensor = isinstance(got, torch.Tensor)
     return {
         "shape": list(x.shape),

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfnb.bench.paired_times import BlockPlan, paired_times
 from perfnb.experiments.compared_figures import NOT_COMPARED, Quality
-from perfnb.labs.exercise import Facts, Hint
+from perfnb.labs.exercise import Facts, Hint, flagged
 from perfnb.labs.ledger import exercise_of, judged
 from perfnb.results import ABTest
 
@@ -22,7 +22,7 @@ def hint(number: str, answer: Any, **evidence: Any) -> str:
 def said_of(number: str, facts: Facts) -> str:
     """What the judge says of facts, as a file of results has them; empty where it accepts."""
     try:
-        exercise_of(number).judge(json.loads(json.dumps(facts)))
+        exercise_of(number).judge(flagged(json.loads(json.dumps(facts))))
     except Hint as found:
         return str(found)
     return ""

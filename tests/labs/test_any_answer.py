@@ -173,6 +173,25 @@ def accepted(judge: Callable[[Facts], Any], facts: Facts, left: list[int]) -> Fa
     return facts
 
 
+@pytest.mark.parametrize(
+    ("number", "facts"),
+    [
+        ("2.1", {"forward": 1, "backward": False, "optimizer": False, "rest": False}),
+        ("2.2", {"ratio": True, "forward_ms": True, "backward_ms": True, "of_layers": [], "of_shares": []}),
+        ("2.2", {"ratio": 1.0, "forward_ms": True, "backward_ms": True, "of_layers": [], "of_shares": []}),
+    ],
+)
+def test_true_and_false_are_no_numbers(tmp_path: Path, number: str, facts: Facts) -> None:
+    assert verdict(tmp_path, number, facts) == "does not follow"
+    numbers = {name: float(value) if isinstance(value, bool) else value for name, value in facts.items()}
+    assert verdict(tmp_path, number, numbers) == "right"
+
+
+@pytest.mark.parametrize(("can", "found"), [(False, "right"), (0, "does not follow"), (None, "does not follow")])
+def test_only_false_is_false(tmp_path: Path, can: Any, found: str) -> None:
+    assert verdict(tmp_path, "7.7", {"can": can}) == found
+
+
 @pytest.mark.parametrize("exercise", EVERY, ids=lambda exercise: exercise.number)
 def test_empty_facts_verify_nothing(exercise: Exercise) -> None:
     found = accepted(exercise.judge, {}, [20_000])
@@ -205,5 +224,5 @@ def verdict(folder: Path, number: str, facts: Facts) -> str:
     """What a teacher is told of a file that claims an exercise to be right, with these facts."""
     result = {"number": number, "title": "", "right": True, "hint": "", "answer": "", "facts": facts, "tries": 1}
     path = folder / "results.json"
-    path.write_text(json.dumps({"format": "perfnb labs 2", "results": [result]}))
+    path.write_text(json.dumps({"format": "perfnb labs 3", "results": [result]}))
     return labs.verify(path).verdicts[number]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from perfnb.labs import lab_01, workloads
-from tests.labs.judging import an_ab_test, hint
+from perfnb.labs.ledger import exercise_of
+from tests.labs.judging import an_ab_test, hint, said_of
 from tests.labs.planted import Clock
 
 Number = Callable[..., Any]
@@ -375,3 +376,11 @@ def test_no_claims_are_none_judged(claims: dict[str, Any]) -> None:
 )
 def test_a_claim_misjudged_is_told(claims: dict[str, Any], change: dict[str, str], says: str) -> None:
     assert says in hint("1.6", RIGHT | change, claims=claims)
+
+
+def test_other_claims_do_not_stand_for_the_three(claims: dict[str, Any]) -> None:
+    facts = exercise_of("1.6").measure(RIGHT, claims=claims)["claims"]
+    for name in RIGHT:
+        others = {f"another {key}" if key == name else key: case for key, case in facts.items()}
+        assert "incomplete" in said_of("1.6", {"claims": others})
+    assert said_of("1.6", {"claims": facts | {"another": facts["mean"]}}) == ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from tests.labs.judging import an_ab_test, expect, hint
 from tests.labs.lab_02_answers import Rescale
@@ -59,6 +60,32 @@ def _a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_a_fifth")
 def test_a_layer_rewritten() -> None:
     assert hint("2.7", at_once, slow=Rescale()) == ""
+
+
+class WithParameter(nn.Module):
+    """Right, with a parameter that the original does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return at_once(x) * self.one
+
+
+class WithSettings:
+    """Right, with an attribute named as a module's method."""
+
+    parameters: ClassVar = {"eps": 1e-3}
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return at_once(x)
+
+
+@pytest.mark.usefixtures("_a_fifth")
+@pytest.mark.parametrize("answer", [WithParameter(), WithSettings()])
+def test_a_layer_may_have_parameters_of_its_own(answer: Any) -> None:
+    assert hint("2.7", answer, slow=Rescale()) == ""
 
 
 @pytest.mark.parametrize(("new_ms", "says"), [(4.9, ""), (5.1, "take 51 % of the original time; get below 50 %")])

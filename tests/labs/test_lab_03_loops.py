@@ -138,6 +138,25 @@ def closed_over(product: Any) -> Callable[[Matrix, Matrix], Matrix]:
     return lambda a, b: [[float(product(row, column)) for column in zip(*b, strict=True)] for row in a]
 
 
+class Attribute:
+    product = staticmethod(np.dot)
+
+    def __call__(self, a: Matrix, b: Matrix) -> Matrix:
+        return closed_over(self.product)(a, b)
+
+
+class Inherited(Attribute):
+    pass
+
+
+def with_any_product(a: Matrix, b: Matrix, product: Any) -> Matrix:
+    return closed_over(product)(a, b)
+
+
+def only_if_larger(a: Matrix, b: Matrix) -> Matrix:
+    return matmul(a, b) if len(a) < 9 else with_a_helper(a, b)
+
+
 @functools.cache
 def at_once(row: Any, column: Any) -> float:
     return float(np.sum(np.multiply(row, column)))
@@ -152,14 +171,18 @@ def at_once(row: Any, column: Any) -> float:
         Product().__call__,
         closed_over(np.dot),
         closed_over(np.vdot),
-        closed_over(lambda row, column: at_once(tuple(row), tuple(column))),
+        closed_over(at_once),
         functools.partial(with_a_helper),
+        functools.partial(np.matmul),
+        functools.partial(with_any_product, product=np.dot),
+        Inherited(),
+        only_if_larger,
         lambda a, b, product=np.dot: [[product(row, column) for column in b] for row in a],
         np.matmul,
     ],
 )
 def test_numpy_is_found_wherever_it_hides(answer: Any) -> None:
-    assert libraries_used(answer, [[1.0]], [[2.0]]) == ["numpy"]
+    assert libraries_used(answer) == ["numpy"]
 
 
 def in_plain_loops(a: Matrix, b: Matrix) -> Matrix:
@@ -192,6 +215,6 @@ def entry(row: tuple[float, ...], column: tuple[float, ...]) -> float:
     ],
 )
 def test_loops_are_no_library(answer: Any) -> None:
-    assert libraries_used(answer, [[1.0]], [[2.0]]) == []
+    assert libraries_used(answer) == []
     assert hint("3.7", answer) == ""
     assert said_of("3.7", exercise_of("3.7").measure(answer)) == ""

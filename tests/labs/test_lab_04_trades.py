@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
@@ -136,8 +136,16 @@ def test_a_tower_that_is_not_the_same(blocks: nn.ModuleList, run: Callable[..., 
     assert says in hint("4.5", Tower(blocks, run), plain=Tower(blocks, one_by_one), rows=ROWS)
 
 
-def test_a_function_is_no_tower(blocks: nn.ModuleList) -> None:
-    assert "both modules and a batch" in hint("4.5", lambda x: x, plain=Tower(blocks, one_by_one), rows=ROWS)
+class WithSettings:
+    parameters: ClassVar = {"blocks": 8}
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize("answer", [lambda x: x, WithSettings()])
+def test_a_function_is_no_tower(blocks: nn.ModuleList, answer: Any) -> None:
+    assert "both modules and a batch" in hint("4.5", answer, plain=Tower(blocks, one_by_one), rows=ROWS)
 
 
 PRICE: Facts = {

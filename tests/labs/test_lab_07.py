@@ -307,14 +307,15 @@ def fused_facts() -> Facts:
     [
         ({}, 0.8, ""),
         ({}, 1.1, ""),
-        ({"decision": "reject", "verdict": "slower", "ratio": 1.3, "ratio_ci": [1.2, 1.4]}, 1.3, ""),
+        ({"decision": "reject", "ratio": 1.3, "ratio_ci": [1.2, 1.4]}, 1.3, ""),
         ({"ratio": 0.5, "ratio_ci": [0.48, 0.52]}, 2.0, "script first"),
         ({"ratio": 2.0, "ratio_ci": [1.9, 2.1]}, 0.5, "script first"),
         ({"quality": False}, 0.8, "check quality"),
         ({"ratio_ci": None}, 0.8, "too few pairs"),
     ],
 )
-def test_a_report_that_fits(fused_facts: Facts, change: Facts, trial: float, says: str) -> None:
+def test_a_report_that_fits(fused_facts: Facts, real: Any, change: Facts, trial: float, says: str) -> None:
+    assert set(REPORT | change) <= set(lab_07.report_facts({"fused": real}, "fused") or {})
     expect_of("7.3", says, fused_facts | {"report": REPORT | change, "trial": trial})
 
 

@@ -243,7 +243,7 @@ def test_no_int8_is_believed_after_a_trial(
     assert hint("7.7", lambda net: 1 / 0, net=trained[0], x=trained[1], reports={}) == ""
 
 
-REJECTED = REPORT | {"decision": "inconclusive", "verdict": "inconclusive", "ratio": 0.97, "ratio_ci": [0.9, 1.05]}
+REJECTED = REPORT | {"decision": "inconclusive", "ratio": 0.97, "ratio_ci": [0.9, 1.05]}
 
 
 BEST = REPORT | {"ratio": 0.75, "ratio_ci": [0.7, 0.8]}

@@ -208,7 +208,7 @@ def test_a_claim_without_facts_does_not_follow(exported: Path) -> None:
     assert "CHANGED" in repr(verified)
 
 
-@pytest.mark.parametrize("facts", [{}, {"cases": 3}, [], None, {"cases": [{"returned": "x", "true_ms": 1}]}, {"a": 1}])
+@pytest.mark.parametrize("facts", [{}, {"cases": 3}, [], None, {"cases": [{"said": "x", "wanted": 1.0}] * 3}, {"a": 1}])
 def test_made_up_facts_do_not_follow(exported: Path, facts: Any) -> None:
     content = json.loads(exported.read_text())
     content["results"][1]["facts"] = facts
@@ -223,6 +223,14 @@ def test_what_is_no_file_of_results_is_refused(tmp_path: Path, text: str) -> Non
 
     with pytest.raises(LabError, match=r"x\.json"):
         labs.verify(tmp_path / "x.json")
+
+
+def test_an_older_file_is_refused_for_its_version(exported: Path) -> None:
+    """Its facts have other names, so that none of its right answers would follow from them."""
+    exported.write_text(exported.read_text().replace("perfnb labs 3", "perfnb labs 2"))
+
+    with pytest.raises(LabError, match=r"not a results file that this version of perfnb reads \(perfnb labs 3\)"):
+        labs.verify(exported)
 
 
 def test_files_that_cannot_be_had(tmp_path: Path) -> None:
