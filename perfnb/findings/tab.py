@@ -38,7 +38,7 @@ def document_verdict(findings: Findings) -> Verdict:
 
 
 def verdict_of_finding(findings: Findings, place: int, selects: str = "") -> Verdict:
-    """The verdict that rests on the finding at a place, with the reason if its confidence is low; `selects` as in `Verdict`."""
+    """The verdict that rests on the finding at a place, with the reason if its confidence is low."""
     verdict = findings.verdict
     row = findings.table.iloc[place]
     confidence, reason = str(row["confidence"]), str(row["why"])
