@@ -484,7 +484,7 @@ def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:
     """Convert times given as int, float or text exactly; ``None`` if only `exact_nanoseconds` can."""
     whole = _plain(microseconds, np.int64)
     if whole is not None:
-        return whole * 1000 if (np.abs(whole) < _FAR_US).all() else None
+        return whole * 1000 if ((whole > -_FAR_US) & (whole < _FAR_US)).all() else None
     try:
         times = _plain(microseconds, np.float64)
         if times is None:
