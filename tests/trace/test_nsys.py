@@ -332,6 +332,33 @@ def test_odd_rows(tmp_path: Path) -> None:
     assert sum(len(rows_of(trace, "kernel")) for trace in read(write(tmp_path / "b.sqlite", tables), LIMITS)) == 2
 
 
+def test_events_without_a_process_are_counted(tmp_path: Path) -> None:
+    tables = joined(training(40), training(41))
+    for row in tables[RANGE][::2]:
+        row["globalTid"] = None
+
+    traces = read(write(tmp_path / "half.sqlite", tables), LIMITS)
+
+    left_out = len(tables[RANGE][::2])
+    assert len(traces) == 2
+    for trace in traces:
+        assert trace.caveats == [
+            f"{left_out} events of processes without work on a GPU are left out: process -1.",
+        ]
+    assert sum(map(len, traces)) == sum(map(len, tables.values())) - len(tables["StringIds"]) - left_out
+
+
+def test_ranges_that_all_lack_a_process_make_the_file_one_process(tmp_path: Path) -> None:
+    tables = joined(training(40), training(41))
+    for row in tables[RANGE]:
+        row["globalTid"] = None
+
+    (trace,) = read(write(tmp_path / "none.sqlite", tables), LIMITS)
+
+    assert len(trace) == sum(map(len, tables.values())) - len(tables["StringIds"])
+    assert trace.caveats == []
+
+
 def test_command_lines_and_the_environment_are_never_kept(tmp_path: Path) -> None:
     tables = training()
     tables["META_DATA_CAPTURE"] = [{"name": "COMMAND", "value": "train.py --token=planted_secret"}]
