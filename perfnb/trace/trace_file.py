@@ -6,6 +6,7 @@ A format is one module in this folder with a `READER`, and one line in `READERS`
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import time
 import zlib
@@ -189,8 +190,7 @@ def head_of(path: Path) -> bytes:
     with suppress(OSError, ValueError, TraceError), open_regular(path) as file:
         head = file.read(HEAD)
         if head.startswith(GZIP):
-            file.seek(0)
-            for block in _unpacked(file, path):
+            for block in _unpacked(io.BytesIO(head), path):
                 content += block
                 if len(content) >= HEAD:
                     break

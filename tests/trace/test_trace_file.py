@@ -117,6 +117,24 @@ def test_one_event_of_the_profilers_is_enough(tmp_path: Path) -> None:
         assert len(read(path)) == 2
 
 
+@pytest.mark.parametrize("data", [gzip.compress(b"") * 10**4, gzip.compress(WHOLE) + bytes(10**6), WHOLE * 10**3])
+def test_a_format_is_recognised_by_the_first_bytes_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    path, handed_out = tmp_path / "trace.json", 0
+
+    class Counted(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            nonlocal handed_out
+            part = super().read(size)
+            handed_out += len(part)
+            return part
+
+    monkeypatch.setattr(trace_file, "open_regular", lambda _: Counted(data))
+    trace_file.head_of(path)
+    assert 0 < handed_out <= trace_file.HEAD
+
+
 def test_other_kinds_of_compression_are_named(tmp_path: Path) -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
