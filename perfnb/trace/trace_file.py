@@ -55,6 +55,8 @@ MOST_TEXT_BYTES = 4 * MOST_TEXT + 4
 _LONGEST_LINE = 2**20
 #: Progress is reported after this long, and this often.
 QUIET_S, _EVERY_S = 2.0, 0.2
+#: Real traces unpack to 15 to 30 times their size. What unpacks to more than the first is refused, from the second on.
+_MOST_RATIO, _RATIO_FROM = 200, 32 * 2**20
 GZIP = b"\x1f\x8b"
 #: Compressed bytes that are unpacked together: few, because what follows the end of a part is copied for each part.
 _PACKED_BLOCK = 2**14
@@ -237,8 +239,14 @@ def _blocks(file: BinaryIO, path: Path, most: int, progress: OnProgress | None) 
                 f"{path} {'would unpack to' if packed else 'is'} more than {size(most)}, so it was not read; if you "
                 "trust it, raise max_bytes."
             )
+        place = file.tell()
+        if packed and done > max(_RATIO_FROM, _MOST_RATIO * place):
+            raise TraceError(
+                f"{path} was not read: it unpacks to {done // place:,} times its size, more than any trace; if you "
+                "trust it, unpack it first."
+            )
         yield block
-        report(file.tell())
+        report(place)
 
 
 def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:

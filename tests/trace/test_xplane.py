@@ -192,6 +192,8 @@ def test_a_damaged_or_hostile_file_is_one_error(tmp_path: Path) -> None:
     for many in (b"\x22\x00", b"\x2a\x00", b"\x1a\x00"):  # kinds of events, kinds of statistics, lines
         path = written(tmp_path, space(message((2, "/host:CPU")) + many * 1_000))
         assert "raise max_events" in error_of(path, max_events=900)
+    bomb = written(tmp_path, gzip.compress(space(plane("/host:CPU", {})) + bytes(34 * 2**20)))
+    assert "if you trust it, unpack it first" in error_of(bomb)
 
 
 def test_a_walk_never_leaves_its_message() -> None:
