@@ -47,7 +47,7 @@ _PIECEWISE, _WHOLE = (8 * 2**30, 25_000_000), (256 * 2**20, 4_000_000)
 MAX_DEPTH = 200
 #: Letters of one text that are kept: many events may refer to the same text, and each would copy it.
 MOST_TEXT = 16_384
-#: So many letters of the distinct texts of a file count as one value more.
+#: Letters of all the distinct texts of a file, for each event that a format that is decoded whole may hold.
 LETTERS = 64
 #: Bytes of UTF-8 that spell more letters than are kept, whichever they are.
 MOST_TEXT_BYTES = 4 * MOST_TEXT + 4
@@ -123,8 +123,8 @@ class Kept:
 
     def __init__(self, source: str, limits: Limits) -> None:
         self._source = source
-        self._most = limits.most_events
-        self._count = 0
+        self._most, self._most_letters = limits.most_events, LETTERS * limits.whole().most_events
+        self._count = self._letters = 0
 
     def add(self, count: int = 1, text: str = "") -> None:
         """Count some more, and the letters of a distinct text.
@@ -134,9 +134,15 @@ class Kept:
         TraceError
             If that exceeds the limit.
         """
-        self._count += count + len(text) // LETTERS
+        self._count += count
+        self._letters += len(text)
         if self._count > self._most:
             raise too_many(self._source, self._most)
+        if self._letters > self._most_letters:
+            raise TraceError(
+                f"{self._source} was not read: its names have more than {self._most_letters:,} characters in all; if "
+                "you trust it, raise max_events."
+            )
 
 
 LIMITS = Limits()

@@ -401,6 +401,21 @@ def test_hostile_files_are_refused(tmp_path: Path, sql: str, said: str) -> None:
     assert said in error_of(path)
 
 
+@pytest.mark.parametrize("table", ["StringIds", RANGE])
+def test_names_may_not_add_up_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    """An export may hold more events than other formats, but no more text."""
+    tables = training(steps=1)
+    for number in range(20):
+        text = f"{number} " + "x" * 10_000
+        tables[table].append(pushed(5, 9, text, 40) if table == RANGE else {"id": 100 + number, "value": text})
+    path = write(tmp_path / "a.sqlite", tables)
+    assert read(path, LIMITS)
+
+    monkeypatch.setattr(trace_file, "_WHOLE", (2**28, 3_000))
+    assert "its names have more than 192,000 characters in all; if you trust it, raise max_events." in error_of(path)
+    assert read(path, Limits(max_events=4_000))
+
+
 def test_a_database_with_a_part_in_the_log_next_to_it_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.sqlite", training(steps=1))
     writer = sqlite3.connect(path, isolation_level=None)
