@@ -416,6 +416,20 @@ def test_names_may_not_add_up_without_end(tmp_path: Path, monkeypatch: pytest.Mo
     assert read(path, Limits(max_events=4_000))
 
 
+def test_a_path_that_cannot_be_opened_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (tmp_path, tmp_path / "missing.sqlite"):
+        assert "it is not a file" in error_of(path)
+    path = write(tmp_path / "a.sqlite", training(steps=1))
+    monkeypatch.setattr(sqlite_file, "TemporaryDirectory", None)  # only what is compressed needs one
+    assert read(path, LIMITS)
+
+    def refuse(*args: object, **options: object) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    assert error_of(path) == " cannot be read as a trace: unable to open database file."
+
+
 def test_a_database_with_a_part_in_the_log_next_to_it_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.sqlite", training(steps=1))
     writer = sqlite3.connect(path, isolation_level=None)
