@@ -18,7 +18,7 @@ from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.kineto import DERIVED, INSTANT, WRITTEN
 from perfnb.trace.protobuf import BYTES, Damaged, double, facts_of, fields, signed, spans, text, varint
 from perfnb.trace.rows import Rows
-from perfnb.trace.trace_file import HEAD, MAX_DEPTH, MOST_TEXT, Limits, OnProgress, Reader, cut, too_deep, whole_file
+from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT, Limits, OnProgress, Reader, cut, too_deep, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, OPS
 
 #: Numbers of fields: of a packet,
@@ -288,13 +288,14 @@ def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, in
 
 def _recognise(path: Path, head: bytes) -> bool:
     """Accept a list of packets: what the first of them holds is known, as far as the head has it."""
-    inside = set[int]()
+    inside, end = set[int](), 0
     try:
         length, start = varint(head, 1, len(head))
-        for field, *_ in spans(head, start, min(start + length, len(head))):
+        end = start + length
+        for field, *_ in spans(head, start, min(end, len(head))):
             inside.add(field)
     except Damaged:
-        if len(head) < HEAD:
+        if end < len(head):
             return False
     return head.startswith(b"\x0a") and bool(inside & _KNOWN) and 1 not in inside
 

@@ -241,3 +241,12 @@ def test_damaged_and_hostile_files_are_one_error(tmp_path: Path) -> None:
 def test_other_files_are_not_taken_for_one(tmp_path: Path) -> None:
     for other in (b"", b"\n", b"\n\nhello there", b"\n{}", b"\n\n\n\n\n", message((1, b"")), b"\n" + varint(2**40)):
         assert reader_of(written(tmp_path, other)) is not READER
+    damaged = message((1, message((8, 5)) + b"\x07")) + bytes(2**16)
+    assert reader_of(written(tmp_path, damaged)) is not READER
+
+
+def test_a_file_cut_off_in_its_first_packet_is_one(tmp_path: Path) -> None:
+    path = written(tmp_path, message((1, message((8, 5), (11, message((23, "x" * 300))))))[:99])
+    assert reader_of(path) is READER
+    with pytest.raises(TraceError, match="cut off"):
+        perfnb.load(path)
