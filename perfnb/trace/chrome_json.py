@@ -279,11 +279,12 @@ class ChromeJson(Generic[OneEvent]):
     def _take(self, top: Top[OneEvent]) -> None:
         """Keep what `top` says about the trace."""
         if top.whole is not UNSET:
-            why = "it contains traceEvents twice"
-            raise no_trace(self._source, why, "keep the right one and remove the other")
+            raise _twice(self._source, "traceEvents")
         for fact in _FACTS:
             value = getattr(top, fact.name)
             if value is not NO_TEXT:
+                if fact.name in self.facts:
+                    raise _twice(self._source, fact.encode_name)
                 if depth_of(bytes(value)) > MAX_DEPTH:
                     raise too_deep(self._source)
                 try:
@@ -357,6 +358,11 @@ def depth_of(text: bytes) -> int:
 def _events_of(top: Top[OneEvent]) -> list[OneEvent]:
     events = top.whole if top.events is UNSET else top.events
     return [] if events is UNSET else events
+
+
+def _twice(source: str, name: str) -> TraceError:
+    """A key occurs more than once."""
+    return no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
 
 
 def odd_time(source: str, what: str, time: str) -> TraceError:
