@@ -177,15 +177,13 @@ class SqliteFile:
         return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
     def texts(self, table: str, key: str, text: str) -> dict[int, str]:
-        """The texts of a table by their keys; empty without the table."""
+        """The texts of a table by their keys, of rows that have one; empty without the table."""
         if not {key, text} <= self.columns(table):
             return {}
         known = Texts(self.kept)
         columns = self.rows(table, {key: _quoted(key)}, {text: (_quoted(text), known)})
-        labels = [*known.labels, ""]
-        return {
-            number: labels[code] for number, code in zip(*(columns[one].tolist() for one in (key, text)), strict=True)
-        }
+        pairs = zip(columns[key].tolist(), columns[text].tolist(), strict=True)
+        return {number: known.labels[code] for number, code in pairs if code >= 0}
 
     def _schema(self) -> dict[str, tuple[str, str]]:
         """Kind and SQL of each table and view by name."""

@@ -314,8 +314,10 @@ def test_calls_of_the_system_and_overheads_are_events(tmp_path: Path) -> None:
 
 
 def test_odd_rows(tmp_path: Path) -> None:
-    """No end, an end before the start, an unknown name, no process at all."""
+    """No end, an end before the start, an unknown name or none, no process at all."""
     tables = training(steps=1)
+    tables["StringIds"].append({"id": 99, "value": None})
+    tables[CALL][0]["nameId"] = 99
     tables[KERNEL][0]["end"] = tables[KERNEL][0]["start"] - 1
     tables[KERNEL][1]["demangledName"] = 12345
     tables[RANGE].append({"start": 7, "eventType": 59, "text": "open", "globalTid": tid(40)})
@@ -325,6 +327,7 @@ def test_odd_rows(tmp_path: Path) -> None:
 
     assert trace.negative_durations == 1
     assert "kernel without a name" in trace.names
+    assert "CUDA call without a name" in trace.names
     assert trace.caveats == ["1 records without a start or an end are left out."]
     for table in (KERNEL, COPY):
         for row in tables[table]:
