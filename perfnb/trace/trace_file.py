@@ -62,7 +62,6 @@ GZIP = b"\x1f\x8b"
 _PACKED_BLOCK = 2**14
 #: What a file that no reader recognises is, by its first bytes.
 _MAGIC = {
-    GZIP: "compressed twice: unpack it first",
     b"PK\x03\x04": "a ZIP archive: unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
     b"BZh": "compressed with bzip2: unpack it first",
@@ -239,6 +238,8 @@ def _blocks(file: BinaryIO, path: Path, most: int, progress: OnProgress | None) 
     file.seek(0)
     report, done = Reports(progress, length), 0
     for block in _unpacked(file, path) if packed else iter(lambda: file.read(_BLOCK), b""):
+        if packed and not done and block.startswith(GZIP):
+            raise TraceError(f"{path} cannot be read as a trace: it is compressed twice; unpack it first.")
         done += len(block)
         if done > most:
             raise TraceError(

@@ -149,6 +149,10 @@ def test_other_kinds_of_compression_are_named(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(TraceError, match=rf"\(it is .*{what}: unpack it first\)"):
             perfnb.load(path)
+    path.write_bytes(gzip.compress(gzip.compress(WHOLE)))
+    assert "compressed twice; unpack it first" in error_of(path)
+    with pytest.raises(TraceError, match="compressed twice"):
+        perfnb.load(path)
 
 
 def test_a_file_above_a_cap_is_refused_with_the_cap_to_raise(tmp_path: Path) -> None:
