@@ -422,7 +422,8 @@ def _by_process(export: _Export, facts: dict[str, Any]) -> list[TraceColumns]:
     traces = []
     for number in chosen:
         rows = np.flatnonzero(pid == number)
-        own = {name: values[rows] for name, values in columns.items()}
+        # Columns of one value stay without memory of their own.
+        own = {name: values[rows] if values.strides[0] else values[: len(rows)] for name, values in columns.items()}
         traces.append(_trace(export, facts, own, [number]))
     return traces
 

@@ -335,6 +335,15 @@ def test_odd_rows(tmp_path: Path) -> None:
     assert sum(len(rows_of(trace, "kernel")) for trace in read(write(tmp_path / "b.sqlite", tables), LIMITS)) == 2
 
 
+def test_columns_that_a_file_lacks_take_no_memory(tmp_path: Path) -> None:
+    traces = read(write(tmp_path / "a.sqlite", joined(training(40), training(41))), LIMITS)
+
+    assert len(traces) == 2
+    for trace in traces:
+        assert trace.python_id.tolist() == [MISSING] * len(trace)
+        assert trace.python_id.strides == (0,)
+
+
 def test_events_without_a_process_are_counted(tmp_path: Path) -> None:
     tables = joined(training(40), training(41))
     for row in tables[RANGE][::2]:
