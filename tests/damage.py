@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+
+#: What an event of JSON should not have as a value.
+_ODD = (None, -1, 2**70, "x", "1e9", [], {"name": 3}, 1e308, True, "B", "E", 10**12)
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
@@ -24,3 +28,27 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
         if not whole:
             break
     return bytes(whole)
+
+
+def with_odd_values(data: bytes, chance: random.Random) -> bytes:
+    """A JSON list of events that stays JSON, but has a few values that events do not have."""
+    events = json.loads(data)
+    for _ in range(chance.randint(1, 4)):
+        event = chance.choice(events)
+        event[chance.choice([*event, "args", "dur"])] = chance.choice(_ODD)
+    return json.dumps(events).encode()
+
+
+def with_bad_sectors(data: bytes, chance: random.Random) -> bytes:
+    """The data with up to 200 places overwritten, all over it or in its header, or copied from elsewhere in it."""
+    changed = bytearray(data)
+    how = chance.randrange(4)
+    for _ in range(chance.choice([1, 3, 20, 200])):
+        place = chance.randrange(len(changed)) if how else chance.randrange(min(4096, len(changed)))
+        if how < 3:
+            changed[place] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
+        else:
+            size = chance.randrange(1, 64)
+            other = chance.randrange(len(changed) - size)
+            changed[place : place + size] = changed[other : other + size]
+    return bytes(changed[: chance.randrange(len(changed))] if chance.random() < 0.1 else changed)

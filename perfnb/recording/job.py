@@ -14,7 +14,7 @@ from perfnb.recording.saved_profile import PROFILE
 from perfnb.recording.store import SavedKind, facts_text
 
 
-class RanksFacts(TypedDict):
+class SavedRanks(TypedDict):
     """What saved ranks say beside their profiles."""
 
     ranks: Annotated[list[Rank], Meta(min_length=1)]
@@ -22,7 +22,7 @@ class RanksFacts(TypedDict):
     apart: NotRequired[bool]
 
 
-RANKS = SavedKind("ranks", RanksFacts, parts=PROFILE)
+RANKS = SavedKind("ranks", SavedRanks, parts=PROFILE)
 
 
 def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:

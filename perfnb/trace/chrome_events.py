@@ -165,7 +165,9 @@ class _Intervals:
         """Nanoseconds; 0 if there is no time."""
         with suppress(InvalidOperation):
             number = Decimal(0 if value is None else value)
-            if -FAR_NS < number < FAR_NS:  # before it becomes an int, of perhaps a million digits
+            # Loosely, before it becomes an int of perhaps a million digits: `Rows` refuses what is too far away, and a
+            # duration that has wrapped around counts as no time.
+            if -FAR_NS < number < FAR_NS:
                 return round(number * 1000)
         raise odd_time(self._source, "a ts or dur in it", ascii(value)[:40])
 

@@ -226,9 +226,8 @@ class ChromeJson(Generic[OneEvent]):
             self._drop(len(_BYTE_ORDER_MARK))
         while (first := _NOT_BLANK.search(self._text)) is None and not self._ended:
             self._fill(2 * len(self._text))
-        if first is None or first[0] not in b"{[":
-            why = "it is empty" if first is None else "it starts with neither a JSON object nor a list"
-            raise no_trace(self._source, why, "give another file")
+        if first is None or first[0] not in b"{[" or 0 in self._text[:4]:
+            raise _no_json(self._source, bytes(self._text[:16]), self._place + len(self._text))
         if first[0] == _BARE:
             self._drop(first.end())
             return _BARE
@@ -279,11 +278,12 @@ class ChromeJson(Generic[OneEvent]):
     def _take(self, top: Top[OneEvent]) -> None:
         """Keep what `top` says about the trace."""
         if top.whole is not UNSET:
-            why = "it contains traceEvents twice"
-            raise no_trace(self._source, why, "keep the right one and remove the other")
+            raise _twice(self._source, "traceEvents")
         for fact in _FACTS:
             value = getattr(top, fact.name)
             if value is not NO_TEXT:
+                if fact.name in self.facts:
+                    raise _twice(self._source, fact.encode_name)
                 if depth_of(bytes(value)) > MAX_DEPTH:
                     raise too_deep(self._source)
                 try:
@@ -357,6 +357,25 @@ def depth_of(text: bytes) -> int:
 def _events_of(top: Top[OneEvent]) -> list[OneEvent]:
     events = top.whole if top.events is UNSET else top.events
     return [] if events is UNSET else events
+
+
+def _no_json(source: str, start: bytes, length: int) -> TraceError:
+    """Say what a text is that starts with neither an object nor a list."""
+    if not start.strip(b" \t\r\n"):
+        return no_trace(source, "it contains only blanks" if length else "it is empty", "record it again")
+    if not start.strip(b"\0"):
+        return no_trace(source, "it contains null bytes instead of text", _AGAIN)
+    marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if marked or not any(start[:8:2]) or not any(start[1:8:2]):
+        return no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
+    if any(byte < 9 for byte in start):
+        return no_trace(source, "it is binary, not text", "give another file")
+    return no_trace(source, "it starts with neither a JSON object nor a list", "give another file")
+
+
+def _twice(source: str, name: str) -> TraceError:
+    """A key occurs more than once."""
+    return no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
 
 
 def odd_time(source: str, what: str, time: str) -> TraceError:

@@ -484,7 +484,7 @@ def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:
     """Convert times given as int, float or text exactly; ``None`` if only `exact_nanoseconds` can."""
     whole = _plain(microseconds, np.int64)
     if whole is not None:
-        return whole * 1000 if (np.abs(whole) < _FAR_US).all() else None
+        return whole * 1000 if ((whole > -_FAR_US) & (whole < _FAR_US)).all() else None
     try:
         times = _plain(microseconds, np.float64)
         if times is None:
@@ -532,8 +532,9 @@ def resolution(*columns: Ints) -> int:
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept anything that might be JSON, empty or damaged: `read` says what is wrong with it."""
-    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    """Accept anything that might be JSON in some encoding, empty or damaged: `read` says what is wrong with it."""
+    text = head.removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
+    text = text.replace(b"\0", b"").lstrip(b" \t\r\n")
     return not text or text[:1] in (b"{", b"[") or head.startswith(GZIP)
 
 

@@ -399,12 +399,14 @@ def _by_process(export: _Export, facts: dict[str, Any]) -> list[TraceColumns]:
     pid = columns.pop("pid")
     kinds = [code for category, code in export.categories.items() if category in DEVICE_WORK]
     work = np.isin(columns["category"], kinds)
-    pids, counts = np.unique(pid[pid != MISSING], return_counts=True)
-    if len(pids) < 2 or (pid[work] == MISSING).any():
+    pids, counts = np.unique(pid, return_counts=True)
+    known = pids != MISSING
+    placed = np.unique(columns["category"][pid != MISSING])
+    if known.sum() < 2 or (pid[work] == MISSING).any() or len(placed) < len(export.categories):
         # One process, or a file that does not say whose each event is: all of it counts as one.
-        return [_trace(export, facts, columns, pids.tolist())]
+        return [_trace(export, facts, columns, pids[known].tolist())]
     lowest = pd.Series(columns["device"][work]).groupby(pid[work]).min()
-    chosen = lowest.sort_values(kind="stable").index.tolist() or [int(pids[counts.argmax()])]
+    chosen = lowest.sort_values(kind="stable").index.tolist() or [int(pids[(counts * known).argmax()])]
     left_out = ~np.isin(pids, chosen)
     if left_out.any():
         others = pids[left_out].tolist()
@@ -420,7 +422,8 @@ def _by_process(export: _Export, facts: dict[str, Any]) -> list[TraceColumns]:
     traces = []
     for number in chosen:
         rows = np.flatnonzero(pid == number)
-        own = {name: values[rows] for name, values in columns.items()}
+        # Columns of one value stay without memory of their own.
+        own = {name: values[rows] if values.strides[0] else values[: len(rows)] for name, values in columns.items()}
         traces.append(_trace(export, facts, own, [number]))
     return traces
 

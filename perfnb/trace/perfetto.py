@@ -18,7 +18,7 @@ from perfnb.trace.columns import MISSING, TraceColumns
 from perfnb.trace.kineto import DERIVED, INSTANT, WRITTEN
 from perfnb.trace.protobuf import BYTES, Damaged, double, facts_of, fields, signed, spans, text, varint
 from perfnb.trace.rows import Rows
-from perfnb.trace.trace_file import HEAD, MAX_DEPTH, MOST_TEXT, Limits, OnProgress, Reader, cut, too_deep, whole_file
+from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT, Limits, OnProgress, Reader, cut, too_deep, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, OPS
 
 #: Numbers of fields: of a packet,
@@ -167,16 +167,17 @@ class _Trace:
                 f"{self._source} cannot be read as a trace: its times count from one packet to the next, as Chrome "
                 "writes them; convert it with traceconv json first."
             )
-        event, annotations = dict[int, int | memoryview](), list[memoryview]()
+        event, category, annotations = dict[int, int | memoryview](), "", list[memoryview]()
         for field, value in fields(data):
             if field == 4 and isinstance(value, memoryview):
                 annotations.append(value)
+            elif field in (3, 22):  # of several categories, the first counts
+                category = category or (text(value) if field == 22 else sequence.text(_CATEGORIES, value))
             else:
                 event[field] = value
         kind, track, time = signed(event.get(9, 0)), signed(event.get(11, sequence.track)), signed(packet.get(_TIME, 0))
         if kind == _BEGIN:
             name = text(event[23]) if 23 in event else sequence.text(_NAMES, event.get(10, 0))
-            category = text(event[22]) if 22 in event else sequence.text(_CATEGORIES, event.get(3, 0))
             arguments = self._arguments(annotations, sequence) or _NO_ARGUMENTS
             self._kept.add(1 + len(arguments) + (track not in self._begins))
             self._begins[track].append(_Slice(time, name, category, arguments))
@@ -187,7 +188,7 @@ class _Trace:
             self._other += 1
 
     def _arguments(self, annotations: list[memoryview], sequence: _Sequence) -> dict[str, int]:
-        """Columns of an event, from its annotations."""
+        """Columns of an event, from its annotations: of several values of one column, the first."""
         columns, words = dict[str, int](), dict[str, str]()
         for annotation in annotations:
             facts = facts_of(annotation)
@@ -196,9 +197,9 @@ class _Trace:
                 continue
             value = self._value(annotation, sequence, 1)
             if column in _TEXTS:
-                words[column] = str(value)
+                words[column] = words.get(column) or str(value)
             elif isinstance(value, int) and value != _UNSIGNED_MINUS_ONE:
-                columns[column] = value
+                columns.setdefault(column, value)
         words["group"] = f"{words.get('group', '')} {words.pop('ranks', '')}".strip()
         return columns | {column: self._rows.code(column, word) for column, word in words.items() if word}
 
@@ -288,13 +289,14 @@ def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, in
 
 def _recognise(path: Path, head: bytes) -> bool:
     """Accept a list of packets: what the first of them holds is known, as far as the head has it."""
-    inside = set[int]()
+    inside, end = set[int](), 0
     try:
         length, start = varint(head, 1, len(head))
-        for field, *_ in spans(head, start, min(start + length, len(head))):
+        end = start + length
+        for field, *_ in spans(head, start, min(end, len(head))):
             inside.add(field)
     except Damaged:
-        if len(head) < HEAD:
+        if end < len(head):
             return False
     return head.startswith(b"\x0a") and bool(inside & _KNOWN) and 1 not in inside
 

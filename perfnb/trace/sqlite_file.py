@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -53,10 +53,12 @@ def opened(path: Path, limits: Limits, progress: OnProgress | None = None) -> It
     TraceError
         If the file is damaged, hostile or too large.
     """
-    with TemporaryDirectory(prefix="perfnb-") as folder:
+    if not path.is_file():
+        raise TraceError(f"{path} cannot be read as a trace: it is not a file.")
+    with ExitStack() as stack:
         plain = path
         if is_packed(path):  # unpacked to a file, because SQLite needs to jump around in it
-            plain = Path(folder, "unpacked.sqlite")
+            plain = Path(stack.enter_context(TemporaryDirectory(prefix="perfnb-")), "unpacked.sqlite")
             with plain.open("wb") as file:
                 file.writelines(blocks_of_file(path, limits))
         else:
@@ -68,8 +70,11 @@ def opened(path: Path, limits: Limits, progress: OnProgress | None = None) -> It
             )
         # Immutable: neither locks nor the files beside this one count.
         where = f"{plain.absolute().as_uri()}?mode=ro&immutable=1"
-        with closing(sqlite3.connect(where, uri=True, isolation_level=None)) as connection:
-            yield SqliteFile(path, connection, length, limits, progress)
+        try:
+            connection = stack.enter_context(closing(sqlite3.connect(where, uri=True, isolation_level=None)))
+        except sqlite3.Error as error:
+            raise TraceError(f"{path} cannot be read as a trace: {error}.") from error
+        yield SqliteFile(path, connection, length, limits, progress)
 
 
 class SqliteFile:
@@ -172,15 +177,13 @@ class SqliteFile:
         return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
     def texts(self, table: str, key: str, text: str) -> dict[int, str]:
-        """The texts of a table by their keys; empty without the table."""
+        """The texts of a table by their keys, of rows that have one; empty without the table."""
         if not {key, text} <= self.columns(table):
             return {}
         known = Texts(self.kept)
         columns = self.rows(table, {key: _quoted(key)}, {text: (_quoted(text), known)})
-        labels = [*known.labels, ""]
-        return {
-            number: labels[code] for number, code in zip(*(columns[one].tolist() for one in (key, text)), strict=True)
-        }
+        pairs = zip(columns[key].tolist(), columns[text].tolist(), strict=True)
+        return {number: known.labels[code] for number, code in pairs if code >= 0}
 
     def _schema(self) -> dict[str, tuple[str, str]]:
         """Kind and SQL of each table and view by name."""

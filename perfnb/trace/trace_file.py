@@ -6,6 +6,7 @@ A format is one module in this folder with a `READER`, and one line in `READERS`
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import time
 import zlib
@@ -46,7 +47,7 @@ _PIECEWISE, _WHOLE = (8 * 2**30, 25_000_000), (256 * 2**20, 4_000_000)
 MAX_DEPTH = 200
 #: Letters of one text that are kept: many events may refer to the same text, and each would copy it.
 MOST_TEXT = 16_384
-#: So many letters of the distinct texts of a file count as one value more.
+#: Letters of all the distinct texts of a file, for each event that a format that is decoded whole may hold.
 LETTERS = 64
 #: Bytes of UTF-8 that spell more letters than are kept, whichever they are.
 MOST_TEXT_BYTES = 4 * MOST_TEXT + 4
@@ -54,12 +55,13 @@ MOST_TEXT_BYTES = 4 * MOST_TEXT + 4
 _LONGEST_LINE = 2**20
 #: Progress is reported after this long, and this often.
 QUIET_S, _EVERY_S = 2.0, 0.2
+#: Real traces unpack to 15 to 30 times their size. What unpacks to more than the first is refused, from the second on.
+_MOST_RATIO, _RATIO_FROM = 200, 32 * 2**20
 GZIP = b"\x1f\x8b"
 #: Compressed bytes that are unpacked together: few, because what follows the end of a part is copied for each part.
 _PACKED_BLOCK = 2**14
 #: What a file that no reader recognises is, by its first bytes.
 _MAGIC = {
-    GZIP: "compressed twice: unpack it first",
     b"PK\x03\x04": "a ZIP archive: unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
     b"BZh": "compressed with bzip2: unpack it first",
@@ -120,8 +122,8 @@ class Kept:
 
     def __init__(self, source: str, limits: Limits) -> None:
         self._source = source
-        self._most = limits.most_events
-        self._count = 0
+        self._most, self._most_letters = limits.most_events, LETTERS * limits.whole().most_events
+        self._count = self._letters = 0
 
     def add(self, count: int = 1, text: str = "") -> None:
         """Count some more, and the letters of a distinct text.
@@ -131,9 +133,15 @@ class Kept:
         TraceError
             If that exceeds the limit.
         """
-        self._count += count + len(text) // LETTERS
+        self._count += count
+        self._letters += len(text)
         if self._count > self._most:
             raise too_many(self._source, self._most)
+        if self._letters > self._most_letters:
+            raise TraceError(
+                f"{self._source} was not read: its names have more than {self._most_letters:,} characters in all; if "
+                "you trust it, raise max_events."
+            )
 
 
 LIMITS = Limits()
@@ -189,8 +197,7 @@ def head_of(path: Path) -> bytes:
     with suppress(OSError, ValueError, TraceError), open_regular(path) as file:
         head = file.read(HEAD)
         if head.startswith(GZIP):
-            file.seek(0)
-            for block in _unpacked(file, path):
+            for block in _unpacked(io.BytesIO(head), path):
                 content += block
                 if len(content) >= HEAD:
                     break
@@ -231,14 +238,22 @@ def _blocks(file: BinaryIO, path: Path, most: int, progress: OnProgress | None) 
     file.seek(0)
     report, done = Reports(progress, length), 0
     for block in _unpacked(file, path) if packed else iter(lambda: file.read(_BLOCK), b""):
+        if packed and not done and block.startswith(GZIP):
+            raise TraceError(f"{path} cannot be read as a trace: it is compressed twice; unpack it first.")
         done += len(block)
         if done > most:
             raise TraceError(
                 f"{path} {'would unpack to' if packed else 'is'} more than {size(most)}, so it was not read; if you "
                 "trust it, raise max_bytes."
             )
+        place = file.tell()
+        if packed and done > max(_RATIO_FROM, _MOST_RATIO * place):
+            raise TraceError(
+                f"{path} was not read: it unpacks to {done // place:,} times its size, more than any trace; if you "
+                "trust it, unpack it first."
+            )
         yield block
-        report(file.tell())
+        report(place)
 
 
 def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ Times are picoseconds from their line's start, and lines of one file start at di
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,8 @@ class _PlaneReader:
         self._names: dict[int, str] = {}
         for key, entry in self._entries(5):
             self._names[key] = text(facts_of(entry).get(2, b""))
-        self._stat = lru_cache(_MOST_SEEN)(self._decoded_stat)
+        # Not of a method: that would be a cycle of references, which keeps the data alive.
+        self._stat = lru_cache(_MOST_SEEN)(partial(_stat, self._names))
         self._own = dict(filter(None, (self._stat(bytes(data[a:b])) for a, b in _messages(data, *place, 6))))
 
     def began(self) -> int:
@@ -171,20 +172,21 @@ class _PlaneReader:
                 stats[stat[0]] = stat[1]
         return kind, offset, duration, stats
 
-    def _decoded_stat(self, data: bytes) -> tuple[str, Stat] | None:
-        """Name and value of a statistic that is used; text may be the name of another statistic."""
-        if len(data) < 2 or data[0] != 8:  # its kind comes first in every known writer's files
-            return None
-        kind, place = varint(data, 1, len(data))
-        name, value = self._names.get(signed(kind), ""), None
-        if name not in _USED:
-            return None
-        for field, wire, a, b in spans(data, place, len(data)):
-            if wire == VARINT and field in (3, 4, 7):
-                value = a if field == 3 else signed(a) if field == 4 else self._names.get(signed(a), "")
-            elif wire == BYTES and field in (5, 6):
-                value = text(data[a:b])
-        return None if value is None else (name, value)
+
+def _stat(names: dict[int, str], data: bytes) -> tuple[str, Stat] | None:
+    """Name and value of a statistic that is used; text may be the name of another statistic."""
+    if len(data) < 2 or data[0] != 8:  # its kind comes first in every known writer's files
+        return None
+    kind, place = varint(data, 1, len(data))
+    name, value = names.get(signed(kind), ""), None
+    if name not in _USED:
+        return None
+    for field, wire, a, b in spans(data, place, len(data)):
+        if wire == VARINT and field in (3, 4, 7):
+            value = a if field == 3 else signed(a) if field == 4 else names.get(signed(a), "")
+        elif wire == BYTES and field in (5, 6):
+            value = text(data[a:b])
+    return None if value is None else (name, value)
 
 
 def _device(plane: str, facts: dict[str, Stat]) -> dict[str, Any]:

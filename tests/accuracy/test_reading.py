@@ -59,7 +59,7 @@ def test_findings_of_a_large_trace(figure: Figures) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 def test_a_bomb_is_refused_soon(tmp_path: Path, figure: Figures) -> None:
     path = tmp_path / "bomb.json.gz"
-    for inside, size, options in ((b" ", 2e9, {}), (b'{"ph":"X"},', 1e9, {"max_events": 100_000})):
+    for inside, size, options in ((b" ", 2e9, {"ratio": 2_000}), (b'{"ph":"X"},', 1e9, {"max_events": 100_000})):
         bomb(path, b"[", inside, size)
         seconds, _ = seconds_and_words(path, **options)
         figure(

@@ -120,6 +120,15 @@ def test_what_cannot_be_is_told_and_takes_no_time(tmp_path: Path) -> None:
     ]
 
 
+def test_a_duration_that_has_wrapped_around_costs_no_more_than_itself(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, [event("X", "wrapped", 5, dur=2**64 / 1000), event("X", "right", 9, dur=3)])
+    assert spans(trace) == {"wrapped": [(5_000, 0)], "right": [(9_000, 3_000)]}
+    assert "1 (wrapped)" in trace.caveats[0]
+
+    with pytest.raises(TraceError, match="out of range"):
+        trace_of(tmp_path, [event("X", "far", 2**64 / 1000, dur=3)])
+
+
 def test_two_hours_are_no_mistake(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, [event("X", "epoch", 0, dur=7200 * SECOND)])
     assert trace.duration_ns.tolist() == [7200 * 10**9]

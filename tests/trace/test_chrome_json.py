@@ -123,9 +123,13 @@ def test_a_fault_is_told_with_its_byte_in_the_file(opening: bytes) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_two_lists_of_events_are_refused() -> None:
-    with pytest.raises(TraceError, match=r"it contains traceEvents twice"):
-        decode(f'{{"traceEvents": {json.dumps([EVENT] * 9)}, "traceEvents": []}}'.encode())
+@pytest.mark.parametrize("key", ["traceEvents", "baseTimeNanoseconds", "deviceProperties", "distributedInfo"])
+def test_a_key_that_stands_before_and_after_the_events_is_refused(key: str) -> None:
+    value = [] if key == "traceEvents" else None
+    data = f'{{"{key}": {json.dumps(value)}, "traceEvents": {json.dumps([EVENT] * 9)}, "{key}": {json.dumps(value)}}}'
+
+    with pytest.raises(TraceError, match=rf"it contains {key} twice"):
+        decode(data.encode())
 
 
 def test_a_key_given_twice_in_an_event_counts_as_in_any_reader_the_last_time() -> None:

@@ -63,7 +63,11 @@ def test_durations_are_as_exact_and_may_stand_beside_other_kinds_of_numbers() ->
 
 
 @pytest.mark.parametrize(
-    "time", ["1e999999999", '"1e999999999"', '"NaN"', '"sNaN"', '"Infinity"', "9" * 400, "9223372036854775.808"]
+    "time",
+    [
+        *("1e999999999", '"1e999999999"', '"NaN"', '"sNaN"', '"Infinity"', "9" * 400, "9223372036854775.808"),
+        *("-9223372036854775808", "9223372036854775807"),
+    ],
 )
 def test_what_int64_cannot_hold_is_refused_at_once(time: str) -> None:
     for text in ((time, "0"), ("0", time)):

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+import perfnb
 from perfnb.errors import TraceError
 from perfnb.trace import chrome_json
 from perfnb.trace.columns import TraceColumns
@@ -27,6 +28,7 @@ BROKEN = {
     "null": b"null",
     "no events": b'{"a": 1}',
     "events are an object": b'{"traceEvents": {}}',
+    "events are null": b'{"traceEvents": null}',
     "event is a list": b"[[]]",
     "name is a number": json.dumps([{**EVENT, "name": 3}]).encode(),
     "an argument is a list": json.dumps([{**EVENT, "args": {"stream": [7]}}]).encode(),
@@ -35,8 +37,13 @@ BROKEN = {
     "end too late": json.dumps([{**EVENT, "ts": 4e15, "dur": 4e15}]).encode(),
     "an allocation too late": b'[{"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 9.2e15}]',
     "time is text that is no number": json.dumps([{**EVENT, "ts": "NaN"}]).encode(),
+    "time is a list": json.dumps([{**EVENT, "dur": [1]}]).encode(),
+    "time too long": json.dumps([{**EVENT, "ts": 1e300}]).encode(),
     "time infinite": b'[{"ph": "X", "dur": 1e999}]',
+    "NaN": b'[{"ph": "X", "ts": NaN}]',
     "Infinity": b'[{"ph": "X", "args": {"bandwidth": -Infinity}}]',
+    "Latin-1": '[{"ph": "X", "name": "\xe9"}]'.encode("latin-1"),
+    "half a character": '[{"ph": "X", "name": "\u00e9"}]'.encode()[:-4],
     "UTF-16": WHOLE.decode().encode("utf-16"),
     "null bytes": bytes(300),
     "control characters": b'[{"ph": "X", "name": "a\nb"}]',
@@ -60,6 +67,24 @@ def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path, data:
     assert message.endswith(".")
     assert len(message) < 500
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+@pytest.mark.parametrize("text", [WHOLE.decode(), "[ ]", "[]"])
+def test_text_of_wider_characters_is_told_as_such(tmp_path: Path, code: str, text: str) -> None:
+    with pytest.raises(TraceError, match=r"its text is UTF-16 or UTF-32; save it as UTF-8\.$"):
+        decode(text.encode(code))
+    path = tmp_path / "trace.json"
+    path.write_bytes(text.encode(code))
+    with pytest.raises(TraceError, match=r"save it as UTF-8"):
+        perfnb.load(path)
+
+
+def test_what_else_a_file_may_be_is_told_by_its_begin() -> None:
+    with pytest.raises(TraceError, match=r"it is binary, not text; give another file\.$"):
+        decode(b"\x80\x04\0x")
+    with pytest.raises(TraceError, match=r"null bytes"):
+        decode(bytes(40))
 
 
 def test_bytes_without_a_file_are_called_the_trace() -> None:

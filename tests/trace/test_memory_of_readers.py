@@ -24,7 +24,7 @@ from perfnb.trace.xla import STATS, XlaPlane
 from perfnb.trace.xplane import read as read_xspace
 from tests.wire import message
 
-#: Bytes, unpacked.
+#: Unpacked, just below what is checked for its ratio of compression.
 SIZE = 30 * 2**20
 MOST_MIB = 1024
 

@@ -314,8 +314,10 @@ def test_calls_of_the_system_and_overheads_are_events(tmp_path: Path) -> None:
 
 
 def test_odd_rows(tmp_path: Path) -> None:
-    """No end, an end before the start, an unknown name, no process at all."""
+    """No end, an end before the start, an unknown name or none, no process at all."""
     tables = training(steps=1)
+    tables["StringIds"].append({"id": 99, "value": None})
+    tables[CALL][0]["nameId"] = 99
     tables[KERNEL][0]["end"] = tables[KERNEL][0]["start"] - 1
     tables[KERNEL][1]["demangledName"] = 12345
     tables[RANGE].append({"start": 7, "eventType": 59, "text": "open", "globalTid": tid(40)})
@@ -325,11 +327,48 @@ def test_odd_rows(tmp_path: Path) -> None:
 
     assert trace.negative_durations == 1
     assert "kernel without a name" in trace.names
+    assert "CUDA call without a name" in trace.names
     assert trace.caveats == ["1 records without a start or an end are left out."]
     for table in (KERNEL, COPY):
         for row in tables[table]:
             row["globalPid"] = None
     assert sum(len(rows_of(trace, "kernel")) for trace in read(write(tmp_path / "b.sqlite", tables), LIMITS)) == 2
+
+
+def test_columns_that_a_file_lacks_take_no_memory(tmp_path: Path) -> None:
+    traces = read(write(tmp_path / "a.sqlite", joined(training(40), training(41))), LIMITS)
+
+    assert len(traces) == 2
+    for trace in traces:
+        assert trace.python_id.tolist() == [MISSING] * len(trace)
+        assert trace.python_id.strides == (0,)
+
+
+def test_events_without_a_process_are_counted(tmp_path: Path) -> None:
+    tables = joined(training(40), training(41))
+    for row in tables[RANGE][::2]:
+        row["globalTid"] = None
+
+    traces = read(write(tmp_path / "half.sqlite", tables), LIMITS)
+
+    left_out = len(tables[RANGE][::2])
+    assert len(traces) == 2
+    for trace in traces:
+        assert trace.caveats == [
+            f"{left_out} events of processes without work on a GPU are left out: process -1.",
+        ]
+    assert sum(map(len, traces)) == sum(map(len, tables.values())) - len(tables["StringIds"]) - left_out
+
+
+def test_ranges_that_all_lack_a_process_make_the_file_one_process(tmp_path: Path) -> None:
+    tables = joined(training(40), training(41))
+    for row in tables[RANGE]:
+        row["globalTid"] = None
+
+    (trace,) = read(write(tmp_path / "none.sqlite", tables), LIMITS)
+
+    assert len(trace) == sum(map(len, tables.values())) - len(tables["StringIds"])
+    assert trace.caveats == []
 
 
 def test_command_lines_and_the_environment_are_never_kept(tmp_path: Path) -> None:
@@ -372,6 +411,35 @@ def test_hostile_files_are_refused(tmp_path: Path, sql: str, said: str) -> None:
     connection.close()
 
     assert said in error_of(path)
+
+
+@pytest.mark.parametrize("table", ["StringIds", RANGE])
+def test_names_may_not_add_up_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    """An export may hold more events than other formats, but no more text."""
+    tables = training(steps=1)
+    for number in range(20):
+        text = f"{number} " + "x" * 10_000
+        tables[table].append(pushed(5, 9, text, 40) if table == RANGE else {"id": 100 + number, "value": text})
+    path = write(tmp_path / "a.sqlite", tables)
+    assert read(path, LIMITS)
+
+    monkeypatch.setattr(trace_file, "_WHOLE", (2**28, 3_000))
+    assert "its names have more than 192,000 characters in all; if you trust it, raise max_events." in error_of(path)
+    assert read(path, Limits(max_events=4_000))
+
+
+def test_a_path_that_cannot_be_opened_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (tmp_path, tmp_path / "missing.sqlite"):
+        assert "it is not a file" in error_of(path)
+    path = write(tmp_path / "a.sqlite", training(steps=1))
+    monkeypatch.setattr(sqlite_file, "TemporaryDirectory", None)  # only what is compressed needs one
+    assert read(path, LIMITS)
+
+    def refuse(*args: object, **options: object) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    assert error_of(path) == " cannot be read as a trace: unable to open database file."
 
 
 def test_a_database_with_a_part_in_the_log_next_to_it_is_refused(tmp_path: Path) -> None:

@@ -196,6 +196,29 @@ def test_slices_without_an_end_or_a_start_are_told(tmp_path: Path) -> None:
     ]
 
 
+def test_the_first_category_and_the_first_of_several_values_count(tmp_path: Path) -> None:
+    def argument(name: str, value: int | str) -> tuple[int, bytes]:
+        return (4, message((10, name), (4 if isinstance(value, int) else 6, value)))
+
+    arguments = [
+        *(argument("stream", 7), argument("stream", 8), argument("External id", 3), argument("external id", 4)),
+        *(argument("Input Dims", ""), argument("Input Dims", "[1]"), argument("Input Dims", "[2]")),
+    ]
+    words = message((12, message((1, message((1, 1), (2, "kernel"))), (1, message((1, 2), (2, "cpu_op"))))))
+    data = message(
+        (1, words),
+        packet(10, 1, (3, 9), (3, 1), (3, 2), (23, "a"), *arguments),
+        packet(20, 2),
+        packet(30, 1, (22, "gpu_memcpy"), (22, "cpu_op"), (23, "b")),
+        packet(40, 2),
+    )
+    trace = read(written(tmp_path, data), LIMITS)
+
+    assert [trace.categories[code] for code in trace.category] == ["kernel", "gpu_memcpy"]
+    assert of_name(trace, "a").items() >= {"stream": 7, "external_id": 3}.items()
+    assert trace.shape_texts == ["[1]"]
+
+
 def test_neighbours_do_not_nest(tmp_path: Path) -> None:
     data = message(
         packet(0, 1, (23, "first")), packet(10, 1, (23, "second")), packet(20, 1, (23, "none")),
@@ -241,3 +264,12 @@ def test_damaged_and_hostile_files_are_one_error(tmp_path: Path) -> None:
 def test_other_files_are_not_taken_for_one(tmp_path: Path) -> None:
     for other in (b"", b"\n", b"\n\nhello there", b"\n{}", b"\n\n\n\n\n", message((1, b"")), b"\n" + varint(2**40)):
         assert reader_of(written(tmp_path, other)) is not READER
+    damaged = message((1, message((8, 5)) + b"\x07")) + bytes(2**16)
+    assert reader_of(written(tmp_path, damaged)) is not READER
+
+
+def test_a_file_cut_off_in_its_first_packet_is_one(tmp_path: Path) -> None:
+    path = written(tmp_path, message((1, message((8, 5), (11, message((23, "x" * 300))))))[:99])
+    assert reader_of(path) is READER
+    with pytest.raises(TraceError, match="cut off"):
+        perfnb.load(path)

@@ -117,6 +117,24 @@ def test_one_event_of_the_profilers_is_enough(tmp_path: Path) -> None:
         assert len(read(path)) == 2
 
 
+@pytest.mark.parametrize("data", [gzip.compress(b"") * 10**4, gzip.compress(WHOLE) + bytes(10**6), WHOLE * 10**3])
+def test_a_format_is_recognised_by_the_first_bytes_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    path, handed_out = tmp_path / "trace.json", 0
+
+    class Counted(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            nonlocal handed_out
+            part = super().read(size)
+            handed_out += len(part)
+            return part
+
+    monkeypatch.setattr(trace_file, "open_regular", lambda _: Counted(data))
+    trace_file.head_of(path)
+    assert 0 < handed_out <= trace_file.HEAD
+
+
 def test_other_kinds_of_compression_are_named(tmp_path: Path) -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
@@ -131,6 +149,10 @@ def test_other_kinds_of_compression_are_named(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(TraceError, match=rf"\(it is .*{what}: unpack it first\)"):
             perfnb.load(path)
+    path.write_bytes(gzip.compress(gzip.compress(WHOLE)))
+    assert "compressed twice; unpack it first" in error_of(path)
+    with pytest.raises(TraceError, match="compressed twice"):
+        perfnb.load(path)
 
 
 def test_a_file_above_a_cap_is_refused_with_the_cap_to_raise(tmp_path: Path) -> None:
@@ -207,11 +229,13 @@ READ_WITHIN_512_MIB = """
 import resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
 from perfnb.errors import TraceError
+from perfnb.trace import trace_file
 from perfnb.trace.kineto import read
-from perfnb.trace.trace_file import Limits
+options = eval(sys.argv[2])
+trace_file._MOST_RATIO = options.pop("ratio", trace_file._MOST_RATIO)
 begin = time.process_time()  # tests/accuracy asks for it
 try:
-    read(sys.argv[1], Limits(**eval(sys.argv[2])))
+    read(sys.argv[1], trace_file.Limits(**options))
 except TraceError as error:
     print(f"{time.process_time() - begin:.1f} s:", error)
 """
@@ -238,7 +262,7 @@ BOMBS = {
     "events": (b"[", b'{"ph":"X"},', "more than 1,000,000 events"),
     "no events": (b'{"traceEvents":[', b"{},", "more than 1,000,000 events"),
     "a name": (b'[{"name":"', b"x", "no event ends within 64.0 MiB"),
-    "brackets": (b"", b"[", "inside each other"),
+    "brackets": (b"", b"[", "no event ends within 64.0 MiB"),
     "nulls": (b"", b"\0", "null bytes"),
     "long events": (b"[", b'{"ph":"X","cat":"%b"},' % (b"x" * 9_000), "would unpack to more than 1.00 GiB"),
 }
@@ -247,14 +271,41 @@ BOMBS = {
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 @pytest.mark.parametrize(("begin", "unit", "said"), BOMBS.values(), ids=BOMBS)
-def test_a_small_file_that_would_unpack_to_ten_gigabytes_is_refused_at_a_cap(
+def test_a_small_file_that_would_unpack_to_ten_gigabytes_is_refused(
     tmp_path: Path, begin: bytes, unit: bytes, said: str
 ) -> None:
     path = tmp_path / "bomb.json.gz"
     bomb(path, begin, unit)
     assert 5e6 < path.stat().st_size < 60e6
 
-    assert said in seconds_and_words(path, max_bytes=2**30, max_events=10**6)[1]
+    refused = seconds_and_words(path)[1]
+    assert "more than any trace" in refused or said in refused
+    assert said in seconds_and_words(path, ratio=2_000, max_bytes=2**30, max_events=10**6)[1]
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
+def test_a_small_bomb_is_refused_by_its_ratio(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    bomb(path, b"[", b'{"ph":"X"},', 335e6)
+    assert path.stat().st_size < 2e6
+
+    assert re.search(r"unpacks to [0-9,]+ times its size, .* unpack it first", seconds_and_words(path)[1].strip())
+    assert "more than 100,000 events" in seconds_and_words(path, ratio=2_000, max_events=100_000)[1]
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_a_repetitive_trace_is_no_bomb(tmp_path: Path) -> None:
+    """One event again and again, only its time and number new: as tightly packed as a real trace can be."""
+    text = json.dumps([{**EVENT, "ts": 10 * n, "args": {"External id": n}} for n in range(400_000)])
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(text.encode(), 9))
+
+    assert len(text) > 34e6
+    assert len(text) / path.stat().st_size < 60
+    assert len(read(path)) == 400_000
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import perfnb
 from perfnb.errors import TraceError
 from perfnb.recording.reading import trace_files
-from perfnb.trace import protobuf
+from perfnb.trace import protobuf, xplane
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.trace_file import LIMITS, Limits, reader_of
 from perfnb.trace.xplane import READER, read
@@ -192,6 +194,28 @@ def test_a_damaged_or_hostile_file_is_one_error(tmp_path: Path) -> None:
     for many in (b"\x22\x00", b"\x2a\x00", b"\x1a\x00"):  # kinds of events, kinds of statistics, lines
         path = written(tmp_path, space(message((2, "/host:CPU")) + many * 1_000))
         assert "raise max_events" in error_of(path, max_events=900)
+    bomb = written(tmp_path, gzip.compress(space(plane("/host:CPU", {})) + bytes(34 * 2**20)))
+    assert "if you trust it, unpack it first" in error_of(bomb)
+
+
+def test_the_data_is_freed_once_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Data(bytearray):
+        """Bytes whose end can be seen."""
+
+    alive: list[weakref.ref[Data]] = []
+
+    def whole_file(*_: object) -> Data:
+        data = Data(SAMPLE)
+        alive.append(weakref.ref(data))
+        return data
+
+    monkeypatch.setattr(xplane, "whole_file", whole_file)
+    gc.disable()
+    try:
+        assert len(read(tmp_path / "a", LIMITS))
+        assert [data() for data in alive] == [None]
+    finally:
+        gc.enable()
 
 
 def test_a_walk_never_leaves_its_message() -> None:
