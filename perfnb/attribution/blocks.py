@@ -38,6 +38,7 @@ from perfnb.trace_names import (
     MARK_SPAN,
     OPS,
     OPTIMIZER,
+    PIECE,
     RANGES,
     STEP_SPAN,
     number_behind,
@@ -254,7 +255,7 @@ def _kind_of(name: str) -> Kind:
         return Kind.DATA
     if name.startswith(_OPTIMIZER) and name != _OPTIMIZER_MADE:
         return Kind.OPTIMIZER
-    if name.startswith(BACKWARD_NODE):
+    if name.startswith(BACKWARD_NODE) or name == PIECE:
         return Kind.NODE
     return {"forward": Kind.FORWARD_OP, "backward": Kind.BACKWARD_OP}.get(told_direction(name), Kind.OP)
 

@@ -83,7 +83,10 @@ _FRAMES: dict[str, Columns] = {
         **{"name": _TEXT, "module": _MAYBE_TEXT, "parent": _FROM_NONE, "depth": _LENGTH},
         **{"parameters": _COUNT, "parameter_bytes": _COUNT, "compiled": SavedColumn("bool")},
     },
-    "spans": {"layer": _FROM_NONE, "loss": SavedColumn("bool"), "span": _NUMBER_OF_ROW},
+    "spans": {
+        **{"layer": _FROM_NONE, "loss": SavedColumn("bool"), "span": _NUMBER_OF_ROW},
+        "derived": SavedColumn("bool", needed=False),
+    },
     "memory_events": EVENTS,
     "memory_changes": {
         **{"event": _FROM_NONE, "time_ns": _WHOLE, "address": _WHOLE, "bytes": _WHOLE},
@@ -106,6 +109,12 @@ _FRAMES: dict[str, Columns] = {
         "line": SavedColumn("int64", low=-1, high=2**31),
         **dict.fromkeys(("self_ns", "samples"), SavedColumn("int64", low=0, high=_FAR)),
     },
+    "compiled_kernels": {
+        **{"graph": _TEXT, "kernel": _TEXT, "ops": _TEXT, "source": _TEXT, "direction": _LABEL},
+        **dict.fromkeys(("bytes", "flops"), SavedColumn("int64", low=0, high=_FAR)),
+    },
+    "compiled_shares": {"kernel": _LENGTH, "layer": _LENGTH, "share": SavedColumn("float64", low=0, high=1)},
+    "compiled_calls": {"kernel": _LENGTH, "start_ns": _WHOLE, "duration_ns": _LENGTH},
     "outside": EVENTS,
     "trace_memory": {
         **dict.fromkeys(("time_ns", "process", "thread", "address", "bytes"), _WHOLE),
@@ -209,6 +218,11 @@ class SavedProfile:
         if "python" in self._parts:
             tree = self._short["python_tree"]
             places["python_tree", "parent"] = tree["parent"] < np.arange(len(tree))
+        if "compiled" in self._parts:
+            count = len(self._short["compiled_kernels"])
+            places["compiled_shares", "kernel"] = self._short["compiled_shares"]["kernel"] < count
+            places["compiled_shares", "layer"] = self._short["compiled_shares"]["layer"] < len(modules)
+            places["compiled_calls", "kernel"] = self._short["compiled_calls"]["kernel"] < count
         if "memory" in self._parts:
             places["memory_known", "layer"] = self._short["memory_known"]["layer"] < len(modules)
             rows = self._saved.file("memory_events").rows()
