@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from perfnb import results as results
     from perfnb.bench.input_bound import confirm_input_bound
     from perfnb.bench.timing import time_step
+    from perfnb.compiled.for_profiling import compile_for_profiling
     from perfnb.experiments.ab_test import ab_test
     from perfnb.experiments.journal import journal
     from perfnb.inference.compare_decoding import compare_decoding
@@ -44,6 +45,7 @@ __all__ = [
     "compare_architectures",
     "compare_decoding",
     "compare_inference",
+    "compile_for_profiling",
     "confirm_input_bound",
     "estimate_memory",
     "find_leaks",
@@ -70,6 +72,7 @@ _HOMES = {
     "compare_architectures": "models.architectures",
     "compare_decoding": "inference.compare_decoding",
     "compare_inference": "inference.compare_inference",
+    "compile_for_profiling": "compiled.for_profiling",
     "confirm_input_bound": "bench.input_bound",
     "estimate_memory": "memory.estimate.estimate",
     "find_leaks": "memory.leaks.find",

@@ -23,6 +23,8 @@ TORCH_STEP = "ProfilerStep#"
 BACKWARD_NODE, ACCUMULATE_GRAD = "autograd::engine::evaluate_function", "AccumulateGrad"
 #: What torch.compile writes around a region that it compiled, and around a call of a graph, before the graph's key.
 REGION, GRAPH_CALL = "Torch-Compiled Region: ", "## Call CompiledFxGraph "
+#: Its search for the code whose guards hold, before a region.
+REGION_LOOKUP = "TorchDynamo Cache Lookup"
 #: Optimizers of torch that take fused=True, by the names of their classes, and those that do so only on a CPU.
 FUSED, FUSED_ON_CPU = ("SGD", "Adam", "AdamW"), ("Adagrad",)
 #: Ranges around ``next()`` of a loader, and around methods of an optimizer.

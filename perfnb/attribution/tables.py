@@ -154,7 +154,9 @@ def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
     """Whether a layer ran unseen: inside a compiled one, or on a thread that the profiler does not record."""
     called = np.isin(np.arange(len(total)), recording.span_layers.to_numpy())
     seen = np.isin(np.arange(len(total)), layer)
-    return np.asarray((inside_compiled(recording.modules) & (total == 0)) | (called & ~seen))
+    modules = recording.modules
+    in_region = inside_compiled(modules) | (modules["compiled"].to_numpy() & ~seen)
+    return np.asarray((in_region & (total == 0)) | (called & ~seen))
 
 
 def _loss_calls(recording: Recording, attribution: Attribution) -> Ints:

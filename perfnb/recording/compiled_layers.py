@@ -6,7 +6,8 @@ in their order. Each kernel's time then becomes that of a layer, by events that 
 in the forward pass, and pieces of the backward node in the backward pass, which name the call they belong to by a
 sequence number, as autograd's nodes do.
 
-A kernel that computes operations of several layers is cut into parts. Each layer's part is proportional to the bytes
+A kernel that computes operations of several layers is cut into parts. One that computes operations of none, such as
+those of a function around the model, is time of the region's own layer. Each layer's part is proportional to the bytes
 that its operations read from or write to memory outside the kernel, plus their FLOPs: fused operations pass their
 results on in registers. What remains of a region, such as guards, copies and the launch of kernels, is a layer of its
 own, named `OVERHEAD`.
@@ -27,7 +28,7 @@ import pandas as pd
 from perfnb.recording.nesting import NONE, Bools, nest_cutting
 from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.text import TEXT, is_one_of, of_labels
-from perfnb.trace_names import BACKWARD_NODE, GRAPH_CALL, LAYER_SPAN, OPS, PIECE, RANGES, REGION, SPAN_CATEGORY
+from perfnb.trace_names import BACKWARD_NODE, GRAPH_CALL, LAYER_SPAN, OPS, PIECE, RANGES, REGION, REGION_LOOKUP, SPAN_CATEGORY, step_number
 
 #: Name of the layer, below that of the region, to which no operation of a graph belongs.
 OVERHEAD = "(compiled region overhead)"
@@ -82,8 +83,32 @@ class Graph:
         return users
 
 
+_TEXTS, _AMOUNTS = ("graph", "kernel", "ops", "source"), ("bytes", "flops")
 #: Numbers by which a piece of a backward node finds its layer's call, and the thread of these; both are no real ones.
 _FIRST_SEQUENCE, _THREAD = 2**40, 2**40
+
+
+class CompiledCode(NamedTuple):
+    """What torch says of the code of a compiled region; what it does not say is empty or ``None``."""
+
+    #: Number of the function that was compiled, and of the version of its code, as in the trace: ``1/0``.
+    region: str
+    function: str = ""
+    #: File and first line of the function.
+    line: str = ""
+    guards: int | None = None
+    compile_s: float | None = None
+    #: The guard that failed, so that an earlier version could not be used.
+    recompiled: str = ""
+    #: Why the graph ends before the function does, and where.
+    broke: str = ""
+    broke_at: str = ""
+
+
+def region_ids(events: pd.DataFrame) -> list[str]:
+    """The compiled regions that events run, such as ``1/0``."""
+    ids = of_labels(events["name"], lambda name: name.removeprefix(REGION) if name.startswith(REGION) else "", "")
+    return [name for name in np.unique(ids[is_one_of(events["category"], OPS)]).tolist() if name]
 
 
 def graph_keys(events: pd.DataFrame) -> list[str]:
@@ -100,13 +125,14 @@ def _key(name: str) -> str:
     return name.removeprefix(GRAPH_CALL).removesuffix("##").strip() if name.startswith(GRAPH_CALL) else ""
 
 
-def with_compiled_layers(recording: Recording, graphs: Sequence[Graph]) -> Recording:
-    """Add the layers inside compiled regions; where none can be told, return the recording unchanged."""
-    if not graphs or not len(recording.modules):
+def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: Sequence[CompiledCode]) -> Recording:
+    """Add what is known of compiled regions, and the layers inside those whose graphs tell them."""
+    if not code:
         return recording
     regions = _Regions(recording, {graph.key: graph for graph in graphs})
-    regions.read()
-    return regions.result() if regions.pieces else recording
+    if len(recording.modules):
+        regions.read()
+    return regions.result(code)
 
 
 class _Host:
@@ -124,6 +150,7 @@ class _Host:
         self.key = _called_keys(host)
         self.is_node = of_labels(host["name"], lambda name: name.startswith(BACKWARD_NODE))
         self.is_region = of_labels(host["name"], lambda name: name.startswith(REGION))
+        self.is_step = of_labels(host["name"], lambda name: step_number(name) != NONE)
         columns = ("span", "sequence", "forward_thread")
         self.span, self.sequence, self.forward_thread = (host[name].to_numpy() for name in columns)
         self.rows = host[["process", "thread"] if len(places) > 1 else ["thread"]]
@@ -139,6 +166,12 @@ class _Host:
         while (place := int(self._parent[place])) != NONE and not marked[place]:
             pass
         return place
+
+    def looked_up(self, region: int) -> int:
+        """The lookup of compiled code before a region, or the region."""
+        beside = self.children(int(self._parent[region])) if self._parent[region] != NONE else []
+        before = beside[beside.index(region) - 1] if region in beside[1:] else NONE
+        return before if before != NONE and self.name[before] == REGION_LOOKUP else region
 
     def numbers_inside(self, place: int) -> Iterator[int]:
         """The sequence numbers that forward operators inside an event gave to their nodes."""
@@ -169,21 +202,17 @@ class _Layers:
         self._by_name = {name: row for row, name in enumerate(self._names)}
         self._overhead: dict[int, int] = {}
 
-    def root(self, paths: Iterable[tuple[str, str]], around: int) -> int:
-        """The layer from which these paths of modules lead: the one around their region, or else the only one that fits.
-
-        `NONE` if no layer fits, or several do.
-        """
+    def roots(self, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
+        """The layers from which these paths of modules may lead: the one around their region, or else all that fit."""
         wanted = {(_below_root(path), kind) for path, kind in paths}
         if not wanted:
-            return NONE
+            return []
         if around != NONE and self._fits(around, wanted):
-            return around
+            return [around]
         fitting = [row for row in range(len(self._names)) if self._fits(row, wanted)]
-        outermost = [row for row in fitting if self._modules["depth"].iloc[row] == 0]
-        inside = [row for row in fitting if around != NONE and self.is_inside(row, around)]
-        chosen = inside or outermost or fitting
-        return chosen[0] if len(chosen) == 1 else NONE
+        if around != NONE:
+            return [row for row in fitting if self.is_inside(row, around)]
+        return [row for row in fitting if self._parent[row] == NONE] or fitting
 
     def _fits(self, root: int, wanted: set[tuple[str, str]]) -> bool:
         known = [self.at(root, path) for path, _ in wanted]
@@ -354,6 +383,7 @@ class _Regions:
         self._host, self._layers = _Host(recording.events), _Layers(recording.modules)
         self._first = int(recording.spans.index.max()) + 1 if len(recording.spans) else 0
         self._called: list[int] = []
+        self._calls: dict[tuple[int, str], list[int]] = {}
         self._plans: dict[tuple[str, int], list[_Planned]] = {}
         self._kernels: list[_Planned] = []
         self._numbered: dict[int, int] = {}
@@ -363,7 +393,10 @@ class _Regions:
     def read(self) -> None:
         """Go through the calls of graphs in order of time."""
         host, runs = self._host, dict[int, _Run]()
-        for call in np.flatnonzero(host.key != "").tolist():
+        called = np.flatnonzero(host.key != "").tolist()
+        for call in called:
+            self._calls.setdefault(self._frame(call), []).append(call)
+        for call in called:
             graph = self._graphs.get(str(host.key[call]))
             if graph is None:
                 continue
@@ -371,7 +404,7 @@ class _Regions:
             around = self._layer_around(call)
             run = runs.get(int(host.sequence[node])) if node != NONE else None
             paths = {module for operation in graph.operations.values() for module in operation.modules}
-            root = self._layers.root(paths, around) if run is None else run.root
+            root = self._root(call, self._layers.roots(paths, around)) if run is None else run.root
             if root == NONE:
                 continue
             run = _Run(root) if run is None else run
@@ -379,11 +412,28 @@ class _Regions:
             if not any(kernel.shares for kernel in plan):
                 continue
             container = node if node != NONE else region if region != NONE else call
+            start, end = int(host.start[container]), int(host.end[container])
             if node == NONE:
                 runs |= dict.fromkeys(host.numbers_inside(container), run)
+                start = int(host.start[host.looked_up(container)])
                 if around != root:
-                    self._add(run, [root], host.start[container], host.end[container], call)
-            self._cut(call, container, plan, run, node != NONE)
+                    self._add(run, [root], start, end, call)
+            self._cut(call, start, end, plan, run, node != NONE)
+
+    def _root(self, call: int, roots: list[int]) -> int:
+        """Which of several layers a graph runs for: alike layers share code, and are told apart by their order.
+
+        `NONE` if the code does not run once for each of them.
+        """
+        calls = self._calls[self._frame(call)]
+        return roots[calls.index(call)] if len(calls) == len(roots) else NONE
+
+    def _frame(self, call: int) -> tuple[int, str]:
+        """The span or step around a call, and torch's number of the code that it was compiled from."""
+        host = self._host
+        region = host.above(call, host.is_region)
+        code = host.key[call] if region == NONE else host.name[region].removeprefix(REGION).partition("/")[0]
+        return host.above(call, (host.span != NONE) | host.is_step), str(code)
 
     def _layer_around(self, call: int) -> int:
         span = self._host.above(call, self._host.span != NONE)
@@ -395,29 +445,29 @@ class _Regions:
             self._plans[key] = [_planned(graph, kernel, self._layers, root) for kernel in graph.kernels]
         return self._plans[key]
 
-    def _cut(self, call: int, container: int, plan: list[_Planned], run: _Run, backward: bool) -> None:
+    def _cut(self, call: int, begin: int, end: int, plan: list[_Planned], run: _Run, backward: bool) -> None:
         """Cut a region into the time of kernels with layers, and overhead between them."""
         host, overhead = self._host, [self._layers.overhead(run.root)]
-        reached = int(host.start[container])
+        reached = begin
         for event, kernel in matched(host, call, plan):
-            start, end = int(host.start[event]), int(host.end[event])
+            start, until = int(host.start[event]), int(host.end[event])
             number = self._numbered.setdefault(id(kernel), len(self._kernels))
             if number == len(self._kernels):
                 self._kernels.append(kernel)
-            self._executed.append((number, backward, start, end - start))
-            if not kernel.shares:
-                continue
+            self._executed.append((number, backward, start, until - start))
             self._add(run, overhead, reached, start, call, backward)
+            if backward and not kernel.shares:
+                self._add(run, [run.root], start, until, call, backward)
             common = () if backward else common_prefix([chain for chain, _ in kernel.shares])
-            self._add(run, common, start, end, call)
+            self._add(run, common, start, until, call)
             at = float(start)
             for chain, share in kernel.shares:
-                until = at + share * (end - start)
+                after = at + share * (until - start)
                 inner = chain[-1:] if backward else chain[len(common) :]
-                self._add(run, inner, round(at), round(until), call, backward)
-                at = until
-            reached = end
-        self._add(run, overhead, reached, int(host.end[container]), call, backward)
+                self._add(run, inner, round(at), round(after), call, backward)
+                at = after
+            reached = until
+        self._add(run, overhead, reached, end, call, backward)
 
     def _add(
         self, run: _Run, chain: Sequence[int], start: int, end: int, beside: int, backward: bool = False
@@ -428,16 +478,18 @@ class _Regions:
         for layer in chain:
             # A layer of which nothing ran in forward leaves its backward time to one around it.
             owner = self._layers.nearest(layer, run.numbers) if backward else layer
-            if owner == NONE and backward:
+            if owner == NONE:
                 continue
             if owner not in run.numbers:
                 run.numbers[owner] = self._first + len(self._called)
                 self._called.append(owner)
             self.pieces.append(_Piece(int(start), int(end), beside, run.numbers[owner], backward))
 
-    def result(self) -> Recording:
-        """The recording with the pieces among its events."""
+    def result(self, code: Sequence[CompiledCode]) -> Recording:
+        """The recording with what was found, and the pieces among its events."""
         recording = self._recording
+        if not self.pieces:
+            return replace(recording, compiled=self._record(code))
         index = pd.RangeIndex(self._first, self._first + len(self._called))
         called = pd.DataFrame({"layer": self._called, "loss": False, "derived": True}, index=index)
         spans = pd.concat([recording.spans.assign(derived=False), called]).rename_axis("span")
@@ -446,7 +498,7 @@ class _Regions:
             events=self._events(),
             modules=self._layers.frame(),
             spans=spans,
-            compiled=self._record(),
+            compiled=self._record(code),
         )
 
     def _events(self) -> pd.DataFrame:
@@ -474,15 +526,22 @@ class _Regions:
                 columns[str(name)] = np.concatenate([values, column.to_numpy()])
         return pd.DataFrame(columns, copy=False)
 
-    def _record(self) -> CompiledRecord:
+    def _record(self, code: Sequence[CompiledCode]) -> CompiledRecord:
         kernels, executed = self._kernels, self._executed
-        backward = dict((number, backward) for number, backward, *_ in executed)
-        facts = pd.DataFrame([kernel.facts for kernel in kernels])
-        facts["direction"] = pd.Categorical(["backward" if backward[at] else "forward" for at in range(len(kernels))])
-        texts = dict.fromkeys(("graph", "kernel", "ops", "source"), TEXT)
+        backward = {number: backward for number, backward, *_ in executed}
+        directions = ["backward" if backward[number] else "forward" for number in range(len(kernels))]
+        facts = pd.DataFrame([kernel.facts for kernel in kernels], columns=[*_TEXTS, *_AMOUNTS])
         shares = [(at, chain[-1], share) for at, kernel in enumerate(kernels) for chain, share in kernel.shares]
+        calls = [(number, start, duration) for number, _, start, duration in executed]
         return CompiledRecord(
-            facts.astype({**texts, "bytes": "int64", "flops": "int64"}),
-            pd.DataFrame(shares, columns=["kernel", "layer", "share"]).astype({"share": "float64"}),
-            pd.DataFrame([(at, start, ns) for at, _, start, ns in executed], columns=["kernel", "start_ns", "duration_ns"]),
+            facts.astype({**dict.fromkeys(_TEXTS, TEXT), **dict.fromkeys(_AMOUNTS, "int64")}).assign(
+                direction=pd.Categorical(directions, categories=["forward", "backward"])
+            ),
+            pd.DataFrame(shares, columns=["kernel", "layer", "share"]).astype(
+                {"kernel": "int64", "layer": "int64", "share": "float64"}
+            ),
+            pd.DataFrame(calls, columns=["kernel", "start_ns", "duration_ns"]).astype("int64"),
+            pd.DataFrame(code, columns=CompiledCode._fields).astype(
+                {name: TEXT for name in CompiledCode._fields} | {"guards": "Int64", "compile_s": "Float64"}
+            ),
         )

@@ -95,7 +95,7 @@ class PythonRecord:
 
 @dataclass(frozen=True)
 class CompiledRecord:
-    """The kernels of compiled regions in the traced steps.
+    """What torch.compile compiled of the traced steps; there are no kernels where the graphs do not tell their layers.
 
     Attributes
     ----------
@@ -107,11 +107,14 @@ class CompiledRecord:
         the kernel's time.
     calls : DataFrame
         One row per execution: ``kernel``, ``start_ns``, ``duration_ns``.
+    code : DataFrame
+        One row per region, as `CompiledCode`.
     """
 
     kernels: pd.DataFrame
     shares: pd.DataFrame
     calls: pd.DataFrame
+    code: pd.DataFrame
 
 
 #: The optional parts of a recording that have several frames, by their names.
@@ -163,7 +166,7 @@ class Recording:
     python : PythonRecord or None
         If Python's stacks were sampled.
     compiled : CompiledRecord or None
-        If the layers inside compiled regions are known.
+        If some of it was compiled by torch.compile.
     """
 
     events: pd.DataFrame

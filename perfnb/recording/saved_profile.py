@@ -114,6 +114,10 @@ _FRAMES: dict[str, Columns] = {
         **dict.fromkeys(("bytes", "flops"), SavedColumn("int64", low=0, high=_FAR)),
     },
     "compiled_shares": {"kernel": _LENGTH, "layer": _LENGTH, "share": SavedColumn("float64", low=0, high=1)},
+    "compiled_code": {
+        **dict.fromkeys(("region", "function", "line", "recompiled", "broke", "broke_at"), _TEXT),
+        **{"guards": _COUNT, "compile_s": SavedColumn("Float64", missing=True, low=0, high=1e9)},
+    },
     "compiled_calls": {"kernel": _LENGTH, "start_ns": _WHOLE, "duration_ns": _LENGTH},
     "outside": EVENTS,
     "trace_memory": {

@@ -11,6 +11,7 @@ any other thread, which may come at any time, get no span; `Calls` only remember
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import threading
@@ -37,6 +38,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
+from perfnb.step.compiler import run_uncompiled
 from perfnb.step.installed import Installed
 from perfnb.step.namespace import named_modules
 from perfnb.trace_names import LAYER_SPAN
@@ -49,6 +51,9 @@ function_span: Any = torch._C._profiler._RecordFunctionFast
 _CALLING = ("_call_impl", "_wrapped_call_impl", "__call__")
 #: The module that runs the step; frames outside it are not part of the step.
 _RUNNER = "perfnb.step.steps"
+
+#: Where torch keeps what ``compile()`` makes of a module.
+_IN_PLACE = "_compiled_call_impl"
 
 Stack = list[tuple[nn.Module, int, Any]]
 
@@ -67,6 +72,8 @@ class Calls:
     called_whole: dict[int, bool] = field(default_factory=dict)
     #: Modules called on threads that the profiler does not record, by ``id``.
     elsewhere: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
+    #: Outermost modules that were only called in a step that ran uncompiled: otherwise they are in compiled functions.
+    hidden: list[nn.Module] = field(default_factory=list)
 
     def begin_step(self) -> None:
         """Later calls belong to the next step."""
@@ -107,6 +114,7 @@ class LayerSpans(Installed):
         self._own_thread = 0
 
     def _install(self, stack: ExitStack) -> None:
+        run_uncompiled(_HOOKS)
         self._own_thread = threading.get_ident()
         self._local.stack = self._own_stack
         # An interrupt skips even the hooks. A span can only be closed on its own thread.
@@ -117,6 +125,24 @@ class LayerSpans(Installed):
         stack.callback(register_module_forward_pre_hook(self._open).remove)
         # always_call: an exception in forward must close the span
         stack.callback(register_module_forward_hook(self._close, always_call=True).remove)
+        for module in compiled_in_place():
+            self._span_around(module, stack)
+
+    def _span_around(self, module: nn.Module, stack: ExitStack) -> None:
+        """Have each call of a module that was compiled in place open a span: its compiled code calls no hooks."""
+        compiled = module._compiled_call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._open(module, args)
+            output = None
+            try:
+                output = compiled(*args, **kwargs)
+            finally:
+                self._close(module, args, output)
+            return output
+
+        vars(module)[_IN_PLACE] = call
+        stack.callback(vars(module).__setitem__, _IN_PLACE, compiled)
 
     def call(self, module: nn.Module, argument: Any) -> Any:
         """Call a module inside a span, without calling any other hook."""
@@ -172,6 +198,15 @@ class LayerSpans(Installed):
         return threading.get_ident() == self._own_thread or profiler_active()
 
 
+def compiled_in_place() -> list[nn.Module]:
+    """The modules on which ``compile()`` was called."""
+    if "torch._dynamo" not in sys.modules:
+        return []
+    # torch has no list of them.
+    modules = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module))
+    return [module for module in modules if vars(module).get(_IN_PLACE) is not None]
+
+
 def profiler_active() -> bool:
     """Whether torch's profiler is recording this thread."""
     return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
@@ -207,6 +242,12 @@ def computes_loss(module: nn.Module, output: Any) -> bool:
     scalar = isinstance(output, torch.Tensor) and output.dim() == 0
     return scalar and next(module.parameters(), None) is None
 
+
+#: What runs in the hooks.
+_HOOKS = (
+    *(LayerSpans._open, LayerSpans._close, LayerSpans._is_recorded),
+    *(profiler_active, _inside_a_method, _close_down_to, computes_loss),
+)
 
 #: Attribute in which a compiled model keeps the original one.
 COMPILED_CHILD = "_orig_mod"
@@ -244,6 +285,7 @@ def name_layers(
     unseen = calls.unseen()
     inner = {id(part) for module in unseen for part in module.modules() if part is not module}
     outermost += [module for module in unseen if id(module) not in inner]
+    outermost += calls.hidden
     layers: list[Layer] = []
     places: dict[int, int] = {}
     taken: set[str] = set()
@@ -264,6 +306,8 @@ def name_layers(
         else:
             name = _free(f"{layers[parent].name}.({type(module).__name__})", taken)
             _add_model(name, module, layers, places, parent)
+    for place in {places[id(module)] for module in calls.hidden if id(module) in places}:
+        layers[place] = replace(layers[place], compiled=True)
     order = _depth_first(layers)
     if only is not None:
         wanted = {places[id(part)] for model in only for part in model.modules() if id(part) in places}

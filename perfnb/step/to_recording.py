@@ -12,7 +12,7 @@ import pandas as pd
 
 from perfnb.arguments import storable
 from perfnb.errors import CaptureError
-from perfnb.recording.compiled_layers import graph_keys, with_compiled_layers
+from perfnb.recording.compiled_layers import graph_keys, region_ids, with_compiled_regions
 from perfnb.recording.from_trace import NUMBERS, TEXTS, event_frame
 from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, PythonRecord, Recording
 from perfnb.recording.samples import watch_record
@@ -21,7 +21,7 @@ from perfnb.step.arithmetic import OpCall
 from perfnb.step.capture import Capture
 from perfnb.step.data_waits import ExecutedStep, total
 from perfnb.step.environment import place_in_job
-from perfnb.step.inductor import compiled_graphs
+from perfnb.step.compiler import compiled_code, compiled_graphs
 from perfnb.step.layers import Layer
 from perfnb.step.memory import Known, WatchedMemory
 from perfnb.step.stack_sampler import StackSampler
@@ -73,7 +73,7 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         marked_ms = steps["step"].map({number: trace.duration_ns[row] / 1e6 for number, row in marks.items()})
         steps["wall_ms"] = np.fmax(steps["wall_ms"], marked_ms.astype("float64"))
     recording = Recording(events, steps, _modules(capture.layers), spans, meta, memory, arithmetic)
-    recording = with_compiled_layers(recording, compiled_graphs(graph_keys(events)))
+    recording = with_compiled_regions(recording, compiled_graphs(graph_keys(events)), compiled_code(region_ids(events)))
     return with_later(recording, capture, watcher)
 
 

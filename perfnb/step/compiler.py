@@ -1,11 +1,11 @@
-"""What Inductor compiled: the kernels of each graph, and the modules whose operations each kernel computes.
+"""What torch.compile made: the kernels of each graph, and the modules whose operations each kernel computes.
 
 A graph tells this only if it was compiled inside `CompilesForProfiling`. Then each generated kernel is an event of the
 trace, Inductor keeps which operations it fused into which kernel, and a description of the operations is attached to
 the compiled graph. It is stored in Inductor's cache with the graph, and a graph that was compiled without it is not
 taken from there.
 
-This is the only place that uses private names of Inductor; `missing_names` says which of them this torch lacks.
+This is the only place that uses private names of torch's compiler; `missing_names` says which of them this torch lacks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import importlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import wraps
 from typing import Any
@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from perfnb.recording.compiled_layers import Graph, Kernel, Operation
-from perfnb.step.arithmetic import flops_of
+from perfnb.recording.compiled_layers import CompiledCode, Graph, Kernel, Operation
 from perfnb.step.installed import Installed
 
 _CONFIG, _DEBUG = "torch._inductor.config", "torch._inductor.debug"
@@ -30,26 +29,27 @@ _OUTPUT, _PASSES = "torch._inductor.output_code", "torch._inductor.custom_graph_
 _GRAPH = "CompiledFxGraph"
 #: The operations in each kernel of the graph that is being compiled. The graph itself keeps them only for a forward pass.
 _FUSED = "_inductor_triton_kernel_to_post_grad_node_info"
-#: What is needed, by module.
+_DYNAMO = "torch._dynamo.utils"
+#: What is needed for layers, by module.
 PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
     _CONFIG: ("cpp.enable_kernel_profile", "trace.provenance_tracking_level", "post_grad_custom_post_pass"),
     _DEBUG: (_FUSED,),
     _OUTPUT: (_GRAPH, f"{_GRAPH}._fx_graph_cache_key"),
     _PASSES: ("CustomGraphPass",),
 }
+#: What is needed to say why code was compiled again, and where graphs break.
+REPORTED_NAMES: Mapping[str, tuple[str, ...]] = {_DYNAMO: ("get_compilation_metrics", "graph_break_reasons")}
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
-_ATTRIBUTE = "_perfnb_operations_1"
+_ATTRIBUTE = "_perfnb_operations_2"
 #: A kernel in Inductor's mapping, with its place in the order of the generated code.
 _NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
 _EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
 _FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<code>.*)$', re.MULTILINE)
 
 
-def missing_names() -> list[str]:
-    """The private names of Inductor that this torch lacks, without which compiled regions have no layers."""
-    return [
-        f"{module}.{name}" for module, names in PRIVATE_NAMES.items() for name in names if not _has(module, name)
-    ]
+def missing_names(needed: Mapping[str, tuple[str, ...]] = PRIVATE_NAMES) -> list[str]:
+    """The private names of torch that this version lacks, without which compiled regions have no layers."""
+    return [f"{module}.{name}" for module, names in needed.items() for name in names if not _has(module, name)]
 
 
 def _has(module: str, name: str) -> bool:
@@ -75,26 +75,35 @@ class CompilesForProfiling(Installed):
             return
         config: Any = importlib.import_module(_CONFIG)
         graph = getattr(importlib.import_module(_OUTPUT), _GRAPH)
+        before: dict[str, tuple[str, ...]] = {}
         own = config.post_grad_custom_post_pass
         passes = own if isinstance(own, (list, tuple)) else [own] if own is not None else []
         new = {
             "cpp.enable_kernel_profile": True,
             "trace.provenance_tracking_level": max(1, config.trace.provenance_tracking_level),
-            "post_grad_custom_post_pass": [*passes, _marker()] if passes else _marker(),
+            "post_grad_custom_post_pass": [*passes, _marker(before)] if passes else _marker(before),
         }
         stack.enter_context(config.patch(new))
         plain = graph.__init__
         stack.callback(setattr, graph, "__init__", plain)
-        graph.__init__ = _describing(plain)
+        graph.__init__ = _describing(plain, before)
 
 
-def _marker() -> Any:
-    """A pass that changes nothing but the key by which a graph is cached."""
+def _fused() -> dict[str, tuple[str, ...]]:
+    """The operations of each kernel that Inductor has noted: those of this graph, and of some before it."""
+    fused = getattr(importlib.import_module(_DEBUG), _FUSED)
+    return {str(kernel): tuple(map(str, names)) for kernel, names in fused.items()}
+
+
+def _marker(before: dict[str, tuple[str, ...]]) -> Any:
+    """A pass that notes what was fused before the graph, and changes the key by which the graph is cached."""
     base = importlib.import_module(_PASSES).CustomGraphPass
 
     class Marker(base):  # type: ignore[misc]
         def __call__(self, graph: fx.Graph) -> None:
-            pass
+            before.clear()
+            with suppress(Exception):
+                before.update(_fused())
 
         def uuid(self) -> str:
             return _ATTRIBUTE
@@ -102,7 +111,7 @@ def _marker() -> Any:
     return Marker()
 
 
-def _describing(plain: Any) -> Any:
+def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
     """`CompiledFxGraph.__init__` that attaches a description of the graph's operations."""
 
     @wraps(plain)
@@ -110,11 +119,36 @@ def _describing(plain: Any) -> Any:
         plain(self, *args, **kwargs)
         with suppress(Exception):  # a graph without a description is one row, and the user's compilation goes on
             module = next(value for value in (*args, *kwargs.values()) if isinstance(value, fx.GraphModule))
-            fused = getattr(importlib.import_module(_DEBUG), _FUSED)
-            kernels = [tuple(kernel) for kernel in _kernels(fused)]
+            own = {kernel: names for kernel, names in _fused().items() if before.get(kernel) != names}
+            kernels = [tuple(kernel) for kernel in _kernels(own)]
             setattr(self, _ATTRIBUTE, (kernels, [tuple(each) for each in _operations(module)]))
 
     return described
+
+
+def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
+    """Have Dynamo run these functions as they are where compiled code calls them, because a graph broke around them."""
+    with suppress(AttributeError):  # an older torch compiles them, and they do nothing there
+        skip = torch._C._dynamo.eval_frame.skip_code
+        for function in functions:
+            skip(function.__code__)
+
+
+_in_force: list[CompilesForProfiling] = []
+
+
+def begin_for_profiling() -> None:
+    """Have what torch compiles from now on tell the layers of its kernels."""
+    if not _in_force:
+        settings = CompilesForProfiling()
+        settings.__enter__()
+        _in_force.append(settings)
+
+
+def end_for_profiling() -> None:
+    """Undo `begin_for_profiling`, if it is in force."""
+    while _in_force:
+        _in_force.pop().__exit__()
 
 
 def compiled_graphs(keys: Iterable[str]) -> list[Graph]:
@@ -132,12 +166,47 @@ def compiled_graphs(keys: Iterable[str]) -> list[Graph]:
     return list(found.values())
 
 
+def compiled_code(regions: Iterable[str]) -> list[CompiledCode]:
+    """What torch says of the code of compiled regions, such as ``1/0``: the first version of the second function."""
+    wanted = dict.fromkeys(regions)
+    if not wanted or missing_names(REPORTED_NAMES):
+        return [CompiledCode(region) for region in wanted]
+    utils: Any = importlib.import_module(_DYNAMO)
+    known = {str(each.compile_id): each for each in utils.get_compilation_metrics() if each.co_name}
+    breaks = {}
+    for reason in utils.graph_break_reasons:
+        if reason.graph_break and reason.user_stack:
+            outer, inner = reason.user_stack[0], reason.user_stack[-1]
+            breaks[outer.filename, outer.name] = (str(reason.reason), f"{inner.filename}:{inner.lineno}")
+    return [_code(region, known.get(region), breaks) for region in wanted]
+
+
+def _code(region: str, facts: Any, breaks: Mapping[tuple[str, str], tuple[str, str]]) -> CompiledCode:
+    if facts is None:
+        return CompiledCode(region)
+    reason, line = breaks.get((facts.co_filename, facts.co_name), ("", ""))
+    return CompiledCode(
+        region,
+        str(facts.co_name),
+        f"{facts.co_filename}:{facts.co_firstlineno}",
+        facts.guard_count,
+        facts.entire_frame_compile_time_s,
+        _first_line(facts.recompile_reason),
+        _first_line(reason),
+        line,
+    )
+
+
+def _first_line(text: Any) -> str:
+    return " ".join(str(text).splitlines()[0].split()) if text else ""
+
+
 def _kernels(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
     """The kernel calls of Inductor's mapping, in the order of the generated code."""
     calls = [(match, names) for key, names in fused.items() if (match := _NUMBERED.fullmatch(key)) is not None]
     for call, names in sorted(calls, key=lambda pair: int(pair[0]["order"])):
         name = call["kernel"]
-        yield Kernel(name, name.startswith(_EXTERN), tuple(map(str, names)))
+        yield Kernel(name, name.startswith(_EXTERN), tuple(names))
 
 
 def _operations(module: fx.GraphModule) -> Iterator[Operation]:
@@ -171,6 +240,8 @@ def _op_name(node: fx.Node) -> str:
 
 def _flops(node: fx.Node, value: Any) -> int:
     """FLOPs by formula, else one for each element of the result or, if that is smaller, of an input."""
+    from perfnb.step.arithmetic import flops_of  # which needs this module
+
     if node.op != "call_function":
         return 0
     inputs = [tensor for each in node.all_input_nodes for tensor in _tensors(each.meta.get("val"))]
