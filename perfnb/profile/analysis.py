@@ -16,7 +16,7 @@ from perfnb.findings.verdict import find
 from perfnb.gpu.summary import GpuSummary, gpu_summary
 from perfnb.memory.allocations import Watched, watched_memory
 from perfnb.memory.table import MemorySummary, memory_summary, memory_table, most_used_device
-from perfnb.profile.layers import with_arithmetic, with_memory
+from perfnb.profile.layers import with_arithmetic, with_fused, with_memory
 from perfnb.profile.notes import notes, notes_of_failure, slowdown_of
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
@@ -88,7 +88,7 @@ class Analysis:
         if self.attribution is None:
             layers = conform(pd.DataFrame(), "layers")
         else:
-            layers = layer_table(self.recording, self.attribution)
+            layers = with_fused(layer_table(self.recording, self.attribution), self.recording)
         if self.counted is not None:
             layers = with_arithmetic(layers, *self.counted)
         if self.watched is not None and (device := most_used_device(self.memory_table)) is not None:

@@ -16,6 +16,7 @@ from perfnb.attribution.collectives import collective_calls, collective_table
 from perfnb.attribution.device_work import WORK_COLUMNS
 from perfnb.attribution.events import all_events, event_table
 from perfnb.attribution.tables import kernel_table
+from perfnb.compiled.tables import compiled_kernel_table, region_table
 from perfnb.diff.comparison import ProfileComparison, not_comparable
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.step_times import step_change_of
@@ -126,6 +127,31 @@ class Profile(Documented):
         steps.
         """
         return self._table("kernels", lambda: kernel_table(self._recording))
+
+    @property
+    def compiled(self) -> pd.DataFrame:
+        """The kernels of compiled code per traced step, slowest first; empty unless their layers are known.
+
+        ``layers`` are those whose operations the kernel computes, the one with the largest share of its time first,
+        ``ops`` and ``source`` the operations and your lines behind them. ``bytes`` are read from or written to memory by
+        one call, ``flops`` computed by it, both from the shapes of the graph; ``bytes_per_s`` is the bandwidth that this
+        makes. ``graph`` numbers the graphs of the step.
+        """
+        self._require_trace()
+        return compiled_kernel_table(self._recording)
+
+    @property
+    def compiled_regions(self) -> pd.DataFrame:
+        """The regions that ``torch.compile`` compiled, per traced step, slowest first, as forward ran them.
+
+        The index is torch's number of the function and of the version of its code. ``overhead_ms`` is the time outside
+        kernels, and ``lookup_ms`` that of checking ``guards`` guards before. ``recompiled`` is the guard that failed, so
+        that an earlier version could not be used; ``broke`` says why the graph ends before the function does, at
+        ``broke_at``, and ``gap_ms`` how long it took from there to the next region. ``compile_s`` is how long compiling
+        took.
+        """
+        self._require_trace()
+        return region_table(self._recording)
 
     @property
     def collectives(self) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from __future__ import annotations
 TABS = (
     "perfnb.profile.tab:LAYERS",
     "perfnb.profile.tab:OPS",
+    "perfnb.compiled.tab:TAB",
     "perfnb.timeline.tab:TAB",
     "perfnb.flame.tab:TAB",
     "perfnb.gpu.tab:TAB",

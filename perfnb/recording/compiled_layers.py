@@ -28,7 +28,18 @@ import pandas as pd
 from perfnb.recording.nesting import NONE, Bools, nest_cutting
 from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.text import TEXT, is_one_of, of_labels
-from perfnb.trace_names import BACKWARD_NODE, GRAPH_CALL, LAYER_SPAN, OPS, PIECE, RANGES, REGION, REGION_LOOKUP, SPAN_CATEGORY, step_number
+from perfnb.trace_names import (
+    BACKWARD_NODE,
+    GRAPH_CALL,
+    LAYER_SPAN,
+    OPS,
+    PIECE,
+    RANGES,
+    REGION,
+    REGION_LOOKUP,
+    SPAN_CATEGORY,
+    step_number,
+)
 
 #: Name of the layer, below that of the region, to which no operation of a graph belongs.
 OVERHEAD = "(compiled region overhead)"
@@ -172,6 +183,16 @@ class _Host:
         beside = self.children(int(self._parent[region])) if self._parent[region] != NONE else []
         before = beside[beside.index(region) - 1] if region in beside[1:] else NONE
         return before if before != NONE and self.name[before] == REGION_LOOKUP else region
+
+    def until_next(self, call: int, region: int) -> int:
+        """The end of a region, or if other code runs in it after its graph, where that starts."""
+        if call == region:
+            return int(self.end[region])
+        beside = self.children(region)
+        while call not in beside:
+            call = int(self._parent[call])
+        later = beside[beside.index(call) + 1 :]
+        return int(self.start[later[0]] if later else self.end[region])
 
     def numbers_inside(self, place: int) -> Iterator[int]:
         """The sequence numbers that forward operators inside an event gave to their nodes."""
@@ -416,6 +437,7 @@ class _Regions:
             if node == NONE:
                 runs |= dict.fromkeys(host.numbers_inside(container), run)
                 start = int(host.start[host.looked_up(container)])
+                end = host.until_next(call, container)
                 if around != root:
                     self._add(run, [root], start, end, call)
             self._cut(call, start, end, plan, run, node != NONE)
@@ -469,9 +491,7 @@ class _Regions:
             reached = until
         self._add(run, overhead, reached, end, call, backward)
 
-    def _add(
-        self, run: _Run, chain: Sequence[int], start: int, end: int, beside: int, backward: bool = False
-    ) -> None:
+    def _add(self, run: _Run, chain: Sequence[int], start: int, end: int, beside: int, backward: bool = False) -> None:
         """Add a piece for each layer of a chain, from the outside in."""
         if end <= start:
             return

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import importlib
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import wraps
@@ -127,11 +128,14 @@ def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
 
 
 def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
-    """Have Dynamo run these functions as they are where compiled code calls them, because a graph broke around them."""
-    with suppress(AttributeError):  # an older torch compiles them, and they do nothing there
-        skip = torch._C._dynamo.eval_frame.skip_code
-        for function in functions:
-            skip(function.__code__)
+    """Have Dynamo leave these functions alone where compiled code calls them because a graph broke around them.
+
+    Another torch, without the private names, compiles them, and they do nothing there.
+    """
+    if "torch._dynamo" in sys.modules:
+        with suppress(AttributeError):
+            for function in functions:
+                sys.modules["torch._dynamo"].eval_frame.skip_code(function.__code__)
 
 
 _in_force: list[CompilesForProfiling] = []
