@@ -125,14 +125,14 @@ def _regions(regions: pd.DataFrame) -> Table:
         Column("until the next", "ms", priority=2, help="From a graph break to the next region"),
         Column("compiling", "ms", priority=4),
     )
+    shown = regions.reset_index().assign(compile_ms=regions["compile_s"].to_numpy() * 1e3)
     rows = [
         (
-            str(row.Index),
+            str(row.region),
             "" if pd.isna(row.function) else str(row.function),
-            *map(fmt.known, (row.calls, row.ms, row.overhead_ms, row.gap_ms)),
-            fmt.known(row.compile_s * 1e3),
+            *map(fmt.known, (row.calls, row.ms, row.overhead_ms, row.gap_ms, row.compile_ms)),
         )
-        for row in regions.itertuples()
+        for row in _rows(shown)
     ]
     return Table(
         "Compiled regions per step",
@@ -140,7 +140,7 @@ def _regions(regions: pd.DataFrame) -> Table:
         rows,
         budget=Budget(8, 20),
         noun="region",
-        details=[_happened(row) for row in regions.itertuples()],
+        details=[_happened(row) for row in _rows(shown)],
         key="regions",
     )
 
@@ -164,9 +164,8 @@ def _lines(source: Any) -> str:
 
 def _few(names: str) -> str:
     parts = names.split(", ")
-    return ", ".join(parts[:_MOST_NAMES]) + (
-        f", and {len(parts) - _MOST_NAMES} more" if len(parts) > _MOST_NAMES else ""
-    )
+    more = f", and {len(parts) - _MOST_NAMES} more" if len(parts) > _MOST_NAMES else ""
+    return ", ".join(parts[:_MOST_NAMES]) + more
 
 
 def _rows(frame: pd.DataFrame) -> Any:
@@ -176,11 +175,14 @@ def _rows(frame: pd.DataFrame) -> Any:
 def _notes(summary: CompiledSummary) -> Iterator[str]:
     if (summary.shares["share"] < 1).any():
         yield (
-            "A kernel that several layers share is divided among them by the bytes and FLOPs of their operations, which "
-            "is an estimate; p.layers.fused_ms is the part of each layer's time that rests on it."
+            "A kernel that several layers share is divided among them by the bytes and FLOPs of their operations. That "
+            "is an estimate, and p.layers.fused_ms is the part of each layer's time that rests on it."
         )
 
 
-TAB = Tab(
-    "compiled", lambda report: report.part("compiled", lambda a: compiled_summary(a.recording)), compiled_document
-)
+def _shows(report: Any) -> CompiledSummary | None:
+    summary: CompiledSummary | None = report.part("compiled", lambda analysis: compiled_summary(analysis.recording))
+    return summary
+
+
+TAB = Tab("compiled", _shows, compiled_document)

@@ -128,13 +128,13 @@ def region_table(recording: Recording) -> pd.DataFrame:
     texts = {
         name: code[name].mask(code[name] == "") for name in ("function", "line", "recompiled", "broke", "broke_at")
     }
-    known = bool(len(record.kernels))
+    kernels = sums["kernel_ms"] if len(record.kernels) else sums["kernel_ms"] * np.nan
     table = code[["guards", "compile_s"]].assign(
         **texts,
         calls=sums["calls"],
         ms=sums["ms"],
-        kernel_ms=sums["kernel_ms"] if known else pd.NA,
-        overhead_ms=sums["ms"] - sums["kernel_ms"] if known else pd.NA,
+        kernel_ms=kernels,
+        overhead_ms=sums["ms"] - kernels,
         lookup_ms=sums["lookup_ms"],
         gap_ms=sums["gap_ms"].where(broke),
     )
@@ -181,9 +181,9 @@ def _kernel_time(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
     order = np.argsort(at, kind="stable")
     sums = np.concatenate([[0], np.cumsum(duration[order])])
     first, last = (np.searchsorted(at[order], bound) for bound in (start, end))
-    return (sums[last] - sums[first]).astype(np.float64)
+    return np.asarray(sums[last] - sums[first], dtype=np.float64)
 
 
 def _step_of(recording: Recording, at: Ints) -> Ints:
     marks = np.sort(recording.events["start_ns"].to_numpy()[marks_step(recording.events)])
-    return np.searchsorted(marks, at, side="right")
+    return np.searchsorted(marks, at, side="right").astype(np.int64)

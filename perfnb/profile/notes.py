@@ -206,8 +206,8 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         yield "None of the chosen models was called in the step, so there are no layers."
     elif modules.empty:
         yield (
-            "No module was called in the step, so there are no layers; those inside a compiled function are only seen in "
-            "a counted pass (flops=True)."
+            "No module was called in the step, so there are no layers; those inside a compiled function are seen only "
+            "in a counted pass (flops=True)."
         )
     if models := own_losses(recording, attribution):
         yield (

@@ -132,10 +132,10 @@ class Profile(Documented):
     def compiled(self) -> pd.DataFrame:
         """The kernels of compiled code per traced step, slowest first; empty unless their layers are known.
 
-        ``layers`` are those whose operations the kernel computes, the one with the largest share of its time first,
-        ``ops`` and ``source`` the operations and your lines behind them. ``bytes`` are read from or written to memory by
-        one call, ``flops`` computed by it, both from the shapes of the graph; ``bytes_per_s`` is the bandwidth that this
-        makes. ``graph`` numbers the graphs of the step.
+        ``layers`` are those whose operations the kernel computes, the one with the largest share of its time first;
+        ``ops`` and ``source`` are the operations and your lines behind them. One call reads or writes ``bytes`` of
+        memory and computes ``flops``, both by the shapes of the graph; ``bytes_per_s`` is the resulting bandwidth.
+        ``graph`` numbers the graphs of the step.
         """
         self._require_trace()
         return compiled_kernel_table(self._recording)
@@ -144,11 +144,11 @@ class Profile(Documented):
     def compiled_regions(self) -> pd.DataFrame:
         """The regions that ``torch.compile`` compiled, per traced step, slowest first, as forward ran them.
 
-        The index is torch's number of the function and of the version of its code. ``overhead_ms`` is the time outside
-        kernels, and ``lookup_ms`` that of checking ``guards`` guards before. ``recompiled`` is the guard that failed, so
-        that an earlier version could not be used; ``broke`` says why the graph ends before the function does, at
-        ``broke_at``, and ``gap_ms`` how long it took from there to the next region. ``compile_s`` is how long compiling
-        took.
+        The index is torch's number of the function and of the version of its code. Of ``ms``, ``overhead_ms`` is the
+        time outside kernels; regions inside a region are not part of it. ``lookup_ms`` is the search for code whose
+        guards hold, of which this version has ``guards``. ``recompiled`` is the guard that failed, so that an earlier
+        version could not be used. ``broke`` is why the graph ends before the function does, at ``broke_at``, and
+        ``gap_ms`` the time from its end to the next region. ``compile_s`` is how long compiling took.
         """
         self._require_trace()
         return region_table(self._recording)

@@ -170,7 +170,8 @@ class _Host:
 
     def children(self, place: int) -> list[int]:
         """The events directly inside one, in order of time."""
-        return self._children[self._first[place] : self._first[place + 1]].tolist()
+        inside: list[int] = self._children[self._first[place] : self._first[place + 1]].tolist()
+        return inside
 
     def above(self, place: int, marked: Bools) -> int:
         """The nearest marked event around one; `NONE` without one."""
@@ -238,7 +239,7 @@ class _Layers:
     def _fits(self, root: int, wanted: set[tuple[str, str]]) -> bool:
         known = [self.at(root, path) for path, _ in wanted]
         alike = sum(row != NONE and self._classes[row] == kind for row, (_, kind) in zip(known, wanted, strict=True))
-        return 2 * alike > len(wanted)
+        return bool(2 * alike > len(wanted))
 
     def at(self, root: int, below: str) -> int:
         """The layer at a path below another; `NONE` if there is none."""
@@ -532,7 +533,7 @@ class _Regions:
             **{"start_ns": start, "duration_ns": end - start, "sequence": _FIRST_SEQUENCE + number},
             "forward_thread": np.where(backward, _THREAD, NONE),
             "span": np.where(backward, NONE, number),
-            **{name: places[name].to_numpy() for name in places},
+            **{str(name): values.to_numpy() for name, values in places.items()},
         }
         labels = {"name": np.where(backward, PIECE, LAYER_SPAN), "category": np.full(len(pieces), SPAN_CATEGORY)}
         columns: dict[str, Any] = {}
@@ -562,6 +563,6 @@ class _Regions:
             ),
             pd.DataFrame(calls, columns=["kernel", "start_ns", "duration_ns"]).astype("int64"),
             pd.DataFrame(code, columns=CompiledCode._fields).astype(
-                {name: TEXT for name in CompiledCode._fields} | {"guards": "Int64", "compile_s": "Float64"}
+                dict.fromkeys(CompiledCode._fields, TEXT) | {"guards": "Int64", "compile_s": "Float64"}
             ),
         )

@@ -100,11 +100,11 @@ class CompiledRecord:
     Attributes
     ----------
     kernels : DataFrame
-        One row per kernel call of a graph: ``graph`` (its key), ``kernel``, ``ops`` (those that it computes), ``source``
-        (the user's lines), ``bytes`` (read or written outside the kernel), ``flops``, ``direction``.
+        One row per kernel call of a graph: ``graph`` (its key), ``kernel``, ``ops`` (those that it computes),
+        ``source`` (the user's lines), ``bytes`` (read or written outside the kernel), ``flops``, ``direction``.
     shares : DataFrame
-        One row per kernel and layer: ``kernel`` (row of `kernels`), ``layer`` (row of `Recording.modules`), ``share`` of
-        the kernel's time.
+        One row per kernel and layer: ``kernel`` (row of `kernels`), ``layer`` (row of `Recording.modules`), ``share``
+        of the kernel's time.
     calls : DataFrame
         One row per execution: ``kernel``, ``start_ns``, ``duration_ns``.
     code : DataFrame

@@ -28,7 +28,7 @@ from perfnb.step.installed import Installed
 _CONFIG, _DEBUG = "torch._inductor.config", "torch._inductor.debug"
 _OUTPUT, _PASSES = "torch._inductor.output_code", "torch._inductor.custom_graph_pass"
 _GRAPH = "CompiledFxGraph"
-#: The operations in each kernel of the graph that is being compiled. The graph itself keeps them only for a forward pass.
+#: The operations in each kernel of the graph that is being compiled; the graph keeps them only for a forward pass.
 _FUSED = "_inductor_triton_kernel_to_post_grad_node_info"
 _DYNAMO = "torch._dynamo.utils"
 #: What is needed for layers, by module.
@@ -98,7 +98,7 @@ def _fused() -> dict[str, tuple[str, ...]]:
 
 def _marker(before: dict[str, tuple[str, ...]]) -> Any:
     """A pass that notes what was fused before the graph, and changes the key by which the graph is cached."""
-    base = importlib.import_module(_PASSES).CustomGraphPass
+    base: Any = importlib.import_module(_PASSES).CustomGraphPass
 
     class Marker(base):  # type: ignore[misc]
         def __call__(self, graph: fx.Graph) -> None:
@@ -267,13 +267,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _is_symbolic(tensor: Tensor) -> bool:
-    return any(not isinstance(size, int) for size in tensor.shape)
+    sizes: Iterable[Any] = tensor.shape
+    return any(not isinstance(size, int) for size in sizes)
 
 
 def _elements(tensor: Tensor) -> int:
     """Elements, of symbolic sizes those that the compiler saw: asking for their value would add a guard."""
-    count = 1
-    for size in tensor.shape:
+    count, sizes = 1, list[Any](tensor.shape)
+    for size in sizes:
         hint = size if isinstance(size, int) else size.node.hint
         count *= int(hint) if hint is not None else 1
     return count

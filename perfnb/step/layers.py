@@ -130,7 +130,7 @@ class LayerSpans(Installed):
 
     def _span_around(self, module: nn.Module, stack: ExitStack) -> None:
         """Have each call of a module that was compiled in place open a span: its compiled code calls no hooks."""
-        compiled = module._compiled_call_impl
+        compiled: Any = vars(module)[_IN_PLACE]
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._open(module, args)

@@ -29,9 +29,9 @@ from perfnb.step.budget import FEWEST, Plan, is_steady, require_passing_time
 from perfnb.step.capture import Capture
 from perfnb.step.ceilings import MEASURABLE, measure_ceilings
 from perfnb.step.checks import refuse_meta
+from perfnb.step.compiler import end_for_profiling
 from perfnb.step.device import StepClock, accelerator_in_use, is_out_of_memory, read_clocks, synchronize
 from perfnb.step.environment import Conditions, lower_precision, usable_cpus
-from perfnb.step.compiler import end_for_profiling
 from perfnb.step.installed import Installed
 from perfnb.step.layers import Calls, LayerSpans, function_span
 from perfnb.step.memory import MemoryWatch, WatchedMemory, footprint

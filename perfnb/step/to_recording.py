@@ -19,9 +19,9 @@ from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
 from perfnb.step.arithmetic import OpCall
 from perfnb.step.capture import Capture
+from perfnb.step.compiler import compiled_code, compiled_graphs
 from perfnb.step.data_waits import ExecutedStep, total
 from perfnb.step.environment import place_in_job
-from perfnb.step.compiler import compiled_code, compiled_graphs
 from perfnb.step.layers import Layer
 from perfnb.step.memory import Known, WatchedMemory
 from perfnb.step.stack_sampler import StackSampler
