@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from perfnb import results as results
     from perfnb.bench.input_bound import confirm_input_bound
     from perfnb.bench.timing import time_step
-    from perfnb.compiled.for_profiling import compile_for_profiling
     from perfnb.experiments.ab_test import ab_test
     from perfnb.experiments.journal import journal
     from perfnb.inference.compare_decoding import compare_decoding
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from perfnb.memory.leaks.find import find_leaks
     from perfnb.models.architectures import compare_architectures
     from perfnb.models.scaling import scaling_study
+    from perfnb.profile.for_profiling import compile_for_profiling
     from perfnb.profile.loading import load
     from perfnb.profile.profile import Profile
     from perfnb.profile.profiling import profile_step
@@ -72,7 +72,7 @@ _HOMES = {
     "compare_architectures": "models.architectures",
     "compare_decoding": "inference.compare_decoding",
     "compare_inference": "inference.compare_inference",
-    "compile_for_profiling": "compiled.for_profiling",
+    "compile_for_profiling": "profile.for_profiling",
     "confirm_input_bound": "bench.input_bound",
     "estimate_memory": "memory.estimate.estimate",
     "find_leaks": "memory.leaks.find",

@@ -62,7 +62,9 @@ def with_fused(layers: pd.DataFrame, recording: Recording) -> pd.DataFrame:
     if recording.compiled is None or not len(recording.compiled.kernels):
         return layers
     fused = pd.Series(fused_ms(recording), index=range(len(recording.modules))).reindex(range(len(layers)))
-    return conform(layers.assign(fused_ms=fused.mask(layers["total_ms"].isna().to_numpy()).array), "layers")
+    total = layers["total_ms"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    # Parts of kernels are rounded to nanoseconds.
+    return conform(layers.assign(fused_ms=np.minimum(fused.to_numpy(), total)), "layers")
 
 
 def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, device: str) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from perfnb.attribution.blocks import Kind, marks_step
 from perfnb.attribution.tables import inside_compiled, own_losses
 from perfnb.findings.doubts import disagree, traced_ms
 from perfnb.memory.from_trace import CPU, memory_of_trace
+from perfnb.recording.compiled_layers import graph_keys
 from perfnb.recording.nesting import NONE, forest_of, innermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW, UNATTRIBUTED_ROW
@@ -164,11 +165,13 @@ def _of_engines(recording: Recording) -> Iterator[str]:
 def _of_hidden(names: str, recording: Recording) -> str:
     if recording.compiled is None:
         return f"Compiled by torch.compile or TorchScript, which hide the layers inside: {names}."
+    hidden = f"torch.compile hides the layers inside {names}"
+    if not graph_keys(recording.events):
+        return f"{hidden}: of its backends, only Inductor, the default, can tell them."
     if recording.is_from_trace or len(recording.compiled.kernels):
-        return f"torch.compile hides the layers inside {names}: the graphs do not tell which kernel computes what."
+        return f"{hidden}: their graphs do not tell which kernel computes what."
     return (
-        f"torch.compile hides the layers inside {names}. To see them, call perfnb.compile_for_profiling() before the "
-        "compiled code runs for the first time."
+        f"{hidden}. To see them, call perfnb.compile_for_profiling() before the compiled code runs for the first time."
     )
 
 

@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,6 +179,11 @@ class _Host:
         while (place := int(self._parent[place])) != NONE and not marked[place]:
             pass
         return place
+
+    def all_above(self, place: int) -> Iterator[int]:
+        """All events around one, from the inside out."""
+        while (place := int(self._parent[place])) != NONE:
+            yield place
 
     def looked_up(self, region: int) -> int:
         """The lookup of compiled code before a region, or the region."""
@@ -438,9 +444,9 @@ class _Regions:
             if node == NONE:
                 runs |= dict.fromkeys(host.numbers_inside(container), run)
                 start = int(host.start[host.looked_up(container)])
-                end = host.until_next(call, container)
                 if around != root:
                     self._add(run, [root], start, end, call)
+                end = host.until_next(call, container)
             self._cut(call, start, end, plan, run, node != NONE)
 
     def _root(self, call: int, roots: list[int]) -> int:
@@ -470,15 +476,21 @@ class _Regions:
 
     def _cut(self, call: int, begin: int, end: int, plan: list[_Planned], run: _Run, backward: bool) -> None:
         """Cut a region into the time of kernels with layers, and overhead between them."""
-        host, overhead = self._host, [self._layers.overhead(run.root)]
-        reached = begin
-        for event, kernel in matched(host, call, plan):
+        host, overhead = self._host, self._layers.overhead(run.root)
+        executed = list(matched(host, call, plan))
+        # Pieces nest in the events of the trace: they end where one starts or ends that contains a kernel.
+        containing = {place for event, _ in [(call, None), *executed] for place in host.all_above(event)} | {call}
+        borders = np.unique([bounds for place in containing for bounds in (host.start[place], host.end[place])])
+
+        def add_overhead(start: int, until: int) -> None:
+            inside = borders[(borders > start) & (borders < until)].tolist()
+            for piece in pairwise([start, *inside, until]):
+                self._add(run, [overhead], *piece, call, backward)
+
+        for event, kernel in executed:
             start, until = int(host.start[event]), int(host.end[event])
-            number = self._numbered.setdefault(id(kernel), len(self._kernels))
-            if number == len(self._kernels):
-                self._kernels.append(kernel)
-            self._executed.append((number, backward, start, until - start))
-            self._add(run, overhead, reached, start, call, backward)
+            self._note(kernel, backward, start, until - start)
+            add_overhead(begin, start)
             if backward and not kernel.shares:
                 self._add(run, [run.root], start, until, call, backward)
             common = () if backward else common_prefix([chain for chain, _ in kernel.shares])
@@ -489,8 +501,15 @@ class _Regions:
                 inner = chain[-1:] if backward else chain[len(common) :]
                 self._add(run, inner, round(at), round(after), call, backward)
                 at = after
-            reached = until
-        self._add(run, overhead, reached, end, call, backward)
+            begin = until
+        add_overhead(begin, end)
+
+    def _note(self, kernel: _Planned, backward: bool, start: int, duration: int) -> None:
+        """Note an execution of a kernel."""
+        number = self._numbered.setdefault(id(kernel), len(self._kernels))
+        if number == len(self._kernels):
+            self._kernels.append(kernel)
+        self._executed.append((number, backward, start, duration))
 
     def _add(self, run: _Run, chain: Sequence[int], start: int, end: int, beside: int, backward: bool = False) -> None:
         """Add a piece for each layer of a chain, from the outside in."""

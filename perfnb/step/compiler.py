@@ -48,9 +48,10 @@ _EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
 _FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<code>.*)$', re.MULTILINE)
 
 
-def missing_names(needed: Mapping[str, tuple[str, ...]] = PRIVATE_NAMES) -> list[str]:
-    """The private names of torch that this version lacks, without which compiled regions have no layers."""
-    return [f"{module}.{name}" for module, names in needed.items() for name in names if not _has(module, name)]
+def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[str]:
+    """The private names that this torch lacks; by default of those without which compiled regions have no layers."""
+    wanted = PRIVATE_NAMES if needed is None else needed
+    return [f"{module}.{name}" for module, names in wanted.items() for name in names if not _has(module, name)]
 
 
 def _has(module: str, name: str) -> bool:

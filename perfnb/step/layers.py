@@ -19,8 +19,8 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -32,6 +32,7 @@ from torch.jit import ScriptModule
 from torch.nn.modules.loss import _Loss
 from torch.nn.modules.module import (
     _global_forward_hooks,
+    _global_forward_hooks_always_called,
     _global_forward_pre_hooks,
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -112,6 +113,7 @@ class LayerSpans(Installed):
         self._local = threading.local()
         self._own_stack: Stack = []
         self._own_thread = 0
+        self._hooks: list[tuple[dict[int, Any], int]] = []
 
     def _install(self, stack: ExitStack) -> None:
         run_uncompiled(_HOOKS)
@@ -122,9 +124,16 @@ class LayerSpans(Installed):
         stack.enter_context(warnings.catch_warnings())
         # that they see a compiled model as one more module
         warnings.filterwarnings("ignore", message="Using `torch.compile.* when there are global hooks")
-        stack.callback(register_module_forward_pre_hook(self._open).remove)
+        before = register_module_forward_pre_hook(self._open)
+        stack.callback(before.remove)
         # always_call: an exception in forward must close the span
-        stack.callback(register_module_forward_hook(self._close, always_call=True).remove)
+        behind = register_module_forward_hook(self._close, always_call=True)
+        stack.callback(behind.remove)
+        self._hooks = [
+            (_global_forward_pre_hooks, before.id),
+            (_global_forward_hooks, behind.id),
+            (_global_forward_hooks_always_called, behind.id),
+        ]
         for module in compiled_in_place():
             self._span_around(module, stack)
 
@@ -136,13 +145,24 @@ class LayerSpans(Installed):
             self._open(module, args)
             output = None
             try:
-                output = compiled(*args, **kwargs)
+                with self._without_hooks():
+                    output = compiled(*args, **kwargs)
             finally:
                 self._close(module, args, output)
             return output
 
         vars(module)[_IN_PLACE] = call
         stack.callback(vars(module).__setitem__, _IN_PLACE, compiled)
+
+    @contextmanager
+    def _without_hooks(self) -> Iterator[None]:
+        """Hide the hooks, which the guards of the compiled code would see: it would be compiled again, with them."""
+        hidden = [(hooks, key, hooks.pop(key)) for hooks, key in self._hooks if key in hooks]
+        try:
+            yield
+        finally:
+            for hooks, key, hook in hidden:
+                hooks[key] = hook
 
     def call(self, module: nn.Module, argument: Any) -> Any:
         """Call a module inside a span, without calling any other hook."""
@@ -285,7 +305,9 @@ def name_layers(
     unseen = calls.unseen()
     inner = {id(part) for module in unseen for part in module.modules() if part is not module}
     outermost += [module for module in unseen if id(module) not in inner]
-    outermost += calls.hidden
+    owned = {id(part) for _, model in named_modules(namespace) for part in model.modules()}
+    hidden = [module for module in calls.hidden if id(module) in owned]  # others may be new in each step
+    outermost += hidden
     layers: list[Layer] = []
     places: dict[int, int] = {}
     taken: set[str] = set()
@@ -306,7 +328,7 @@ def name_layers(
         else:
             name = _free(f"{layers[parent].name}.({type(module).__name__})", taken)
             _add_model(name, module, layers, places, parent)
-    for place in {places[id(module)] for module in calls.hidden if id(module) in places}:
+    for place in {places[id(module)] for module in hidden if id(module) in places}:
         layers[place] = replace(layers[place], compiled=True)
     order = _depth_first(layers)
     if only is not None:
@@ -497,7 +519,7 @@ def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
         parent=parent,
         parameters=sum(count for count, _ in sizes),
         parameter_bytes=sum(count * size for count, size in sizes),
-        compiled=is_compiled(module),
+        compiled=is_compiled(module) or vars(module).get(_IN_PLACE) is not None,
     )
 
 
