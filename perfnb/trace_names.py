@@ -21,7 +21,7 @@ SPAN_CATEGORY = "cpu_op"
 TORCH_STEP = "ProfilerStep#"
 #: The engine's mark around a node of the backward pass, and the node that adds to a parameter's gradient.
 BACKWARD_NODE, ACCUMULATE_GRAD = "autograd::engine::evaluate_function", "AccumulateGrad"
-#: What torch.compile writes around a region that it compiled, and around a call of a graph, before the graph's key.
+#: What torch.compile writes around a region that it compiled, and around a graph's call, before its key.
 REGION, GRAPH_CALL = "Torch-Compiled Region: ", "## Call CompiledFxGraph "
 #: Its search for the code whose guards hold, before a region.
 REGION_LOOKUP = "TorchDynamo Cache Lookup"

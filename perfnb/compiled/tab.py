@@ -156,7 +156,7 @@ def _happened(row: Any) -> str:
 
 
 def _lines(source: Any) -> str:
-    """The first of the user's lines behind a kernel."""
+    """The user's first line behind a kernel."""
     lines = [] if pd.isna(source) else str(source).splitlines()
     more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
     return f"{lines[0]}{more}" if lines else ""

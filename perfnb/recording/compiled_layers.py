@@ -1,6 +1,6 @@
 """Layers inside compiled regions: the kernels of a region become spans of the layers whose operations they compute.
 
-Inductor says which operations of a graph each kernel computes, and which modules called each operation
+Inductor maps each kernel of a graph to the operations that it computes, and these to the modules that called them
 (`Graph`). The events of a trace between the start and the end of a graph's call are matched with its kernels by name,
 in their order. Each kernel's time then becomes that of a layer, by events that are added to those of the trace: spans
 in the forward pass, and pieces of the backward node in the backward pass, which name the call they belong to by a
@@ -101,7 +101,7 @@ _FIRST_SEQUENCE, _THREAD = 2**40, 2**40
 
 
 class CompiledCode(NamedTuple):
-    """What torch says of the code of a compiled region; what it does not say is empty or ``None``."""
+    """What torch reports about the code of a compiled region; anything that it does not report is empty or ``None``."""
 
     #: Number of the function that was compiled, and of the version of its code, as in the trace: ``1/0``.
     region: str
@@ -359,7 +359,7 @@ def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def matched(host: _Host, call: int, planned: Sequence[_Planned]) -> Iterator[tuple[int, _Planned]]:
-    """The events inside a call of a graph that are calls of its kernels, in the order of both."""
+    """The events inside a graph's call that run its kernels, in the order of both."""
     reached = 0
     waiting = host.children(call)[::-1]
     while waiting:
@@ -382,13 +382,13 @@ def _is_call(event: str, kernel: Kernel) -> bool:
 
 
 class _Piece(NamedTuple):
-    """An event to add: part of a region's time, with the call of the layer that owns it."""
+    """An event to add: part of a region's time, with the layer's call that owns it."""
 
     start: int
     end: int
     #: An event of its thread.
     beside: int
-    #: Of the call of the layer: pieces of one call share it.
+    #: Of the layer's call: pieces of one call share it.
     number: int
     backward: bool
 
@@ -399,7 +399,7 @@ class _Run:
 
     #: The layer from which the paths of the graph's modules lead.
     root: int
-    #: Number of the call of each layer.
+    #: Number of each layer's call.
     numbers: dict[int, int] = field(default_factory=dict)
 
 
@@ -419,7 +419,7 @@ class _Regions:
         self.pieces: list[_Piece] = []
 
     def read(self) -> None:
-        """Go through the calls of graphs in order of time."""
+        """Go through all graph calls in order of time."""
         host, runs = self._host, dict[int, _Run]()
         called = np.flatnonzero(host.key != "").tolist()
         for call in called:
@@ -450,7 +450,7 @@ class _Regions:
             self._cut(call, start, end, plan, run, node != NONE)
 
     def _root(self, call: int, roots: list[int]) -> int:
-        """Which of several layers a graph runs for: alike layers share code, and are told apart by their order.
+        """Which of several layers a graph runs for: alike layers share code, and their order distinguishes them.
 
         `NONE` if the code does not run once for each of them.
         """

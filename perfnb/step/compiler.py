@@ -5,7 +5,7 @@ trace, Inductor keeps which operations it fused into which kernel, and a descrip
 the compiled graph. It is stored in Inductor's cache with the graph, and a graph that was compiled without it is not
 taken from there.
 
-This is the only place that uses private names of torch's compiler; `missing_names` says which of them this torch lacks.
+This is the only place that uses private names of torch's compiler; `missing_names` lists those that this torch lacks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
     _OUTPUT: (_GRAPH, f"{_GRAPH}._fx_graph_cache_key"),
     _PASSES: ("CustomGraphPass",),
 }
-#: What is needed to say why code was compiled again, and where graphs break.
+#: What is needed for the reasons of recompilations and graph breaks.
 REPORTED_NAMES: Mapping[str, tuple[str, ...]] = {_DYNAMO: ("get_compilation_metrics", "graph_break_reasons")}
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
 _ATTRIBUTE = "_perfnb_operations_2"
@@ -67,7 +67,7 @@ def _has(module: str, name: str) -> bool:
 
 
 class CompilesForProfiling(Installed):
-    """Context manager in which what torch compiles tells the layers of its kernels.
+    """Context manager that has newly compiled code tell the layers of its kernels.
 
     Does nothing if `missing_names` finds any.
     """
@@ -119,7 +119,7 @@ def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
     @wraps(plain)
     def described(self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        with suppress(Exception):  # a graph without a description is one row, and the user's compilation goes on
+        with suppress(Exception):  # without a description the graph is one row; the user's compilation must not fail
             module = next(value for value in (*args, *kwargs.values()) if isinstance(value, fx.GraphModule))
             own = {kernel: names for kernel, names in _fused().items() if before.get(kernel) != names}
             kernels = [tuple(kernel) for kernel in _kernels(own)]

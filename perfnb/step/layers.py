@@ -138,7 +138,7 @@ class LayerSpans(Installed):
             self._span_around(module, stack)
 
     def _span_around(self, module: nn.Module, stack: ExitStack) -> None:
-        """Have each call of a module that was compiled in place open a span: its compiled code calls no hooks."""
+        """Have a module that was compiled in place open a span when it is called: its compiled code calls no hooks."""
         compiled: Any = vars(module)[_IN_PLACE]
 
         def call(*args: Any, **kwargs: Any) -> Any:

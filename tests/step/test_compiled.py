@@ -134,8 +134,8 @@ def check_layers(p: perfnb.Profile, root: str) -> None:
 
 
 @pytest.fixture
-def told() -> Iterator[None]:
-    """Whatever is compiled tells its layers; afterwards torch is as it was."""
+def compiled_for_profiling() -> Iterator[None]:
+    """Whatever is compiled tells its layers; afterwards torch's settings are restored."""
     from torch._inductor import config
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -151,7 +151,7 @@ def told() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("compiled_for_profiling")
 def test_the_layers_of_a_compiled_model_its_blocks_and_a_function_are_seen() -> None:
     x = torch.randn(8, 16)
     model = network()
@@ -177,7 +177,7 @@ def test_the_layers_of_a_compiled_model_its_blocks_and_a_function_are_seen() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("compiled_for_profiling")
 def test_a_graph_break_and_a_recompilation_are_found_with_line_and_guard() -> None:
     class Breaks(nn.Module):
         def __init__(self) -> None:
@@ -212,7 +212,7 @@ def test_a_graph_break_and_a_recompilation_are_found_with_line_and_guard() -> No
     assert "Compiled again, because a guard failed" in text
 
 
-def test_the_settings_end_with_their_block_and_an_old_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
     from perfnb.step import compiler
