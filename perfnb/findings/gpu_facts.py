@@ -240,7 +240,7 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
     computing, communicating, copying = (runs.sort == code for code in range(len(SORTS)))
     to_device, to_host = runs.named(TO_DEVICE), runs.named(TO_HOST)
     communication = runs.time(communicating)
-    busy_ms = runs.time(runs.end >= runs.start).length * per_step
+    busy_ms = union(runs.start, runs.end).length * per_step
     idle_ms = (sum(idle_by.values()) + sum(idle_perhaps.values())) * per_step
     return GpuFacts(
         span_ms=busy_ms + idle_ms,
