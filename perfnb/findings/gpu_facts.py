@@ -189,8 +189,12 @@ class GpuFacts:
         return self.idle_by[cause] + self.idle_perhaps[cause]
 
     def is_unsure(self, cause: str) -> bool:
-        """Whether for most of this time the GPU is not known to have waited for the host."""
-        return self.idle_perhaps[cause] > self.idle_by[cause]
+        """Whether for most of this time the GPU is not known to have waited for the host.
+
+        While copies run the GPU is busy, not idle, so their time is known.
+        """
+        known = self.idle_by[cause] + (self.copies_ms if cause == "copies" else 0.0)
+        return self.idle_perhaps[cause] > known
 
     def late_ms(self, blocks: pd.DataFrame) -> float:
         """Idle time because the host was late, within some blocks of the host."""
