@@ -26,7 +26,7 @@ from perfnb.step.stack_sampler import StackSampler
 from perfnb.step.tracer import Tracer, read_trace
 from perfnb.telemetry.watcher import Watcher
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
-from perfnb.trace.trace_steps import inside, is_in, numbered_spans
+from perfnb.trace.trace_steps import is_in, numbered_spans, steps_of_events
 from perfnb.trace_names import DEVICE_EVENTS, DEVICE_KINDS, MARK_SPAN, OPS, STEP_SPAN
 
 #: Name and category of an allocation or a free among the events.
@@ -112,7 +112,7 @@ def _steps(capture: Capture) -> pd.DataFrame:
 def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
     """The events inside the steps of a trace, and their positions in it.
 
-    Host events are inside by their start, GPU work by that of its launch.
+    GPU work whose launch is not in the trace was launched before the steps, so it is left out.
 
     Raises
     ------
@@ -125,12 +125,10 @@ def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
             "The trace has none of the traced steps: torch's profiler lost them. Profile again; if this persists, look "
             "for another profiler or tracer in the step."
         )
+    step = steps_of_events(trace, trace.start_ns[marks], trace.start_ns[marks] + trace.duration_ns[marks])
     on_device = is_in(trace, DEVICE_EVENTS)
-    in_step = inside(trace.start_ns, trace.start_ns[marks], trace.start_ns[marks] + trace.duration_ns[marks])
-    launches = np.unique(trace.correlation[in_step & ~on_device & (trace.correlation != MISSING)])
-    correlated = trace.correlation != MISSING
-    keep = np.where(on_device & correlated, np.isin(trace.correlation, launches), in_step)
-    rows = np.flatnonzero(keep)
+    launches = np.append(trace.correlation[~on_device], MISSING)
+    rows = np.flatnonzero((step != MISSING) & ~(on_device & ~np.isin(trace.correlation, launches)))
     return event_frame(trace, rows, OPS), rows
 
 
