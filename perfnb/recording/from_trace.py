@@ -19,6 +19,7 @@ import pandas as pd
 from msgspec import Meta, Struct
 
 from perfnb.recording.nesting import NONE, Bools, nest_cutting
+from perfnb.recording.raw_frames import NUMBERS, TEXTS, raw_frame
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT, found, is_one_of
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
@@ -37,13 +38,6 @@ from perfnb.trace_names import (
     number_behind,
 )
 
-#: Columns of whole numbers, -1 for missing values.
-NUMBERS = (
-    *("start_ns", "duration_ns", "process", "thread", "device", "stream", "correlation", "external_id"),
-    *("sequence", "forward_thread", "wait_stream", "wait_correlation", "bytes", "elements"),
-)
-#: Columns of text, missing for events without one.
-TEXTS = ("shapes", "collective", "group", "dtype")
 #: Category of an event that is not in the trace: the step that stands for all of it.
 WHOLE_TRACE = "whole trace"
 #: Names are kept of this many threads.
@@ -54,10 +48,6 @@ _LIGHTNING = re.compile(r"\[pl\]\[module\](?:[\w<>]+\.)*(?P<kind>[\w<>]+): (?P<n
 _NUMBER = re.compile(r"_[0-9]+$")
 #: The key beside the events under which perfnb writes layers.
 KEY = "perfnb"
-_MODULES: dict[str, Any] = {
-    **{"name": TEXT, "module": TEXT, "parent": "int64", "depth": "int64"},
-    **{"parameters": "Int64", "parameter_bytes": "Int64", "compiled": "bool"},
-}
 
 
 def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.DataFrame:
@@ -162,7 +152,7 @@ def recording_of_trace(
         *(layers or empty),
         meta,
         outside=outside if len(outside) else None,
-        trace_memory=pd.DataFrame(vars(trace.memory)) if len(trace.memory) else None,
+        trace_memory=raw_frame("trace_memory", vars(trace.memory)) if len(trace.memory) else None,
     )
 
 
@@ -189,15 +179,16 @@ def _no_numbers(count: int, value: int = MISSING) -> Ints:
 def _steps_frame(trace: TraceColumns, steps: TraceSteps) -> pd.DataFrame:
     wall = (steps.ends - steps.starts) / 1e6
     first = steps.starts[0] if len(steps.starts) else 0
-    return pd.DataFrame(
+    return raw_frame(
+        "steps",
         {
-            "pass": pd.Categorical(["traced"] * len(wall)),
+            "pass": ["traced"] * len(wall),
             "start_s": (steps.starts - first) / 1e9,
             "wall_ms": wall,
             "data_ms": _waits_for_data(trace, steps),
-            "samples": pd.array([None] * len(wall), dtype="Int64"),
-            "step": pd.array(steps.numbers, dtype="Int64"),
-        }
+            "samples": [None] * len(wall),
+            "step": steps.numbers,
+        },
     )
 
 
@@ -376,7 +367,7 @@ class _Written(Struct):
 
 def layers_written(recording: Recording) -> dict[str, Any]:
     """Return the layers and spans of a recording, ready for JSON."""
-    modules = recording.modules.astype(_MODULES).drop(columns="depth").astype(object)
+    modules = recording.modules.drop(columns="depth").astype(object)
     return {
         "version": 1,
         "modules": modules.where(modules.notna(), None).to_dict("list"),
@@ -401,10 +392,8 @@ def layers_read(written: Any) -> tuple[pd.DataFrame, pd.DataFrame] | None:
 def _module_frame(**columns: Any) -> pd.DataFrame:
     count = len(columns["name"])
     unknown = {"parameters": [None] * count, "parameter_bytes": [None] * count, "compiled": [False] * count}
-    values = unknown | columns
-    return pd.DataFrame({name: pd.Series(values[name], dtype=kind) for name, kind in _MODULES.items()})
+    return raw_frame("modules", unknown | columns)
 
 
 def _span_frame(layer: Sequence[int] | Ints = (), loss: Sequence[bool] | Bools = (), span: Any = ()) -> pd.DataFrame:
-    columns = {"layer": np.array(layer, dtype=np.int64), "loss": np.array(loss, dtype=bool)}
-    return pd.DataFrame(columns, index=pd.Index(span, dtype="int64", name="span"))
+    return raw_frame("spans", {"span": span, "layer": layer, "loss": loss})

@@ -12,7 +12,8 @@ import pandas as pd
 
 from perfnb.arguments import storable
 from perfnb.errors import CaptureError
-from perfnb.recording.from_trace import NUMBERS, TEXTS, event_frame
+from perfnb.recording.from_trace import event_frame
+from perfnb.recording.raw_frames import NUMBERS, TEXTS, frame_of_rows, raw_frame
 from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, PythonRecord, Recording
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
@@ -47,10 +48,9 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         arithmetic = None if capture.arithmetic is None else _arithmetic(*capture.arithmetic)
     finally:
         capture.close()
-    spans = _frame(
-        [(number, MISSING if layer is None else layer, loss) for number, layer, loss in capture.spans],
-        {"span": "int64", "layer": "int64", "loss": "bool"},
-    ).set_index("span")
+    spans = frame_of_rows(
+        "spans", [(number, MISSING if layer is None else layer, loss) for number, layer, loss in capture.spans]
+    )
     meta = dict(capture.meta) | {"name": name, "rank": 0}
     if (job := place_in_job()) is not None:
         meta |= {"rank": job["rank"], "job": job}
@@ -97,15 +97,16 @@ def with_later(recording: Recording, capture: Capture, watcher: Watcher | None =
 def _steps(capture: Capture) -> pd.DataFrame:
     executed = pd.DataFrame(capture.steps, columns=ExecutedStep._fields)
     begin_ns, traced = executed["begin_ns"].astype("int64"), executed["pass_name"] == "traced"
-    return pd.DataFrame(
+    return raw_frame(
+        "steps",
         {
-            "pass": pd.Categorical(executed["pass_name"].tolist()),
+            "pass": executed["pass_name"].tolist(),
             "start_s": (begin_ns - begin_ns.min()) / 1e9,
             "wall_ms": executed["wall_ns"].astype("float64") / 1e6,
             "data_ms": executed["data_ns"].astype("float64") / 1e6,
             "samples": executed["samples"].astype("Int64"),
             "step": (traced.cumsum() - 1).astype("Int64").where(traced),
-        }
+        },
     )
 
 
@@ -141,36 +142,28 @@ def _no_events() -> pd.DataFrame:
     )
 
 
-def _frame(rows: Sequence[tuple[Any, ...]], kinds: Mapping[str, Any]) -> pd.DataFrame:
-    """A frame with these columns, typed also where there are no rows."""
-    columns = zip(*rows, strict=True) if rows else ([] for _ in kinds)
-    return pd.DataFrame(
-        {name: pd.Series(list(column), dtype=kinds[name]) for name, column in zip(kinds, columns, strict=True)}
-    )
-
-
 def _arithmetic(calls: list[OpCall], tracer: Tracer) -> ArithmeticRecord:
-    kinds = {"number": "int64", "op": "category", "flops": "Int64", "bytes": "int64", "dtype": "category"}
-    frame = _frame([call[: len(kinds)] for call in calls], kinds).set_index("number")
+    frame = frame_of_rows(
+        "arithmetic_calls", [(call.number, call.op, call.flops, call.bytes, call.dtype) for call in calls]
+    )
     return ArithmeticRecord(_steps_of_trace(read_trace(tracer))[0], frame)
 
 
 def _python(capture: Capture, sampler: StackSampler) -> PythonRecord:
     calls = sampler.calls(capture.layers, capture.places, capture.workers)
-    kinds = {"parent": "int64", "kind": "category", "name": TEXT, "file": TEXT, "line": "int64", "code": TEXT}
-    kinds |= {"self_ns": "int64", "samples": "int64"}
     rows = [
         (call.parent, call.kind, *map(storable, (call.name, call.file)), call.line, storable(call.code), *call[6:])
         for call in calls
     ]
-    return PythonRecord(_frame(rows, kinds))
+    return PythonRecord(frame_of_rows("python_tree", rows))
 
 
 def _modules(layers: Sequence[Layer]) -> pd.DataFrame:
     depth: list[int] = []
     for layer in layers:  # parents come first
         depth.append(0 if layer.parent is None else depth[layer.parent] + 1)
-    return _frame(
+    return frame_of_rows(
+        "modules",
         [
             (
                 storable(layer.name),
@@ -181,10 +174,6 @@ def _modules(layers: Sequence[Layer]) -> pd.DataFrame:
             )
             for place, layer in enumerate(layers)
         ],
-        {
-            **{"name": TEXT, "module": TEXT, "parent": "int64", "depth": "int64"},
-            **{"parameters": "int64", "parameter_bytes": "int64", "compiled": "bool"},
-        },
     )
 
 
@@ -208,7 +197,7 @@ def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -
         events,
         _changes(trace, place),
         _known(known, places),
-        pd.DataFrame({"time_ns": resident[:, 0] + shift, "bytes": resident[:, 1]}),
+        raw_frame("memory_resident", {"time_ns": resident[:, 0] + shift, "bytes": resident[:, 1]}),
     )
 
 
@@ -257,16 +246,17 @@ def _changes(trace: TraceColumns, place: Ints) -> pd.DataFrame:
     cpu = changes.device_type == 0
     places = list(zip(changes.device_type.tolist(), changes.device.tolist(), strict=True))
     names = {place: _device_name(*place) for place in dict.fromkeys(places)}
-    return pd.DataFrame(
+    return raw_frame(
+        "memory_changes",
         {
             "event": place,
             "time_ns": changes.time_ns,
             "address": changes.address,
             "bytes": changes.bytes,
-            "device": pd.Categorical([names[place] for place in places]),
+            "device": [names[place] for place in places],
             "allocated": np.where(cpu, MISSING, changes.allocated),
             "reserved": np.where(cpu, MISSING, changes.reserved),
-        }
+        },
     )
 
 
@@ -277,6 +267,8 @@ def _device_name(kind: int, index: int) -> str:
 
 def _known(known: Sequence[tuple[int, Known]], places: Mapping[int, int]) -> pd.DataFrame:
     """The blocks with a known owner, each after the time at which it was found."""
-    rows = [(time, *block[:4], places.get(block.module or 0, MISSING), block.name) for time, block in known]
-    kinds = {"time_ns": "int64", "address": "int64", "bytes": "int64", "device": "category", "category": "category"}
-    return _frame(rows, kinds | {"layer": "int64", "name": "object"})
+    rows = [
+        (time, *block[:4], places.get(block.module or 0, MISSING), block.name and storable(block.name))
+        for time, block in known
+    ]
+    return frame_of_rows("memory_known", rows)
