@@ -37,7 +37,7 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 
 from perfnb.step.installed import Installed
-from perfnb.step.namespace import named_modules
+from perfnb.step.namespace import named_modules, names_of
 from perfnb.step.refusals import COMPILED_CHILD, is_compiled, wrapped_by_compiler
 from perfnb.trace_names import LAYER_SPAN
 
@@ -378,7 +378,7 @@ def _models(
 ) -> list[tuple[str, nn.Module]]:
     """The models that contain the outermost modules, each once, with their names."""
     named = named_modules(namespace)
-    by_id = {id(module): name for name, module in reversed(named)}
+    by_id = names_of(namespace, nn.Module)
     found: dict[int, tuple[str, nn.Module]] = {}
     for module in {id(each): each for each in outermost if id(each) not in twins}.values():
         if id(module) in by_id:
