@@ -20,7 +20,6 @@ from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate, usable
 from perfnb.profile.profile import Profile
 from perfnb.profile.registry import LOADABLES, OF_RECORDINGS, SEVERAL
-from perfnb.recording.from_trace import with_module_layers
 from perfnb.recording.loadable import Loadable
 from perfnb.recording.reading import rank_of_name, read_file
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
@@ -173,7 +172,7 @@ def _trace(path: Path, limits: Limits, _: Executor | None, steps: str | None = N
     with Progress() as progress:
         recordings = read_file(path, limits, rank_of_name(path.name), progress.of_file(path.name), steps)
     if len(recordings) == 1:
-        return Profile(with_module_layers(recordings[0]))
+        return Profile(recordings[0])
     ranks: Ranks = resolve_name(OF_RECORDINGS)(recordings)
     return ranks
 

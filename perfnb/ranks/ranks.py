@@ -25,10 +25,9 @@ from perfnb.ranks.findings import IN_ALL, RULES, RanksFacts, job_report, without
 from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
 from perfnb.ranks.view import JobSteps, ranks_document
 from perfnb.recording import store
-from perfnb.recording.from_trace import with_module_layers
 from perfnb.recording.job import RANKS, rank_folder
 from perfnb.recording.loadable import Loadable
-from perfnb.recording.reading import in_rank_order, rank_of_name, read_recordings, trace_files
+from perfnb.recording.reading import in_rank_order, numbered, rank_of_name, read_recordings, trace_files
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
 from perfnb.recording.schema import conform
@@ -291,7 +290,7 @@ def load_ranks(path: Path) -> Ranks:
 
 def of_recordings(recordings: Sequence[Recording]) -> Ranks:
     """The ranks that one trace file holds."""
-    return Ranks([Profile(with_module_layers(recording)) for recording in in_rank_order(recordings)])
+    return Ranks(list(map(Profile, in_rank_order(recordings))))
 
 
 def load_several(
@@ -324,21 +323,18 @@ def load_several(
         )
     with Progress() as progress:
         recordings = read_recordings(paths, limits, executor, progress.of_file(f"{len(paths):,} files"), steps)
-    return Ranks([Profile(with_module_layers(recording)) for recording in recordings])
+    return Ranks(list(map(Profile, recordings)))
 
 
 def _of_saved(paths: Sequence[Path]) -> Ranks:
     """Saved profiles as ranks, numbered as traces are."""
     profiles = [SavedProfile(path) for path in paths]
-    ranks: list[int] = []
-    for place, (path, profile) in enumerate(zip(paths, profiles, strict=True)):
+    ranks: list[int | None] = []
+    for path, profile in zip(paths, profiles, strict=True):
         known = "job" in profile.meta or profile.meta.get("trace", {}).get("rank_known", False)
-        named = rank_of_name(path.name)
-        ranks.append(profile.meta["rank"] if known else place if named is None else named)
-    if len(set(ranks)) < len(ranks):
-        ranks = list(range(len(ranks)))
-    numbered = sorted(zip(ranks, profiles, strict=True), key=lambda one: one[0])
-    return Ranks([Profile(profile.of_rank(rank)) for rank, profile in numbered])
+        ranks.append(profile.meta["rank"] if known else rank_of_name(path.name))
+    in_order = sorted(zip(numbered(ranks), profiles, strict=True), key=lambda one: one[0])
+    return Ranks([Profile(profile.of_rank(rank)) for rank, profile in in_order])
 
 
 LOADABLE = Loadable(RANKS.is_at, lambda path, *_: load_ranks(path))
