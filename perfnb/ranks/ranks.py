@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.attribution.attribution import attribute
-from perfnb.attribution.collectives import collective_calls, collective_table
+from perfnb.attribution.collectives import collective_table
 from perfnb.draw.document import Document
 from perfnb.draw.documented import Documented
 from perfnb.draw.progress import Progress
@@ -118,10 +117,10 @@ class Ranks(Documented):
 
     def _calls(self, rank: int) -> tuple[pd.DataFrame, int]:
         """A rank's collectives, with their waiting, and the number of its steps."""
-        profile = self._profiles[rank]
-        attribution = profile._analysis.attribution or attribute(profile._recording)
-        calls = collective_calls(profile._recording, attribution)
-        return with_waits(calls, self._summary, rank), attribution.steps
+        analysis = self._profiles[rank]._analysis
+        assert analysis.attribution is not None  # callers leave out ranks without events
+        assert analysis.collectives is not None
+        return with_waits(analysis.collectives, self._summary, rank), analysis.attribution.steps
 
     @cached_property
     def _buckets(self) -> BucketSizes | None:
