@@ -65,9 +65,10 @@ class Analysis:
     @cached_property
     def counted(self) -> tuple[Recording, Attribution, pd.DataFrame] | None:
         """The counted step, its attribution, and its ops; ``None`` if arithmetic was not counted."""
-        view, record = self.recording.of_arithmetic(), self.recording.arithmetic
-        if self.recording.events.empty or view is None or record is None:
+        record = self.recording.arithmetic
+        if self.recording.events.empty or record is None:
             return None
+        view = self.recording.with_events(record.events)
         attribution = attribute(view)
         return view, attribution, counted_ops(view, attribution, record.calls)
 
