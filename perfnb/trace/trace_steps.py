@@ -100,9 +100,9 @@ def step_of(moments: Ints, starts: Ints, ends: Ints) -> Ints:
     starts later counts.
     """
     order = np.argsort(starts, kind="stable")
-    place = np.searchsorted(starts[order], moments, side="right") - 1
-    step = np.append(order, MISSING)[place]
-    return np.where(moments < np.append(ends, np.iinfo(np.int64).min)[step], step, MISSING)
+    step = np.append(MISSING, order)[np.searchsorted(starts[order], moments, side="right")]
+    step[moments >= np.append(ends, np.iinfo(np.int64).min)[step]] = MISSING
+    return step
 
 
 def steps_of(trace: TraceColumns) -> TraceSteps:
