@@ -137,9 +137,8 @@ def _no_events() -> pd.DataFrame:
     """The events of a recording without a traced step."""
     text = pd.Categorical.from_codes([], categories=pd.Index([], dtype=TEXT))
     empty = np.array([], dtype=np.int64)
-    return pd.DataFrame(
-        {"name": text, "category": text} | dict.fromkeys((*NUMBERS, "span"), empty) | dict.fromkeys(TEXTS, text)
-    )
+    texts, numbers = dict.fromkeys(TEXTS, text), dict.fromkeys(NUMBERS, empty)
+    return pd.DataFrame({"name": text, "category": text} | numbers | texts | {"span": empty})
 
 
 def _arithmetic(calls: list[OpCall], tracer: Tracer) -> ArithmeticRecord:

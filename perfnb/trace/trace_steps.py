@@ -135,7 +135,7 @@ def belongs_to_steps(trace: TraceColumns, steps: TraceSteps) -> Bools:
     """Return whether each event is part of a step; without marks, all are."""
     if not steps.marked:
         return np.ones(len(trace), dtype=bool)
-    part = steps_of_events(trace, steps.starts, steps.ends) != MISSING
+    part: Bools = steps_of_events(trace, steps.starts, steps.ends) != MISSING
     part[steps.rows] = True
     return part
 
