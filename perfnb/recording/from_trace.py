@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
 
-from perfnb.recording.nesting import NONE, Bools, nest_cutting
-from perfnb.recording.raw_frames import NUMBERS, TEXTS, raw_frame
+from perfnb.recording.nesting import NONE, nest_cutting
+from perfnb.recording.raw_frames import NUMBERS, TEXTS, frame_of_rows, raw_frame
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT, found, is_one_of
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
@@ -139,7 +139,7 @@ def recording_of_trace(
         trace, part = _with_whole_step(trace, steps), np.append(True, part)
     marks = np.full(len(trace), MISSING, dtype=np.int64)
     marks[np.maximum(steps.rows, 0)] = steps.numbers
-    layers, empty = layers_read(trace.perfnb), (_module_frame(name=[], module=[], parent=[], depth=[]), _span_frame())
+    layers, empty = layers_read(trace.perfnb), (frame_of_rows("modules", []), frame_of_rows("spans", []))
     frames = []
     for rows in (np.flatnonzero(part), np.flatnonzero(~part)):
         frame = event_frame(trace, rows, (SPAN_CATEGORY,) if layers else ())
@@ -313,8 +313,10 @@ def _of_calls(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Rec
     for text, outer in zip(labels, parents, strict=True):
         letters.append(len(text) if outer == NONE or whole else letters[outer] + 1 + len(text))
     refuse_odd_layers(depth, sum(letters), recording.meta["trace"]["file"])  # each name repeats those around it
-    modules = _module_frame(name=_names(labels, parents, whole), module=kinds, parent=parents, depth=depth)
-    spans = _span_frame(np.where(loss, NONE, place[module]), loss, range(len(rows)))
+    columns = {"name": _names(labels, parents, whole), "module": kinds, "parent": parents, "depth": depth}
+    unknown = {"parameters": [None] * len(kept), "parameter_bytes": [None] * len(kept), "compiled": [False] * len(kept)}
+    modules = raw_frame("modules", columns | unknown)
+    spans = raw_frame("spans", {"span": range(len(rows)), "layer": np.where(loss, NONE, place[module]), "loss": loss})
     numbers = np.full(len(recording.events), NONE, dtype=np.int64)
     numbers[rows] = np.arange(len(rows))
     return replace(recording, events=recording.events.assign(span=numbers), modules=modules, spans=spans)
@@ -382,18 +384,8 @@ def layers_read(written: Any) -> tuple[pd.DataFrame, pd.DataFrame] | None:
         its, calls = msgspec.structs.asdict(whole.modules), whole.spans
         if len(set(map(len, its.values()))) > 1 or len(set(calls.span)) < len(calls.span):
             return None
-        modules = _module_frame(depth=_depths(its["parent"]), **its)
-        spans = _span_frame(calls.layer, calls.loss, calls.span)
+        modules = raw_frame("modules", its | {"depth": _depths(its["parent"])})
+        spans = raw_frame("spans", msgspec.structs.asdict(calls))
     except (msgspec.MsgspecError, ValueError, OverflowError):
         return None
     return (modules, spans) if spans["layer"].between(MISSING, len(modules) - 1).all() else None
-
-
-def _module_frame(**columns: Any) -> pd.DataFrame:
-    count = len(columns["name"])
-    unknown = {"parameters": [None] * count, "parameter_bytes": [None] * count, "compiled": [False] * count}
-    return raw_frame("modules", unknown | columns)
-
-
-def _span_frame(layer: Sequence[int] | Ints = (), loss: Sequence[bool] | Bools = (), span: Any = ()) -> pd.DataFrame:
-    return raw_frame("spans", {"span": span, "layer": layer, "loss": loss})

@@ -118,13 +118,14 @@ def raw_frame(name: str, columns: Mapping[str, Any]) -> pd.DataFrame:
     Raises
     ------
     ValueError
-        If these are not the columns of the schema.
+        If these are not the columns of the schema, or not equally long.
     """
     declared = RAW_FRAMES[name]
     if columns.keys() != declared.keys():
         raise ValueError(f"frame {name!r} has the columns {', '.join(declared)}, not {', '.join(columns)}")
     kinds = {column: kind.dtype for column, kind in declared.items()}
-    frame = pd.DataFrame({column: pd.Series(columns[column], dtype=kind) for column, kind in kinds.items()})
+    # Without an index: columns of different lengths are an error then.
+    frame = pd.DataFrame({column: pd.Series(columns[column], dtype=kind).array for column, kind in kinds.items()})
     index = [column for column, kind in declared.items() if kind.index]
     return frame.set_index(index) if index else frame
 
