@@ -49,10 +49,7 @@ class Report:
 
     def part(self, key: str, compute: Callable[[Analysis], Any]) -> Any:
         """What a tab computes from the analysis for itself, once; ``None`` without an analysis."""
-        parts, analysis = self.summary.parts, self.summary.analysis
-        if key not in parts:
-            parts[key] = None if analysis is None else compute(analysis)
-        return parts[key]
+        return None if self.summary.analysis is None else self.summary.analysis.part(key, compute)
 
     @functools.cached_property
     def layer_places(self) -> dict[str, int]:

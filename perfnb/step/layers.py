@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.compiler import is_compiling
-from torch.jit import ScriptModule
 from torch.nn.modules.loss import _Loss
 from torch.nn.modules.module import (
     _global_forward_hooks,
@@ -38,7 +37,8 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 
 from perfnb.step.installed import Installed
-from perfnb.step.namespace import named_modules
+from perfnb.step.namespace import named_modules, names_of
+from perfnb.step.refusals import COMPILED_CHILD, is_compiled, wrapped_by_compiler
 from perfnb.trace_names import LAYER_SPAN
 
 #: A span, at a third of the cost of `record_function`. Its category is that of operators, which no `record_function`
@@ -206,10 +206,6 @@ def computes_loss(module: nn.Module, output: Any) -> bool:
         return True
     scalar = isinstance(output, torch.Tensor) and output.dim() == 0
     return scalar and next(module.parameters(), None) is None
-
-
-#: Attribute in which a compiled model keeps the original one.
-COMPILED_CHILD = "_orig_mod"
 
 
 @dataclass(frozen=True)
@@ -382,7 +378,7 @@ def _models(
 ) -> list[tuple[str, nn.Module]]:
     """The models that contain the outermost modules, each once, with their names."""
     named = named_modules(namespace)
-    by_id = {id(module): name for name, module in reversed(named)}
+    by_id = names_of(namespace, nn.Module)
     found: dict[int, tuple[str, nn.Module]] = {}
     for module in {id(each): each for each in outermost if id(each) not in twins}.values():
         if id(module) in by_id:
@@ -425,25 +421,8 @@ def _depth_first(layers: list[Layer]) -> list[int]:
     return order
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a module is a region of ``torch.compile`` or TorchScript."""
-    return _original(module) is not None or isinstance(module, ScriptModule)
-
-
-def is_compiled_function(function: Any) -> bool:
-    """Whether this is what ``torch.compile`` makes of a function; what is kept from compiling is marked alike."""
-    own = vars(function)
-    return "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable", False)
-
-
-def _original(module: nn.Module) -> nn.Module | None:
-    """What a compiled module wraps."""
-    children = module._modules  # not an attribute: __getattr__ may raise what it likes
-    return children[COMPILED_CHILD] if COMPILED_CHILD in children else None  # noqa: SIM401 (TorchScript has no get)
-
-
 def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
-    wrapped = _original(module)
+    wrapped = wrapped_by_compiler(module)
     parameters: list[Any] = list(module.parameters())
     made = [parameter for parameter in parameters if not is_lazy(parameter)]
     sizes = [(parameter.numel(), parameter.element_size()) for parameter in made]
