@@ -12,7 +12,7 @@ from weakref import WeakMethod
 import pandas as pd
 
 from perfnb.analysis_version import analysis_version
-from perfnb.attribution.collectives import collective_calls, collective_table
+from perfnb.attribution.collectives import collective_table
 from perfnb.attribution.device_work import WORK_COLUMNS
 from perfnb.attribution.events import all_events, event_table
 from perfnb.attribution.tables import kernel_table
@@ -26,7 +26,6 @@ from perfnb.draw.documented import Documented
 from perfnb.errors import RecordingError
 from perfnb.files import write_parts
 from perfnb.flame.host_profile import HostProfile
-from perfnb.flame.step_stacks import step_stacks
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.device_time import gpu_time
 from perfnb.gpu.tables import GpuEvents, gpu_events
@@ -166,10 +165,10 @@ class Profile(Documented):
         bucket in the step.
         """
         self._require_trace()
-        attribution = self._analysis.attribution
-        if attribution is None:
+        attribution, calls = self._analysis.attribution, self._analysis.collectives
+        if attribution is None or calls is None:
             return conform(pd.DataFrame(), "collectives")
-        return collective_table(collective_calls(self._recording, attribution), attribution.steps)
+        return collective_table(calls, attribution.steps)
 
     @property
     def kernel_ops(self) -> pd.DataFrame:
@@ -329,7 +328,7 @@ class Profile(Documented):
         Loader workers stand beside the phases, with the time of each. Sampled in a pass of its own without the
         tracer's cost, with ``stacks=True`` or if the host's own code takes much of the step; ``None`` otherwise.
         """
-        found = step_stacks(self._recording)
+        found = self._analysis.stacks
         return None if found is None else HostProfile(found.record)
 
     @property
@@ -340,8 +339,8 @@ class Profile(Documented):
         ``total_ms`` includes these. ``process`` says whether it ran in the ``step`` or in ``loader workers``, and
         ``share`` is of the time of these. Your own code is what is neither Python's nor installed.
         """
-        found = step_stacks(self._recording)
-        return conform(pd.DataFrame(), "lines") if found is None else found.lines
+        found = self._analysis.stacks
+        return conform(pd.DataFrame(), "lines") if found is None else found.lines.copy()
 
     @property
     def timing(self) -> Timing:

@@ -116,7 +116,7 @@ def profile_call(
 ) -> Profile:
     """`profile_step` by a plan; `guard` replaces the step that is run, `line` shows the progress."""
     from perfnb.step.checks import require_name, require_steps
-    from perfnb.step.namespace import chosen_models, name_of_batches, namespace_of
+    from perfnb.step.namespace import chosen_models, namespace_of, step_variables
 
     __tracebackhide__ = True
     require_steps({"step": step}, batches, "profile_step(step, loader)")
@@ -128,8 +128,7 @@ def profile_call(
         batches,
         plan=plan,
         models=models,
-        # Names given with a model take precedence.
-        namespace={**names, **name_of_batches(step, batches), **variables, **names},
+        namespace=step_variables(step, names, batches),
         labels=[name for name, value in names.items() if variables.get(name) is not value],
         used=variables,
         stacks=stacks,

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb.recording.nesting import NONE, Bools, nest_cutting
+from perfnb.recording.raw_frames import frame_of_rows
 from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.text import TEXT, is_one_of, of_labels
 from perfnb.trace_names import (
@@ -95,7 +96,6 @@ class Graph:
         return users
 
 
-_TEXTS, _AMOUNTS = ("graph", "kernel", "ops", "source"), ("bytes", "flops")
 #: Numbers by which a piece of a backward node finds its layer's call, and the thread of these; both are no real ones.
 _FIRST_SEQUENCE, _THREAD = 2**40, 2**40
 
@@ -215,8 +215,8 @@ class _Planned(NamedTuple):
     kernel: Kernel
     #: The layers from the region's root to each of them, without the root, and their shares of the kernel's time.
     shares: list[tuple[tuple[int, ...], float]]
-    #: What is known of it otherwise.
-    facts: dict[str, Any]
+    #: Its graph and name, the ops and the user's lines that it computes, bytes and FLOPs.
+    facts: tuple[str, str, str, str, int, int]
 
 
 class _Layers:
@@ -306,14 +306,14 @@ def _planned(graph: Graph, kernel: Kernel, layers: _Layers, root: int) -> _Plann
     total = sum(weights.values())
     shares = [(chain, weight / total) for chain, weight in weights.items() if weight > 0] if total else []
     sources = dict.fromkeys(operation.source for operation in inside if operation.source)
-    facts = {
-        "graph": graph.key,
-        "kernel": kernel.name,
-        "ops": ", ".join(dict.fromkeys(operation.op for operation in inside if operation.op)),
-        "source": "\n".join(f"{file}:{line}: {code}" for file, line, code in sources),
-        "bytes": sum(moved.values()),
-        "flops": sum(operation.flops for operation in inside),
-    }
+    facts = (
+        graph.key,
+        kernel.name,
+        ", ".join(dict.fromkeys(operation.op for operation in inside if operation.op)),
+        "\n".join(f"{file}:{line}: {code}" for file, line, code in sources),
+        sum(moved.values()),
+        sum(operation.flops for operation in inside),
+    )
     return _Planned(kernel, shares, facts)
 
 
@@ -530,9 +530,8 @@ class _Regions:
         recording = self._recording
         if not self.pieces:
             return replace(recording, compiled=self._record(code))
-        index = pd.RangeIndex(self._first, self._first + len(self._called))
-        called = pd.DataFrame({"layer": self._called, "loss": False, "derived": True}, index=index)
-        spans = pd.concat([recording.spans.assign(derived=False), called]).rename_axis("span")
+        called = [(number, layer, False, True) for number, layer in enumerate(self._called, start=self._first)]
+        spans = pd.concat([recording.spans.assign(derived=False), frame_of_rows("spans", called)])
         return replace(
             recording,
             events=self._events(),
@@ -569,19 +568,15 @@ class _Regions:
     def _record(self, code: Sequence[CompiledCode]) -> CompiledRecord:
         kernels, executed = self._kernels, self._executed
         backward = {number: backward for number, backward, *_ in executed}
-        directions = ["backward" if backward[number] else "forward" for number in range(len(kernels))]
-        facts = pd.DataFrame([kernel.facts for kernel in kernels], columns=[*_TEXTS, *_AMOUNTS])
-        shares = [(at, chain[-1], share) for at, kernel in enumerate(kernels) for chain, share in kernel.shares]
+        facts = [
+            (*kernel.facts[:2], "backward" if backward[number] else "forward", *kernel.facts[2:])
+            for number, kernel in enumerate(kernels)
+        ]
+        shares = [(number, chain[-1], share) for number, kernel in enumerate(kernels) for chain, share in kernel.shares]
         calls = [(number, start, duration) for number, _, start, duration in executed]
         return CompiledRecord(
-            facts.astype({**dict.fromkeys(_TEXTS, TEXT), **dict.fromkeys(_AMOUNTS, "int64")}).assign(
-                direction=pd.Categorical(directions, categories=["forward", "backward"])
-            ),
-            pd.DataFrame(shares, columns=["kernel", "layer", "share"]).astype(
-                {"kernel": "int64", "layer": "int64", "share": "float64"}
-            ),
-            pd.DataFrame(calls, columns=["kernel", "start_ns", "duration_ns"]).astype("int64"),
-            pd.DataFrame(code, columns=CompiledCode._fields).astype(
-                dict.fromkeys(CompiledCode._fields, TEXT) | {"guards": "Int64", "compile_s": "Float64"}
-            ),
+            frame_of_rows("compiled_kernels", facts),
+            frame_of_rows("compiled_shares", shares),
+            frame_of_rows("compiled_calls", calls),
+            frame_of_rows("compiled_code", list(code)),
         )

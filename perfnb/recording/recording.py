@@ -217,13 +217,12 @@ class Recording:
         """Whether each span, by its number, was added to the trace afterwards."""
         return self.spans["derived"] if "derived" in self.spans else self.spans["loss"] & False
 
-    def of_memory(self) -> Recording | None:
-        """Return the recording as if the watched steps were the traced ones."""
-        return None if self.memory is None else replace(self, events=self.memory.events)
+    def with_events(self, events: pd.DataFrame) -> Recording:
+        """Return the recording with the events of its watched or counted steps, to attribute their time.
 
-    def of_arithmetic(self) -> Recording | None:
-        """Return the recording as if the counted step were the traced one."""
-        return None if self.arithmetic is None else replace(self, events=self.arithmetic.events)
+        All else stays: `steps` are still those of the whole run, and `traced_steps` those that were traced.
+        """
+        return replace(self, events=events)
 
     def frames(self) -> dict[str, pd.DataFrame]:
         """Return the frames by name, as they are saved."""

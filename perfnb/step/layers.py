@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.compiler import is_compiling
-from torch.jit import ScriptModule
 from torch.nn.modules.loss import _Loss
 from torch.nn.modules.module import (
     _global_forward_hooks,
@@ -41,7 +40,8 @@ from torch.nn.parameter import is_lazy
 
 from perfnb.step.compiler import run_uncompiled
 from perfnb.step.installed import Installed
-from perfnb.step.namespace import named_modules
+from perfnb.step.namespace import named_modules, names_of
+from perfnb.step.refusals import COMPILED_CHILD, is_compiled, is_compiled_in_place, wrapped_by_compiler
 from perfnb.trace_names import LAYER_SPAN
 
 #: A span, at a third of the cost of `record_function`. Its category is that of operators, which no `record_function`
@@ -269,9 +269,6 @@ _HOOKS = (
     *(profiler_active, _inside_a_method, _close_down_to, computes_loss),
 )
 
-#: Attribute in which a compiled model keeps the original one.
-COMPILED_CHILD = "_orig_mod"
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -448,7 +445,7 @@ def _models(
 ) -> list[tuple[str, nn.Module]]:
     """The models that contain the outermost modules, each once, with their names."""
     named = named_modules(namespace)
-    by_id = {id(module): name for name, module in reversed(named)}
+    by_id = names_of(namespace, nn.Module)
     found: dict[int, tuple[str, nn.Module]] = {}
     for module in {id(each): each for each in outermost if id(each) not in twins}.values():
         if id(module) in by_id:
@@ -491,25 +488,8 @@ def _depth_first(layers: list[Layer]) -> list[int]:
     return order
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a module is a region of ``torch.compile`` or TorchScript."""
-    return _original(module) is not None or isinstance(module, ScriptModule)
-
-
-def is_compiled_function(function: Any) -> bool:
-    """Whether this is what ``torch.compile`` makes of a function; what is kept from compiling is marked alike."""
-    own = vars(function)
-    return "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable", False)
-
-
-def _original(module: nn.Module) -> nn.Module | None:
-    """What a compiled module wraps."""
-    children = module._modules  # not an attribute: __getattr__ may raise what it likes
-    return children[COMPILED_CHILD] if COMPILED_CHILD in children else None  # noqa: SIM401 (TorchScript has no get)
-
-
 def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
-    wrapped = _original(module)
+    wrapped = wrapped_by_compiler(module)
     parameters: list[Any] = list(module.parameters())
     made = [parameter for parameter in parameters if not is_lazy(parameter)]
     sizes = [(parameter.numel(), parameter.element_size()) for parameter in made]
@@ -519,7 +499,7 @@ def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
         parent=parent,
         parameters=sum(count for count, _ in sizes),
         parameter_bytes=sum(count * size for count, size in sizes),
-        compiled=is_compiled(module) or vars(module).get(_IN_PLACE) is not None,
+        compiled=is_compiled(module) or is_compiled_in_place(module),
     )
 
 

@@ -294,3 +294,13 @@ def test_what_was_found_is_saved_and_loaded(tmp_path: Path) -> None:
     for name in ("layers", "compiled", "compiled_regions", "phases"):
         left, right = getattr(p, name), getattr(again, name)
         assert left.equals(right) or left.to_dict() == right.to_dict(), name
+
+
+def test_what_was_found_goes_into_a_trace_and_back(tmp_path: Path) -> None:
+    p = Profile(of_one_step())
+    p.save_trace(tmp_path / "trace.json.gz")
+
+    again = perfnb.load(tmp_path / "trace.json.gz")
+
+    for column in ("calls", "forward_ms", "backward_ms", "self_ms"):
+        assert again.layers[column].to_dict() == pytest.approx(p.layers[column].to_dict(), nan_ok=True), column
