@@ -57,12 +57,13 @@ docs: $(VENV)/.perfnb-docs
 	@echo "Open docs/_build/html/index.html"
 
 # The wheel is built from the sdist. The second environment has the wheel, what it declares, and a kernel: nothing that
-# comes from this checkout.
+# comes from this checkout. The first one needs only what the extra `dist` lists, not perfnb itself.
+DIST_EXTRA := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dist"])
 dist: PIP_DIST := $(VENV_DIST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 dist:
 	@rm -rf dist
 	@$(PYTHON) -m venv --clear $(VENV_DIST)
-	@$(PIP_DIST) build hatchling
+	@$(PIP_DIST) $$($(PYTHON) -c '$(DIST_EXTRA)')
 	@$(VENV_DIST)/bin/python -m build --no-isolation --outdir dist >$(VENV_DIST)/build.log 2>&1 || { cat $(VENV_DIST)/build.log; exit 1; }
 	@echo "Installing the wheel into $(VENV_DIST) (takes a few minutes)"
 	@$(PYTHON) -m venv --clear $(VENV_DIST)

@@ -81,10 +81,10 @@ def told_direction(name: str) -> str:
 
 def number_behind(label: str, name: str) -> int:
     """The number that follows a label, such as 12 in ``pf#12``; -1 if the name is not the label and a number."""
+    if not name.startswith(label):
+        return -1
     digits = name[len(label) :]
-    if name.startswith(label) and digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS:
-        return int(digits)
-    return -1
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS else -1
 
 
 def step_number(name: str) -> int:

@@ -80,13 +80,15 @@ def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Conclusio
     share, whole = fmt.share(finding.share(facts.step_ms)), finding.of_ms or facts.step_ms
     of = facts.step_words if isclose(whole, facts.step_ms, rel_tol=1e-6) else f"a mean step of {fmt.duration(whole)}"
     saved = f"{fmt.duration(bound)} of {of} ({share})"
-    does = "computes nothing" if rule.idle_cause == "copies" else "is idle"  # copies are work, too
-    idle = f"The GPU {does} for {share} of the step ({fmt.duration(bound)} of {of})"
     if not rule.explained:
+        idle = f"The GPU is idle for {share} of the step ({fmt.duration(bound)} of {of})"
         verdict = f"{idle}, and the trace does not show why."
     elif rule.idle_cause and gpu is not None and gpu.is_unsure(rule.idle_cause):
-        held_by = headline.removeprefix("Bound by ")
-        verdict = f"{idle} while the host is blocked by {held_by}, but nothing shows that the GPU waited for that."
+        idle_ms = min(bound, gpu.held_ms(rule.idle_cause))  # without copies, during which the GPU is busy
+        verdict = (
+            f"The GPU is idle for {fmt.share(idle_ms / whole)} of the step ({fmt.duration(idle_ms)} of {of}) while the "
+            f"host is blocked by {headline.removeprefix('Bound by ')}, but nothing shows that the GPU waited for that."
+        )
     elif rule.ceiling and gpu is not None:
         verdict = f"{headline}: doing this work faster, or less of it, could save at most {saved}."
     else:

@@ -26,8 +26,10 @@ class Forest(NamedTuple):
 
     def by_depth(self) -> list[Ints]:
         """Return the positions level by level, roots first."""
-        order = np.argsort(self.depth, kind="stable")
-        return np.split(order, np.flatnonzero(np.diff(self.depth[order])) + 1) if len(order) else []
+        # As small as they are, depths are sorted several times as fast.
+        depth = self.depth.astype(np.min_scalar_type(self.depth.max(initial=0)))
+        order = np.argsort(depth, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(depth[order])) + 1) if len(order) else []
 
 
 def nest(thread: Ints, start: Ints, end: Ints) -> Forest:
