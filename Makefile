@@ -106,8 +106,10 @@ FAST := $(JUDGED) and not deep and not slow and not kernel and not browser
 
 # Test files are distributed over processes with one thread each, because more threads would only compete. Each notebook
 # runs in its own kernel; tests/labs runs the students' notebooks. Bytecode is kept because many tests start
-# interpreters, each of which would otherwise compile the package again.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest $(PYTEST_FLAGS)
+# interpreters, each of which would otherwise compile the package again. Where torch uses two threads all the same, one
+# that waits for the other sleeps: by default it would keep a core busy, which takes most of the time of small ops.
+THREADS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+PYTEST := PYTHONDONTWRITEBYTECODE= $(THREADS) $(PY) -m pytest $(PYTEST_FLAGS)
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=600
 SHORT := --budgets 0.15
@@ -162,7 +164,7 @@ test-lowest: lowest-tests
 # Without lint and types, which are only checked with the versions in constraints.txt.
 .PHONY: lowest-tests
 lowest-tests: $(VENV_LOWEST)/.perfnb-lowest
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV_LOWEST)/bin/python -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "$(FAST)" tests
+	@PYTHONDONTWRITEBYTECODE= $(THREADS) $(VENV_LOWEST)/bin/python -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "$(FAST)" tests
 
 # The lowest torch includes the CUDA libraries, about 6 GB; PyPI has no CPU-only build.
 $(VENV_LOWEST)/.perfnb-lowest: pyproject.toml constraints.txt tests/lowest.py

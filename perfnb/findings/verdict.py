@@ -14,7 +14,6 @@ from perfnb.findings.finding import Conclusion, Finding, Findings, deciding, fin
 from perfnb.findings.proposed_code import shown
 from perfnb.findings.rules import BY_NAME, RULES
 from perfnb.findings.rules.bound import BINDS, work_under
-from perfnb.findings.rules.host import unnamed_share
 from perfnb.recording.recording import Recording
 from perfnb.roofline.levels import COMPUTE, MEMORY
 
@@ -39,7 +38,7 @@ def find(recording: Recording, attribution: Attribution, figures: StepFigures) -
     facts = facts_of(recording, attribution, figures)
     found = [_applied(finding, facts) for finding in found_by(RULES, facts, facts.step_ms)]
     table, verdict = finding_table(found, facts.step_ms), verdict_of(facts, found)
-    return Findings(table, verdict, facts.step_ms, recording.meta.get("call"), unnamed_share(facts))
+    return Findings(table, verdict, facts.step_ms, recording.meta.get("call"))
 
 
 def _applied(finding: Finding, facts: Facts) -> Finding:

@@ -13,8 +13,9 @@ from perfnb.attribution.attribution import Attribution, attribute, blocks_of_eve
 from perfnb.attribution.blocks import Host, Kind, host_blocks
 from perfnb.attribution.collectives import collective_calls
 from perfnb.attribution.tables import layer_op_table, layer_table, op_calls, op_table, op_times, phase_table
-from perfnb.findings.facts import StepFigures
+from perfnb.findings.facts import StepFigures, facts_of
 from perfnb.findings.finding import Findings
+from perfnb.findings.rules.host import unnamed_share
 from perfnb.findings.verdict import find
 from perfnb.flame.step_stacks import StepStacks, step_stacks
 from perfnb.gpu.summary import GpuSummary, gpu_summary
@@ -181,6 +182,17 @@ class Analysis:
         if self.attribution is None:
             return failed
         return failed + tuple(notes(self.recording, self.attribution, self.layers, self.timing))
+
+    @cached_property
+    def host_share(self) -> float:
+        """The share of the step that is the host's own work, from which the profile decides whether to sample stacks.
+
+        No finding is needed for it, and the memory of the step does not matter.
+        """
+        if self.attribution is None:
+            return 0.0
+        figures = StepFigures(self.timing, self.phases, self.slowdown, self.roofline)
+        return unnamed_share(facts_of(self.recording, self.attribution, figures))
 
     @cached_property
     def findings(self) -> Findings | None:

@@ -177,8 +177,7 @@ def run_profile(
 
     def worth_sampling(capture: Capture) -> bool:
         made.append(as_profile(recording_of(capture, name)))
-        found = made[0]._summary.findings
-        return found is not None and found.host_share > WORTH_SAMPLING
+        return made[0]._analysis.host_share > WORTH_SAMPLING
 
     # The other ranks of a job would wait for steps that only this one runs.
     asks = stacks == "auto" and (place_in_job() or {}).get("world_size", 1) == 1
@@ -204,7 +203,7 @@ def run_profile(
         if not made:
             profile = as_profile(recording_of(capture, name, watcher))
         elif capture.sampler is None and watcher is None:
-            profile = made[0]  # what its summary computed is used again
+            profile = made[0]  # what its analysis computed is used again
         else:
             profile = as_profile(with_later(made[0]._recording, capture, watcher))
         failure = capture.failure
@@ -225,7 +224,7 @@ def _under_right_ceilings(profile: Profile) -> Profile:
     """
     from perfnb.step.ceilings import measure_ceilings
 
-    roofline, recording = profile._summary.roofline, profile._recording
+    roofline, recording = profile._analysis.roofline, profile._recording
     if roofline is None or not roofline.refuted:
         return profile
     on = recording.meta["ceilings"]["on"]
