@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.jit import ScriptModule
 from torch.utils.data import DataLoader
 
-#: Attribute in which a compiled model keeps the original one.
+#: The attribute that holds the original of a compiled model.
 COMPILED_CHILD = "_orig_mod"
 
 #: Containers whose parts may be the blocks of a model, such as the layers of a transformer.

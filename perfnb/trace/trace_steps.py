@@ -94,7 +94,7 @@ def moments_of(start: Ints, rows: Ints, call: Ints) -> Ints:
 
 
 def step_of(moments: Ints, starts: Ints, ends: Ints) -> Ints:
-    """Find the step in which each moment lies: its position among the steps; -1 outside all.
+    """Find the step that contains each moment: its position among the steps; -1 outside all.
 
     The start of a step is inside it, and its end is not. Steps may be in any order; of two that overlap, the one that
     starts later counts.
@@ -122,8 +122,8 @@ def steps_of(trace: TraceColumns) -> TraceSteps:
 def steps_of_events(trace: TraceColumns, starts: Ints, ends: Ints) -> Ints:
     """Find the step to which each event of a trace belongs: its position among the steps; -1 for none.
 
-    A host event belongs to the step in which it starts; a device event to that of the call that launched it, or to the
-    one in which it starts if the trace lacks the call.
+    A host event belongs to the step that contains its start; a device event to the step of the call that launched it,
+    or if the trace lacks the call, to the one that contains its own start.
     """
     on_device = is_in(trace, DEVICE_EVENTS)
     rows, moments = np.flatnonzero(on_device), trace.start_ns.copy()
