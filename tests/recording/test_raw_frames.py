@@ -67,10 +67,10 @@ def test_a_frame_without_rows_has_its_types(name: str) -> None:
 
 
 def test_columns_that_the_schema_does_not_know_are_refused() -> None:
-    with pytest.raises(ValueError, match="frame 'spans' has the columns span, layer, loss, not span, layer"):
+    with pytest.raises(ValueError, match="frame 'spans' has the columns span, layer, loss, derived, not span, layer"):
         raw_frame("spans", {"span": [0], "layer": [0]})
     with pytest.raises(ValueError, match="same length"):
-        raw_frame("spans", {"span": [0, 1], "layer": [0], "loss": [True, False]})
-    assert raw_frame("spans", {"loss": [True], "layer": [2], "span": [5]}).equals(
-        pd.DataFrame({"layer": [2], "loss": [True]}, index=pd.Index([5], name="span"))
+        raw_frame("spans", {"span": [0, 1], "layer": [0], "loss": [True, False], "derived": [False, False]})
+    assert raw_frame("spans", {"derived": [False], "loss": [True], "layer": [2], "span": [5]}).equals(
+        pd.DataFrame({"layer": [2], "loss": [True], "derived": [False]}, index=pd.Index([5], name="span"))
     )
