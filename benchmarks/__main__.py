@@ -8,6 +8,7 @@ import sys
 import torch
 
 from benchmarks import (
+    compiled,
     counted,
     flame,
     loading,
@@ -26,6 +27,7 @@ from benchmarks import (
 
 _ALL = {
     "spans": spans.run,
+    "compiled": compiled.run,
     "report": report.run,
     "counted": counted.run,
     "memory-view": memory_view.run,
