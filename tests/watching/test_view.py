@@ -23,6 +23,8 @@ from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, hist
 from perfnb.watching.summary import MachineSummary
 from perfnb.watching.view import watch_document
 from perfnb.watching.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
+from tests.samples import texts
+from tests.samples.watching import DOCUMENTS
 from tests.summaries import HOSTILE
 from tests.watching import watch_samples as samples
 from tests.watching.watch_samples import GIB
@@ -329,3 +331,7 @@ def test_how_long(seconds: float, words: str) -> None:
 def test_an_empty_frame_of_samples_is_no_error() -> None:
     made = replace(samples.empty(), samples=conform(pd.DataFrame(), "samples"))
     assert panel_data(made, "x")["history"]["devices"] == {}
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))
