@@ -126,7 +126,7 @@ def test_a_rank_that_lost_another_one_is_not_to_blame(
     pid: int, blamed: bool, tmp_path: Path, waits: list[float]
 ) -> None:
     failed(tmp_path, 0, 5.0, "Connection closed by peer", ValueError("lost"))
-    (tmp_path / "pid_0").write_text(str(GONE))  # it has said how it ended
+    (tmp_path / "pid_0").write_text(str(GONE))  # it has given its reason
     (tmp_path / "pid_1").write_text(str(pid))
     with pytest.raises(CaptureError if blamed else ValueError, match=r"^Nobody knows\.$" if blamed else r"^lost"):
         followed(tmp_path)

@@ -98,7 +98,7 @@ def convolved(x: Tensor, weight: Tensor, y: Tensor, stride: int = 1, dilation: i
         ((ones(2, 3, 8, 8, dtype=torch.float64), ones(4, 3, 3, 3), ones(2, 4, 6, 6)), 15552),
         ((ones(1, 3, 8, 8), ones(4, 3, 1, 1), ones(1, 4, 8, 8)), 0),
         ((ones(1, 3, 8, 8), ones(4, 3, 1, 1), ones(1, 4, 4, 4), 2), 192),
-        # In blocks of 16 channels; few input channels stay as they are.
+        # In blocks of 16 channels; few input channels stay together.
         ((ones(2, 3, 8, 8), ones(16, 3, 3, 3), ones(2, 16, 6, 6)), 4608),
         ((ones(1, 32, 8, 8), ones(16, 32, 5, 5), ones(1, 16, 4, 4)), 8192 + 51200),
         ((ones(2, 20, 8, 8), ones(5, 20, 3, 3), ones(2, 5, 6, 6)), 16384 + 18432 + 4608 - 1440),

@@ -103,8 +103,8 @@ NOT_COUNTED = (
         (
             {"environment": ENVIRONMENT | {"untraced_accelerators": ["mps", "xpu"]}},
             ["torch's profiler cannot record work on mps and xpu. Step times include it, because steps are timed to "
-             "the end of their work; phases and layers show only what the host did, and kernels and allocations there "
-             "are n/a."],
+             "the end of their work; phases and layers show only what the host "
+             "did, and kernels and allocations there are n/a."],
         ),
         (
             {"environment": ENVIRONMENT | {"debugger_or_tracer": True}},
@@ -223,9 +223,7 @@ def test_a_trace_without_marks_or_host_is_noted(tmp_path: Path) -> None:
     kernels = Written().event("k", 5, 8, "kernel", 7, 0, device=0, stream=7)
     without_host = loaded_notes(kernels, tmp_path)
     assert without_host[0].endswith("from the start of its first event to the end of its last.")
-    assert (
-        "The trace has no host ops or ranges: it shows what the GPUs did, but not which op it was for." in without_host
-    )
+    assert any(note.startswith("The trace has no host ops or ranges: ") for note in without_host)
     assert "Without host events there are no layers." in without_host
 
 

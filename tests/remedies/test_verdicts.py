@@ -201,7 +201,7 @@ def test_a_lever_is_tried_if_it_fits_into_what_is_left(clock: FakeClock) -> None
     # Within 1.1 times the 67.5 s that are left: 0.5 s, 7 steps to prepare and 16 to time it.
     assert budget.allows(plain, beside=50)
     assert not budget.allows(plain, beside=51)
-    # With another one 27 steps to time both, and 9 rounds in which both switch.
+    # With another one 27 steps to time both, and 9 rounds, where both switch.
     assert budget.allows(plain, [ready], beside=21)
     assert not budget.allows(plain, [ready], beside=22)
     budget.compiled(5.0)
