@@ -17,7 +17,7 @@ from perfnb.errors import CaptureError
 from perfnb.launching import job
 from perfnb.launching.job import FollowedRanks, Job, RankTraceback
 from perfnb.launching.job_folder import PROGRESS
-from perfnb.launching.rank import _replace_in, _set_up
+from perfnb.launching.rank import _replace_in, _set_up, _unwrapped, _wrapped
 
 #: No process has this number.
 GONE = 2**30
@@ -224,3 +224,22 @@ def test_values_are_replaced_in_all_that_a_step_uses(monkeypatch: pytest.MonkeyP
     closed, kept, of_globals, _ = inner()
     assert (closed, kept, of_globals) == (new, other, new)
     assert a_global is new
+
+
+def test_outermost_models_with_something_to_train_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrapped(torch.nn.Module):
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", Wrapped)
+    part, frozen = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1).requires_grad_(False)
+    whole, done = torch.nn.Sequential(part), Wrapped(torch.nn.Linear(1, 1))
+    values = {"part": part, "whole": whole, "frozen": frozen, "done": done, "number": 3}
+    found = _wrapped(values)
+    assert {key: made.module for key, made in found.items()} == {id(whole): whole}
+    assert _unwrapped(values) == {id(done): done.module}
+    with pytest.raises(CaptureError, match="in DistributedDataParallel already"):
+        _wrapped({"done": done})
+    with pytest.raises(CaptureError, match="ddp finds no model to wrap"):
+        _wrapped({"frozen": frozen})

@@ -119,6 +119,16 @@ def test_energy_that_is_not_known_is_not_told() -> None:
     assert row[5] == Value(None, "joules")
 
 
+@pytest.mark.parametrize(("uncertainty", "bounds"), [(0.51, (99.49, 100.51)), (0.5, None), (None, None)])
+def test_an_interval_of_energy_that_rounds_to_its_value_is_left_out(
+    uncertainty: float | None, bounds: tuple[float, float] | None
+) -> None:
+    made = samples.server()
+    made.table.loc[("gpu0", "energy_j"), ["total", "uncertainty"]] = 100.0, uncertainty
+    (row,) = [row for row in table_of(watch_document(made), "Over the whole watch").rows if row[1] == "energy"]
+    assert row[5] == Value(100.0, "joules", bounds)
+
+
 def test_lines_are_what_was_read_and_ceilings_are_drawn_where_they_are_near() -> None:
     made = samples.server(60.0)
     (picture,) = [part for part in watch_document(made).sections if isinstance(part, Picture)]
