@@ -129,6 +129,8 @@ def test_values_without_a_unit_stay_as_they_were_written(tmp_path: Path) -> None
     functions = profile.functions.set_index("function")
     assert functions["total_share"].to_dict() == {"main": 1.0, "step": 0.375, "relu": 0.0}
     assert functions["self_ms"].isna().all()
+    in_bytes = perfnb.load(written(tmp_path, json.dumps(SPEEDSCOPE | {"profiles": [sampled | {"unit": "bytes"}]})))
+    assert figures(in_bytes, "self_bytes", "total_bytes") == {"main": (5, 8), "step": (3, 3), "relu": (0, 0)}
     evented = SPEEDSCOPE["profiles"][0] | {"unit": "none"}
     profile = perfnb.load(
         written(tmp_path, json.dumps(SPEEDSCOPE | {"profiles": [evented, sampled | {"unit": "bytes"}]}))
