@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from perfnb.memory.leaks.find import find_leaks
     from perfnb.models.architectures import compare_architectures
     from perfnb.models.scaling import scaling_study
+    from perfnb.profile.for_profiling import compile_for_profiling
     from perfnb.profile.loading import load
     from perfnb.profile.profile import Profile
     from perfnb.profile.profiling import profile_step
@@ -44,6 +45,7 @@ __all__ = [
     "compare_architectures",
     "compare_decoding",
     "compare_inference",
+    "compile_for_profiling",
     "confirm_input_bound",
     "estimate_memory",
     "find_leaks",
@@ -70,6 +72,7 @@ _HOMES = {
     "compare_architectures": "models.architectures",
     "compare_decoding": "inference.compare_decoding",
     "compare_inference": "inference.compare_inference",
+    "compile_for_profiling": "profile.for_profiling",
     "confirm_input_bound": "bench.input_bound",
     "estimate_memory": "memory.estimate.estimate",
     "find_leaks": "memory.leaks.find",

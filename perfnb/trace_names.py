@@ -10,6 +10,8 @@ import re
 
 #: perfnb's own spans; a number follows each ``#``: of the step, the module call, the operator, the memory mark.
 STEP_SPAN, DATA_SPAN, LAYER_SPAN, OP_SPAN, MARK_SPAN = "pf_step#", "pf_data", "pf#", "pf_op#", "pf_mark#"
+#: An event that perfnb adds for the part of a backward node, of a compiled region, that belongs to one layer.
+PIECE = "pf_piece"
 #: What the names of all of perfnb's spans start with.
 OWN_PREFIX = "pf"
 #: The category of perfnb's own spans: that of operators, which no range of the user's gets.
@@ -19,6 +21,10 @@ SPAN_CATEGORY = "cpu_op"
 TORCH_STEP = "ProfilerStep#"
 #: The engine's mark around a node of the backward pass, and the node that adds to a parameter's gradient.
 BACKWARD_NODE, ACCUMULATE_GRAD = "autograd::engine::evaluate_function", "AccumulateGrad"
+#: What torch.compile writes around a region that it compiled, and around a graph's call, before its key.
+REGION, GRAPH_CALL = "Torch-Compiled Region: ", "## Call CompiledFxGraph "
+#: Its search for the code whose guards hold, before a region.
+REGION_LOOKUP = "TorchDynamo Cache Lookup"
 #: Optimizers of torch that take fused=True, by the names of their classes, and those that do so only on a CPU.
 FUSED, FUSED_ON_CPU = ("SGD", "Adam", "AdamW"), ("Adagrad",)
 #: Ranges around ``next()`` of a loader, and around methods of an optimizer.
@@ -81,10 +87,10 @@ def told_direction(name: str) -> str:
 
 def number_behind(label: str, name: str) -> int:
     """The number that follows a label, such as 12 in ``pf#12``; -1 if the name is not the label and a number."""
+    if not name.startswith(label):
+        return -1
     digits = name[len(label) :]
-    if name.startswith(label) and digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS:
-        return int(digits)
-    return -1
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS else -1
 
 
 def step_number(name: str) -> int:

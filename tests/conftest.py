@@ -35,11 +35,17 @@ settings.load_profile("perfnb")
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Same random numbers and two threads for each test. Torch is set only where a test has loaded it."""
+    """Same random numbers and two threads for each test. Torch is set only where a test has loaded it.
+
+    Without an accelerator, `torch.manual_seed` would format three tracebacks per test, to seed one that may come later.
+    """
     random.seed(0)
     np.random.seed(0)
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
+        if torch.accelerator.is_available():
+            torch.manual_seed(0)
+        else:
+            torch.default_generator.manual_seed(0)
         torch.set_num_threads(2)
 
 

@@ -96,7 +96,7 @@ class ByHand:
         events = _frame_of_events(events[events["category"] != "memory"])
         modules = pd.DataFrame(self.modules, columns=[*MODULES]).astype(MODULES)
         spans = pd.DataFrame(self.spans, columns=["layer", "loss"]).astype({"layer": np.int64, "loss": bool})
-        spans.index = spans.index.rename("span")
+        spans = spans.assign(derived=False).rename_axis("span")
         steps = [row["duration_ns"] / 1e6 for row in self.rows if row["name"].startswith("pf_step#")]
         timed = steps * math.ceil(6 / max(len(steps), 1))  # as many as an interval takes
         passes = pd.DataFrame(

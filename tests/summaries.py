@@ -1,9 +1,10 @@
-"""Made-up summaries with known figures, for the tests of the views."""
+"""Made-up summaries with known figures, for the tests of the views. Each is made once: nothing changes them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -106,6 +107,7 @@ def make_summary(
     )
 
 
+@cache
 def small_cnn() -> Summary:
     """Eight modules, every phase, a note."""
     return make_summary(
@@ -133,6 +135,7 @@ def small_cnn() -> Summary:
     )
 
 
+@cache
 def gpt(blocks: int = 12, *, recompute: bool = False, gpu: bool = False) -> Summary:
     """A transformer: `blocks` blocks of twelve modules each."""
     again = 0.5 if recompute else 0.0
@@ -168,11 +171,13 @@ def gpt(blocks: int = 12, *, recompute: bool = False, gpu: bool = False) -> Summ
     )
 
 
+@cache
 def big(blocks: int = 190) -> Summary:
     """About 2,000 modules."""
     return gpt(blocks)
 
 
+@cache
 def gan() -> Summary:
     """Two models in one step."""
     parts = [("0", "ConvTranspose2d", 1.5), ("1", "BatchNorm2d", 0.2), ("2", "ReLU", 0.05)]
@@ -183,6 +188,7 @@ def gan() -> Summary:
     return make_summary(rows, name="gan", special={"(unattributed)": 0.2})
 
 
+@cache
 def hostile() -> Summary:
     """Every name that a stranger could choose, chosen."""
     rows: list[Leaf] = [("model", HOSTILE[0], 1, 0.1, 0.1, 0, 0)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.accuracy import disturbance
+from tests.accuracy.conftest import pytest_runtest_protocol
 from tests.accuracy.disturbance import Disturbance
 from tests.accuracy.judging import BEGIN, END, Figures, Missed, write_table
 
@@ -48,6 +51,11 @@ def checked(
     pytester._monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester._monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", *options)
+
+
+def test_the_tests_of_other_folders_run_without_a_look_at_the_machine() -> None:
+    elsewhere: Any = SimpleNamespace(path=Path(__file__))
+    assert pytest_runtest_protocol(elsewhere, None) is None
 
 
 MISSES = 'figure("a rate", 0.7, at_most=0.5, unit="MB/s")'

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +13,8 @@ from perfnb.attribution.blocks import Host, Kind, fill_gaps, host_blocks
 from perfnb.recording.nesting import NONE, Bools, Floats, Forest, Ints, children_sums, forest_of, innermost, outermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import ACCUMULATION_ROW, ENGINE_ROW, LOSS_ROW, UNATTRIBUTED_ROW
-from perfnb.recording.text import is_one_of
-from perfnb.trace_names import DEVICE_WORK
+from perfnb.recording.text import is_one_of, of_labels
+from perfnb.trace_names import DEVICE_WORK, PIECE
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def attribute(recording: Recording) -> Attribution:
     counts = _part_that_counts(host, own)
     cells["ops"] = np.bincount(host.block[host.is_op & (host.block != NONE)], minlength=len(blocks))
     cells["ns"] = own * counts
-    cost = _tracing_cost(cells["ops"].to_numpy(), host, recording.meta)
+    cost = _tracing_cost(cells["ops"].to_numpy(), host, recording)
     cells["corrected_ns"] = np.maximum(own - cost, 0.0) * counts
     cells["kernels"], cells["gpu_ns"] = _on_device(events, host)
     steps = int((blocks["kind"] == Kind.STEP).sum())
@@ -109,14 +107,23 @@ def _part_that_counts(host: Host, own: Floats) -> Floats:
     return np.where(inside, share[engine], main)
 
 
-def _tracing_cost(ops: Ints, host: Host, meta: Mapping[str, Any]) -> Floats:
+def _tracing_cost(ops: Ints, host: Host, recording: Recording) -> Floats:
     """Tracing overhead in each block: that of its ops, nodes and layer spans directly inside it."""
-    cost = meta.get("cost", {})
+    cost = recording.meta.get("cost", {})
     kind = host.blocks["kind"].to_numpy()
-    spans = children_sums(_spans_in_gaps(host), (kind == Kind.SPAN).astype(np.float64))
-    nodes = children_sums(host.forest.parent, (kind == Kind.NODE).astype(np.float64))
+    traced = ~is_derived(recording, host)
+    spans = children_sums(_spans_in_gaps(host), ((kind == Kind.SPAN) & traced).astype(np.float64))
+    nodes = children_sums(host.forest.parent, ((kind == Kind.NODE) & traced).astype(np.float64))
     lost: Floats = (ops + nodes) * cost.get("op_ns", 0.0) + spans * cost.get("call_ns", 0.0)
     return lost
+
+
+def is_derived(recording: Recording, host: Host) -> Bools:
+    """Whether each block was added to the trace for a layer inside a compiled region."""
+    span = recording.derived_spans.reindex(host.blocks["span"], fill_value=False).to_numpy(dtype=bool)
+    event = host.blocks["event"].to_numpy()
+    piece = of_labels(recording.events["name"], PIECE.__eq__)[event] & (event != NONE)
+    return np.asarray(span | piece)
 
 
 def _spans_in_gaps(host: Host) -> Ints:

@@ -28,6 +28,7 @@ from perfnb.attribution.device_work import thread_keys
 from perfnb.attribution.interval_sets import intersection, union
 from perfnb.recording.nesting import NONE, Bools, Forest, Ints, forest_of, innermost, nest_cutting, subtree_sums
 from perfnb.recording.text import found, is_one_of, of_labels
+from perfnb.trace.trace_steps import step_of
 from perfnb.trace_names import (
     BACKWARD_NODE,
     CALLS,
@@ -38,6 +39,7 @@ from perfnb.trace_names import (
     MARK_SPAN,
     OPS,
     OPTIMIZER,
+    PIECE,
     RANGES,
     STEP_SPAN,
     number_behind,
@@ -127,11 +129,8 @@ class _Steps(NamedTuple):
 
     def around(self, thread: Ints, time: Ints) -> Ints:
         """The step on the given thread that contains each time; -1 if there is none."""
-        step = self.at_time(time)
-        inside = (time < np.append(self.ends, time.min(initial=0))[step]) & (
-            thread == np.append(self.threads, NONE)[step]
-        )
-        return np.where(inside & (step != NONE), step, NONE)
+        step = step_of(time, self.starts, self.ends)
+        return np.where(thread == np.append(self.threads, NONE)[step], step, NONE)
 
 
 def host_blocks(events: pd.DataFrame) -> Host:
@@ -254,7 +253,7 @@ def _kind_of(name: str) -> Kind:
         return Kind.DATA
     if name.startswith(_OPTIMIZER) and name != _OPTIMIZER_MADE:
         return Kind.OPTIMIZER
-    if name.startswith(BACKWARD_NODE):
+    if name.startswith(BACKWARD_NODE) or name == PIECE:
         return Kind.NODE
     return {"forward": Kind.FORWARD_OP, "backward": Kind.BACKWARD_OP}.get(told_direction(name), Kind.OP)
 

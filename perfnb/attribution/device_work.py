@@ -12,7 +12,8 @@ import pandas as pd
 
 from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost, nest_cutting
 from perfnb.recording.text import TEXT, as_categories, is_one_of, of_labels
-from perfnb.trace_names import CALLS, COPIES, DEVICE_WORK, KERNELS, OPS, RANGES, step_number
+from perfnb.trace.trace_steps import first_match, launched_by, moments_of, step_of
+from perfnb.trace_names import COPIES, DEVICE_EVENTS, DEVICE_WORK, KERNELS, OPS, RANGES, step_number
 
 #: Kinds of GPU work; memsets are computation.
 SORTS = ("computation", "communication", "memcpy")
@@ -137,21 +138,11 @@ def pairs(*columns: Ints) -> Ints:
     return result
 
 
-def first_match(key: Ints, wanted: Ints) -> Ints:
-    """Position in `key` of the first value equal to each wanted one; -1 if there is none."""
-    values, first = np.unique(key, return_index=True)
-    return np.asarray(np.append(first, NONE)[pd.Index(values).get_indexer(pd.Index(wanted))])
-
-
 def launches_of(events: pd.DataFrame, rows: Ints) -> Ints:
     """The call that launched each of `rows`, by correlation id within the rank; -1 if unknown."""
     correlation = column(events, "correlation")
-    calls = np.flatnonzero(is_in(events, CALLS) & (correlation != NONE))
-    key = pairs(column(events, "rank"), correlation)
-    known = correlation[rows] != NONE
-    result = np.full(len(rows), NONE, dtype=np.int64)
-    result[known] = np.append(calls, NONE)[first_match(key[calls], key[rows[known]])]
-    return result
+    number = np.where(correlation != NONE, pairs(column(events, "rank"), correlation), NONE)
+    return launched_by(number, ~is_in(events, DEVICE_EVENTS), rows)
 
 
 def thread_keys(events: pd.DataFrame) -> Ints:
@@ -228,13 +219,10 @@ def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
 
 def steps_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
     """Step of each row of GPU work: that of its launch, else by its own start."""
-    windows = step_windows(events)
-    start, rank = column(events, "start_ns"), column(events, "rank")
-    when = np.where(call != NONE, start[call], start[rows])
+    windows, rank = step_windows(events), column(events, "rank")[rows]
+    moments = moments_of(column(events, "start_ns"), rows, call)
     result = np.full(len(rows), NONE, dtype=np.int64)
     for one, group in windows.groupby("rank", sort=False):
-        of_rank = np.flatnonzero(rank[rows] == one)
-        place = np.searchsorted(group["start"].to_numpy(), when[of_rank], side="right") - 1
-        inside = (place >= 0) & (when[of_rank] < group["end"].to_numpy()[place])
-        result[of_rank[inside]] = group["number"].to_numpy()[place[inside]]
+        number, starts, ends = (group[name].to_numpy() for name in ("number", "start", "end"))
+        result[rank == one] = np.append(number, NONE)[step_of(moments[rank == one], starts, ends)]
     return result

@@ -11,12 +11,13 @@ import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, blocks_of_events, owner_names
 from perfnb.attribution.blocks import Host, Kind
-from perfnb.attribution.device_work import known_or_na, thread_keys
+from perfnb.attribution.device_work import known_or_na, launches_of, thread_keys
 from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.nesting import NONE, Ints, innermost_over_time
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT, is_one_of, of_labels
+from perfnb.trace.trace_steps import moments_of, step_of
 from perfnb.trace_names import PYTHON_CALLS, SPAN_CATEGORY, own_word
 
 
@@ -118,14 +119,16 @@ def owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[
 
 
 def _steps(recording: Recording, attribution: Attribution, block: Ints) -> pd.arrays.IntegerArray:
-    events, known = recording.events, block != NONE
+    events, blocks = recording.events, attribution.host.blocks
     step = np.append(attribution.cells["step"].to_numpy(), NONE)[block]
     if "marks_step" in events:
-        marks = events.iloc[np.flatnonzero((events["marks_step"] != NONE).to_numpy())].sort_values("start_ns")
-        start = events["start_ns"].to_numpy()
-        # Work without a known launch is in the step in which it started.
-        step[~known] = np.searchsorted(marks["start_ns"].to_numpy(), start[~known], side="right") - 1
-        step = np.append(marks["marks_step"].to_numpy(), NONE)[step]
+        marks = blocks[blocks["kind"] == Kind.STEP]
+        alone = np.flatnonzero(block == NONE)
+        moments = moments_of(events["start_ns"].to_numpy(), alone, launches_of(events, alone))
+        step[alone] = step_of(moments, marks["start"].to_numpy(), marks["end"].to_numpy())
+        if not recording.meta["trace"]["steps_marked"]:
+            step[alone] = 0  # of which all events are part
+        step = np.append(events["marks_step"].to_numpy()[marks["event"]], NONE)[step]
     return known_or_na(step)
 
 

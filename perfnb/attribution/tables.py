@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from perfnb.attribution.attribution import Attribution, layer_of_spans, owner_names
+from perfnb.attribution.attribution import Attribution, is_derived, layer_of_spans, owner_names
 from perfnb.attribution.blocks import Host, Kind
 from perfnb.recording.nesting import (
     NONE,
@@ -99,7 +99,9 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     is_span = layer != NONE
     repeated = (attribution.spans.parent != NONE) & (layer[attribution.spans.parent] == layer)
     forward = is_span & (cells["direction"] == "forward").to_numpy() & ~repeated
-    began = forward & ~attribution.host.blocks["continued"].to_numpy()
+    blocks = attribution.host.blocks
+    pieces = is_derived(recording, attribution.host) & blocks["span"].duplicated().to_numpy()  # of one call
+    began = forward & ~blocks["continued"].to_numpy() & ~pieces
     losses = _loss_calls(recording, attribution)
     calls = np.bincount(layer[began], minlength=len(modules)) + losses
     own = {name: _by_layer(layer[is_span], values[is_span], len(modules)) for name, values in per_span.items()}
@@ -152,7 +154,9 @@ def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
     """Whether a layer ran unseen: inside a compiled one, or on a thread that the profiler does not record."""
     called = np.isin(np.arange(len(total)), recording.span_layers.to_numpy())
     seen = np.isin(np.arange(len(total)), layer)
-    return np.asarray((inside_compiled(recording.modules) & (total == 0)) | (called & ~seen))
+    modules = recording.modules
+    in_region = inside_compiled(modules) | (modules["compiled"].to_numpy() & ~seen)
+    return np.asarray((in_region & (total == 0)) | (called & ~seen))
 
 
 def _loss_calls(recording: Recording, attribution: Attribution) -> Ints:

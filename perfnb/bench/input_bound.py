@@ -78,7 +78,7 @@ def confirm_input_bound(
     """
     from perfnb.bench.input_trial import InputTrial
     from perfnb.step.checks import require_steps
-    from perfnb.step.namespace import chosen_models, namespace_of
+    from perfnb.step.namespace import chosen_models, step_variables
 
     __tracebackhide__ = True
     require_seconds("budget_s", budget_s)
@@ -90,7 +90,7 @@ def confirm_input_bound(
             "confirm_input_bound(step, loader, model)."
         )
     begin = time.perf_counter()
-    with Progress() as progress, InputTrial(step, batches, models, {**namespace_of(step), **names}) as trial:
+    with Progress() as progress, InputTrial(step, batches, models, step_variables(step, names)) as trial:
         progress("warmup", 0)
         trial.learn()
         rounds, steps = input_rounds(trial, list(KINDS), begin, budget_s, progress)

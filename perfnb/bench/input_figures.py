@@ -143,8 +143,9 @@ class InputBound:
 
         A saving matters if its interval is above 0 and it is at least 5 % of the step. The loader or the model bounds
         the step if its saving matters and the other's does not or is half as large, or if it takes twice as long as the
-        other (without the rest, which is in both). If both matter alike, or neither does because the loader hides
-        behind a model of equal length, the two are balanced. A step that is nearly all rest is compute-bound.
+        other (without the rest, which is in both). If both matter and neither is twice the other, or neither matters
+        because the loader hides behind a model of equal length, the two are balanced. A step that is nearly all rest
+        is compute-bound.
         """
         by_loader, by_model = self._matters(self.saved_by_loader), self._matters(self.saved_by_model)
         if by_loader and self._outweighs("loader", "model"):

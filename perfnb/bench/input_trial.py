@@ -22,8 +22,8 @@ from perfnb.bench.restored import Restored, rebuilt
 from perfnb.bench.rounds import Bench, mapped, prefetching
 from perfnb.errors import CaptureError
 from perfnb.step.device import accelerator_in_use, synchronize
-from perfnb.step.layers import COMPILED_CHILD
 from perfnb.step.namespace import named_modules, reachable
+from perfnb.step.refusals import COMPILED_CHILD
 from perfnb.step.steps import BatchSource
 
 _WITH_LOADER = ("together", "loader", "iteration")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perfnb import quantities as fmt
+from perfnb.bench.input_figures import MATTERS
 from perfnb.draw import palette
 from perfnb.draw.document import Column, Document, State, Table, Value, Verdict
 from perfnb.profile.timing import noise_sentences
@@ -29,7 +30,7 @@ _MOSTLY, _HALF, _HARDLY = 0.75, 0.5, 0.25
 _VERDICTS: dict[str, tuple[State, str]] = {
     "input-bound": ("bad", "Input-bound"),
     "compute-bound": ("good", "Compute-bound"),
-    "balanced": ("none", "Balanced between loader and model"),
+    "balanced": ("none", "Balanced, because the loader hides behind a model that takes equally long"),
     "inconclusive": ("open", "Inconclusive"),
 }
 
@@ -38,6 +39,11 @@ def input_bound_document(figures: InputBound) -> Document:
     """The answer, and the time of a step in each kind of run."""
     rounds = fmt.counted(len(figures.rounds), "round")
     state, word = _VERDICTS[figures.verdict]
+    saved = _saved(figures)
+    if figures.verdict == "balanced" and figures.saved_by_loader.low > 0 and figures.saved_share >= MATTERS:
+        word = "Loader and model both limit the step"
+        by_model = figures.saved_by_model.estimate
+        saved += f"; a model that takes no time, {fmt.duration(by_model)}, {fmt.share(by_model / figures.together_ms)}"
     why, advice = _overlap_words(figures) or "", ""
     if figures.verdict == "inconclusive":
         few = f"Only {rounds} ran, too few to separate signal from noise."
@@ -55,7 +61,7 @@ def input_bound_document(figures: InputBound) -> Document:
     columns = (Column("run"), Column("per step", "ms", bar=True), Column("what runs", priority=1))
     return Document(
         "input test",
-        verdict=Verdict(state, f"{word}: {_saved(figures)}", why, advice),
+        verdict=Verdict(state, f"{word}: {saved}", why, advice),
         facts=(f"{rounds} with one block of {fmt.counted(figures.steps, 'step')} of each kind, in random order",),
         sections=(
             Table(

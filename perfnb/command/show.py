@@ -11,6 +11,7 @@ examples:
   perfnb show step.perfnb --html step.html
   perfnb show trace.json.gz --open
   perfnb show report.sqlite --steps iteration
+  perfnb show job.perfnb --rank 3
   perfnb show step.perfnb --json | jq '.figures[0].value'
 
 exit codes: 0 shown; 2 FILE cannot be read
@@ -27,6 +28,7 @@ from perfnb.command.sub_command import SubCommand, WrongUse
 
 if TYPE_CHECKING:
     from perfnb.command.listing import Entry
+    from perfnb.draw.documented import Documented
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +36,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", metavar="NAME", type=_name, help="Name of the range that marks the steps of a trace."
     )
+    parser.add_argument("--rank", metavar="N", type=int, help="Show this rank alone, of a file or folder with several.")
     add_page_options(parser)
     parser.add_argument("--open", action="store_true", help="Open the page in a browser, with --html or without.")
 
@@ -55,17 +58,31 @@ def _run(options: argparse.Namespace) -> int:
     found = load(options.file, steps=options.steps)
     if isinstance(found, Ranks) and folder.is_dir() and (traces := unrelated_traces(found, folder)):
         return _list(traces, 0, options)
+    result = found if options.rank is None else _one_rank(found, options)
     if options.open:
         import webbrowser
 
-        page = write_page(found, options.html)
+        page = write_page(result, options.html)
         webbrowser.open(page.resolve().as_uri())
         if not options.json:
             say(f"Written to {page}.")
             return 0
-    if say_result(found, options):
+    if say_result(result, options) and options.rank is None:
         say_profiles(options.file, "show")
     return 0
+
+
+def _one_rank(found: Documented, options: argparse.Namespace) -> Documented:
+    """The profile or run of the rank that was asked for."""
+    from perfnb.loop.rank_runs import RankRuns
+    from perfnb.ranks.ranks import Ranks
+
+    if not isinstance(found, Ranks | RankRuns):
+        raise WrongUse(f"{options.file} holds no ranks but a {type(found).__name__}: leave out --rank.")
+    if options.rank not in found.ranks:
+        there = ", ".join(map(str, found.ranks))
+        raise WrongUse(f"{options.file} has no rank {options.rank}; it holds {there}.")
+    return found[options.rank]
 
 
 def _list(entries: list[Entry], rest: int, options: argparse.Namespace) -> int:
@@ -73,7 +90,7 @@ def _list(entries: list[Entry], rest: int, options: argparse.Namespace) -> int:
     from perfnb.command.listing import folder_document
 
     folder = options.file
-    if options.html is not None or options.open:
+    if options.html is not None or options.open or options.rank is not None:
         raise WrongUse(f"{folder} holds several things, such as {entries[0].path}: give one of them.")
     say_document(folder_document(folder, entries, rest), options.json)
     return 0
@@ -82,7 +99,7 @@ def _list(entries: list[Entry], rest: int, options: argparse.Namespace) -> int:
 COMMAND = SubCommand(
     name="show",
     summary="Show the report of a trace, a saved profile or anything else that perfnb reads.",
-    usage="perfnb show FILE [--steps NAME] [--html OUT] [--open] [--json]",
+    usage="perfnb show FILE [--steps NAME] [--rank N] [--html OUT] [--open] [--json]",
     more=__doc__,
     add_options=_options,
     run=_run,

@@ -74,6 +74,8 @@ def plain(value: Any) -> Any:
         value = value.tolist()
     if value is None or isinstance(value, int):
         return value
+    if isinstance(value, float):
+        return fmt.known(value)
     if isinstance(value, str):
         return escape.plain(value, _LONGEST)
     if isinstance(value, Mark):

@@ -7,10 +7,10 @@ same, each part is its median over them, so that one disturbed step counts littl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,8 @@ class StepFigures:
 #: How many times the median of the timed steps' own work its mean may be.
 _FAR = 1.5
 
+Known = TypeVar("Known")
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -102,6 +104,11 @@ class Facts:
     def trains(self) -> bool:
         """Whether the step has a backward pass."""
         return bool((self.attribution.cells["direction"] == "backward").any())
+
+    @cached_property
+    def known(self) -> dict[Callable[[Facts], Any], Any]:
+        """What `shared` functions of rules have computed so far, by function."""
+        return {}
 
     @cached_property
     def uses_torch(self) -> bool:
@@ -405,6 +412,19 @@ class Facts:
         """The layers in which some operators take the most time."""
         owned = chosen[~of_labels(chosen["layer"], lambda layer: layer == "" or layer.startswith("("), missing=True)]
         return [str(name) for name in owned.groupby("layer")["whole_ns"].sum().nlargest(3).index]
+
+
+def shared(find: Callable[[Facts], Known]) -> Callable[[Facts], Known]:
+    """Compute what several rules need only once for each step; they must not change it."""
+
+    @wraps(find)
+    def known(facts: Facts) -> Known:
+        if find not in facts.known:
+            facts.known[find] = find(facts)
+        result: Known = facts.known[find]
+        return result
+
+    return known
 
 
 def facts_of(recording: Recording, attribution: Attribution, figures: StepFigures) -> Facts:

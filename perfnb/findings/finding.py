@@ -186,8 +186,6 @@ class Findings:
     step_ms: float | None
     #: How the profile was asked for; see `perfnb.findings.proposed_code.trial_line`.
     call: object = None
-    #: The share of the step that is the host's own work; see `perfnb.findings.rules.host.unnamed_share`.
-    host_share: float = 0.0
 
 
 def deciding(found: Sequence[Finding], rules: Mapping[str, Rule], step_ms: float, least: float) -> int | None:

@@ -189,8 +189,12 @@ class GpuFacts:
         return self.idle_by[cause] + self.idle_perhaps[cause]
 
     def is_unsure(self, cause: str) -> bool:
-        """Whether for most of this time the GPU is not known to have waited for the host."""
-        return self.idle_perhaps[cause] > self.idle_by[cause]
+        """Whether for most of this time the GPU is not known to have waited for the host.
+
+        While copies run the GPU is busy, not idle, so their time is known.
+        """
+        known = self.idle_by[cause] + (self.copies_ms if cause == "copies" else 0.0)
+        return self.idle_perhaps[cause] > known
 
     def late_ms(self, blocks: pd.DataFrame) -> float:
         """Idle time because the host was late, within some blocks of the host."""
@@ -240,7 +244,7 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
     computing, communicating, copying = (runs.sort == code for code in range(len(SORTS)))
     to_device, to_host = runs.named(TO_DEVICE), runs.named(TO_HOST)
     communication = runs.time(communicating)
-    busy_ms = runs.time(runs.end >= runs.start).length * per_step
+    busy_ms = union(runs.start, runs.end).length * per_step
     idle_ms = (sum(idle_by.values()) + sum(idle_perhaps.values())) * per_step
     return GpuFacts(
         span_ms=busy_ms + idle_ms,

@@ -14,7 +14,6 @@ from perfnb.findings.finding import Conclusion, Finding, Findings, deciding, fin
 from perfnb.findings.proposed_code import shown
 from perfnb.findings.rules import BY_NAME, RULES
 from perfnb.findings.rules.bound import BINDS, work_under
-from perfnb.findings.rules.host import unnamed_share
 from perfnb.recording.recording import Recording
 from perfnb.roofline.levels import COMPUTE, MEMORY
 
@@ -39,7 +38,7 @@ def find(recording: Recording, attribution: Attribution, figures: StepFigures) -
     facts = facts_of(recording, attribution, figures)
     found = [_applied(finding, facts) for finding in found_by(RULES, facts, facts.step_ms)]
     table, verdict = finding_table(found, facts.step_ms), verdict_of(facts, found)
-    return Findings(table, verdict, facts.step_ms, recording.meta.get("call"), unnamed_share(facts))
+    return Findings(table, verdict, facts.step_ms, recording.meta.get("call"))
 
 
 def _applied(finding: Finding, facts: Facts) -> Finding:
@@ -81,13 +80,15 @@ def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Conclusio
     share, whole = fmt.share(finding.share(facts.step_ms)), finding.of_ms or facts.step_ms
     of = facts.step_words if isclose(whole, facts.step_ms, rel_tol=1e-6) else f"a mean step of {fmt.duration(whole)}"
     saved = f"{fmt.duration(bound)} of {of} ({share})"
-    does = "computes nothing" if rule.idle_cause == "copies" else "is idle"  # copies are work, too
-    idle = f"The GPU {does} for {share} of the step ({fmt.duration(bound)} of {of})"
     if not rule.explained:
+        idle = f"The GPU is idle for {share} of the step ({fmt.duration(bound)} of {of})"
         verdict = f"{idle}, and the trace does not show why."
     elif rule.idle_cause and gpu is not None and gpu.is_unsure(rule.idle_cause):
-        held_by = headline.removeprefix("Bound by ")
-        verdict = f"{idle} while the host is blocked by {held_by}, but nothing shows that the GPU waited for that."
+        idle_ms = min(bound, gpu.held_ms(rule.idle_cause))  # without copies, during which the GPU is busy
+        verdict = (
+            f"The GPU is idle for {fmt.share(idle_ms / whole)} of the step ({fmt.duration(idle_ms)} of {of}) while the "
+            f"host is blocked by {headline.removeprefix('Bound by ')}, but nothing shows that the GPU waited for that."
+        )
     elif rule.ceiling and gpu is not None:
         verdict = f"{headline}: doing this work faster, or less of it, could save at most {saved}."
     else:

@@ -16,7 +16,6 @@ import pandas as pd
 from perfnb.attribution.device_work import (
     DeviceWork,
     column,
-    first_match,
     is_in,
     matching,
     nested_ends,
@@ -26,6 +25,7 @@ from perfnb.attribution.device_work import (
 )
 from perfnb.gpu.device_time import HANDOVER_NS, LAUNCH_NS
 from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost_over_time
+from perfnb.trace.trace_steps import first_match
 from perfnb.trace_names import ACCUMULATE_GRAD, BACKWARD_NODE, CALLS, OPS, SYNCHRONISATION
 
 #: Backward nodes; older traces do not record their forward thread.

@@ -91,6 +91,10 @@ class GpuSummary:
     kernel_layers : DataFrame
         The layers that launched them, heaviest first: ``row`` (of `kernels`), ``layer`` and ``ms`` per step.
     kernels_in_all : int
+    by_name : DataFrame
+        The heaviest kernels, copies and fills by their own name, per step: ``kernel``, ``op`` (the one that launched
+        most of it, missing if unknown), ``calls``, ``total_ms``, ``share`` (of all).
+    names_in_all : int
     path : PathFacts or None
     notes : tuple of str
         What the trace does not show.
@@ -107,6 +111,8 @@ class GpuSummary:
     kernels: pd.DataFrame
     kernel_layers: pd.DataFrame
     kernels_in_all: int
+    by_name: pd.DataFrame
+    names_in_all: int
     path: PathFacts | None
     notes: tuple[str, ...]
 
@@ -130,6 +136,7 @@ def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | 
     rows = gpu.of_steps.launches
     queue, spans = gpu_tables.queue_table(gpu), _spans(gpu)
     kernels, kernel_layers = _kernels(gpu, has_layers=len(recording.modules) > 0)
+    by_name = _by_name(rows, max(len(gpu.steps), 1))
     whole = _whole(gpu) / 1e6
     return GpuSummary(
         busy=float(times["busy_ms"].mean()) / whole if whole else 1.0,
@@ -143,6 +150,8 @@ def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | 
         kernels=kernels.head(MOST_KERNELS),
         kernel_layers=kernel_layers,
         kernels_in_all=len(kernels),
+        by_name=by_name.head(MOST_KERNELS),
+        names_in_all=len(by_name),
         path=_path(gpu),
         notes=tuple(_notes(gpu, rows, recording.is_foreign)),
     )
@@ -207,6 +216,25 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFra
     layers = sums.rename("ms").reset_index().astype(texts).merge(places.astype(texts), on=key)[["row", "layer", "ms"]]
     named = table[["op", "shapes", "kernel", "kernels", "calls", "total_ms", "mean_us", "share", *of_layers]]
     return named, layers.sort_values("ms", ascending=False, kind="stable").head(MOST_LAYERS)
+
+
+def _by_name(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
+    """Kernels, copies and fills by name, most time first."""
+    parts = rows.groupby(["name", "op"], dropna=False, sort=False, observed=True)["duration_ns"].agg(["size", "sum"])
+    parts = parts.reset_index().sort_values("sum", ascending=False, kind="stable")
+    sums = parts.groupby("name", sort=False, observed=True)[["size", "sum"]].sum()
+    table = sums.join(parts.drop_duplicates("name").set_index("name")["op"])
+    table = table.sort_values("sum", ascending=False, kind="stable").rename_axis("kernel").reset_index()
+    total = float(table["sum"].sum())
+    return pd.DataFrame(
+        {
+            "kernel": table["kernel"],
+            "op": table["op"],
+            "calls": table["size"] / steps,
+            "total_ms": table["sum"] / 1e6 / steps,
+            "share": table["sum"] / total if total else None,
+        }
+    )
 
 
 def _path(gpu: GpuEvents) -> PathFacts | None:

@@ -84,7 +84,7 @@ def gpu_document(summary: GpuSummary) -> Document:
         "GPU",
         verdict=gpu_verdict(summary),
         figures=tuple(figure for figure in _figures(summary) if figure.value is not None),
-        sections=(*_times(summary), *_queues(summary), _kernels(summary), *_paths(summary.path)),
+        sections=(*_times(summary), *_queues(summary), _kernels(summary), *_by_name(summary), *_paths(summary.path)),
         notes=(*([words] if overlap > 0 else []), *summary.notes),
     )
 
@@ -250,6 +250,30 @@ def _kernels(summary: GpuSummary) -> Table:
         if len(layers)
         else None,
         key="kernels",
+    )
+
+
+def _by_name(summary: GpuSummary) -> Iterator[Table]:
+    """The kernels by their own names, unless these name the rows of the table by op already."""
+    table, left = summary.by_name, summary.names_in_all - len(summary.by_name)
+    if not table["op"].notna().any():
+        return
+    yield Table(
+        "Kernels, copies and fills per step, by name" + (f"; {left:,} more not listed" if left else ""),
+        (
+            Column("kernel"),
+            Column("op", priority=1, help="The op that launched most of it"),
+            Column("calls", "count", priority=2, help="Per step"),
+            Column("total", "ms", help="Sum of durations per step"),
+            Column("share", "share", bar=True, help="Of the time of all kernels, copies and fills"),
+        ),
+        [
+            (row.kernel, "" if pd.isna(row.op) else row.op, *map(fmt.known, (row.calls, row.total_ms, row.share)))
+            for row in _rows(table)
+        ],
+        budget=Budget(8, 15),
+        noun="kernel",
+        key="kernel names",
     )
 
 

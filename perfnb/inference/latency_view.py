@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,9 +112,20 @@ def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: Highest
         sentence = f"A request takes {times} (median), and {_rate(load.closed_per_s)} are served back to back"
     why = ["" if asked is None else highest_evidence(asked), "" if run is None else _waiting(run)]
     next_step = _batchers(found, measured, asked)
+    if (busy := _busy(measured.noise)) and (asked is not None or run is not None):
+        state, sentence = "open", f"{sentence}; undecided: {busy}"
+        next_step = next_step or "Measure again when nothing else runs: the highest rate may be several times as high."
     if measured.in_training:
         state, next_step = "open", "The model was in training mode, in which it is not served: call its eval() first."
     return Verdict(state, sentence, " ".join(filter(None, why)), next_step)
+
+
+def _busy(noise: Mapping[str, Any]) -> str:
+    """That other programs kept all CPUs busy when the measurement began; empty if its conditions do not show it."""
+    load, cpus = noise.get("load_before"), noise.get("cpus")
+    if load is None or not cpus or load <= cpus:
+        return ""
+    return f"the machine was busy (load {load:.1f} on {fmt.counted(cpus, 'CPU')})"
 
 
 def _rate(per_second: float) -> str:

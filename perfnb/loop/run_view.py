@@ -78,7 +78,7 @@ def _verdict(run: RunFigures) -> Verdict:
         ms = fmt.interval(run.median_ms, run.ci_ms)
         profile = "To see what the steps themselves spend their time on, profile one."
         return Verdict(
-            "good", f"{verdict.verdict}: {ms} per step, and nothing holds the run back", _nothing(run), profile
+            "good", f"{verdict.verdict}: {ms} per step; any gain lies in the steps' own work", _nothing(run), profile
         )
     return verdict_of_finding(run.judgement, verdict.finding, "findings" if len(run.findings) > 1 else "")
 

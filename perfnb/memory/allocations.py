@@ -39,7 +39,7 @@ class Watched:
     Attributes
     ----------
     recording : Recording
-        With the events of the watched steps.
+        With the events of the watched steps, see `Recording.with_events`.
     attribution : Attribution
         Of those events.
     blocks : DataFrame
@@ -65,9 +65,10 @@ class Watched:
 
 def watched_memory(recording: Recording) -> Watched | None:
     """Pair allocations with frees and find each one's owner and category; ``None`` if memory was not watched."""
-    memory, view = recording.memory, recording.of_memory()
-    if memory is None or view is None:
+    memory = recording.memory
+    if memory is None:
         return None
+    view = recording.with_events(memory.events)
     attribution = attribute(view)
     steps = attribution.host.blocks[attribution.host.blocks["kind"] == Kind.STEP].sort_values("start")
     blocks = _made(paired(memory.changes), memory, view, attribution, steps)

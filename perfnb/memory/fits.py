@@ -86,7 +86,8 @@ def options_to_fit(
             "half precision for activations",
             0 if half else by_category["activations"] // 2,
             "estimated",
-            "At most: bfloat16 autocast keeps some activations in float32, and adds copies of the weights.",
+            "At most: bfloat16 autocast keeps some activations in float32, and adds copies of the weights. To know, "
+            "pass autocast=torch.bfloat16 to perfnb.estimate_memory.",
         ),
     ]
     least = sum(by_category.values()) / 1000

@@ -80,7 +80,11 @@ def _when(summary: MemorySummary) -> str:
 def _verdict(summary: MemorySummary) -> Verdict:
     if summary.incomplete is not None:
         return Verdict(
-            "bad", f"Incomplete: the step failed with {fmt.size(summary.peak_bytes)} alive", summary.incomplete
+            "bad",
+            f"Incomplete: the step failed with {fmt.size(summary.peak_bytes)} alive",
+            summary.incomplete,
+            "A whole step needs more than what was alive when it failed: perfnb.estimate_memory predicts its peak, and "
+            "the largest batch that fits, without running it.",
         )
     if not summary.peak_bytes:
         return Verdict("none", "No allocations were seen")
@@ -123,7 +127,8 @@ def _sections(summary: MemorySummary) -> Iterator[Section]:
         noun="owner",
         selects=(("layers", "Show in the layers"),),
     )
-    yield options_table(summary.fits, peak, "What would make it fit?")
+    title = "What would make it fit?" if summary.incomplete is None else "What would have freed memory at the failure?"
+    yield options_table(summary.fits, peak, title)
 
 
 def _areas(summary: MemorySummary) -> Areas:

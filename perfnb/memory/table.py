@@ -304,7 +304,10 @@ def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> tuple[int, str
         here = depth[at] == level
         blocks = pd.DataFrame({"row": at[here], "bytes": size[here]}).groupby("row")["bytes"].agg(["sum", "last"])
         alike = [parent[blocks.index], modules["module"].to_numpy(dtype=object)[blocks.index]]
-        for (_, kind), group in blocks.groupby(alike):
-            frees = int(group["sum"].sum() - group["last"].sum() - group["sum"].max())
-            best = max(best, (frees, len(group), str(kind)))
+        # Summed before they are looked at one by one: there may be as many groups as layers.
+        groups = blocks.assign(largest=blocks["sum"]).groupby(alike)
+        of = groups.agg({"sum": "sum", "last": "sum", "largest": "max"}).assign(count=groups.size())
+        frees = of["sum"] - of["last"] - of["largest"]
+        kinds = map(str, of.index.get_level_values(1))
+        best = max([best, *zip(frees.tolist(), of["count"].tolist(), kinds, strict=True)])
     return best[0], f"{best[1]} {best[2]}"

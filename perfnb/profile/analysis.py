@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
 from perfnb.attribution.arithmetic import counted_ops, work_by
 from perfnb.attribution.attribution import Attribution, attribute, blocks_of_events
 from perfnb.attribution.blocks import Host, Kind, host_blocks
+from perfnb.attribution.collectives import collective_calls
 from perfnb.attribution.tables import layer_op_table, layer_table, op_calls, op_table, op_times, phase_table
-from perfnb.findings.facts import StepFigures
+from perfnb.findings.facts import StepFigures, facts_of
 from perfnb.findings.finding import Findings
+from perfnb.findings.rules.host import unnamed_share
 from perfnb.findings.verdict import find
+from perfnb.flame.step_stacks import StepStacks, step_stacks
 from perfnb.gpu.summary import GpuSummary, gpu_summary
 from perfnb.memory.allocations import Watched, watched_memory
 from perfnb.memory.table import MemorySummary, memory_summary, memory_table, most_used_device
-from perfnb.profile.layers import with_arithmetic, with_memory
+from perfnb.profile.layers import with_arithmetic, with_fused, with_memory
 from perfnb.profile.notes import notes, notes_of_failure, slowdown_of
 from perfnb.recording.nesting import NONE
 from perfnb.recording.recording import Recording
@@ -32,6 +37,13 @@ class Analysis:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
+        self._parts: dict[str, Any] = {}
+
+    def part(self, key: str, compute: Callable[[Analysis], Any]) -> Any:
+        """What the tab of a room that this one does not know computes for itself, once."""
+        if key not in self._parts:
+            self._parts[key] = compute(self)
+        return self._parts[key]
 
     @cached_property
     def timing(self) -> StepTimes:
@@ -54,9 +66,10 @@ class Analysis:
     @cached_property
     def counted(self) -> tuple[Recording, Attribution, pd.DataFrame] | None:
         """The counted step, its attribution, and its ops; ``None`` if arithmetic was not counted."""
-        view, record = self.recording.of_arithmetic(), self.recording.arithmetic
-        if self.recording.events.empty or view is None or record is None:
+        record = self.recording.arithmetic
+        if self.recording.events.empty or record is None:
             return None
+        view = self.recording.with_events(record.events)
         attribution = attribute(view)
         return view, attribution, counted_ops(view, attribution, record.calls)
 
@@ -88,7 +101,7 @@ class Analysis:
         if self.attribution is None:
             layers = conform(pd.DataFrame(), "layers")
         else:
-            layers = layer_table(self.recording, self.attribution)
+            layers = with_fused(layer_table(self.recording, self.attribution), self.recording)
         if self.counted is not None:
             layers = with_arithmetic(layers, *self.counted)
         if self.watched is not None and (device := most_used_device(self.memory_table)) is not None:
@@ -135,6 +148,16 @@ class Analysis:
         return layer_op_table(calls, self.attribution.steps, self._on_gpu)
 
     @cached_property
+    def collectives(self) -> pd.DataFrame | None:
+        """Each collective of the traced steps, as from `collective_calls`; ``None`` if no step was traced."""
+        return None if self.attribution is None else collective_calls(self.recording, self.attribution)
+
+    @cached_property
+    def stacks(self) -> StepStacks | None:
+        """The Python code of the step; ``None`` if it was not sampled."""
+        return step_stacks(self.recording)
+
+    @cached_property
     def roofline(self) -> RooflineLevels | None:
         """The ceilings and what is under them; ``None`` if arithmetic was not counted."""
         if self.counted is None or self.attribution is None:
@@ -159,6 +182,17 @@ class Analysis:
         if self.attribution is None:
             return failed
         return failed + tuple(notes(self.recording, self.attribution, self.layers, self.timing))
+
+    @cached_property
+    def host_share(self) -> float:
+        """The share of the step that is the host's own work, from which the profile decides whether to sample stacks.
+
+        No finding is needed for it, and the memory of the step does not matter.
+        """
+        if self.attribution is None:
+            return 0.0
+        figures = StepFigures(self.timing, self.phases, self.slowdown, self.roofline)
+        return unnamed_share(facts_of(self.recording, self.attribution, figures))
 
     @cached_property
     def findings(self) -> Findings | None:

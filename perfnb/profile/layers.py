@@ -11,6 +11,7 @@ columns                                                source
 ``share``, ``self_share``                              the same, corrected for the cost of tracing
 those that end in ``_flops``, ``moved_bytes``          the counted step's shapes: `with_arithmetic`
 ``activation_bytes``, ``peak_bytes``                   the watched step's allocations: `with_memory`
+``fused_ms``                                           the kernels of compiled regions: `with_fused`
 =====================================================  =========================================================
 """
 
@@ -23,6 +24,7 @@ from perfnb.attribution.arithmetic import arithmetic_per_span, special_arithmeti
 from perfnb.attribution.attribution import Attribution, layer_of_spans
 from perfnb.attribution.blocks import Kind
 from perfnb.attribution.tables import DIRECTIONS, sums_by_layer
+from perfnb.compiled.tables import fused_ms
 from perfnb.memory.allocations import Watched
 from perfnb.memory.table import activation_bytes, most_alive
 from perfnb.recording.nesting import NONE, Ints
@@ -53,6 +55,16 @@ def with_arithmetic(
     moved = whole[[f"{way}_bytes" for way in DIRECTIONS]].sum(axis=1, min_count=1)
     columns = {f"{way}_flops": whole[f"{way}_flops"].array for way in DIRECTIONS}
     return conform(layers.assign(**columns, moved_bytes=moved.array), "layers")
+
+
+def with_fused(layers: pd.DataFrame, recording: Recording) -> pd.DataFrame:
+    """The frame ``layers`` with the time of kernels that each shares with layers outside it."""
+    if recording.compiled is None or not len(recording.compiled.kernels):
+        return layers
+    fused = pd.Series(fused_ms(recording), index=range(len(recording.modules))).reindex(range(len(layers)))
+    total = layers["total_ms"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    # Parts of kernels are rounded to nanoseconds.
+    return conform(layers.assign(fused_ms=np.minimum(fused.to_numpy(), total)), "layers")
 
 
 def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, device: str) -> pd.DataFrame:

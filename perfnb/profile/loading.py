@@ -1,7 +1,7 @@
 """`load`: what perfnb saved, and what other programs wrote.
 
 A kind of file or folder is one `perfnb.recording.loadable.Loadable` in the room it belongs to, and one line in
-`perfnb.profile.registry.LOADABLES`.
+`FOLDERS` or `FILES` of `perfnb.profile.registry`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from perfnb.draw.progress import Progress
 from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate, usable
 from perfnb.profile.profile import Profile
-from perfnb.profile.registry import LOADABLES, OF_RECORDINGS, SEVERAL
-from perfnb.recording.from_trace import with_module_layers
+from perfnb.profile.registry import FILES, FOLDERS, OF_RECORDINGS, SEVERAL
 from perfnb.recording.loadable import Loadable
 from perfnb.recording.reading import rank_of_name, read_file
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
@@ -42,9 +41,10 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
 _MOST_INSIDE = 1000
 
 
-def loadables() -> Iterator[Loadable]:
-    """Every kind that `load` opens, in the order in which they are asked; its room is imported when its turn comes."""
-    return map(resolve_name, LOADABLES)
+def kind_of(path: Path) -> Loadable | None:
+    """The first kind of folder or file that recognises a path; the room of each is imported when its turn comes."""
+    kinds: Iterator[Loadable] = map(resolve_name, FOLDERS if path.is_dir() else FILES)
+    return next((kind for kind in kinds if kind.recognise(path)), None)
 
 
 def load(
@@ -99,13 +99,12 @@ def load(
         ranks: Ranks = resolve_name(SEVERAL)(_paths(path), limits, executor, steps)
         return ranks
     source = locate(usable(path))
-    for kind in loadables():
-        if kind.recognise(source):
-            if steps is not None and not kind.has_steps:
-                raise TraceError(f"Steps can be named in traces only, and {source} is not one.")
-            loaded: Loaded = kind.load(source, limits, executor, *([steps] if kind.has_steps else []))
-            return loaded
-    raise _unknown(source)
+    if (kind := kind_of(source)) is None:
+        raise _unknown(source)
+    if steps is not None and not kind.has_steps:
+        raise TraceError(f"Steps can be named in traces only, and {source} is not one.")
+    loaded: Loaded = kind.load(source, limits, executor, *([steps] if kind.has_steps else []))
+    return loaded
 
 
 def _require_name(steps: object) -> None:
@@ -157,14 +156,14 @@ def _folders_in(source: Path) -> list[Path]:
     """What `load` reads among the folders in a folder."""
     with suppress(OSError):
         folders = [one for one in sorted(source.iterdir())[:_MOST_INSIDE] if one.is_dir()]
-        return [one for one in folders if any(kind.recognise(one) for kind in loadables())]
+        return [one for one in folders if kind_of(one)]
     return []
 
 
 def several_in(path: str | Path) -> list[Path]:
     """What `load` reads inside a folder that it does not read itself; nothing for anything else."""
     source = usable(path)
-    if not source.is_dir() or any(kind.recognise(source) for kind in loadables()):
+    if not source.is_dir() or kind_of(source):
         return []
     return _folders_in(source)
 
@@ -173,7 +172,7 @@ def _trace(path: Path, limits: Limits, _: Executor | None, steps: str | None = N
     with Progress() as progress:
         recordings = read_file(path, limits, rank_of_name(path.name), progress.of_file(path.name), steps)
     if len(recordings) == 1:
-        return Profile(with_module_layers(recordings[0]))
+        return Profile(recordings[0])
     ranks: Ranks = resolve_name(OF_RECORDINGS)(recordings)
     return ranks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
@@ -12,7 +13,8 @@ from perfnb.attribution.blocks import Kind, marks_step
 from perfnb.attribution.tables import inside_compiled, own_losses
 from perfnb.findings.doubts import disagree, traced_ms
 from perfnb.memory.from_trace import CPU, memory_of_trace
-from perfnb.recording.nesting import NONE
+from perfnb.recording.compiled_layers import graph_keys
+from perfnb.recording.nesting import NONE, forest_of, innermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW, UNATTRIBUTED_ROW
 from perfnb.stats.step_times import StepTimes
@@ -160,11 +162,26 @@ def _of_engines(recording: Recording) -> Iterator[str]:
         )
 
 
+def _of_hidden(names: str, recording: Recording) -> str:
+    if recording.compiled is None:
+        return f"Compiled by torch.compile or TorchScript, which hide the layers inside: {names}."
+    hidden = f"torch.compile hides the layers inside {names}"
+    if not graph_keys(recording.events):
+        return f"{hidden}: of its backends, only Inductor, the default, can tell them."
+    if recording.is_from_trace or len(recording.compiled.kernels):
+        return f"{hidden}: their graphs do not tell which kernel computes what."
+    return (
+        f"{hidden}. To see them, call perfnb.compile_for_profiling() before the compiled code runs for the first time."
+    )
+
+
 def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.DataFrame) -> Iterator[str]:
     modules = recording.modules
-    compiled = modules.loc[modules["compiled"], "name"].tolist()
-    if compiled:
-        yield f"Compiled by torch.compile or TorchScript, which hide the layers inside: {_first_of(compiled)}."
+    known = layers["total_ms"].notna().to_numpy()[: len(modules)] & inside_compiled(modules)
+    around = innermost(forest_of(modules["parent"].to_numpy()), modules["compiled"].to_numpy())
+    hidden = np.setdiff1d(np.flatnonzero(modules["compiled"]), around[known])
+    if len(hidden):
+        yield _of_hidden(_first_of(modules["name"].iloc[hidden].tolist()), recording)
     unseen = layers["calls"].isna().to_numpy()[: len(modules)] & ~inside_compiled(modules)
     if unseen.any():
         which = " than the step's" if recording.is_from_trace else ", which torch's profiler does not record"
@@ -192,8 +209,8 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         yield "None of the chosen models was called in the step, so there are no layers."
     elif modules.empty:
         yield (
-            "No module was called in the step, so there are no layers; models compiled in place (model.compile()) and "
-            "compiled functions are invisible."
+            "No module was called in the step, so there are no layers; those inside a compiled function are seen only "
+            "in a counted pass (flops=True)."
         )
     if models := own_losses(recording, attribution):
         yield (

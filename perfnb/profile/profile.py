@@ -12,10 +12,11 @@ from weakref import WeakMethod
 import pandas as pd
 
 from perfnb.analysis_version import analysis_version
-from perfnb.attribution.collectives import collective_calls, collective_table
+from perfnb.attribution.collectives import collective_table
 from perfnb.attribution.device_work import WORK_COLUMNS
 from perfnb.attribution.events import all_events, event_table
 from perfnb.attribution.tables import kernel_table
+from perfnb.compiled.tables import compiled_kernel_table, region_table
 from perfnb.diff.comparison import ProfileComparison, not_comparable
 from perfnb.diff.layers import diff_profiles
 from perfnb.diff.step_times import step_change_of
@@ -25,7 +26,6 @@ from perfnb.draw.documented import Documented
 from perfnb.errors import RecordingError
 from perfnb.files import write_parts
 from perfnb.flame.host_profile import HostProfile
-from perfnb.flame.step_stacks import step_stacks
 from perfnb.gpu import tables as gpu_tables
 from perfnb.gpu.device_time import gpu_time
 from perfnb.gpu.tables import GpuEvents, gpu_events
@@ -128,6 +128,31 @@ class Profile(Documented):
         return self._table("kernels", lambda: kernel_table(self._recording))
 
     @property
+    def compiled(self) -> pd.DataFrame:
+        """The kernels of compiled code per traced step, slowest first; empty unless their layers are known.
+
+        ``layers`` are those whose operations the kernel computes, the one with the largest share of its time first;
+        ``ops`` and ``source`` are the operations and your lines behind them. One call reads or writes ``bytes`` of
+        memory and computes ``flops``, both by the shapes of the graph; ``bytes_per_s`` is the resulting bandwidth.
+        ``graph`` numbers the graphs of the step.
+        """
+        self._require_trace()
+        return compiled_kernel_table(self._recording)
+
+    @property
+    def compiled_regions(self) -> pd.DataFrame:
+        """The regions that ``torch.compile`` compiled, per traced step, slowest first, as forward ran them.
+
+        The index is torch's number of the function and of the version of its code. Of ``ms``, ``overhead_ms`` is the
+        time outside kernels; regions inside a region are not part of it. ``lookup_ms`` is the search for code whose
+        guards hold, of which this version has ``guards``. ``recompiled`` is the guard that failed, so that an earlier
+        version could not be used. ``broke`` is why the graph ends before the function does, at ``broke_at``, and
+        ``gap_ms`` the time from its end to the next region. ``compile_s`` is how long compiling took.
+        """
+        self._require_trace()
+        return region_table(self._recording)
+
+    @property
     def collectives(self) -> pd.DataFrame:
         """Collectives of a traced step, such as the all-reduce of each of DDP's buckets, longest first.
 
@@ -140,10 +165,10 @@ class Profile(Documented):
         bucket in the step.
         """
         self._require_trace()
-        attribution = self._analysis.attribution
-        if attribution is None:
+        attribution, calls = self._analysis.attribution, self._analysis.collectives
+        if attribution is None or calls is None:
             return conform(pd.DataFrame(), "collectives")
-        return collective_table(collective_calls(self._recording, attribution), attribution.steps)
+        return collective_table(calls, attribution.steps)
 
     @property
     def kernel_ops(self) -> pd.DataFrame:
@@ -303,7 +328,7 @@ class Profile(Documented):
         Loader workers stand beside the phases, with the time of each. Sampled in a pass of its own without the
         tracer's cost, with ``stacks=True`` or if the host's own code takes much of the step; ``None`` otherwise.
         """
-        found = step_stacks(self._recording)
+        found = self._analysis.stacks
         return None if found is None else HostProfile(found.record)
 
     @property
@@ -314,8 +339,8 @@ class Profile(Documented):
         ``total_ms`` includes these. ``process`` says whether it ran in the ``step`` or in ``loader workers``, and
         ``share`` is of the time of these. Your own code is what is neither Python's nor installed.
         """
-        found = step_stacks(self._recording)
-        return conform(pd.DataFrame(), "lines") if found is None else found.lines
+        found = self._analysis.stacks
+        return conform(pd.DataFrame(), "lines") if found is None else found.lines.copy()
 
     @property
     def timing(self) -> Timing:

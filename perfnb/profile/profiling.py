@@ -116,7 +116,7 @@ def profile_call(
 ) -> Profile:
     """`profile_step` by a plan; `guard` replaces the step that is run, `line` shows the progress."""
     from perfnb.step.checks import require_name, require_steps
-    from perfnb.step.namespace import chosen_models, name_of_batches, namespace_of
+    from perfnb.step.namespace import chosen_models, namespace_of, step_variables
 
     __tracebackhide__ = True
     require_steps({"step": step}, batches, "profile_step(step, loader)")
@@ -128,8 +128,7 @@ def profile_call(
         batches,
         plan=plan,
         models=models,
-        # Names given with a model take precedence.
-        namespace={**names, **name_of_batches(step, batches), **variables, **names},
+        namespace=step_variables(step, names, batches),
         labels=[name for name, value in names.items() if variables.get(name) is not value],
         used=variables,
         stacks=stacks,
@@ -178,8 +177,7 @@ def run_profile(
 
     def worth_sampling(capture: Capture) -> bool:
         made.append(as_profile(recording_of(capture, name)))
-        found = made[0]._summary.findings
-        return found is not None and found.host_share > WORTH_SAMPLING
+        return made[0]._analysis.host_share > WORTH_SAMPLING
 
     # The other ranks of a job would wait for steps that only this one runs.
     asks = stacks == "auto" and (place_in_job() or {}).get("world_size", 1) == 1
@@ -205,7 +203,7 @@ def run_profile(
         if not made:
             profile = as_profile(recording_of(capture, name, watcher))
         elif capture.sampler is None and watcher is None:
-            profile = made[0]  # what its summary computed is used again
+            profile = made[0]  # what its analysis computed is used again
         else:
             profile = as_profile(with_later(made[0]._recording, capture, watcher))
         failure = capture.failure
@@ -226,7 +224,7 @@ def _under_right_ceilings(profile: Profile) -> Profile:
     """
     from perfnb.step.ceilings import measure_ceilings
 
-    roofline, recording = profile._summary.roofline, profile._recording
+    roofline, recording = profile._analysis.roofline, profile._recording
     if roofline is None or not roofline.refuted:
         return profile
     on = recording.meta["ceilings"]["on"]

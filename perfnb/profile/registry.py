@@ -10,6 +10,7 @@ from __future__ import annotations
 TABS = (
     "perfnb.profile.tab:LAYERS",
     "perfnb.profile.tab:OPS",
+    "perfnb.compiled.tab:TAB",
     "perfnb.timeline.tab:TAB",
     "perfnb.flame.tab:TAB",
     "perfnb.gpu.tab:TAB",
@@ -18,18 +19,20 @@ TABS = (
     "perfnb.roofline.tab:TAB",
     "perfnb.watching.tab:TAB",
 )
-#: Asked in this order: put a specific kind before a general one.
-LOADABLES = (
+#: What `load` opens in folders and in files. Asked in this order: put a specific kind before a general one.
+FOLDERS = (
     "perfnb.profile.loading:LOADABLE",
     "perfnb.watching.saved:LOADABLE",
     "perfnb.flame.reading:SAVED",
-    "perfnb.watching.gpu_logs:LOADABLE",
     "perfnb.experiments.report_files:LOADABLE",
     "perfnb.profile.timing:LOADABLE",
     "perfnb.loop.run:LOADABLE",
     "perfnb.loop.rank_runs:LOADABLE",
     "perfnb.ranks.ranks:LOADABLE",
     "perfnb.ranks.ranks:FOLDER_OF_TRACES",
+)
+FILES = (
+    "perfnb.watching.gpu_logs:LOADABLE",
     "perfnb.memory.snapshot.snapshot:LOADABLE",
     "perfnb.flame.reading:LOADABLE",
     "perfnb.profile.loading:TRACE",

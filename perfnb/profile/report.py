@@ -49,10 +49,7 @@ class Report:
 
     def part(self, key: str, compute: Callable[[Analysis], Any]) -> Any:
         """What a tab computes from the analysis for itself, once; ``None`` without an analysis."""
-        parts, analysis = self.summary.parts, self.summary.analysis
-        if key not in parts:
-            parts[key] = None if analysis is None else compute(analysis)
-        return parts[key]
+        return None if self.summary.analysis is None else self.summary.analysis.part(key, compute)
 
     @functools.cached_property
     def layer_places(self) -> dict[str, int]:
@@ -62,15 +59,16 @@ class Report:
 
     @functools.cached_property
     def layer_ops(self) -> pd.DataFrame:
-        """The uses of ops in the layers of their table, with names as text."""
+        """The uses of ops in the layers of their table, with names as Python's texts, which are fast to list."""
         used = self.summary.layer_ops
-        named = used.assign(**{name: used[name].map(str) for name in ("layer", "op", "direction")})
+        names = {name: used[name].astype(object).map(str).astype(object) for name in ("layer", "op", "direction")}
+        named = used.assign(**names)
         return named[named["layer"].isin(self.layer_places)]
 
     @functools.cached_property
     def op_places(self) -> dict[str, int]:
         """The ops by name, those of layers included."""
-        names = dict.fromkeys([*map(str, self.summary.ops.index), *map(str, self.summary.layer_ops["op"])])
+        names = dict.fromkeys([*map(str, self.summary.ops.index), *map(str, self.summary.layer_ops["op"].unique())])
         return {name: place for place, name in enumerate(names)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -59,8 +59,6 @@ class Summary:
         What holds the step back; ``None`` if no step was traced.
     analysis : Analysis or None
         What it was collected from.
-    parts : dict of str to object
-        What tabs of rooms that this one does not know computed from the analysis, by key; see `Report.part`.
     tokens_per_s : float or None
         Token ids in the timed steps' batches, at the same step time as samples; if the model has an embedding for them.
     mfu : float or None
@@ -89,7 +87,6 @@ class Summary:
     gpu: GpuSummary | None = None
     findings: Findings | None = None
     analysis: Analysis | None = None
-    parts: dict[str, Any] = field(default_factory=dict)
     tokens_per_s: float | None = None
     mfu: float | None = None
     failure: tuple[str, str] | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
@@ -96,7 +98,7 @@ def _ops_of_layers(report: Report) -> Inner:
 
 
 def _figures_of(used: pd.DataFrame) -> list[list[float | None]]:
-    return [list(map(fmt.known, used[name])) for name in ("calls", "self_cpu_ms", "gpu_ms")]
+    return [_known(used[name]) for name in ("calls", "self_cpu_ms", "gpu_ms")]
 
 
 def ops_document(report: Report) -> Document:
@@ -155,7 +157,13 @@ def _held(frame: pd.DataFrame, name: str) -> pd.Series:
 
 def _known_rows(columns: Sequence[pd.Series]) -> list[tuple[Any, ...]]:
     """Rows of numbers, ``None`` where one is not known."""
-    return list(zip(*(map(fmt.known, column) for column in columns), strict=True))
+    return list(zip(*map(_known, columns), strict=True))
+
+
+def _known(column: pd.Series) -> list[float | None]:
+    """The numbers of a column, ``None`` where one is not known."""
+    numbers = column.to_numpy(dtype=float, na_value=np.nan)
+    return [number if math.isfinite(number) else None for number in numbers.tolist()]
 
 
 LAYERS = Tab("layers", lambda report: report if len(report.summary.layers) else None, layers_document)

@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.attribution.attribution import attribute
-from perfnb.attribution.collectives import collective_calls, collective_table
+from perfnb.attribution.collectives import collective_table
 from perfnb.draw.document import Document
 from perfnb.draw.documented import Documented
 from perfnb.draw.progress import Progress
@@ -25,10 +24,9 @@ from perfnb.ranks.findings import IN_ALL, RULES, RanksFacts, job_report, without
 from perfnb.ranks.summary import RanksSummary, summarize_ranks, with_waits
 from perfnb.ranks.view import JobSteps, ranks_document
 from perfnb.recording import store
-from perfnb.recording.from_trace import with_module_layers
 from perfnb.recording.job import RANKS, rank_folder
 from perfnb.recording.loadable import Loadable
-from perfnb.recording.reading import in_rank_order, rank_of_name, read_recordings, trace_files
+from perfnb.recording.reading import in_rank_order, numbered, rank_of_name, read_recordings, trace_files
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
 from perfnb.recording.schema import conform
@@ -119,10 +117,10 @@ class Ranks(Documented):
 
     def _calls(self, rank: int) -> tuple[pd.DataFrame, int]:
         """A rank's collectives, with their waiting, and the number of its steps."""
-        profile = self._profiles[rank]
-        attribution = profile._analysis.attribution or attribute(profile._recording)
-        calls = collective_calls(profile._recording, attribution)
-        return with_waits(calls, self._summary, rank), attribution.steps
+        analysis = self._profiles[rank]._analysis
+        assert analysis.attribution is not None  # callers leave out ranks without events
+        assert analysis.collectives is not None
+        return with_waits(analysis.collectives, self._summary, rank), analysis.attribution.steps
 
     @cached_property
     def _buckets(self) -> BucketSizes | None:
@@ -291,7 +289,7 @@ def load_ranks(path: Path) -> Ranks:
 
 def of_recordings(recordings: Sequence[Recording]) -> Ranks:
     """The ranks that one trace file holds."""
-    return Ranks([Profile(with_module_layers(recording)) for recording in in_rank_order(recordings)])
+    return Ranks(list(map(Profile, in_rank_order(recordings))))
 
 
 def load_several(
@@ -324,21 +322,18 @@ def load_several(
         )
     with Progress() as progress:
         recordings = read_recordings(paths, limits, executor, progress.of_file(f"{len(paths):,} files"), steps)
-    return Ranks([Profile(with_module_layers(recording)) for recording in recordings])
+    return Ranks(list(map(Profile, recordings)))
 
 
 def _of_saved(paths: Sequence[Path]) -> Ranks:
     """Saved profiles as ranks, numbered as traces are."""
     profiles = [SavedProfile(path) for path in paths]
-    ranks: list[int] = []
-    for place, (path, profile) in enumerate(zip(paths, profiles, strict=True)):
+    ranks: list[int | None] = []
+    for path, profile in zip(paths, profiles, strict=True):
         known = "job" in profile.meta or profile.meta.get("trace", {}).get("rank_known", False)
-        named = rank_of_name(path.name)
-        ranks.append(profile.meta["rank"] if known else place if named is None else named)
-    if len(set(ranks)) < len(ranks):
-        ranks = list(range(len(ranks)))
-    numbered = sorted(zip(ranks, profiles, strict=True), key=lambda one: one[0])
-    return Ranks([Profile(profile.of_rank(rank)) for rank, profile in numbered])
+        ranks.append(profile.meta["rank"] if known else rank_of_name(path.name))
+    in_order = sorted(zip(numbered(ranks), profiles, strict=True), key=lambda one: one[0])
+    return Ranks([Profile(profile.of_rank(rank)) for rank, profile in in_order])
 
 
 LOADABLE = Loadable(RANKS.is_at, lambda path, *_: load_ranks(path))

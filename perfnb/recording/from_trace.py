@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
 
-from perfnb.recording.nesting import NONE, Bools, nest_cutting
+from perfnb.recording.nesting import NONE, nest_cutting
+from perfnb.recording.raw_frames import NUMBERS, TEXTS, frame_of_rows, raw_frame
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT, found, is_one_of
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
@@ -37,13 +38,6 @@ from perfnb.trace_names import (
     number_behind,
 )
 
-#: Columns of whole numbers, -1 for missing values.
-NUMBERS = (
-    *("start_ns", "duration_ns", "process", "thread", "device", "stream", "correlation", "external_id"),
-    *("sequence", "forward_thread", "wait_stream", "wait_correlation", "bytes", "elements"),
-)
-#: Columns of text, missing for events without one.
-TEXTS = ("shapes", "collective", "group", "dtype")
 #: Category of an event that is not in the trace: the step that stands for all of it.
 WHOLE_TRACE = "whole trace"
 #: Names are kept of this many threads.
@@ -54,10 +48,6 @@ _LIGHTNING = re.compile(r"\[pl\]\[module\](?:[\w<>]+\.)*(?P<kind>[\w<>]+): (?P<n
 _NUMBER = re.compile(r"_[0-9]+$")
 #: The key beside the events under which perfnb writes layers.
 KEY = "perfnb"
-_MODULES: dict[str, Any] = {
-    **{"name": TEXT, "module": TEXT, "parent": "int64", "depth": "int64"},
-    **{"parameters": "Int64", "parameter_bytes": "Int64", "compiled": "bool"},
-}
 
 
 def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.DataFrame:
@@ -149,7 +139,7 @@ def recording_of_trace(
         trace, part = _with_whole_step(trace, steps), np.append(True, part)
     marks = np.full(len(trace), MISSING, dtype=np.int64)
     marks[np.maximum(steps.rows, 0)] = steps.numbers
-    layers, empty = layers_read(trace.perfnb), (_module_frame(name=[], module=[], parent=[], depth=[]), _span_frame())
+    layers, empty = layers_read(trace.perfnb), (frame_of_rows("modules", []), frame_of_rows("spans", []))
     frames = []
     for rows in (np.flatnonzero(part), np.flatnonzero(~part)):
         frame = event_frame(trace, rows, (SPAN_CATEGORY,) if layers else ())
@@ -162,7 +152,7 @@ def recording_of_trace(
         *(layers or empty),
         meta,
         outside=outside if len(outside) else None,
-        trace_memory=pd.DataFrame(vars(trace.memory)) if len(trace.memory) else None,
+        trace_memory=raw_frame("trace_memory", vars(trace.memory)) if len(trace.memory) else None,
     )
 
 
@@ -189,15 +179,16 @@ def _no_numbers(count: int, value: int = MISSING) -> Ints:
 def _steps_frame(trace: TraceColumns, steps: TraceSteps) -> pd.DataFrame:
     wall = (steps.ends - steps.starts) / 1e6
     first = steps.starts[0] if len(steps.starts) else 0
-    return pd.DataFrame(
+    return raw_frame(
+        "steps",
         {
-            "pass": pd.Categorical(["traced"] * len(wall)),
+            "pass": ["traced"] * len(wall),
             "start_s": (steps.starts - first) / 1e9,
             "wall_ms": wall,
             "data_ms": _waits_for_data(trace, steps),
-            "samples": pd.array([None] * len(wall), dtype="Int64"),
-            "step": pd.array(steps.numbers, dtype="Int64"),
-        }
+            "samples": [None] * len(wall),
+            "step": steps.numbers,
+        },
     )
 
 
@@ -322,8 +313,11 @@ def _of_calls(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Rec
     for text, outer in zip(labels, parents, strict=True):
         letters.append(len(text) if outer == NONE or whole else letters[outer] + 1 + len(text))
     refuse_odd_layers(depth, sum(letters), recording.meta["trace"]["file"])  # each name repeats those around it
-    modules = _module_frame(name=_names(labels, parents, whole), module=kinds, parent=parents, depth=depth)
-    spans = _span_frame(np.where(loss, NONE, place[module]), loss, range(len(rows)))
+    columns = {"name": _names(labels, parents, whole), "module": kinds, "parent": parents, "depth": depth}
+    unknown = {"parameters": [None] * len(kept), "parameter_bytes": [None] * len(kept), "compiled": [False] * len(kept)}
+    modules = raw_frame("modules", columns | unknown)
+    columns = {"span": range(len(rows)), "layer": np.where(loss, NONE, place[module]), "loss": loss}
+    spans = raw_frame("spans", columns | {"derived": np.zeros(len(rows), dtype=bool)})
     numbers = np.full(len(recording.events), NONE, dtype=np.int64)
     numbers[rows] = np.arange(len(rows))
     return replace(recording, events=recording.events.assign(span=numbers), modules=modules, spans=spans)
@@ -366,6 +360,7 @@ class _Spans(Struct):
     span: list[_Whole]
     layer: list[_Whole]
     loss: list[bool]
+    derived: list[bool] | None = None
 
 
 class _Written(Struct):
@@ -376,11 +371,14 @@ class _Written(Struct):
 
 def layers_written(recording: Recording) -> dict[str, Any]:
     """Return the layers and spans of a recording, ready for JSON."""
-    modules = recording.modules.astype(_MODULES).drop(columns="depth").astype(object)
+    modules = recording.modules.drop(columns="depth").astype(object)
     return {
         "version": 1,
         "modules": modules.where(modules.notna(), None).to_dict("list"),
-        "spans": recording.spans[["layer", "loss"]].reset_index(names="span").to_dict("list"),
+        "spans": recording.spans[["layer", "loss"]]
+        .assign(derived=recording.derived_spans)
+        .reset_index(names="span")
+        .to_dict("list"),
     }
 
 
@@ -391,20 +389,9 @@ def layers_read(written: Any) -> tuple[pd.DataFrame, pd.DataFrame] | None:
         its, calls = msgspec.structs.asdict(whole.modules), whole.spans
         if len(set(map(len, its.values()))) > 1 or len(set(calls.span)) < len(calls.span):
             return None
-        modules = _module_frame(depth=_depths(its["parent"]), **its)
-        spans = _span_frame(calls.layer, calls.loss, calls.span)
+        modules = raw_frame("modules", its | {"depth": _depths(its["parent"])})
+        derived = [False] * len(calls.span) if calls.derived is None else calls.derived  # not in earlier versions
+        spans = raw_frame("spans", msgspec.structs.asdict(calls) | {"derived": derived})
     except (msgspec.MsgspecError, ValueError, OverflowError):
         return None
     return (modules, spans) if spans["layer"].between(MISSING, len(modules) - 1).all() else None
-
-
-def _module_frame(**columns: Any) -> pd.DataFrame:
-    count = len(columns["name"])
-    unknown = {"parameters": [None] * count, "parameter_bytes": [None] * count, "compiled": [False] * count}
-    values = unknown | columns
-    return pd.DataFrame({name: pd.Series(values[name], dtype=kind) for name, kind in _MODULES.items()})
-
-
-def _span_frame(layer: Sequence[int] | Ints = (), loss: Sequence[bool] | Bools = (), span: Any = ()) -> pd.DataFrame:
-    columns = {"layer": np.array(layer, dtype=np.int64), "loss": np.array(loss, dtype=bool)}
-    return pd.DataFrame(columns, index=pd.Index(span, dtype="int64", name="span"))

@@ -17,7 +17,7 @@ from typing import Any
 
 from perfnb.errors import TraceError
 from perfnb.recording import saved_profile
-from perfnb.recording.from_trace import recording_of_trace
+from perfnb.recording.from_trace import recording_of_trace, with_module_layers
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import SavedProfile
 from perfnb.trace.columns import TraceColumns
@@ -39,7 +39,7 @@ def read_file(
     progress: OnProgress | None = None,
     steps: str | None = None,
 ) -> list[Recording]:
-    """Read a trace file as recordings without layers: one, or one for each rank that it holds.
+    """Read a trace file as recordings: one, or one for each rank that it holds.
 
     Parameters
     ----------
@@ -69,8 +69,9 @@ def read_file(
         caveats = () if trace.of_torch else reader.caveats
         trace = with_steps(trace, steps, str(source), reader.guess_steps and not trace.of_torch)
         refuse_odd_trace(trace, str(source))
-        recordings.append(recording_of_trace(trace, source.name, rank, caveats))
-        refuse_odd_layers(recordings[-1].modules["depth"].tolist(), 0, str(source))
+        recording = recording_of_trace(trace, source.name, rank, caveats)
+        refuse_odd_layers(recording.modules["depth"].tolist(), 0, str(source))
+        recordings.append(with_module_layers(recording))
     return recordings
 
 
@@ -117,16 +118,22 @@ def read_recordings(
 
 
 def in_rank_order(recordings: Sequence[Recording]) -> list[Recording]:
-    """Number the recordings of one job, and put them in order.
+    """Number the recordings of one job as in `numbered`, and put them in order.
 
-    A rank is the number in the trace, else in the file's name (``rank3``), else the position. If two would have the
-    same rank, all get their positions.
+    The rank of a recording is the number in the trace, else in the file's name (``rank3``).
     """
-    ranks = [read.rank if read.meta["trace"]["rank_known"] else place for place, read in enumerate(recordings)]
-    if len(set(ranks)) < len(ranks):
-        ranks = list(range(len(recordings)))
+    ranks = numbered([read.rank if read.meta["trace"]["rank_known"] else None for read in recordings])
     named = [replace(read, meta={**read.meta, "rank": rank}) for read, rank in zip(recordings, ranks, strict=True)]
     return sorted(named, key=lambda recording: recording.rank)
+
+
+def numbered(ranks: Sequence[int | None]) -> list[int]:
+    """Number what belongs to the ranks of one job: by its rank, or by its position if that is not known.
+
+    If two would have the same number, all get their positions.
+    """
+    numbers = [place if rank is None else rank for place, rank in enumerate(ranks)]
+    return numbers if len(set(numbers)) == len(numbers) else list(range(len(numbers)))
 
 
 def trace_files(folder: Path) -> list[Path]:

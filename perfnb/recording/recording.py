@@ -93,12 +93,37 @@ class PythonRecord:
     tree: pd.DataFrame
 
 
+@dataclass(frozen=True)
+class CompiledRecord:
+    """What torch.compile compiled of the traced steps; there are no kernels where the graphs do not tell their layers.
+
+    Attributes
+    ----------
+    kernels : DataFrame
+        One row per kernel call of a graph: ``graph`` (its key), ``kernel``, ``ops`` (those that it computes),
+        ``source`` (the user's lines), ``bytes`` (read or written outside the kernel), ``flops``, ``direction``.
+    shares : DataFrame
+        One row per kernel and layer: ``kernel`` (row of `kernels`), ``layer`` (row of `Recording.modules`), ``share``
+        of the kernel's time.
+    calls : DataFrame
+        One row per execution: ``kernel``, ``start_ns``, ``duration_ns``.
+    code : DataFrame
+        One row per region, as `CompiledCode`.
+    """
+
+    kernels: pd.DataFrame
+    shares: pd.DataFrame
+    calls: pd.DataFrame
+    code: pd.DataFrame
+
+
 #: The optional parts of a recording that have several frames, by their names.
 PARTS: Mapping[str, Any] = {
     "memory": MemoryRecord,
     "arithmetic": ArithmeticRecord,
     "watch": WatchRecord,
     "python": PythonRecord,
+    "compiled": CompiledRecord,
 }
 
 
@@ -122,7 +147,8 @@ class Recording:
         ``depth``, ``parameters``, ``parameter_bytes``, ``compiled``.
     spans : DataFrame
         One row per layer span, indexed by its number: ``layer`` (row of `modules`, else -1), ``loss`` (whether it is a
-        call of a loss, whose time is not its layer's).
+        call of a loss, whose time is not its layer's), and perhaps ``derived`` (whether it was not in the trace, but
+        follows from what a compiled graph tells; its events are the pieces of one call).
     meta : mapping
         Name, options, environment and findings of the run; JSON-able.
     memory : MemoryRecord or None
@@ -139,6 +165,8 @@ class Recording:
         number), ``device``, ``allocated``, ``reserved`` (the allocator's totals afterwards); -1 for missing values.
     python : PythonRecord or None
         If Python's stacks were sampled.
+    compiled : CompiledRecord or None
+        If some of it was compiled by torch.compile.
     """
 
     events: pd.DataFrame
@@ -152,6 +180,7 @@ class Recording:
     outside: pd.DataFrame | None = None
     trace_memory: pd.DataFrame | None = None
     python: PythonRecord | None = None
+    compiled: CompiledRecord | None = None
 
     @property
     def is_from_trace(self) -> bool:
@@ -183,13 +212,17 @@ class Recording:
         """The layer that owns the time of each span, by the span's number; -1 for a loss, which is its own phase."""
         return self.spans["layer"].mask(self.spans["loss"], -1)
 
-    def of_memory(self) -> Recording | None:
-        """Return the recording as if the watched steps were the traced ones."""
-        return None if self.memory is None else replace(self, events=self.memory.events)
+    @property
+    def derived_spans(self) -> pd.Series:
+        """Whether each span, by its number, was added to the trace afterwards."""
+        return self.spans["derived"] if "derived" in self.spans else self.spans["loss"] & False
 
-    def of_arithmetic(self) -> Recording | None:
-        """Return the recording as if the counted step were the traced one."""
-        return None if self.arithmetic is None else replace(self, events=self.arithmetic.events)
+    def with_events(self, events: pd.DataFrame) -> Recording:
+        """Return the recording with the events of its watched or counted steps, to attribute their time.
+
+        All else stays: `steps` are still those of the whole run, and `traced_steps` those that were traced.
+        """
+        return replace(self, events=events)
 
     def frames(self) -> dict[str, pd.DataFrame]:
         """Return the frames by name, as they are saved."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,105 +13,14 @@ import pandas as pd
 
 from perfnb.errors import RecordingError
 from perfnb.recording import store
-from perfnb.recording.frame_files import Columns, SavedColumn
 from perfnb.recording.outcome import Outcome
+from perfnb.recording.raw_frames import RAW_FRAMES, frame_of_schema
 from perfnb.recording.recording import PARTS, Recording, WatchRecord
 from perfnb.recording.saved_facts import ProfileFacts
-from perfnb.recording.schema import INDEX, SCHEMA, conform
+from perfnb.recording.schema import conform
 from perfnb.recording.store import SavedFolder, SavedKind
-from perfnb.recording.text import TEXT
 from perfnb.trace.columns import MISSING
 
-_FAR = 2**62
-_WHOLE, _FROM_NONE, _LENGTH = SavedColumn("int64"), SavedColumn("int64", low=-1), SavedColumn("int64", low=0)
-_COUNT = SavedColumn("Int64", missing=True, low=0, high=_FAR)
-_LABEL, _MAYBE_LABEL = SavedColumn("category"), SavedColumn("category", missing=True)
-_TEXT, _MAYBE_TEXT = SavedColumn(TEXT), SavedColumn(TEXT, missing=True)
-_MS, _AT = SavedColumn("float64", low=0, high=1e15), SavedColumn("float64", low=-1e12, high=1e12)
-#: Columns that earlier versions did not write.
-_OLD_WHOLE, _OLD_FROM_NONE = replace(_WHOLE, needed=False), replace(_FROM_NONE, needed=False)
-_NUMBER_OF_ROW = SavedColumn("int64", low=0, needed=False, index=True)
-
-EVENTS: Columns = {
-    **{"name": _LABEL, "category": _LABEL, "start_ns": _WHOLE, "duration_ns": _LENGTH},
-    **dict.fromkeys(("thread", "device", "stream", "correlation", "sequence", "forward_thread"), _WHOLE),
-    "span": _FROM_NONE,
-    **dict.fromkeys(("process", "external_id", "wait_stream", "wait_correlation", "bytes"), _OLD_WHOLE),
-    "elements": _OLD_FROM_NONE,
-    **dict.fromkeys(("shapes", "collective", "group", "dtype"), replace(_MAYBE_LABEL, needed=False)),
-    "marks_step": _OLD_FROM_NONE,
-}
-
-
-def frame_of_schema(table: str, needed: Columns | None = None) -> Columns:
-    """Return the columns of a table of the schema, any of which may lack values.
-
-    Parameters
-    ----------
-    table : str
-    needed : Columns, optional
-        What some of them must hold; then the others need not be there.
-    """
-    columns = {name: SavedColumn(dtype, missing=True, needed=needed is None) for name, dtype in SCHEMA[table].items()}
-    index = {INDEX[table]: SavedColumn(TEXT, missing=True, index=True)} if table in INDEX else {}
-    return columns | index | dict(needed or {})
-
-
-SAMPLES = frame_of_schema(
-    "samples",
-    {
-        **{"t_s": _AT, "device": _LABEL, "window_s": SavedColumn("Float64", missing=True)},
-        "readings": replace(_COUNT, missing=False),
-    },
-)
-MARKS = frame_of_schema(
-    "marks",
-    {
-        **{"name": _TEXT, "depth": SavedColumn("Int64", low=0, high=1e6)},
-        **{"start_s": _AT, "end_s": replace(_AT, missing=True)},
-    },
-)
-#: The frames that a recording may have, and the columns they must have.
-_FRAMES: dict[str, Columns] = {
-    "events": EVENTS,
-    "steps": {
-        **{"pass": _LABEL, "start_s": replace(_AT, needed=False), "wall_ms": _MS, "samples": _COUNT},
-        "data_ms": replace(_MS, missing=True),
-        "step": SavedColumn("Int64", missing=True, needed=False),
-    },
-    "modules": {
-        **{"name": _TEXT, "module": _MAYBE_TEXT, "parent": _FROM_NONE, "depth": _LENGTH},
-        **{"parameters": _COUNT, "parameter_bytes": _COUNT, "compiled": SavedColumn("bool")},
-    },
-    "spans": {"layer": _FROM_NONE, "loss": SavedColumn("bool"), "span": _NUMBER_OF_ROW},
-    "memory_events": EVENTS,
-    "memory_changes": {
-        **{"event": _FROM_NONE, "time_ns": _WHOLE, "address": _WHOLE, "bytes": _WHOLE},
-        **{"device": _LABEL, "allocated": _WHOLE, "reserved": _WHOLE},
-    },
-    "memory_known": {
-        **{"time_ns": _WHOLE, "address": _WHOLE, "bytes": _LENGTH, "device": _LABEL, "category": _LABEL},
-        **{"layer": _FROM_NONE, "name": _MAYBE_TEXT},
-    },
-    "memory_resident": {"time_ns": _WHOLE, "bytes": _LENGTH},
-    "arithmetic_events": EVENTS,
-    "arithmetic_calls": {
-        **{"op": _LABEL, "flops": _COUNT, "bytes": replace(_LENGTH, high=_FAR), "dtype": _MAYBE_LABEL},
-        "number": _NUMBER_OF_ROW,
-    },
-    "watch_samples": SAMPLES,
-    "watch_marks": MARKS,
-    "python_tree": {
-        **{"parent": _FROM_NONE, "kind": _LABEL, "name": _TEXT, "file": _TEXT, "code": _TEXT},
-        "line": SavedColumn("int64", low=-1, high=2**31),
-        **dict.fromkeys(("self_ns", "samples"), SavedColumn("int64", low=0, high=_FAR)),
-    },
-    "outside": EVENTS,
-    "trace_memory": {
-        **dict.fromkeys(("time_ns", "process", "thread", "address", "bytes"), _WHOLE),
-        **dict.fromkeys(("device_type", "device", "allocated", "reserved"), _WHOLE),
-    },
-}
 _NEEDED, _OF_TRACE = ("events", "steps", "modules", "spans"), ("outside", "trace_memory")
 #: Frames that may be long, of whole numbers and labels: their files' statistics are trusted until they are decoded.
 _LONG = ("events", "outside", "trace_memory", "memory_events", "arithmetic_events")
@@ -121,7 +30,8 @@ TABLES = ("events", "layers", "phases", "ops", "layer_ops", "kernels", "gpu_time
 REDUCED_TABLES = TABLES[1:]
 _TABLE, _MADE_BY = "table_{}", "tables_made_by"
 
-PROFILE = SavedKind("profile", ProfileFacts, _FRAMES | {_TABLE.format(name): frame_of_schema(name) for name in TABLES})
+_FRAMES = {**RAW_FRAMES, **{_TABLE.format(name): frame_of_schema(name) for name in TABLES}}
+PROFILE = SavedKind("profile", ProfileFacts, _FRAMES)
 
 
 def save(
@@ -209,6 +119,11 @@ class SavedProfile:
         if "python" in self._parts:
             tree = self._short["python_tree"]
             places["python_tree", "parent"] = tree["parent"] < np.arange(len(tree))
+        if "compiled" in self._parts:
+            count = len(self._short["compiled_kernels"])
+            places["compiled_shares", "kernel"] = self._short["compiled_shares"]["kernel"] < count
+            places["compiled_shares", "layer"] = self._short["compiled_shares"]["layer"] < len(modules)
+            places["compiled_calls", "kernel"] = self._short["compiled_calls"]["kernel"] < count
         if "memory" in self._parts:
             places["memory_known", "layer"] = self._short["memory_known"]["layer"] < len(modules)
             rows = self._saved.file("memory_events").rows()

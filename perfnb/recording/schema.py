@@ -77,7 +77,7 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             **_of(_FLOAT, "self_forward_ms", "self_backward_ms", "share", "self_share"),
             **_of(_INT, "forward_flops", "backward_flops", "recompute_flops", "moved_bytes", "parameters"),
             **_of(_INT, "parameter_bytes", "activation_bytes", "peak_bytes"),
-            **_of(_FLOAT, "ops", "kernels", "gpu_ms", "self_gpu_ms"),
+            **_of(_FLOAT, "ops", "kernels", "gpu_ms", "self_gpu_ms", "fused_ms"),
         },
         "phases": _of(_FLOAT, "ms", "share"),
         "steps": {
@@ -122,6 +122,21 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             **_of(_FLOAT, "calls", "ms", "exposed_ms", "waiting_ms", "transfer_ms", "bytes_per_s"),
         },
         "kernels": _of(_FLOAT, "calls", "total_ms", "mean_us", "max_us"),
+        "compiled": {
+            "kernel": _TEXT,
+            "graph": _INT,
+            "direction": _CATEGORY,
+            **_of(_FLOAT, "calls", "ms"),
+            **_of(_TEXT, "layers", "ops", "source"),
+            **_of(_INT, "bytes", "flops"),
+            "bytes_per_s": _FLOAT,
+        },
+        "compiled_regions": {
+            **_of(_TEXT, "function", "line"),
+            **_of(_FLOAT, "calls", "ms", "kernel_ms", "overhead_ms", "lookup_ms", "gap_ms", "compile_s"),
+            "guards": _INT,
+            **_of(_TEXT, "recompiled", "broke", "broke_at"),
+        },
         "events": {
             **_of(_CATEGORY, "name", "category"),
             **_of("int64", "start_ns", "duration_ns", "thread"),
@@ -234,7 +249,7 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 INDEX = MappingProxyType(
     {
         **{"layers": "layer", "phases": "phase", "ops": "op", "launches": "op"},
-        **{"kernels": "kernel", "diff_gpu_time": "figure"},
+        **{"kernels": "kernel", "diff_gpu_time": "figure", "compiled_regions": "region"},
     }
 )
 

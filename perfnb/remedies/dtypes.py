@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from perfnb.remedies.lever import attribute
 from perfnb.remedies.subject import Subject
+from perfnb.step.refusals import is_compiled_in_place
 
 _DOUBLE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
 WIDER = _DOUBLE | {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
@@ -80,7 +81,7 @@ def in_float64(subject: Subject) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(converted(subject, WIDER))
         for module in subject.modules(nn.Module):
-            if module._compiled_call_impl is not None:  # compiled in place
+            if is_compiled_in_place(module):
                 stack.enter_context(attribute(module, "_compiled_call_impl", None))
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float64)

@@ -20,7 +20,7 @@ from perfnb.bench.restored import Restored
 from perfnb.errors import CaptureError
 from perfnb.interrupts import InterruptGate
 from perfnb.step.data_waits import tensors_in
-from perfnb.step.namespace import name_of_batches, named_values, reachable
+from perfnb.step.namespace import name_of_batches, named_values, names_of, reachable
 from perfnb.step.optimizers import tensors_of
 from perfnb.step.steps import BatchSource
 
@@ -129,7 +129,7 @@ def find_subject(
         finally:
             source.close()
     if loader is not None:
-        of_loaders = {id(value): name for name, value in named_values(namespace, DataLoader)}
+        of_loaders = names_of(namespace, DataLoader)
         # A step that takes batches does not use their loader.
         subject.loader = (of_loaders.get(id(loader)) or next(iter(name_of_batches(step, loader)), None), loader)
 
@@ -149,7 +149,7 @@ def find_subject(
                 raise CaptureError(f"optimizer=: this {type(one).__name__} updates no parameter of the step's models.")
     elif subject.trains and not stepped:
         subject.idle = _IDLE
-    of_optimizers = {id(value): name for name, value in named_values(namespace, Optimizer)}
+    of_optimizers = names_of(namespace, Optimizer)
     used = stepped if optimizer is None else given
     subject.optimizers = {of_optimizers.get(id(one), type(one).__name__): one for one in used}
     tensors: list[Tensor] = [*subject.parameters, *tensors_in(subject.sample)]

@@ -11,6 +11,7 @@ any other thread, which may come at any time, get no span; `Calls` only remember
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import threading
@@ -18,8 +19,8 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -27,18 +28,20 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.compiler import is_compiling
-from torch.jit import ScriptModule
 from torch.nn.modules.loss import _Loss
 from torch.nn.modules.module import (
     _global_forward_hooks,
+    _global_forward_hooks_always_called,
     _global_forward_pre_hooks,
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
 from torch.nn.parameter import is_lazy
 
+from perfnb.step.compiler import run_uncompiled
 from perfnb.step.installed import Installed
-from perfnb.step.namespace import named_modules
+from perfnb.step.namespace import named_modules, names_of
+from perfnb.step.refusals import COMPILED_CHILD, is_compiled, is_compiled_in_place, wrapped_by_compiler
 from perfnb.trace_names import LAYER_SPAN
 
 #: A span, at a third of the cost of `record_function`. Its category is that of operators, which no `record_function`
@@ -49,6 +52,9 @@ function_span: Any = torch._C._profiler._RecordFunctionFast
 _CALLING = ("_call_impl", "_wrapped_call_impl", "__call__")
 #: The module that runs the step; frames outside it are not part of the step.
 _RUNNER = "perfnb.step.steps"
+
+#: Where torch keeps what ``compile()`` makes of a module.
+_IN_PLACE = "_compiled_call_impl"
 
 Stack = list[tuple[nn.Module, int, Any]]
 
@@ -67,6 +73,8 @@ class Calls:
     called_whole: dict[int, bool] = field(default_factory=dict)
     #: Modules called on threads that the profiler does not record, by ``id``.
     elsewhere: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
+    #: Outermost modules that were only called in a step that ran uncompiled: otherwise they are in compiled functions.
+    hidden: list[nn.Module] = field(default_factory=list)
 
     def begin_step(self) -> None:
         """Later calls belong to the next step."""
@@ -105,8 +113,10 @@ class LayerSpans(Installed):
         self._local = threading.local()
         self._own_stack: Stack = []
         self._own_thread = 0
+        self._hooks: list[tuple[dict[int, Any], int]] = []
 
     def _install(self, stack: ExitStack) -> None:
+        run_uncompiled(_HOOKS)
         self._own_thread = threading.get_ident()
         self._local.stack = self._own_stack
         # An interrupt skips even the hooks. A span can only be closed on its own thread.
@@ -114,9 +124,45 @@ class LayerSpans(Installed):
         stack.enter_context(warnings.catch_warnings())
         # that they see a compiled model as one more module
         warnings.filterwarnings("ignore", message="Using `torch.compile.* when there are global hooks")
-        stack.callback(register_module_forward_pre_hook(self._open).remove)
+        before = register_module_forward_pre_hook(self._open)
+        stack.callback(before.remove)
         # always_call: an exception in forward must close the span
-        stack.callback(register_module_forward_hook(self._close, always_call=True).remove)
+        behind = register_module_forward_hook(self._close, always_call=True)
+        stack.callback(behind.remove)
+        self._hooks = [
+            (_global_forward_pre_hooks, before.id),
+            (_global_forward_hooks, behind.id),
+            (_global_forward_hooks_always_called, behind.id),
+        ]
+        for module in compiled_in_place():
+            self._span_around(module, stack)
+
+    def _span_around(self, module: nn.Module, stack: ExitStack) -> None:
+        """Have a module that was compiled in place open a span when it is called: its compiled code calls no hooks."""
+        compiled: Any = vars(module)[_IN_PLACE]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._open(module, args)
+            output = None
+            try:
+                with self._without_hooks():
+                    output = compiled(*args, **kwargs)
+            finally:
+                self._close(module, args, output)
+            return output
+
+        vars(module)[_IN_PLACE] = call
+        stack.callback(vars(module).__setitem__, _IN_PLACE, compiled)
+
+    @contextmanager
+    def _without_hooks(self) -> Iterator[None]:
+        """Hide the hooks, which the guards of the compiled code would see: it would be compiled again, with them."""
+        hidden = [(hooks, key, hooks.pop(key)) for hooks, key in self._hooks if key in hooks]
+        try:
+            yield
+        finally:
+            for hooks, key, hook in hidden:
+                hooks[key] = hook
 
     def call(self, module: nn.Module, argument: Any) -> Any:
         """Call a module inside a span, without calling any other hook."""
@@ -172,6 +218,15 @@ class LayerSpans(Installed):
         return threading.get_ident() == self._own_thread or profiler_active()
 
 
+def compiled_in_place() -> list[nn.Module]:
+    """The modules on which ``compile()`` was called."""
+    if "torch._dynamo" not in sys.modules:
+        return []
+    # torch has no list of them.
+    modules = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module))
+    return [module for module in modules if vars(module).get(_IN_PLACE) is not None]
+
+
 def profiler_active() -> bool:
     """Whether torch's profiler is recording this thread."""
     return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
@@ -208,8 +263,11 @@ def computes_loss(module: nn.Module, output: Any) -> bool:
     return scalar and next(module.parameters(), None) is None
 
 
-#: Attribute in which a compiled model keeps the original one.
-COMPILED_CHILD = "_orig_mod"
+#: What runs in the hooks.
+_HOOKS = (
+    *(LayerSpans._open, LayerSpans._close, LayerSpans._is_recorded),
+    *(profiler_active, _inside_a_method, _close_down_to, computes_loss),
+)
 
 
 @dataclass(frozen=True)
@@ -244,6 +302,9 @@ def name_layers(
     unseen = calls.unseen()
     inner = {id(part) for module in unseen for part in module.modules() if part is not module}
     outermost += [module for module in unseen if id(module) not in inner]
+    owned = {id(part) for _, model in named_modules(namespace) for part in model.modules()}
+    hidden = [module for module in calls.hidden if id(module) in owned]  # others may be new in each step
+    outermost += hidden
     layers: list[Layer] = []
     places: dict[int, int] = {}
     taken: set[str] = set()
@@ -264,6 +325,8 @@ def name_layers(
         else:
             name = _free(f"{layers[parent].name}.({type(module).__name__})", taken)
             _add_model(name, module, layers, places, parent)
+    for place in {places[id(module)] for module in hidden if id(module) in places}:
+        layers[place] = replace(layers[place], compiled=True)
     order = _depth_first(layers)
     if only is not None:
         wanted = {places[id(part)] for model in only for part in model.modules() if id(part) in places}
@@ -382,7 +445,7 @@ def _models(
 ) -> list[tuple[str, nn.Module]]:
     """The models that contain the outermost modules, each once, with their names."""
     named = named_modules(namespace)
-    by_id = {id(module): name for name, module in reversed(named)}
+    by_id = names_of(namespace, nn.Module)
     found: dict[int, tuple[str, nn.Module]] = {}
     for module in {id(each): each for each in outermost if id(each) not in twins}.values():
         if id(module) in by_id:
@@ -425,25 +488,8 @@ def _depth_first(layers: list[Layer]) -> list[int]:
     return order
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a module is a region of ``torch.compile`` or TorchScript."""
-    return _original(module) is not None or isinstance(module, ScriptModule)
-
-
-def is_compiled_function(function: Any) -> bool:
-    """Whether this is what ``torch.compile`` makes of a function; what is kept from compiling is marked alike."""
-    own = vars(function)
-    return "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable", False)
-
-
-def _original(module: nn.Module) -> nn.Module | None:
-    """What a compiled module wraps."""
-    children = module._modules  # not an attribute: __getattr__ may raise what it likes
-    return children[COMPILED_CHILD] if COMPILED_CHILD in children else None  # noqa: SIM401 (TorchScript has no get)
-
-
 def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
-    wrapped = _original(module)
+    wrapped = wrapped_by_compiler(module)
     parameters: list[Any] = list(module.parameters())
     made = [parameter for parameter in parameters if not is_lazy(parameter)]
     sizes = [(parameter.numel(), parameter.element_size()) for parameter in made]
@@ -453,7 +499,7 @@ def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
         parent=parent,
         parameters=sum(count for count, _ in sizes),
         parameter_bytes=sum(count * size for count, size in sizes),
-        compiled=is_compiled(module),
+        compiled=is_compiled(module) or is_compiled_in_place(module),
     )
 
 

@@ -48,6 +48,11 @@ def namespace_of(step: Any) -> dict[str, Any]:
     return seen if owner is None else {**seen, "self": owner}
 
 
+def step_variables(step: Any, given: Mapping[str, Any], batches: Any = None) -> dict[str, Any]:
+    """The variables by which the parts of a step are named; the names that the user gave to models come first."""
+    return {**given, **name_of_batches(step, batches), **namespace_of(step), **given}
+
+
 def _variables(function: FunctionType) -> dict[str, Any]:
     """The globals named in a function's code, and its closure."""
     seen = {name: function.__globals__[name] for name in names_in(function.__code__) if name in function.__globals__}
@@ -123,6 +128,11 @@ def named_values(namespace: Mapping[str, Any], kind: type) -> list[tuple[str, An
                 nested += [(f"{name}.{key}", item) for key, item in vars(value).items()]
     # By type: isinstance may run code of a proxy.
     return [(name, value) for name, value in (*public, *nested) if issubclass(type(value), kind)]
+
+
+def names_of(namespace: Mapping[str, Any], kind: type) -> dict[int, str]:
+    """The name of each value of a class, by its ``id``: of several, the first that `named_values` finds."""
+    return {id(value): name for name, value in reversed(named_values(namespace, kind))}
 
 
 def _is_public(name: Any) -> bool:
@@ -259,7 +269,7 @@ def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.
 
 def _loader(namespace: Mapping[str, Any], batches: Any) -> dict[str, Any]:
     given = batches
-    name = next((name for name, value in named_values(namespace, type(batches)) if value is batches), None)
+    name = names_of(namespace, type(batches)).get(id(batches))
     if not isinstance(batches, DataLoader):
         # enumerate(loader), zip(loader): use the loader, if there is only one.
         loaders = list({id(value): (name, value) for name, value in named_values(namespace, DataLoader)}.values())

@@ -20,16 +20,9 @@ from perfnb.step.budget import Plan
 from perfnb.step.capture import Capture
 from perfnb.step.device import is_out_of_memory
 from perfnb.step.environment import describe_environment
-from perfnb.step.layers import (
-    Calls,
-    is_compiled,
-    is_compiled_function,
-    known_models,
-    name_layers,
-    own_tables,
-    parallel_models,
-)
+from perfnb.step.layers import Calls, known_models, name_layers, own_tables, parallel_models
 from perfnb.step.namespace import named_parts, named_values
+from perfnb.step.refusals import is_compiled, is_compiled_function, is_compiled_in_place
 from perfnb.step.session import Progress, Session
 from perfnb.step.steps import BatchSource, Passes, StepRunner
 from perfnb.step.worker_stacks import WorkerStacks
@@ -171,7 +164,7 @@ def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
     known = [part for _, model in named_values(namespace, nn.Module) for part in model.modules()]
     return (
         any(map(is_compiled, called))
-        or any(module._compiled_call_impl is not None for module in (*called, *known))
+        or any(map(is_compiled_in_place, (*called, *known)))
         or any(is_compiled_function(function) for _, function in named_values(namespace, FunctionType))
     )
 

@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from torch.utils.data import DataLoader
+
+#: The attribute that holds the original of a compiled model.
+COMPILED_CHILD = "_orig_mod"
 
 #: Containers whose parts may be the blocks of a model, such as the layers of a transformer.
 BLOCKS = (nn.ModuleList, nn.Sequential)
@@ -19,12 +23,31 @@ def without_dtype(dtype: torch.dtype, parameters: Iterable[Tensor]) -> str:
     return "" if has_it else f"the model is not in {str(dtype).removeprefix('torch.')}"
 
 
+def wrapped_by_compiler(module: nn.Module) -> nn.Module | None:
+    """The original of a module that ``torch.compile`` returned; ``None`` for any other module."""
+    children = module._modules  # not an attribute: __getattr__ may raise what it likes
+    return children[COMPILED_CHILD] if COMPILED_CHILD in children else None  # noqa: SIM401 (TorchScript has no get)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is what ``torch.compile`` or TorchScript returned: one layer that hides those inside."""
+    return wrapped_by_compiler(module) is not None or isinstance(module, ScriptModule)
+
+
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """Whether ``module.compile()`` was called, so that hooks see neither the module nor those inside."""
+    return module._compiled_call_impl is not None
+
+
+def is_compiled_function(function: Any) -> bool:
+    """Whether this is what ``torch.compile`` makes of a function; what is kept from compiling is marked alike."""
+    own = vars(function)
+    return "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable", False)
+
+
 def compiled_already(modules: Iterable[nn.Module]) -> str:
     """Why torch.compile does not apply; empty if none of the modules is compiled."""
-    compiled = any(
-        isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
-        for module in modules
-    )
+    compiled = any(is_compiled(module) or is_compiled_in_place(module) for module in modules)
     return "the model is compiled already" if compiled else ""
 
 

@@ -29,6 +29,7 @@ from perfnb.step.budget import FEWEST, Plan, is_steady, require_passing_time
 from perfnb.step.capture import Capture
 from perfnb.step.ceilings import MEASURABLE, measure_ceilings
 from perfnb.step.checks import refuse_meta
+from perfnb.step.compiler import end_for_profiling
 from perfnb.step.device import StepClock, accelerator_in_use, is_out_of_memory, read_clocks, synchronize
 from perfnb.step.environment import Conditions, lower_precision, usable_cpus
 from perfnb.step.installed import Installed
@@ -105,6 +106,7 @@ class Session(Installed):
     def _install(self, stack: ExitStack) -> None:
         stack.enter_context(self._gate)
         stack.enter_context(exclusive())
+        stack.callback(end_for_profiling)
         if self.source is not None:
             stack.callback(self.source.close)
 
@@ -348,7 +350,14 @@ class Session(Installed):
         if until is None:
             return self.calls
         begins = [begin for begin in self.calls.begins if begin < until]
-        return replace(self.calls, records=self.calls.records[:until], begins=begins)
+        records, uncompiled = self.calls.records[:until], self.calls.records[until:]
+        seen = {id(part) for _, module, _ in records for part in (module, *module.children())}
+        hidden = {
+            id(module): module
+            for number, module, around in uncompiled
+            if around is None and number not in self.calls.loss and id(module) not in seen
+        }
+        return replace(self.calls, records=records, begins=begins, hidden=[*hidden.values()])
 
     def called(self) -> list[nn.Module]:
         return list({id(module): module for _, module, _ in self.calls.records}.values())

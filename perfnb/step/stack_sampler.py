@@ -29,9 +29,10 @@ from torch import nn
 
 from perfnb.step.data_waits import Intake
 from perfnb.step.installed import Installed
-from perfnb.step.layers import Layer, is_compiled
+from perfnb.step.layers import Layer
 from perfnb.step.loaders import see_loaders
 from perfnb.step.namespace import is_installed
+from perfnb.step.refusals import is_compiled
 from perfnb.step.steps import BatchSource, StepRunner
 from perfnb.step.worker_stacks import DEEPEST, INTERVAL_S, WorkerStack
 

@@ -12,12 +12,15 @@ import pandas as pd
 
 from perfnb.arguments import storable
 from perfnb.errors import CaptureError
-from perfnb.recording.from_trace import NUMBERS, TEXTS, event_frame
+from perfnb.recording.compiled_layers import graph_keys, region_ids, with_compiled_regions
+from perfnb.recording.from_trace import event_frame
+from perfnb.recording.raw_frames import NUMBERS, TEXTS, frame_of_rows, raw_frame
 from perfnb.recording.recording import ArithmeticRecord, MemoryRecord, PythonRecord, Recording
 from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
 from perfnb.step.arithmetic import OpCall
 from perfnb.step.capture import Capture
+from perfnb.step.compiler import compiled_code, compiled_graphs
 from perfnb.step.data_waits import ExecutedStep, total
 from perfnb.step.environment import place_in_job
 from perfnb.step.layers import Layer
@@ -26,7 +29,7 @@ from perfnb.step.stack_sampler import StackSampler
 from perfnb.step.tracer import Tracer, read_trace
 from perfnb.telemetry.watcher import Watcher
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
-from perfnb.trace.trace_steps import inside, is_in, numbered_spans
+from perfnb.trace.trace_steps import is_in, numbered_spans, steps_of_events
 from perfnb.trace_names import DEVICE_EVENTS, DEVICE_KINDS, MARK_SPAN, OPS, STEP_SPAN
 
 #: Name and category of an allocation or a free among the events.
@@ -47,10 +50,9 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         arithmetic = None if capture.arithmetic is None else _arithmetic(*capture.arithmetic)
     finally:
         capture.close()
-    spans = _frame(
-        [(number, MISSING if layer is None else layer, loss) for number, layer, loss in capture.spans],
-        {"span": "int64", "layer": "int64", "loss": "bool"},
-    ).set_index("span")
+    spans = frame_of_rows(
+        "spans", [(number, MISSING if layer is None else layer, loss, False) for number, layer, loss in capture.spans]
+    )
     meta = dict(capture.meta) | {"name": name, "rank": 0}
     if (job := place_in_job()) is not None:
         meta |= {"rank": job["rank"], "job": job}
@@ -71,6 +73,7 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         marked_ms = steps["step"].map({number: trace.duration_ns[row] / 1e6 for number, row in marks.items()})
         steps["wall_ms"] = np.fmax(steps["wall_ms"], marked_ms.astype("float64"))
     recording = Recording(events, steps, _modules(capture.layers), spans, meta, memory, arithmetic)
+    recording = with_compiled_regions(recording, compiled_graphs(graph_keys(events)), compiled_code(region_ids(events)))
     return with_later(recording, capture, watcher)
 
 
@@ -97,22 +100,23 @@ def with_later(recording: Recording, capture: Capture, watcher: Watcher | None =
 def _steps(capture: Capture) -> pd.DataFrame:
     executed = pd.DataFrame(capture.steps, columns=ExecutedStep._fields)
     begin_ns, traced = executed["begin_ns"].astype("int64"), executed["pass_name"] == "traced"
-    return pd.DataFrame(
+    return raw_frame(
+        "steps",
         {
-            "pass": pd.Categorical(executed["pass_name"].tolist()),
+            "pass": executed["pass_name"].tolist(),
             "start_s": (begin_ns - begin_ns.min()) / 1e9,
             "wall_ms": executed["wall_ns"].astype("float64") / 1e6,
             "data_ms": executed["data_ns"].astype("float64") / 1e6,
             "samples": executed["samples"].astype("Int64"),
             "step": (traced.cumsum() - 1).astype("Int64").where(traced),
-        }
+        },
     )
 
 
 def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
     """The events inside the steps of a trace, and their positions in it.
 
-    Host events are inside by their start, GPU work by that of its launch.
+    GPU work whose launch is not in the trace was launched before the steps, so it is left out.
 
     Raises
     ------
@@ -125,12 +129,10 @@ def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
             "The trace has none of the traced steps: torch's profiler lost them. Profile again; if this persists, look "
             "for another profiler or tracer in the step."
         )
+    step = steps_of_events(trace, trace.start_ns[marks], trace.start_ns[marks] + trace.duration_ns[marks])
     on_device = is_in(trace, DEVICE_EVENTS)
-    in_step = inside(trace.start_ns, trace.start_ns[marks], trace.start_ns[marks] + trace.duration_ns[marks])
-    launches = np.unique(trace.correlation[in_step & ~on_device & (trace.correlation != MISSING)])
-    correlated = trace.correlation != MISSING
-    keep = np.where(on_device & correlated, np.isin(trace.correlation, launches), in_step)
-    rows = np.flatnonzero(keep)
+    launches = np.append(trace.correlation[~on_device], MISSING)
+    rows = np.flatnonzero((step != MISSING) & ~(on_device & ~np.isin(trace.correlation, launches)))
     return event_frame(trace, rows, OPS), rows
 
 
@@ -138,41 +140,32 @@ def _no_events() -> pd.DataFrame:
     """The events of a recording without a traced step."""
     text = pd.Categorical.from_codes([], categories=pd.Index([], dtype=TEXT))
     empty = np.array([], dtype=np.int64)
-    return pd.DataFrame(
-        {"name": text, "category": text} | dict.fromkeys((*NUMBERS, "span"), empty) | dict.fromkeys(TEXTS, text)
-    )
-
-
-def _frame(rows: Sequence[tuple[Any, ...]], kinds: Mapping[str, Any]) -> pd.DataFrame:
-    """A frame with these columns, typed also where there are no rows."""
-    columns = zip(*rows, strict=True) if rows else ([] for _ in kinds)
-    return pd.DataFrame(
-        {name: pd.Series(list(column), dtype=kinds[name]) for name, column in zip(kinds, columns, strict=True)}
-    )
+    texts, numbers = dict.fromkeys(TEXTS, text), dict.fromkeys(NUMBERS, empty)
+    return pd.DataFrame({"name": text, "category": text} | numbers | texts | {"span": empty})
 
 
 def _arithmetic(calls: list[OpCall], tracer: Tracer) -> ArithmeticRecord:
-    kinds = {"number": "int64", "op": "category", "flops": "Int64", "bytes": "int64", "dtype": "category"}
-    frame = _frame([call[: len(kinds)] for call in calls], kinds).set_index("number")
+    frame = frame_of_rows(
+        "arithmetic_calls", [(call.number, call.op, call.flops, call.bytes, call.dtype) for call in calls]
+    )
     return ArithmeticRecord(_steps_of_trace(read_trace(tracer))[0], frame)
 
 
 def _python(capture: Capture, sampler: StackSampler) -> PythonRecord:
     calls = sampler.calls(capture.layers, capture.places, capture.workers)
-    kinds = {"parent": "int64", "kind": "category", "name": TEXT, "file": TEXT, "line": "int64", "code": TEXT}
-    kinds |= {"self_ns": "int64", "samples": "int64"}
     rows = [
         (call.parent, call.kind, *map(storable, (call.name, call.file)), call.line, storable(call.code), *call[6:])
         for call in calls
     ]
-    return PythonRecord(_frame(rows, kinds))
+    return PythonRecord(frame_of_rows("python_tree", rows))
 
 
 def _modules(layers: Sequence[Layer]) -> pd.DataFrame:
     depth: list[int] = []
     for layer in layers:  # parents come first
         depth.append(0 if layer.parent is None else depth[layer.parent] + 1)
-    return _frame(
+    return frame_of_rows(
+        "modules",
         [
             (
                 storable(layer.name),
@@ -183,10 +176,6 @@ def _modules(layers: Sequence[Layer]) -> pd.DataFrame:
             )
             for place, layer in enumerate(layers)
         ],
-        {
-            **{"name": TEXT, "module": TEXT, "parent": "int64", "depth": "int64"},
-            **{"parameters": "int64", "parameter_bytes": "int64", "compiled": "bool"},
-        },
     )
 
 
@@ -210,7 +199,7 @@ def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -
         events,
         _changes(trace, place),
         _known(known, places),
-        pd.DataFrame({"time_ns": resident[:, 0] + shift, "bytes": resident[:, 1]}),
+        raw_frame("memory_resident", {"time_ns": resident[:, 0] + shift, "bytes": resident[:, 1]}),
     )
 
 
@@ -259,16 +248,17 @@ def _changes(trace: TraceColumns, place: Ints) -> pd.DataFrame:
     cpu = changes.device_type == 0
     places = list(zip(changes.device_type.tolist(), changes.device.tolist(), strict=True))
     names = {place: _device_name(*place) for place in dict.fromkeys(places)}
-    return pd.DataFrame(
+    return raw_frame(
+        "memory_changes",
         {
             "event": place,
             "time_ns": changes.time_ns,
             "address": changes.address,
             "bytes": changes.bytes,
-            "device": pd.Categorical([names[place] for place in places]),
+            "device": [names[place] for place in places],
             "allocated": np.where(cpu, MISSING, changes.allocated),
             "reserved": np.where(cpu, MISSING, changes.reserved),
-        }
+        },
     )
 
 
@@ -279,6 +269,8 @@ def _device_name(kind: int, index: int) -> str:
 
 def _known(known: Sequence[tuple[int, Known]], places: Mapping[int, int]) -> pd.DataFrame:
     """The blocks with a known owner, each after the time at which it was found."""
-    rows = [(time, *block[:4], places.get(block.module or 0, MISSING), block.name) for time, block in known]
-    kinds = {"time_ns": "int64", "address": "int64", "bytes": "int64", "device": "category", "category": "category"}
-    return _frame(rows, kinds | {"layer": "int64", "name": "object"})
+    rows = [
+        (time, *block[:4], places.get(block.module or 0, MISSING), block.name and storable(block.name))
+        for time, block in known
+    ]
+    return frame_of_rows("memory_known", rows)

@@ -19,6 +19,7 @@ from perfnb.trace import chrome_writer as writer
 from perfnb.trace.chrome_json import OWN_NAME
 from perfnb.trace.chrome_writer import Column, Flow, Json, TextColumn
 from perfnb.trace.kineto import DERIVED, INSTANT, MEMORY
+from perfnb.trace.trace_steps import step_of
 from perfnb.trace_names import DATA_SPAN, LAYER_SPAN, SPAN_CATEGORY, STEP_SPAN, number_behind
 
 #: Names of numeric columns in a trace.
@@ -167,10 +168,10 @@ def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, TextC
     steps = timeline.rows_on(timeline.of("steps")[0]).sort_values("start")
     # Device work belongs to the step that launched it.
     begin = np.where(rows["launch"] != NONE, timeline.rows["start"].to_numpy()[rows["launch"]], rows["start"])
-    place = np.searchsorted(steps["start"].to_numpy(), begin, side="right") - 1
-    ends = (steps["start"] + steps["duration"]).to_numpy()
     codes = np.full(size, NONE, dtype=np.int64)
-    codes[rows["event"].to_numpy()] = np.where((place >= 0) & (begin < ends[place]), place, NONE)
+    codes[rows["event"].to_numpy()] = step_of(
+        begin, steps["start"].to_numpy(), (steps["start"] + steps["duration"]).to_numpy()
+    )
     found["step"] = TextColumn([timeline.names[name] for name in steps["name"]], codes[order])
     return found
 

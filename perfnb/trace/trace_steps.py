@@ -14,7 +14,7 @@ import pandas as pd
 
 from perfnb.errors import TraceError
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
-from perfnb.trace_names import BACKWARD_NODE, CALLS, DEVICE_EVENTS, HOST_EVENTS, STEP_MARKS, number_behind
+from perfnb.trace_names import BACKWARD_NODE, DEVICE_EVENTS, HOST_EVENTS, STEP_MARKS, number_behind
 
 Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
@@ -76,13 +76,33 @@ def numbered_spans(trace: TraceColumns, label: str, categories: tuple[str, ...])
     return rows, numbers[rows]
 
 
-def inside(times: Ints, starts: Ints, ends: Ints) -> Bools:
-    """Return whether each time lies in one of the disjoint windows."""
-    if len(starts) == 0:
-        return np.zeros(len(times), dtype=bool)
-    order = np.argsort(starts)
-    place = np.searchsorted(starts[order], times, side="right") - 1
-    return (place >= 0) & (times < ends[order][place])
+def first_match(key: Ints, wanted: Ints) -> Ints:
+    """Position in `key` of the first value equal to each wanted one; -1 if there is none."""
+    values, first = np.unique(key, return_index=True)
+    return np.asarray(np.append(first, MISSING)[pd.Index(values).get_indexer(pd.Index(wanted))])
+
+
+def launched_by(correlation: Ints, on_host: Bools, rows: Ints) -> Ints:
+    """Find the call that launched each event in `rows`: the first on the host with its correlation; -1 if unknown."""
+    calls = np.flatnonzero(on_host & (correlation != MISSING))
+    return np.append(calls, MISSING)[first_match(correlation[calls], correlation[rows])]
+
+
+def moments_of(start: Ints, rows: Ints, call: Ints) -> Ints:
+    """Return the moment by which each event in `rows` belongs to a step: the start of its launch, else its own."""
+    return np.where(call != MISSING, start[call], start[rows])
+
+
+def step_of(moments: Ints, starts: Ints, ends: Ints) -> Ints:
+    """Find the step that contains each moment: its position among the steps; -1 outside all.
+
+    The start of a step is inside it, and its end is not. Steps may be in any order; of two that overlap, the one that
+    starts later counts.
+    """
+    order = np.argsort(starts, kind="stable")
+    step = np.append(MISSING, order)[np.searchsorted(starts[order], moments, side="right")]
+    step[moments >= np.append(ends, np.iinfo(np.int64).min)[step]] = MISSING
+    return step
 
 
 def steps_of(trace: TraceColumns) -> TraceSteps:
@@ -99,21 +119,25 @@ def steps_of(trace: TraceColumns) -> TraceSteps:
     return _whole(trace)
 
 
-def belongs_to_steps(trace: TraceColumns, steps: TraceSteps) -> Bools:
-    """Return whether each event is part of a step.
+def steps_of_events(trace: TraceColumns, starts: Ints, ends: Ints) -> Ints:
+    """Find the step to which each event of a trace belongs: its position among the steps; -1 for none.
 
-    A host event belongs to the step in which it starts; a device event to that of the call that launched it, or to the
-    one in which it starts if the trace lacks the call.
+    A host event belongs to the step that contains its start; a device event to the step of the call that launched it,
+    or if the trace lacks the call, to the one that contains its own start.
     """
+    on_device = is_in(trace, DEVICE_EVENTS)
+    rows, moments = np.flatnonzero(on_device), trace.start_ns.copy()
+    moments[rows] = moments_of(trace.start_ns, rows, launched_by(trace.correlation, ~on_device, rows))
+    return step_of(moments, starts, ends)
+
+
+def belongs_to_steps(trace: TraceColumns, steps: TraceSteps) -> Bools:
+    """Return whether each event is part of a step; without marks, all are."""
     if not steps.marked:
         return np.ones(len(trace), dtype=bool)
-    part = inside(trace.start_ns, steps.starts, steps.ends)
+    part: Bools = steps_of_events(trace, steps.starts, steps.ends) != MISSING
     part[steps.rows] = True
-    known = trace.correlation != MISSING
-    calls = is_in(trace, CALLS) & known
-    launched = is_in(trace, DEVICE_EVENTS) & known & np.isin(trace.correlation, trace.correlation[calls])
-    of_steps = np.isin(trace.correlation, trace.correlation[calls & part])
-    return np.where(launched, of_steps, part)
+    return part
 
 
 def _marked(trace: TraceColumns, rows: Ints, numbers: Ints) -> TraceSteps:

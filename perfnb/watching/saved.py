@@ -8,9 +8,10 @@ from typing import Any
 
 from perfnb.recording import store
 from perfnb.recording.loadable import Loadable
+from perfnb.recording.raw_frames import MARKS, SAMPLES
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.saved_facts import WatchFacts
-from perfnb.recording.saved_profile import MARKS, SAMPLES, watch_of
+from perfnb.recording.saved_profile import watch_of
 from perfnb.recording.store import SavedFolder, SavedKind
 
 WATCH = SavedKind("watch", WatchFacts, {"samples": SAMPLES, "marks": MARKS})

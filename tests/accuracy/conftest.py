@@ -75,7 +75,9 @@ def probe() -> Disturbance:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    if not item.path.is_relative_to(HERE):  # pytest calls this hook for the tests of every folder
+        return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for run in range(1 + RERUNS):
         item.stash[FIGURES] = Figures()

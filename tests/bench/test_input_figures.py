@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -114,6 +116,22 @@ def test_text_and_page_say_what_was_found() -> None:
     assert "overlap fully" in input_bound_text(planted(30, 20, overlap=1.0))
     for words in ("together", "loader alone", "model alone", "neither"):
         assert words in shown
+
+
+def test_no_saving_hides_behind_the_word_balanced() -> None:
+    both, hidden = planted(30, 17.5), planted(20, 20, overlap=1.0)
+
+    assert both.verdict == hidden.verdict == "balanced"
+    shown = input_bound_text(both)
+    assert shown.startswith(
+        "perfnb · input test Loader and model both limit the step: a perfect loader would save up to"
+    )
+    assert "alanced" not in shown
+    parts = [float(part) for part in re.findall(r"(\d+) %", shown.partition("sequence")[0])]
+    assert parts == pytest.approx([100 * 30 / 48, 100 * 17.5 / 48], abs=2)
+    assert "Balanced, because the loader hides behind a model that takes equally long: a perfect loader would save" in (
+        input_bound_text(hidden)
+    )
 
 
 def test_where_the_interval_holds_nothing_no_saving_is_claimed() -> None:

@@ -164,6 +164,19 @@ def test_ranks_are_shown_side_by_side(tmp_path: Path) -> None:
     assert "4 ranks" in (tmp_path / "r.html").read_text("utf-8")
 
 
+def test_one_rank_is_shown_alone(tmp_path: Path, profile: Path) -> None:
+    ranks(tmp_path)
+    saved = package.load(tmp_path / "traces").save(tmp_path / "job")
+
+    for place in (tmp_path / "traces", saved):
+        assert called("show", place, "--rank", 2).stdout == f"{package.load(place)[2]}\n"
+    assert json.loads(called("show", saved, "--rank", 2, "--json").stdout)["kind"] == "profile"
+    done = called("show", saved, "--rank", 7)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"perfnb show: {saved} has no rank 7; it holds 0, 1, 2, 3.\n"
+    assert "holds no ranks but a Profile: leave out --rank." in called("show", profile, "--rank", 0).stderr
+
+
 def test_what_holds_no_ranks_is_refused(profile: Path) -> None:
     done = called("ranks", profile)
 

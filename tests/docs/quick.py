@@ -6,6 +6,7 @@ import gc
 import importlib
 import inspect
 import pickle
+import re
 from pathlib import Path
 
 import perfnb
@@ -13,6 +14,9 @@ from tests.memory.snapshots import small
 from tests.ranks.rank_traces import rank_trace
 from tests.written_traces import training
 
+#: Of a budget that a page gives, this share is used: what the code computes with it is not checked.
+SHARE_OF_BUDGET = 0.05
+_BUDGET = re.compile(r"(\bbudget_s=)([\d.]+)")
 #: Budget of each function, in seconds, if the page gives none.
 BUDGETS = {
     "profile_step": 0.3,
@@ -51,6 +55,11 @@ def shorten() -> None:
     ceilings._TURN_S, ceilings._LEAST_TURNS, ceilings._MOST_TURNS = 0.02, 1, 1  # their results are not checked
     gc.collect()
     gc.freeze()
+
+
+def with_short_budgets(code: str) -> str:
+    """A page's code, where each budget that it gives is a small share of it."""
+    return _BUDGET.sub(lambda found: f"{found[1]}{float(found[2]) * SHARE_OF_BUDGET:g}", code)
 
 
 def write_files(folder: Path) -> None:

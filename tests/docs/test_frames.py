@@ -18,6 +18,7 @@ SECTIONS = dict(re.findall(r"^### (.+)\n((?:(?!##).*\n?)*)", PAGE, re.MULTILINE)
 OF_SECTION = {
     "ops": ("ops", "layer_ops"),
     "kernels and kernel ops": ("kernels", "kernel_ops"),
+    "compiled and compiled regions": ("compiled", "compiled_regions"),
     "GPU time and GPU steps": ("gpu_time", "gpu_steps"),
     "GPU idle": ("gpu_idle",),
     "launches and queue": ("launches", "queue"),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.docs import coming_from
 from tests.docs.pages import PAGES, blocks_of
-from tests.docs.quick import write_files
+from tests.docs.quick import with_short_budgets, write_files
 from tests.magics.kernel import Kernel, started
 
 QUICK = "__import__('tests.docs.quick', fromlist=['shorten']).shorten()"
@@ -59,7 +59,7 @@ def test_the_code_of_a_page_runs(page: str, kernel: Kernel, tmp_path: Path) -> N
 
     for block in blocks_of(PAGES[page]):
         if not block.not_run:
-            reply = kernel.run(block.code)
+            reply = kernel.run(with_short_budgets(block.code))
             assert reply.status == "ok", f"{page}:{block.line}\n{reply.traceback or reply.message}"
             if block.prints:
                 assert (reply.text("stdout") + reply.text("stderr")).strip() == block.prints, f"{page}:{block.line}"

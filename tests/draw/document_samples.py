@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 
 from perfnb.draw.document import (
@@ -201,3 +202,5 @@ DOCUMENTS: dict[str, Callable[[], Document]] = {
 }
 for room in pkgutil.iter_modules(samples.__path__):
     DOCUMENTS |= import_module(f"{samples.__name__}.{room.name}").DOCUMENTS
+# A document never changes, and making one takes longer than most of what is asked of it.
+DOCUMENTS = {name: cache(make) for name, make in DOCUMENTS.items()}

@@ -6,6 +6,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,25 @@ def flat(text: str) -> str:
     return " ".join(text.replace("\u00a0", " ").split())
 
 
+@cache
+def text_of(name: str, width: int) -> str:
+    return document_text(DOCUMENTS[name](), width)
+
+
+@cache
+def html_of(name: str) -> str:
+    return document_html(DOCUMENTS[name]())
+
+
+@cache
+def data_of(name: str) -> dict[str, Any]:
+    return document_data(DOCUMENTS[name]())
+
+
 @every_document
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
-    for line in document_text(DOCUMENTS[name](), width).splitlines():
+    for line in text_of(name, width).splitlines():
         assert escape.cells(line) <= width, line
         assert line == line.rstrip()
 
@@ -74,13 +90,13 @@ def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
 @every_document
 @pytest.mark.parametrize("width", WIDTHS)
 def test_names_are_inert_in_text(name: str, width: int) -> None:
-    text = document_text(DOCUMENTS[name](), width)
+    text = text_of(name, width)
     assert not {char for char in text if unicodedata.category(char) in {"Cc", "Cf", "Zl", "Zp"} and char != "\n"}
 
 
 @every_document
 def test_html_has_the_allowed_tags_and_attributes_only(name: str) -> None:
-    page = _Page(document_html(DOCUMENTS[name]()))
+    page = _Page(html_of(name))
     assert page.tags <= TAGS
     assert page.attributes <= ATTRIBUTES
     assert not page.open, "elements that are not closed"
@@ -96,7 +112,7 @@ def test_a_page_has_one_module_and_no_name_as_markup(name: str) -> None:
 
 @every_document
 def test_json_is_strict_and_inert(name: str) -> None:
-    data = document_data(DOCUMENTS[name]())
+    data = data_of(name)
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert not {
         char for text in _texts(data) for char in text if unicodedata.category(char) in {"Cc", "Cf"} and char != "\n"
@@ -161,9 +177,8 @@ def _figures(data: dict[str, Any]) -> Iterator[str]:
 
 @every_document
 def test_text_html_and_json_carry_the_same_figures(name: str) -> None:
-    shown = DOCUMENTS[name]()
-    text, html = flat(document_text(shown, 200)), flat(" ".join(_Page(document_html(shown)).words))
-    for figure in map(flat, _figures(document_data(shown))):
+    text, html = flat(text_of(name, 200)), flat(" ".join(_Page(html_of(name)).words))
+    for figure in map(flat, _figures(data_of(name))):
         assert figure in text
         assert figure in html
 

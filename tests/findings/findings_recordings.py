@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 
 import perfnb
-from perfnb.attribution.attribution import attribute
-from perfnb.findings.facts import Facts, facts_of
+from perfnb.findings.facts import Facts, StepFigures, facts_of
 from perfnb.findings.finding import Finding, found_by
 from perfnb.findings.proposed_code import is_own_line
 from perfnb.findings.rules import RULES
+from perfnb.profile.analysis import Analysis
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import ArithmeticRecord, Recording
 from perfnb.remedies.levers import by_name
@@ -149,16 +149,19 @@ def loaded(folder: Path, trace: Written | None = None) -> Recording:
 
 def facts(recording: Recording) -> Facts:
     """What the rules are asked about."""
-    attribution = attribute(recording)
-    return facts_of(recording, attribution, summarize(recording))
+    analysis = Analysis(recording)
+    assert analysis.attribution is not None
+    figures = StepFigures(analysis.timing, analysis.phases, analysis.slowdown, analysis.roofline, analysis.memory)
+    return facts_of(recording, analysis.attribution, figures)
 
 
 def unfolded(recording: Recording) -> tuple[Facts, pd.DataFrame]:
     """The same, and the table of findings that a user sees."""
-    attribution = attribute(recording)
-    summary = summarize(recording)
+    analysis = Analysis(recording)
+    summary = summarize(recording, analysis)
+    assert analysis.attribution is not None
     assert summary.findings is not None
-    return facts_of(recording, attribution, summary), summary.findings.table
+    return facts_of(recording, analysis.attribution, summary), summary.findings.table
 
 
 def obeys_the_laws(recording: Recording) -> list[Finding]:

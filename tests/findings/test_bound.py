@@ -164,6 +164,7 @@ def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
     verdict = verdict_of(known, in_order([slow, held]))
 
     assert (verdict.verdict, verdict.finding) == ("Out of memory: activations take most of it.", 0)
+    assert "MiB that were alive when memory ran out, " in held.evidence
 
 
 def test_an_allocator_that_tried_again_is_told_of() -> None:

@@ -179,6 +179,22 @@ def test_a_copy_that_may_itself_have_waited_is_told_with_low_confidence() -> Non
     assert "before the trace began" in found["blind"]
 
 
+def test_a_copy_that_runs_keeps_the_gpu_busy_however_unsure_its_wait_is() -> None:
+    # Copies run for 5 ms with nothing computing; for 10 us around them nobody knows what the GPU waited for.
+    hand = two_kernels(5000, stream_wait=True, launched_at=50)
+    for number in range(STEPS):
+        hand.event("hipMemcpyWithStream", 20_000 * number + 60, 20_000 * number + 5110, "cuda_runtime")
+        hand.event(
+            "Memcpy HtoD (Pinned -> Device)", 20_000 * number + 110, 20_000 * number + 5100, "gpu_memcpy", stream=8
+        )
+
+    profile = Profile(hand.recording())
+
+    found = profile.findings.iloc[0]
+    assert (found["bottleneck"], found["confidence"]) == ("host-device copies", "medium")
+    assert profile._summary.findings.verdict.verdict.startswith("Bound by copies between host and device: removing")
+
+
 def test_a_host_that_only_waits_for_work_already_launched_holds_nothing_up() -> None:
     hand = two_kernels(5000, stream_wait=True, launched_at=50)
     for number in range(STEPS):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Bars, Choice, Document, Series, Table
 from perfnb.gpu.launches import LaunchFacts
 from perfnb.gpu.summary import GpuSummary
@@ -67,6 +68,19 @@ def test_kernels_lead_to_their_op_and_their_layers(tmp_path: Path) -> None:
     assert kernels.inner.selects == "layers"
     place = list(kernels.inner.owner).index(list(by_op).index("aten::mm"))
     assert kernels.inner.rows[place] == ("Net_0", pytest.approx(0.1))
+
+
+def test_kernels_are_listed_by_their_own_names(tmp_path: Path) -> None:
+    trace = Written().step(1, 0, 500).step(2, 500, 1000).op("aten::mm", 0, 90).op("aten::add", 100, 190)
+    trace.kernel("gemm", 2, 10, 50).kernel("splitK", 20, 50, 60).kernel("gemm", 102, 110, 120)
+    shown = gpu_document(gpu_of(trace, tmp_path))
+
+    (named,) = [table for table in tables(shown).values() if table.key == "kernel names"]
+    assert [row[:3] for row in named.rows] == [("gemm", "aten::mm", 1.0), ("splitK", "aten::mm", 0.5)]
+    assert [row[3] for row in named.rows] == [pytest.approx(0.025), pytest.approx(0.005)]
+    assert "gemm " in document_text(shown)
+    alone = Written().step(1, 0, 500).kernel("gemm", 2, 10, 50)
+    assert "kernel names" not in {table.key for table in tables(gpu_document(gpu_of(alone, tmp_path))).values()}
 
 
 @pytest.mark.parametrize(

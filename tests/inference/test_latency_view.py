@@ -85,6 +85,22 @@ def test_the_verdict_says_whether_the_rate_asked_for_saturates() -> None:
         assert sentence.endswith(f"confirmed by a run; {words} saturated")
 
 
+def test_a_busy_machine_leaves_the_highest_rate_and_saturation_undecided() -> None:
+    within = OpenRun(20.0, back_to_back(np.full(400, 10.0)), 0, 0.0)
+    asked = HighestRate(70.0, 60.0, 80.0, 40.0, 0.99, 38.0, None, 700, 694)
+    busy, own = {"load_before": 6.0, "cpus": 2}, {"load_before": 2.0, "cpus": 2}
+
+    for given in ({"open_run": within}, {"asked": asked}, {"open_run": within, "asked": asked}):
+        state, sentence = verdict_of(fake(lognormal(60), **given))
+        assert state == "good"
+        assert verdict_of(fake(lognormal(60), noise=busy, **given)) == (
+            "open",
+            f"{sentence}; undecided: the machine was busy (load 6.0 on 2 CPUs)",
+        )
+        assert verdict_of(fake(lognormal(60), noise=own, **given)) == (state, sentence)
+    assert verdict_of(fake(lognormal(60), noise=busy))[0] == "none"
+
+
 def test_the_curve_has_the_quantiles_that_are_known_and_the_bound() -> None:
     curve = section(with_everything(), Series, "Latency under load")
     assert [line.mark.word for line in curve.lines] == ["p50", "p95", "p99"]

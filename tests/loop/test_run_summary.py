@@ -88,6 +88,24 @@ def test_few_waits_are_no_input_bound_run() -> None:
     assert run(usual(N) + little, little).verdict == "Steady"
 
 
+@pytest.mark.parametrize("waiting", [[17], [17, 61]])
+def test_a_share_of_waits_that_few_steps_make_is_a_finding_of_low_confidence(waiting: list[int]) -> None:
+    waits = np.zeros(120)
+    waits[waiting] = 340.0 / len(waiting)
+    found = run(usual(120) + waits, waits)
+    assert found.verdict == "Slowed by waits for data"
+    assert found.sentences[0].endswith("per step, 22 %.")
+    assert (found.findings["confidence"] == "low").all()
+    assert "22.1 % [0.0," in evidence(found)
+
+
+def test_a_steady_run_is_not_said_to_have_nothing_to_gain() -> None:
+    verdict = run(usual(N))._document().verdict
+    assert verdict.sentence.startswith("Steady: ")
+    assert verdict.sentence.endswith("; any gain lies in the steps' own work")
+    assert "profile one" in verdict.next
+
+
 def test_stalls_when_how_often_and_what_they_cost() -> None:
     wall = usual(N)
     wall[150::100] += 90

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 import perfnb
 from perfnb.errors import RecordingError, TraceError
 from perfnb.profile import loading
+from perfnb.profile.registry import FILES, FOLDERS
 from perfnb.recording.loadable import Loadable
 from perfnb.trace import kineto, trace_file
 from perfnb.trace.columns import TraceColumns
@@ -71,6 +74,43 @@ def test_a_new_kind_is_one_loadable(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "a.list").write_text("1 2 3")
     own = Loadable(lambda path: path.suffix == ".list", lambda path, *_: path.read_text().split())
     monkeypatch.setitem(sys.modules, "of_mine", SimpleNamespace(LOADABLE=own))
-    monkeypatch.setattr(loading, "LOADABLES", ("of_mine:LOADABLE", *loading.LOADABLES))
+    monkeypatch.setattr(loading, "FILES", ("of_mine:LOADABLE", *loading.FILES))
 
     assert perfnb.load(tmp_path / "a.list") == ["1", "2", "3"]
+
+
+ROOMS = """
+import sys
+import perfnb
+
+perfnb.load(sys.argv[1])
+print(*sorted({name.split(".")[1] for name in sys.modules if name.startswith("perfnb.")}))
+print("scipy" in sys.modules, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_trace_is_loaded_without_the_rooms_of_other_results(tmp_path: Path) -> None:
+    path = training(1).write(tmp_path / "trace.json")
+
+    done = subprocess.run([sys.executable, "-c", ROOMS, str(path)], capture_output=True, text=True, check=True)
+
+    rooms, others = done.stdout.splitlines()
+    assert not {"bench", "experiments", "loop", "ranks", "step", "system"} & set(rooms.split())
+    assert others == "False False"
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_no_file_is_a_kind_of_folder(name: str, tmp_path: Path) -> None:
+    """So that a file need not ask for one."""
+    files = [tmp_path / "profile.json", training(1).write(tmp_path / "rank_0.json"), tmp_path / "nothing"]
+    files[0].write_text("{}")
+
+    assert not any(resolve_name(name).recognise(file) for file in files)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_folder_is_a_kind_of_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.json").mkdir()
+
+    assert not any(resolve_name(name).recognise(folder) for folder in (tmp_path, tmp_path / "trace.json"))

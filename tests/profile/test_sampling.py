@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.findings import verdict
-from perfnb.profile import profiling
+from perfnb.profile import analysis, profiling
 from perfnb.step import environment
 from perfnb.step.budget import BRIEFLY_S, Plan
 
@@ -39,7 +38,7 @@ def sampled(p: perfnb.Profile) -> int:
 
 @pytest.mark.slow
 def test_a_brief_sampled_pass_knows_the_function_and_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "unnamed_share", lambda _: 0.9)  # what findings say of samples: test_host_time.py
+    monkeypatch.setattr(analysis, "unnamed_share", lambda _: 0.9)  # what findings say of samples: test_host_time.py
     p = profile_of()
 
     line = p.lines[p.lines["function"] == "slow_metric"].iloc[0]
@@ -64,7 +63,7 @@ def test_a_brief_sampled_pass_knows_the_function_and_its_line(monkeypatch: pytes
 def test_stacks_are_sampled_if_the_host_takes_over_15_percent_of_the_step_and_the_budget_has_time(
     share: float, options: dict[str, Any], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdict, "unnamed_share", lambda _: share)
+    monkeypatch.setattr(analysis, "unnamed_share", lambda _: share)
     monkeypatch.setattr("perfnb.step.budget.BRIEFLY_S", 0.5)
 
     p = profile_of(sleeps=False, **options)
@@ -75,14 +74,14 @@ def test_stacks_are_sampled_if_the_host_takes_over_15_percent_of_the_step_and_th
 
 
 def test_a_rank_of_a_job_is_not_sampled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "unnamed_share", lambda _: 0.9)
+    monkeypatch.setattr(analysis, "unnamed_share", lambda _: 0.9)
     monkeypatch.setattr(environment, "place_in_job", lambda: {"rank": 0, "world_size": 2})
 
     assert sampled(profile_of(sleeps=False)) == 0
 
 
 def test_an_error_while_sampling_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "unnamed_share", lambda _: 0.9)
+    monkeypatch.setattr(analysis, "unnamed_share", lambda _: 0.9)
     asked = []
     decide = profiling.Profile
 

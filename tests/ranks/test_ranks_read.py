@@ -53,14 +53,16 @@ def test_any_executor_reads_them(tmp_path: Path) -> None:
 def test_much_is_read_by_processes_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_left: None
 ) -> None:
-    paths = written(tmp_path, [rank_trace(0), rank_trace(50)])
+    paths = written(tmp_path, [rank_trace(late).module("Net_0", 1, 900).module("Linear_0", 2, 800) for late in (0, 50)])
     alone = perfnb.load(paths)
+    assert alone.layers["layer"].tolist() == ["Net_0", "Net_0.Linear_0"] * 2
     monkeypatch.setattr(reading, "_PAYS", 1)
     monkeypatch.setattr(reading, "read_file", None)  # not in this process
 
     ranks = perfnb.load(paths)
 
     pd.testing.assert_frame_equal(ranks.events, alone.events)
+    pd.testing.assert_frame_equal(ranks.layers, alone.layers)
     assert ranks.meta == alone.meta
     assert str(ranks) == str(alone)
 

@@ -267,7 +267,7 @@ def test_an_optimizer_in_an_attribute_has_its_lines() -> None:
 
 def test_an_optimizer_in_a_dict_has_its_lines() -> None:
     names = world()
-    opts = {"a": names["opt"]}
+    opts = {"a": names.pop("opt")}
 
     def step() -> None:
         opts["a"].zero_grad()

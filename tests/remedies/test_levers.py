@@ -33,7 +33,7 @@ from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject, find_subject
 from perfnb.remedies.try_levers import levers
 from perfnb.remedies.values import check, measure_yardstick
-from perfnb.step.namespace import namespace_of
+from perfnb.step.namespace import named_parts, namespace_of
 from tests.fake_clock import FakeClock
 
 
@@ -78,6 +78,25 @@ def test_a_subject_has_what_the_step_uses_under_the_users_names() -> None:
     assert list(subject.optimizers) == ["opt"]
     assert subject.trains
     assert subject.kinds == {"cpu"}
+
+
+def test_a_part_in_several_variables_has_the_name_that_findings_give_it() -> None:
+    net, config = nn.Linear(4, 2), dict[str, Any]()
+    config["opt"] = opt = torch.optim.SGD(net.parameters(), 0.1)
+    config["feed"] = loader = DataLoader(TensorDataset(torch.ones(8, 4)))
+
+    def step(batch: Any) -> None:
+        config["opt"].zero_grad()
+        net(batch[0]).sum().backward()
+        opt.step()
+        loader  # noqa: B018
+
+    namespace = namespace_of(step)
+    subject, parts = find_subject(step, loader, namespace), named_parts(namespace, loader, [net])
+
+    assert list(subject.optimizers) == [one["name"] for one in parts["optimizers"]] == ["opt"]
+    assert subject.loader is not None
+    assert subject.loader[0] == parts["loader"]["name"] == "loader"
 
 
 @pytest.mark.parametrize(

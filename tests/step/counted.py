@@ -48,8 +48,7 @@ def count(step: Callable[[], Any], *, traced: int = 1, **names: nn.Module) -> Co
     """Run a step through a capture with little else in it, and count its arithmetic; modules by their names."""
     plan = Plan(warmup=1, steps=1, traced=traced, memory=False)
     recording = recording_of(capture_step(step, plan=plan, namespace=names), "counted")
-    stepped = recording.of_arithmetic()
-    assert stepped is not None
     assert recording.arithmetic is not None
+    stepped = recording.with_events(recording.arithmetic.events)
     attribution = attribute(stepped)
     return Counted(recording, attribution, counted_ops(stepped, attribution, recording.arithmetic.calls))

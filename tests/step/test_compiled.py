@@ -1,4 +1,4 @@
-"""A compiled model is one layer, and the profile says so."""
+"""Compiled code: the layers inside where its graphs tell them, else one layer with the reason."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_compiled_model_is_one_layer_whose_layers_are_unknown() -> None:
     inner = layers.loc[["model.0", "model.1", "model.2"]]
     assert inner[["calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share", "ops"]].isna().all(axis=None)
     assert inner["parameters"].tolist() == [72, 0, 72]
-    assert "which hide the layers inside: model." in " ".join(str(p).split())
+    assert "torch.compile hides the layers inside model: of its backends, only Inductor" in " ".join(str(p).split())
     total = p.phases.loc[["forward", "backward"], "ms"].sum()
     assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
 
@@ -72,17 +72,158 @@ def test_the_layers_around_a_compiled_one_are_seen() -> None:
     layers = p.layers[~p.layers.index.str.startswith("(")]
     assert layers["calls"].dropna().to_dict() == {"model": 1, "model.0": 1, "model.1": 1}
     assert layers.index.tolist() == ["model", "model.0", "model.1", "model.1.0", "model.1.1", "model.1.2"]
-    assert "which hide the layers inside: model.1." in " ".join(str(p).split())
+    assert "torch.compile hides the layers inside model.1: of its backends" in " ".join(str(p).split())
 
 
 @pytest.mark.slow
-def test_a_model_compiled_in_place_has_no_layers_and_the_profile_says_why() -> None:
+def test_a_model_compiled_in_place_is_one_layer_too() -> None:
     model = three_linears()
     model.compile(backend="aot_eager")
+    compiled = model._compiled_call_impl
 
     p = profile_of(training_step(model, torch.randn(4, 8)))
 
-    assert p.layers.index.str.startswith("(").all()
-    assert "compiled in place (model.compile())" in " ".join(str(p).split())
-    assert p.phases["ms"][["backward", "optimizer"]].gt(0).all()
+    assert p.layers.loc["model", "calls"] == 1
+    assert p.layers.loc["model", ["forward_ms", "backward_ms"]].gt(0).all()
+    assert p.layers.loc["model.0", ["calls", "total_ms"]].isna().all()
+    assert model._compiled_call_impl is compiled
     assert p.phases["ms"].sum() == pytest.approx(traced_ms(p))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.act, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner: torch.Tensor = self.down(self.act(self.up(self.norm(x))))
+        return x + inner
+
+
+LAYERS = ("0", "0.norm", "0.up", "0.act", "0.down", "1", "1.norm", "1.up", "1.act", "1.down", "2")
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(Residual(), Residual(), nn.Linear(16, 4))
+
+
+def check_layers(p: perfnb.Profile, root: str) -> None:
+    """Every layer has its time, forward and backward, and the rows add up."""
+    layers = p.layers
+    inside = layers.loc[[f"{root}.{name}" for name in LAYERS]]
+    assert (inside["calls"] == 1).all()
+    assert (inside[["forward_ms", "backward_ms"]] > 0).all(axis=None)
+    assert inside["share"].between(0, 1).all()
+    assert (inside["fused_ms"] <= inside["total_ms"]).all()
+    own = layers["self_ms"].sum()
+    assert own == pytest.approx(p.phases.loc[["forward", "backward"], "ms"].sum(), rel=1e-4)
+    assert layers.loc[f"{root}.0.up", "forward_flops"] == 2 * 8 * 16 * 32
+    overhead = f"{root}.(compiled region overhead)"
+    assert layers.loc[overhead, "total_ms"] == layers.loc[overhead, "self_ms"]
+    kernels = p.compiled
+    assert kernels["layers"].notna().all()
+    # In the trace, generated kernels have a number before their name, and products are operators of torch.
+    traced = p.events[p.events["step"] == 0]
+    generated = traced.loc[traced["name"].astype(str).str.contains("_cpp_fused_"), "duration_ns"].sum() / 1e6
+    steps = kernels["calls"].max()
+    assert steps == 1
+    assert (kernels["ms"] > 0).all()
+    assert generated > 0
+    assert kernels["kernel"].str.startswith(("cpp_fused_", "extern_kernels.")).all()
+    assert {"forward", "backward"} == set(kernels["direction"])
+
+
+@pytest.fixture
+def compiled_for_profiling() -> Iterator[None]:
+    """Whatever is compiled tells its layers; afterwards torch's settings are restored."""
+    from torch._inductor import config
+    from torch._inductor.output_code import CompiledFxGraph
+
+    kept = CompiledFxGraph.__init__
+    perfnb.compile_for_profiling()
+    assert config.cpp.enable_kernel_profile
+    with config.patch(compile_threads=1):  # no threads that outlive the test
+        yield
+    assert CompiledFxGraph.__init__ is kept
+    assert not config.cpp.enable_kernel_profile
+    assert config.trace.provenance_tracking_level == 0
+    assert config.post_grad_custom_post_pass is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_for_profiling")
+def test_the_layers_of_a_compiled_model_its_blocks_and_a_function_are_seen() -> None:
+    x = torch.randn(8, 16)
+    model = network()
+    compiled = torch.compile(model)
+    p = profile_of(training_step(compiled, x))
+    check_layers(p, "model")
+    regions = p.compiled_regions
+    assert len(regions) == 1
+    assert regions["guards"].gt(0).all()
+    assert regions["compile_s"].gt(0).all()
+    assert regions[["broke", "recompiled"]].isna().all(axis=None)
+    assert regions["ms"].iloc[0] == pytest.approx(regions[["kernel_ms", "overhead_ms"]].iloc[0].sum())
+
+    # What was compiled keeps telling its layers when the settings are over.
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def again() -> None:
+        optimizer.zero_grad()
+        compiled(x).square().mean().backward()
+        optimizer.step()
+
+    check_layers(profile_of(again), "compiled")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_for_profiling")
+def test_a_graph_break_and_a_recompilation_are_found_with_line_and_guard() -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+            hidden = self.first(x) * times
+            torch._dynamo.graph_break()
+            result: torch.Tensor = self.second(hidden).relu()
+            return result
+
+    model, x = Breaks(), torch.randn(8, 16)
+    compiled = torch.compile(model)
+    calls = 0
+
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        compiled(x, 2 if calls == 1 else 3).sum().backward()
+
+    p = profile_of(step)
+
+    line = Breaks.forward.__code__.co_firstlineno + 2
+    broken = p.compiled_regions.dropna(subset="broke")
+    assert broken["broke_at"].str.endswith(f"test_compiled.py:{line}").all()
+    assert broken["gap_ms"].gt(0).all()
+    assert broken["recompiled"].str.contains("times == 2").all()
+    assert p.layers.loc[["compiled.first", "compiled.second"], "forward_ms"].gt(0).all()
+    text = " ".join(str(p).split())
+    assert "Graphs break once" in text
+    assert "Compiled again, because a guard failed" in text
+
+
+def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    from perfnb.step import compiler
+
+    assert compiler.missing_names() == []
+    with perfnb.compile_for_profiling():
+        assert config.cpp.enable_kernel_profile
+    assert not config.cpp.enable_kernel_profile
+
+    monkeypatch.setattr(compiler, "PRIVATE_NAMES", {"torch._inductor.config": ("cpp.no_such_setting",)})
+    with pytest.warns(RuntimeWarning, match=r"has no torch\._inductor\.config\.cpp\.no_such_setting"):
+        perfnb.compile_for_profiling()
+    assert not config.cpp.enable_kernel_profile
+    compiler.end_for_profiling()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 import perfnb
+from perfnb.step.refusals import compiled_already, is_compiled, is_compiled_in_place
 
 QUICK: dict[str, Any] = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, "flops": False}
 
@@ -118,3 +121,38 @@ def test_a_model_whose_method_is_called_is_compiled_in_place_alone() -> None:
     in_place.generate(IDS)
     assert graphs
     torch.compiler.reset()
+
+
+def in_place(module: nn.Module) -> nn.Module:
+    module.compile()
+    return module
+
+
+COMPILED: dict[str, tuple[Callable[[nn.Module], Any], bool, bool]] = {
+    "plain": (lambda module: module, False, False),
+    "wrapper": (torch.compile, True, False),
+    "in place": (in_place, False, True),
+    "part of a model": (lambda module: nn.Sequential(torch.compile(module)), False, False),
+    "TorchScript": (torch.jit.script, True, False),
+    "traced": (lambda module: torch.jit.trace(module, torch.ones(1, 4)), True, False),
+}
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_what_is_compiled_is_not_offered_torch_compile(kind: str) -> None:
+    make, hides, is_in_place = COMPILED[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        module = make(nn.Linear(4, 4))
+
+    assert (is_compiled(module), is_compiled_in_place(module)) == (hides, is_in_place)
+    assert compiled_already(module.modules()) == ("" if kind == "plain" else "the model is compiled already")
+
+
+def test_torch_refuses_to_compile_torchscript() -> None:
+    """The reason for not offering it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.script(nn.Linear(4, 4))
+        with pytest.raises(RuntimeError, match="does not support compiling"):
+            torch.compile(script)(torch.ones(1, 4))

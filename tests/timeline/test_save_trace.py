@@ -300,6 +300,8 @@ def test_what_is_said_of_layers_is_read_only_if_it_is_right() -> None:
         ("spans", "span", [1, 1, 1, 1]),
         ("spans", "span", "0123"),
         ("spans", "loss", [None] * 4),
+        ("spans", "loss", [False] * 3),
+        ("spans", "layer", [0, 0, 0]),
     ):
         bent = {**written, table: {**written[table], column: value}}
         assert layers_read(bent) is None, (table, column)

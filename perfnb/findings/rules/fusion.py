@@ -12,7 +12,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.interval_sets import union
-from perfnb.findings.facts import Facts
+from perfnb.findings.facts import Facts, shared
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import GpuFacts
 from perfnb.findings.proposed_code import compiling
@@ -85,6 +85,7 @@ def unfused_attention(facts: Facts) -> Iterator[Finding]:
     )
 
 
+@shared
 def attention_layers(facts: Facts) -> list[str]:
     """The layers with unfused attention, if that is worth a finding."""
     chosen = facts.ops.loc[_segments(facts)[0]]
@@ -141,6 +142,7 @@ def _kind(name: str) -> str:
     return "s" if _SOFTMAX.match(name) else "p" if _PRODUCT.match(name) else "b" if _BETWEEN.match(name) else ""
 
 
+@shared
 def _segments(facts: Facts) -> tuple[Ints, int]:
     """Rows of the operators from one product to the other, and the number of attentions in all steps."""
     ops = facts.ops
@@ -242,6 +244,7 @@ def elementwise_chains(facts: Facts) -> Iterator[Finding]:
     )
 
 
+@shared
 def chains_of(facts: Facts) -> Chains:
     """Two or more longer elementwise ops back to back on one thread, except those of attention."""
     ops = facts.ops

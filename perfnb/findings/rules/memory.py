@@ -16,7 +16,8 @@ _DOMINATES, _LEAST_BYTES = 0.5, 64 * _MIB
 _FRAGMENTED, _LEAST_FRAGMENTS = 0.3, 256 * _MIB
 #: Least share of the peak that every step must leave behind, and bytes.
 _GROWS, _LEAST_GROWTH = 0.002, _MIB // 4
-_WAYS = ("checkpointing", "half the batch", "half precision for activations")
+_ROUGHLY = "half precision for activations"  # autocast keeps some in float32
+_WAYS = ("checkpointing", "half the batch", _ROUGHLY)
 
 
 @rule("activation memory", "Out of memory: activations take most of it")
@@ -31,12 +32,13 @@ def activation_memory(facts: Facts) -> Iterator[Finding]:
     ways = memory.fits[memory.fits["option"].isin(_WAYS)]
     checkpointing = ways[ways["option"] == "checkpointing"]
     said = "; ".join(
-        f"{option} would free about {fmt.size(int(frees))}"
+        f"{option} would free {'at most' if option == _ROUGHLY else 'about'} {fmt.size(int(frees))}"
         for option, frees in zip(ways["option"], ways["frees_bytes"], strict=True)
     )
     layers = memory.owners.loc[memory.owners["category"] == "activations", "layer"].dropna().head(3)
+    of_what = "the peak of {}" if memory.incomplete is None else "the {} that were alive when memory ran out"
     yield Finding(
-        f"Activations take {fmt.size(held)} of the peak of {fmt.size(memory.peak_bytes)}, "
+        f"Activations take {fmt.size(held)} of {of_what.format(fmt.size(memory.peak_bytes))}, "
         f"{fmt.share(held / memory.peak_bytes)}{': ' + said if said else ''}.",
         None,
         "Recompute activations in the backward pass instead of keeping them (torch.utils.checkpoint.checkpoint around "

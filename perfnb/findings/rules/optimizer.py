@@ -11,7 +11,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
-from perfnb.findings.facts import Facts
+from perfnb.findings.facts import Facts, shared
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.proposed_code import shown, update_line
 from perfnb.recording.nesting import Bools
@@ -111,6 +111,7 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
     )
 
 
+@shared
 def _clipping(facts: Facts) -> tuple[pd.DataFrame, float]:
     """Operators between the last backward pass and the optimizer of each step; how many work in place, per step."""
     blocks, ops = facts.attribution.host.blocks, facts.ops
@@ -121,6 +122,7 @@ def _clipping(facts: Facts) -> tuple[pd.DataFrame, float]:
     return own, float(found(own["op"], _CLIPS.match).sum()) / facts.steps
 
 
+@shared
 def clips_gradients(facts: Facts) -> Bools:
     """The blocks that `gradient_clipping` explains."""
     result = np.zeros(len(facts.cells_ns), dtype=bool)
@@ -180,6 +182,7 @@ def _sparse(facts: Facts) -> str:
     )
 
 
+@shared
 def gaps_after_backward(facts: Facts) -> Bools:
     """Which blocks come after their step's last backward pass."""
     blocks = facts.attribution.host.blocks

@@ -11,7 +11,7 @@ from perfnb import quantities as fmt
 from perfnb.attribution.attribution import layer_of_spans
 from perfnb.attribution.backward_links import makers
 from perfnb.attribution.blocks import Kind
-from perfnb.findings.facts import Facts
+from perfnb.findings.facts import Facts, shared
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.nesting import NONE, innermost, subtree_sums
 
@@ -55,6 +55,7 @@ def repeated_forward(facts: Facts) -> Iterator[Finding]:
     )
 
 
+@shared
 def model_calls(facts: Facts) -> pd.DataFrame:
     """One row per call of a model that the step calls itself.
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.findings.facts import Facts, typical
+from perfnb.findings.facts import Facts, shared, typical
 from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.gpu_facts import READS, GpuFacts
 from perfnb.findings.lines import lines_in_words, not_below_samples
@@ -84,6 +84,7 @@ class Reads:
         return self.loop_python_ns + self.loop_ops_ns > 0
 
 
+@shared
 def reads_of(facts: Facts) -> Reads:
     """The reads of a step on the CPU, except those of the optimizer, the loader and the clipping of gradients."""
     reads, nothing = _reads(facts), np.zeros(len(facts.cells_ns))

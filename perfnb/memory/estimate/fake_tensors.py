@@ -165,11 +165,14 @@ class StandIns:
 
 @contextmanager
 def replaced(modules: Iterable[nn.Module], stand_ins: StandIns) -> Iterator[None]:
-    """Within this context modules and their submodules hold stand-ins; anything set on them is undone at its end."""
+    """Within this context modules and their submodules hold stand-ins; anything set on them is undone at its end.
+
+    Scripted modules are left alone, because they hold their tensors outside Python. A step that calls one is refused.
+    """
     inside = {id(m): m for module in modules for m in module.modules()}.values()
     with ExitStack() as stack:
         for module in inside:
-            if not isinstance(module, torch.jit.ScriptModule):  # which holds its tensors outside Python
+            if not isinstance(module, torch.jit.ScriptModule):
                 stack.enter_context(_stood_in(vars(module), None, stand_ins))
         yield
 

@@ -163,7 +163,7 @@ def _onednn_takes(kind: torch.dtype) -> bool:
     return kind == torch.float32
 
 
-def _has_tiles(kind: torch.dtype) -> bool:
+def has_tiles(kind: torch.dtype) -> bool:
     """Whether the CPU multiplies tiles of this dtype (AMX). oneDNN then has strided kernels that are dilated."""
     known = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return kind == torch.bfloat16 and known is not None and bool(known())
@@ -201,7 +201,7 @@ def _data(call: _Call, grad: Tensor) -> int:
     """Bytes held while oneDNN computes the input gradient, gradient included."""
     into = int(call.x.nbytes)
     wide = call.groups == 1 or call.out > _block() or (call.depthwise and call.x.dtype != torch.float32)
-    if call.strided and wide and (not call.dilated or _has_tiles(call.x.dtype)):
+    if call.strided and wide and (not call.dilated or has_tiles(call.x.dtype)):
         # The result has its channels last and is copied once more to put them first.
         alike = call.x.shape[1] == 1 or math.prod(call.x.shape[2:]) == 1
         return max(int(grad.nbytes) + call.packed + into, (2 if alike else 3) * into)

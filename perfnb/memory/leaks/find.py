@@ -83,7 +83,7 @@ def find_leaks(
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
     from perfnb.step.checks import require_name, require_steps
-    from perfnb.step.namespace import chosen_models, namespace_of
+    from perfnb.step.namespace import chosen_models, step_variables
     from perfnb.step.pass_order import watch_steps
     from perfnb.step.to_recording import recording_of
 
@@ -101,7 +101,7 @@ def find_leaks(
             warmup=before,
             grows=process_grows,
             models=models,
-            namespace={**names, **namespace_of(step), **names},  # a name given with a model comes first
+            namespace=step_variables(step, names),
             progress=progress,
         )
         watched = watched_memory(recording_of(capture, title))

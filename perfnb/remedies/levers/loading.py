@@ -118,7 +118,7 @@ def _code(subject: Subject) -> list[str]:
 
 LOADER_WORKERS = Lever(
     "loader_workers",
-    "worker processes that load batches ahead, on a copy of the loader",
+    "worker processes that load batches ahead, on a copy of the loader; at most one per core",
     _refuses,
     _prepared,
     _code,

@@ -1,0 +1,188 @@
+"""The tab of compiled code: its kernels with the layers behind them, and where graphs break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.compiled.tables import compiled_summary
+from perfnb.draw.document import Budget, Column, Document, Figure, Inner, Section, Table, Verdict
+from perfnb.draw.tab import Tab
+
+if TYPE_CHECKING:
+    from perfnb.compiled.tables import CompiledSummary
+
+#: Share of a region's time outside its kernels above which that is the main point.
+_MUCH = 0.3
+_MOST_NAMES = 3
+
+
+def compiled_document(summary: CompiledSummary) -> Document:
+    """What compiled code did in a step."""
+    return Document(
+        "compiled",
+        verdict=compiled_verdict(summary),
+        figures=tuple(figure for figure in _figures(summary) if figure.value is not None),
+        sections=tuple(_sections(summary)),
+        notes=tuple(_notes(summary)),
+    )
+
+
+def compiled_verdict(summary: CompiledSummary) -> Verdict:
+    """Whether graphs break, and how much of the regions' time is overhead."""
+    regions = summary.regions
+    broken = regions[regions["broke"].notna()]
+    places = broken.drop_duplicates("broke_at")
+    if len(places):
+        times = "once" if len(places) == 1 else f"in {len(places)} places"
+        first = places.iloc[0]
+        return Verdict(
+            "bad",
+            f"Graphs break {times}: {fmt.duration(broken['gap_ms'].sum())} per step run uncompiled between regions.",
+            f"{first['broke']}, at {first['broke_at']}.",
+            selects="regions",
+        )
+    whole, overhead = regions["ms"].sum(), fmt.known(regions["overhead_ms"].sum(min_count=1))
+    if overhead is None or not whole:
+        return Verdict("none", "Nothing tells which kernels compute which layers.")
+    part = f"{fmt.share(overhead / whole)} of the forward regions' time is spent outside kernels"
+    if overhead > _MUCH * whole:
+        return Verdict("bad", f"{part}: their kernels are small.", "Larger batches or larger regions amortise it.")
+    return Verdict("good", f"No graph breaks: {part}.")
+
+
+def _figures(summary: CompiledSummary) -> Iterator[Figure]:
+    regions, kernels = summary.regions, summary.kernels
+    yield Figure("forward regions", fmt.known(regions["ms"].sum()), "ms", basis="per traced step, on the host")
+    if len(kernels):
+        yield Figure("kernels", float(kernels["ms"].sum()), "ms", basis="per traced step, forward and backward")
+    lookups = fmt.known(regions["lookup_ms"].sum(min_count=1))
+    yield Figure("checking guards", lookups, "ms", basis="per traced step")
+    yield Figure("compiling", fmt.known(1e3 * regions["compile_s"].sum(min_count=1)), "ms", basis="once")
+
+
+def _sections(summary: CompiledSummary) -> Iterator[Section]:
+    tables = [_regions(summary.regions), *([_kernels(summary)] if len(summary.kernels) else [])]
+    breaks = summary.regions["broke"].notna().any() or summary.regions["recompiled"].notna().any()
+    yield from tables if breaks else tables[::-1]
+
+
+def _kernels(summary: CompiledSummary) -> Table:
+    kernels = summary.kernels
+    columns = (
+        Column("kernel"),
+        Column("layers", help="Whose operations it computes, the largest share of its time first"),
+        Column("direction", priority=3),
+        Column("ops", priority=4, live=True),
+        Column("calls", "count", priority=3),
+        Column("per step", "ms"),
+        Column("share", "share", bar=True, help="Of the time of all kernels of compiled code"),
+        Column("bandwidth", "bytes/s", priority=2, help="Bytes that it reads and writes, by the shapes of the graph"),
+    )
+    whole = float(kernels["ms"].sum()) or 1.0
+    rows = [
+        (
+            row.kernel,
+            _few(str(row.layers)) if pd.notna(row.layers) else "",
+            str(row.direction),
+            row.ops,
+            *map(fmt.known, (row.calls, row.ms, row.ms / whole, row.bytes_per_s)),
+        )
+        for row in _rows(kernels)
+    ]
+    shares = summary.shares
+    return Table(
+        "Kernels of compiled code per step",
+        columns,
+        rows,
+        budget=Budget(12, 30),
+        noun="kernel",
+        names=[f"{row.kernel} of graph {row.graph}" for row in _rows(kernels)],
+        details=[_lines(row.source) for row in _rows(kernels)],
+        inner=Inner(
+            "Layers whose operations it computes",
+            (Column("layer"), Column("share", "share"), Column("per step", "ms")),
+            [(str(row.layer), row.share, row.ms) for row in _rows(shares)],
+            shares["kernel"].tolist(),
+            "layers",
+        )
+        if len(shares)
+        else None,
+        key="compiled_kernels",
+    )
+
+
+def _regions(regions: pd.DataFrame) -> Table:
+    columns = (
+        Column("region", help="torch's number of the function, and of the version of its code"),
+        Column("function"),
+        Column("calls", "count", priority=3),
+        Column("per step", "ms", help="Of its forward pass, on the host"),
+        Column("overhead", "ms", priority=1, help="Time outside kernels"),
+        Column("until the next", "ms", priority=2, help="From a graph break to the next region"),
+        Column("compiling", "ms", priority=4),
+    )
+    shown = regions.reset_index().assign(compile_ms=regions["compile_s"].to_numpy() * 1e3)
+    rows = [
+        (
+            str(row.region),
+            "" if pd.isna(row.function) else str(row.function),
+            *map(fmt.known, (row.calls, row.ms, row.overhead_ms, row.gap_ms, row.compile_ms)),
+        )
+        for row in _rows(shown)
+    ]
+    return Table(
+        "Compiled regions per step",
+        columns,
+        rows,
+        budget=Budget(8, 20),
+        noun="region",
+        details=[_happened(row) for row in _rows(shown)],
+        key="regions",
+    )
+
+
+def _happened(row: Any) -> str:
+    """Why a region was compiled again, and where its graph breaks."""
+    parts = []
+    if pd.notna(row.broke):
+        parts.append(f"Graph break at {row.broke_at}: {row.broke}")
+    if pd.notna(row.recompiled):
+        parts.append(f"Compiled again, because a guard failed: {row.recompiled}")
+    return ". ".join(parts)
+
+
+def _lines(source: Any) -> str:
+    """The user's first line behind a kernel."""
+    lines = [] if pd.isna(source) else str(source).splitlines()
+    more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
+    return f"{lines[0]}{more}" if lines else ""
+
+
+def _few(names: str) -> str:
+    parts = names.split(", ")
+    more = f", and {len(parts) - _MOST_NAMES} more" if len(parts) > _MOST_NAMES else ""
+    return ", ".join(parts[:_MOST_NAMES]) + more
+
+
+def _rows(frame: pd.DataFrame) -> Any:
+    return frame.itertuples(index=False)
+
+
+def _notes(summary: CompiledSummary) -> Iterator[str]:
+    if (summary.shares["share"] < 1).any():
+        yield (
+            "A kernel that several layers share is divided among them by the bytes and FLOPs of their operations. That "
+            "is an estimate, and p.layers.fused_ms is the part of each layer's time that rests on it."
+        )
+
+
+def _shows(report: Any) -> CompiledSummary | None:
+    summary: CompiledSummary | None = report.part("compiled", lambda analysis: compiled_summary(analysis.recording))
+    return summary
+
+
+TAB = Tab("compiled", _shows, compiled_document)

@@ -1,0 +1,582 @@
+"""Layers inside compiled regions: the kernels of a region become spans of the layers whose operations they compute.
+
+Inductor maps each kernel of a graph to the operations that it computes, and these to the modules that called them
+(`Graph`). The events of a trace between the start and the end of a graph's call are matched with its kernels by name,
+in their order. Each kernel's time then becomes that of a layer, by events that are added to those of the trace: spans
+in the forward pass, and pieces of the backward node in the backward pass, which name the call they belong to by a
+sequence number, as autograd's nodes do.
+
+A kernel that computes operations of several layers is cut into parts. One that computes operations of none, such as
+those of a function around the model, is time of the region's own layer. Each layer's part is proportional to the bytes
+that its operations read from or write to memory outside the kernel, plus their FLOPs: fused operations pass their
+results on in registers. What remains of a region, such as guards, copies and the launch of kernels, is a layer of its
+own, named `OVERHEAD`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from perfnb.recording.nesting import NONE, Bools, nest_cutting
+from perfnb.recording.raw_frames import frame_of_rows
+from perfnb.recording.recording import CompiledRecord, Recording
+from perfnb.recording.text import TEXT, is_one_of, of_labels
+from perfnb.trace_names import (
+    BACKWARD_NODE,
+    GRAPH_CALL,
+    LAYER_SPAN,
+    OPS,
+    PIECE,
+    RANGES,
+    REGION,
+    REGION_LOOKUP,
+    SPAN_CATEGORY,
+    step_number,
+)
+
+#: Name of the layer, below that of the region, to which no operation of a graph belongs.
+OVERHEAD = "(compiled region overhead)"
+#: Where the path of a module starts in compiled code, what separates its parts, and parts that names of layers lack.
+_ROOT, _PARTS, _NOT_NAMES = re.compile(r"[LG]\['[^']*'\]"), re.compile(r"[.\[\]]"), ("_modules", "_orig_mod")
+_ADDITION = "aten::add"
+
+
+class Operation(NamedTuple):
+    """An operation of a graph after Inductor's passes, or an input of the graph."""
+
+    name: str
+    #: As in a trace, such as ``aten::gelu``; empty for an input.
+    op: str
+    #: The modules that called it, from the outside in: their paths from the compiled code, and their classes.
+    modules: tuple[tuple[str, str], ...]
+    inputs: tuple[str, ...]
+    #: Of its result.
+    bytes: int
+    flops: int
+    #: The user's line: file, number and text; empty if unknown.
+    source: tuple[str, int, str] | tuple[()]
+
+
+class Kernel(NamedTuple):
+    """One call of a kernel in a compiled graph."""
+
+    #: As in the generated code: ``cpp_fused_gelu_1``, ``extern_kernels.addmm``.
+    name: str
+    #: Whether it is an operator of a library, not generated code.
+    extern: bool
+    operations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A compiled graph, forward or backward."""
+
+    #: By which the trace names it.
+    key: str
+    #: In the order of the generated code.
+    kernels: tuple[Kernel, ...]
+    operations: Mapping[str, Operation]
+
+    @cached_property
+    def users(self) -> Mapping[str, set[str]]:
+        """Names of the operations that use the result of each."""
+        users: dict[str, set[str]] = {}
+        for operation in self.operations.values():
+            for name in operation.inputs:
+                users.setdefault(name, set()).add(operation.name)
+        return users
+
+
+#: Numbers by which a piece of a backward node finds its layer's call, and the thread of these; both are no real ones.
+_FIRST_SEQUENCE, _THREAD = 2**40, 2**40
+
+
+class CompiledCode(NamedTuple):
+    """What torch reports about the code of a compiled region; anything that it does not report is empty or ``None``."""
+
+    #: Number of the function that was compiled, and of the version of its code, as in the trace: ``1/0``.
+    region: str
+    function: str = ""
+    #: File and first line of the function.
+    line: str = ""
+    guards: int | None = None
+    compile_s: float | None = None
+    #: The guard that failed, so that an earlier version could not be used.
+    recompiled: str = ""
+    #: Why the graph ends before the function does, and where.
+    broke: str = ""
+    broke_at: str = ""
+
+
+def region_ids(events: pd.DataFrame) -> list[str]:
+    """The compiled regions that events run, such as ``1/0``."""
+    ids = of_labels(events["name"], lambda name: name.removeprefix(REGION) if name.startswith(REGION) else "", "")
+    return [name for name in np.unique(ids[is_one_of(events["category"], OPS)]).tolist() if name]
+
+
+def graph_keys(events: pd.DataFrame) -> list[str]:
+    """The keys of the compiled graphs that events call."""
+    return [key for key in np.unique(_called_keys(events)).tolist() if key]
+
+
+def _called_keys(events: pd.DataFrame) -> npt.NDArray[Any]:
+    """The key of the graph that each event calls; empty for other events."""
+    return np.where(is_one_of(events["category"], OPS), of_labels(events["name"], _key, ""), "")
+
+
+def _key(name: str) -> str:
+    return name.removeprefix(GRAPH_CALL).removesuffix("##").strip() if name.startswith(GRAPH_CALL) else ""
+
+
+def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: Sequence[CompiledCode]) -> Recording:
+    """Add what is known of compiled regions, and the layers inside those whose graphs tell them."""
+    if not code:
+        return recording
+    regions = _Regions(recording, {graph.key: graph for graph in graphs})
+    if len(recording.modules):
+        regions.read()
+    return regions.result(code)
+
+
+class _Host:
+    """The operators and ranges of a recording, and how they nest."""
+
+    def __init__(self, events: pd.DataFrame) -> None:
+        rows = np.flatnonzero(is_one_of(events["category"], (*OPS, *RANGES)))
+        host = events.iloc[rows[np.argsort(events["start_ns"].to_numpy()[rows], kind="stable")]]
+        self.start = host["start_ns"].to_numpy()
+        places = [name for name in ("process", "thread") if name in host]
+        thread = np.asarray(host.groupby(places).ngroup(), dtype=np.int64)
+        forest, self.end = nest_cutting(thread, self.start, self.start + host["duration_ns"].to_numpy())
+        self._parent = forest.parent
+        self.name = host["name"].astype(object).to_numpy()
+        self.key = _called_keys(host)
+        self.is_node = of_labels(host["name"], lambda name: name.startswith(BACKWARD_NODE))
+        self.is_region = of_labels(host["name"], lambda name: name.startswith(REGION))
+        self.is_step = of_labels(host["name"], lambda name: step_number(name) != NONE)
+        columns = ("span", "sequence", "forward_thread")
+        self.span, self.sequence, self.forward_thread = (host[name].to_numpy() for name in columns)
+        self.rows = host[["process", "thread"] if len(places) > 1 else ["thread"]]
+        order = np.argsort(self._parent, kind="stable")
+        self._children, self._first = order, np.searchsorted(self._parent[order], np.arange(len(order) + 1))
+
+    def children(self, place: int) -> list[int]:
+        """The events directly inside one, in order of time."""
+        inside: list[int] = self._children[self._first[place] : self._first[place + 1]].tolist()
+        return inside
+
+    def above(self, place: int, marked: Bools) -> int:
+        """The nearest marked event around one; `NONE` without one."""
+        while (place := int(self._parent[place])) != NONE and not marked[place]:
+            pass
+        return place
+
+    def all_above(self, place: int) -> Iterator[int]:
+        """All events around one, from the inside out."""
+        while (place := int(self._parent[place])) != NONE:
+            yield place
+
+    def looked_up(self, region: int) -> int:
+        """The lookup of compiled code before a region, or the region."""
+        beside = self.children(int(self._parent[region])) if self._parent[region] != NONE else []
+        before = beside[beside.index(region) - 1] if region in beside[1:] else NONE
+        return before if before != NONE and self.name[before] == REGION_LOOKUP else region
+
+    def until_next(self, call: int, region: int) -> int:
+        """The end of a region, or if other code runs in it after its graph, where that starts."""
+        if call == region:
+            return int(self.end[region])
+        beside = self.children(region)
+        while call not in beside:
+            call = int(self._parent[call])
+        later = beside[beside.index(call) + 1 :]
+        return int(self.start[later[0]] if later else self.end[region])
+
+    def numbers_inside(self, place: int) -> Iterator[int]:
+        """The sequence numbers that forward operators inside an event gave to their nodes."""
+        if self.sequence[place] != NONE and self.forward_thread[place] <= 0:
+            yield int(self.sequence[place])
+        for child in self.children(place) if self.key[place] == "" else ():
+            yield from self.numbers_inside(child)
+
+
+class _Planned(NamedTuple):
+    """A kernel of a graph, with the layers whose operations it computes."""
+
+    kernel: Kernel
+    #: The layers from the region's root to each of them, without the root, and their shares of the kernel's time.
+    shares: list[tuple[tuple[int, ...], float]]
+    #: Its graph and name, the ops and the user's lines that it computes, bytes and FLOPs.
+    facts: tuple[str, str, str, str, int, int]
+
+
+class _Layers:
+    """The layers of a recording, as the paths in compiled graphs name them."""
+
+    def __init__(self, modules: pd.DataFrame) -> None:
+        self._modules = modules
+        self._classes = modules["module"].astype(object).tolist()
+        self._parent = modules["parent"].tolist()
+        self._names = modules["name"].tolist()
+        self._by_name = {name: row for row, name in enumerate(self._names)}
+        self._overhead: dict[int, int] = {}
+
+    def roots(self, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
+        """The layers from which these paths of modules may lead: the one around their region, or else all that fit."""
+        wanted = {(_below_root(path), kind) for path, kind in paths}
+        if not wanted:
+            return []
+        if around != NONE and self._fits(around, wanted):
+            return [around]
+        fitting = [row for row in range(len(self._names)) if self._fits(row, wanted)]
+        if around != NONE:
+            return [row for row in fitting if self.is_inside(row, around)]
+        return [row for row in fitting if self._parent[row] == NONE] or fitting
+
+    def _fits(self, root: int, wanted: set[tuple[str, str]]) -> bool:
+        known = [self.at(root, path) for path, _ in wanted]
+        alike = sum(row != NONE and self._classes[row] == kind for row, (_, kind) in zip(known, wanted, strict=True))
+        return bool(2 * alike > len(wanted))
+
+    def at(self, root: int, below: str) -> int:
+        """The layer at a path below another; `NONE` if there is none."""
+        return self._by_name.get(f"{self._names[root]}{below}", NONE)
+
+    def is_inside(self, row: int, outer: int) -> bool:
+        """Whether a layer is another one, or inside it."""
+        while row not in (outer, NONE):
+            row = self._parent[row]
+        return row == outer
+
+    def nearest(self, row: int, known: Mapping[int, int]) -> int:
+        """The nearest layer around one that is `known`; `NONE` without one."""
+        while row != NONE and row not in known:
+            row = self._parent[row] if row < len(self._parent) else NONE
+        return row
+
+    def overhead(self, root: int) -> int:
+        """The layer of the overhead of a region."""
+        return self._overhead.setdefault(root, len(self._names) + len(self._overhead))
+
+    def frame(self) -> pd.DataFrame:
+        """The layers, with those of overhead behind the others."""
+        roots = list(self._overhead)
+        depth = self._modules["depth"].to_numpy()[roots]
+        added = {
+            "name": [f"{self._names[root]}.{OVERHEAD}" for root in roots],
+            "module": [None] * len(roots),
+            **{"parent": roots, "depth": depth + 1, "compiled": [False] * len(roots)},
+            **{"parameters": [0] * len(roots), "parameter_bytes": [0] * len(roots)},
+        }
+        frame = pd.DataFrame(added)[list(self._modules.columns)]
+        whole = pd.concat([self._modules, frame.astype(self._modules.dtypes)], ignore_index=True)
+        whole.loc[roots, "compiled"] = True
+        return whole
+
+
+def _below_root(path: str) -> str:
+    """A path such as ``L['self'].blocks[0].norm`` without its root: ``.blocks.0.norm``."""
+    if (match := _ROOT.match(path)) is not None:
+        path = path[match.end() :]
+    names = [part.strip("'\"") for part in _PARTS.split(path) if part]
+    return "".join(f".{name}" for name in names if name not in _NOT_NAMES)
+
+
+def _planned(graph: Graph, kernel: Kernel, layers: _Layers, root: int) -> _Planned:
+    """A kernel with the layers whose operations it computes, and their shares."""
+    weights: dict[tuple[int, ...], float] = {}
+    inside = [graph.operations[name] for name in kernel.operations if name in graph.operations]
+    moved = _moved(graph, inside)
+    for operation in inside:
+        chain = _chain(graph, operation, layers, root)
+        if chain:
+            weight = moved[operation.name] + operation.flops
+            weights[chain] = weights.get(chain, 0.0) + weight
+    if kernel.extern and weights:  # one operator, perhaps with views of its inputs
+        weights = {max(weights, key=weights.__getitem__): 1.0}
+    total = sum(weights.values())
+    shares = [(chain, weight / total) for chain, weight in weights.items() if weight > 0] if total else []
+    sources = dict.fromkeys(operation.source for operation in inside if operation.source)
+    facts = (
+        graph.key,
+        kernel.name,
+        ", ".join(dict.fromkeys(operation.op for operation in inside if operation.op)),
+        "\n".join(f"{file}:{line}: {code}" for file, line, code in sources),
+        sum(moved.values()),
+        sum(operation.flops for operation in inside),
+    )
+    return _Planned(kernel, shares, facts)
+
+
+def _moved(graph: Graph, inside: Sequence[Operation]) -> dict[str, int]:
+    """Bytes that each operation of a kernel reads from or writes to memory: what the others pass it stays inside."""
+    names = {operation.name for operation in inside}
+    read: set[str] = set()
+    moved = {}
+    for operation in inside:
+        inputs = {name for name in operation.inputs if name not in names and name in graph.operations} - read
+        read |= inputs
+        moved[operation.name] = sum(graph.operations[name].bytes for name in inputs)
+        users = graph.users.get(operation.name, set())
+        if not users or not users <= names:
+            moved[operation.name] += operation.bytes
+    return moved
+
+
+def _chain(graph: Graph, operation: Operation, layers: _Layers, root: int) -> tuple[int, ...]:
+    """The layers from the root to the one that called an operation, without the root; empty if none is known.
+
+    Autograd adds gradients where branches meet, in no module: these operations belong to the layer around the modules
+    whose gradients they add.
+    """
+    if not operation.modules and operation.op == _ADDITION:
+        chains = [_chain_of(graph.operations[name], layers, root) for name in operation.inputs]
+        return common_prefix([chain for chain in chains if chain]) if all(chains) else ()
+    return _chain_of(operation, layers, root)
+
+
+def _chain_of(operation: Operation, layers: _Layers, root: int) -> tuple[int, ...]:
+    rows = [layers.at(root, _below_root(path)) for path, _ in operation.modules]
+    known = [row for row in rows if row != NONE]
+    return tuple(dict.fromkeys(row for row in known if row != root)) or ((root,) if known else ())
+
+
+def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """What all these chains start with."""
+    length = 0
+    while chains and all(len(chain) > length and chain[length] == chains[0][length] for chain in chains):
+        length += 1
+    return chains[0][:length] if chains else ()
+
+
+def matched(host: _Host, call: int, planned: Sequence[_Planned]) -> Iterator[tuple[int, _Planned]]:
+    """The events inside a graph's call that run its kernels, in the order of both."""
+    reached = 0
+    waiting = host.children(call)[::-1]
+    while waiting:
+        event = waiting.pop()
+        name = str(host.name[event])
+        following = (at for at in range(reached, len(planned)) if _is_call(name, planned[at].kernel))
+        at = next(following, None)
+        if at is None:
+            waiting += host.children(event)[::-1]
+        else:
+            yield event, planned[at]
+            reached = at + 1
+
+
+def _is_call(event: str, kernel: Kernel) -> bool:
+    """Whether an event's name is that of a kernel: ``aten::mm`` of ``extern_kernels.mm``, or with a graph's number."""
+    if kernel.extern:
+        return "::" in event and event.rpartition("::")[2] in kernel.name.split(".")
+    return event == kernel.name or event.endswith(f"_{kernel.name}")
+
+
+class _Piece(NamedTuple):
+    """An event to add: part of a region's time, with the layer's call that owns it."""
+
+    start: int
+    end: int
+    #: An event of its thread.
+    beside: int
+    #: Of the layer's call: pieces of one call share it.
+    number: int
+    backward: bool
+
+
+@dataclass
+class _Run:
+    """An execution of a graph's forward pass, and its backward pass."""
+
+    #: The layer from which the paths of the graph's modules lead.
+    root: int
+    #: Number of each layer's call.
+    numbers: dict[int, int] = field(default_factory=dict)
+
+
+class _Regions:
+    """Reads the compiled regions of a recording, and collects the pieces of their time."""
+
+    def __init__(self, recording: Recording, graphs: Mapping[str, Graph]) -> None:
+        self._recording, self._graphs = recording, graphs
+        self._host, self._layers = _Host(recording.events), _Layers(recording.modules)
+        self._first = int(recording.spans.index.max()) + 1 if len(recording.spans) else 0
+        self._called: list[int] = []
+        self._calls: dict[tuple[int, str], list[int]] = {}
+        self._plans: dict[tuple[str, int], list[_Planned]] = {}
+        self._kernels: list[_Planned] = []
+        self._numbered: dict[int, int] = {}
+        self._executed: list[tuple[int, bool, int, int]] = []
+        self.pieces: list[_Piece] = []
+
+    def read(self) -> None:
+        """Go through all graph calls in order of time."""
+        host, runs = self._host, dict[int, _Run]()
+        called = np.flatnonzero(host.key != "").tolist()
+        for call in called:
+            self._calls.setdefault(self._frame(call), []).append(call)
+        for call in called:
+            graph = self._graphs.get(str(host.key[call]))
+            if graph is None:
+                continue
+            node, region = host.above(call, host.is_node), host.above(call, host.is_region)
+            around = self._layer_around(call)
+            run = runs.get(int(host.sequence[node])) if node != NONE else None
+            paths = {module for operation in graph.operations.values() for module in operation.modules}
+            root = self._root(call, self._layers.roots(paths, around)) if run is None else run.root
+            if root == NONE:
+                continue
+            run = _Run(root) if run is None else run
+            plan = self._plan(graph, root)
+            if not any(kernel.shares for kernel in plan):
+                continue
+            container = node if node != NONE else region if region != NONE else call
+            start, end = int(host.start[container]), int(host.end[container])
+            if node == NONE:
+                runs |= dict.fromkeys(host.numbers_inside(container), run)
+                start = int(host.start[host.looked_up(container)])
+                if around != root:
+                    self._add(run, [root], start, end, call)
+                end = host.until_next(call, container)
+            self._cut(call, start, end, plan, run, node != NONE)
+
+    def _root(self, call: int, roots: list[int]) -> int:
+        """Which of several layers a graph runs for: alike layers share code, and their order distinguishes them.
+
+        `NONE` if the code does not run once for each of them.
+        """
+        calls = self._calls[self._frame(call)]
+        return roots[calls.index(call)] if len(calls) == len(roots) else NONE
+
+    def _frame(self, call: int) -> tuple[int, str]:
+        """The span or step around a call, and torch's number of the code that it was compiled from."""
+        host = self._host
+        region = host.above(call, host.is_region)
+        code = host.key[call] if region == NONE else host.name[region].removeprefix(REGION).partition("/")[0]
+        return host.above(call, (host.span != NONE) | host.is_step), str(code)
+
+    def _layer_around(self, call: int) -> int:
+        span = self._host.above(call, self._host.span != NONE)
+        return NONE if span == NONE else int(self._recording.spans["layer"].get(int(self._host.span[span]), NONE))
+
+    def _plan(self, graph: Graph, root: int) -> list[_Planned]:
+        key = (graph.key, root)
+        if key not in self._plans:
+            self._plans[key] = [_planned(graph, kernel, self._layers, root) for kernel in graph.kernels]
+        return self._plans[key]
+
+    def _cut(self, call: int, begin: int, end: int, plan: list[_Planned], run: _Run, backward: bool) -> None:
+        """Cut a region into the time of kernels with layers, and overhead between them."""
+        host, overhead = self._host, self._layers.overhead(run.root)
+        executed = list(matched(host, call, plan))
+        # Pieces nest in the events of the trace: they end where one starts or ends that contains a kernel.
+        containing = {place for event, _ in [(call, None), *executed] for place in host.all_above(event)} | {call}
+        borders = np.unique([bounds for place in containing for bounds in (host.start[place], host.end[place])])
+
+        def add_overhead(start: int, until: int) -> None:
+            inside = borders[(borders > start) & (borders < until)].tolist()
+            for piece in pairwise([start, *inside, until]):
+                self._add(run, [overhead], *piece, call, backward)
+
+        for event, kernel in executed:
+            start, until = int(host.start[event]), int(host.end[event])
+            self._note(kernel, backward, start, until - start)
+            add_overhead(begin, start)
+            if backward and not kernel.shares:
+                self._add(run, [run.root], start, until, call, backward)
+            common = () if backward else common_prefix([chain for chain, _ in kernel.shares])
+            self._add(run, common, start, until, call)
+            at = float(start)
+            for chain, share in kernel.shares:
+                after = at + share * (until - start)
+                inner = chain[-1:] if backward else chain[len(common) :]
+                self._add(run, inner, round(at), round(after), call, backward)
+                at = after
+            begin = until
+        add_overhead(begin, end)
+
+    def _note(self, kernel: _Planned, backward: bool, start: int, duration: int) -> None:
+        """Note an execution of a kernel."""
+        number = self._numbered.setdefault(id(kernel), len(self._kernels))
+        if number == len(self._kernels):
+            self._kernels.append(kernel)
+        self._executed.append((number, backward, start, duration))
+
+    def _add(self, run: _Run, chain: Sequence[int], start: int, end: int, beside: int, backward: bool = False) -> None:
+        """Add a piece for each layer of a chain, from the outside in."""
+        if end <= start:
+            return
+        for layer in chain:
+            # A layer of which nothing ran in forward leaves its backward time to one around it.
+            owner = self._layers.nearest(layer, run.numbers) if backward else layer
+            if owner == NONE:
+                continue
+            if owner not in run.numbers:
+                run.numbers[owner] = self._first + len(self._called)
+                self._called.append(owner)
+            self.pieces.append(_Piece(int(start), int(end), beside, run.numbers[owner], backward))
+
+    def result(self, code: Sequence[CompiledCode]) -> Recording:
+        """The recording with what was found, and the pieces among its events."""
+        recording = self._recording
+        if not self.pieces:
+            return replace(recording, compiled=self._record(code))
+        called = [(number, layer, False, True) for number, layer in enumerate(self._called, start=self._first)]
+        spans = pd.concat([recording.spans.assign(derived=False), frame_of_rows("spans", called)])
+        return replace(
+            recording,
+            events=self._events(),
+            modules=self._layers.frame(),
+            spans=spans,
+            compiled=self._record(code),
+        )
+
+    def _events(self) -> pd.DataFrame:
+        """The pieces, followed by the other events: of two equal intervals the first is around the other."""
+        events, pieces = self._recording.events.copy(deep=False), self.pieces
+        backward = np.array([piece.backward for piece in pieces])
+        number = np.array([piece.number for piece in pieces], dtype=np.int64)
+        start, end = (np.array([getattr(piece, name) for piece in pieces], dtype=np.int64) for name in ("start", "end"))
+        places = self._host.rows.iloc[[piece.beside for piece in pieces]]
+        known: dict[str, Any] = {
+            **{"start_ns": start, "duration_ns": end - start, "sequence": _FIRST_SEQUENCE + number},
+            "forward_thread": np.where(backward, _THREAD, NONE),
+            "span": np.where(backward, NONE, number),
+            **{str(name): values.to_numpy() for name, values in places.items()},
+        }
+        labels = {"name": np.where(backward, PIECE, LAYER_SPAN), "category": np.full(len(pieces), SPAN_CATEGORY)}
+        columns: dict[str, Any] = {}
+        for name, column in events.items():
+            if isinstance(column.dtype, pd.CategoricalDtype):
+                new = labels.get(str(name), np.full(len(pieces), None, dtype=object))
+                texts = pd.Categorical(new, categories=pd.Index(pd.unique(new[new != None]), dtype=TEXT))  # noqa: E711
+                columns[str(name)] = pd.api.types.union_categoricals([texts, column.array])
+            else:
+                values = known.get(str(name), np.full(len(pieces), NONE, dtype=np.int64))
+                columns[str(name)] = np.concatenate([values, column.to_numpy()])
+        return pd.DataFrame(columns, copy=False)
+
+    def _record(self, code: Sequence[CompiledCode]) -> CompiledRecord:
+        kernels, executed = self._kernels, self._executed
+        backward = {number: backward for number, backward, *_ in executed}
+        facts = [
+            (*kernel.facts[:2], "backward" if backward[number] else "forward", *kernel.facts[2:])
+            for number, kernel in enumerate(kernels)
+        ]
+        shares = [(number, chain[-1], share) for number, kernel in enumerate(kernels) for chain, share in kernel.shares]
+        calls = [(number, start, duration) for number, _, start, duration in executed]
+        return CompiledRecord(
+            frame_of_rows("compiled_kernels", facts),
+            frame_of_rows("compiled_shares", shares),
+            frame_of_rows("compiled_calls", calls),
+            frame_of_rows("compiled_code", list(code)),
+        )

@@ -1,0 +1,287 @@
+"""What torch.compile made: the kernels of each graph, and the modules whose operations each kernel computes.
+
+A graph tells this only if it was compiled inside `CompilesForProfiling`. Then each generated kernel is an event of the
+trace, Inductor keeps which operations it fused into which kernel, and a description of the operations is attached to
+the compiled graph. It is stored in Inductor's cache with the graph, and a graph that was compiled without it is not
+taken from there.
+
+This is the only place that uses private names of torch's compiler; `missing_names` lists those that this torch lacks.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from perfnb.recording.compiled_layers import CompiledCode, Graph, Kernel, Operation
+from perfnb.step.installed import Installed
+
+_CONFIG, _DEBUG = "torch._inductor.config", "torch._inductor.debug"
+_OUTPUT, _PASSES = "torch._inductor.output_code", "torch._inductor.custom_graph_pass"
+_GRAPH = "CompiledFxGraph"
+#: The operations in each kernel of the graph that is being compiled; the graph keeps them only for a forward pass.
+_FUSED = "_inductor_triton_kernel_to_post_grad_node_info"
+_DYNAMO = "torch._dynamo.utils"
+#: What is needed for layers, by module.
+PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
+    _CONFIG: ("cpp.enable_kernel_profile", "trace.provenance_tracking_level", "post_grad_custom_post_pass"),
+    _DEBUG: (_FUSED,),
+    _OUTPUT: (_GRAPH, f"{_GRAPH}._fx_graph_cache_key"),
+    _PASSES: ("CustomGraphPass",),
+}
+#: What is needed for the reasons of recompilations and graph breaks.
+REPORTED_NAMES: Mapping[str, tuple[str, ...]] = {_DYNAMO: ("get_compilation_metrics", "graph_break_reasons")}
+#: The attribute of a compiled graph that holds the description; a number counts its versions.
+_ATTRIBUTE = "_perfnb_operations_2"
+#: A kernel in Inductor's mapping, with its place in the order of the generated code.
+_NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
+_EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
+_FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<code>.*)$', re.MULTILINE)
+
+
+def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[str]:
+    """The private names that this torch lacks; by default of those without which compiled regions have no layers."""
+    wanted = PRIVATE_NAMES if needed is None else needed
+    return [f"{module}.{name}" for module, names in wanted.items() for name in names if not _has(module, name)]
+
+
+def _has(module: str, name: str) -> bool:
+    try:
+        value = importlib.import_module(module)
+        *outer, last = name.split(".")
+        for part in outer:
+            value = getattr(value, part)
+    except (ImportError, AttributeError):
+        return False
+    # A field of a dataclass without a default is no attribute of the class.
+    return hasattr(value, last) or last in getattr(value, "__annotations__", {})
+
+
+class CompilesForProfiling(Installed):
+    """Context manager that has newly compiled code tell the layers of its kernels.
+
+    Does nothing if `missing_names` finds any.
+    """
+
+    def _install(self, stack: ExitStack) -> None:
+        if missing_names():
+            return
+        config: Any = importlib.import_module(_CONFIG)
+        graph = getattr(importlib.import_module(_OUTPUT), _GRAPH)
+        before: dict[str, tuple[str, ...]] = {}
+        own = config.post_grad_custom_post_pass
+        passes = own if isinstance(own, (list, tuple)) else [own] if own is not None else []
+        new = {
+            "cpp.enable_kernel_profile": True,
+            "trace.provenance_tracking_level": max(1, config.trace.provenance_tracking_level),
+            "post_grad_custom_post_pass": [*passes, _marker(before)] if passes else _marker(before),
+        }
+        stack.enter_context(config.patch(new))
+        plain = graph.__init__
+        stack.callback(setattr, graph, "__init__", plain)
+        graph.__init__ = _describing(plain, before)
+
+
+def _fused() -> dict[str, tuple[str, ...]]:
+    """The operations of each kernel that Inductor has noted: those of this graph, and of some before it."""
+    fused = getattr(importlib.import_module(_DEBUG), _FUSED)
+    return {str(kernel): tuple(map(str, names)) for kernel, names in fused.items()}
+
+
+def _marker(before: dict[str, tuple[str, ...]]) -> Any:
+    """A pass that notes what was fused before the graph, and changes the key by which the graph is cached."""
+    base: Any = importlib.import_module(_PASSES).CustomGraphPass
+
+    class Marker(base):  # type: ignore[misc]
+        def __call__(self, graph: fx.Graph) -> None:
+            before.clear()
+            with suppress(Exception):
+                before.update(_fused())
+
+        def uuid(self) -> str:
+            return _ATTRIBUTE
+
+    return Marker()
+
+
+def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
+    """`CompiledFxGraph.__init__` that attaches a description of the graph's operations."""
+
+    @wraps(plain)
+    def described(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        with suppress(Exception):  # without a description the graph is one row; the user's compilation must not fail
+            module = next(value for value in (*args, *kwargs.values()) if isinstance(value, fx.GraphModule))
+            own = {kernel: names for kernel, names in _fused().items() if before.get(kernel) != names}
+            kernels = [tuple(kernel) for kernel in _kernels(own)]
+            setattr(self, _ATTRIBUTE, (kernels, [tuple(each) for each in _operations(module)]))
+
+    return described
+
+
+def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
+    """Have Dynamo leave these functions alone where compiled code calls them because a graph broke around them.
+
+    Another torch, without the private names, compiles them, and they do nothing there.
+    """
+    if "torch._dynamo" in sys.modules:
+        with suppress(AttributeError):
+            for function in functions:
+                sys.modules["torch._dynamo"].eval_frame.skip_code(function.__code__)
+
+
+_in_force: list[CompilesForProfiling] = []
+
+
+def begin_for_profiling() -> None:
+    """Have what torch compiles from now on tell the layers of its kernels."""
+    if not _in_force:
+        settings = CompilesForProfiling()
+        settings.__enter__()
+        _in_force.append(settings)
+
+
+def end_for_profiling() -> None:
+    """Undo `begin_for_profiling`, if it is in force."""
+    while _in_force:
+        _in_force.pop().__exit__()
+
+
+def compiled_graphs(keys: Iterable[str]) -> list[Graph]:
+    """The compiled graphs with these keys that tell their kernels' layers."""
+    wanted, found = set(keys), dict[str, Graph]()
+    if not wanted or missing_names():
+        return []
+    kind = getattr(importlib.import_module(_OUTPUT), _GRAPH)
+    for compiled in gc.get_objects():  # torch has no list of them
+        if type(compiled) is kind and (key := compiled._fx_graph_cache_key) in wanted and key not in found:
+            kernels, operations = getattr(compiled, _ATTRIBUTE, ((), ()))
+            if kernels:
+                known = [Operation(*each) for each in operations]
+                found[key] = Graph(key, tuple(Kernel(*each) for each in kernels), {each.name: each for each in known})
+    return list(found.values())
+
+
+def compiled_code(regions: Iterable[str]) -> list[CompiledCode]:
+    """What torch says of the code of compiled regions, such as ``1/0``: the first version of the second function."""
+    wanted = dict.fromkeys(regions)
+    if not wanted or missing_names(REPORTED_NAMES):
+        return [CompiledCode(region) for region in wanted]
+    utils: Any = importlib.import_module(_DYNAMO)
+    known = {str(each.compile_id): each for each in utils.get_compilation_metrics() if each.co_name}
+    breaks = {}
+    for reason in utils.graph_break_reasons:
+        if reason.graph_break and reason.user_stack:
+            outer, inner = reason.user_stack[0], reason.user_stack[-1]
+            breaks[outer.filename, outer.name] = (str(reason.reason), f"{inner.filename}:{inner.lineno}")
+    return [_code(region, known.get(region), breaks) for region in wanted]
+
+
+def _code(region: str, facts: Any, breaks: Mapping[tuple[str, str], tuple[str, str]]) -> CompiledCode:
+    if facts is None:
+        return CompiledCode(region)
+    reason, line = breaks.get((facts.co_filename, facts.co_name), ("", ""))
+    return CompiledCode(
+        region,
+        str(facts.co_name),
+        f"{facts.co_filename}:{facts.co_firstlineno}",
+        facts.guard_count,
+        facts.entire_frame_compile_time_s,
+        _first_line(facts.recompile_reason),
+        _first_line(reason),
+        line,
+    )
+
+
+def _first_line(text: Any) -> str:
+    return " ".join(str(text).splitlines()[0].split()) if text else ""
+
+
+def _kernels(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
+    """The kernel calls of Inductor's mapping, in the order of the generated code."""
+    calls = [(match, names) for key, names in fused.items() if (match := _NUMBERED.fullmatch(key)) is not None]
+    for call, names in sorted(calls, key=lambda pair: int(pair[0]["order"])):
+        name = call["kernel"]
+        yield Kernel(name, name.startswith(_EXTERN), tuple(names))
+
+
+def _operations(module: fx.GraphModule) -> Iterator[Operation]:
+    for node in module.graph.nodes:
+        if node.op == "output":
+            continue
+        stack = node.meta.get("nn_module_stack") or {}
+        forward = node.meta.get("fwd_nn_module_stack") or {}
+        modules = tuple((str(path), _class_name(kind)) for path, kind in (stack or forward).values())
+        value = node.meta.get("val")
+        yield Operation(
+            node.name,
+            _op_name(node) if node.op == "call_function" else "",
+            modules,
+            tuple(each.name for each in node.all_input_nodes),
+            sum(_elements(tensor) * tensor.element_size() for tensor in _tensors(value)),
+            _flops(node, value),
+            _source(node.meta.get("stack_trace")),
+        )
+
+
+def _class_name(kind: Any) -> str:
+    return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
+
+
+def _op_name(node: fx.Node) -> str:
+    target = node.target
+    name = target.name() if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
+    return str(name).partition(".")[0] if "::" in str(name) else str(name)
+
+
+def _flops(node: fx.Node, value: Any) -> int:
+    """FLOPs by formula, else one for each element of the result or, if that is smaller, of an input."""
+    from perfnb.step.arithmetic import flops_of  # which needs this module
+
+    if node.op != "call_function":
+        return 0
+    inputs = [tensor for each in node.all_input_nodes for tensor in _tensors(each.meta.get("val"))]
+    results = list(_tensors(value))
+    if isinstance(node.target, torch._ops.OpOverload) and not any(map(_is_symbolic, (*inputs, *results))):
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+        known = flops_of(node.target, args, kwargs, value)
+        if known is not None:
+            return known
+    return max((_elements(tensor) for tensor in (*inputs, *results)), default=0)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _is_symbolic(tensor: Tensor) -> bool:
+    sizes: Iterable[Any] = tensor.shape
+    return any(not isinstance(size, int) for size in sizes)
+
+
+def _elements(tensor: Tensor) -> int:
+    """Elements, of symbolic sizes those that the compiler saw: asking for their value would add a guard."""
+    count, sizes = 1, list[Any](tensor.shape)
+    for size in sizes:
+        hint = size if isinstance(size, int) else size.node.hint
+        count *= int(hint) if hint is not None else 1
+    return count
+
+
+def _source(trace: Any) -> tuple[str, int, str] | tuple[()]:
+    """The innermost line of a stack in an operation's metadata."""
+    lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
+    return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["code"].strip()) if lines else ()

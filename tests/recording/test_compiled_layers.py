@@ -1,0 +1,306 @@
+"""Layers inside compiled regions, in recordings whose figures are known beforehand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import perfnb
+from perfnb.compiled.tables import compiled_kernel_table, fused_ms, region_table
+from perfnb.profile.profile import Profile
+from perfnb.recording.compiled_layers import (
+    OVERHEAD,
+    CompiledCode,
+    Graph,
+    Kernel,
+    Operation,
+    graph_keys,
+    region_ids,
+    with_compiled_regions,
+)
+from perfnb.recording.recording import Recording
+from tests.recordings import ByHand
+
+FORWARD, BACKWARD = "fkey", "bkey"
+BLOCK = (("L['self'].block", "Net.Block"),)
+INNER = (*BLOCK, ("L['self'].block.inner", "Net.Block.Inner"))
+
+
+def operation(
+    name: str, modules: tuple[tuple[str, str], ...] = (), inputs: tuple[str, ...] = (), *, op: str = "aten::mul"
+) -> Operation:
+    """An operation whose result has 100 bytes, and which computes nothing that counts."""
+    return Operation(name, op if modules or inputs else "", modules, inputs, 100, 0, ("model.py", 7, "x * 2"))
+
+
+def graph(key: str, kernels: dict[str, list[Operation]], *others: Operation, extern: tuple[str, ...] = ()) -> Graph:
+    inside = [each for operations in kernels.values() for each in operations]
+    named = [Kernel(name, name in extern, tuple(each.name for each in own)) for name, own in kernels.items()]
+    return Graph(key, tuple(named), {each.name: each for each in (*others, *inside)})
+
+
+#: Its first kernel is the block's own and the inner layer's: two reads against one write and a read.
+SHARED = graph(
+    FORWARD,
+    {
+        "cpp_fused_mul_0": [
+            operation("a", BLOCK, ("x", "y")),  # reads 200 bytes; what it computes stays inside
+            operation("b", INNER, ("a", "w")),  # reads 100 and writes 100
+        ],
+        "extern_kernels.mm": [operation("c", INNER, ("b", "v"), op="aten::mm")],
+        "cpp_fused_sum_1": [operation("loss", (), ("c",), op="aten::sum")],
+    },
+    *map(operation, "xywv"),
+    extern=("extern_kernels.mm",),
+)
+BACK = graph(
+    BACKWARD,
+    {
+        "cpp_fused_mul_0": [operation("g", INNER, ("t",))],
+        "cpp_fused_add_1": [
+            operation("p", BLOCK, ("t",)),
+            operation("sum", (), ("g", "p"), op="aten::add"),
+        ],
+    },
+    operation("t"),
+)
+
+
+def net(hand: ByHand) -> tuple[int, int, int]:
+    root = hand.layer("net", compiled=True)
+    block = hand.layer("net.block", root)
+    return root, block, hand.layer("net.block.inner", block)
+
+
+def region(hand: ByHand, begin: float, sequence: int = 5, name: str = "0/0") -> None:
+    """A lookup of 2 µs, and a region of 98: 10 before its graph, kernels of 20, 30 and 10, 5 apart, and 13 after."""
+    hand.op("TorchDynamo Cache Lookup", begin, begin + 2)
+    hand.op(f"Torch-Compiled Region: {name}", begin + 2, begin + 100)
+    hand.op("CompiledFunction", begin + 5, begin + 95, sequence)
+    hand.op(f"## Call CompiledFxGraph {FORWARD} ##", begin + 6, begin + 94)
+    hand.op("graph_0_cpp_fused_mul_0", begin + 12, begin + 32)
+    hand.op("aten::mm", begin + 37, begin + 67)
+    hand.op("aten::resolve_conj", begin + 40, begin + 41)
+    hand.op("graph_0_cpp_fused_sum_1", begin + 72, begin + 82)
+
+
+def backward(hand: ByHand, begin: float, sequence: int = 5) -> None:
+    """A node of 60 µs with two kernels of 20."""
+    hand.node("CompiledFunctionBackward", begin, begin + 60, sequence)
+    hand.op(f"## Call CompiledFxGraph {BACKWARD} ##", begin + 5, begin + 55)
+    hand.op("graph_0_cpp_fused_mul_0", begin + 6, begin + 26)
+    hand.op("graph_0_cpp_fused_add_1", begin + 30, begin + 50)
+
+
+def of_one_step(*, around: bool = True) -> Recording:
+    hand = ByHand().step(0, 300)
+    root, *_ = net(hand)
+    if around:
+        hand.call(root, 8, 112)
+    region(hand, 10)
+    backward(hand, 200)
+    return told(hand.recording(), [SHARED, BACK])
+
+
+def told(recording: Recording, graphs: list[Graph], **code: str) -> Recording:
+    regions = [CompiledCode(name, **code) for name in region_ids(recording.events)]
+    return with_compiled_regions(recording, graphs, regions)
+
+
+def us(recording: Recording, column: str = "self_ms") -> dict[str, float]:
+    values = Profile(recording).layers[column].dropna() * 1000
+    return {str(name): round(float(value), 3) for name, value in values.items()}
+
+
+def test_the_time_of_kernels_is_that_of_the_layers_whose_operations_they_compute() -> None:
+    recording = of_one_step()
+
+    # Of the 20 µs of the first kernel the block has 200 of 400 bytes; the sum is in no module, so it is the model's.
+    forward = {"net": 4 + 10, "net.block": 10, "net.block.inner": 10 + 30, f"net.{OVERHEAD}": 100 - 60}
+    assert us(recording, "self_forward_ms") == {**forward}
+    # The addition joins the gradients of the block and of its inner layer: it is the block's.
+    back = {"net": 0, "net.block": 20, "net.block.inner": 20, f"net.{OVERHEAD}": 20}
+    assert {name: value for name, value in us(recording, "self_backward_ms").items() if name in back} == back
+
+
+def test_rows_add_up_to_the_region_and_to_the_phases() -> None:
+    p = Profile(of_one_step())
+
+    layers = p.layers
+    assert layers.loc["net", "total_ms"] == pytest.approx(0.104 + 0.060)
+    assert layers.loc["net.block", "total_ms"] == pytest.approx(0.050 + 0.040)
+    own = layers["self_ms"].sum()
+    assert own == pytest.approx(p.phases.loc[["forward", "backward"], "ms"].sum())
+    assert layers.loc[["net", "net.block", "net.block.inner"], "calls"].tolist() == [1, 1, 1]
+
+
+def test_the_phases_and_the_ops_stay_what_they_are() -> None:
+    hand = ByHand().step(0, 300)
+    root, *_ = net(hand)
+    hand.call(root, 8, 112)
+    region(hand, 10)
+    backward(hand, 200)
+    plain, known = Profile(hand.recording()), Profile(of_one_step())
+
+    assert known.phases["ms"].tolist() == pytest.approx(plain.phases["ms"].tolist())
+    assert known.ops["calls"].to_dict() == plain.ops["calls"].to_dict()
+    assert known.ops["self_cpu_ms"].to_dict() == plain.ops["self_cpu_ms"].to_dict()
+    assert known.layers["ops"].iloc[0] == plain.layers["ops"].iloc[0]
+
+
+def test_a_compiled_function_has_the_layers_of_the_model_that_it_calls() -> None:
+    recording = of_one_step(around=False)
+
+    p = Profile(recording)
+    assert p.phases.loc["forward", "ms"] == pytest.approx(0.1)
+    assert p.layers.loc["net", "total_ms"] == pytest.approx(0.1 + 0.06)
+    assert us(recording, "self_forward_ms")["net.block.inner"] == 40
+
+
+def test_tracing_costs_nothing_for_what_is_added_to_the_trace() -> None:
+    recording = of_one_step()
+    costly = {**recording.meta, "cost": {"op_ns": 0.0, "call_ns": 1000.0}}
+
+    p = Profile(Recording(**{**vars(recording), "meta": costly}))
+
+    # One call of a module was traced, which the gap before it pays for.
+    assert p.layers.loc["net", "share"] == pytest.approx(0.164 / 0.299)
+
+
+def test_the_kernels_have_their_layers_ops_and_lines() -> None:
+    recording = of_one_step()
+    kernels = compiled_kernel_table(recording)
+
+    first = kernels[kernels["kernel"] == "cpp_fused_mul_0"].set_index("direction").loc["forward"]
+    assert (first["layers"], first["ops"], first["source"]) == (
+        "net.block, net.block.inner",
+        "aten::mul",
+        "model.py:7: x * 2",
+    )
+    assert (first["calls"], first["ms"], first["bytes"]) == (1, pytest.approx(0.02), 400)
+    assert first["bytes_per_s"] == pytest.approx(400 / 20e-6)
+    assert kernels["ms"].is_monotonic_decreasing
+    assert kernels["ms"].sum() == pytest.approx(0.100)
+    nowhere = kernels.set_index("kernel").loc["cpp_fused_sum_1", "layers"]
+    assert nowhere is None or nowhere != nowhere  # missing
+    # The inner layer has 10 µs from a kernel that it shares with the block, which for the block is no sharing.
+    assert dict(zip(["net", "net.block", "net.block.inner", OVERHEAD], fused_ms(recording), strict=True)) == {
+        "net": 0,
+        "net.block": 0,
+        "net.block.inner": pytest.approx(0.010),
+        OVERHEAD: 0,
+    }
+
+
+def test_an_external_kernel_belongs_to_one_layer() -> None:
+    hand = ByHand().step(0, 200)
+    root, *_ = net(hand)
+    hand.call(root, 8, 112)
+    hand.op(f"## Call CompiledFxGraph {FORWARD} ##", 10, 60)
+    hand.op("aten::mm", 20, 50)
+    both = [operation("a", BLOCK, ("x", "y"), op="aten::mm"), operation("b", INNER, ("a",), op="aten::mm")]
+    made = graph(FORWARD, {"extern_kernels.mm": both}, *map(operation, "xy"), extern=("extern_kernels.mm",))
+
+    recording = with_compiled_regions(hand.recording(), [made], [CompiledCode("0/0")])
+
+    assert us(recording)["net.block"] == 30  # it reads twice as much as the other writes
+
+
+def test_regions_cost_what_is_not_in_kernels_and_graphs_break_until_the_next() -> None:
+    hand = ByHand().step(0, 400)
+    root, *_ = net(hand)
+    hand.call(root, 8, 290)
+    region(hand, 10, name="0/0")
+    hand.op("aten::item", 120, 130)
+    region(hand, 150, sequence=6, name="1/0")
+    recording = told(hand.recording(), [SHARED, BACK], broke="print", broke_at="model.py:9")
+
+    table = region_table(recording)
+
+    assert table.index.tolist() == ["0/0", "1/0"]
+    assert table["ms"].tolist() == pytest.approx([0.098, 0.098])
+    assert table["kernel_ms"].tolist() == pytest.approx([0.060, 0.060])
+    assert table["overhead_ms"].tolist() == pytest.approx([0.038, 0.038])
+    assert table["lookup_ms"].tolist() == pytest.approx([0.002, 0.002])
+    assert table.loc["0/0", "gap_ms"] == pytest.approx(0.152 - 0.104)  # from the end of its graph
+    assert table["gap_ms"].isna().tolist() == [False, True]
+    assert table.loc["0/0", "broke_at"] == "model.py:9"
+
+
+def test_a_region_inside_another_counts_once() -> None:
+    hand = ByHand().step(0, 400)
+    root, *_ = net(hand)
+    hand.call(root, 8, 390)
+    region(hand, 10, name="0/0")
+    hand.rows[-7]["duration_ns"] = 300_000  # the first region, which calls the rest of its function at its end
+    region(hand, 150, sequence=6, name="1/0")
+    recording = told(hand.recording(), [SHARED, BACK])
+
+    table = region_table(recording)
+    assert table["ms"].to_dict() == {"0/0": pytest.approx(0.202), "1/0": pytest.approx(0.098)}
+    assert table["kernel_ms"].to_dict() == {"0/0": pytest.approx(0.060), "1/0": pytest.approx(0.060)}
+    # The first region's overhead ends where other code begins.
+    layers = Profile(recording).layers
+    assert layers.loc[f"net.{OVERHEAD}", "total_ms"] == layers.loc[f"net.{OVERHEAD}", "self_ms"]
+    assert layers["self_ms"].sum() == pytest.approx(layers.loc["net", "total_ms"])
+
+
+@pytest.mark.parametrize(("times", "known"), [(2, True), (1, False), (3, False)])
+def test_alike_layers_are_told_apart_by_their_order_if_each_runs_once(times: int, known: bool) -> None:
+    hand = ByHand().step(0, 500)
+    root = hand.layer("net")
+    blocks = [hand.layer(f"net.{name}", root) for name in "ab"]
+    for block in blocks:
+        hand.layer(f"{hand.modules[block]['name']}.inner", block)
+        hand.modules[-1]["module"] = "Inner"
+    hand.call(root, 5, 480)
+    for number in range(times):
+        region(hand, 10 + 110 * number, sequence=number, name="3/0")
+    path = (("L['self'].inner", "Inner"),)
+    made = graph(FORWARD, {"cpp_fused_mul_0": [operation("a", path, ("x",))]}, operation("x"))
+
+    recording = told(hand.recording(), [made])
+
+    found = {name: value for name, value in us(recording).items() if name.endswith("inner") and value}
+    assert found == ({"net.a.inner": 20, "net.b.inner": 20} if known else {})
+
+
+def test_without_a_graph_that_tells_nothing_changes_but_the_regions_are_known() -> None:
+    hand = ByHand().step(0, 300)
+    root, *_ = net(hand)
+    hand.call(root, 8, 112)
+    region(hand, 10)
+    plain = hand.recording()
+    assert graph_keys(plain.events) == [FORWARD]
+    assert with_compiled_regions(plain, [SHARED], []) is plain
+
+    known = told(plain, [])
+
+    assert known.events is plain.events
+    assert Profile(known).compiled.empty
+    regions = Profile(known).compiled_regions
+    assert regions["ms"].tolist() == pytest.approx([0.098])
+    assert regions[["kernel_ms", "overhead_ms", "guards", "compile_s"]].isna().all(axis=None)
+    assert "call perfnb.compile_for_profiling() before" in " ".join(str(Profile(known)).split())
+
+
+def test_what_was_found_is_saved_and_loaded(tmp_path: Path) -> None:
+    p = Profile(of_one_step())
+    p.save(tmp_path / "p")
+
+    again = perfnb.load(tmp_path / "p")
+
+    for name in ("layers", "compiled", "compiled_regions", "phases"):
+        left, right = getattr(p, name), getattr(again, name)
+        assert left.equals(right) or left.to_dict() == right.to_dict(), name
+
+
+def test_what_was_found_goes_into_a_trace_and_back(tmp_path: Path) -> None:
+    p = Profile(of_one_step())
+    p.save_trace(tmp_path / "trace.json.gz")
+
+    again = perfnb.load(tmp_path / "trace.json.gz")
+
+    for column in ("calls", "forward_ms", "backward_ms", "self_ms"):
+        assert again.layers[column].to_dict() == pytest.approx(p.layers[column].to_dict(), nan_ok=True), column
