@@ -54,7 +54,7 @@ def test_without_a_finding_the_run_is_steady() -> None:
     ("wait", "verdict"),
     [
         (Centre(0.049, 0.04, 0.06), "Steady"),
-        (Centre(0.06, 0.0, 0.12), "Steady"),
+        (Centre(0.3, 0.0, 0.6), "Slowed by waits for data: "),
         (Centre(0.05, 0.04, 0.06), "Slowed by waits for data: removing the wait for data could save up to 0.500 ms"),
         (Centre(0.199, 0.1, 0.3), "Slowed by waits for data: "),
         (Centre(0.2, 0.1, 0.3), "Input-bound: removing the wait for data could save up to 2.00 ms per step, 20 %"),
@@ -69,6 +69,8 @@ def test_what_is_said_of_waits() -> None:
     plain = only(wait=wait)
     assert plain["evidence"] == "Steps wait 9.00 ms for their batch on average, 90.0 % [80.0, 100.0] of their time."
     assert (plain["bound_ms"], plain["confidence"]) == (9.0, "high")
+    unsure = [only(wait=Centre(0.06, low, 0.12))["confidence"] for low in (0.0, 0.001)]
+    assert unsure == ["low", "high"]
     gpu = only(wait=wait, has_device=True, batches=1200)
     assert "for their 1,200 batches on average" in gpu["evidence"]
     assert gpu["evidence"].endswith(" The GPU may have worked during the wait.")

@@ -165,7 +165,7 @@ def test_what_is_known_of_layers_is_noted() -> None:
 def test_without_layers_the_reason_is_noted() -> None:
     hand = ByHand().step(0, 1000).op("aten::mm", 10, 990)
     (none,) = notes_of(hand.recording())
-    assert none.startswith("No module was called in the step, so there are no layers; models compiled in place")
+    assert none.startswith("No module was called in the step, so there are no layers; ")
     (chosen,) = notes_of(hand.recording(models_chosen=True))
     assert chosen == "None of the chosen models was called in the step, so there are no layers."
 
