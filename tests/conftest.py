@@ -254,7 +254,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare a text with the file of that name in the folder `golden` beside the test."""
+    """Compare a text with the file of that name in the folder `golden` next to the test."""
 
     def same(name: str, text: str) -> None:
         path = request.path.parent / "golden" / name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
+OPTIMIZER_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 #: Linux's lists of children, where the kernel was built with them.
@@ -45,25 +47,30 @@ class Surroundings:
     files: frozenset[str]
     sigint: Any
     deepest: int
+    callbacks: int
+    switching_s: float
 
     @classmethod
     def now(cls) -> Surroundings:
         """Look around; torch is asked only where it is loaded already."""
         torch = sys.modules.get("torch")
-        module = torch.nn.modules.module if torch else None
+        modules, optimizers = map(sys.modules.get, ("torch.nn.modules.module", "torch.optim.optimizer"))
         return cls(
-            hooks={name: frozenset(getattr(module, name, ())) for name in GLOBAL_HOOKS},
+            hooks={name: frozenset(getattr(modules, name, ())) for name in GLOBAL_HOOKS}
+            | {name: frozenset(getattr(optimizers, name, ())) for name in OPTIMIZER_HOOKS},
             profiling=bool(torch and torch.autograd._profiler_enabled()),
             threads={id(thread): thread.name for thread in threading.enumerate() if not _outlives_tests(thread)},
             processes=_children(),
             files=frozenset(path.name for path in Path(tempfile.gettempdir()).glob("perfnb-*")),
             sigint=signal.getsignal(signal.SIGINT),
             deepest=sys.getrecursionlimit(),
+            callbacks=sum(str(getattr(one, "__module__", "")).startswith("perfnb.") for one in gc.callbacks),
+            switching_s=sys.getswitchinterval(),
         )
 
     def changed_since(self, before: Surroundings) -> list[str]:
         """Say in words what is there now and was not before."""
-        left = [f"torch hook in {name}" for name in GLOBAL_HOOKS if self.hooks[name] - before.hooks[name]]
+        left = [f"torch hook in {name}" for name in self.hooks if self.hooks[name] - before.hooks[name]]
         if self.profiling:
             left.append("a running torch profiler")
         left += [f"thread {self.threads[key]}" for key in self.threads.keys() - before.threads.keys()]
@@ -76,6 +83,10 @@ class Surroundings:
             left.append(f"SIGINT handler {self.sigint!r}")
         if self.deepest != before.deepest:
             left.append(f"a recursion limit of {self.deepest}")
+        if self.callbacks > before.callbacks:
+            left.append("a callback of the garbage collector")
+        if self.switching_s != before.switching_s:
+            left.append(f"a switch interval of {self.switching_s} s")
         return left
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from perfnb.step.environment import Conditions
 from tests import surroundings
 
 pytest_plugins = ["pytester"]
@@ -110,3 +113,20 @@ def test_processes_by_the_kernels_lists_are_those_that_psutil_finds(monkeypatch:
     for key in (key for key in listed if key[0] in tree):
         above = set(tree[: tree.index(key[0])])
         assert listed[key].above & set(tree) == found[key].above & set(tree) == above
+
+
+def test_callbacks_hooks_of_optimizers_and_the_switch_interval_are_seen() -> None:
+    before = surroundings.Surroundings.now()
+    conditions, interval = Conditions(), sys.getswitchinterval()
+    hook = register_optimizer_step_post_hook(lambda *_: None)
+    with conditions:
+        sys.setswitchinterval(2 * interval)
+        left = surroundings.Surroundings.now().changed_since(before)
+        sys.setswitchinterval(interval)
+    hook.remove()
+    assert left == [
+        "torch hook in _global_optimizer_post_hooks",
+        "a callback of the garbage collector",
+        f"a switch interval of {2 * interval} s",
+    ]
+    assert surroundings.Surroundings.now().changed_since(before) == []

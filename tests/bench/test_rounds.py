@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import queue
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from perfnb.bench.rounds import Bench
+from perfnb.bench.design import Prefetching
+from perfnb.bench.rounds import UNKNOWN_AHEAD, Bench, mapped, prefetching
 from perfnb.errors import NestedProfilerError
 from perfnb.step.budget import steady_from
 from perfnb.step.environment import Conditions
@@ -202,3 +205,69 @@ def test_a_result_is_kept_as_it_was_though_the_next_step_writes_to_its_memory() 
             assert tensor.tolist() == [value, value]
         assert of_numpy.tolist() == [value, value]
         assert kept is parameter
+
+
+class Holder:
+    """An object with a tensor inside of a list, and other attributes."""
+
+    def __init__(self) -> None:
+        self.parts, self.name, self.deep = [torch.ones(1)], "a", {"b": 1}
+
+
+@dataclass(frozen=True)
+class Frozen:
+    logits: torch.Tensor
+    label: str = "x"
+
+
+class Fixed:
+    """Has a tensor, and cannot be copied."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.ones(1)
+
+    def __copy__(self) -> Any:
+        raise TypeError
+
+
+def test_a_function_reaches_the_tensors_and_arrays_in_a_value() -> None:
+    def doubled(part: Any) -> Any:
+        return part * 2
+
+    assert mapped(doubled, 3) == 3
+    plain, (array,), words = mapped(doubled, (torch.ones(1), [np.ones(2)], {"a": "text"}))
+    assert (plain.tolist(), array.tolist(), words) == ([2.0], [2.0, 2.0], {"a": "text"})
+    held = Holder()
+    found = mapped(doubled, held)
+    assert (found.parts[0].tolist(), found.name, found.deep) == ([2.0], "a", {"b": 1})
+    assert held.parts[0].tolist() == [1.0]
+    assert mapped(doubled, Frozen(torch.ones(1))) == Frozen(torch.full((1,), 2.0))
+    model, fixed, kind = torch.nn.Linear(1, 1), Fixed(), Frozen
+    for kept in (model, fixed, kind, held.deep):
+        assert mapped(doubled, [kept])[0] == kept
+    assert fixed.tensor.tolist() == [1.0]
+
+
+def test_queues_and_threads_prefetch_and_those_common_to_all_do_not_count() -> None:
+    bounded, unbounded = queue.Queue[int](3), queue.SimpleQueue[int]()
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+
+    def step() -> None: ...
+
+    def takes(*sources: Any) -> Callable[[], Any]:
+        return lambda: sources
+
+    four, sixteen = Prefetching("threads", 4), Prefetching("threads", UNKNOWN_AHEAD)
+    assert prefetching([step]) is None
+    assert prefetching([step, takes(bounded)]) == four
+    assert prefetching([takes(unbounded)]) == sixteen
+    assert prefetching([takes(unbounded, bounded)]) == four
+    assert prefetching([takes(bounded)], bounded) is None
+    assert prefetching([takes(thread)]) is None  # it has not started
+    thread.start()
+    assert prefetching([takes(thread)]) == sixteen
+    assert prefetching([takes(threading.current_thread(), threading.main_thread())]) is None
+    stop.set()
+    thread.join()
+    assert prefetching([takes(thread)]) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,8 @@ from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Series, Strip
 from perfnb.profile.timing import noise_facts, shown
 from perfnb.stats.step_times import StepTimes
+from tests.samples import texts
+from tests.samples.bench import DOCUMENTS
 
 NOISE = {"cpus": 2, "load_before": 1.9, "gc_share": 0.04, "cpu_mhz_before": 3000, "cpu_mhz_after": 2000}
 TIMES = StepTimes((10.0, 10.2, 10.1, 40.0) * 25, 32, 3200, (30.0, 12.0), True, NOISE)
@@ -48,3 +51,7 @@ def test_nothing_is_said_where_nothing_is_known() -> None:
     assert noise_facts({}) == []
     assert document_text(shown(StepTimes(()))._document()) == "perfnb · step time\nNo step was timed"
     assert not shown(StepTimes((1.0,)))._document().sections
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

@@ -16,8 +16,6 @@ import perfnb as package
 from perfnb.command.main import SUB_COMMANDS, split_program
 from tests.command.processes import ROOT, called, environment, perfnb
 
-pytestmark = pytest.mark.slow
-
 COMMANDS = {one.name: one for one in map(resolve_name, SUB_COMMANDS)}
 
 
@@ -30,6 +28,7 @@ def test_help_says(name: str, golden: Callable[[str, str], None]) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_without_a_command_it_shows_the_help_and_fails() -> None:
     done = perfnb()
 
@@ -48,9 +47,15 @@ def test_without_a_command_it_shows_the_help_and_fails() -> None:
         (("compare", "a", "b", "--fail-if-slower", "-3"), "--fail-if-slower"),
         (("compare", "a", "b", "--fail-if-slower", "much"), "invalid percentage value: 'much'"),
         (("show", "a", "--json", "--html", "b"), "error: argument --html: not allowed with argument --json"),
+        (("run",), "perfnb run: there is no script to run"),
+        (("run", "nothing.py"), "perfnb run: nothing.py does not exist, or is not a file"),
+        (("run", "--at", "soon", "a.py"), "invalid number value: 'soon'"),
+        (("run", "--steps-by", "luck", "a.py"), "invalid choice: 'luck'"),
         (("watch",), "perfnb watch: there is no command to watch"),
         (("watch", "--interval", "0", "--", "true"), "perfnb watch: --interval must be between 0.02 and 3600 seconds"),
-        (("system", "--data", "nowhere"), "perfnb system: there is no 'nowhere'"),
+        pytest.param(
+            ("system", "--data", "nowhere"), "perfnb system: there is no 'nowhere'", marks=pytest.mark.slow
+        ),  # it imports torch
     ],
 )
 def test_wrong_use_is_told_with_exit_code_2(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
@@ -101,6 +106,7 @@ print("loaded", *sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "heavy"),
     [

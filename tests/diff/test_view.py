@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pandas as pd
@@ -14,7 +15,8 @@ from perfnb.draw.document import Bars, Effects, Table
 from perfnb.findings.finding import Conclusion, Findings
 from perfnb.stats.step_times import StepTimes
 from tests import summaries
-from tests.samples.diff import CHANGE, TIMES
+from tests.samples import texts
+from tests.samples.diff import CHANGE, DOCUMENTS, TIMES
 
 
 def times(factor: float, steps: int = 21) -> StepTimes:
@@ -93,3 +95,7 @@ def test_findings_are_gained_and_lost() -> None:
         ("small_batch", "in both", 1.0, 2.0),
         ("leak", "new", None, None),
     ]
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

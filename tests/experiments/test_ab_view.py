@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,8 @@ from perfnb.draw.document import Document, Effects, Strip, Table
 from perfnb.experiments.ab_test import ABTest
 from perfnb.experiments.compared_figures import NOT_COMPARED
 from tests.experiments.ab_samples import EXAMPLES, experiment, figures
+from tests.samples import texts
+from tests.samples.experiments import DOCUMENTS
 
 RATIO = r"\d\.\d+ × \[\d\.\d+, \d\.\d+\]"
 #: By example, the beginning of its verdict, and its advice.
@@ -194,3 +197,7 @@ def test_profiles_of_both_sides_are_compared_in_a_tab() -> None:
     assert "layers" in {section.key for section in tab.sections}
     assert not tab.verdict.sentence
     assert EXAMPLES["unchecked"]._document().tabs == ()
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

@@ -136,8 +136,7 @@ def test_what_other_threads_do_is_no_host_work() -> None:
     assert facts_of(hand).doing.seen < 0.01  # the launching calls
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stream_wait", [False, True])
+@pytest.mark.parametrize("stream_wait", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_gpu_that_idles_for_no_reason_on_record_is_said_to(stream_wait: bool) -> None:
     hand = two_kernels(5000, stream_wait, launched_at=50)
 

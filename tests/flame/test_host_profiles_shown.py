@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import marshal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from perfnb.draw.document import Picture, Table
 from perfnb.flame.data import flame_data, package_of
 from perfnb.flame.picture import flame_section
 from perfnb.stacks.tree import Function
+from tests.samples import texts
+from tests.samples.flame import DOCUMENTS
 from tests.stacks.test_host_profiles import COLLAPSED, SPEEDSCOPE, figures, written
 
 
@@ -104,3 +107,8 @@ def test_a_flame_graph_as_text_has_calls_as_wide_as_their_time(tmp_path: Path) -
         "▏step".ljust(24) + "▏load".ljust(12),
         "▏relu".ljust(24),
     ]
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    measured = {"cProfile", "host profiles of one unit compared"}
+    golden("samples.txt", texts({name: made for name, made in DOCUMENTS.items() if name not in measured}))

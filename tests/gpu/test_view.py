@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from perfnb.gpu.launches import LaunchFacts
 from perfnb.gpu.summary import GpuSummary
 from perfnb.gpu.tab import gpu_document, gpu_verdict, launch_sentence, path_title, shape_words
 from tests.gpu import gpu_samples as samples
+from tests.samples import texts
+from tests.samples.gpu import DOCUMENTS
 from tests.written_traces import Written
 
 
@@ -197,3 +200,7 @@ def test_work_of_graphs_is_said_to_be(tmp_path):
     assert any(note.startswith("CUDA graphs launched 2 of 2 kernels") for note in gpu.notes)
     assert (gpu.launches.call_us, gpu.launches.longest_queue) == (10, 2)
     assert gpu.kernels["kernel"].tolist() == ["graphed"]
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import perfnb
-from perfnb.inference.batching import Batching
+from perfnb.inference.batching import Batcher, Batching, simulate_batches
 from perfnb.inference.latency import Latency
 from tests.fake_clock import FakeClock
 from tests.inference.test_latency import words_of
@@ -111,3 +111,57 @@ def test_a_batch_that_leaves_requests_out_is_noticed(clock: FakeClock) -> None:
     words = "Nothing in the input that batch= makes of 2 requests has the length 2"
     assert words in words_of(found(lambda given: given[:1]))
     assert words not in words_of(found(list))
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "most", "delay_ms", "servers", "latency", "sizes", "busy"),
+    [
+        # Full at 2; then the first has waited 3; the last two come together.
+        ([0, 1, 2, 10, 20, 20], 2, 3.0, 1, [7, 6, 10, 8, 6, 6], [2, 1, 1, 2], 22 / 26),
+        # The server is busy until 6 and takes what waits by then, at most 3.
+        ([0, 1, 2, 3, 4, 30], 3, 0.0, 1, [5, 11, 10, 9, 13, 5], [1, 3, 1, 1], 22 / 35),
+        # Two servers, one by one.
+        ([0, 1, 2, 9], 1, 7.0, 2, [5, 5, 8, 5], [1, 1, 1, 1], 20 / 2 / 14),
+        # Never full: each batch waits for its delay.
+        ([0, 4, 5], 9, 4.5, 1, [10.5, 6.5, 10.5], [2, 1], 11 / 15.5),
+    ],
+)
+def test_batches_by_hand(
+    arrivals: list[float], most: int, delay_ms: float, servers: int, latency: list[float], sizes: list[int],
+    busy: float,
+) -> None:  # fmt: skip
+    found, made, share = simulate_batches(
+        np.array(arrivals, dtype=float), lambda size: 4.0 + size, most, delay_ms, servers
+    )
+    assert found.tolist() == latency
+    assert made == sizes
+    assert share == pytest.approx(busy)
+
+
+def test_the_table_of_sizes_by_hand() -> None:
+    sizes = Batching({4: [20.0, 24.0, 22.0], 1: [10.0] * 6}, servers=2).sizes
+    assert sizes.index.tolist() == [1, 4]
+    assert sizes["median_ms"].tolist() == [10.0, 22.0]
+    assert sizes["ci_low_ms"].tolist() == [10.0, pd.NA]
+    assert sizes["per_request_ms"].tolist() == [10.0, 5.5]
+    assert sizes["requests_per_s"].tolist() == pytest.approx([200.0, 2000 / 5.5])
+    assert sizes["marginal_ms"].tolist() == [pd.NA, 4.0]
+    assert sizes["batches"].tolist() == [6, 3]
+
+
+def test_a_batcher_states_its_setting_and_what_it_does() -> None:
+    made = Batcher(8, 20.0, 150.0, 30.0, 40.0, 50.0, 3.0, 0.5, 150.0)
+    assert repr(made) == "<perfnb.Batcher: at most 8, 20.0 ms delay, at 150/s: p99 50.0 ms>"
+    overrun = linear(9.0, 1.0).at(641.0, 16, 0.0)
+    assert repr(overrun).endswith("p99 without end>")
+    assert (overrun.served_per_s, overrun.utilization) == (pytest.approx(640.0), pytest.approx(1.0, abs=0.01))
+    assert (overrun.p50_ms, overrun.p95_ms) == (np.inf, np.inf)
+    below = linear(9.0, 1.0).at(50.0, 1, 0.0)
+    assert (below.served_per_s, below.batch_size) == (50.0, 1.0)
+    assert below.utilization == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_settings_that_are_tried_are_the_sizes_with_delays_of_parts_of_a_request_alone() -> None:
+    tried = linear(9.0, 1.0).grid(10.0)
+    assert tried["most"].tolist() == [1] + [size for size in (2, 4, 8, 16) for _ in range(6)]
+    assert tried["delay_ms"].tolist() == [0.0] + [0.0, 2.5, 5.0, 10.0, 20.0, 40.0] * 4

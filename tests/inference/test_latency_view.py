@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from perfnb.inference.latency import HighestRate, Latency, OpenRun
 from tests.fake_clock import FakeClock
 from tests.inference.latency_samples import back_to_back, fake, lognormal, with_everything, with_tokens
 from tests.inference.test_latency import words_of
+from tests.samples import texts
+from tests.samples.inference import DOCUMENTS
 
 
 def verdict_of(found: Latency) -> tuple[str, str]:
@@ -168,3 +171,7 @@ def test_the_batcher_for_the_bound_is_recommended() -> None:
 
     words = f"a batcher of at most {best.most} requests"
     assert with_everything()._document().verdict.next.startswith(f"Use {words}")
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

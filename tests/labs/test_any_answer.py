@@ -12,7 +12,7 @@ import pytest
 
 from perfnb import labs
 from perfnb.labs import lab_06
-from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.exercise import Exercise, Facts, Hint, shortened
 from perfnb.labs.ledger import LONGEST_HINT, Ledger, exercises_of, judged, known_labs
 
 EVERY = [exercise for lab in known_labs() for exercise in exercises_of(lab)]
@@ -226,3 +226,11 @@ def verdict(folder: Path, number: str, facts: Facts) -> str:
     path = folder / "results.json"
     path.write_text(json.dumps({"format": "perfnb labs 3", "results": [result]}))
     return labs.verify(path).verdicts[number]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("a" * 10, "a" * 10), ("a" * 11, "a" * 7 + "..."), ("a\x1b[31m\nb", "a?[31m\nb"), ("", "")],
+)
+def test_somebody_elses_text_is_short_and_without_control_characters(text: str, shown: str) -> None:
+    assert shortened(text, 10) == shown

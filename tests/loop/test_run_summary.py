@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from perfnb.loop.run_summary import stretches
 from perfnb.recording.schema import SCHEMA
 from perfnb.recording.store import SavedFolder
 from tests.loop.planted_runs import MIB, recorded, run, steady_memory, usual
+from tests.samples import texts
+from tests.samples.loop import DOCUMENTS
 
 pytestmark = pytest.mark.usefixtures("clock")
 N = 2000
@@ -385,3 +388,7 @@ def test_the_format_of_a_saved_run(tmp_path: Path) -> None:
     del earlier["meta"]["load"], earlier["meta"]["cpus"]
     (path / "run.json").write_text(json.dumps(earlier))
     assert "busy" not in str(perfnb.load(path))
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

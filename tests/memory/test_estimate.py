@@ -495,3 +495,35 @@ def test_gradients_that_meet_are_added_in_place() -> None:
 
     measured = peak_of_training(model, torch.optim.SGD(model.parameters()), batch, loss)
     assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize("phase", ["forward", "loss", "backward", "other"])
+def test_the_peak_is_in_the_phase_that_makes_it(phase: str) -> None:
+    def large() -> Tensor:
+        return torch.ones(1024, 1024) * 2  # 8 MiB for a moment
+
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if phase == "forward":
+                large()
+            return super().forward(x)
+
+    class Large(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: Tensor) -> Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient + (large().mean() if phase == "backward" else 0)
+
+    model, x = Net(4, 4), torch.ones(8, 4)
+
+    def step() -> None:
+        output = Large.apply(model(x))
+        loss = output.sum() + (large().mean() if phase == "loss" else 0)
+        loss.backward()
+        if phase == "other":
+            large()
+
+    assert estimate_memory(step=step).peak_phase == phase

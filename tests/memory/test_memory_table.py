@@ -11,6 +11,7 @@ from perfnb.memory.table import (
     INSTANTS,
     LARGEST,
     MemorySummary,
+    fullest,
     memory_summary,
     memory_table,
 )
@@ -181,3 +182,11 @@ def test_lives_of_the_largest_are_clipped_to_the_step() -> None:
     ]
     gradient = largest[largest["category"] == "gradients"]
     assert gradient["end_ms"].tolist() == [1.0, 1.0]
+
+
+def test_of_many_instants_the_fullest_of_each_part_and_both_ends_are_kept() -> None:
+    levels = np.array([0, 9, 1, 5, 0, 0, 0, 7, 0, 3])
+    assert fullest(np.arange(10.0), levels, 5).tolist() == [0, 1, 3, 7, 9]
+    assert fullest(np.arange(10.0), np.append(levels[:9], 90), 5).tolist() == [0, 1, 3, 9]
+    assert fullest(100 + np.arange(10.0), levels, 4).tolist() == [0, 1, 7, 9]
+    assert fullest(np.full(4, 3.0), levels[:4], 5).tolist() == [0, 1, 3]

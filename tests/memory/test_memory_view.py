@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pandas as pd
@@ -14,6 +15,8 @@ from perfnb.draw.palette import CATEGORIES, MARKS
 from perfnb.memory.pictures import Areas, areas_html, areas_text
 from perfnb.memory.tab import curve_data, memory_document
 from tests.memory import memory_samples as samples
+from tests.samples import texts
+from tests.samples.memory import DOCUMENTS
 from tests.summaries import HOSTILE
 
 
@@ -150,3 +153,7 @@ def test_bars_of_characters():
     assert bars.cells_of([1, 1, 2], 8) == [2, 2, 4]
     assert sum(bars.cells_of([1, 1, 1], 100)) == 100
     assert bars.heights([0, 0.001, 4, 8], 8) == " ▁▄█"
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.models.architecture_tables import COLUMNS, KINDS, kind_of_op, kinds_of_layers, time_by_kind
+from perfnb.models.architecture_tables import COLUMNS, KINDS, _shares, kind_of_op, kinds_of_layers, time_by_kind
+from perfnb.models.architectures import _with_batches
 from perfnb.recording.schema import conform
+from tests import summaries
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -211,3 +213,24 @@ def test_a_busy_machine_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for found in (models, sizes):
         assert "The machine was already busy (load 500.0 on" in str(found)
+
+
+def test_each_model_has_its_own_batch_or_that_of_all() -> None:
+    one, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    assert _with_batches({"a": one, 5: (other, "own")}, "all") == {"a": (one, "all"), "5": (other, "own")}
+    with pytest.raises(ValueError, match=r"models\['b'\] has no batch"):
+        _with_batches({"a": (one, 1), "b": other}, None)
+    for wrong in ({"a": (one, 1, 2)}, {"a": 3}):
+        with pytest.raises(TypeError, match=r"models\['a'\] must be a torch module, not (tuple|int)\."):
+            _with_batches(wrong, "all")
+    for none in ({}, [one]):
+        with pytest.raises(TypeError, match="models must be a non-empty dict"):
+            _with_batches(none, "all")
+
+
+def test_shares_by_kind_and_by_phase_are_of_the_median_step() -> None:
+    table = _shares("cnn", summaries.small_cnn(), 12.0)
+    assert set(table["name"]) == {"cnn"}
+    sums = table.groupby("by")[["ms", "share"]].sum()
+    assert sums["share"].to_dict() == {"kind": pytest.approx(1.0), "phase": pytest.approx(1.0)}
+    assert sums["ms"].to_dict() == {"kind": pytest.approx(12.0), "phase": pytest.approx(12.0)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from perfnb.models.architectures_view import part_times
 from perfnb.models.scaling import ScalingStudy
 from perfnb.models.size_laws import measured_sizes
 from tests.models import architecture_samples as samples
-from tests.samples.models import study
+from tests.samples import texts
+from tests.samples.models import DOCUMENTS, study
 
 
 def option(made: ArchitectureComparison, metric: str) -> tuple[Section, ...]:
@@ -218,3 +220,7 @@ def test_two_sizes_have_no_interval() -> None:
     assert document.verdict.state == "open"
     assert document.verdict.sentence == "Time grows as size^2.00 between two sizes, which are too few for an interval"
     assert lines_of(document).lines[0].low is None
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from perfnb import shell
 from perfnb.profile import display
 from tests import summaries
+from tests.samples import texts
+from tests.samples.profile import DOCUMENTS
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -84,3 +87,7 @@ def test_the_widget_describes_itself_in_a_line():
     assert bundle[VIEW]["model_id"] == widget.model_id
     assert {"data", "_esm", "_css"} <= set(widget.get_state())
     widget.close()
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from perfnb.ranks.collectives import matching, waited_for, waits, with_waiting
+from perfnb.ranks.collectives import _frequent, matching, waited_for, waits, with_waiting
 
 AHEAD_NS = 5_000_000_000
 
@@ -139,3 +139,11 @@ def test_a_rank_is_waited_for_by_those_of_its_groups() -> None:
     assert clocks["reference"].tolist() == [0] * 4
     assert clocks["collectives"].tolist() == [80] * 4
     assert waited_for(with_waiting(matched, clocks))[3] == pytest.approx(0.8)
+
+
+def test_the_most_frequent_differences_are_medians_of_their_windows() -> None:
+    differences = np.array([14, 0, 100, 11, 10, 101, 13, 12, 1])
+    assert _frequent(differences, 5, 1) == [12]
+    assert sorted(_frequent(differences, 5, 3)) == [0, 12, 100]
+    assert _frequent(differences, 5, 9) == _frequent(differences, 5, 3)
+    assert _frequent(differences[:0], 5, 3) == []

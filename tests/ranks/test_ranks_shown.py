@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import perfnb
 from perfnb.draw import palette
 from perfnb.draw.document import Bars
 from tests.ranks.rank_traces import rank_trace, written
+from tests.samples import texts
+from tests.samples.ranks import DOCUMENTS
 from tests.trace.test_public_traces import FOLDER
 from tests.written_traces import Written
 
@@ -162,3 +165,7 @@ def test_public_traces_of_two_makers_are_no_ranks_of_one_job() -> None:
 
     assert "NVIDIA H100 80GB HBM3 (rank 0); AMD Instinct MI300X VF (rank 1)" in text
     assert "the traces may not belong to one job" in text
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

@@ -13,11 +13,15 @@ from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Erro
 from perfnb.remedies.budget import LeverPlan, TrialBudget, plan_for
 from perfnb.remedies.lever import Lever, PreparedLever, always
 from perfnb.remedies.verdicts import (
+    LeverFigures,
     LeverTrial,
     as_its_interval,
+    bound_of,
     fewest_rounds,
     keepable,
     memory_verdict,
+    not_hopeless,
+    over_a_limit,
     worth_trying,
 )
 from perfnb.stats.comparisons import compare_with_first
@@ -167,3 +171,105 @@ def test_levers_that_answer_a_finding_come_first() -> None:
 )
 def test_after_how_many_steps_a_preparation_pays(setup: float | None, saves: float, steps: int | None) -> None:
     assert LeverTrial("a", "faster", saves_ms=saves, setup_s=setup).pays_after_steps == steps
+
+
+def test_how_many_steps_each_part_takes() -> None:
+    plain, blocks, settles = lever("a"), lever("b", in_blocks=True), lever("c", settles=True)
+    full, brief = LeverPlan(), plan_for("time", 1.0, 59.9)
+    assert plan_for("time", 1.0, 60.0) == full
+    assert (full.own, full.each) == (2 + 3 * 4, 2 + 3 + 2)
+    assert (brief.own, brief.each, brief.timed) == (2, 2, True)
+    assert [full.turn(one) for one in (plain, blocks, settles)] == [1, 10, 4]
+    assert [brief.turn(one) for one in (plain, blocks, settles)] == [1, 10, 1]
+    assert [full.a_round(levers) for levers in ([], [plain], [plain] * 2, [blocks, settles, plain])] == [0, 2, 3, 30]
+    assert [fewest_rounds(count) for count in (0, 1, 2, 4, 20)] == [6, 6, 7, 8, 10]
+    assert full.timing([plain]) == 2 * (2 + 6)
+    assert full.timing([plain] * 2) == 3 * (2 + 7)
+    assert (full.confirming(), full.confirming(settles=True), brief.confirming(settles=True)) == (18, 72, 16)
+    memory = plan_for("memory", 1.0, 59.9)
+    assert (memory.weighed, memory.timed, memory.timing([plain]), memory.confirming()) == (2, False, 0, 0)
+
+
+def test_a_lever_is_tried_if_it_fits_into_what_is_left(clock: FakeClock) -> None:
+    budget = TrialBudget(100.0, "time")
+    clock.pass_exactly(10_000)
+    budget.divide(1.0)
+    budget.each_s = 0.5
+    budget.keep_for_confirming()
+    assert budget.kept_s == pytest.approx(22.5, abs=1e-5)
+    plain, ready = lever(), PreparedLever(lever("b"), nullcontext, switching_s=1.0)
+    # Within 1.1 times the 67.5 s that are left: 0.5 s, 7 steps to prepare and 16 to time it.
+    assert budget.allows(plain, beside=50)
+    assert not budget.allows(plain, beside=51)
+    # With another one 27 steps to time both, and 9 rounds, where both switch.
+    assert budget.allows(plain, [ready], beside=21)
+    assert not budget.allows(plain, [ready], beside=22)
+    budget.compiled(5.0)
+    budget.compiled(9.0)  # only the first is not counted
+    assert budget.left_s == pytest.approx(95.0, abs=1e-5)
+    assert budget.allows(plain, beside=56)
+    assert not budget.allows(plain, beside=57)
+    settles = lever(settles=True)
+    # A round takes 8 steps, and the lever is compiled once more.
+    assert budget.allows(settles, beside=3)
+    assert not budget.allows(settles, beside=4)
+
+
+def test_the_budget_that_would_do_for_all_levers(clock: FakeClock) -> None:
+    budget = TrialBudget(100.0, "time")
+    clock.pass_exactly(10_000)
+    budget.divide(1.0)
+    budget.each_s = 0.5
+    # 10 s before and 14 + 7 + 16 steps, or 28.5 s by the brief plan that so short a budget would take, and 10 steps.
+    assert budget.need_s([lever()], False, 1.0) == 47  # 1.2 * 38.5
+    # With 18 steps to confirm, or a quarter of all.
+    assert budget.need_s([lever()], True, 1.0) == 79  # 1.2 * 65.5
+    assert budget.need_s([lever()] * 20, True, 1.0) == 682  # 1.2 * (10 + 14 + 140 + 252 + 10) / 0.75
+
+
+def test_levers_many_times_slower_are_timed_no_further() -> None:
+    pilot = np.array([[10.0, 12.0], [50.0, 90.0], [90.0, 50.1], [10.0, 99.0]])
+    assert not_hopeless(pilot) == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ({}, ""),
+        ({"median_ms": 11.0, "peak_memory_bytes": 100.0}, ""),
+        ({"median_ms": 10.9}, "median_ms is 11, above the limit of 10.9"),
+        ({"peak_memory_bytes": 99.0}, "peak_memory_bytes is 100, above the limit of 99"),
+        ({"p95_ms": 99.0}, "p95_ms has a limit and was not measured"),
+    ],
+)
+def test_limits_on_time_and_memory(limits: dict[str, float], why: str) -> None:
+    tried = LeverTrial("a", "faster", times_ms=(10.0, 11.0, 12.0), peak_bytes=100)
+    assert over_a_limit(tried, limits) == why
+    assert over_a_limit(LeverTrial("a", "faster"), {"median_ms": 9.0}) == "median_ms has a limit and was not measured"
+
+
+def test_what_helps_depends_on_the_goal() -> None:
+    faster, less = LeverTrial("a", "faster"), LeverTrial("b", "same", memory="less", unconfirmed=True)
+    assert [one.helps("time") for one in (faster, less)] == [True, False]
+    assert [one.helps("memory") for one in (faster, less)] == [False, True]
+    assert not LeverTrial("a", "faster", why_not="it failed").helps("time")
+    figures = LeverFigures("step", trials=[faster, less], kept=("a",))
+    assert figures.best == ("a",)
+    figures.confirms = False
+    assert figures.best == ("b",)
+    assert bound_of(lever(answers=("x", "y")), {"x": 1.0, "y": 3.0, "z": 9.0}) == 3.0
+    assert bound_of(lever(answers=("x",)), {"z": 9.0}) is None
+
+
+def test_what_a_timed_lever_saves_is_of_the_median_step() -> None:
+    own, times = np.array([10.0, 10.5, 9.5, 10.0, 10.2, 9.8]), np.full(6, 8.0)
+    found = compare_with_first(np.vstack([own, times]))[0]
+    tried = LeverTrial("a", "not timed")
+    tried.timed(found, own, times)
+    assert (tried.verdict, tried.times_ms) == ("faster", (8.0,) * 6)
+    assert tried.saves_ms == pytest.approx(10.0 * (1 - found.ratio))
+
+
+@pytest.mark.parametrize(("peak", "said"), [(990, "less"), (991, "same"), (1009, "same"), (1010, "more")])
+def test_a_peak_that_differs_by_one_percent_matters(peak: int, said: str) -> None:
+    assert memory_verdict(peak, 1000) == said

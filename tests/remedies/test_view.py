@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ import perfnb
 from perfnb.remedies.try_levers import LeverTrials
 from perfnb.remedies.verdicts import LeverTrial
 from tests.remedies.lever_samples import CODE, KEPT, TRIALS, lever_trials
+from tests.samples import texts
+from tests.samples.remedies import DOCUMENTS
 
 
 def found(confirmed: LeverTrial | None = KEPT) -> LeverTrials:
@@ -112,3 +115,7 @@ def test_a_journal_takes_an_entry_for_the_combination_that_is_kept(tmp_path: pat
     assert history["change"].tolist()[-1] == "levers fused_optimizer and threads"
     assert history["accepted"].tolist() == [False, False, True]
     assert journal.load(names[-1]).median_ms == pytest.approx(7.04)  # type: ignore[union-attr]
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,8 @@ from perfnb.draw.document import Document, Mark, Scatter, Table
 from perfnb.roofline.roofline import roofline_result
 from perfnb.roofline.tab import MOST_LAYERS, roofline_document, roofline_verdict
 from tests.roofline import roofline_samples as samples
+from tests.samples import texts
+from tests.samples.roofline import DOCUMENTS
 
 
 def parts(document: Document) -> tuple[Scatter, Table, Table, Table]:
@@ -101,3 +104,7 @@ def test_changing_a_result_changes_nothing_else() -> None:
     result.peaks.clear()
     assert made.points["ms"].gt(0).all()
     assert made.peaks
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

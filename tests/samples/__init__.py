@@ -2,5 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from perfnb.draw.as_text import document_text
+from perfnb.draw.document import Document
+
 #: A name that is markup, ends scripts, reverses text, moves a terminal's cursor and is long and wide.
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31m\u202e\n\u2028" + "层é" * 90
+
+
+def texts(documents: Mapping[str, Callable[[], Document]]) -> str:
+    """The text of every sample without a hostile name, for a golden text of its room."""
+    shown = {name: document_text(made(), 100) for name, made in documents.items() if "hostile" not in name}
+    return "\n\n".join(f"### {name}\n\n{text}" for name, text in shown.items()) + "\n"

@@ -123,6 +123,23 @@ def test_sampled_speedscope_profiles_of_two_threads(tmp_path: Path) -> None:
     assert figures(profile, "total_ms")["a"] == (750.0,)
 
 
+def test_values_without_a_unit_stay_as_they_were_written(tmp_path: Path) -> None:
+    sampled = {"type": "sampled", "name": "a", "unit": "none", "samples": [[0, 1], [0], []], "weights": [3, 5, 9]}
+    profile = perfnb.load(written(tmp_path, json.dumps(SPEEDSCOPE | {"profiles": [sampled]})))
+    functions = profile.functions.set_index("function")
+    assert functions["total_share"].to_dict() == {"main": 1.0, "step": 0.375, "relu": 0.0}
+    assert functions["self_ms"].isna().all()
+    in_bytes = perfnb.load(written(tmp_path, json.dumps(SPEEDSCOPE | {"profiles": [sampled | {"unit": "bytes"}]})))
+    assert figures(in_bytes, "self_bytes", "total_bytes") == {"main": (5, 8), "step": (3, 3), "relu": (0, 0)}
+    evented = SPEEDSCOPE["profiles"][0] | {"unit": "none"}
+    profile = perfnb.load(
+        written(tmp_path, json.dumps(SPEEDSCOPE | {"profiles": [evented, sampled | {"unit": "bytes"}]}))
+    )
+    notes = " ".join(profile.meta["notes"])
+    assert "1 of its 2 profiles are in another unit and were left out." in notes
+    assert "The file gives no unit of its values: times are n/a, only shares are known." in notes
+
+
 def test_samples_without_a_stack_are_left_out_and_told(tmp_path: Path) -> None:
     one = {"type": "sampled", "unit": "seconds", "samples": [[0, 1], [], [0], []], "weights": [0.25, 3, 0.5, 1]}
     for threads, total in (([one | {"name": "a"}], 750.0), ([one | {"name": "a"}, one | {"name": "b"}], 1500.0)):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from perfnb.stats.blocks import changes_in, difference, in_blocks, log_median_of_blocks, mean_of_blocks, ratio_of_sums
-from perfnb.stats.intervals import Centre
+from perfnb.stats.intervals import Centre, lag1
 
 
 def correlated(count: int, rho: float, seed: int) -> np.ndarray:
@@ -24,6 +25,7 @@ def test_blocks_are_contiguous_and_long_enough() -> None:
     assert np.concatenate([block for (block,) in blocks]).tolist() == list(range(103))
     assert len(in_blocks(np.arange(31))) == 6
     assert in_blocks(np.arange(29)) == []
+    assert [len(in_blocks(np.arange(count))) for count in (30, 99, 100, 1000)] == [6, 19, 20, 20]
 
 
 def test_the_mean_of_independent_blocks_has_students_interval() -> None:
@@ -38,6 +40,40 @@ def test_a_share_is_that_of_the_sums() -> None:
     waits, steps = np.full(100, 2.0), np.full(100, 8.0)
     assert ratio_of_sums(waits, steps) == Centre(0.25, 0.25, 0.25)
     assert not ratio_of_sums(waits[:10], steps[:10]).bounded
+
+
+def test_correlated_blocks_count_for_fewer() -> None:
+    # A straight line: the correlation counts as 0.9 at most, and at least 3 blocks are independent; t(0.975, 2).
+    rising = np.arange(20.0)
+    found = mean_of_blocks(rising)
+    assert found.high - found.estimate == pytest.approx(4.302653 * rising.std(ddof=1) / np.sqrt(3), rel=1e-6)
+    assert found.estimate - found.low == pytest.approx(found.high - found.estimate)
+    waves = 100 + correlated(60, 0.6, 8)
+    rho = lag1(waves)
+    assert 0.3 < rho < 0.8
+    count = 60 * (1 - rho) / (1 + rho)
+    half = float(stdtrit(count - 1, 0.975)) * waves.std(ddof=1) / np.sqrt(count)
+    assert mean_of_blocks(waves) == pytest.approx((waves.mean(), waves.mean() - half, waves.mean() + half))
+
+
+def test_a_share_that_varies_by_block_has_the_interval_of_the_delta_method() -> None:
+    shares = np.tile([0.1, 0.6, 0.2, 0.5, 0.3, 0.4], 3)
+    steps = np.full(90, 2.0)
+    found = ratio_of_sums(steps * np.repeat(shares, 5), steps)
+    off = mean_of_blocks(10.0 * (shares - shares.mean()))
+    assert found == pytest.approx((0.35, 0.35 + off.low / 10, 0.35 + off.high / 10))
+    seldom = np.zeros(90)
+    seldom[0] = 5.0
+    assert ratio_of_sums(seldom, steps).low == 0.0
+    assert np.isnan(ratio_of_sums(np.zeros(90), np.zeros(90)).estimate)
+
+
+def test_the_logarithm_of_a_runs_median_is_that_of_its_blocks() -> None:
+    times = np.repeat([1.0, 6.0, 2.0, 5.0, 3.0, 4.0], 5) * np.tile([0.5, 0.9, 1.0, 1.1, 90.0], 6)
+    assert log_median_of_blocks(times) == mean_of_blocks(np.log([1.0, 6.0, 2.0, 5.0, 3.0, 4.0]))
+    short = log_median_of_blocks([1.0, 2.0, 40.0])
+    assert (short.estimate, short.bounded) == (np.log(2.0), False)
+    assert np.isnan(log_median_of_blocks([]).estimate)
 
 
 def test_a_difference_joins_both_intervals() -> None:

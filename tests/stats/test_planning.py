@@ -18,6 +18,8 @@ from perfnb.stats.planning import (
     plan_pairs_blindly,
     plan_steps,
     smallest_detectable,
+    steps_in_block,
+    still_needed,
 )
 from tests.system.machines import autoregressive
 
@@ -148,6 +150,28 @@ def test_a_pilot_of_one_pair_is_followed_by_what_there_is_time_for(pair_s: float
     plan = plan_pairs_blindly(budget_s=3.6, pair_s=pair_s, most=100)
 
     assert plan.count == plan.needed == count
+
+
+@pytest.mark.parametrize(
+    ("step_s", "count"),
+    [(1.0, 1), (1e-4, 1), (9.9e-5, 11), (5e-5, 20), (2**-20, 1049), (1e-7, 10_000), (1e-9, 10_000), (0.0, 10_000)],
+)
+def test_very_short_steps_are_timed_in_blocks_of_a_millisecond(step_s: float, count: int) -> None:
+    assert steps_in_block(step_s) == count
+
+
+def test_more_samples_are_needed_as_the_interval_shrinks_with_the_root_of_their_number() -> None:
+    # Of 20 samples the interval ends at the 6th and the 15th, here 0.12 below and 0.24 above the median of 10.
+    ordered = [9.0] * 5 + [9.88] + [10.0] * 8 + [10.24] + [11.0] * 5
+    samples = np.random.default_rng(39).permutation(ordered)
+    assert still_needed(samples, half_width=0.02) == math.ceil(20 * 1.2**2) - 20
+    assert still_needed(samples, half_width=0.0239) == 1
+    assert still_needed(samples, half_width=0.0241) == 0
+    assert still_needed(20 - samples, half_width=0.02) == math.ceil(20 * 1.2**2) - 20
+    assert still_needed(samples, half_width=0.001) == 20
+    assert still_needed([0.0] * 20) == 0
+    assert still_needed(np.random.default_rng(1).permutation([0.0] * 14 + [1.0] * 6)) == 20
+    assert (still_needed([]), still_needed([5.0, 1.0, 9.0])) == (1, 3)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from perfnb.quantities import durations
 from perfnb.stats.intervals import quantile_interval
-from perfnb.stats.step_times import StepTimes
+from perfnb.stats.step_times import StepTimes, timing_of_batches
 
 
 # Conover, Practical Nonparametric Statistics; Hahn and Meeker, Statistical Intervals, for 95 %.
@@ -89,3 +89,47 @@ def test_without_a_step_nothing_is_known(sizes: dict[str, int]) -> None:
 
     assert (timing.median_ms, timing.ci_ms, timing.quantile_ms(0.5), timing.throughput_per_s) == (None,) * 4
     assert repr(timing) == "<perfnb.Timing: no step>"
+
+
+@pytest.mark.parametrize(
+    ("timing", "line", "basis"),
+    [
+        (StepTimes((5.0,)), "5 ms, 1 step", "1 timed step: too few for a 95 % interval"),
+        (StepTimes((1.0, 3.0)), "2 ms, 2 steps", "median of 2 timed steps: too few for a 95 % interval"),
+        (
+            StepTimes((6.0, 1.0, 5.0, 2.0, 4.0, 3.0)),
+            "3.5 ms [1, 6], 6 steps",
+            "95 % interval, median of 6 timed steps",
+        ),
+        (StepTimes((0.02,), block=50), "20 µs, 50 steps", "1 block of 50 steps: too few for a 95 % interval"),
+        (
+            StepTimes((0.02, 0.04), block=1000),
+            "30 µs, 2000 steps",
+            "median of 2 blocks of 1,000 steps: too few for a 95 % interval",
+        ),
+        (StepTimes(()), "no step", "no timed step"),
+    ],
+)
+def test_a_timing_states_its_steps_and_whether_it_has_an_interval(timing: StepTimes, line: str, basis: str) -> None:
+    assert repr(timing) == f"<perfnb.Timing: {line}>"
+    assert timing.basis == basis
+    assert timing.ci_method == ("order statistics" if timing.ci_ms else None)
+
+
+def test_quantiles_of_blocks_are_unknown() -> None:
+    samples = tuple(float(ms) for ms in range(1, 101))
+    assert StepTimes(samples).quantile_ms(0.9) is not None
+    assert StepTimes(samples, block=2).quantile_ms(0.9) is None
+    assert StepTimes(samples, block=2).steps == 200
+
+
+def test_batches_of_one_size_give_a_rate_at_the_median_and_others_one_over_all_steps() -> None:
+    alike, mixed = timing_of_batches([10.0, 10.0, 40.0], [8] * 3), timing_of_batches([10.0, 30.0], [8, 4], wanted=9)
+    assert (alike.batch_size, alike.samples, alike.throughput_per_s) == (8, 24, 800.0)
+    assert (mixed.batch_size, mixed.samples, mixed.throughput_per_s, mixed.wanted) == (None, 12, 300.0, 9)
+    for unknown in (timing_of_batches([10.0, 30.0], [8, None]), timing_of_batches([], [])):
+        assert (unknown.batch_size, unknown.samples, unknown.throughput_per_s) == (None, None, None)
+
+
+def test_outliers_of_a_timing_are_those_of_its_steps() -> None:
+    assert StepTimes((10.0, 11.0, 12.0, 13.0, 14.0, 90.0)).outliers.high_severe == (5,)

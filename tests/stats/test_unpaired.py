@@ -49,3 +49,12 @@ def test_two_measurements_of_one_step_differ_in_few_cases() -> None:
         assert b_ci is not None
         wrong += compare_medians(a, a_ci[:2], b, b_ci[:2]).verdict in ("faster", "slower")
     assert wrong <= 46
+
+
+@pytest.mark.parametrize(("half", "verdict"), [(0.0230, "same"), (0.0242, "inconclusive")])
+def test_equal_within_the_band_are_medians_whose_90_percent_interval_is_inside_it(half: float, verdict: str) -> None:
+    # The interval of the ratio is root 2 wider, and that for equality 1.645 / 1.960 of it; the band ends at log 1.02.
+    around = half / math.sqrt(2)
+    bounds = (10 * math.exp(-around), 10 * math.exp(around))
+    assert math.log(1.02) / (1.6449 / 1.96) == pytest.approx(0.0236, abs=1e-4)
+    assert compare_medians(10.0, bounds, 10.0, bounds).verdict == verdict

@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
 from perfnb.errors import BatchesExhaustedError, CaptureError
-from perfnb.step.data_waits import Intake, common_size
+from perfnb.step.cells import BATCH, Clause, batches_of, step_of
+from perfnb.step.data_waits import Intake, common_size, token_count
+from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -205,3 +207,121 @@ def test_a_wait_that_nobody_reported_is_unknown_unless_all_would_be(wait_ns: int
     intake = Intake()
     intake.begin(wait_ns=wait_ns)
     assert intake.end("timed").data_ns == wait_ns
+
+
+class Loader:
+    """Stands for one of torch's loaders."""
+
+
+def test_what_a_step_asks_of_loaders_is_its_wait_and_the_first_one_gives_its_batches(clock: FakeClock) -> None:
+    def fetch(ms: float, batch: Any) -> Callable[[], Any]:
+        return lambda: (clock.pass_exactly(ms), batch)[1]
+
+    intake, seen, (own, other) = Intake(), list[Any](), (Loader(), Loader())
+    batches = [torch.zeros(8, 3, dtype=torch.int64), torch.zeros(4, 3), torch.zeros(2, 5, dtype=torch.int64)]
+
+    def see(batch: Any) -> None:
+        clock.pass_exactly(50)
+        seen.append(batch)
+
+    assert intake.take(own, fetch(9, "early")) == "early"  # no step is open
+    intake.begin(see, wait_ns=0)
+    for loader, ms, batch in zip((own, other, own), (5, 2, 3), batches, strict=True):
+        clock.pass_exactly(1)
+        assert intake.take(loader, fetch(ms, batch)) is batch
+    step = intake.end("timed")
+
+    assert [id(batch) for batch in seen] == [id(batches[0]), id(batches[2])]
+    assert (step.pass_name, step.samples, step.tokens, step.batches) == ("timed", 10, 34, 2)
+    assert step.data_ns == pytest.approx(10e6, abs=1e4)
+    assert step.wall_ns == pytest.approx(13e6, abs=1e4)
+    assert not intake.is_open
+
+
+def test_a_wait_ends_with_the_error_of_the_loader_and_is_counted_once(clock: FakeClock) -> None:
+    def ends() -> Any:
+        clock.pass_exactly(5)
+        raise StopIteration
+
+    intake = Intake()
+    intake.begin()
+    with pytest.raises(StopIteration):
+        intake.take(Loader(), ends)
+    clock.pass_exactly(7)
+    intake.wait()
+    intake.wait()  # still waits
+    clock.pass_exactly(2)
+    intake.take(Loader(), lambda: clock.pass_exactly(1))  # inside what the step waits for already
+    intake.get(torch.zeros(4, 1))
+    step = intake.end("timed")
+    assert step.data_ns == pytest.approx(8e6, abs=1e4)
+    assert (step.samples, step.tokens, step.batches) == (4, None, 1)
+
+
+class Unreadable(list[Any]):
+    def __iter__(self) -> Any:
+        raise RuntimeError("no items")
+
+
+IDS = torch.zeros(2, 5, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        ({"input_ids": IDS, "x": torch.zeros(2, 5)}, 10),
+        ({"input_ids": torch.zeros(2, 5)}, None),
+        ({"input_ids": [1, 2]}, None),
+        ([IDS, torch.zeros(2, dtype=torch.int64)], 10),
+        ([IDS.to(torch.int32)], 10),
+        ([IDS, torch.zeros(2)], None),
+        (IDS.to(torch.uint8), None),
+        (torch.zeros(2, 1, dtype=torch.int64), None),
+        (torch.zeros(5, dtype=torch.int64), None),
+        ([[[[IDS]]]], 10),
+        ([[[[[IDS]]]]], None),
+        ("text", None),
+        (Unreadable(), None),
+    ],
+)
+def test_token_ids_are_whole_numbers_in_two_dimensions(batch: Any, count: int | None) -> None:
+    assert token_count(batch) == count
+
+
+def test_a_batch_that_cannot_be_read_has_no_size() -> None:
+    assert common_size(Unreadable([torch.zeros(3)])) is None
+
+
+def test_a_clause_binds_each_batch_to_its_target_in_the_users_namespace() -> None:
+    namespace: dict[str, Any] = {"n": 2}
+    assign, body = compile(f"a, b = {BATCH}", "clause", "exec"), compile("total = a + b", "cell", "exec")
+    step = step_of(body, namespace, assign)
+    step((1, 2))
+    assert {name: value for name, value in namespace.items() if name != "__builtins__"} == {
+        "n": 2, "a": 1, "b": 2, "total": 3
+    }  # fmt: skip
+    namespace |= {"a": 5, "b": 6}
+    step_of(body, namespace, None)()
+    assert namespace["total"] == 11
+
+
+class Items:
+    """Can be iterated by its items alone."""
+
+    def __getitem__(self, place: int) -> int:
+        return [7, 8][place]
+
+
+def test_the_iterable_of_a_clause_is_evaluated_anew() -> None:
+    namespace: dict[str, Any] = {"n": 2}
+    clause = Clause(compile("i = 0", "clause", "exec"), compile("given(n)", "clause", "eval"), "for i in given(n)")
+    batches = batches_of(clause, namespace, ValueError)
+    namespace["given"] = range
+    assert list(batches()) == [0, 1]
+    namespace["n"] = 3
+    assert list(batches()) == [0, 1, 2]
+    namespace["given"] = lambda _: Items()
+    assert list(batches()) == [7, 8]
+    namespace["given"] = int
+    with pytest.raises(ValueError, match=r"^'for i in given\(n\)' yields no batches: int is not iterable\.$"):
+        batches()

@@ -16,7 +16,7 @@ from torch import nn
 import perfnb
 from perfnb.errors import CaptureError
 from perfnb.profile.report import report_document
-from perfnb.step.budget import FEWEST_TIMED, MOST_TIMED, MOST_WARMUP, Plan
+from perfnb.step.budget import FEWEST_TIMED, MOST_TIMED, MOST_WARMUP, Plan, require_passing_time
 from perfnb.step.ceilings import measure_ceilings
 from tests.fake_clock import FakeClock
 
@@ -124,6 +124,76 @@ def test_traced_steps_are_at_least_one_and_the_lead_in_is_the_first_to_go() -> N
     assert plan.traced_steps(spent_s=50, step_s=1) == (1, False)
     assert plan.traced_steps(spent_s=0, step_s=0) == (3, True)
     assert Plan(traced=3, budget_s=10).traced_steps(spent_s=5.0, step_s=1) == (2, False)  # two counted steps come after
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "step_s", "count"),
+    [(0, 0.5, 4), (0, 0.6, 3), (0, 0.75, 0), (0, 0.1, 10), (0, 0, 10), (28, 0.2, 3), (28.2, 0.2, 0), (31, 0.001, 0)],
+)
+def test_a_trial_takes_a_tenth_of_the_budget_or_half_of_what_is_left(spent_s: float, step_s: float, count: int) -> None:
+    assert Plan(budget_s=30).steps_to_try(spent_s, step_s) == count
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "step_s", "count"),
+    [(0, 0.02, 150), (0, 0.001, 2000), (26, 0.02, 100), (30, 0.02, 25), (0, 5, 1), (0, 0, FEWEST_TIMED)],
+)
+def test_stacks_are_sampled_for_three_seconds_or_half_of_what_is_left(
+    spent_s: float, step_s: float, count: int
+) -> None:
+    assert Plan(memory=False, flops=False).sampled_steps(spent_s, step_s) == count
+
+
+def test_sampling_leaves_time_for_the_counted_steps() -> None:
+    assert Plan(flops=False).sampled_steps(spent_s=20, step_s=1) == 3  # (30 - 20 - 4) / 2
+    assert Plan().sampled_steps(spent_s=20, step_s=1) == 1  # (30 - 20 - 8) / 2
+    assert Plan(memory=False).sampled_steps(spent_s=22, step_s=1) == 2  # (30 - 22 - 4) / 2
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "step_s", "timed", "count"),
+    [
+        (0, 0.01, 20, 60),
+        (0, 0.01, 5, 30),
+        (0, 0.01, 1000, 150),
+        (0, 1e-5, 1000, 2000),
+        (0, 1e-5, 600, 1800),
+        (29.5, 0.01, 20, 50),
+        (29.6, 0.01, 20, 0),
+        (0, 0, 20, 0),
+        (29, 1.1, 20, 0),
+        (29, 1.0, 20, 1),
+        (0, 1.6, 20, 1),
+    ],
+)
+def test_unasked_stacks_are_sampled_briefly(spent_s: float, step_s: float, timed: int, count: int) -> None:
+    assert Plan(budget_s=30).briefly_sampled_steps(spent_s, step_s, timed) == count
+
+
+def test_a_lead_in_step_needs_time_for_all_counted_steps() -> None:
+    assert Plan().affords_lead_in(spent_s=24.0, step_s=1)
+    assert not Plan().affords_lead_in(spent_s=24.1, step_s=1)
+    assert Plan(flops=False).affords_lead_in(spent_s=26.0, step_s=1)
+    assert not Plan(flops=False).affords_lead_in(spent_s=26.1, step_s=1)
+
+
+def test_passes_that_exceed_the_budget_are_announced_after_the_first_step() -> None:
+    plan = Plan(budget_s=10)
+    assert plan.why_longer(spent_s=2, step_s=2) is None
+    assert plan.why_longer(spent_s=2.4, step_s=2) == (
+        "a step takes 2.00 s: the passes still to come (timed, traced, memory, FLOPs) need at least one each, about "
+        "8.00 s in all, which exceeds the budget of 10 s"
+    )
+    few = Plan(budget_s=10, memory=False, flops=False).why_longer(spent_s=6.1, step_s=2)
+    assert few is not None
+    assert "(timed, traced) need at least one each, about 4.00 s" in few
+
+
+def test_a_clock_that_stands_still_is_an_error() -> None:
+    require_passing_time([])
+    require_passing_time([0, 0, 1])
+    with pytest.raises(CaptureError, match=r"^The clock stood still for 2 steps, so they cannot be timed: "):
+        require_passing_time([0, 0])
 
 
 @pytest.mark.slow

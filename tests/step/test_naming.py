@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +11,10 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import perfnb
-from perfnb.step.namespace import chosen_models, namespace_of
+from perfnb.step.namespace import chosen_models, loader_facts, named_values, namespace_of, reachable, variables_of
 from tests.step.models import three_linears
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -231,3 +234,82 @@ def test_a_module_whose_getattr_raises_has_a_layer() -> None:
     profile = perfnb.profile_step(lambda: model(x), warmup=1, steps=6, traced=1)
 
     assert list(profile.layers["module"])[:2] == ["Strict", "Linear"]
+
+
+def uses_the_global_model() -> Tensor:
+    return a_global_model(X)
+
+
+def test_running_code_uses_its_own_variables_and_those_of_the_functions_that_it_calls() -> None:
+    here, closed = object(), object()
+
+    def inner() -> object:
+        return closed
+
+    found = variables_of(sys._getframe())
+    assert (found["here"], found["inner"], found["closed"]) == (here, inner, closed)
+    scope: dict[str, Any] = {"sys": sys, "variables_of": variables_of, "uses": uses_the_global_model, "X": "own"}
+    exec("found = variables_of(sys._getframe()); used = uses, X", scope)
+    assert scope["found"]["a_global_model"] is a_global_model
+    assert scope["found"]["X"] == "own"  # before that of the function
+
+
+def test_values_are_found_one_level_inside_of_public_variables() -> None:
+    made = [nn.Identity() for _ in range(6)]
+    namespace = {
+        "one": made[0], "_private": made[1], "In": [made[1]], "by_key": {"a b": made[2]}, "rows": [0, made[3]],
+        "pair": (made[4],), "holder": SimpleNamespace(part=made[5], deep=[made[1]]), "kind": nn.Identity, "number": 1,
+    }  # fmt: skip
+    assert [(name, made.index(value)) for name, value in named_values(namespace, nn.Module)] == [
+        ("one", 0), ("by_key['a b']", 2), ("rows[1]", 3), ("pair[0]", 4), ("holder.part", 5)
+    ]  # fmt: skip
+
+
+def test_what_is_inside_of_values_is_reached() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.kept = ["in a method's object"]
+
+        def method(self) -> None: ...
+
+    def function(first: object, *, second: object) -> None: ...
+
+    first, second, owner = ["first"], ["second"], Owner()
+    found = list(reachable([functools.partial(function, first, second=second), owner.method]))
+    for wanted in (function, first, second, owner, owner.kept):
+        assert sum(value is wanted for value in found) == 1
+    nested: Any = ["deepest"]
+    levels = [nested := [nested] for _ in range(5)]
+    assert any(value is levels[0] for value in reachable([levels[4]]))
+    assert "deepest" not in list(reachable([levels[4]]))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+class Own(DataLoader[Any]):
+    pass
+
+
+def test_what_another_loader_of_the_same_samples_needs() -> None:
+    rows = TensorDataset(torch.zeros(8, 2))
+    known = {"dataset": "TensorDataset", "iterable": False}
+    assert loader_facts(DataLoader(rows, batch_size=2, timeout=0)) == known | {
+        "indexed": True,
+        "same": ["batch_sampler"],
+    }
+    assert loader_facts(DataLoader(rows, batch_size=None)) == known | {
+        "indexed": False,
+        "same": ["batch_size", "sampler"],
+    }
+    assert loader_facts(DataLoader(rows, collate_fn=list)) == known | {
+        "indexed": False, "same": ["batch_sampler", "collate_fn"]
+    }  # fmt: skip
+    assert loader_facts(Own(rows)) == known | {"indexed": False, "same": []}
+    stream = {"dataset": "Stream", "iterable": True, "indexed": False}
+    assert loader_facts(DataLoader(Stream(), batch_size=2)) == stream | {"same": ["batch_size"]}
+    assert loader_facts(DataLoader(Stream(), batch_size=2, drop_last=True)) == stream | {
+        "same": ["batch_size", "drop_last"]
+    }  # fmt: skip

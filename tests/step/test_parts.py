@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
 from perfnb.step.namespace import name_of_batches, named_parts
+from perfnb.step.refusals import (
+    compiled_already,
+    refused_levers,
+    without_blocks,
+    without_dtype,
+    without_plain_loader,
+    without_switch,
+)
 
 train_batches = [torch.zeros(2, 4)]
 
@@ -116,3 +125,47 @@ def test_modules_are_told_that_the_step_sees() -> None:
     import os
 
     assert named_parts({"torch": torch, "os": os, "gc": 3}, None, [])["imports"] == ["torch", "os"]
+
+
+class OwnLoader(DataLoader[Any]):
+    pass
+
+
+def test_why_levers_do_not_apply() -> None:
+    rows = TensorDataset(torch.zeros(8, 4))
+    plain, working = DataLoader(rows), DataLoader(rows, num_workers=1)
+    assert without_plain_loader(plain, plain) == ""
+    assert without_plain_loader(plain, enumerate(plain)) == "the step's batches do not come straight from the loader"
+    assert without_plain_loader(working, working) == "the loader has workers already"
+    assert without_plain_loader([1], [1]) == "no DataLoader feeds the step (pass it as batches, or as loader=)"
+    assert without_plain_loader(own := OwnLoader(rows), own) == (
+        "perfnb cannot copy a OwnLoader, which may keep its position"
+    )
+    net, single = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2))
+    assert without_dtype(torch.float32, net.parameters()) == ""
+    assert without_dtype(torch.float64, net.parameters()) == "the model is not in float64"
+    assert (without_blocks([net]), bool(without_blocks([single]))) == ("", True)
+    assert compiled_already(net.modules()) == ""
+    net._compiled_call_impl = lambda *_: None  # type: ignore[method-assign]
+    assert compiled_already(net.modules()) == "the model is compiled already"
+
+
+class Switched(nn.Linear):
+    """A model of Hugging Face, as far as levers are concerned."""
+
+    def __init__(self, implementation: str) -> None:
+        super().__init__(2, 2)
+        self.config = SimpleNamespace(_attn_implementation=implementation)
+
+    def set_attn_implementation(self, _: str) -> None: ...
+
+
+def test_attention_is_switched_unless_all_of_it_is_fused() -> None:
+    eager, fused = Switched("eager"), Switched("sdpa")
+    assert without_switch([eager, nn.Linear(1, 1)]) == without_switch([eager, fused]) == ""
+    assert without_switch([fused]) == "attention is fused already"
+    assert without_switch([nn.Linear(1, 1)]).startswith("only models of Hugging Face can be switched")
+    levers = ["autocast", "checkpointing", "compile", "compile_max_autotune", "compile_reduce_overhead", "float32"]
+    assert refused_levers([], None) == ["attention", *levers, "loader_workers"]
+    loader = DataLoader(TensorDataset(torch.zeros(8, 4)))
+    assert refused_levers([eager], loader) == ["checkpointing", "float32"]

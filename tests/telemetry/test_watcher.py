@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -270,3 +272,139 @@ def test_a_process_name_that_is_no_text(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert {"host", "process"} <= set(done.stdout.split()), done.stderr
+
+
+FIRST, SECOND = "GPU-11", "GPU-aa"
+HELLO = {"hello": {"devices": {"host": {"cores": 2}, FIRST: {}, SECOND: {}}, "absent": {"x": "no x"}, "zero_ns": 10**9}}
+MS = 10**6
+
+
+def reading(at_ms: float, missed: int = 0, late_ms: float = 0.0, **values: dict[str, float]) -> dict[str, Any]:
+    """What the sampler sends for a tick: each device is read for 2 ms."""
+    before = round(10**9 + at_ms * MS)
+    rows = [[key, before, before + 2 * MS, dict(row)] for key, row in values.items()]
+    return {"rows": rows, "due": before - round(late_ms * MS), "missed": missed, "cpu": 3 * MS, "unsent": 1}
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a sampler sends that is no process: `Watcher` takes this in when it starts."""
+    messages: list[Any] = [HELLO, reading(0, host={"cpu_percent": 10.0})]
+
+    class Sampler:
+        def __init__(self, interval_s: float, taker: Any, pid: int) -> None:
+            self.ended, self.asked_to_end, self._taker = False, False, taker
+            for message in messages:
+                taker()(message)
+
+        def end(self) -> None:
+            self.asked_to_end = True
+            if not self.ended:
+                self._taker()(None)
+            self.ended = True
+
+        def last_words(self) -> str:
+            return "a last word"
+
+    monkeypatch.setattr("perfnb.telemetry.watcher.SamplerProcess", Sampler)
+    return messages
+
+
+def test_readings_become_columns_on_the_time_of_the_first(sent: list[Any]) -> None:
+    with Watcher(0.5) as watcher:
+        taken: list[Any] = []
+        watcher.on_rows = taken.append
+        take = watcher._take
+        take(reading(500, 0, 4.0, host={"cpu_percent": 30.0}, **{SECOND: {"busy_percent": 50.0}}))
+        take({"note": "a note"})
+        take(reading(1250, 2, host={"cpu_percent": 20.0}, **{SECOND: {"busy_percent": 70.0}}))
+        assert watcher.running
+        columns, meta = watcher.columns(), watcher.meta
+    assert list(columns) == ["host", "gpu1"]  # nothing came of the other
+    host = columns["host"]
+    assert host["t_s"].tolist() == [0.0, 0.5, 1.25]
+    assert host["window_s"].tolist()[1:] == [0.5, 0.75]
+    assert np.isnan(host["window_s"][0])
+    assert host["read_ms"].tolist() == [2.0] * 3
+    assert host["late_ms"].tolist() == [0.0, 4.0, 0.0]
+    assert host["missed_ticks"].tolist() == [0.0, 0.0, 2.0]
+    assert host["cpu_percent"].tolist() == [10.0, 30.0, 20.0]
+    assert columns["gpu1"]["busy_percent"].tolist() == [50.0, 70.0]
+    assert [[row[:3] for row in rows] for rows in taken] == [
+        [("host", 0.5, 0.5), ("gpu1", 0.5, None)],
+        [("host", 1.25, 0.75), ("gpu1", 1.25, 0.75)],
+    ]
+    assert taken[0][1][3] == {"busy_percent": 50.0, "torch_allocated_bytes": None, "torch_reserved_bytes": None}
+    assert (meta["ticks"], meta["missed"], meta["unsent"], meta["sampler_cpu_s"]) == (3, 2, 3, 0.003)
+    assert (meta["devices"], meta["absent"]) == ({"host": {"cores": 2}, "gpu0": {}, "gpu1": {}}, {"x": "no x"})
+    assert (meta["notes"], meta["running"], meta["interval_s"]) == (["a note"], True, 0.5)
+    assert not watcher.running
+    assert watcher.notes == ["a note"]  # it was asked to end
+
+
+def test_a_view_that_fails_ends_alone(sent: list[Any]) -> None:
+    with Watcher(0.5) as watcher:
+        calls: list[int] = []
+
+        def view(rows: Any) -> None:
+            calls.append(len(rows))
+            raise ValueError("no panel")
+
+        watcher.on_rows = view
+        watcher._take(reading(500, host={}))
+        watcher._take(reading(1000, host={}))
+    assert calls == [1]
+    assert watcher.notes == ["The live view stopped: ValueError: no panel"]
+    assert watcher.meta["ticks"] == 3
+
+
+def test_a_sampler_that_ends_by_itself_is_noted_and_the_view_learns_of_it(sent: list[Any]) -> None:
+    with Watcher(0.5) as watcher:
+        taken: list[Any] = []
+        watcher.on_rows = taken.append
+        watcher._take(None)
+        assert watcher.notes == ["The sampler ended by itself after 1 readings: a last word."]
+        assert taken == [[]]
+
+
+@pytest.mark.parametrize("messages", [[None], [HELLO | {"hello": HELLO["hello"] | {"devices": {}}}, None]])
+def test_a_sampler_without_a_reading_is_an_error(messages: list[Any], sent: list[Any]) -> None:
+    sent[:] = messages
+    with pytest.raises(CaptureError, match=r"^The sampler's process sent no reading: a last word\.$"):
+        Watcher(0.5)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "names", "renamed"),
+    [
+        (["GPU-AA", "GPU-11"], {SECOND: "gpu0", FIRST: "gpu1"}, 1),
+        (["GPU-11", "GPU-aa"], {FIRST: "gpu0", SECOND: "gpu1"}, 0),
+        (["GPU-22", "GPU-aa", "GPU-33"], {SECOND: "gpu1", FIRST: "gpu3"}, 1),
+        (["GPU-22"], {FIRST: "gpu0", SECOND: "gpu1"}, 0),
+        (["GPU-6161"], {FIRST: "gpu1", SECOND: "gpu0"}, 1),  # ROCm writes the codes of the characters: aa
+    ],
+)
+def test_gpus_are_named_and_measured_as_torch_does(
+    uuids: list[str], names: dict[str, str], renamed: int, sent: list[Any], monkeypatch: pytest.MonkeyPatch,
+    clock: FakeClock,
+) -> None:  # fmt: skip
+    held = {"allocated_bytes": {"all": {"current": 5}}, "reserved_bytes": {"all": {"current": 9}}}
+    properties = [SimpleNamespace(uuid=uuid.removeprefix("GPU-")) for uuid in uuids]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(properties))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda place: held)
+    with Watcher(0.5) as watcher:
+        taken: list[Any] = []
+        watcher.on_rows = taken.append
+        asked_ms = (clock.now_ns - 10**9) / MS
+        watcher._take(reading(asked_ms - 90, **{FIRST: {}, SECOND: {}}))
+        watcher._take(reading(asked_ms - 110, **{FIRST: {}}))  # waited for too long
+    torch_knows = names if len(uuids) > 1 or renamed else None
+    assert {row[0] for row in taken[0]} == set(names.values())
+    assert taken[1][0][0] == names[FIRST]
+    assert watcher.renamed == renamed
+    expected = {"torch_allocated_bytes": 5.0, "torch_reserved_bytes": 9.0}
+    unknown = dict.fromkeys(expected)
+    assert taken[0][0][3] == (expected if torch_knows else unknown)
+    assert taken[1][0][3] == unknown

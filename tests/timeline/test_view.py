@@ -7,6 +7,7 @@ import json
 import re
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from perfnb.timeline.timeline import Timeline
 from tests import summaries
 from tests.pages import spaced
 from tests.recordings import US, ByHand
+from tests.samples import texts
+from tests.samples.timeline import DOCUMENTS
 from tests.timeline.test_timeline import training
 
 NUMPY = {"f8": "<f8", "u4": "<u4", "i4": "<i4", "u1": "u1"}
@@ -256,3 +259,7 @@ def test_a_step_without_length_is_not_drawn() -> None:
     shown = timeline_document(timeline(ByHand().step(5, 5)))
     assert (shown.verdict.sentence, len(shown.sections)) == ("", 1)
     assert document_text(shown) == "perfnb · timeline"
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

@@ -23,6 +23,8 @@ from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, hist
 from perfnb.watching.summary import MachineSummary
 from perfnb.watching.view import watch_document
 from perfnb.watching.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
+from tests.samples import texts
+from tests.samples.watching import DOCUMENTS
 from tests.summaries import HOSTILE
 from tests.watching import watch_samples as samples
 from tests.watching.watch_samples import GIB
@@ -115,6 +117,16 @@ def test_energy_that_is_not_known_is_not_told() -> None:
     made = samples.server(0.9)
     (row,) = [row for row in table_of(watch_document(made), "Over the whole watch").rows if row[1] == "energy"]
     assert row[5] == Value(None, "joules")
+
+
+@pytest.mark.parametrize(("uncertainty", "bounds"), [(0.51, (99.49, 100.51)), (0.5, None), (None, None)])
+def test_an_interval_of_energy_that_rounds_to_its_value_is_left_out(
+    uncertainty: float | None, bounds: tuple[float, float] | None
+) -> None:
+    made = samples.server()
+    made.table.loc[("gpu0", "energy_j"), ["total", "uncertainty"]] = 100.0, uncertainty
+    (row,) = [row for row in table_of(watch_document(made), "Over the whole watch").rows if row[1] == "energy"]
+    assert row[5] == Value(100.0, "joules", bounds)
 
 
 def test_lines_are_what_was_read_and_ceilings_are_drawn_where_they_are_near() -> None:
@@ -329,3 +341,7 @@ def test_how_long(seconds: float, words: str) -> None:
 def test_an_empty_frame_of_samples_is_no_error() -> None:
     made = replace(samples.empty(), samples=conform(pd.DataFrame(), "samples"))
     assert panel_data(made, "x")["history"]["devices"] == {}
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))

@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +19,10 @@ import perfnb
 from perfnb.draw.document import Table
 from perfnb.profile.report import report_document
 from perfnb.recording.schema import SCHEMA
-from perfnb.telemetry.history import MOST_MARKS
+from perfnb.telemetry.history import MOST_MARKS, Marks
+from perfnb.watching.watch import CellMarks, LivePanel
 from tests.waiting import wait_until
+from tests.watching import watch_samples
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -260,3 +262,124 @@ def test_cells_are_marked_from_start_to_end_until_the_watch_stops(monkeypatch: p
     finally:
         w.stop()
     assert shell.callbacks == {"pre_run_cell": [], "post_run_cell": []}
+
+
+class _Marked:
+    """As much of a watch as cells are marked in."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def _start_cell(self, name: str) -> int:
+        self.told.append(name)
+        return len(self.told)
+
+    def _end_cell(self, number: int) -> None:
+        self.told.append(number)
+
+
+@pytest.mark.parametrize(("counted", "next_cell"), [(7, "cell 8"), (6, "cell 7"), (None, "cell 8")])
+def test_the_cell_that_starts_a_watch_is_marked_by_its_number(
+    counted: int | None, next_cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell, marked = _Shell(), _Marked()
+    shell.displayhook.exec_result = SimpleNamespace(execution_count=counted)
+    monkeypatch.setattr("perfnb.watching.watch.running_shell", lambda: shell)
+    cells = CellMarks(marked)  # type: ignore[arg-type]
+    cells.start()
+    assert marked.told == [f"cell {counted or 7}"]
+    assert [len(callbacks) for callbacks in shell.callbacks.values()] == [1, 1]
+    shell.tell("post_run_cell")
+    shell.tell("post_run_cell")  # of a cell that was not marked
+    assert marked.told[1:] == [1]
+    shell.execution_count += 1
+    shell.tell("pre_run_cell")
+    assert marked.told[2:] == [next_cell]
+    shell.callbacks["pre_run_cell"].clear()  # another program has removed it
+    cells.stop()
+    cells.stop()
+    assert shell.callbacks == {"pre_run_cell": [], "post_run_cell": []}
+
+
+def test_outside_of_ipython_no_cell_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.watching.watch.running_shell", lambda: None)
+    marked = _Marked()
+    cells = CellMarks(marked)  # type: ignore[arg-type]
+    cells.start()
+    cells.stop()
+    assert marked.told == []
+
+
+class _Widget:
+    """Takes what a panel sends to the page."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def push(self, rows: Any, marks: Any, note: Any) -> None:
+        self.told.append((list(rows), marks if marks is None else [mark[0] for mark in marks], note))
+
+    def reload(self) -> None:
+        self.told.append("reload")
+
+    def finish(self, document: Any, view_id: str) -> None:
+        self.told.append("finish")
+
+
+class _Twin:
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def update(self, bundle: Any, raw: bool) -> None:
+        self.updates += 1
+
+
+@pytest.fixture
+def panel(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[float]]]:
+    """A panel that a page shows, and the time of its clock."""
+    now = [1000.0]
+    monkeypatch.setattr("perfnb.watching.watch.time", SimpleNamespace(monotonic=lambda: now[0]))
+    made: Any = LivePanel(lambda: watch_samples.laptop(), None, 1)
+    made._widget, made._twin = _Widget(), _Twin()
+    return made, now
+
+
+def test_a_panel_gets_rows_four_times_a_second_and_news_at_once(panel: tuple[Any, list[float]]) -> None:
+    shown, now = panel
+    marks, told = Marks(), shown._widget.told
+    marks.start("first", 0.0)
+    shown.push(["a"], marks, ["known"])
+    assert told == [(["a"], ["first"], None)]
+    now[0] += 0.125
+    shown.push(["b"], marks, ["known"])
+    assert len(told) == 1
+    now[0] += 0.125
+    shown.push(["c"], marks, ["known"])
+    assert told[1:] == [(["b", "c"], None, None)]
+    shown.push(["d"], marks, ["known", "new", "newer"])
+    assert told[2:] == [(["d"], None, "new newer")]
+    shown.push(["e"], marks, ["known", "new", "newer"])
+    marks.start("second", 1.0)
+    shown.push([], marks, ["known", "new", "newer"])  # the end
+    assert told[3:] == [(["e"], ["first", "second"], None)]
+    shown.reload()
+    assert told[4:] == ["reload"]
+
+
+def test_the_static_twin_is_renewed_once_a_minute_and_at_the_end(panel: tuple[Any, list[float]]) -> None:
+    shown, now = panel
+    shown._static()
+    now[0] += 60.0
+    shown.refresh()
+    assert shown._twin.updates == 0
+    now[0] += 0.5
+    shown.refresh()
+    shown.refresh()
+    assert shown._twin.updates == 1
+    shown.finish()
+    assert (shown._twin.updates, shown._widget.told) == (2, ["finish"])
+    shown._widget = None
+    shown.push(["a"], Marks(), [])
+    shown.reload()
+    shown.finish()
+    assert shown._twin.updates == 3

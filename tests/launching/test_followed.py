@@ -1,0 +1,243 @@
+"""What a job makes of the files that its ranks leave: progress, output, failures and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from perfnb.errors import CaptureError
+from perfnb.launching import job
+from perfnb.launching.job import FollowedRanks, Job, RankTraceback
+from perfnb.launching.job_folder import PROGRESS
+from perfnb.launching.rank import _replace_in, _set_up, _unwrapped, _wrapped
+
+#: No process has this number.
+GONE = 2**30
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Waiting takes no time; how long it would have taken."""
+    waited: list[float] = []
+    monkeypatch.setattr(job, "time", SimpleNamespace(sleep=waited.append, monotonic=lambda: sum(waited)))
+    return waited
+
+
+class Ranks(FollowedRanks):
+    """Two ranks that have ended."""
+
+    ended = True
+
+    def _have_ended(self) -> bool:
+        return self.ended
+
+    def _how_it_ended(self) -> str:
+        return "Nobody knows."
+
+
+def followed(folder: Path) -> tuple[list[Any], list[str]]:
+    """What is shown of ranks, until they end."""
+    progress: list[Any] = []
+    shown: list[str] = []
+    Ranks(folder, "order", 2, "gloo").follow(lambda *told: progress.append(told), shown.append)  # type: ignore[arg-type]
+    return progress, shown
+
+
+def failed(folder: Path, rank: int, at: float, message: str = "boom", error: BaseException | None = None) -> None:
+    told = {"rank": rank, "at": at, "kind": "ValueError", "message": message, "traceback": f"traceback {rank}"}
+    (folder / f"failed_{rank}").write_text(json.dumps(told))
+    if error is not None:
+        (folder / f"raised_{rank}").write_bytes(pickle.dumps(error))
+
+
+def test_progress_and_whole_lines_are_shown_up_to_the_last_word(tmp_path: Path) -> None:
+    first, second = b"one\n[Gloo] Rank 0 is connected\ntwo\n", b"\xff" + b"x" * 3000 + b"\nnot whole"
+    (tmp_path / "output_0").write_bytes(first + b"later\n")
+    (tmp_path / "output_1").write_bytes(second)
+    (tmp_path / "done_0").write_text(str(len(first)))
+    (tmp_path / "done_1").write_text(str(len(second)))
+    (tmp_path / PROGRESS).write_text(json.dumps(["timed", 3, 20, ""]))
+    progress, shown = followed(tmp_path)
+    assert progress == [("timed", 3, 20, "2 ranks · gloo")]
+    assert shown == ["[rank 0] one\n", "[rank 0] two\n", "[rank 1] " + "\ufffd" + "x" * 1999 + "\n"]
+
+
+def test_a_note_of_the_ranks_comes_before_what_the_job_is(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, "order", 1, "nccl")  # type: ignore[arg-type]
+    assert pickle.loads((tmp_path / "order").read_bytes()) == "order"
+    told: list[Any] = []
+    ranks._show_progress(lambda *one: told.append(one))
+    (tmp_path / PROGRESS).write_text(json.dumps(["timed", 1, None, "a note"]))
+    ranks._show_progress(lambda *one: told.append(one))
+    (tmp_path / PROGRESS).write_text("half")
+    ranks._show_progress(lambda *one: told.append(one))
+    assert told == [("starting ranks", 0, None, "1 rank · nccl"), ("timed", 1, None, "a note")]
+
+
+def test_lines_are_shown_once_they_are_whole(tmp_path: Path) -> None:
+    ranks, shown = Ranks(tmp_path, "order", 2, "gloo"), list[str]()  # type: ignore[arg-type]
+    for text in ("o", "on", "one\nt", "one\ntwo\n"):
+        (tmp_path / "output_1").write_text(text)
+        ranks._show_output(shown.append)
+    assert shown == ["[rank 1] one\n", "[rank 1] two\n"]
+
+
+def test_the_rank_that_failed_first_is_named_with_its_traceback(tmp_path: Path) -> None:
+    failed(tmp_path, 0, 5.0, error=ValueError("late"))
+    failed(tmp_path, 1, 4.0, error=ValueError("boom"))
+    with pytest.raises(ValueError, match=r"^boom") as raised:
+        followed(tmp_path)
+    assert raised.value.__notes__ == ["perfnb: raised by rank 1 of 2; its traceback is above."]
+    assert isinstance(raised.value.__cause__, RankTraceback)
+    assert str(raised.value.__cause__) == "\ntraceback 1"
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_a_failure_that_cannot_be_raised_again_is_told(error: BaseException | None, tmp_path: Path) -> None:
+    failed(tmp_path, 0, 5.0, error=error)
+    with pytest.raises(CaptureError, match=r"^Rank 0 of 2 ended with ValueError: boom$") as raised:
+        followed(tmp_path)
+    assert not hasattr(raised.value, "__notes__")
+
+
+def test_a_refusal_of_perfnb_needs_no_note(tmp_path: Path) -> None:
+    failed(tmp_path, 0, 5.0, error=CaptureError("No."))
+    with pytest.raises(CaptureError, match=r"^No\.$") as raised:
+        followed(tmp_path)
+    assert not hasattr(raised.value, "__notes__")
+
+
+def test_ranks_that_ended_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "done_0").write_text("0")
+    with pytest.raises(CaptureError, match=r"^Nobody knows\.$"):
+        followed(tmp_path)
+
+
+@pytest.mark.parametrize("blamed", [True, False])
+def test_a_rank_that_lost_another_one_is_not_to_blame(blamed: bool, tmp_path: Path, waits: list[float]) -> None:
+    failed(tmp_path, 0, 5.0, "Connection closed by peer", ValueError("lost"))
+    (tmp_path / "pid_0").write_text(str(GONE))  # it has given its reason
+    (tmp_path / "pid_1").write_text(str(GONE if blamed else os.getpid()))
+    with pytest.raises(CaptureError if blamed else ValueError, match=r"^Nobody knows\.$" if blamed else r"^lost"):
+        followed(tmp_path)
+    assert sum(waits) < (1.0 if blamed else 3.5)
+
+
+@pytest.fixture
+def of_processes(tmp_path: Path) -> Callable[..., str]:
+    """How a job of processes says that it ended, by the exit codes of its ranks."""
+
+    def ended(*codes: int | None, log: str = "") -> str:
+        made = Job.__new__(Job)
+        FollowedRanks.__init__(made, tmp_path, "order", len(codes) or 2, "gloo")  # type: ignore[arg-type]
+        (tmp_path / "launcher").write_text(log)
+        for rank, code in enumerate(codes):
+            (tmp_path / f"pid_{rank}").write_text(str(GONE))
+            if code is not None:
+                (tmp_path / f"exit_{rank}").write_text(str(code))
+                os.utime(tmp_path / f"exit_{rank}", (1000 - rank, 1000 - rank))
+        return made._how_it_ended()
+
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ((0,), "Rank 0 of 1 ended before its profile was complete."),
+        ((3, None), "Rank 0 of 2 ended before its profile was complete."),
+        ((-9,), "Rank 0 of 1 was ended by SIGKILL, as the system does if memory runs out."),
+        ((-9, -11), "Rank 1 of 2 was ended by SIGSEGV."),  # the first
+        ((-200,), "Rank 0 of 1 was ended by signal 200."),
+    ],
+)
+def test_how_a_rank_ended(codes: tuple[int | None, ...], said: str, of_processes: Callable[..., str]) -> None:
+    assert of_processes(*codes) == said
+
+
+def test_ranks_that_never_started(of_processes: Callable[..., str]) -> None:
+    assert of_processes() == "The ranks could not be started"
+    assert of_processes(log="some\nlast line\n") == "The ranks could not be started: last line"
+
+
+def test_ranks_get_this_environment_without_another_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "PERFNB_JOB_X"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("KEPT", "8")
+    monkeypatch.setenv("PYTHONPATH", "there")
+    made = job._environment(3, {"OWN": "9", "MKL_NUM_THREADS": "1"})
+    assert not {"RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "PERFNB_JOB_X"} & made.keys()
+    assert (made["KEPT"], made["OWN"], made["OMP_NUM_THREADS"], made["MKL_NUM_THREADS"]) == ("8", "9", "3", "1")
+    here, rest = made["PYTHONPATH"].split(os.pathsep)
+    assert (Path(here) / "perfnb" / "launching").is_dir()
+    assert rest == "there"
+    monkeypatch.delenv("PYTHONPATH")
+    assert job._environment(3, {})["PYTHONPATH"] == here
+    assert set(job.of_loopback()) == {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+    assert job.of_loopback().items() <= made.items()
+
+
+def test_the_function_sent_returns_a_step_or_a_step_and_its_batches() -> None:
+    def step() -> None: ...
+
+    assert _set_up(lambda: step, None) == (step, None)
+    assert _set_up(lambda: step, [1]) == (step, [1])
+    assert _set_up(lambda: (step, [2]), None) == (step, [2])
+    with pytest.raises(CaptureError, match=r"batches are given twice"):
+        _set_up(lambda: (step, [2]), [1])
+    with pytest.raises(CaptureError, match=r"returned int, not a step"):
+        _set_up(lambda: 5, None)
+    with pytest.raises(CaptureError, match=r"returned tuple, not a step"):
+        _set_up(lambda: (step, 1, 2), None)
+
+
+a_global: Any = object()
+
+
+def uses_the_global() -> Any:
+    return a_global
+
+
+def test_values_are_replaced_in_all_that_a_step_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, other, new = torch.nn.Linear(1, 1), object(), torch.nn.Linear(1, 1)
+    monkeypatch.setitem(globals(), "a_global", old)
+    in_closure: Any = old
+
+    def inner() -> Any:
+        return in_closure, other, uses_the_global(), inner
+
+    class Trainer:
+        def step(self) -> Any:
+            return inner()
+
+    _replace_in(Trainer().step, {id(old): new})
+    closed, kept, of_globals, _ = inner()
+    assert (closed, kept, of_globals) == (new, other, new)
+    assert a_global is new
+
+
+def test_outermost_models_with_something_to_train_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrapped(torch.nn.Module):
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", Wrapped)
+    part, frozen = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1).requires_grad_(False)
+    whole, done = torch.nn.Sequential(part), Wrapped(torch.nn.Linear(1, 1))
+    values = {"part": part, "whole": whole, "frozen": frozen, "done": done, "number": 3}
+    found = _wrapped(values)
+    assert {key: made.module for key, made in found.items()} == {id(whole): whole}
+    assert _unwrapped(values) == {id(done): done.module}
+    with pytest.raises(CaptureError, match="in DistributedDataParallel already"):
+        _wrapped({"done": done})
+    with pytest.raises(CaptureError, match="ddp finds no model to wrap"):
+        _wrapped({"frozen": frozen})

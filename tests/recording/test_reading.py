@@ -1,0 +1,180 @@
+"""Trace files as recordings: waits for data, what a trace without marks has, and the order of the ranks of a job."""
+
+from __future__ import annotations
+
+import gzip
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfnb.errors import TraceError
+from perfnb.recording.from_trace import WHOLE_TRACE, layers_read, layers_written, rows_of_trace, with_module_layers
+from perfnb.recording.reading import in_rank_order, rank_of_name, read_file, read_recordings, trace_files
+from perfnb.recording.recording import Recording
+from perfnb.trace.trace_file import Limits
+from tests.written_traces import BACKWARD, Written, training
+
+LOADER = "enumerate(DataLoader)#_Iter.__next__"
+
+
+def read(trace: Written, tmp_path: Path, name: str = "trace.json", rank: int | None = None) -> Recording:
+    (recording,) = read_file(trace.write(tmp_path / name), Limits(), rank)
+    return recording
+
+
+def test_a_step_waits_for_its_own_loader_and_a_mark_may_cut_a_wait(tmp_path: Path) -> None:
+    trace = Written().step(1, 0, 1000).step(2, 1000, 2000).op("aten::mm", 500, 510).op("aten::mm", 1500, 1510)
+    trace.event(LOADER, 10, 50, "user_annotation").event(LOADER, 20, 30, "user_annotation")  # inside the first
+    trace.event(LOADER, 50, 60, "user_annotation")
+    trace.event(LOADER, 950, 1070, "user_annotation")  # 50 in the first step, 70 in the second
+    trace.event(LOADER, 100, 400, "user_annotation", tid=BACKWARD).event(LOADER, 100, 400, "user_annotation", pid=7)
+    steps = read(trace, tmp_path).steps
+    assert steps["data_ms"].tolist() == pytest.approx([0.1, 0.07])
+    assert steps["wall_ms"].tolist() == [1.0, 1.0]
+    assert steps["start_s"].tolist() == [0.0, 0.001]
+    assert steps["step"].tolist() == [1, 2]
+    others = Written().step(1, 0, 1000).op("aten::mm", 500, 510).event(LOADER, 1, 9, "user_annotation", tid=BACKWARD)
+    assert read(others, tmp_path).steps["data_ms"].tolist() == [0.0]
+
+
+def test_a_trace_without_marks_is_one_step(tmp_path: Path) -> None:
+    trace = Written().op("aten::mm", 100, 300, 4).kernel("gemm", 120, 310, 600)
+    recording = read(trace, tmp_path)
+    events = recording.events
+    whole = events.iloc[0]
+    assert (whole["name"], whole["category"]) == (WHOLE_TRACE, WHOLE_TRACE)
+    assert (whole["start_ns"], whole["duration_ns"]) == (events["start_ns"].iloc[1:].min(), 200_000)
+    assert len(events) == len(trace.events) + 1
+    assert rows_of_trace(events).tolist() == [1, 2, 3]
+    assert events["sequence"].tolist()[:2] == [-1, 4]
+    assert recording.steps["wall_ms"].tolist() == [0.2]
+    assert not recording.meta["trace"]["steps_marked"]
+    assert recording.traced_steps == 1
+    marked = read(training(1), tmp_path)
+    assert rows_of_trace(marked.events).tolist() == list(range(len(marked.events)))
+
+
+def test_what_a_trace_tells_of_itself(tmp_path: Path) -> None:
+    recording = read(training(2).kernel("late", 5000, 5010, 5020).op("aten::late", 5030, 5040), tmp_path)
+    told = recording.meta["trace"]
+    assert (recording.meta["name"], recording.rank, told["world_size"], told["rank_known"]) == (
+        "trace.json",
+        3,
+        8,
+        True,
+    )
+    assert recording.meta["environment"] == {"gpus": ["Small GPU"]}
+    assert (told["steps_marked"], told["device_events"], told["host_calls"]) == (True, 11, 11)
+    assert recording.outside is not None
+    assert len(recording.events) + len(recording.outside) == told["events"]
+    unknown = Written().step(0, 0, 10).op("aten::mm", 1, 2)
+    assert read(unknown, tmp_path, rank=5).rank == 5
+    assert (
+        read(unknown, tmp_path).meta["trace"] | {"rank_known": False, "rank": None}
+        == read(unknown, tmp_path).meta["trace"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "names"),
+    [
+        ([{"id": 0, "name": "A"}, {"id": 1, "name": "B"}], ["B"]),
+        ([{"id": 4, "name": "A"}, {"id": 5, "name": "A"}], ["A"]),
+        ([{"id": 4, "name": "A"}, {"id": 5, "name": "B"}], ["GPU 1"]),
+        ([{"id": "1", "name": "A"}, {"id": 1, "name": 7}], ["GPU 1"]),
+    ],
+)
+def test_gpus_have_the_names_that_the_trace_tells(devices: Any, names: list[str], tmp_path: Path) -> None:
+    trace = Written(deviceProperties=devices).step(0, 0, 100).op("aten::mm", 1, 9).kernel("k", 2, 5, 8, device=1)
+    assert read(trace, tmp_path).meta["environment"]["gpus"] == names
+
+
+def test_a_range_on_a_device_is_where_the_work_of_its_track_is(tmp_path: Path) -> None:
+    trace = Written().step(0, 0, 100).op("aten::mm", 1, 9).kernel("k", 2, 5, 8)
+    trace.event("near", 4, 9, "gpu_user_annotation", 7, 0).event("far", 4, 9, "gpu_user_annotation", 8, 0)
+    events = read(trace, tmp_path).events.set_index("name")
+    assert events.loc["near", ["device", "stream"]].tolist() == [0, 7]
+    assert events.loc["far", ["device", "stream"]].tolist() == [-1, -1]
+
+
+def test_the_layers_that_perfnb_writes_into_a_trace_are_read_again(tmp_path: Path) -> None:
+    recording = with_module_layers(read(training(1), tmp_path))
+    written = layers_written(recording)
+    assert written["modules"]["name"] == ["Net_0", "Net_0.Linear_0", "Net_0.ReLU_0", "Net_0.Linear_1"]
+    assert written["spans"]["loss"] == [False] * 4 + [True]
+    again = layers_read(written)
+    assert again is not None
+    modules, spans = again
+    assert modules["depth"].tolist() == [0, 1, 1, 1]
+    assert modules["parent"].tolist() == [-1, 0, 0, 0]
+    assert spans["layer"].tolist() == [0, 1, 2, 3, -1]
+    assert layers_written(replace(recording, modules=modules, spans=spans)) == written
+    assert with_module_layers(replace(recording, modules=modules)) is not recording
+    changes: list[tuple[str, str, Any]] = [
+        ("modules", "name", ["Net_0"]),
+        ("modules", "parent", [-1, 0, 2, 0]),
+        ("modules", "parent", [-2, 0, 0, 0]),
+        ("modules", "parent", [-1, 0, 0, None]),
+        ("spans", "layer", [0, 1, 2, 4, -1]),
+        ("spans", "layer", [0, 1, 2, -2, -1]),
+        ("spans", "span", [0, 1, 2, 3, 3]),
+    ]
+    for frame, column, values in changes:
+        assert layers_read(written | {frame: written[frame] | {column: values}}) is None
+    assert layers_read(written | {"version": 2}) is None
+    assert layers_read(None) is None
+
+
+def of_rank(rank: int | None, label: str, tmp_path: Path) -> Path:
+    facts = {} if rank is None else {"distributedInfo": {"rank": rank, "world_size": 4}}
+    return Written(**facts).step(0, 0, 10).op("aten::mm", 1, 2).write(tmp_path / f"{label}.json")
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_the_files_of_a_job_are_read_in_rank_order(threads: bool, tmp_path: Path) -> None:
+    paths = [of_rank(None, "job_rank2", tmp_path), of_rank(3, "job_rank1", tmp_path), of_rank(0, "a", tmp_path)]
+    with ThreadPoolExecutor(2) as pool:
+        read = read_recordings(paths, Limits(), pool if threads else None)
+    assert [(one.rank, one.meta["name"]) for one in read] == [
+        (0, "a.json"),
+        (2, "job_rank2.json"),
+        (3, "job_rank1.json"),
+    ]
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_a_file_of_a_job_that_cannot_be_read_is_an_error(threads: bool, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text("{}")
+    paths = [of_rank(0, "a", tmp_path), bad, tmp_path / "gone.json"]
+    with ThreadPoolExecutor(2) as pool, pytest.raises(TraceError, match=r"(bad|gone)\.json"):
+        read_recordings(paths, Limits(), pool if threads else None)
+
+
+def test_ranks_that_two_files_claim_are_their_places(tmp_path: Path) -> None:
+    read = [read_file(of_rank(rank, "a", tmp_path), Limits())[0] for rank in (3, 1, 3)]
+    assert [one.rank for one in in_rank_order(read)] == [0, 1, 2]
+    assert [one.rank for one in in_rank_order(read[:2])] == [1, 3]
+    unknown = [read_file(of_rank(None, "a", tmp_path), Limits())[0] for _ in range(2)]
+    assert [one.rank for one in in_rank_order(unknown)] == [0, 1]
+
+
+def test_the_traces_of_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("rank10.json", "rank9.json", "a.pt.trace.json.gz", "notes.txt", "x.sqlite"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "folder.json").mkdir()
+    assert [path.name for path in trace_files(tmp_path)] == ["a.pt.trace.json.gz", "rank9.json", "rank10.json"]
+    for name in ("host.xplane.pb", "host.trace.json.gz", "perfetto_trace.json.gz", "other.trace.json.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(b""))
+    names = {path.name for path in trace_files(tmp_path)}
+    assert "host.xplane.pb" in names
+    assert "other.trace.json.gz" in names
+    assert not names & {"host.trace.json.gz", "perfetto_trace.json.gz"}
+
+
+@pytest.mark.parametrize(("name", "rank"), [("job_rank3.json.gz", 3), ("rank12.json", 12), ("trace.json", None)])
+def test_the_rank_in_the_name_of_a_file(name: str, rank: int | None) -> None:
+    assert rank_of_name(name) == rank

@@ -1,0 +1,116 @@
+"""Whose memory a block is, by the live objects of a step, and that watching it ends with the step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from perfnb.step.memory import Known, LiveObjects, inputs, resident_memory, storages
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def trained() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """A model after a step of Adam: six parameters, of which four have gradients, and three buffers."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    model[2].requires_grad_(False)
+    adam = torch.optim.Adam(model.parameters())
+    model(torch.ones(4, 2)).sum().backward()
+    adam.step()
+    return model, adam
+
+
+def named(blocks: list[Known], model: nn.Module) -> dict[str, list[tuple[str, str | None, int]]]:
+    """Layer, name and bytes of each block, by category."""
+    layers = {id(module): name for name, module in model.named_modules()}
+    found: dict[str, list[tuple[str, str | None, int]]] = {}
+    for block in blocks:
+        found.setdefault(block.category, []).append((layers.get(block.module or 0, "?"), block.name, block.bytes))
+    return {category: sorted(entries, key=str) for category, entries in found.items()}
+
+
+def test_every_block_of_a_training_step_has_its_owner() -> None:
+    model, adam = trained()
+    objects = LiveObjects()
+    objects.add_model(model)
+    objects.add_model(model[0])  # is known already
+    objects.add_optimizer(adam)
+    found = named(list(objects.blocks()), model)
+    sizes = {("0", "weight"): 24, ("0", "bias"): 12, ("1", "weight"): 12, ("1", "bias"): 12}
+    frozen = {("2", "weight"): 12, ("2", "bias"): 4}
+    buffers = {("1", "running_mean"): 12, ("1", "running_var"): 12, ("1", "num_batches_tracked"): 8}
+    assert found["parameters"] == sorted(((*key, size) for key, size in (sizes | frozen | buffers).items()), key=str)
+    assert found["gradients"] == sorted(((*key, size) for key, size in sizes.items()), key=str)
+    of_adam = {"exp_avg": None, "exp_avg_sq": None, "step": 4}
+    state = [
+        (layer, f"{name} ({word})", size if own is None else own)
+        for (layer, name), size in sizes.items()
+        for word, own in of_adam.items()
+    ]
+    assert found["optimizer_state"] == sorted(state, key=str)
+
+
+def test_if_no_optimizer_steps_that_of_the_known_models_is_used() -> None:
+    model, _adam = trained()
+    other, _of_other = trained()
+    objects = LiveObjects()
+    objects.add_model(model)
+    objects.add_optimizers_not_seen()
+    theirs = {id(parameter) for parameter in other.parameters()}
+    assert not theirs & {id(parameter) for parameter in objects.parameters}
+    assert len(objects.parameters) == 6
+    assert sum(block.category == "optimizer_state" for block in objects.blocks()) == 12
+    objects.add_model(other)
+    objects.add_optimizers_not_seen()  # one is known
+    assert sum(block.category == "optimizer_state" for block in objects.blocks()) == 12
+
+
+def test_parameters_of_no_model_are_known_through_their_optimizer() -> None:
+    alone = nn.Parameter(torch.ones(5))
+    objects = LiveObjects()
+    objects.add_optimizer(torch.optim.SGD([alone]))
+    assert list(objects.blocks()) == [Known(alone.data_ptr(), 20, "cpu", "parameters")]
+    assert list(objects.gradient(alone)) == []
+
+
+class Broken(list[Any]):
+    """A batch whose items cannot be read."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("no items")
+
+
+def test_inputs_are_what_no_layer_made() -> None:
+    x, weight = torch.ones(6), nn.Parameter(torch.ones(2))
+    found = list(inputs({"x": [x, weight], "y": (weight * 2,), "name": "a"}))
+    assert found == [Known(x.data_ptr(), 24, "cpu", "inputs")]
+    assert list(inputs(Broken([x]))) == []
+
+
+def test_tensors_without_data_have_no_storage() -> None:
+    x = torch.ones(3)
+    assert list(storages(x[1:])) == [(x.data_ptr(), 12, "cpu")]
+    for empty in (torch.ones(3, device="meta"), torch.eye(2).to_sparse(), torch.ones(0)):
+        assert list(storages(empty)) == []
+
+
+def test_resident_memory_is_read_until_the_end_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = psutil.Process.memory_info
+
+    def slowly(process: psutil.Process) -> Any:
+        time.sleep(0.05)
+        return read(process)
+
+    monkeypatch.setattr(psutil.Process, "memory_info", slowly)
+    begin = time.time_ns()
+    with resident_memory() as readings:
+        pass
+    assert "perfnb-resident-memory" not in {thread.name for thread in threading.enumerate()}
+    assert readings
+    assert all(begin <= at <= time.time_ns() and size > 2**20 for at, size in readings)

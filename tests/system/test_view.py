@@ -1,0 +1,12 @@
+"""What the documents of the samples of `system` look like as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.samples import texts
+from tests.samples.system import DOCUMENTS
+
+
+def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))
