@@ -126,7 +126,7 @@ def _steps(recording: Recording, attribution: Attribution, block: Ints) -> pd.ar
         alone = np.flatnonzero(block == NONE)
         moments = moments_of(events["start_ns"].to_numpy(), alone, launches_of(events, alone))
         step[alone] = step_of(moments, marks["start"].to_numpy(), marks["end"].to_numpy())
-        if not recording.meta["trace"]["steps_marked"]:
+        if recording.is_from_trace and not recording.meta["trace"]["steps_marked"]:
             step[alone] = 0  # of which all events are part
         step = np.append(events["marks_step"].to_numpy()[marks["event"]], NONE)[step]
     return known_or_na(step)

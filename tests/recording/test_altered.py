@@ -201,6 +201,18 @@ def test_the_message_names_the_file_the_key_and_what_it_should_be(tmp_path: Path
         perfnb.load(saved)
 
 
+def test_marks_of_steps_without_the_facts_of_a_trace_are_no_error(tmp_path: Path) -> None:
+    saved = traced(tmp_path)
+    content = json.loads((saved / "profile.json").read_text("utf-8"))
+    expected = perfnb.load(saved).events["step"].dropna().tolist()
+    for name in ("trace", "tables_made_by"):
+        del content["meta"][name]
+    content["meta"]["options"] = {"warmup": 1, "budget_s": 1.0}
+    (saved / "profile.json").write_text(json.dumps(content))
+
+    assert perfnb.load(saved).events["step"].dropna().tolist() == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("frame", "column", "values"),
