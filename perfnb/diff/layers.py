@@ -21,6 +21,8 @@ GPU_FIGURES = ("gpu_ms", "self_gpu_ms")
 NAME, PLACE = "name", "place"
 #: Longest path of a layer's name that is looked up: a hostile name may have thousands of dots.
 _DEEPEST = 100
+#: A change below this share of the times is the rounding of their sums.
+_ROUNDING = 1e-12
 
 
 class Tables(Protocol):
@@ -128,7 +130,9 @@ def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     grew_gpu = own_gpu[1] - own_gpu[0]
     if not on_gpu(a, b):
         grew_gpu = grew_gpu.mask(grew_gpu.notna())
-    return table.assign(grew_ms=own[1] - own[0], grew_gpu_ms=grew_gpu)
+    grew = own[1] - own[0]
+    same = (grew.abs() < _ROUNDING * (own[0] + own[1])).fillna(False)  # what is not known stays unknown
+    return table.assign(grew_ms=grew.mask(same, 0.0), grew_gpu_ms=grew_gpu)
 
 
 def on_gpu(a: pd.DataFrame, b: pd.DataFrame) -> bool:

@@ -74,3 +74,14 @@ def test_growth_on_the_gpu_stands_beside_that_on_the_host() -> None:
     assert table.loc["net.c", "grew_gpu_ms"] == -5.0
     # Where one has nothing on a GPU, nothing grew there.
     assert diff_layers(a, new)[["grew_gpu_ms", "self_gpu_ms_b"]].isna().all(axis=None)
+
+
+def test_the_rounding_of_sums_is_no_growth_and_an_unknown_time_stays_unknown() -> None:
+    def frame(*own: float | None) -> pd.DataFrame:
+        names = [f"net.{place}" for place in range(len(own))]
+        return conform(pd.DataFrame({"module": "Linear", "depth": 0, "self_ms": own}, index=names), "layers")
+
+    table = diff_layers(frame(0.3, 5.0, None, 0.0), frame(0.1 + 0.2, 5.0 + 1e-9, None, 1e-15))
+
+    grew = [None if pd.isna(one) else one for one in table["grew_ms"]]
+    assert grew == [0.0, pytest.approx(1e-9, rel=1e-5), None, 1e-15]
