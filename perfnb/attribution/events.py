@@ -18,7 +18,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT, is_one_of, of_labels
 from perfnb.trace.trace_steps import moments_of, step_of
-from perfnb.trace_names import PYTHON_CALLS, SPAN_CATEGORY, own_word
+from perfnb.trace_names import PIECE, PYTHON_CALLS, SPAN_CATEGORY, own_word
 
 
 def python_calls(events: pd.DataFrame) -> Ints:
@@ -141,7 +141,7 @@ def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categori
         words = np.where(ours, of_labels(events["name"], own_word, ""), "")
         for word in np.unique(words[words != ""]).tolist():
             name, category = _replaced(name, words == word, [word]), _replaced(category, words == word, [word])
-    spans = (events["span"] != NONE).to_numpy() & ours
+    spans = ((events["span"] != NONE) | (events["name"] == PIECE)).to_numpy() & ours
     if spans.any():
         labels = ["(loss)", *layer.categories]
         name = _replaced(name, spans, labels, layer.codes[spans].astype(np.int64) + 1)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb.attribution.blocks import marks_step
+from perfnb.attribution.device_work import thread_keys
 from perfnb.recording.nesting import NONE, Floats, Ints, children_sums, innermost, nest_cutting
 from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.schema import conform
@@ -146,7 +147,8 @@ def _runs(recording: Recording, record: CompiledRecord) -> pd.DataFrame:
     events = recording.events
     is_op = is_one_of(events["category"], OPS)
     wanted = is_op & of_labels(events["name"], lambda name: name.startswith((REGION, GRAPH_CALL, REGION_LOOKUP)))
-    host = events.loc[wanted, ["name", "start_ns", "duration_ns", "thread"]].sort_values("start_ns", kind="stable")
+    host = events.loc[wanted, ["name", "start_ns", "duration_ns"]].assign(thread=thread_keys(events)[wanted])
+    host = host.sort_values("start_ns", kind="stable")
     names = host["name"].astype(object).to_numpy()
     start, thread = host["start_ns"].to_numpy(), host["thread"].to_numpy()
     forest, end = nest_cutting(thread, start, start + host["duration_ns"].to_numpy())

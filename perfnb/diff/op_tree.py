@@ -27,6 +27,7 @@ from perfnb.trace_names import (
     OP_SPAN,
     OPS,
     OPTIMIZER,
+    PIECE,
     RANGES,
     STEP_SPAN,
 )
@@ -36,7 +37,7 @@ _NODES = (*OPS, *RANGES)
 _RANGE = re.compile("|".join(map(re.escape, (OPTIMIZER, LOADER, "DistributedDataParallel."))))
 _ENGINE = re.compile(f"{BACKWARD_NODE}: ")
 #: Marks of perfnb's own.
-_OURS = re.compile(rf"{STEP_SPAN}|{DATA_SPAN}$|{OP_SPAN}")
+_OURS = re.compile(rf"{STEP_SPAN}|{DATA_SPAN}$|{OP_SPAN}|{PIECE}$")
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from perfnb.recording.nesting import NONE, Bools
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
-from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, SYNCHRONISATION
+from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, PIECE, SYNCHRONISATION
 
-_OWN_SPANS = re.compile(rf"{LAYER_SPAN}|{DATA_SPAN}$")
+_OWN_SPANS = re.compile(rf"{LAYER_SPAN}|{DATA_SPAN}$|{PIECE}$")
 
 
 @dataclass(frozen=True)

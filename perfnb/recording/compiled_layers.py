@@ -141,9 +141,10 @@ def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: S
     """Add what is known of compiled regions, and the layers inside those whose graphs tell them."""
     if not code:
         return recording
+    if not graphs or recording.modules.empty:
+        return replace(recording, compiled=_record([], [], code))
     regions = _Regions(recording, {graph.key: graph for graph in graphs})
-    if len(recording.modules):
-        regions.read()
+    regions.read()
     return regions.result(code)
 
 
@@ -527,9 +528,9 @@ class _Regions:
 
     def result(self, code: Sequence[CompiledCode]) -> Recording:
         """The recording with what was found, and the pieces among its events."""
-        recording = self._recording
+        recording, record = self._recording, _record(self._kernels, self._executed, code)
         if not self.pieces:
-            return replace(recording, compiled=self._record(code))
+            return replace(recording, compiled=record)
         called = [(number, layer, False, True) for number, layer in enumerate(self._called, start=self._first)]
         spans = pd.concat([recording.spans.assign(derived=False), frame_of_rows("spans", called)])
         return replace(
@@ -537,7 +538,7 @@ class _Regions:
             events=self._events(),
             modules=self._layers.frame(),
             spans=spans,
-            compiled=self._record(code),
+            compiled=record,
         )
 
     def _events(self) -> pd.DataFrame:
@@ -565,18 +566,21 @@ class _Regions:
                 columns[str(name)] = np.concatenate([values, column.to_numpy()])
         return pd.DataFrame(columns, copy=False)
 
-    def _record(self, code: Sequence[CompiledCode]) -> CompiledRecord:
-        kernels, executed = self._kernels, self._executed
-        backward = {number: backward for number, backward, *_ in executed}
-        facts = [
-            (*kernel.facts[:2], "backward" if backward[number] else "forward", *kernel.facts[2:])
-            for number, kernel in enumerate(kernels)
-        ]
-        shares = [(number, chain[-1], share) for number, kernel in enumerate(kernels) for chain, share in kernel.shares]
-        calls = [(number, start, duration) for number, _, start, duration in executed]
-        return CompiledRecord(
-            frame_of_rows("compiled_kernels", facts),
-            frame_of_rows("compiled_shares", shares),
-            frame_of_rows("compiled_calls", calls),
-            frame_of_rows("compiled_code", list(code)),
-        )
+
+def _record(
+    kernels: Sequence[_Planned], executed: Sequence[tuple[int, bool, int, int]], code: Sequence[CompiledCode]
+) -> CompiledRecord:
+    """The frames of kernels and their executions: number of the kernel, whether in backward, start and duration."""
+    backward = {number: backward for number, backward, *_ in executed}
+    facts = [
+        (*kernel.facts[:2], "backward" if backward[number] else "forward", *kernel.facts[2:])
+        for number, kernel in enumerate(kernels)
+    ]
+    shares = [(number, chain[-1], share) for number, kernel in enumerate(kernels) for chain, share in kernel.shares]
+    calls = [(number, start, duration) for number, _, start, duration in executed]
+    return CompiledRecord(
+        frame_of_rows("compiled_kernels", facts),
+        frame_of_rows("compiled_shares", shares),
+        frame_of_rows("compiled_calls", calls),
+        frame_of_rows("compiled_code", list(code)),
+    )

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
 
+from perfnb.recording.compiled_layers import CompiledCode, region_ids, with_compiled_regions
 from perfnb.recording.nesting import NONE, nest_cutting
 from perfnb.recording.raw_frames import NUMBERS, TEXTS, frame_of_rows, raw_frame
 from perfnb.recording.recording import Recording
@@ -146,7 +147,7 @@ def recording_of_trace(
         frame["marks_step"] = _of_rows(marks, rows)
         frames.append(frame)
     events, outside = frames
-    return Recording(
+    recording = Recording(
         events,
         _steps_frame(trace, steps),
         *(layers or empty),
@@ -154,6 +155,7 @@ def recording_of_trace(
         outside=outside if len(outside) else None,
         trace_memory=raw_frame("trace_memory", vars(trace.memory)) if len(trace.memory) else None,
     )
+    return with_compiled_regions(recording, [], [CompiledCode(region) for region in region_ids(events)])
 
 
 def _with_whole_step(trace: TraceColumns, steps: TraceSteps) -> TraceColumns:

@@ -38,7 +38,7 @@ from perfnb.timeline.timeline import (
     layers_of,
     rows_of,
 )
-from perfnb.trace_names import DEVICE_EVENTS, OPS, PYTHON_CALLS, own_word
+from perfnb.trace_names import DEVICE_EVENTS, OPS, PIECE, PYTHON_CALLS, own_word
 
 _RECOMPUTE, _BACKWARD = KINDS.index("recompute"), KINDS.index("backward")
 LAYERS_NOTE = "forward: module calls; backward: the autograd nodes of each layer's ops"
@@ -296,7 +296,8 @@ def _names(
         for word in ("step", "data"):
             is_own = (own == word) & ours
             result[is_own], sort[is_own] = names[word], categories[word]
-    spans = np.flatnonzero((column(events, "span") != NONE) & ours & (layer != NONE))
+    is_span = (column(events, "span") != NONE) | (events["name"] == PIECE).to_numpy()
+    spans = np.flatnonzero(is_span & ours & (layer != NONE))
     of_layers = names.all_of(layer_names(recording)) if len(spans) else layer
     result[spans], sort[spans] = of_layers[layer[spans]], categories["layer"]
     return result, sort

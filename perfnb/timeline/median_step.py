@@ -13,7 +13,7 @@ from perfnb.recording.nesting import NONE, Bools
 from perfnb.recording.text import TEXT
 from perfnb.timeline.memory import MemoryCurve
 from perfnb.timeline.timeline import Timeline, Track, lanes
-from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, STEP_MARKS
+from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, PIECE, STEP_MARKS
 
 #: Categories that count as work: no enclosing spans, no Python calls.
 _WORK = {
@@ -22,7 +22,7 @@ _WORK = {
     "python": (),
 }
 #: Ranges around work.
-_MARKS = (*STEP_MARKS, LAYER_SPAN, DATA_SPAN)
+_MARKS = (*STEP_MARKS, LAYER_SPAN, DATA_SPAN, PIECE)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def test_a_kernel_leads_to_the_layers_that_launch_it(open_page: OpenPage, tmp_pa
     page = open_page(standalone_page(samples.summary_of(samples.two_gpus(), tmp_path)))
     page.get_by_role("tab", name="GPU").click()
     kernels = page.get_by_role("region", name="Kernels, copies and fills")
-    kernels.get_by_role("row", name="aten::mm").click()
+    kernels.get_by_role("row", name="aten::mm 16").click()
 
     details = kernels.get_by_role("complementary", name="Details")
     expect(details).to_contain_text("16 × 4, 4 × 8")

@@ -6,6 +6,8 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,9 @@ Open = Callable[..., Page]
 
 
 def page_of(machine: MachineSummary) -> str:
-    return standalone_page(replace(summaries.small_cnn(), parts={"machine": machine}))
+    parts = {"machine": machine}
+    analysis: Any = SimpleNamespace(part=lambda key, compute: parts.get(key))
+    return standalone_page(replace(summaries.small_cnn(), analysis=analysis))
 
 
 @functools.cache

@@ -304,3 +304,39 @@ def test_what_was_found_goes_into_a_trace_and_back(tmp_path: Path) -> None:
 
     for column in ("calls", "forward_ms", "backward_ms", "self_ms"):
         assert again.layers[column].to_dict() == pytest.approx(p.layers[column].to_dict(), nan_ok=True), column
+
+
+def test_the_regions_of_a_loaded_trace_are_known_without_their_kernels(tmp_path: Path) -> None:
+    hand = ByHand().step(0, 300)
+    root, *_ = net(hand)
+    hand.call(root, 8, 112)
+    region(hand, 10)
+    Profile(hand.recording()).save_trace(tmp_path / "trace.json.gz")
+
+    p = perfnb.load(tmp_path / "trace.json.gz")
+
+    assert p.compiled.empty
+    regions = p.compiled_regions
+    assert regions["ms"].to_dict() == {"0/0": pytest.approx(0.098)}
+    assert regions["lookup_ms"].tolist() == pytest.approx([0.002])
+    assert regions["overhead_ms"].isna().all()
+    assert "The trace does not tell which kernels compute which layers" in " ".join(str(p).split())
+
+
+def test_no_view_takes_the_pieces_for_ops(tmp_path: Path) -> None:
+    hand = ByHand().step(0, 300)
+    root, *_ = net(hand)
+    hand.call(root, 8, 112)
+    region(hand, 10)
+    backward(hand, 200)
+    plain, known = Profile(hand.recording()), Profile(of_one_step())
+
+    compared = plain.compare(known)
+
+    assert "pf_piece" not in str(known)
+    assert "pf_piece" not in str(compared)
+    assert not compared.ops["op_b"].astype(str).str.startswith("pf").any()
+    events = known.events
+    assert not events["name"].astype(str).str.startswith("pf").any()
+    pieces = events[(events["category"] == "layer") & (events["phase"] == "backward")]
+    assert set(pieces["name"]) == {"net.block", "net.block.inner", f"net.{OVERHEAD}"}
