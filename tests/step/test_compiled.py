@@ -133,6 +133,39 @@ def check_layers(p: perfnb.Profile, root: str) -> None:
     assert {"forward", "backward"} == set(kernels["direction"])
 
 
+@pytest.mark.slow
+def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothing_is_compiled_again() -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.between, self.last = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.last(self.uncompiled(self.first(x)))
+            return result
+
+        @torch.compiler.disable  # type: ignore[misc]
+        def uncompiled(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.between(x)
+            return result
+
+    model = Breaks()
+    model.compile(backend="aot_eager")
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    step = training_step(model, torch.randn(4, 8))
+    step()
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    p = profile_of(step)
+    step()
+
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+    assert p.layers.loc[["model.between", "model.between.0"], "calls"].tolist() == [1, 1]
+    assert p.layers.loc["model.between.0", ["forward_ms", "backward_ms"]].gt(0).all()
+    assert p.layers.loc[["model.first", "model.last"], "calls"].isna().all()
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+
+
 @pytest.fixture
 def compiled_for_profiling() -> Iterator[None]:
     """Whatever is compiled tells its layers; afterwards torch's settings are restored."""
