@@ -15,7 +15,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from typing import Any
 
@@ -140,6 +140,8 @@ def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
 
 
 _in_force: list[CompilesForProfiling] = []
+#: One for each open `profiling_block`.
+_blocks: list[None] = []
 
 
 def begin_for_profiling() -> None:
@@ -151,9 +153,21 @@ def begin_for_profiling() -> None:
 
 
 def end_for_profiling() -> None:
-    """Undo `begin_for_profiling`, if it is in force."""
-    while _in_force:
+    """Undo `begin_for_profiling`, if it is in force and no block is open."""
+    while _in_force and not _blocks:
         _in_force.pop().__exit__()
+
+
+@contextmanager
+def profiling_block() -> Iterator[None]:
+    """A block in which `begin_for_profiling` is in force; blocks may nest, and overlap on several threads."""
+    begin_for_profiling()
+    _blocks.append(None)
+    try:
+        yield
+    finally:
+        _blocks.pop()
+        end_for_profiling()
 
 
 def compiled_graphs(keys: Iterable[str]) -> list[Graph]:

@@ -252,7 +252,10 @@ def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: p
 
     assert compiler.missing_names() == []
     with perfnb.compile_for_profiling():
-        assert config.cpp.enable_kernel_profile
+        with perfnb.compile_for_profiling():
+            assert config.cpp.enable_kernel_profile
+        perfnb.profile_step(lambda: torch.ones(3).sum(), warmup=1, steps=1, traced=1, memory=False, stacks=False)
+        assert config.cpp.enable_kernel_profile  # neither an inner block nor a profile ends an outer block
     assert not config.cpp.enable_kernel_profile
 
     monkeypatch.setattr(compiler, "PRIVATE_NAMES", {"torch._inductor.config": ("cpp.no_such_setting",)})
