@@ -159,8 +159,18 @@ class LayerSpans(Installed):
             return output
 
         call._torchdynamo_inline = getattr(compiled, "_torchdynamo_inline", compiled)  # type: ignore[attr-defined]
-        stack.callback(own.__setitem__, _IN_PLACE, plain) if _IN_PLACE in own else stack.callback(own.pop, _IN_PLACE)
+        had = _IN_PLACE in own
         own[_IN_PLACE] = call
+
+        def restore() -> None:
+            if own.get(_IN_PLACE) is not call:
+                return  # compiled meanwhile
+            if had:
+                own[_IN_PLACE] = plain
+            else:
+                del own[_IN_PLACE]
+
+        stack.callback(restore)
 
     @contextmanager
     def _without_hooks(self) -> Iterator[None]:

@@ -245,6 +245,19 @@ def test_a_graph_break_and_a_recompilation_are_found_with_line_and_guard() -> No
     assert "Compiled again, because a guard failed" in text
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_for_profiling")
+def test_kernels_of_code_for_any_batch_size_have_the_flops_of_the_batch_that_it_was_compiled_for() -> None:
+    compiled = torch.compile(nn.Sequential(nn.Linear(16, 32), nn.GELU()), dynamic=True)
+    x = torch.randn(64, 16)
+
+    p = profile_of(lambda: compiled(x).sum().backward())
+
+    products = p.compiled[p.compiled["kernel"].str.startswith("extern_kernels.")]
+    assert set(products["direction"]) == {"forward", "backward"}
+    assert (products["flops"] == 2 * 64 * 16 * 32).all()
+
+
 def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
