@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from inspect import unwrap
 from types import FrameType
 from typing import Any
 
@@ -159,6 +160,7 @@ class LayerSpans(Installed):
             return output
 
         call._torchdynamo_inline = getattr(compiled, "_torchdynamo_inline", compiled)  # type: ignore[attr-defined]
+        run_uncompiled([call])  # but what it calls stays compiled
         had = _IN_PLACE in own
         own[_IN_PLACE] = call
 
@@ -283,7 +285,7 @@ def computes_loss(module: nn.Module, output: Any) -> bool:
 
 #: What runs in the hooks.
 _HOOKS = (
-    *(LayerSpans._open, LayerSpans._close, LayerSpans._is_recorded),
+    *(LayerSpans._open, LayerSpans._close, LayerSpans._is_recorded, unwrap(LayerSpans._without_hooks)),
     *(profiler_active, _inside_a_method, _close_down_to, computes_loss),
 )
 

@@ -75,21 +75,6 @@ def test_the_layers_around_a_compiled_one_are_seen() -> None:
     assert "torch.compile hides the layers inside model.1: of its backends" in " ".join(str(p).split())
 
 
-@pytest.mark.slow
-def test_a_model_compiled_in_place_is_one_layer_too() -> None:
-    model = three_linears()
-    model.compile(backend="aot_eager")
-    compiled = model._compiled_call_impl
-
-    p = profile_of(training_step(model, torch.randn(4, 8)))
-
-    assert p.layers.loc["model", "calls"] == 1
-    assert p.layers.loc["model", ["forward_ms", "backward_ms"]].gt(0).all()
-    assert p.layers.loc["model.0", ["calls", "total_ms"]].isna().all()
-    assert model._compiled_call_impl is compiled
-    assert p.phases["ms"].sum() == pytest.approx(traced_ms(p))
-
-
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -134,6 +119,21 @@ def check_layers(p: perfnb.Profile, root: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_model_compiled_in_place_is_one_layer_too() -> None:
+    model = Residual()
+    model.compile(backend="aot_eager")
+    compiled = model._compiled_call_impl
+
+    p = profile_of(training_step(model, torch.randn(4, 16)))
+
+    assert p.layers.loc["model", "calls"] == 1
+    assert p.layers.loc["model", ["forward_ms", "backward_ms"]].gt(0).all()
+    assert p.layers.loc["model.up", ["calls", "total_ms"]].isna().all()
+    assert model._compiled_call_impl is compiled
+    assert p.phases["ms"].sum() == pytest.approx(traced_ms(p))
+
+
+@pytest.mark.slow
 def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothing_is_compiled_again() -> None:
     class Breaks(nn.Module):
         def __init__(self) -> None:
@@ -164,6 +164,24 @@ def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothi
     assert p.layers.loc["model.between.0", ["forward_ms", "backward_ms"]].gt(0).all()
     assert p.layers.loc[["model.first", "model.last"], "calls"].isna().all()
     assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+
+
+@pytest.mark.slow
+def test_layers_of_torch_that_a_model_compiled_in_place_calls_uncompiled_are_seen() -> None:
+    # torch leaves the forward of its own containers alone, so that only the block is compiled.
+    model = nn.Sequential(Residual(), nn.Linear(16, 4))
+    model.compile(backend="aot_eager")
+    step = training_step(model, torch.randn(8, 16))
+    step()
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    p = profile_of(step)
+    step()
+
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+    assert len(p.compiled_regions) == 1
+    assert p.layers.loc[["model", "model.0", "model.1"], "calls"].tolist() == [1, 1, 1]
+    assert p.layers.loc[["model.0.norm", "model.0.up"], "calls"].isna().all()
 
 
 @pytest.fixture
