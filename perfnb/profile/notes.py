@@ -183,8 +183,10 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
     known = layers["total_ms"].notna().to_numpy()[: len(modules)] & inside_compiled(modules)
     compiled, parents = modules["compiled"].to_numpy(), modules["parent"].to_numpy()
     around = innermost(forest_of(parents), compiled)
-    single = layers["total_ms"].notna().to_numpy()[: len(modules)] & ~np.isin(np.arange(len(modules)), parents)
-    hidden = np.setdiff1d(np.flatnonzero(compiled & ~single), around[known])
+    hidden = np.setdiff1d(np.flatnonzero(compiled), around[known])
+    if recording.compiled is not None and len(recording.compiled.shares):
+        told = np.isin(hidden, recording.compiled.shares["layer"])
+        hidden = hidden[~told]  # a model without layers inside
     if len(hidden):
         yield _of_hidden(_first_of(modules["name"].iloc[hidden].tolist()), recording)
     unseen = layers["calls"].isna().to_numpy()[: len(modules)] & ~inside_compiled(modules)
@@ -193,10 +195,13 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
     if unseen.any():
         which = " than the step's" if recording.is_from_trace else ", which torch's profiler does not record"
         outermost = _first_of(modules["name"][unseen & ~((parents != NONE) & unseen[parents])].tolist())
-        yield (
-            f"Called only from other threads{which}: {outermost}. Their forward counts only as "
-            "the time the step waits for it, and their backward is unattributed."
-        )
+        if recording.compiled is not None:
+            yield f"Called only in compiled code that does not tell its layers, or from other threads: {outermost}."
+        else:
+            yield (
+                f"Called only from other threads{which}: {outermost}. Their forward counts only as "
+                "the time the step waits for it, and their backward is unattributed."
+            )
     losses = ((layers["calls"].fillna(0) > 0) & layers["total_ms"].isna()).to_numpy(dtype=bool)[: len(modules)]
     if losses.any():
         names = _first_of(modules.loc[losses, "name"].tolist())

@@ -354,6 +354,21 @@ def test_any_name_of_a_module_is_found(path: str, name: str) -> None:
     assert us(recording)[f"net.{name}"] == 20
 
 
+def test_layers_called_in_compiled_code_that_tells_none_are_not_said_to_run_on_other_threads() -> None:
+    hand = ByHand().step(0, 300)
+    root = hand.layer("net")
+    inside = [hand.layer(f"net.{name}", root) for name in "ab"]
+    hand.layer("hidden", compiled=True)
+    hand.call(root, 8, 112)
+    hand.spans += [(layer, False) for layer in inside]  # of a pass that ran uncompiled
+    region(hand, 10)
+
+    text = " ".join(str(Profile(told(hand.recording(), []))).split())
+
+    assert "Called only in compiled code that does not tell its layers, or from other threads: net.a, net.b." in text
+    assert "which torch's profiler does not record" not in text
+
+
 def test_graphs_that_were_not_cached_are_not_known() -> None:
     hand = ByHand().step(0, 300)
     root, *_ = net(hand)
