@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 
 
 def compile_for_profiling() -> AbstractContextManager[None]:
@@ -35,7 +34,7 @@ def compile_for_profiling() -> AbstractContextManager[None]:
     """
     import torch
 
-    from perfnb.step.compiler import begin_for_profiling, end_for_profiling, missing_names
+    from perfnb.step.compiler import begin_for_profiling, missing_names, profiling_block
 
     if missing := missing_names():
         warnings.warn(
@@ -45,13 +44,4 @@ def compile_for_profiling() -> AbstractContextManager[None]:
             stacklevel=2,
         )
     begin_for_profiling()
-
-    @contextmanager
-    def until_the_end() -> Iterator[None]:
-        begin_for_profiling()
-        try:
-            yield
-        finally:
-            end_for_profiling()
-
-    return until_the_end()
+    return profiling_block()

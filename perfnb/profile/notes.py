@@ -13,7 +13,7 @@ from perfnb.attribution.blocks import Kind, marks_step
 from perfnb.attribution.tables import inside_compiled, own_losses
 from perfnb.findings.doubts import disagree, traced_ms
 from perfnb.memory.from_trace import CPU, memory_of_trace
-from perfnb.recording.compiled_layers import graph_keys
+from perfnb.recording.compiled_layers import UNCACHED, graph_keys
 from perfnb.recording.nesting import NONE, forest_of, innermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW, UNATTRIBUTED_ROW
@@ -166,8 +166,11 @@ def _of_hidden(names: str, recording: Recording) -> str:
     if recording.compiled is None:
         return f"Compiled by torch.compile or TorchScript, which hide the layers inside: {names}."
     hidden = f"torch.compile hides the layers inside {names}"
-    if not graph_keys(recording.events):
+    keys = graph_keys(recording.events)
+    if not keys:
         return f"{hidden}: of its backends, only Inductor, the default, can tell them."
+    if keys == [UNCACHED]:
+        return f"{hidden}: they are known only for graphs that Inductor can cache, and its cache was off or bypassed."
     if recording.is_from_trace or len(recording.compiled.kernels):
         return f"{hidden}: their graphs do not tell which kernel computes what."
     return (
@@ -178,19 +181,27 @@ def _of_hidden(names: str, recording: Recording) -> str:
 def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.DataFrame) -> Iterator[str]:
     modules = recording.modules
     known = layers["total_ms"].notna().to_numpy()[: len(modules)] & inside_compiled(modules)
-    around = innermost(forest_of(modules["parent"].to_numpy()), modules["compiled"].to_numpy())
-    hidden = np.setdiff1d(np.flatnonzero(modules["compiled"]), around[known])
+    compiled, parents = modules["compiled"].to_numpy(), modules["parent"].to_numpy()
+    around = innermost(forest_of(parents), compiled)
+    hidden = np.setdiff1d(np.flatnonzero(compiled), around[known])
+    if recording.compiled is not None and len(recording.compiled.shares):
+        told = np.isin(hidden, recording.compiled.shares["layer"])
+        hidden = hidden[~told]  # a model without layers inside
     if len(hidden):
         yield _of_hidden(_first_of(modules["name"].iloc[hidden].tolist()), recording)
     unseen = layers["calls"].isna().to_numpy()[: len(modules)] & ~inside_compiled(modules)
+    if recording.compiled is not None:
+        unseen &= ~compiled  # the step's own thread called them, in compiled functions
     if unseen.any():
         which = " than the step's" if recording.is_from_trace else ", which torch's profiler does not record"
-        parent = modules["parent"].to_numpy()
-        outermost = _first_of(modules["name"][unseen & ~((parent != NONE) & unseen[parent])].tolist())
-        yield (
-            f"Called only from other threads{which}: {outermost}. Their forward counts only as "
-            "the time the step waits for it, and their backward is unattributed."
-        )
+        outermost = _first_of(modules["name"][unseen & ~((parents != NONE) & unseen[parents])].tolist())
+        if recording.compiled is not None:
+            yield f"Called only in compiled code that does not tell its layers, or from other threads: {outermost}."
+        else:
+            yield (
+                f"Called only from other threads{which}: {outermost}. Their forward counts only as "
+                "the time the step waits for it, and their backward is unattributed."
+            )
     losses = ((layers["calls"].fillna(0) > 0) & layers["total_ms"].isna()).to_numpy(dtype=bool)[: len(modules)]
     if losses.any():
         names = _first_of(modules.loc[losses, "name"].tolist())

@@ -16,6 +16,7 @@ own, named `OVERHEAD`.
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -45,8 +46,16 @@ from perfnb.trace_names import (
 
 #: Name of the layer, below that of the region, to which no operation of a graph belongs.
 OVERHEAD = "(compiled region overhead)"
-#: Where the path of a module starts in compiled code, what separates its parts, and parts that names of layers lack.
-_ROOT, _PARTS, _NOT_NAMES = re.compile(r"[LG]\['[^']*'\]"), re.compile(r"[.\[\]]"), ("_modules", "_orig_mod")
+#: What torch writes as the key of all graphs that it did not cache.
+UNCACHED = "None"
+#: The variable at the start of a module's path in compiled code.
+_VARIABLE = re.compile(r"[LG]\['([^']*)'\]")
+#: A part of a path behind it: ``.name``, or a number or a text as Python writes it, in brackets.
+_PART = re.compile(r"""\.([^.\[\]]+)|\[([0-9]{1,18}|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
+#: Parts that the names of layers lack.
+_NOT_NAMES = ("", "_modules", "_orig_mod")
+#: What Dynamo calls the rest of a function behind a graph break.
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_[0-9]{1,9}")
 _ADDITION = "aten::add"
 
 
@@ -143,7 +152,8 @@ def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: S
         return recording
     if not graphs or recording.modules.empty:
         return replace(recording, compiled=_record([], [], code))
-    regions = _Regions(recording, {graph.key: graph for graph in graphs})
+    functions = {each.region: each.function for each in code}
+    regions = _Regions(recording, {graph.key: graph for graph in graphs}, functions)
     regions.read()
     return regions.result(code)
 
@@ -220,6 +230,15 @@ class _Planned(NamedTuple):
     facts: tuple[str, str, str, str, int, int]
 
 
+class _Models(NamedTuple):
+    """The layers that a graph's modules are."""
+
+    #: The layer of its region.
+    root: int
+    #: The layers of its models, by where the paths of their modules start.
+    heads: tuple[tuple[str, int], ...]
+
+
 class _Layers:
     """The layers of a recording, as the paths in compiled graphs name them."""
 
@@ -230,18 +249,45 @@ class _Layers:
         self._names = modules["name"].tolist()
         self._by_name = {name: row for row, name in enumerate(self._names)}
         self._overhead: dict[int, int] = {}
+        self._functions: dict[str, int] = {}
+        #: Name and parent of the layers that are added.
+        self._added: list[tuple[str, int]] = []
 
-    def roots(self, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
-        """The layers from which these paths of modules may lead: the one around their region, or else all that fit."""
-        wanted = {(_below_root(path), kind) for path, kind in paths}
-        if not wanted:
-            return []
+    def heads(self, paths: Iterable[tuple[str, str]], around: int) -> dict[str, list[int]]:
+        """The layers that a graph's models may be, by the start that the paths of their modules share.
+
+        That is the variable of a model, or the path to it in a list, dict or object.
+        """
+        by_variable: dict[str, list[tuple[str, str]]] = {}
+        for path, kind in sorted(paths):
+            by_variable.setdefault(_head(path), []).append((path, kind))
+        found = {}
+        for variable, inside in by_variable.items():
+            if roots := self._roots(variable, inside, around):
+                found[variable] = roots
+                continue
+            by_model: dict[str, list[tuple[str, str]]] = {}
+            for path, kind in inside:
+                model = next((model for model in by_model if _is_below(model, path)), path)
+                by_model.setdefault(model, []).append((path, kind))
+            found |= {model: self._roots(model, parts, around) for model, parts in by_model.items()}
+        return {head: roots for head, roots in found.items() if roots}
+
+    def _roots(self, head: str, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
+        """The layers that a model may be: the one around its region, or else all that fit."""
+        wanted = {(_below(head, path), kind) for path, kind in paths}
         if around != NONE and self._fits(around, wanted):
             return [around]
         fitting = [row for row in range(len(self._names)) if self._fits(row, wanted)]
         if around != NONE:
             return [row for row in fitting if self.is_inside(row, around)]
         return [row for row in fitting if self._parent[row] == NONE] or fitting
+
+    def named(self, head: str, rows: Iterable[int]) -> int:
+        """Which of several layers has the name of the variable at which paths start; `NONE` if none has."""
+        variable = _VARIABLE.sub(r"\1", _head(head))
+        names = (variable + head[len(_head(head)) :], variable + _below(_head(head), head))
+        return next((row for row in rows if self._names[row] in names), NONE)
 
     def _fits(self, root: int, wanted: set[tuple[str, str]]) -> bool:
         known = [self.at(root, path) for path, _ in wanted]
@@ -266,39 +312,74 @@ class _Layers:
 
     def overhead(self, root: int) -> int:
         """The layer of the overhead of a region."""
-        return self._overhead.setdefault(root, len(self._names) + len(self._overhead))
+        if root not in self._overhead:
+            self._overhead[root] = self._add(f"{self._name(root)}.{OVERHEAD}", root)
+        return self._overhead[root]
+
+    def function(self, name: str) -> int:
+        """The layer of a compiled function that calls several models."""
+        if name not in self._functions:
+            self._functions[name] = self._add(f"{name}()", NONE)
+        return self._functions[name]
+
+    def _add(self, name: str, parent: int) -> int:
+        self._added.append((name, parent))
+        return len(self._names) + len(self._added) - 1
+
+    def _name(self, row: int) -> str:
+        known = len(self._names)
+        return str(self._names[row] if row < known else self._added[row - known][0])
 
     def frame(self) -> pd.DataFrame:
-        """The layers, with those of overhead behind the others."""
-        roots = list(self._overhead)
-        depth = self._modules["depth"].to_numpy()[roots]
+        """The layers, with those that were added behind the others."""
+        depth = self._modules["depth"].tolist()
+        for _, parent in self._added:
+            depth.append(0 if parent == NONE else depth[parent] + 1)
+        count = len(self._added)
         added = {
-            "name": [f"{self._names[root]}.{OVERHEAD}" for root in roots],
-            "module": [None] * len(roots),
-            **{"parent": roots, "depth": depth + 1, "compiled": [False] * len(roots)},
-            **{"parameters": [0] * len(roots), "parameter_bytes": [0] * len(roots)},
+            "name": [name for name, _ in self._added],
+            "module": [None] * count,
+            **{"parent": [parent for _, parent in self._added], "depth": depth[-count:], "compiled": [False] * count},
+            **{"parameters": [0] * count, "parameter_bytes": [0] * count},
         }
         frame = pd.DataFrame(added)[list(self._modules.columns)]
         whole = pd.concat([self._modules, frame.astype(self._modules.dtypes)], ignore_index=True)
-        whole.loc[roots, "compiled"] = True
+        whole.loc[list(self._overhead), "compiled"] = True
         return whole
 
 
-def _below_root(path: str) -> str:
-    """A path such as ``L['self'].blocks[0].norm`` without its root: ``.blocks.0.norm``."""
-    if (match := _ROOT.match(path)) is not None:
-        path = path[match.end() :]
-    names = [part.strip("'\"") for part in _PARTS.split(path) if part]
-    return "".join(f".{name}" for name in names if name not in _NOT_NAMES)
+def _head(path: str) -> str:
+    """The variable at the start of a path: ``L['self']``."""
+    match = _VARIABLE.match(path)
+    return "" if match is None else match[0]
 
 
-def _planned(graph: Graph, kernel: Kernel, layers: _Layers, root: int) -> _Planned:
+def _is_below(head: str, path: str) -> bool:
+    """Whether a path starts there."""
+    return path.startswith(head) and path[len(head) : len(head) + 1] in ("", ".", "[")
+
+
+def _below(head: str, path: str) -> str:
+    """A path behind its head, such as ``.blocks[0]._modules['up']``, as in the names of layers: ``.blocks.0.up``."""
+    parts = [_name_of(*match.groups()) for match in _PART.finditer(path[len(head) :])]
+    return "".join(f".{part}" for part in parts if part not in _NOT_NAMES)
+
+
+def _name_of(name: str | None, key: str | None) -> str:
+    """A part of a path without quotes and escapes."""
+    try:
+        return str(literal_eval(key or f"'{name}'"))
+    except (SyntaxError, ValueError):
+        return name or ""
+
+
+def _planned(graph: Graph, kernel: Kernel, layers: _Layers, models: _Models) -> _Planned:
     """A kernel with the layers whose operations it computes, and their shares."""
     weights: dict[tuple[int, ...], float] = {}
     inside = [graph.operations[name] for name in kernel.operations if name in graph.operations]
     moved = _moved(graph, inside)
     for operation in inside:
-        chain = _chain(graph, operation, layers, root)
+        chain = _chain(graph, operation, layers, models)
         if chain:
             weight = moved[operation.name] + operation.flops
             weights[chain] = weights.get(chain, 0.0) + weight
@@ -333,22 +414,27 @@ def _moved(graph: Graph, inside: Sequence[Operation]) -> dict[str, int]:
     return moved
 
 
-def _chain(graph: Graph, operation: Operation, layers: _Layers, root: int) -> tuple[int, ...]:
+def _chain(graph: Graph, operation: Operation, layers: _Layers, models: _Models) -> tuple[int, ...]:
     """The layers from the root to the one that called an operation, without the root; empty if none is known.
 
     Autograd adds gradients where branches meet, in no module: these operations belong to the layer around the modules
     whose gradients they add.
     """
     if not operation.modules and operation.op == _ADDITION:
-        chains = [_chain_of(graph.operations[name], layers, root) for name in operation.inputs]
+        chains = [_chain_of(graph.operations[name], layers, models) for name in operation.inputs]
         return common_prefix([chain for chain in chains if chain]) if all(chains) else ()
-    return _chain_of(operation, layers, root)
+    return _chain_of(operation, layers, models)
 
 
-def _chain_of(operation: Operation, layers: _Layers, root: int) -> tuple[int, ...]:
-    rows = [layers.at(root, _below_root(path)) for path, _ in operation.modules]
+def _chain_of(operation: Operation, layers: _Layers, models: _Models) -> tuple[int, ...]:
+    rows = [
+        layers.at(row, _below(head, path))
+        for path, _ in operation.modules
+        for head, row in models.heads
+        if row != NONE and _is_below(head, path)
+    ]
     known = [row for row in rows if row != NONE]
-    return tuple(dict.fromkeys(row for row in known if row != root)) or ((root,) if known else ())
+    return tuple(dict.fromkeys(row for row in known if row != models.root)) or ((models.root,) if known else ())
 
 
 def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -398,8 +484,7 @@ class _Piece(NamedTuple):
 class _Run:
     """An execution of a graph's forward pass, and its backward pass."""
 
-    #: The layer from which the paths of the graph's modules lead.
-    root: int
+    models: _Models
     #: Number of each layer's call.
     numbers: dict[int, int] = field(default_factory=dict)
 
@@ -407,13 +492,13 @@ class _Run:
 class _Regions:
     """Reads the compiled regions of a recording, and collects the pieces of their time."""
 
-    def __init__(self, recording: Recording, graphs: Mapping[str, Graph]) -> None:
-        self._recording, self._graphs = recording, graphs
+    def __init__(self, recording: Recording, graphs: Mapping[str, Graph], functions: Mapping[str, str]) -> None:
+        self._recording, self._graphs, self._functions = recording, graphs, functions
         self._host, self._layers = _Host(recording.events), _Layers(recording.modules)
         self._first = int(recording.spans.index.max()) + 1 if len(recording.spans) else 0
         self._called: list[int] = []
         self._calls: dict[tuple[int, str], list[int]] = {}
-        self._plans: dict[tuple[str, int], list[_Planned]] = {}
+        self._plans: dict[tuple[str, _Models], list[_Planned]] = {}
         self._kernels: list[_Planned] = []
         self._numbered: dict[int, int] = {}
         self._executed: list[tuple[int, bool, int, int]] = []
@@ -432,12 +517,8 @@ class _Regions:
             node, region = host.above(call, host.is_node), host.above(call, host.is_region)
             around = self._layer_around(call)
             run = runs.get(int(host.sequence[node])) if node != NONE else None
-            paths = {module for operation in graph.operations.values() for module in operation.modules}
-            root = self._root(call, self._layers.roots(paths, around)) if run is None else run.root
-            if root == NONE:
-                continue
-            run = _Run(root) if run is None else run
-            plan = self._plan(graph, root)
+            run = _Run(self._models(call, graph, around)) if run is None else run
+            root, plan = run.models.root, self._plan(graph, run.models)
             if not any(kernel.shares for kernel in plan):
                 continue
             container = node if node != NONE else region if region != NONE else call
@@ -450,6 +531,28 @@ class _Regions:
                 end = host.until_next(call, container)
             self._cut(call, start, end, plan, run, node != NONE)
 
+    def _models(self, call: int, graph: Graph, around: int) -> _Models:
+        """The layers that a graph's modules are; the root is `NONE` if none is known.
+
+        Of several alike models in a function, the one with the variable's name is meant. The function's own layer then
+        is the one around it, or one that is added.
+        """
+        paths = {module for operation in graph.operations.values() for module in operation.modules}
+        heads = self._layers.heads(paths, around)
+        if len(heads) == 1:
+            known = {head: self._root(call, roots) for head, roots in heads.items()}
+        else:
+            known = {head: roots[0] if len(roots) == 1 else NONE for head, roots in heads.items()}
+        known = {head: self._layers.named(head, heads[head]) if row == NONE else row for head, row in known.items()}
+        different = set(known.values())
+        if not different - {NONE}:
+            root = NONE
+        elif around in different or len(different) > 1:
+            root = around if around != NONE else self._layers.function(self._function(call))
+        else:
+            root = different.pop()
+        return _Models(root, tuple(known.items()))
+
     def _root(self, call: int, roots: list[int]) -> int:
         """Which of several layers a graph runs for: alike layers share code, and their order distinguishes them.
 
@@ -457,6 +560,13 @@ class _Regions:
         """
         calls = self._calls[self._frame(call)]
         return roots[calls.index(call)] if len(calls) == len(roots) else NONE
+
+    def _function(self, call: int) -> str:
+        """The name of the function that was compiled into a graph."""
+        region = self._host.above(call, self._host.is_region)
+        name = "" if region == NONE else self._functions.get(self._host.name[region].removeprefix(REGION), "")
+        resumed = _RESUMED.fullmatch(name)
+        return resumed[1] if resumed is not None else name or "compiled function"
 
     def _frame(self, call: int) -> tuple[int, str]:
         """The span or step around a call, and torch's number of the code that it was compiled from."""
@@ -469,15 +579,15 @@ class _Regions:
         span = self._host.above(call, self._host.span != NONE)
         return NONE if span == NONE else int(self._recording.spans["layer"].get(int(self._host.span[span]), NONE))
 
-    def _plan(self, graph: Graph, root: int) -> list[_Planned]:
-        key = (graph.key, root)
+    def _plan(self, graph: Graph, models: _Models) -> list[_Planned]:
+        key = (graph.key, models)
         if key not in self._plans:
-            self._plans[key] = [_planned(graph, kernel, self._layers, root) for kernel in graph.kernels]
+            self._plans[key] = [_planned(graph, kernel, self._layers, models) for kernel in graph.kernels]
         return self._plans[key]
 
     def _cut(self, call: int, begin: int, end: int, plan: list[_Planned], run: _Run, backward: bool) -> None:
         """Cut a region into the time of kernels with layers, and overhead between them."""
-        host, overhead = self._host, self._layers.overhead(run.root)
+        host, overhead = self._host, self._layers.overhead(run.models.root)
         executed = list(matched(host, call, plan))
         # Pieces nest in the events of the trace: they end where one starts or ends that contains a kernel.
         containing = {place for event, _ in [(call, None), *executed] for place in host.all_above(event)} | {call}
@@ -493,7 +603,7 @@ class _Regions:
             self._note(kernel, backward, start, until - start)
             add_overhead(begin, start)
             if backward and not kernel.shares:
-                self._add(run, [run.root], start, until, call, backward)
+                self._add(run, [run.models.root], start, until, call, backward)
             common = () if backward else common_prefix([chain for chain, _ in kernel.shares])
             self._add(run, common, start, until, call)
             at = float(start)

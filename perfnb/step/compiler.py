@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from typing import Any
 
@@ -41,7 +42,7 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
 #: What is needed for the reasons of recompilations and graph breaks.
 REPORTED_NAMES: Mapping[str, tuple[str, ...]] = {_DYNAMO: ("get_compilation_metrics", "graph_break_reasons")}
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
-_ATTRIBUTE = "_perfnb_operations_2"
+_ATTRIBUTE = "_perfnb_operations_3"
 #: A kernel in Inductor's mapping, with its place in the order of the generated code.
 _NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
 _EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
@@ -140,6 +141,8 @@ def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
 
 
 _in_force: list[CompilesForProfiling] = []
+#: One for each open `profiling_block`.
+_blocks: list[None] = []
 
 
 def begin_for_profiling() -> None:
@@ -151,9 +154,21 @@ def begin_for_profiling() -> None:
 
 
 def end_for_profiling() -> None:
-    """Undo `begin_for_profiling`, if it is in force."""
-    while _in_force:
+    """Undo `begin_for_profiling`, if it is in force and no block is open."""
+    while _in_force and not _blocks:
         _in_force.pop().__exit__()
+
+
+@contextmanager
+def profiling_block() -> Iterator[None]:
+    """Keep `begin_for_profiling` in force inside; blocks may nest, and overlap on several threads."""
+    begin_for_profiling()
+    _blocks.append(None)
+    try:
+        yield
+    finally:
+        _blocks.pop()
+        end_for_profiling()
 
 
 def compiled_graphs(keys: Iterable[str]) -> list[Graph]:
@@ -251,9 +266,9 @@ def _flops(node: fx.Node, value: Any) -> int:
         return 0
     inputs = [tensor for each in node.all_input_nodes for tensor in _tensors(each.meta.get("val"))]
     results = list(_tensors(value))
-    if isinstance(node.target, torch._ops.OpOverload) and not any(map(_is_symbolic, (*inputs, *results))):
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
-        known = flops_of(node.target, args, kwargs, value)
+    if isinstance(node.target, torch._ops.OpOverload):
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: _with_numbers(each.meta.get("val")))
+        known = flops_of(node.target, args, kwargs, _with_numbers(value))
         if known is not None:
             return known
     return max((_elements(tensor) for tensor in (*inputs, *results)), default=0)
@@ -267,18 +282,26 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
-def _is_symbolic(tensor: Tensor) -> bool:
-    sizes: Iterable[Any] = tensor.shape
-    return any(not isinstance(size, int) for size in sizes)
+def _with_numbers(value: Any) -> Any:
+    """A value in a graph, with the numbers that the compiler saw instead of symbolic ones."""
+    if isinstance(value, torch.SymInt):
+        return _number(value)
+    if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
+        return torch.empty([*map(_number, value.shape)], dtype=value.dtype, device="meta")
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_with_numbers, value))
+    return value
 
 
 def _elements(tensor: Tensor) -> int:
-    """Elements, of symbolic sizes those that the compiler saw: asking for their value would add a guard."""
-    count, sizes = 1, list[Any](tensor.shape)
-    for size in sizes:
-        hint = size if isinstance(size, int) else size.node.hint
-        count *= int(hint) if hint is not None else 1
-    return count
+    return math.prod(map(_number, tensor.shape))
+
+
+def _number(size: Any) -> int:
+    """A size, of a symbolic one that which the compiler saw: asking for its value would add a guard."""
+    if isinstance(size, int):
+        return size
+    return 1 if size.node.hint is None else int(size.node.hint)
 
 
 def _source(trace: Any) -> tuple[str, int, str] | tuple[()]:

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from inspect import unwrap
 from types import FrameType
 from typing import Any
 
@@ -134,12 +135,19 @@ class LayerSpans(Installed):
             (_global_forward_hooks, behind.id),
             (_global_forward_hooks_always_called, behind.id),
         ]
-        for module in compiled_in_place():
+        in_place = compiled_in_place()
+        for module in {id(part): part for whole in in_place for part in whole.modules()}.values():
             self._span_around(module, stack)
 
     def _span_around(self, module: nn.Module, stack: ExitStack) -> None:
-        """Have a module that was compiled in place open a span when it is called: its compiled code calls no hooks."""
-        compiled: Any = vars(module)[_IN_PLACE]
+        """Have a module that was compiled in place, or one inside it, open a span when it is called.
+
+        Compiled code calls no hooks, and what runs uncompiled where its graph breaks does not see them. The compiler
+        sees the call that is replaced.
+        """
+        own = vars(module)
+        plain = own.get(_IN_PLACE)
+        compiled: Any = module._call_impl if plain is None else plain
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._open(module, args)
@@ -151,8 +159,20 @@ class LayerSpans(Installed):
                 self._close(module, args, output)
             return output
 
-        vars(module)[_IN_PLACE] = call
-        stack.callback(vars(module).__setitem__, _IN_PLACE, compiled)
+        call._torchdynamo_inline = getattr(compiled, "_torchdynamo_inline", compiled)  # type: ignore[attr-defined]
+        run_uncompiled([call])  # but what it calls stays compiled
+        had = _IN_PLACE in own
+        own[_IN_PLACE] = call
+
+        def restore() -> None:
+            if own.get(_IN_PLACE) is not call:
+                return  # compiled meanwhile
+            if had:
+                own[_IN_PLACE] = plain
+            else:
+                del own[_IN_PLACE]
+
+        stack.callback(restore)
 
     @contextmanager
     def _without_hooks(self) -> Iterator[None]:
@@ -265,7 +285,7 @@ def computes_loss(module: nn.Module, output: Any) -> bool:
 
 #: What runs in the hooks.
 _HOOKS = (
-    *(LayerSpans._open, LayerSpans._close, LayerSpans._is_recorded),
+    *(LayerSpans._open, LayerSpans._close, LayerSpans._is_recorded, unwrap(LayerSpans._without_hooks)),
     *(profiler_active, _inside_a_method, _close_down_to, computes_loss),
 )
 

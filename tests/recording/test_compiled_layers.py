@@ -11,6 +11,7 @@ from perfnb.compiled.tables import compiled_kernel_table, fused_ms, region_table
 from perfnb.profile.profile import Profile
 from perfnb.recording.compiled_layers import (
     OVERHEAD,
+    UNCACHED,
     CompiledCode,
     Graph,
     Kernel,
@@ -264,6 +265,121 @@ def test_alike_layers_are_told_apart_by_their_order_if_each_runs_once(times: int
 
     found = {name: value for name, value in us(recording).items() if name.endswith("inner") and value}
     assert found == ({"net.a.inner": 20, "net.b.inner": 20} if known else {})
+
+
+def of_a_function(paths: dict[str, str], names: dict[str, str], **code: str) -> Recording:
+    """A step that calls a compiled function: kernels of 20, 30 and 10 µs for modules at these paths, of these classes.
+
+    The layers have these names and classes.
+    """
+    hand = ByHand().step(0, 300)
+    for name, kind in names.items():
+        hand.layer(name, compiled=True)
+        hand.modules[-1]["module"] = kind
+    region(hand, 10)
+    operations = [operation(f"op{at}", ((path, kind),), ("x",)) for at, (path, kind) in enumerate(paths.items())]
+    kernels = dict(zip(["cpp_fused_mul_0", "extern_kernels.mm", "cpp_fused_sum_1"], operations, strict=False))
+    kernels_of = {name: [each] for name, each in kernels.items()}
+    return told(hand.recording(), [graph(FORWARD, kernels_of, operation("x"), extern=("extern_kernels.mm",))], **code)
+
+
+def test_a_function_that_calls_several_models_is_a_layer_of_its_own() -> None:
+    recording = of_a_function(
+        {"L['encoder']": "Encoder", "G['decoder']": "Decoder", "L['criterion']": "Loss"},
+        {"encoder": "Encoder", "decoder": "Decoder"},
+        function="torch_dynamo_resume_in_train_at_7",
+    )
+
+    # The loss is no layer, so it is the function's, as what is in no kernel is.
+    own = {"encoder": 20, "decoder": 30, "train()": 10, f"train().{OVERHEAD}": 100 - 60}
+    assert us(recording) == own
+    p = Profile(recording)
+    assert p.layers["self_ms"].sum() == pytest.approx(p.phases.loc[["forward", "backward"], "ms"].sum())
+    assert p.layers["calls"].tolist() == [1, 1, 1, 1]
+    text = " ".join(str(p).split())
+    assert "hides the layers" not in text
+    assert "other threads" not in text
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (("L['first']", "G['second']"), ("first", "second")),
+        (("L['models']['a']", "L['models'][0]"), ("models['a']", "models[0]")),
+        (("G['trainer'].student", "G['trainer'].teacher"), ("trainer.student", "trainer.teacher")),
+    ],
+)
+def test_alike_models_in_a_function_are_told_apart_by_the_variables(
+    paths: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    recording = of_a_function(dict.fromkeys(paths, "Model"), dict.fromkeys(names, "Model"))
+
+    assert [us(recording)[name] for name in names] == [20, 30]
+
+
+def test_the_time_of_a_model_that_could_be_several_is_the_functions() -> None:
+    paths = {"L['encoder']": "Encoder", "L['model']": "Model"}
+    recording = of_a_function(paths, {"encoder": "Encoder", "a": "Model", "b": "Model"}, function="train")
+
+    assert us(recording) == {"encoder": 20, "train()": 30, f"train().{OVERHEAD}": 50}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ('._modules["it\'s"]', "it's"),
+        ("._modules['say \"hi\"']", 'say "hi"'),
+        ("._modules['\\'both\"\\'']", "'both\"'"),
+        ("._modules['a[0]']", "a[0]"),
+        ('._modules["weird][\'q"]', "weird]['q"),
+        (".two words", "two words"),
+        (".new\\nline", "new\nline"),
+        (".\\u202e", "\u202e"),
+        (".ü", "ü"),
+        ("._orig_mod[3]", "3"),
+        ("['key']", "key"),
+    ],
+)
+def test_any_name_of_a_module_is_found(path: str, name: str) -> None:
+    hand = ByHand().step(0, 300)
+    root = hand.layer("net", compiled=True)
+    hand.layer(f"net.{name}", root)
+    hand.modules[-1]["module"] = "Inner"
+    hand.call(root, 8, 112)
+    region(hand, 10)
+    inner = operation("a", ((f"L['self']{path}", "Inner"),), ("x",))
+
+    recording = told(hand.recording(), [graph(FORWARD, {"cpp_fused_mul_0": [inner]}, operation("x"))])
+
+    assert us(recording)[f"net.{name}"] == 20
+
+
+def test_layers_called_in_compiled_code_that_tells_none_are_not_said_to_run_on_other_threads() -> None:
+    hand = ByHand().step(0, 300)
+    root = hand.layer("net")
+    inside = [hand.layer(f"net.{name}", root) for name in "ab"]
+    hand.layer("hidden", compiled=True)
+    hand.call(root, 8, 112)
+    hand.spans += [(layer, False) for layer in inside]  # of a pass that ran uncompiled
+    region(hand, 10)
+
+    text = " ".join(str(Profile(told(hand.recording(), []))).split())
+
+    assert "Called only in compiled code that does not tell its layers, or from other threads: net.a, net.b." in text
+    assert "which torch's profiler does not record" not in text
+
+
+def test_graphs_that_were_not_cached_are_not_known() -> None:
+    hand = ByHand().step(0, 300)
+    root, *_ = net(hand)
+    hand.call(root, 8, 112)
+    hand.op("Torch-Compiled Region: 0/0", 10, 100)
+    hand.op(f"## Call CompiledFxGraph {UNCACHED} ##", 12, 90)
+
+    text = " ".join(str(Profile(told(hand.recording(), []))).split())
+
+    assert "hides the layers inside net: they are known only for graphs that Inductor can cache" in text
+    assert "compile_for_profiling" not in text
 
 
 def test_without_a_graph_that_tells_nothing_changes_but_the_regions_are_known() -> None:

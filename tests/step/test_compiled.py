@@ -75,21 +75,6 @@ def test_the_layers_around_a_compiled_one_are_seen() -> None:
     assert "torch.compile hides the layers inside model.1: of its backends" in " ".join(str(p).split())
 
 
-@pytest.mark.slow
-def test_a_model_compiled_in_place_is_one_layer_too() -> None:
-    model = three_linears()
-    model.compile(backend="aot_eager")
-    compiled = model._compiled_call_impl
-
-    p = profile_of(training_step(model, torch.randn(4, 8)))
-
-    assert p.layers.loc["model", "calls"] == 1
-    assert p.layers.loc["model", ["forward_ms", "backward_ms"]].gt(0).all()
-    assert p.layers.loc["model.0", ["calls", "total_ms"]].isna().all()
-    assert model._compiled_call_impl is compiled
-    assert p.phases["ms"].sum() == pytest.approx(traced_ms(p))
-
-
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -131,6 +116,72 @@ def check_layers(p: perfnb.Profile, root: str) -> None:
     assert generated > 0
     assert kernels["kernel"].str.startswith(("cpp_fused_", "extern_kernels.")).all()
     assert {"forward", "backward"} == set(kernels["direction"])
+
+
+@pytest.mark.slow
+def test_a_model_compiled_in_place_is_one_layer_too() -> None:
+    model = Residual()
+    model.compile(backend="aot_eager")
+    compiled = model._compiled_call_impl
+
+    p = profile_of(training_step(model, torch.randn(4, 16)))
+
+    assert p.layers.loc["model", "calls"] == 1
+    assert p.layers.loc["model", ["forward_ms", "backward_ms"]].gt(0).all()
+    assert p.layers.loc["model.up", ["calls", "total_ms"]].isna().all()
+    assert model._compiled_call_impl is compiled
+    assert p.phases["ms"].sum() == pytest.approx(traced_ms(p))
+
+
+@pytest.mark.slow
+def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothing_is_compiled_again() -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.between, self.last = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.last(self.uncompiled(self.first(x)))
+            return result
+
+        @torch.compiler.disable  # type: ignore[misc]
+        def uncompiled(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.between(x)
+            return result
+
+    model = Breaks()
+    model.compile(backend="aot_eager")
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    step = training_step(model, torch.randn(4, 8))
+    step()
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    p = profile_of(step)
+    step()
+
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+    assert p.layers.loc[["model.between", "model.between.0"], "calls"].tolist() == [1, 1]
+    assert p.layers.loc["model.between.0", ["forward_ms", "backward_ms"]].gt(0).all()
+    assert p.layers.loc[["model.first", "model.last"], "calls"].isna().all()
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+
+
+@pytest.mark.slow
+def test_layers_of_torch_that_a_model_compiled_in_place_calls_uncompiled_are_seen() -> None:
+    # torch leaves the forward of its own containers alone, so that only the block is compiled.
+    model = nn.Sequential(Residual(), nn.Linear(16, 4))
+    model.compile(backend="aot_eager")
+    step = training_step(model, torch.randn(8, 16))
+    step()
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    p = profile_of(step)
+    step()
+
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+    assert len(p.compiled_regions) == 1
+    assert p.layers.loc[["model", "model.0", "model.1"], "calls"].tolist() == [1, 1, 1]
+    assert p.layers.loc[["model.0.norm", "model.0.up"], "calls"].isna().all()
 
 
 @pytest.fixture
@@ -212,6 +263,19 @@ def test_a_graph_break_and_a_recompilation_are_found_with_line_and_guard() -> No
     assert "Compiled again, because a guard failed" in text
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_for_profiling")
+def test_kernels_of_code_for_any_batch_size_have_the_flops_of_the_batch_that_it_was_compiled_for() -> None:
+    compiled = torch.compile(nn.Sequential(nn.Linear(16, 32), nn.GELU()), dynamic=True)
+    x = torch.randn(64, 16)
+
+    p = profile_of(lambda: compiled(x).sum().backward())
+
+    products = p.compiled[p.compiled["kernel"].str.startswith("extern_kernels.")]
+    assert set(products["direction"]) == {"forward", "backward"}
+    assert (products["flops"] == 2 * 64 * 16 * 32).all()
+
+
 def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
@@ -219,7 +283,10 @@ def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: p
 
     assert compiler.missing_names() == []
     with perfnb.compile_for_profiling():
-        assert config.cpp.enable_kernel_profile
+        with perfnb.compile_for_profiling():
+            assert config.cpp.enable_kernel_profile
+        perfnb.profile_step(lambda: torch.ones(3).sum(), warmup=1, steps=1, traced=1, memory=False, stacks=False)
+        assert config.cpp.enable_kernel_profile  # neither an inner block nor a profile ends an outer block
     assert not config.cpp.enable_kernel_profile
 
     monkeypatch.setattr(compiler, "PRIVATE_NAMES", {"torch._inductor.config": ("cpp.no_such_setting",)})
