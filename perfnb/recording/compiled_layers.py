@@ -367,7 +367,7 @@ def _below(head: str, path: str) -> str:
 def _name_of(name: str | None, key: str | None) -> str:
     """A part of a path without quotes and escapes."""
     try:
-        return str(literal_eval(key if name is None else f"'{name}'"))
+        return str(literal_eval(key or f"'{name}'"))
     except (SyntaxError, ValueError):
         return name or ""
 

@@ -144,7 +144,7 @@ def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothi
             result: torch.Tensor = self.last(self.uncompiled(self.first(x)))
             return result
 
-        @torch.compiler.disable  # type: ignore[misc]
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def uncompiled(self, x: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = self.between(x)
             return result
