@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -182,6 +184,31 @@ def test_layers_of_torch_that_a_model_compiled_in_place_calls_uncompiled_are_see
     assert len(p.compiled_regions) == 1
     assert p.layers.loc[["model", "model.0", "model.1"], "calls"].tolist() == [1, 1, 1]
     assert p.layers.loc[["model.0.norm", "model.0.up"], "calls"].isna().all()
+
+
+@pytest.mark.slow
+def test_a_copy_that_the_step_makes_of_a_module_in_a_model_compiled_in_place_is_a_copy() -> None:
+    class Own(nn.Linear):
+        def __getstate__(self) -> dict[str, Any]:
+            return dict(vars(self))
+
+    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4))
+    model.compile(backend="eager")
+    copies: list[Any] = []
+    x = torch.ones(2, 4)
+
+    def step() -> None:
+        copies.append(copy.deepcopy(model))
+        model(x).sum().backward()
+
+    profile_of(step)
+
+    for made in copies:
+        for layer in made:
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+            assert layer(x).abs().sum() == 0
+        assert made(x).abs().sum() == 0
 
 
 @pytest.fixture
