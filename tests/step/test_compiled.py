@@ -303,6 +303,38 @@ def test_kernels_of_code_for_any_batch_size_have_the_flops_of_the_batch_that_it_
     assert (products["flops"] == 2 * 64 * 16 * 32).all()
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(torch.compiler, "nested_compile_region"), reason="needs a newer torch")
+@pytest.mark.usefixtures("compiled_for_profiling")
+def test_the_time_of_layers_that_share_a_nested_region_is_not_given_to_the_first() -> None:
+    class Repeats(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.alike, self.last = nn.Linear(16, 16), nn.ModuleList(), nn.Linear(16, 4)
+            self.alike.extend(nn.Linear(16, 16) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            for layer in self.alike:
+                x = region(layer, x)
+            result: torch.Tensor = self.last(x)
+            return result
+
+    @torch.compiler.nested_compile_region  # type: ignore[untyped-decorator]
+    def region(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = layer(x).relu()
+        return result
+
+    compiled = torch.compile(Repeats())
+    x = torch.randn(8, 16)
+
+    p = profile_of(lambda: compiled(x).sum().backward())
+
+    assert p.layers.loc[["compiled.alike.0", "compiled.alike.1"], "forward_ms"].isna().all()
+    total = p.phases.loc[["forward", "backward"], "ms"].sum()
+    assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
+
+
 def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
