@@ -46,7 +46,7 @@ _ATTRIBUTE = "_perfnb_operations_4"
 #: A kernel in Inductor's mapping, with its place in the order of the generated code.
 _NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
 _EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
-_FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<code>.*)$', re.MULTILINE)
+_FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
 
 
 def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[str]:
@@ -317,4 +317,4 @@ def _number(size: Any) -> int:
 def _source(trace: Any) -> tuple[str, int, str] | tuple[()]:
     """The innermost line of a stack in an operation's metadata."""
     lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
-    return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["code"].strip()) if lines else ()
+    return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["text"].strip()) if lines else ()
