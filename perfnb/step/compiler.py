@@ -42,11 +42,11 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
 #: What is needed for the reasons of recompilations and graph breaks.
 REPORTED_NAMES: Mapping[str, tuple[str, ...]] = {_DYNAMO: ("get_compilation_metrics", "graph_break_reasons")}
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
-_ATTRIBUTE = "_perfnb_operations_3"
+_ATTRIBUTE = "_perfnb_operations_4"
 #: A kernel in Inductor's mapping, with its place in the order of the generated code.
 _NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
 _EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
-_FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<code>.*)$', re.MULTILINE)
+_FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
 
 
 def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[str]:
@@ -230,8 +230,9 @@ def _kernels(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
 
 
 def _operations(module: fx.GraphModule) -> Iterator[Operation]:
+    shared = _in_subgraphs(module)
     for node in module.graph.nodes:
-        if node.op == "output":
+        if node.op == "output" or (node.op == "call_function" and node.name in shared):
             continue
         stack = node.meta.get("nn_module_stack") or {}
         forward = node.meta.get("fwd_nn_module_stack") or {}
@@ -246,6 +247,15 @@ def _operations(module: fx.GraphModule) -> Iterator[Operation]:
             _flops(node, value),
             _source(node.meta.get("stack_trace")),
         )
+
+
+def _in_subgraphs(module: fx.GraphModule) -> set[str]:
+    """Names of the operations in regions that were compiled once for several layers: which of these a kernel is for,
+    or whether it is for an operation of that name outside them, the names do not tell."""
+    called = (node.args[0] for node in module.graph.nodes if str(node.target) == "invoke_subgraph")
+    graphs = {str(each.target) for each in called if isinstance(each, fx.Node)}
+    parts = [part for name in graphs if isinstance(part := getattr(module, name, None), fx.GraphModule)]
+    return {node.name for part in parts for node in part.graph.nodes}
 
 
 def _class_name(kind: Any) -> str:
@@ -307,4 +317,4 @@ def _number(size: Any) -> int:
 def _source(trace: Any) -> tuple[str, int, str] | tuple[()]:
     """The innermost line of a stack in an operation's metadata."""
     lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
-    return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["code"].strip()) if lines else ()
+    return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["text"].strip()) if lines else ()

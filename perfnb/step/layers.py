@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.compiler import is_compiling
+from torch.jit import ScriptModule
 from torch.nn.modules.loss import _Loss
 from torch.nn.modules.module import (
     _global_forward_hooks,
@@ -56,6 +57,9 @@ _RUNNER = "perfnb.step.steps"
 
 #: Where torch keeps what ``compile()`` makes of a module.
 _IN_PLACE = "_compiled_call_impl"
+
+#: By which a class may copy its modules.
+_COPYING = ("__copy__", "__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
 
 Stack = list[tuple[nn.Module, int, Any]]
 
@@ -136,7 +140,8 @@ class LayerSpans(Installed):
             (_global_forward_hooks_always_called, behind.id),
         ]
         in_place = compiled_in_place()
-        for module in {id(part): part for whole in in_place for part in whole.modules()}.values():
+        inside = [part for whole in in_place for part in whole.modules() if not _copies_itself(part)]
+        for module in {id(module): module for module in (*in_place, *inside)}.values():
             self._span_around(module, stack)
 
     def _span_around(self, module: nn.Module, stack: ExitStack) -> None:
@@ -245,6 +250,13 @@ def compiled_in_place() -> list[nn.Module]:
     # torch has no list of them.
     modules = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module))
     return [module for module in modules if vars(module).get(_IN_PLACE) is not None]
+
+
+def _copies_itself(module: nn.Module) -> bool:
+    """Whether a class of the user's copies or pickles its modules: a copy might keep what is put into the module."""
+    return not isinstance(module, ScriptModule) and any(
+        getattr(type(module), name, None) is not getattr(nn.Module, name, None) for name in _COPYING
+    )
 
 
 def profiler_active() -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -144,7 +146,7 @@ def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothi
             result: torch.Tensor = self.last(self.uncompiled(self.first(x)))
             return result
 
-        @torch.compiler.disable  # type: ignore[misc]
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def uncompiled(self, x: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = self.between(x)
             return result
@@ -182,6 +184,31 @@ def test_layers_of_torch_that_a_model_compiled_in_place_calls_uncompiled_are_see
     assert len(p.compiled_regions) == 1
     assert p.layers.loc[["model", "model.0", "model.1"], "calls"].tolist() == [1, 1, 1]
     assert p.layers.loc[["model.0.norm", "model.0.up"], "calls"].isna().all()
+
+
+@pytest.mark.slow
+def test_a_copy_that_the_step_makes_of_a_module_in_a_model_compiled_in_place_is_a_copy() -> None:
+    class Own(nn.Linear):
+        def __getstate__(self) -> dict[str, Any]:
+            return dict(vars(self))
+
+    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4))
+    model.compile(backend="eager")
+    copies: list[Any] = []
+    x = torch.ones(2, 4)
+
+    def step() -> None:
+        copies.append(copy.deepcopy(model))
+        model(x).sum().backward()
+
+    profile_of(step)
+
+    for made in copies:
+        for layer in made:
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+            assert layer(x).abs().sum() == 0
+        assert made(x).abs().sum() == 0
 
 
 @pytest.fixture
@@ -274,6 +301,38 @@ def test_kernels_of_code_for_any_batch_size_have_the_flops_of_the_batch_that_it_
     products = p.compiled[p.compiled["kernel"].str.startswith("extern_kernels.")]
     assert set(products["direction"]) == {"forward", "backward"}
     assert (products["flops"] == 2 * 64 * 16 * 32).all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(torch.compiler, "nested_compile_region"), reason="needs a newer torch")
+@pytest.mark.usefixtures("compiled_for_profiling")
+def test_the_time_of_layers_that_share_a_nested_region_is_not_given_to_the_first() -> None:
+    class Repeats(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.alike, self.last = nn.Linear(16, 16), nn.ModuleList(), nn.Linear(16, 4)
+            self.alike.extend(nn.Linear(16, 16) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            for layer in self.alike:
+                x = region(layer, x)
+            result: torch.Tensor = self.last(x)
+            return result
+
+    @torch.compiler.nested_compile_region  # type: ignore[untyped-decorator]
+    def region(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = layer(x).relu()
+        return result
+
+    compiled = torch.compile(Repeats())
+    x = torch.randn(8, 16)
+
+    p = profile_of(lambda: compiled(x).sum().backward())
+
+    assert p.layers.loc[["compiled.alike.0", "compiled.alike.1"], "forward_ms"].isna().all()
+    total = p.phases.loc[["forward", "backward"], "ms"].sum()
+    assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
 
 
 def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: pytest.MonkeyPatch) -> None:
