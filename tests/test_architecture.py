@@ -209,7 +209,6 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_house_is_in_order(check: Check) -> None:
     assert list(sources(PACKAGE)), f"no sources in {PACKAGE}"
@@ -331,7 +330,7 @@ def test_breaking_a_contract_fails(tmp_path: Path, where: str, text: str, broken
     )
 
     assert done.returncode == 1
-    assert broken in done.stdout + done.stderr
+    assert broken in " ".join((done.stdout + done.stderr).split())  # wrapped by the width of a terminal
 
 
 def loaded_by(statement: str, before: str = "") -> set[str]:

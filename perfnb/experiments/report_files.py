@@ -16,7 +16,6 @@ from perfnb.errors import RecordingError
 from perfnb.experiments.compared_figures import SIDES, Quality
 from perfnb.recording import store
 from perfnb.recording.frame_files import SavedColumn
-from perfnb.recording.loadable import Loadable
 from perfnb.recording.outcome import make_outcome
 from perfnb.recording.saved_facts import Above0, Amount, Count, Environment, Noise
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
@@ -146,12 +145,3 @@ def read_report(path: str | Path) -> tuple[PairedTimes, dict[str, SavedProfile],
         return times, profiles, {"quality": quality} | {name: meta[name] for name in _GIVEN}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordingError(f"{source} is damaged: its figures are not those of a report ({error}).") from error
-
-
-def _load(path: Path, *_: object) -> Any:
-    from perfnb.experiments.ab_test import load_ab_test
-
-    return load_ab_test(path)
-
-
-LOADABLE = Loadable(REPORT.is_at, _load)

@@ -24,7 +24,7 @@ FOLDERS = (
     "perfnb.profile.loading:LOADABLE",
     "perfnb.watching.saved:LOADABLE",
     "perfnb.flame.reading:SAVED",
-    "perfnb.experiments.report_files:LOADABLE",
+    "perfnb.experiments.loading:LOADABLE",
     "perfnb.profile.timing:LOADABLE",
     "perfnb.loop.run:LOADABLE",
     "perfnb.loop.rank_runs:LOADABLE",
