@@ -253,7 +253,7 @@ def compiled_in_place() -> list[nn.Module]:
 
 
 def _copies_itself(module: nn.Module) -> bool:
-    """Whether a class of the user's copies or pickles its modules: a copy might keep what is put into the module."""
+    """Whether a user's class copies or pickles its modules: a copy might keep what is put into the module."""
     return not isinstance(module, ScriptModule) and any(
         getattr(type(module), name, None) is not getattr(nn.Module, name, None) for name in _COPYING
     )
