@@ -30,7 +30,7 @@ import pandas as pd
 from perfnb.recording.nesting import NONE, Bools, nest_cutting
 from perfnb.recording.raw_frames import frame_of_rows
 from perfnb.recording.recording import CompiledRecord, Recording
-from perfnb.recording.text import TEXT, is_one_of, of_labels
+from perfnb.recording.text import is_one_of, of_labels
 from perfnb.trace_names import (
     BACKWARD_NODE,
     GRAPH_CALL,
@@ -669,7 +669,8 @@ class _Regions:
         for name, column in events.items():
             if isinstance(column.dtype, pd.CategoricalDtype):
                 new = labels.get(str(name), np.full(len(pieces), None, dtype=object))
-                texts = pd.Categorical(new, categories=pd.Index(pd.unique(new[new != None]), dtype=TEXT))  # noqa: E711
+                known_texts = pd.Index([*dict.fromkeys(filter(None, new))], dtype=column.cat.categories.dtype)
+                texts = pd.Categorical(new, categories=known_texts)
                 columns[str(name)] = pd.api.types.union_categoricals([texts, column.array])
             else:
                 values = known.get(str(name), np.full(len(pieces), NONE, dtype=np.int64))
