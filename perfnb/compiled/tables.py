@@ -13,6 +13,7 @@ from perfnb.recording.nesting import NONE, Floats, Ints, children_sums, innermos
 from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT, is_one_of, of_labels
+from perfnb.trace.trace_steps import step_of
 from perfnb.trace_names import GRAPH_CALL, OPS, REGION, REGION_LOOKUP
 
 #: A share of a kernel's time that is all of it, in spite of rounding.
@@ -160,7 +161,10 @@ def _runs(recording: Recording, record: CompiledRecord) -> pd.DataFrame:
     rows = np.flatnonzero(is_region)
     following = np.append(rows[1:], NONE)
     same = (following != NONE) & (thread[following] == thread[rows])
-    same &= _step_of(recording, start[following]) == _step_of(recording, start[rows])
+    marks = events.loc[marks_step(events), ["start_ns", "duration_ns"]]
+    begins = marks["start_ns"].to_numpy()
+    step = step_of(start[rows], begins, begins + marks["duration_ns"].to_numpy())
+    same &= np.append(step[1:], NONE) == step
     # Code between two regions may run inside the first, after its graph, or behind it.
     graph_end = pd.Series(end[graphs], index=region[graphs]).groupby(level=0).max().reindex(rows)
     left = np.where(graph_end.isna(), start[rows], graph_end.fillna(0)).astype(np.int64)
@@ -184,8 +188,3 @@ def _kernel_time(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
     sums = np.concatenate([[0], np.cumsum(duration[order])])
     first, last = (np.searchsorted(at[order], bound) for bound in (start, end))
     return np.asarray(sums[last] - sums[first], dtype=np.float64)
-
-
-def _step_of(recording: Recording, at: Ints) -> Ints:
-    marks = np.sort(recording.events["start_ns"].to_numpy()[marks_step(recording.events)])
-    return np.searchsorted(marks, at, side="right").astype(np.int64)
