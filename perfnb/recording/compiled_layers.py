@@ -76,7 +76,7 @@ class Operation(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """One call of a kernel in a compiled graph."""
+    """A kernel call in a compiled graph."""
 
     #: As in the generated code: ``cpp_fused_gelu_1``, ``extern_kernels.addmm``.
     name: str
@@ -498,6 +498,7 @@ class _Regions:
         self._first = int(recording.spans.index.max()) + 1 if len(recording.spans) else 0
         self._called: list[int] = []
         self._calls: dict[tuple[int, str], list[int]] = {}
+        self._heads: dict[tuple[str, int], dict[str, list[int]]] = {}
         self._plans: dict[tuple[str, _Models], list[_Planned]] = {}
         self._kernels: list[_Planned] = []
         self._numbered: dict[int, int] = {}
@@ -537,8 +538,10 @@ class _Regions:
         Of several alike models in a function, the one with the variable's name is meant. The function's own layer then
         is the one around it, or one that is added.
         """
-        paths = {module for operation in graph.operations.values() for module in operation.modules}
-        heads = self._layers.heads(paths, around)
+        heads = self._heads.get((graph.key, around))
+        if heads is None:
+            paths = {module for operation in graph.operations.values() for module in operation.modules}
+            heads = self._heads[graph.key, around] = self._layers.heads(paths, around)
         if len(heads) == 1:
             known = {head: self._root(call, roots) for head, roots in heads.items()}
         else:
