@@ -94,6 +94,15 @@ def backward(hand: ByHand, begin: float, sequence: int = 5) -> None:
     hand.op("graph_0_cpp_fused_add_1", begin + 30, begin + 50)
 
 
+def one_region() -> ByHand:
+    """A step that calls the model, whose forward pass is one region."""
+    hand = ByHand().step(0, 300)
+    root, *_ = net(hand)
+    hand.call(root, 8, 112)
+    region(hand, 10)
+    return hand
+
+
 def of_one_step(*, around: bool = True) -> Recording:
     hand = ByHand().step(0, 300)
     root, *_ = net(hand)
@@ -137,10 +146,7 @@ def test_rows_add_up_to_the_region_and_to_the_phases() -> None:
 
 
 def test_the_phases_and_the_ops_stay_what_they_are() -> None:
-    hand = ByHand().step(0, 300)
-    root, *_ = net(hand)
-    hand.call(root, 8, 112)
-    region(hand, 10)
+    hand = one_region()
     backward(hand, 200)
     plain, known = Profile(hand.recording()), Profile(of_one_step())
 
@@ -383,10 +389,7 @@ def test_graphs_that_were_not_cached_are_not_known() -> None:
 
 
 def test_without_a_graph_that_tells_nothing_changes_but_the_regions_are_known() -> None:
-    hand = ByHand().step(0, 300)
-    root, *_ = net(hand)
-    hand.call(root, 8, 112)
-    region(hand, 10)
+    hand = one_region()
     plain = hand.recording()
     assert graph_keys(plain.events) == [FORWARD]
     assert with_compiled_regions(plain, [SHARED], []) is plain
@@ -423,10 +426,7 @@ def test_what_was_found_goes_into_a_trace_and_back(tmp_path: Path) -> None:
 
 
 def test_the_regions_of_a_loaded_trace_are_known_without_their_kernels(tmp_path: Path) -> None:
-    hand = ByHand().step(0, 300)
-    root, *_ = net(hand)
-    hand.call(root, 8, 112)
-    region(hand, 10)
+    hand = one_region()
     Profile(hand.recording()).save_trace(tmp_path / "trace.json.gz")
 
     p = perfnb.load(tmp_path / "trace.json.gz")
@@ -440,10 +440,7 @@ def test_the_regions_of_a_loaded_trace_are_known_without_their_kernels(tmp_path:
 
 
 def test_no_view_takes_the_pieces_for_ops(tmp_path: Path) -> None:
-    hand = ByHand().step(0, 300)
-    root, *_ = net(hand)
-    hand.call(root, 8, 112)
-    region(hand, 10)
+    hand = one_region()
     backward(hand, 200)
     plain, known = Profile(hand.recording()), Profile(of_one_step())
 

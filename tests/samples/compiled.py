@@ -18,6 +18,7 @@ from tests.recording.test_compiled_layers import (
     graph,
     net,
     of_one_step,
+    one_region,
     operation,
     region,
 )
@@ -58,11 +59,7 @@ def hostile() -> Recording:
 
 
 def unknown() -> Recording:
-    hand = ByHand().step(0, 300)
-    root, *_ = net(hand)
-    hand.call(root, 8, 112)
-    region(hand, 10)
-    return with_compiled_regions(hand.recording(), [], [CompiledCode("0/0")])
+    return with_compiled_regions(one_region().recording(), [], [CompiledCode("0/0")])
 
 
 DOCUMENTS: dict[str, Callable[[], Document]] = {
