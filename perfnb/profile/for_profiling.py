@@ -10,8 +10,8 @@ def compile_for_profiling() -> AbstractContextManager[None]:
     """Have models and functions that are compiled from now on show their layers in a profile.
 
     Call it before the compiled code runs for the first time, because torch compiles only then. Each generated kernel
-    then records when it runs, which takes less than a microsecond, and torch keeps which operations of which module it
-    fused into each kernel. The code is otherwise what torch would compile without it.
+    then records when it runs, and torch keeps which operations of which module it fused into each kernel. The code is
+    otherwise what torch would compile without it.
 
     The settings hold until the next profile has been made, or as a context manager until the end of its block. What was
     compiled meanwhile keeps telling its layers, in later profiles too.

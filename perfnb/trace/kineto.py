@@ -532,7 +532,7 @@ def resolution(*columns: Ints) -> int:
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept anything that might be JSON in some encoding, empty or damaged: `read` says what is wrong with it."""
+    """Accept anything that might be JSON in some encoding, empty or damaged: `read` reports the fault."""
     text = head.removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
     text = text.replace(b"\0", b"").lstrip(b" \t\r\n")
     return not text or text[:1] in (b"{", b"[") or head.startswith(GZIP)
