@@ -34,6 +34,16 @@ def profile_of(step: Callable[[], object]) -> perfnb.Profile:
     return perfnb.profile_step(step, warmup=2, steps=1, traced=2)
 
 
+def profile_without_recompiling(step: Callable[[], object]) -> perfnb.Profile:
+    """The profile of a step that runs before and after it; no graph may be compiled meanwhile."""
+    step()
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    p = profile_of(step)
+    step()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+    return p
+
+
 @pytest.mark.slow
 def test_a_compiled_model_is_one_layer_whose_layers_are_unknown() -> None:
     model = three_linears()
@@ -155,13 +165,8 @@ def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothi
     model.compile(backend="aot_eager")
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
     step = training_step(model, torch.randn(4, 8))
-    step()
-    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    p = profile_without_recompiling(step)
 
-    p = profile_of(step)
-    step()
-
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
     assert p.layers.loc[["model.between", "model.between.0"], "calls"].tolist() == [1, 1]
     assert p.layers.loc["model.between.0", ["forward_ms", "backward_ms"]].gt(0).all()
     assert p.layers.loc[["model.first", "model.last"], "calls"].isna().all()
@@ -174,13 +179,8 @@ def test_layers_of_torch_that_a_model_compiled_in_place_calls_uncompiled_are_see
     model = nn.Sequential(Residual(), nn.Linear(16, 4))
     model.compile(backend="aot_eager")
     step = training_step(model, torch.randn(8, 16))
-    step()
-    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    p = profile_without_recompiling(step)
 
-    p = profile_of(step)
-    step()
-
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
     assert len(p.compiled_regions) == 1
     assert p.layers.loc[["model", "model.0", "model.1"], "calls"].tolist() == [1, 1, 1]
     assert p.layers.loc[["model.0.norm", "model.0.up"], "calls"].isna().all()
