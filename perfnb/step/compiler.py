@@ -112,7 +112,7 @@ def why_not_again() -> str:
 
 
 class CompilesAgain(Installed):
-    """Context manager in which models run code that was compiled once more, by the settings of `CompilesForProfiling`.
+    """Context manager that has models run code compiled once more, by the settings of `CompilesForProfiling`.
 
     The new code is compiled when the models are called. torch keeps it apart: their calls outside run what they ran
     before, and it does not count towards the limit on recompilations.
