@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader
 
 from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
+from perfnb.integrations.trainer_levers import TrainerStep
 from perfnb.integrations.trainer_profiler import TrainerProfiler
+from perfnb.remedies.levers.loading import workers_for
+from perfnb.remedies.subject import Subject
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -47,14 +57,22 @@ class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
         `Ranks` of a window.
     on_done : callable, optional
         Called with each `Profile`.
+    try_levers : bool, str or list of str
+        After the first window, try the levers of `perfnb.try_levers` on the trainer's own step and put everything back:
+        ``True`` for those that the profile gives reason for, or names. The training then continues as if nothing had
+        happened.
+    levers_budget_s : float
+        Seconds that this may take, as in `perfnb.try_levers`.
     **options
         As in `perfnb.profiled`.
     """
 
     _optimizer_steps = 0
+    _batches: list[Any]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._remove()
+        self._batches = []
         self._prepare(
             optimizers_end_steps=pl_module.automatic_optimization,
             name=type(pl_module).__name__,
@@ -63,6 +81,9 @@ class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
             left=lambda: _left(trainer),
         )
         self._optimizer_steps = trainer.global_step
+        if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
+            self._refuse_levers("without automatic optimization by one optimizer, only your module knows a step")
+        self._step = lambda: _step(trainer, pl_module, list(self._seen))  # type: ignore[method-assign]
         # The epoch's loop gives these to whatever fetches the batches.
         loop, steps = trainer.fit_loop.epoch_loop, self._steps
         before, after = loop._on_before_fetch, loop._on_after_fetch
@@ -80,12 +101,15 @@ class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._steps.get(batch)
+        self._batches.append(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         optimizer_steps = trainer.global_step  # not cheap
         if optimizer_steps != self._optimizer_steps:
             self._optimizer_steps = optimizer_steps
             self._steps.step()
+            self._has(self._batches)
+            self._batches = []
         self._steps.use()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -129,3 +153,67 @@ def _left(trainer: Any) -> int | None:
     if trainer.max_steps != -1:
         steps.append(trainer.max_steps - trainer.global_step)
     return min(steps, default=None)
+
+
+#: The lines that keep levers, in the words of Lightning's `Trainer`.
+_SETTINGS: Mapping[str, Callable[[Subject], str]] = {
+    "autocast": lambda _: 'Trainer(precision="bf16-mixed")',
+    "autocast_float16": lambda _: 'Trainer(precision="16-mixed")',
+    "loader_workers": lambda subject: f"num_workers={workers_for(subject)}  # of the DataLoader for training",
+}
+
+
+def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerStep:
+    """What Lightning's loop does between two batches of steps, where it optimizes automatically."""
+    loop, [optimizer] = trainer.fit_loop.epoch_loop, trainer.optimizers
+    automatic, accumulates = loop.automatic_optimization, trainer.accumulate_grad_batches
+    progress, schedulers = automatic.optim_progress, [config.scheduler for config in trainer.lr_scheduler_configs]
+    more_come = False
+
+    def run(batches: Sequence[Any]) -> Any:
+        nonlocal more_come
+        losses = []
+        for number, batch in enumerate(batches):
+            more_come = number + 1 < len(batches)
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = trainer.strategy.batch_to_device(batch)
+            arguments = loop._build_kwargs(OrderedDict(), batch, number)
+            losses.append(automatic.run(optimizer, number, arguments).get("loss"))
+        for scheduler in schedulers:
+            if not isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step()
+        return losses
+
+    @contextmanager
+    def silent() -> Iterator[None]:
+        counted = copy.deepcopy(progress.state_dict())
+        silenced = (
+            *((module, name, lambda *_, **__: None) for name in ("log", "log_dict")),
+            (trainer, "callbacks", []),
+            (trainer, "_loggers", []),
+            (trainer.fit_loop, "_should_accumulate", lambda: more_come),
+        )
+        try:
+            with ExitStack() as stack:
+                for owner, name, value in silenced:
+                    stack.enter_context(replaced(owner, name, value))
+                yield
+        finally:
+            progress.load_state_dict(counted)
+
+    alike = [batches for batches in seen if len(batches) == accumulates]
+    settings = dict(_SETTINGS)
+    kind = type(optimizer).__name__
+    settings["fused_optimizer"] = lambda _: f"torch.optim.{kind}(..., fused=True)  # in configure_optimizers"
+    loader = trainer.train_dataloader
+    return TrainerStep(
+        *(run, alike, module, optimizer, loader if isinstance(loader, DataLoader) else None, silent()),
+        settings=settings,
+        left=_steps_left(trainer),
+    )
+
+
+def _steps_left(trainer: Any) -> int | None:
+    """Steps before the end of the training; ``None`` if that is not known."""
+    planned = trainer.estimated_stepping_batches
+    return int(planned) - trainer.global_step if math.isfinite(planned) else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Callable[..., Any]) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Give an object an attribute of its own in place of its class's, or of the one that it has."""
     own, had = vars(owner).get(name), name in vars(owner)
     setattr(owner, name, value)

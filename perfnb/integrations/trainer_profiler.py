@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfnb.arguments import shown
+from perfnb.arguments import require_seconds, shown
+from perfnb.integrations.trainer_levers import TrainerStep, tried_facts, try_on
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept_run import KeptRun
 from perfnb.loop.loop_steps import LoopSteps
 from perfnb.loop.run import RunSummary, summarise
+from perfnb.remedies.try_levers import LeverRequest
 
 if TYPE_CHECKING:
     from perfnb.profile.profile import Profile
+    from perfnb.remedies.try_levers import LeverTrials
+
+
+#: Steps whose batches are kept for trying levers.
+_SEEN = 4
 
 
 class TrainerProfiler:
@@ -32,6 +40,8 @@ class TrainerProfiler:
         every: int | None = None,
         save: str | Path | None = None,
         on_done: Callable[[Profile], Any] | None = None,
+        try_levers: bool | str | Iterable[str] = False,
+        levers_budget_s: float = 60.0,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -39,11 +49,18 @@ class TrainerProfiler:
             raise TypeError(f"ProfileCallback has no option {shown(unknown[0])}; it takes those of perfnb.profiled.")
         at = at if isinstance(at, int) else tuple(at)
         self._options: dict[str, Any] = {"at": at, "every": every, "save": save, "on_done": on_done, **options}
+        #: What to try, and the seconds for it; ``None`` where nothing is.
+        self._levers = _levers(try_levers, levers_budget_s)
         self._installed = ExitStack()
         self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self._options  # for strategies that start processes
+        levers, budget_s = self._levers or (False, 60.0)
+        return {
+            **self._options,
+            "try_levers": levers,
+            "levers_budget_s": budget_s,
+        }  # for strategies that start processes
 
     def __setstate__(self, options: dict[str, Any]) -> None:
         self.__init__(**options)  # type: ignore[misc]
@@ -58,8 +75,16 @@ class TrainerProfiler:
         """The whole last training: all its steps, profiled or not; ``None`` before the first has ended."""
         return summarise(self._steps.driver.recorder)
 
+    @property
+    def levers(self) -> LeverTrials | None:
+        """The levers that were tried after the first window of the last training; ``None`` if none were."""
+        return self._tried
+
     def _prepare(self, *, optimizers_end_steps: bool = True, **own: Any) -> None:
         """Be ready for a training; `own` are options that the trainer gives and the user may override."""
+        self._tried: LeverTrials | None = None
+        self._to_try = self._levers is not None
+        self._seen: deque[list[Any]] = deque(maxlen=_SEEN)
         driver = LoopProfiler(**{"name": "training", **own, **self._options})
         self._steps = LoopSteps(driver, optimizers_end_steps=optimizers_end_steps)
         # A trainer's own output is enough, unless there is something to find.
@@ -69,7 +94,39 @@ class TrainerProfiler:
         """The trainer asks for a batch."""
         if not self._kept_run.begun:
             self._kept_run.begin()
+        if self._to_try:
+            self._steps.end_if_over()
+            if self._steps.driver.profiles:
+                self._try()
         self._steps.ask()
+
+    def _has(self, batches: list[Any]) -> None:
+        """A step of the trainer has these batches: the last ones of a window are kept for the levers."""
+        if self._to_try and self._steps.driver.is_open:
+            self._seen.append(batches)
+
+    def _refuse_levers(self, reason: str) -> None:
+        """Warn that levers cannot be tried on this training, if that is wanted."""
+        if self._to_try:
+            self._to_try = False
+            warnings.warn(f"perfnb: no lever will be tried: {reason}.", RuntimeWarning, stacklevel=3)
+
+    def _step(self) -> TrainerStep:
+        """The trainer's step, to try levers on."""
+        raise NotImplementedError
+
+    def _try(self) -> None:
+        """Try levers between two steps."""
+        assert self._levers is not None
+        self._to_try, driver, (levers, budget_s) = False, self._steps.driver, self._levers
+        step = self._step()
+        try:
+            self._tried = try_on(step, driver.profiles[0], levers, budget_s, driver.recorder.name)
+        finally:
+            self._seen.clear()
+            driver.recorder.paused()
+        if self._tried is not None:
+            driver.recorder.tried = tried_facts(self._tried, step.left)
 
     def _finish(self) -> None:
         """The training has ended as planned: warn if that was too early for a profile."""
@@ -92,3 +149,19 @@ class TrainerProfiler:
                 self._kept_run.end(for_good=True)
         finally:
             self._installed.close()
+
+
+def _levers(wanted: Any, budget_s: float) -> tuple[Any, float] | None:
+    """The levers to try, ``"auto"`` or a list of names, and the seconds for it; ``None`` for ``False``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an unknown lever, or no number of seconds.
+    """
+    require_seconds("levers_budget_s", budget_s)
+    if wanted is False:
+        return None
+    levers = "auto" if wanted is True else wanted if isinstance(wanted, str) else list(wanted)
+    LeverRequest(levers)
+    return levers, float(budget_s)

@@ -6,12 +6,19 @@ import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
 
 from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
+from perfnb.integrations.trainer_levers import TrainerStep
 from perfnb.integrations.trainer_profiler import TrainerProfiler
+from perfnb.remedies.levers.loading import workers_for
+from perfnb.remedies.subject import Subject
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -51,6 +58,12 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
         `Ranks` of a window.
     on_done : callable, optional
         Called with each `Profile`.
+    try_levers : bool, str or list of str
+        After the first window, try the levers of `perfnb.try_levers` on the trainer's own step and put everything back:
+        ``True`` for those that the profile gives reason for, or names. The training then continues as if nothing had
+        happened.
+    levers_budget_s : float
+        Seconds that this may take, as in `perfnb.try_levers`.
     **options
         As in `perfnb.profiled`.
     """
@@ -78,6 +91,8 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
         )
         if trainer is not None:
             self._install(trainer)
+        else:
+            self._refuse_levers("no Trainer of transformers calls this callback")
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._steps.pause()
@@ -93,12 +108,14 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
 
     def _install(self, trainer: Any) -> None:
         steps, batches_of = self._steps, trainer.get_batch_samples
+        self._step = lambda: _step(trainer, batches_of, list(self._seen))  # type: ignore[method-assign]
 
         @functools.wraps(batches_of)
         def get_batch_samples(iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
             fetched = batches_of(_Waited(iterator, self), *args, **kwargs)
             for batch in fetched[0]:
                 steps.get(batch)
+            self._has(fetched[0])
             return fetched
 
         install = self._installed.enter_context
@@ -163,6 +180,69 @@ def _trainer() -> Any:
             return owner
         frame = frame.f_back
     return None
+
+
+#: The lines that keep levers, in the words of `TrainingArguments` and of the models.
+_SETTINGS: Mapping[str, Callable[[Subject], str]] = {
+    "attention": lambda _: 'attn_implementation="sdpa"  # where the model is made: from_pretrained, from_config',
+    "autocast": lambda _: "TrainingArguments(bf16=True)",
+    "checkpointing": lambda _: "TrainingArguments(gradient_checkpointing=True)",
+    "compile": lambda _: "TrainingArguments(torch_compile=True)",
+    "compile_max_autotune": lambda _: 'TrainingArguments(torch_compile_mode="max-autotune")',
+    "compile_reduce_overhead": lambda _: 'TrainingArguments(torch_compile_mode="reduce-overhead")',
+    "loader_workers": lambda subject: f"TrainingArguments(dataloader_num_workers={workers_for(subject)})",
+}
+
+
+def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[Any]]) -> TrainerStep:
+    """What the Trainer's loop does between two batches of steps; `batches_of` is its own `get_batch_samples`."""
+    model, optimizer, scheduler = trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler
+    accelerator, args, state = trainer.accelerator, trainer.args, trainer.accelerator.gradient_state
+    scaler = getattr(accelerator, "scaler", None)  # known to the step, and so put back
+
+    def run(batches: Sequence[Any]) -> Any:
+        samples, items = batches_of(iter(batches), len(batches), args.device)
+        losses = []
+        for number, batch in enumerate(samples, start=1):
+            state._set_sync_gradients(number == len(samples))
+            with accelerator.no_sync(model=model) if number < len(samples) else nullcontext():
+                losses.append(trainer.training_step(model, batch, items))
+        if args.max_grad_norm is not None and args.max_grad_norm > 0:
+            accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+        optimizer.step()
+        if scaler is None or not accelerator.optimizer_step_was_skipped:
+            scheduler.step()
+        model.zero_grad()
+        return sum(losses)
+
+    def no_event(_event: str, _args: Any, _state: Any, control: Any, **_: Any) -> Any:
+        return control
+
+    handler = trainer.callback_handler
+    alike = [batches for batches in seen if len(batches) == len(seen[-1])]
+
+    @contextmanager
+    def silent() -> Iterator[None]:
+        before = state.sync_gradients, trainer.current_gradient_accumulation_steps
+        try:
+            with replaced(trainer, "log", lambda *_, **__: None), replaced(handler, "call_event", no_event):
+                trainer.current_gradient_accumulation_steps = len(alike[0]) if alike else 1
+                yield
+        finally:
+            state._set_sync_gradients(before[0])
+            trainer.current_gradient_accumulation_steps = before[1]
+
+    given = handler.train_dataloader
+    loader = getattr(given, "base_dataloader", given)  # as accelerate wraps it
+    own = getattr(optimizer, "optimizer", optimizer)
+    settings = dict(_SETTINGS)
+    if type(own) is torch.optim.AdamW:
+        settings["fused_optimizer"] = lambda _: 'TrainingArguments(optim="adamw_torch_fused")'
+    return TrainerStep(
+        *(run, alike, model, own, loader if isinstance(loader, DataLoader) else None, silent()),
+        settings=settings,
+        left=trainer.state.max_steps - trainer.state.global_step,
+    )
 
 
 def _left(args: Any, state: Any, loader: Any) -> int | None:

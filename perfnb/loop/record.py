@@ -57,11 +57,13 @@ class RunRecorder:
     """
 
     def __init__(self, name: str = "run") -> None:
-        self._name = name
+        self.name = name
         #: Whether each batch counts as a step, because no optimizer's step shows where a step ends.
         self.by_batch = False
         #: Batches of a step, as far as that is known.
         self.batches = 1
+        #: The levers that were tried during the run, as `RunFacts` describes them.
+        self.tried: list[dict[str, Any]] = []
         self._count = 0
         self._first_ns = self._end_ns = 0
         # Numbers side by side: objects kept alive would set off Python's garbage collector.
@@ -148,6 +150,16 @@ class RunRecorder:
         if self._device is not None:
             self._device.cut(self._count)
 
+    def paused(self) -> None:
+        """What was done between the last step and now belongs to the last profiled window."""
+        now_ns = time.perf_counter_ns()
+        if self._windows:
+            *before, other, timed, median = self._windows[-1]
+            self._windows[-1] = (*before, other + max(0, now_ns - self._end_ns), timed, median)
+        self._end_ns = now_ns
+        if self._device is not None:
+            self._device.cut(self._count)
+
     def recorded(self) -> Recorded:
         """What has been recorded so far; the run may go on. Until another step has ended, it stays the same."""
         state = (self._count, len(self._windows), self._pass, self.by_batch, self.batches)
@@ -165,9 +177,10 @@ class RunRecorder:
             np.array(windows, dtype=np.int64).reshape(-1, len(WINDOW_COLUMNS)),
             np.array(readings, dtype=np.int64).reshape(-1, len(READING_COLUMNS)),
             {
-                "name": self._name,
+                "name": self.name,
                 **({"by_batch": True} if self.by_batch else {}),
                 **({"batches": self.batches} if self.batches > 1 and not self.by_batch else {}),
+                **({"tried": self.tried} if self.tried else {}),
                 "steps": self._count,
                 "stride": self._stride,
                 "duration_ns": self._end_ns - self._first_ns,

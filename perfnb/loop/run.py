@@ -24,7 +24,7 @@ from perfnb.recording.frame_files import SavedColumn
 from perfnb.recording.job import RANKS
 from perfnb.recording.loadable import Loadable
 from perfnb.recording.outcome import Outcome, make_outcome
-from perfnb.recording.saved_facts import Amount, Count, Rank, Whole
+from perfnb.recording.saved_facts import Above0, Amount, Count, Number, Rank, Whole
 from perfnb.recording.saved_profile import PROFILE
 from perfnb.recording.store import SavedFolder, SavedKind
 
@@ -34,6 +34,22 @@ if TYPE_CHECKING:
 #: What may be unknown, which is -1, and what may not.
 _UNKNOWN = ("one_device_ns", "timed_median_ns", "resident_bytes", "allocated_bytes")
 _NUMBER, _KNOWN = (SavedColumn("int64", low=low, high=2**62) for low in (-1, 0))
+
+
+class TriedLever(TypedDict):
+    """A lever that was tried during a run, with so many steps left."""
+
+    lever: str
+    verdict: str
+    ratio: Required[Above0 | None]
+    interval: Required[tuple[Amount, Amount] | None]
+    values: str
+    saves_ms: Required[Number | None]
+    setup_s: Required[Amount | None]
+    left: Required[Count | None]
+    kept: bool
+    why_not: str
+    code: list[str]
 
 
 class RunFacts(TypedDict):
@@ -55,6 +71,7 @@ class RunFacts(TypedDict):
     device: str | None
     rank: Rank | None
     ranks: Rank | None
+    tried: NotRequired[list[TriedLever]]
 
 
 #: The folder of a loop's run, beside those of its profiles.
@@ -92,6 +109,10 @@ class RunSummary(RunFigures, Documented):
         What held the run back, most important first; the columns are those of `Profile.findings`.
     slow : DataFrame
         Steps far slower than those around them, slowest first, and the milliseconds they lost.
+    tried : list of dict
+        Levers that were tried during the run, one each: ``lever``, ``verdict``, ``ratio`` to the run's own step with
+        its ``interval``, ``values``, ``saves_ms`` per step, ``setup_s``, the steps that were ``left``, whether it was
+        ``kept``, ``why_not``, and the lines of ``code`` that keep it.
     windows : DataFrame
         Profiled windows, and whether each was `typical` of the run: 0.8 to 1.25 × its median.
     """

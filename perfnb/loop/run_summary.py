@@ -108,6 +108,7 @@ class RunFigures:
         self.memory_bytes: int | None = facts.get("memory_bytes")
         self.load = _busy(facts)
         self.windows = _windows(profiled, own, times)
+        self.tried: list[Mapping[str, Any]] = list(facts.get("tried", ()))
         self.rank: int | None = facts.get("rank")
         self.ranks: int | None = facts.get("ranks")
         self.judgement = run_findings(self)

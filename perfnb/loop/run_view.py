@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -14,6 +15,7 @@ from perfnb.draw.document import (
     Bar,
     Bars,
     Budget,
+    Code,
     Column,
     Document,
     Effect,
@@ -59,7 +61,7 @@ def run_document(run: RunFigures) -> Document:
         _verdict(run),
         _figures(run),
         (f"{fmt.counted(run.count, 'step')} in {fmt.duration(run.duration_ms)}",),
-        (*_pictures(run), *cards, *_tables(run)),
+        (*_tried(run), *_pictures(run), *cards, *_tables(run)),
         tuple(_notes(run)),
     )
 
@@ -112,6 +114,33 @@ def _figures(run: RunFigures) -> tuple[Figure, ...]:
     peaks = [(mark.word, run.memory_of[kind].peak_bytes) for kind, mark in _MEMORY.items()]
     figures += [Figure(f"peak memory, {word}", peak, "bytes") for word, peak in peaks if peak is not None]
     return tuple(figures)
+
+
+def _tried(run: RunFigures) -> Iterator[Section]:
+    """The levers that were tried during the run, the best first, and the lines that keep what helped."""
+    if not run.tried:
+        return
+    best = sorted(run.tried, key=lambda one: (not one["kept"], math.inf if one["ratio"] is None else one["ratio"]))
+    rows = [Effect(one["lever"], one["ratio"], one["interval"], one["verdict"], _outcome(one)) for one in best]
+    yield Effects(
+        "Tried during the run: time of a step with each lever, against the run's own", tuple(rows), head="lever"
+    )
+    if lines := [line for one in best if one["kept"] for line in one["code"]]:
+        yield Code("\n".join(lines), "To keep what helped")
+
+
+def _outcome(tried: Mapping[str, Any]) -> str:
+    """What becomes of a lever, and what it would have saved over the steps that were left."""
+    if not tried["kept"]:
+        return str(tried["why_not"])
+    saves_ms, left = tried["saves_ms"], tried["left"]
+    if saves_ms is None or left is None:
+        return "worth keeping"
+    saved_ms = left * saves_ms - 1e3 * (tried["setup_s"] or 0.0)
+    steps = fmt.counted(left, "step")
+    if saved_ms <= 0:
+        return f"worth keeping in a longer run: preparing it takes longer than it saves in the {steps} that were left"
+    return f"worth keeping: about {fmt.duration(saved_ms)} over the {steps} that were left"
 
 
 def _pictures(run: RunFigures) -> Iterator[Section]:

@@ -178,7 +178,8 @@ class LeverLoop:
         budget.each_s = max(budget.each_s, took_s - one.setup_s * lever.settles)
         one.trial, trial.verdict = trial, "not timed"
         trial.memory = memory_verdict(trial.peak_bytes, self.figures.own_peak)
-        trial.setup_s, trial.code = one.setup_s, lever.code(self.subject)
+        own_words = self.request.words(lever.name, self.subject)
+        trial.setup_s, trial.code = one.setup_s, lever.code(self.subject) if own_words is None else own_words
         passes, words = self._judged(one.switch)
         trial.why_not = keepable(trial.values, lever.name in self.request.listed, passes)
         trial.notes += [words] if words else []

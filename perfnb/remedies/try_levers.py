@@ -50,6 +50,8 @@ class LeverRequest:
         The levers that the user named; empty for ``"auto"``.
     accepted : dict of str to float
         The largest accepted values by name.
+    words : callable, optional
+        Gives the lines that keep a lever, from its name and the `Subject`; ``None`` for the lever's own lines.
 
     Raises
     ------
@@ -63,6 +65,7 @@ class LeverRequest:
     quality: Callable[[], Any] | None = None
     limits: Mapping[str, float] | None = None
     confirm: bool = True
+    words: Callable[[str, Any], list[str] | None] = lambda *_: None
 
     def __post_init__(self) -> None:
         require_seconds("budget_s", self.budget_s)
@@ -247,10 +250,14 @@ def run_trials(
     optimizer: Any = None,
     loader: Any = None,
     name: str = "step",
+    bounds: Mapping[str, float] | None = None,
     quiet: bool = False,
     line: ProgressLine | None = None,
 ) -> LeverTrials:
-    """`try_levers` for a step whose variables are known; what its magic and *Try it* call; `line` shows progress."""
+    """`try_levers` for a step whose variables are known; what its magic and *Try it* call.
+
+    `bounds` are those of a profile's findings, where there is one; `line` shows progress.
+    """
     from torch.utils.data import DataLoader
 
     from perfnb.bench.restored import kept_positions
@@ -279,10 +286,11 @@ def run_trials(
         with untouched(subject) as prove:
             step_s = step_seconds(subject, 0.02 * budget.seconds)
             figures.step_ms = step_s * 1e3
-            known, bounds = by_name(), dict[str, float]()
-            profiled = not request.listed and _PROFILE_STEPS * step_s < _PROFILE_SHARE * budget.seconds
-            if profiled:
-                bounds = _bounds(subject, namespace, request.goal, _PROFILE_SHARE * budget.seconds)
+            affordable = _PROFILE_STEPS * step_s < _PROFILE_SHARE * budget.seconds
+            known, profiled = by_name(), bounds is not None or (affordable and not request.listed)
+            if bounds is None:
+                most_s = _PROFILE_SHARE * budget.seconds
+                bounds = _bounds(subject, namespace, request.goal, most_s) if profiled else {}
             budget.divide(step_s)
             chosen = [known[name] for name in request.listed] or worth_trying(known.values(), bounds, request.goal)
             LeverLoop(subject, request, budget, figures, progress, prove).try_each(chosen, bounds)

@@ -70,10 +70,9 @@ def fitted(
             accumulate_grad_batches=accumulate,
             callbacks=list(callbacks),
             default_root_dir=folder,
-            logger=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            **{"enable_checkpointing": False, **options},
+            **{"enable_checkpointing": False, "logger": False, **options},
         )
         batches = DataLoader(points(steps * accumulate // epochs), batch_size=ROWS) if loader is None else loader
         trainer.fit(module, batches, DataLoader(points(2), batch_size=ROWS) if validate else None)

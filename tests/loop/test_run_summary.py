@@ -307,6 +307,25 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(again.memory, found.memory)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("ratio", -1.0), ("interval", [1.0]), ("saves_ms", "many"), ("left", -1), ("code", "line")]
+)
+def test_what_was_tried_is_saved_with_the_run_and_checked(name: str, value: object, tmp_path: Path) -> None:
+    tried = {"lever": "threads", "verdict": "faster", "ratio": 0.5, "interval": [0.4, 0.6], "values": "exact"}
+    tried |= {"saves_ms": 3.0, "setup_s": None, "left": 7, "kept": True, "why_not": "", "code": ["a line"]}
+    found = run(usual(100))._recorded
+    found.facts["tried"] = [tried]
+    path = RunSummary(found).save(tmp_path / "run.perfnb")
+    [loaded] = perfnb.load(path).tried
+    assert loaded == tried
+
+    meta = json.loads((path / "run.json").read_text())
+    meta["meta"]["tried"][0][name] = value
+    (path / "run.json").write_text(json.dumps(meta))
+    with pytest.raises(RecordingError, match=r"run\.json.*tried"):
+        perfnb.load(path)
+
+
 def test_a_damaged_run_is_refused(tmp_path: Path) -> None:
     path = run(usual(100)).save(tmp_path / "run.perfnb")
     (path / "rows.parquet").write_bytes(b"PAR1")

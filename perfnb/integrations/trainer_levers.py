@@ -1,0 +1,167 @@
+"""Levers tried inside a trainer's run, between two of its steps. The run then continues as if nothing had happened."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from perfnb.draw import escape
+from perfnb.quantities import duration, size
+from perfnb.remedies.try_levers import LeverRequest, LeverTrials, bounds_of, run_trials
+from perfnb.step.environment import place_in_job
+from perfnb.step.optimizers import tensors_of
+
+if TYPE_CHECKING:
+    from perfnb.profile.profile import Profile
+
+#: Most batches of a loader for the trial, and the finding that gives reason to try one with workers.
+_LOADED, _LOADING = 64, "input pipeline"
+#: A trial holds the state itself, its copy, and the model in float64 with gradients and optimizer state.
+_COPIES = 3
+
+
+@dataclass(frozen=True)
+class TrainerStep:
+    """A trainer's own step, which can be run again.
+
+    Attributes
+    ----------
+    run : callable
+        One optimizer step on the batches of one, as a list.
+    batches : list of list
+        Batches of a few steps that the trainer has just run.
+    model, optimizer
+        Of the trainer.
+    loader : DataLoader or None
+        What loads the trainer's batches, as torch's own loader.
+    silent : context manager
+        Keeps the trainer's counters, and keeps everything that runs inside from its callbacks and loggers.
+    settings : mapping of str to callable
+        The line that keeps a lever in the trainer's words, by lever, from what the trial has chosen for it.
+    left : int or None
+        Steps that the run still has.
+    """
+
+    run: Callable[[Sequence[Any]], Any]
+    batches: Sequence[Sequence[Any]]
+    model: nn.Module
+    optimizer: Optimizer
+    loader: DataLoader[Any] | None
+    silent: AbstractContextManager[Any]
+    settings: Mapping[str, Callable[[Any], str]]
+    left: int | None
+
+
+def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, name: str) -> LeverTrials | None:
+    """Try levers on a trainer's step, and put everything back; ``None``, with a warning, if that is not possible.
+
+    Parameters
+    ----------
+    profile : Profile
+        Of the same run. With ``"auto"``, what its findings give reason for is tried.
+    levers : str or list of str
+        As for `perfnb.try_levers`.
+    """
+    if reason := _refusal(step):
+        warnings.warn(f"perfnb: no lever was tried: {reason}.", RuntimeWarning, stacklevel=2)
+        return None
+    bounds = bounds_of(profile.findings)
+    request = LeverRequest(levers, budget_s=budget_s, words=lambda lever, subject: _words(step, lever, subject))
+    wanted = request.listed or [name for name in ("loader_workers",) if _LOADING in bounds]
+    loader = _loader(step) if "loader_workers" in wanted else None
+    print(f"perfnb: trying levers for {duration(budget_s * 1e3)} at most; the training then continues", file=sys.stderr)
+    run: Callable[[Any], Any] = step.run if loader is None else lambda batch: step.run([batch])
+    namespace = {"model": step.model, "optimizer": step.optimizer}
+    try:
+        with step.silent:
+            trials = run_trials(
+                *(run, list(step.batches) if loader is None else loader, request),
+                namespace=namespace,
+                models=[step.model],
+                optimizer=step.optimizer,
+                loader=loader,
+                name=name,
+                bounds=bounds,
+            )
+    except Exception as error:  # the training must not fail by it
+        words = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(f"perfnb: no lever was tried: {escape.plain(words, 300)}", RuntimeWarning, stacklevel=2)
+        return None
+    print(escape.plain(f"perfnb: {trials._document().verdict.sentence}", 500), file=sys.stderr)
+    return trials
+
+
+def _refusal(step: TrainerStep) -> str:
+    """Why levers cannot be tried at all; empty if they can."""
+    if (place_in_job() or {}).get("world_size", 1) > 1:
+        return "the job has several ranks, which would have to switch levers together"
+    if not step.batches:
+        return "the trainer has shown no batch"
+    state = [*step.model.parameters(), *step.model.buffers(), *tensors_of(step.optimizer)]
+    held: dict[torch.device, int] = {}
+    for tensor in {id(tensor): tensor for tensor in state}.values():
+        held[tensor.device] = held.get(tensor.device, 0) + _COPIES * tensor.numel() * tensor.element_size()
+    for device, needed in held.items():
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+        if needed > free:
+            return f"copies of the training's state need {size(needed)} on {device}, which has {size(free)} left"
+    return ""
+
+
+def _words(step: TrainerStep, lever: str, subject: Any) -> list[str] | None:
+    setting = step.settings.get(lever)
+    return None if setting is None else [setting(subject)]
+
+
+def _loader(step: TrainerStep) -> DataLoader[Any] | None:
+    """A loader of some of the run's samples that draws no random numbers; ``None`` if the step takes several batches.
+
+    The trainer's own is left alone, because its samplers know their position.
+    """
+    own = step.loader
+    if own is None or any(len(batches) > 1 for batches in step.batches) or isinstance(own.dataset, IterableDataset):
+        return None
+    each = own.batch_size or getattr(own.batch_sampler, "batch_size", None)  # as accelerate makes loaders
+    if not isinstance(each, int):
+        return None
+    many = len(own.dataset)  # type: ignore[arg-type]
+    starts: Iterable[int] = range(0, min(many - many % each, _LOADED * each), each)
+    return DataLoader(
+        own.dataset,
+        batch_sampler=[list(range(start, start + each)) for start in starts],
+        collate_fn=own.collate_fn,
+        pin_memory=own.pin_memory,
+        worker_init_fn=own.worker_init_fn,
+    )
+
+
+def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:
+    """What a run's summary keeps of the levers that were tried, with `left` steps to go."""
+    kept = trials.best
+    return [
+        {
+            "lever": trial.lever,
+            "verdict": trial.verdict,
+            "ratio": trial.ratio,
+            "interval": None if trial.ratio_ci is None else list(trial.ratio_ci),
+            "values": trial.values.verdict,
+            "saves_ms": trial.saves_ms,
+            "setup_s": trial.setup_s,
+            "left": left,
+            "kept": trial.lever in kept,
+            "why_not": trial.why_not,
+            "code": list(trial.code),
+        }
+        for trial in trials.figures.trials
+        if trial.verdict not in ("not tried", "not timed")
+    ]

@@ -1,0 +1,267 @@
+"""Levers tried inside a trainer's run: the run does what it does without, and the answer is in the trainer's words."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback
+
+import perfnb
+from perfnb.bench.restored import random_state
+from perfnb.integrations import trainer_levers
+from perfnb.integrations.lightning import ProfileCallback as ForLightning
+from perfnb.integrations.transformers import ProfileCallback as ForTransformers
+from perfnb.remedies import measuring, verdicts
+from perfnb.remedies.state import digest
+from tests.integrations.trainings import ROWS, Classifier, Sentences, fitted, points, same, trained
+
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
+
+#: A window of eleven steps, then a trial of a lever that costs nothing; its rounds are limited instead of its time.
+SHORT: dict[str, Any] = {"at": 3, "steps": 4, "levers_budget_s": 3600.0}
+FREE = ["foreach_optimizer"]
+EACH = pytest.mark.parametrize(("callback", "train"), [(ForLightning, fitted), (ForTransformers, trained)])
+Train = Callable[..., nn.Module]
+
+
+@pytest.fixture(autouse=True)
+def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_MOST_ROUNDS", 8)
+    monkeypatch.setattr(measuring, "_MOST_BLOCKS", 8)
+    monkeypatch.setattr(verdicts, "HOPELESS", math.inf)  # a busy machine makes a lever look so
+
+
+class Scheduled(Classifier):
+    """With a learning rate that falls in every step, an optimizer that loops, and batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.insert(1, nn.BatchNorm1d(32))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), 1e-2, foreach=False)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def options_of(callback: Any) -> dict[str, Any]:
+    """An optimizer that loops over the parameters, and a learning rate that changes."""
+    return {"module": Scheduled} if callback is ForLightning else {"optim": "adamw_torch", "warmup_steps": 5}
+
+
+def files_of(folder: Path) -> dict[str, Any]:
+    """The checkpoints and logs of a training, but for what names its folder and says how fast it was."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".pt", ".pth", ".ckpt"):
+            found[str(path.relative_to(folder))] = digest(strip(torch.load(path, weights_only=False)))
+        elif path.name in ("metrics.csv", "trainer_state.json"):
+            found[str(path.relative_to(folder))] = path.read_text()
+    return found
+
+
+def strip(value: Any) -> Any:
+    """Without callbacks and hyperparameters, which name the folder."""
+    if isinstance(value, dict):
+        return {name: strip(inner) for name, inner in value.items() if name not in ("callbacks", "loops")}
+    return value
+
+
+@EACH
+@pytest.mark.parametrize("accumulate", [1, pytest.param(3, marks=pytest.mark.deep)])
+def test_weights_checkpoints_and_logs_are_those_of_a_run_without(
+    callback: Any, train: Train, accumulate: int, tmp_path: Path
+) -> None:
+    def run(folder: Path, *callbacks: Any) -> tuple[nn.Module, str]:
+        torch.manual_seed(3)
+        options = options_of(callback)
+        if callback is ForLightning:
+            options |= {"enable_checkpointing": True, "logger": CSVLogger(folder, name="log"), "log_every_n_steps": 1}
+        else:
+            options |= {"save_strategy": "steps", "save_steps": 24, "logging_steps": 1}
+        made = train(folder, *callbacks, steps=26, accumulate=accumulate, **options)
+        return made, digest(random_state())
+
+    profiler = callback(try_levers=FREE, **SHORT)
+    tried, random = run(tmp_path / "tried", profiler)
+    plain, as_plain = run(tmp_path / "plain")
+
+    assert len(profiler.levers.figures.trials[0].times_ms) == 8
+    assert same(tried, plain)
+    assert random == as_plain
+    kept = files_of(tmp_path / "tried")
+    assert kept == files_of(tmp_path / "plain")
+    assert len(kept) >= 2
+
+
+@EACH
+def test_callbacks_and_loggers_are_not_told_of_the_trial(callback: Any, train: Train, tmp_path: Path) -> None:
+    told = Counter[str]()
+
+    class Listens(TrainerCallback if callback is ForTransformers else lightning.Callback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            told["steps"] += 1
+
+        on_before_optimizer_step = on_pre_optimizer_step
+
+        def on_log(self, *_: Any, **__: Any) -> None:
+            told["logs"] += 1
+
+    counts = []
+    for profiler in ([callback(try_levers=FREE, **SHORT)], []):
+        told.clear()
+        options = {} if callback is ForLightning else {"logging_steps": 1}
+        train(tmp_path, *profiler, Listens(), steps=24, **options)
+        counts.append(dict(told))
+    assert counts[0] == counts[1]
+    assert counts[0]["steps"] == 24
+
+
+class SlowSentences(Sentences):
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        time.sleep(0.003)
+        return super().__getitem__(place)
+
+
+class SlowPoints(torch.utils.data.Dataset[Any]):
+    def __init__(self, batches: int) -> None:
+        self._points = points(batches)
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def __getitem__(self, place: int) -> Any:
+        time.sleep(0.003)
+        return self._points[place]
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("callback", "setting"),
+    [
+        (ForTransformers, "TrainingArguments(dataloader_num_workers="),
+        pytest.param(ForLightning, "num_workers=", marks=pytest.mark.deep),
+    ],
+)
+def test_a_starving_loader_gets_workers_in_the_words_of_its_trainer(
+    callback: Any, setting: str, tmp_path: Path
+) -> None:
+    profiler = callback(try_levers=["loader_workers"], **SHORT, save=tmp_path / "run")
+    if callback is ForTransformers:
+        trained(tmp_path, profiler, steps=26, batches=SlowSentences(26 * ROWS))
+    else:
+        fitted(tmp_path, profiler, steps=26, loader=DataLoader(SlowPoints(26), batch_size=ROWS))
+
+    row = profiler.levers.table.loc["loader_workers"]
+    assert row["code"].startswith(setting)
+    assert row["values"] == "exact"
+    [tried] = [one for one in profiler.run.tried if one["lever"] == "loader_workers"]
+    assert tried["left"] == 26 - 14
+    loaded = perfnb.load(tmp_path / "run")
+    assert [one["lever"] for one in loaded.tried] == [one["lever"] for one in profiler.run.tried]
+    assert "Tried during the run" in str(loaded)
+
+
+@EACH
+def test_a_trial_that_fails_warns_and_the_training_continues(
+    callback: Any, train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        torch.manual_seed(99)
+        raise RuntimeError("something\nelse")
+
+    monkeypatch.setattr(trainer_levers, "run_trials", fails)
+    profiler = callback(try_levers=FREE, **SHORT)
+    with pytest.warns(RuntimeWarning, match="perfnb: no lever was tried: RuntimeError: something$"):
+        train(tmp_path, profiler, steps=20)
+    assert profiler.levers is None
+    assert profiler.run.count == 20
+
+
+@EACH
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_error_in_the_middle_of_a_trial_leaves_the_state_as_it_was(
+    callback: Any, train: Train, error: type[BaseException], tmp_path: Path
+) -> None:
+    """An interrupt ends the training, as without perfnb; anything else lets it continue."""
+    calls, seen = [0], list[Any]()
+
+    def mine(module: nn.Module) -> None:
+        calls[0] += 1
+        if calls[0] == 16:  # in the trial, after fourteen steps of the run and one of the trial
+            raise error("mine")
+
+    class Fails(Classifier):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            mine(self)
+            return super().training_step(batch, batch_idx)
+
+    class FailingTrainer(Trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            mine(self.model)
+            return super().training_step(*args, **kwargs)
+
+    def step_of(profiler: Any) -> Any:
+        own = profiler._step
+
+        def made() -> Any:
+            step = own()
+            seen.extend([step, digest([*step.model.state_dict().values()]), digest(random_state())])
+            return step
+
+        return made
+
+    class Watched(callback):  # type: ignore[misc]
+        def _try(self) -> None:
+            self._step = step_of(self)
+            try:
+                super()._try()
+            finally:
+                step, weights, numbers = seen
+                assert digest([*step.model.state_dict().values()]) == weights
+                assert digest(random_state()) == numbers
+                seen.append("checked")
+
+    profiler = Watched(try_levers=FREE, **SHORT)
+    own = {"module": Fails} if callback is ForLightning else {"trainer": FailingTrainer}
+    if error is KeyboardInterrupt:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            train(tmp_path, profiler, steps=20, **own)
+    else:
+        with pytest.warns(RuntimeWarning, match="no lever was tried: MemoryError: mine"):
+            train(tmp_path, profiler, steps=20, **own)
+    assert seen[-1] == "checked"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("place_in_job", lambda: {"rank": 0, "world_size": 2}, "the job has several ranks"),
+        ("_COPIES", 10**12, "copies of the training's state need .* on cpu, which has .* left"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_it_starts(
+    name: str, value: Any, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(trainer_levers, name, value)
+    monkeypatch.setattr(trainer_levers, "run_trials", lambda *_, **__: pytest.fail("it was tried"))
+    with pytest.warns(RuntimeWarning, match=f"perfnb: no lever was tried: {said}"):
+        fitted(tmp_path, ForLightning(try_levers=True, **SHORT), steps=20)
+
+
+def test_unknown_levers_are_refused_when_the_callback_is_made() -> None:
+    with pytest.raises(ValueError, match="Did you mean threads"):
+        ForTransformers(try_levers=["thread"])
+    with pytest.raises(ValueError, match="levers_budget_s"):
+        ForTransformers(try_levers=True, levers_budget_s=-1)
