@@ -47,7 +47,7 @@ class TrainerStep:
     silent : context manager
         Keeps the trainer's counters, and keeps everything that runs inside from its callbacks and loggers.
     settings : mapping of str to callable
-        The line that keeps a lever in the trainer's words, by lever, from what the trial has chosen for it.
+        The line that keeps a lever in the trainer's words, by lever, from the `Subject` with the trial's choices.
     left : int or None
         Steps that the run still has.
     """

@@ -1,4 +1,4 @@
-"""Levers tried inside a trainer's run: the run does what it does without, and the answer is in the trainer's words."""
+"""Levers tried inside a trainer's run: the run stays the same, and the answer is in the trainer's words."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def options_of(callback: Any) -> dict[str, Any]:
 
 
 def files_of(folder: Path) -> dict[str, Any]:
-    """The checkpoints and logs of a training, but for what names its folder and says how fast it was."""
+    """The checkpoints and logs of a training, but for the name of its folder and its speed."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".pt", ".pth", ".ckpt"):
