@@ -15,6 +15,8 @@ examples:
   perfnb run --at 500 --save runs/big train.py
   perfnb run --every 1000 -m package.train --lr 0.1
   perfnb run --steps-by last gan.py
+  perfnb run torchrun --nproc-per-node 2 train.py
+  perfnb run accelerate launch train.py
 
 exit codes: SCRIPT's own; 2 also if there is no such script
 """
@@ -32,6 +34,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfnb.command.launchers import launched
 from perfnb.command.output import sentences
 from perfnb.command.script import require_program, run_as_main
 from perfnb.command.sub_command import SubCommand, WrongUse
@@ -71,11 +74,14 @@ _numbers.__name__ = "number"  # as argparse names it in its error
 def _run(options: argparse.Namespace) -> int | BaseException:
     from perfnb.loop.script_steps import ScriptSteps
 
-    require_program(options.program)
     if any(not 0 <= steps <= 10**9 for steps in options.at):
         raise WrongUse("--at must be a number of steps, 0 or more.")
     if options.every is not None and not 1 <= options.every <= 10**9:
         raise WrongUse("--every must be a number of steps, 1 or more.")
+    if (program := launched(options.program, _for_each(options))) is not None:
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *program])  # a launcher is a process of its own, with its signals
+    require_program(options.program)
     report = _Report(options)
     steps = ScriptSteps(report.start, options.steps_by)
     atexit.register(report.tell)  # first, so that what the script has registered runs before it
@@ -83,6 +89,18 @@ def _run(options: argparse.Namespace) -> int | BaseException:
         ended = run_as_main(options.program)
     report.finish(steps)
     return 0 if ended is None else ended
+
+
+def _for_each(options: argparse.Namespace) -> list[str]:
+    """The options for each process of a launcher, which share a folder."""
+    given = ["--at", ",".join(map(str, options.at)), "--steps-by", options.steps_by]
+    given += [] if options.every is None else ["--every", str(options.every)]
+    name = Path(options.program[0]).name if options.program else "run"
+    return [*given, "--save", str(Path(options.save or _dated(name)).absolute())]
+
+
+def _dated(name: str) -> Path:
+    return Path("runs", f"{name}_{time.strftime('%Y%m%d_%H%M%S')}")
 
 
 def _new_folder(folder: Path) -> Path:
@@ -102,7 +120,7 @@ class _Report:
     def __init__(self, options: argparse.Namespace) -> None:
         program = options.program
         self._options, self._name = options, program[1] if program[0] == "-m" else Path(program[0]).stem
-        given = options.save or Path("runs", f"{self._name}_{time.strftime('%Y%m%d_%H%M%S')}")
+        given = options.save or _dated(self._name)
         require_writable(Path(given))
         self._start, self._folder = Path.cwd(), Path(given).absolute()  # the script may go elsewhere
         self._driver: LoopProfiler | None = None
@@ -121,6 +139,7 @@ class _Report:
         self._driver = LoopProfiler(
             options.at, options.every, self._folder, name=self._name, namespace=script_variables, loader=loader
         )
+        self._driver.on_demand.begin()
         return self._driver
 
     def finish(self, steps: ScriptSteps) -> None:
@@ -142,6 +161,7 @@ class _Report:
             )
             return
         driver.close()
+        driver.on_demand.end()
         # Only now: they load torch, which a script without it should not pay for, and which can end the process.
         from perfnb.loop.kept_run import keep_run
         from perfnb.loop.run import summarise
@@ -184,7 +204,7 @@ class _Report:
 COMMAND = SubCommand(
     name="run",
     summary="Run a training script unchanged, and profile some of its steps.",
-    usage="perfnb run [--at N] [--every N] [--save DIR] [--steps-by WHAT] SCRIPT ARGS",
+    usage="perfnb run [--at N] [--every N] [--save DIR] [--steps-by WHAT] [LAUNCHER] SCRIPT ARGS",
     more=__doc__,
     add_options=_options,
     run=_run,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfnb.arguments import MOST, require_flag, shown
 from perfnb.loop.kept import KeptProfiles
+from perfnb.loop.on_demand import OnDemand
 from perfnb.loop.record import RunRecorder
 from perfnb.loop.windows import Windows
 from perfnb.profile.profile import Profile
@@ -84,6 +85,8 @@ class LoopProfiler:
         The loader, which its owner may name later than at the start, but before a window opens.
     recorder : RunRecorder
         Notes every step, inside the windows and outside.
+    on_demand : OnDemand
+        Opens a window at the next step when somebody asks for one; its owner says when the loop begins and ends.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class LoopProfiler:
         self._stacks, self._name, self._on_done = stacks, name, on_done
         self.recorder = RunRecorder(name)
         self.profiles = KeptProfiles(save, keep_trace=self._windows.single if keep_trace is None else bool(keep_trace))
+        self.on_demand = OnDemand(self.profiles.folder)
         self.done = 0
         self.planned_at = self.next_at = self._windows.next(0)
         self._step = Intake()
@@ -172,6 +176,8 @@ class LoopProfiler:
             wall_ns, begin_ns, wait_ns = time.perf_counter_ns() - step.begin_ns, step.begin_ns, step.wait_ns
             step.reset()
             self._record(wall_ns, wait_ns, begin_ns)
+            if self.on_demand.asked(begin_ns + wall_ns):
+                self.planned_at = self.next_at = self.done + 1
         self.done += 1
         profile, self._made = self._made, None
         if self._on_done is not None and profile is not None:

@@ -53,10 +53,12 @@ class KeptRun:
         if self not in _to_tell:
             _to_tell.append(self)
         self.begun = True
+        self._driver.on_demand.begin()
 
     def end(self, *, for_good: bool = False) -> None:
         """The loop has ended, perhaps until the next epoch: then it is saved now and then."""
         self.begun = False
+        self._driver.on_demand.end()
         self._driver.recorder.recorded()  # memory as it is now, not when somebody asks
         due = for_good or in_notebook() or time.monotonic() > self._saved_s + _BETWEEN_S
         if due and self._folder is not None:

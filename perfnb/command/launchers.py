@@ -1,0 +1,70 @@
+"""``perfnb run`` in front of a launcher: each process that it starts runs the script under ``perfnb run``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from perfnb.command.sub_command import WrongUse
+
+
+class Launcher(NamedTuple):
+    """A command that starts scripts: the module that is the command, and where its parser is."""
+
+    module: str
+    words: tuple[str, ...]  # of its own, before its options
+    parser: tuple[str, str]
+
+
+_LAUNCHERS = {
+    "torchrun": Launcher("torch.distributed.run", (), ("torch.distributed.run", "get_args_parser")),
+    "accelerate": Launcher(
+        "accelerate.commands.accelerate_cli", ("launch",), ("accelerate.commands.launch", "launch_command_parser")
+    ),
+}
+_MODULE = ("-m", "--module")
+
+
+def launched(program: Sequence[str], options: Sequence[str]) -> list[str] | None:
+    """The program to run instead of ``LAUNCHER OPTIONS SCRIPT ARGS``; ``None`` if a program does not begin so.
+
+    Parameters
+    ----------
+    options : list of str
+        Those of ``perfnb run`` for each process.
+
+    Raises
+    ------
+    WrongUse
+        If the launcher is not installed, or its line has no script.
+    """
+    name = Path(program[0]).name if program else ""
+    if name not in _LAUNCHERS or Path(program[0]).suffix == ".py":
+        return None
+    launcher = _LAUNCHERS[name]
+    given = list(program[1:])
+    if tuple(given[: len(launcher.words)]) != launcher.words:
+        raise WrongUse(f"perfnb run takes {' '.join((name, *launcher.words))} with a script.")
+    given = given[len(launcher.words) :]
+    parsed = _parsed(launcher, given, name)
+    if getattr(parsed, "no_python", False):
+        raise WrongUse("perfnb run profiles Python scripts: leave out --no-python.")
+    at = len(given) - len(parsed.training_script_args) - 1
+    own = [word for word in given[:at] if word not in _MODULE]
+    script = ["-m", parsed.training_script] if parsed.module else [parsed.training_script]
+    return [
+        *("-m", launcher.module, *launcher.words, *own),
+        *("-m", "perfnb", "run", *options, *script, *parsed.training_script_args),
+    ]
+
+
+def _parsed(launcher: Launcher, given: Sequence[str], name: str) -> Any:
+    module, function = launcher.parser
+    try:
+        parser: argparse.ArgumentParser = getattr(importlib.import_module(module), function)()
+    except ModuleNotFoundError as error:
+        raise WrongUse(f"{name} is not installed here: {error}.") from None
+    return parser.parse_args(list(given))

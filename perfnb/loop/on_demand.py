@@ -1,0 +1,87 @@
+"""Windows that are asked for from outside, while a loop is running: by a signal, or by a file."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+#: A file of this name in the folder of the profiles asks for a window whenever it is made or touched.
+FILE = "now"
+_BETWEEN_NS = 500_000_000
+
+
+class _Signal:
+    """Counts SIGUSR1 while somebody listens; the handlers of a user are left alone."""
+
+    def __init__(self) -> None:
+        self.heard = self._listeners = 0
+
+    def listen(self) -> bool:
+        """Begin to listen; whether that is possible here."""
+        number: Any = getattr(signal, "SIGUSR1", None)
+        if number is None or threading.current_thread() is not threading.main_thread():
+            return False
+        if self._listeners == 0:
+            if signal.getsignal(number) is not signal.SIG_DFL:
+                return False
+            signal.signal(number, self._hear)
+        self._listeners += 1
+        return True
+
+    def stop(self) -> None:
+        """End to listen; the last one puts the handler back."""
+        number: Any = getattr(signal, "SIGUSR1", None)
+        self._listeners -= 1
+        here = threading.current_thread() is threading.main_thread()
+        if self._listeners == 0 and here and signal.getsignal(number) == self._hear:
+            signal.signal(number, signal.SIG_DFL)
+
+    def _hear(self, *_: object) -> None:
+        self.heard += 1
+
+
+_SIGNAL = _Signal()
+
+
+class OnDemand:
+    """Tells a loop that somebody wants a window now.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Where the file is looked for, at most twice a second.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._file = None if folder is None else folder / FILE
+        self._since_ns, self._due_ns, self._heard = time.time_ns(), 0, _SIGNAL.heard
+        self._listens = False
+
+    def begin(self) -> None:
+        """The loop is running: listen to the signal until `end`."""
+        if not self._listens:
+            self._heard, self._listens = _SIGNAL.heard, _SIGNAL.listen()
+
+    def end(self) -> None:
+        """The loop is over."""
+        if self._listens:
+            self._listens = False
+            _SIGNAL.stop()
+
+    def asked(self, now_ns: int) -> bool:
+        """Whether a window was asked for since the last call; `now_ns` is on the clock of `time.perf_counter_ns`."""
+        if _SIGNAL.heard != self._heard:
+            self._heard = _SIGNAL.heard
+            return self._listens
+        if self._file is None or now_ns < self._due_ns:
+            return False
+        self._due_ns = now_ns + _BETWEEN_NS
+        try:
+            touched_ns = self._file.stat().st_mtime_ns
+        except OSError:
+            return False
+        before, self._since_ns = self._since_ns, max(self._since_ns, touched_ns)
+        return touched_ns > before
