@@ -23,6 +23,8 @@ TORCH_STEP = "ProfilerStep#"
 BACKWARD_NODE, ACCUMULATE_GRAD = "autograd::engine::evaluate_function", "AccumulateGrad"
 #: What torch.compile writes around a region that it compiled, and around a graph's call, before its key.
 REGION, GRAPH_CALL = "Torch-Compiled Region: ", "## Call CompiledFxGraph "
+#: What is in the names of calls that launch a CUDA graph: ``cudaGraphLaunch``, ``hipGraphLaunch``.
+GRAPH_LAUNCH = "GraphLaunch"
 #: Its search for the code whose guards hold, before a region.
 REGION_LOOKUP = "TorchDynamo Cache Lookup"
 #: Optimizers of torch that take fused=True, by the names of their classes, and those that do so only on a CPU.

@@ -57,7 +57,7 @@ def attribute(recording: Recording) -> Attribution:
     cells["ns"] = own * counts
     cost = _tracing_cost(cells["ops"].to_numpy(), host, recording)
     cells["corrected_ns"] = np.maximum(own - cost, 0.0) * counts
-    cells["kernels"], cells["gpu_ns"] = _on_device(events, host)
+    cells["kernels"], cells["gpu_ns"] = _on_device(recording, host, own)
     steps = int((blocks["kind"] == Kind.STEP).sum())
     return Attribution(host, cells, _span_forest(recording, host, owner), steps)
 
@@ -154,22 +154,49 @@ def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
     """Block of each event: by time on the host, by the launching call on a device; -1 if unknown."""
     block = np.full(len(events), NONE, dtype=np.int64)
     block[host.rows] = host.block
-    correlation = events["correlation"].to_numpy()
-    launches = host.rows[correlation[host.rows] != NONE]
-    by_number = pd.Series(block[launches], index=correlation[launches])
-    by_number = by_number[~by_number.index.duplicated(keep="last")]
-    device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK) & (correlation != NONE))
-    block[device] = by_number.reindex(correlation[device], fill_value=NONE).to_numpy()
+    device, launch = _launches(events, host)
+    block[device] = np.append(host.block, NONE)[launch]
     return block
 
 
-def _on_device(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
-    """Number and duration of kernels launched from each block; copies and memsets count as kernels."""
-    block = blocks_of_events(events, host)
-    counted = is_one_of(events["category"], DEVICE_WORK) & (block != NONE)
-    duration, length = events["duration_ns"].to_numpy()[counted], len(host.blocks)
-    time = np.bincount(block[counted], weights=duration, minlength=length)
-    return np.bincount(block[counted], minlength=length), time.astype(np.int64)
+def _launches(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
+    """The rows of work on devices, and the place of the call that launched each in `host`; -1 if unknown."""
+    correlation = events["correlation"].to_numpy()
+    places = np.flatnonzero(correlation[host.rows] != NONE)
+    by_number = pd.Series(places, index=correlation[host.rows[places]])
+    by_number = by_number[~by_number.index.duplicated(keep="last")]
+    device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK) & (correlation != NONE))
+    return device, by_number.reindex(correlation[device], fill_value=NONE).to_numpy()
+
+
+def _on_device(recording: Recording, host: Host, own: Floats) -> tuple[Ints, Floats]:
+    """Number and duration of kernels launched from each block; copies and memsets count as kernels.
+
+    Time launched by a kernel of compiled code is divided among the blocks of its layers as its time on the host was.
+    """
+    events, length = recording.events, len(host.blocks)
+    device, launch = _launches(events, host)
+    block = np.append(host.block, NONE)[launch]
+    device, launch, block = (values[block != NONE] for values in (device, launch, block))
+    duration = events["duration_ns"].to_numpy()[device]
+    time = np.bincount(block, weights=duration, minlength=length).astype(np.float64)
+    if recording.compiled is not None and len(calls := recording.compiled.calls.sort_values("start_ns")):
+        first = calls["start_ns"].to_numpy()
+        last = first + calls["duration_ns"].to_numpy()
+
+        def call_around(start: Ints, end: Ints) -> Ints:
+            at = np.searchsorted(first, start, side="right") - 1
+            return np.where((at != NONE) & (end <= last[at]), at, NONE)
+
+        start, end = (host.blocks[name].to_numpy() for name in ("start", "end"))
+        part = np.where(is_derived(recording, host), call_around(start, end), NONE)
+        host_ns = np.bincount(part[part != NONE], weights=own[part != NONE], minlength=len(calls) + 1)
+        call = call_around(host.starts[launch], host.starts[launch])
+        shared = host_ns[call] > 0  # the last is 0, for work that no such kernel launched
+        time -= np.bincount(block[shared], weights=duration[shared], minlength=length)
+        device_ns = np.bincount(call[shared], weights=duration[shared], minlength=len(calls) + 1)
+        time += np.where(part != NONE, own * (device_ns / np.maximum(host_ns, 1))[part], 0)
+    return np.bincount(block, minlength=length), time
 
 
 def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:

@@ -14,7 +14,7 @@ from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT, is_one_of, of_labels
 from perfnb.trace.trace_steps import step_of
-from perfnb.trace_names import GRAPH_CALL, OPS, REGION, REGION_LOOKUP
+from perfnb.trace_names import GRAPH_CALL, OPS, RANGES, REGION, REGION_LOOKUP
 
 #: A share of a kernel's time that is all of it, in spite of rounding.
 _WHOLE = 1 - 1e-9
@@ -70,6 +70,7 @@ def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame
             "ms": shares["share"].to_numpy() * ms[shares["kernel"].to_numpy()],
         }
     )
+    unknown = kernels["bytes"].to_numpy() == 0  # each kernel moves some
     layers = shares.groupby("kernel")["layer"].agg(", ".join).reindex(range(len(kernels)))
     table = pd.DataFrame(
         {
@@ -80,11 +81,11 @@ def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame
             "ms": ms,
             "ops": kernels["ops"],
             "source": kernels["source"],
-            "bytes": kernels["bytes"],
+            "bytes": kernels["bytes"].mask(unknown),
             "bytes_per_s": np.where(
-                ms > 0, kernels["bytes"].to_numpy() * calls / np.where(ms > 0, ms, 1) * 1e3, np.nan
+                (ms > 0) & ~unknown, kernels["bytes"].to_numpy() * calls / np.where(ms > 0, ms, 1) * 1e3, np.nan
             ),
-            "flops": kernels["flops"],
+            "flops": kernels["flops"].mask(unknown),
         }
     )
     table = table.iloc[order].reset_index(drop=True)
@@ -147,7 +148,9 @@ def _runs(recording: Recording, record: CompiledRecord) -> pd.DataFrame:
     """Each execution of a region: ``region``, and the times in ms that are its own, without regions inside it."""
     events = recording.events
     is_op = is_one_of(events["category"], OPS)
-    wanted = is_op & of_labels(events["name"], lambda name: name.startswith((REGION, GRAPH_CALL, REGION_LOOKUP)))
+    wanted = is_op & of_labels(events["name"], lambda name: name.startswith((REGION, REGION_LOOKUP)))
+    is_call = is_one_of(events["category"], (*OPS, *RANGES))
+    wanted |= is_call & of_labels(events["name"], lambda name: name.startswith(GRAPH_CALL))
     host = events.loc[wanted, ["name", "start_ns", "duration_ns"]].assign(thread=thread_keys(events)[wanted])
     host = host.sort_values("start_ns", kind="stable")
     names = host["name"].astype(object).to_numpy()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from perfnb.files import usable, write_parts
+from perfnb.recording.provenance import written
 
 
-def compile_for_profiling() -> AbstractContextManager[None]:
+def compile_for_profiling(provenance: str | Path | None = None) -> AbstractContextManager[None]:
     """Have models and functions that are compiled from now on show their layers in a profile.
 
     Call it before the compiled code runs for the first time, because torch compiles only then. Each generated kernel
@@ -15,6 +20,12 @@ def compile_for_profiling() -> AbstractContextManager[None]:
 
     The settings hold until the next profile has been made, or as a context manager until the end of its block. What was
     compiled meanwhile keeps telling its layers, in later profiles too.
+
+    Parameters
+    ----------
+    provenance : str or Path, optional
+        Only for a ``with`` block: a file to write at its end. `load` then shows the layers in a trace that
+        torch.profiler records of the code that was compiled in the block.
 
     Returns
     -------
@@ -43,5 +54,17 @@ def compile_for_profiling() -> AbstractContextManager[None]:
             RuntimeWarning,
             stacklevel=2,
         )
+    if provenance is not None:
+        return _writing(usable(provenance))
     begin_for_profiling()
     return profiling_block()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Keep the settings in force inside, and write what is known of all compiled graphs afterwards."""
+    from perfnb.step.compiler import compiled_graphs, profiling_block
+
+    with profiling_block():
+        yield
+    write_parts([written(compiled_graphs())], path)

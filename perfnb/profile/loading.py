@@ -51,6 +51,7 @@ def load(
     path: str | Path | Sequence[str | Path],
     *,
     steps: str | None = None,
+    provenance: str | Path | Sequence[str | Path] | None = None,
     executor: Executor | None = None,
     max_bytes: int | None = None,
     max_events: int | None = None,
@@ -73,6 +74,10 @@ def load(
         (``rank3``), else the position in the list. A list or folder of one trace is one rank's `Ranks`.
     steps : str, optional
         Name of the range that marks the steps of a trace, such as ``"iteration"``; a number may follow it.
+    provenance : str, Path, or list of these, optional
+        Files that describe the kernels of compiled code in a trace. A file that `compile_for_profiling` wrote names
+        their layers. Files of torch (``inductor_provenance_tracking_node_mappings.json`` and
+        ``..._kernel_stack_traces.json``) name only operations and source lines.
     executor : concurrent.futures.Executor, optional
         Reads the traces of several ranks. By default, perfnb starts processes of its own if there is much to read.
     max_bytes, max_events : int, optional
@@ -85,7 +90,8 @@ def load(
     RecordingError
         If nothing is at `path`, or what was saved there is damaged or was saved by a newer version.
     TraceError
-        If a trace or snapshot is damaged or too large, or the file is of a kind that perfnb does not read.
+        If a trace, snapshot or provenance file is damaged or too large, or of a kind that perfnb does not read, or if
+        a provenance file does not belong to the trace.
     TypeError, ValueError
         If an argument is none of the above.
     """
@@ -95,7 +101,12 @@ def load(
             f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {shown(executor)}."
         )
     _require_name(steps)
+    if isinstance(provenance, str | Path):
+        provenance = [provenance]
+    told = [] if provenance is None else _paths(provenance, "provenance")
     if not isinstance(path, str | Path):
+        if told:
+            raise TraceError("A provenance file belongs to one trace: load that one alone.")
         ranks: Ranks = resolve_name(SEVERAL)(_paths(path), limits, executor, steps)
         return ranks
     source = locate(usable(path))
@@ -103,7 +114,11 @@ def load(
         raise _unknown(source)
     if steps is not None and not kind.has_steps:
         raise TraceError(f"Steps can be named in traces only, and {source} is not one.")
-    loaded: Loaded = kind.load(source, limits, executor, *([steps] if kind.has_steps else []))
+    if told and kind is not TRACE:
+        raise TraceError(f"A provenance file belongs to one trace, and {source} is not one.")
+    loaded: Loaded = kind.load(
+        source, limits, executor, *([steps] if kind.has_steps else []), *([told] if told else [])
+    )
     return loaded
 
 
@@ -121,14 +136,14 @@ def _require_limit(name: str, value: Any) -> int | None:
     return limit
 
 
-def _paths(path: object) -> list[Path]:
+def _paths(path: object, name: str = "path") -> list[Path]:
     """The paths of a list of them."""
     if not isinstance(path, Iterable) or isinstance(path, bytes):
-        raise TypeError(f"path must be a path or a list of paths, not {shown(path)}.")
+        raise TypeError(f"{name} must be a path or a list of paths, not {shown(path)}.")
     found = []
     for one in path:
         if not isinstance(one, str | Path):
-            raise TypeError(f"path must be a list of paths; one in it is {shown(one)}.")
+            raise TypeError(f"{name} must be a list of paths; one in it is {shown(one)}.")
         found.append(usable(one))
     return found
 
@@ -168,9 +183,11 @@ def several_in(path: str | Path) -> list[Path]:
     return _folders_in(source)
 
 
-def _trace(path: Path, limits: Limits, _: Executor | None, steps: str | None = None) -> Profile | Ranks:
+def _trace(
+    path: Path, limits: Limits, _: Executor | None, steps: str | None = None, provenance: Sequence[Path] = ()
+) -> Profile | Ranks:
     with Progress() as progress:
-        recordings = read_file(path, limits, rank_of_name(path.name), progress.of_file(path.name), steps)
+        recordings = read_file(path, limits, rank_of_name(path.name), progress.of_file(path.name), steps, provenance)
     if len(recordings) == 1:
         return Profile(recordings[0])
     ranks: Ranks = resolve_name(OF_RECORDINGS)(recordings)

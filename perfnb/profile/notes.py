@@ -14,12 +14,13 @@ from perfnb.attribution.tables import inside_compiled, own_losses
 from perfnb.findings.doubts import disagree, traced_ms
 from perfnb.memory.from_trace import CPU, memory_of_trace
 from perfnb.quantities import PASS_WORDS
-from perfnb.recording.compiled_layers import UNCACHED, graph_keys
+from perfnb.recording.compiled_layers import UNCACHED, annotated_work, graph_keys, graph_launches
 from perfnb.recording.nesting import NONE, forest_of, innermost
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import LOSS_ROW, UNATTRIBUTED_ROW
+from perfnb.recording.text import is_one_of
 from perfnb.stats.step_times import StepTimes
-from perfnb.trace_names import stepped_optimizer
+from perfnb.trace_names import DEVICE_WORK, stepped_optimizer
 
 #: Slowdown of traced steps above which a note mentions it.
 _SLOWDOWN = 1.05
@@ -38,6 +39,7 @@ def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, 
         *_of_the_memory(recording),
         *_of_engines(recording),
         *_of_the_layers(recording, attribution, layers),
+        *_of_replays(recording),
     )
 
 
@@ -160,6 +162,19 @@ def _of_engines(recording: Recording) -> Iterator[str]:
         yield (
             "DeepSpeed is not supported, and its engine was profiled as an ordinary module: rely only on the timed "
             "step, the operators and the collectives."
+        )
+
+
+def _of_replays(recording: Recording) -> Iterator[str]:
+    """Whether CUDA graphs replay work without annotations."""
+    events = recording.events
+    work = events["correlation"][is_one_of(events["category"], DEVICE_WORK)]
+    if not recording.is_foreign and not set(work[work.isin(graph_launches(events))]) <= set(
+        annotated_work(events)["correlation"]
+    ):
+        yield (
+            "The GPU time of a CUDA graph counts in the layer that launches it, because the trace does not annotate "
+            "the graph's kernels. From torch 2.12 on, torch.cuda.graph(..., enable_annotations=True) does."
         )
 
 

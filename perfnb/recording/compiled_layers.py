@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import re
 from ast import literal_eval
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -31,12 +32,17 @@ from perfnb.recording.nesting import NONE, Bools, nest_cutting
 from perfnb.recording.raw_frames import frame_of_rows
 from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.text import is_one_of, of_labels
+from perfnb.trace.trace_steps import refuse_odd_layers
 from perfnb.trace_names import (
     BACKWARD_NODE,
+    CALLS,
+    DEVICE_WORK,
     GRAPH_CALL,
+    GRAPH_LAUNCH,
     LAYER_SPAN,
     OPS,
     PIECE,
+    PYTHON_CALLS,
     RANGES,
     REGION,
     REGION_LOOKUP,
@@ -52,11 +58,26 @@ UNCACHED = "None"
 _VARIABLE = re.compile(r"[LG]\['([^']*)'\]")
 #: A part of a path behind it: ``.name``, or a number or a text as Python writes it, in brackets.
 _PART = re.compile(r"""\.([^.\[\]]+)|\[([0-9]{1,18}|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
+#: What compiled code calls the module that it is of: in its own method, and in torch's wrapper of modules of torch.nn.
+_ITSELF = ("self", "fn")
 #: Parts that the names of layers lack.
 _NOT_NAMES = ("", "_modules", "_orig_mod")
 #: What Dynamo calls the rest of a function behind a graph break.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_[0-9]{1,9}")
 _ADDITION = "aten::add"
+#: Before the name of a kernel that Inductor generated for a CPU.
+_GRAPH_NUMBER = re.compile(r"^graph_[0-9]+_")
+#: A kernel in Inductor's mapping, with its place in the order of the generated code.
+_NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
+_EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
+_FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
+#: What the names of kernels start with that Inductor generated.
+_GENERATED = ("cpp_", "triton_")
+#: The name of a CUDA graph, before its number.
+CUDA_GRAPH = "CUDA graph"
+#: Path of a module, in an annotation that may be any words.
+_MODULE = re.compile(r"\w+(?:\.\w+){0,100}")
+_FAR = 2**62
 
 
 class Operation(NamedTuple):
@@ -139,7 +160,7 @@ def graph_keys(events: pd.DataFrame) -> list[str]:
 
 def _called_keys(events: pd.DataFrame) -> npt.NDArray[Any]:
     """The key of the graph that each event calls; empty for other events."""
-    return np.where(is_one_of(events["category"], OPS), of_labels(events["name"], _key, ""), "")
+    return np.where(is_one_of(events["category"], (*OPS, *RANGES)), of_labels(events["name"], _key, ""), "")
 
 
 def _key(name: str) -> str:
@@ -148,37 +169,67 @@ def _key(name: str) -> str:
 
 def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: Sequence[CompiledCode]) -> Recording:
     """Add what is known of compiled regions, and the layers inside those whose graphs tell them."""
-    if not code:
+    annotated = annotated_work(recording.events)
+    if not code and annotated.empty:
         return recording
-    if not graphs or recording.modules.empty:
+    if (not graphs and annotated.empty) or (recording.modules.empty and not recording.is_from_trace):
         return replace(recording, compiled=_record([], [], code))
     functions = {each.region: each.function for each in code}
-    regions = _Regions(recording, {graph.key: graph for graph in graphs}, functions)
+    regions = _Regions(recording, {graph.key: graph for graph in graphs}, functions, annotated)
     regions.read()
     return regions.result(code)
+
+
+def graph_launches(events: pd.DataFrame) -> list[int]:
+    """The correlations of the calls that launch CUDA graphs."""
+    numbers: list[int] = events["correlation"][_is_launch(events)].tolist()
+    return [number for number in numbers if number != NONE]
+
+
+def _is_launch(events: pd.DataFrame) -> Bools:
+    return of_labels(events["name"], lambda name: GRAPH_LAUNCH in name) & is_one_of(events["category"], CALLS)
+
+
+def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
+    """Nanoseconds of the work that CUDA graphs replayed: ``correlation`` of the launch, ``module``, ``duration_ns``.
+
+    Only of launches of which some work is annotated; the module of the rest of their work is empty.
+    """
+    wanted = is_one_of(events["category"], DEVICE_WORK)
+    if "module" not in events or not (known := wanted & events["module"].notna().to_numpy()).any():
+        return pd.DataFrame({"correlation": [], "module": [], "duration_ns": []})
+    wanted &= events["correlation"].isin(events["correlation"][known]).to_numpy()
+    rows = events.loc[wanted & (events["correlation"] != NONE), ["correlation", "module", "duration_ns"]]
+    rows = rows.assign(module=rows["module"].astype(object).fillna(""), duration_ns=rows["duration_ns"].astype(float))
+    return rows.groupby(["correlation", "module"], sort=False, as_index=False).sum()
 
 
 class _Host:
     """The operators and ranges of a recording, and how they nest."""
 
     def __init__(self, events: pd.DataFrame) -> None:
-        rows = np.flatnonzero(is_one_of(events["category"], (*OPS, *RANGES)))
-        host = events.iloc[rows[np.argsort(events["start_ns"].to_numpy()[rows], kind="stable")]]
+        launch = _is_launch(events)
+        call = is_one_of(events["category"], PYTHON_CALLS) & (events["span"] != NONE).to_numpy()  # of a module
+        rows = np.flatnonzero(is_one_of(events["category"], (*OPS, *RANGES)) | launch | call)
+        order = np.argsort(events["start_ns"].to_numpy()[rows], kind="stable")
+        host = events.iloc[rows[order]]
         self.start = host["start_ns"].to_numpy()
         places = [name for name in ("process", "thread") if name in host]
         thread = np.asarray(host.groupby(places).ngroup(), dtype=np.int64)
         forest, self.end = nest_cutting(thread, self.start, self.start + host["duration_ns"].to_numpy())
         self._parent = forest.parent
         self.name = host["name"].astype(object).to_numpy()
-        self.key = _called_keys(host)
+        self.key = _called_keys(host).astype(object)
         self.is_node = of_labels(host["name"], lambda name: name.startswith(BACKWARD_NODE))
         self.is_region = of_labels(host["name"], lambda name: name.startswith(REGION))
         self.is_step = of_labels(host["name"], lambda name: step_number(name) != NONE)
-        columns = ("span", "sequence", "forward_thread")
-        self.span, self.sequence, self.forward_thread = (host[name].to_numpy() for name in columns)
+        columns = ("span", "sequence", "forward_thread", "correlation")
+        self.span, self.sequence, self.forward_thread, self.correlation = (host[name].to_numpy() for name in columns)
+        self.is_launch = launch[rows][order]
         self.rows = host[["process", "thread"] if len(places) > 1 else ["thread"]]
-        order = np.argsort(self._parent, kind="stable")
-        self._children, self._first = order, np.searchsorted(self._parent[order], np.arange(len(order) + 1))
+        self._children = np.argsort(self._parent, kind="stable")
+        self._first = np.searchsorted(self._parent[self._children], np.arange(len(rows) + 1))
+        self._position = np.argsort(self._children)
 
     def children(self, place: int) -> list[int]:
         """The events directly inside one, in order of time."""
@@ -198,26 +249,36 @@ class _Host:
 
     def looked_up(self, region: int) -> int:
         """The lookup of compiled code before a region, or the region."""
-        beside = self.children(int(self._parent[region])) if self._parent[region] != NONE else []
-        before = beside[beside.index(region) - 1] if region in beside[1:] else NONE
+        before = self._beside(region, -1)
         return before if before != NONE and self.name[before] == REGION_LOOKUP else region
+
+    def _beside(self, place: int, distance: int) -> int:
+        """The event before or behind another one, inside the same event; `NONE` without one."""
+        parent, at = int(self._parent[place]), int(self._position[place]) + distance
+        inside = parent != NONE and self._first[parent] <= at < self._first[parent + 1]
+        return int(self._children[at]) if inside else NONE
 
     def until_next(self, call: int, region: int) -> int:
         """The end of a region, or if other code runs in it after its graph, where that starts."""
         if call == region:
             return int(self.end[region])
-        beside = self.children(region)
-        while call not in beside:
+        while self._parent[call] != region:
             call = int(self._parent[call])
-        later = beside[beside.index(call) + 1 :]
-        return int(self.start[later[0]] if later else self.end[region])
+        later = self._beside(call, 1)
+        return int(self.end[region] if later == NONE else self.start[later])
 
-    def numbers_inside(self, place: int) -> Iterator[int]:
-        """The sequence numbers that forward operators inside an event gave to their nodes."""
-        if self.sequence[place] != NONE and self.forward_thread[place] <= 0:
-            yield int(self.sequence[place])
-        for child in self.children(place) if self.key[place] == "" else ():
-            yield from self.numbers_inside(child)
+    def all_inside(self, place: int) -> Iterator[int]:
+        """An event, and all events inside it except those inside calls of graphs."""
+        waiting = [place]
+        while waiting:
+            inside = waiting.pop()
+            yield inside
+            waiting += self.children(inside) if self.key[inside] == "" else []
+
+    def numbers(self, places: Iterable[int]) -> list[int]:
+        """The sequence numbers that forward operators among some events gave to their nodes."""
+        own = [at for at in places if self.sequence[at] != NONE and self.forward_thread[at] <= 0]
+        return [int(self.sequence[at]) for at in own]
 
 
 class _Planned(NamedTuple):
@@ -242,16 +303,14 @@ class _Models(NamedTuple):
 class _Layers:
     """The layers of a recording, as the paths in compiled graphs name them."""
 
-    def __init__(self, modules: pd.DataFrame) -> None:
-        self._modules = modules
+    def __init__(self, modules: pd.DataFrame, source: str | None) -> None:
+        self._modules, self._grows, self._source, self._letters = modules, source is not None, str(source), 0
         self._classes = modules["module"].astype(object).tolist()
         self._parent = modules["parent"].tolist()
         self._names = modules["name"].tolist()
         self._by_name = {name: row for row, name in enumerate(self._names)}
         self._overhead: dict[int, int] = {}
         self._functions: dict[str, int] = {}
-        #: Name and parent of the layers that are added.
-        self._added: list[tuple[str, int]] = []
 
     def heads(self, paths: Iterable[tuple[str, str]], around: int) -> dict[str, list[int]]:
         """The layers that a graph's models may be, by the start that the paths of their modules share.
@@ -259,7 +318,7 @@ class _Layers:
         That is the variable of a model, or the path to it in a list, dict or object.
         """
         by_variable: dict[str, list[tuple[str, str]]] = {}
-        for path, kind in sorted(paths):
+        for path, kind in paths:
             by_variable.setdefault(_head(path), []).append((path, kind))
         found = {}
         for variable, inside in by_variable.items():
@@ -267,21 +326,42 @@ class _Layers:
                 found[variable] = roots
                 continue
             by_model: dict[str, list[tuple[str, str]]] = {}
-            for path, kind in inside:
+            for path, kind in sorted(inside):
                 model = next((model for model in by_model if _is_below(model, path)), path)
                 by_model.setdefault(model, []).append((path, kind))
             found |= {model: self._roots(model, parts, around) for model, parts in by_model.items()}
         return {head: roots for head, roots in found.items() if roots}
 
     def _roots(self, head: str, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
-        """The layers that a model may be: the one around its region, or else all that fit."""
-        wanted = {(_below(head, path), kind) for path, kind in paths}
+        """The layers that a model may be: the one around its region, or else all that fit.
+
+        A trace does not know its models: there the layers of those that do not fit are added.
+        """
+        wanted = {_below(head, path): kind for path, kind in paths}
         if around != NONE and self._fits(around, wanted):
             return [around]
         fitting = [row for row in range(len(self._names)) if self._fits(row, wanted)]
         if around != NONE:
-            return [row for row in fitting if self.is_inside(row, around)]
-        return [row for row in fitting if self._parent[row] == NONE] or fitting
+            fitting = [row for row in fitting if self.is_inside(row, around)]
+        else:
+            fitting = [row for row in fitting if self._parent[row] == NONE] or fitting
+        return fitting or ([self._grown(head, wanted, around)] if self._grows else [])
+
+    def _grown(self, head: str, wanted: Mapping[str, str], around: int) -> int:
+        """Add the layers of a model, with those below it; a method compiled in a layer's call is that layer's."""
+        name = _VARIABLE.sub(r"\1", head) or "model"
+        root = around
+        if around == NONE or name not in _ITSELF:
+            name = "model" if name in _ITSELF else name
+            full = name if around == NONE else f"{self._names[around]}.{name}"
+            root = self._by_name[full] if full in self._by_name else self._add(full, around, wanted.get(""))
+        for below, kind in wanted.items():
+            if self.at(root, below) == NONE:
+                outer = below.rpartition(".")[0]
+                while self.at(root, outer) == NONE:
+                    outer = outer.rpartition(".")[0]
+                self._add(f"{self._names[root]}{below}", self.at(root, outer), kind)
+        return root
 
     def named(self, head: str, rows: Iterable[int]) -> int:
         """Which of several layers has the name of the variable at which paths start; `NONE` if none has."""
@@ -289,9 +369,11 @@ class _Layers:
         names = (variable + head[len(_head(head)) :], variable + _below(_head(head), head))
         return next((row for row in rows if self._names[row] in names), NONE)
 
-    def _fits(self, root: int, wanted: set[tuple[str, str]]) -> bool:
-        known = [self.at(root, path) for path, _ in wanted]
-        alike = sum(row != NONE and self._classes[row] == kind for row, (_, kind) in zip(known, wanted, strict=True))
+    def _fits(self, root: int, wanted: Mapping[str, str]) -> bool:
+        if self._grows:
+            return all(self.at(root, path) != NONE for path in wanted)
+        known = [(self.at(root, path), kind) for path, kind in wanted.items()]
+        alike = sum(row != NONE and kind in ("", self._classes[row]) for row, kind in known)
         return bool(2 * alike > len(wanted))
 
     def at(self, root: int, below: str) -> int:
@@ -307,13 +389,13 @@ class _Layers:
     def nearest(self, row: int, known: Mapping[int, int]) -> int:
         """The nearest layer around one that is `known`; `NONE` without one."""
         while row != NONE and row not in known:
-            row = self._parent[row] if row < len(self._parent) else NONE
+            row = self._parent[row]
         return row
 
     def overhead(self, root: int) -> int:
         """The layer of the overhead of a region."""
         if root not in self._overhead:
-            self._overhead[root] = self._add(f"{self._name(root)}.{OVERHEAD}", root)
+            self._overhead[root] = self._add(f"{self._names[root]}.{OVERHEAD}", root)
         return self._overhead[root]
 
     def function(self, name: str) -> int:
@@ -322,25 +404,29 @@ class _Layers:
             self._functions[name] = self._add(f"{name}()", NONE)
         return self._functions[name]
 
-    def _add(self, name: str, parent: int) -> int:
-        self._added.append((name, parent))
-        return len(self._names) + len(self._added) - 1
-
-    def _name(self, row: int) -> str:
-        known = len(self._names)
-        return str(self._names[row] if row < known else self._added[row - known][0])
+    def _add(self, name: str, parent: int, kind: str | None = None) -> int:
+        if self._grows:
+            self._letters += len(name)
+            refuse_odd_layers([], self._letters, self._source)
+        self._names.append(name)
+        self._classes.append(kind or None)
+        self._parent.append(parent)
+        self._by_name.setdefault(name, len(self._names) - 1)
+        return len(self._names) - 1
 
     def frame(self) -> pd.DataFrame:
         """The layers, with those that were added behind the others."""
-        depth = self._modules["depth"].tolist()
-        for _, parent in self._added:
+        depth, known = self._modules["depth"].tolist(), len(self._modules)
+        for parent in self._parent[known:]:
             depth.append(0 if parent == NONE else depth[parent] + 1)
-        count = len(self._added)
+        count = len(depth) - known
+        refuse_odd_layers(depth if self._grows else [], 0, self._source)
+        parameters = [None if self._grows else 0] * count
         added = {
-            "name": [name for name, _ in self._added],
-            "module": [None] * count,
-            **{"parent": [parent for _, parent in self._added], "depth": depth[-count:], "compiled": [False] * count},
-            **{"parameters": [0] * count, "parameter_bytes": [0] * count},
+            "name": self._names[known:],
+            "module": self._classes[known:],
+            **{"parent": self._parent[known:], "depth": depth[known:], "compiled": [False] * count},
+            **{"parameters": parameters, "parameter_bytes": parameters},
         }
         frame = pd.DataFrame(added)[list(self._modules.columns)]
         whole = pd.concat([self._modules, frame.astype(self._modules.dtypes)], ignore_index=True)
@@ -365,6 +451,7 @@ def _below(head: str, path: str) -> str:
     return "".join(f".{part}" for part in parts if part not in _NOT_NAMES)
 
 
+@lru_cache(maxsize=2**14)
 def _name_of(name: str | None, key: str | None) -> str:
     """A part of a path without quotes and escapes."""
     try:
@@ -378,6 +465,7 @@ def _planned(graph: Graph, kernel: Kernel, layers: _Layers, models: _Models) -> 
     weights: dict[tuple[int, ...], float] = {}
     inside = [graph.operations[name] for name in kernel.operations if name in graph.operations]
     moved = _moved(graph, inside)
+    total_bytes = sum(moved.values())
     for operation in inside:
         chain = _chain(graph, operation, layers, models)
         if chain:
@@ -393,8 +481,8 @@ def _planned(graph: Graph, kernel: Kernel, layers: _Layers, models: _Models) -> 
         kernel.name,
         ", ".join(dict.fromkeys(operation.op for operation in inside if operation.op)),
         "\n".join(f"{file}:{line}: {code}" for file, line, code in sources),
-        sum(moved.values()),
-        sum(operation.flops for operation in inside),
+        min(total_bytes, _FAR),
+        min(sum(operation.flops for operation in inside), _FAR) if total_bytes else 0,
     )
     return _Planned(kernel, shares, facts)
 
@@ -445,27 +533,89 @@ def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return chains[0][:length] if chains else ()
 
 
-def matched(host: _Host, call: int, planned: Sequence[_Planned]) -> Iterator[tuple[int, _Planned]]:
-    """The events inside a graph's call that run its kernels, in the order of both."""
+def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple[int, int]]:
+    """The events inside a graph's call that run its kernels, each with its kernel's place, in the order of both."""
+    places: dict[str, list[int]] = {}
+    for at, kernel in enumerate(kernels):
+        names = [f"::{part}" for part in kernel.name.split(".")] if kernel.extern else [kernel.name]
+        for name in dict.fromkeys(names):
+            places.setdefault(name, []).append(at)
     reached = 0
     waiting = host.children(call)[::-1]
     while waiting:
         event = waiting.pop()
-        name = str(host.name[event])
-        following = (at for at in range(reached, len(planned)) if _is_call(name, planned[at].kernel))
-        at = next(following, None)
-        if at is None:
+        known = places.get(_called(str(host.name[event])), [])
+        following = bisect_left(known, reached)
+        if following == len(known):
             waiting += host.children(event)[::-1]
         else:
-            yield event, planned[at]
-            reached = at + 1
+            yield event, known[following]
+            reached = known[following] + 1
 
 
-def _is_call(event: str, kernel: Kernel) -> bool:
-    """Whether an event's name is that of a kernel: ``aten::mm`` of ``extern_kernels.mm``, or with a graph's number."""
-    if kernel.extern:
-        return "::" in event and event.rpartition("::")[2] in kernel.name.split(".")
-    return event == kernel.name or event.endswith(f"_{kernel.name}")
+def _called(event: str) -> str:
+    """The name of the kernel that an event calls: ``::mm`` for ``aten::mm``, else without the number of its graph."""
+    _, colons, name = event.rpartition("::")
+    return f"::{name}" if colons else _GRAPH_NUMBER.sub("", event)
+
+
+def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
+    """A graph for each key whose first call runs all its kernels, and no others that were generated."""
+    host, first = _Host(events), dict[str, int]()
+    for call in np.flatnonzero(host.key != "").tolist():
+        first.setdefault(str(host.key[call]), call)
+    generated = sum(not kernel.extern for kernel in graph.kernels)
+    found = []
+    for key, call in first.items():
+        ran = sum(1 for _ in matched(host, call, graph.kernels))
+        inside = (event for child in host.children(call) for event in host.all_inside(child))
+        made = sum(_called(str(host.name[event])).startswith(_GENERATED) for event in inside)
+        if 0 < ran == len(graph.kernels) and made <= generated:
+            found.append(replace(graph, key=key))
+    return found
+
+
+def kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
+    """The kernel calls of Inductor's mapping to operations, in the order of the generated code."""
+    calls = [(match, names) for key, names in fused.items() if (match := _NUMBERED.fullmatch(key)) is not None]
+    for call, names in sorted(calls, key=lambda pair: int(pair[0]["order"])):
+        name = call["kernel"]
+        yield Kernel(name, name.startswith(_EXTERN), tuple(names))
+
+
+def source_of(trace: Any) -> tuple[str, int, str] | tuple[()]:
+    """The innermost line of a stack in an operation's metadata."""
+    lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
+    return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["text"].strip()) if lines else ()
+
+
+def _launched(host: _Host, annotated: pd.DataFrame) -> dict[str, Graph]:
+    """The CUDA graphs whose work is annotated, one for each set of annotations; their launches call them.
+
+    The launch is a kernel that computes for each annotation as much as it took time on the device, in all launches.
+    """
+    launches = dict(zip(host.correlation[host.is_launch].tolist(), np.flatnonzero(host.is_launch), strict=True))
+    graphs: dict[frozenset[str], dict[str, int]] = {}
+    keys: dict[frozenset[str], str] = {}
+    for correlation, work in annotated.groupby("correlation", sort=False):
+        if (launch := launches.get(correlation)) is not None:
+            modules = frozenset(work["module"])
+            host.key[launch] = keys.setdefault(modules, f"{CUDA_GRAPH} {len(keys)}")
+            total = graphs.setdefault(modules, {})
+            for module, ns in zip(work["module"], work["duration_ns"].tolist(), strict=True):
+                total[module] = total.get(module, 0) + int(ns)
+    return {keys[modules]: _graph_of(keys[modules], total) for modules, total in graphs.items()}
+
+
+def _graph_of(key: str, total: Mapping[str, int]) -> Graph:
+    operations = {}
+    for name, ns in total.items():
+        parts = name.split(".") if _MODULE.fullmatch(name) else [name] if name else []
+        paths = ["L['self']"]
+        for part in parts:
+            paths.append(f"{paths[-1]}[{part!r}]")
+        operations[name] = Operation(name, "", tuple((path, "") for path in paths), (), 0, ns, ())
+    return Graph(key, (Kernel(key, False, tuple(operations)),), operations)
 
 
 class _Piece(NamedTuple):
@@ -492,9 +642,13 @@ class _Run:
 class _Regions:
     """Reads the compiled regions of a recording, and collects the pieces of their time."""
 
-    def __init__(self, recording: Recording, graphs: Mapping[str, Graph], functions: Mapping[str, str]) -> None:
-        self._recording, self._graphs, self._functions = recording, graphs, functions
-        self._host, self._layers = _Host(recording.events), _Layers(recording.modules)
+    def __init__(
+        self, recording: Recording, graphs: Mapping[str, Graph], functions: Mapping[str, str], annotated: pd.DataFrame
+    ) -> None:
+        self._recording, self._functions = recording, functions
+        self._host = _Host(recording.events)
+        self._layers = _Layers(recording.modules, recording.meta["trace"]["file"] if recording.is_from_trace else None)
+        self._graphs = {**graphs, **_launched(self._host, annotated)}
         self._first = int(recording.spans.index.max()) + 1 if len(recording.spans) else 0
         self._called: list[int] = []
         self._calls: dict[tuple[int, str], list[int]] = {}
@@ -516,21 +670,28 @@ class _Regions:
             if graph is None:
                 continue
             node, region = host.above(call, host.is_node), host.above(call, host.is_region)
+            launch = bool(host.is_launch[call])
             around = self._layer_around(call)
             run = runs.get(int(host.sequence[node])) if node != NONE else None
             run = _Run(self._models(call, graph, around)) if run is None else run
             root, plan = run.models.root, self._plan(graph, run.models)
-            if not any(kernel.shares for kernel in plan):
+            ran = [(call, 0)] if launch else matched(host, call, graph.kernels)
+            executed = [(event, plan[at]) for event, at in ran]
+            if not any(kernel.shares for _, kernel in executed):
+                for event, kernel in executed:
+                    self._note(kernel, node != NONE, event)
                 continue
-            container = node if node != NONE else region if region != NONE else call
+            container = call if launch else node if node != NONE else region if region != NONE else call
             start, end = int(host.start[container]), int(host.end[container])
             if node == NONE:
-                runs |= dict.fromkeys(host.numbers_inside(container), run)
+                places = host.all_above(call) if launch else host.all_inside(container)
+                runs |= dict.fromkeys(host.numbers(places), run)
                 start = int(host.start[host.looked_up(container)])
                 if around != root:
-                    self._add(run, [root], start, end, call)
+                    self._add(run, [root], start + launch, end, call)
                 end = host.until_next(call, container)
-            self._cut(call, start, end, plan, run, node != NONE)
+            # A launch begins in the layer that launches, where its kernels are counted.
+            self._cut(call, start + launch, end, executed, run, node != NONE)
 
     def _models(self, call: int, graph: Graph, around: int) -> _Models:
         """The layers that a graph's modules are; the root is `NONE` if none is known.
@@ -561,6 +722,8 @@ class _Regions:
 
         `NONE` if the code does not run once for each of them.
         """
+        if len(roots) == 1:
+            return roots[0]
         calls = self._calls[self._frame(call)]
         return roots[calls.index(call)] if len(calls) == len(roots) else NONE
 
@@ -588,22 +751,23 @@ class _Regions:
             self._plans[key] = [_planned(graph, kernel, self._layers, models) for kernel in graph.kernels]
         return self._plans[key]
 
-    def _cut(self, call: int, begin: int, end: int, plan: list[_Planned], run: _Run, backward: bool) -> None:
+    def _cut(
+        self, call: int, begin: int, end: int, executed: Sequence[tuple[int, _Planned]], run: _Run, backward: bool
+    ) -> None:
         """Cut a region into the time of kernels with layers, and overhead between them."""
-        host, overhead = self._host, self._layers.overhead(run.models.root)
-        executed = list(matched(host, call, plan))
+        host = self._host
         # Pieces nest in the events of the trace: they end where one starts or ends that contains a kernel.
         containing = {place for event, _ in [(call, None), *executed] for place in host.all_above(event)} | {call}
         borders = np.unique([bounds for place in containing for bounds in (host.start[place], host.end[place])])
 
         def add_overhead(start: int, until: int) -> None:
             inside = borders[(borders > start) & (borders < until)].tolist()
-            for piece in pairwise([start, *inside, until]):
-                self._add(run, [overhead], *piece, call, backward)
+            for piece in pairwise([start, *inside, until]) if until > start else ():
+                self._add(run, [self._layers.overhead(run.models.root)], *piece, call, backward)
 
         for event, kernel in executed:
-            start, until = int(host.start[event]), int(host.end[event])
-            self._note(kernel, backward, start, until - start)
+            start, until = max(int(host.start[event]), begin), int(host.end[event])
+            self._note(kernel, backward, event)
             add_overhead(begin, start)
             if backward and not kernel.shares:
                 self._add(run, [run.models.root], start, until, call, backward)
@@ -618,8 +782,9 @@ class _Regions:
             begin = until
         add_overhead(begin, end)
 
-    def _note(self, kernel: _Planned, backward: bool, start: int, duration: int) -> None:
+    def _note(self, kernel: _Planned, backward: bool, event: int) -> None:
         """Note an execution of a kernel."""
+        start, duration = int(self._host.start[event]), int(self._host.end[event] - self._host.start[event])
         number = self._numbered.setdefault(id(kernel), len(self._kernels))
         if number == len(self._kernels):
             self._kernels.append(kernel)

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
 
-from perfnb.recording.compiled_layers import CompiledCode, region_ids, with_compiled_regions
 from perfnb.recording.nesting import NONE, nest_cutting
 from perfnb.recording.raw_frames import NUMBERS, TEXTS, frame_of_rows, raw_frame
 from perfnb.recording.recording import Recording
@@ -67,7 +66,7 @@ def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.Dat
     if (numbers != MISSING).any():
         span = np.where(is_in(trace, tuple(spans)), numbers[trace.name], MISSING)[rows]
     texts = {"shapes": trace.shape_texts, "collective": trace.collective_names, "group": trace.group_names}
-    texts["dtype"] = trace.dtype_names
+    texts |= {"dtype": trace.dtype_names, "module": trace.module_names}
     return pd.DataFrame(
         {
             "name": categorical(names, trace.name[rows]),
@@ -143,11 +142,11 @@ def recording_of_trace(
     layers, empty = layers_read(trace.perfnb), (frame_of_rows("modules", []), frame_of_rows("spans", []))
     frames = []
     for rows in (np.flatnonzero(part), np.flatnonzero(~part)):
-        frame = event_frame(trace, rows, (SPAN_CATEGORY,) if layers else ())
+        frame = event_frame(trace, rows, (SPAN_CATEGORY, *PYTHON_CALLS) if layers else ())
         frame["marks_step"] = _of_rows(marks, rows)
         frames.append(frame)
     events, outside = frames
-    recording = Recording(
+    return Recording(
         events,
         _steps_frame(trace, steps),
         *(layers or empty),
@@ -155,7 +154,6 @@ def recording_of_trace(
         outside=outside if len(outside) else None,
         trace_memory=raw_frame("trace_memory", vars(trace.memory)) if len(trace.memory) else None,
     )
-    return with_compiled_regions(recording, [], [CompiledCode(region) for region in region_ids(events)])
 
 
 def _with_whole_step(trace: TraceColumns, steps: TraceSteps) -> TraceColumns:

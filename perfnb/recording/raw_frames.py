@@ -30,7 +30,9 @@ _NUMBERS: Columns = {
     "elements": _OLD_FROM_NONE,
 }
 #: What it has in text, missing for events without one.
-_TEXTS: Columns = dict.fromkeys(("shapes", "collective", "group", "dtype"), replace(_MAYBE_LABEL, needed=False))
+_TEXTS: Columns = dict.fromkeys(
+    ("shapes", "collective", "group", "dtype", "module"), replace(_MAYBE_LABEL, needed=False)
+)
 NUMBERS, TEXTS = tuple(_NUMBERS), tuple(_TEXTS)
 
 EVENTS: Columns = {

@@ -17,7 +17,9 @@ from typing import Any
 
 from perfnb.errors import TraceError
 from perfnb.recording import saved_profile
+from perfnb.recording.compiled_layers import CompiledCode, region_ids, with_compiled_regions
 from perfnb.recording.from_trace import recording_of_trace, with_module_layers
+from perfnb.recording.provenance import graphs_of_files
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import SavedProfile
 from perfnb.trace.columns import TraceColumns
@@ -38,6 +40,7 @@ def read_file(
     rank: int | None = None,
     progress: OnProgress | None = None,
     steps: str | None = None,
+    provenance: Sequence[Path] = (),
 ) -> list[Recording]:
     """Read a trace file as recordings: one, or one for each rank that it holds.
 
@@ -51,11 +54,13 @@ def read_file(
         As `perfnb.trace.trace_file.Reader.read` takes it.
     steps : str, optional
         Name of the range that marks the steps.
+    provenance : sequence of Path
+        Files that tell which kernel of compiled code computes what.
 
     Raises
     ------
     TraceError
-        If it cannot be read.
+        If one of the files cannot be read, or what it tells is not about the trace.
     """
     source = Path(path)
     reader = reader_of(source)
@@ -71,7 +76,9 @@ def read_file(
         refuse_odd_trace(trace, str(source))
         recording = recording_of_trace(trace, source.name, rank, caveats)
         refuse_odd_layers(recording.modules["depth"].tolist(), 0, str(source))
-        recordings.append(with_module_layers(recording))
+        recording = with_module_layers(recording)
+        code = [CompiledCode(region) for region in region_ids(recording.events)]
+        recordings.append(with_compiled_regions(recording, graphs_of_files(provenance, recording, str(source)), code))
     return recordings
 
 

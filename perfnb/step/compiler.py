@@ -14,7 +14,6 @@ import gc
 import importlib
 import inspect
 import math
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from perfnb.recording.compiled_layers import CompiledCode, Graph, Kernel, Operation
+from perfnb.recording.compiled_layers import CompiledCode, Graph, Kernel, Operation, kernels_in_order, source_of
 from perfnb.step.installed import Installed
 from perfnb.step.refusals import is_compiled, wrapped_by_compiler
 
@@ -54,10 +53,6 @@ AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
 _ATTRIBUTE = "_perfnb_operations_4"
-#: A kernel in Inductor's mapping, with its place in the order of the generated code.
-_NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
-_EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
-_FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
 
 
 def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[str]:
@@ -203,7 +198,7 @@ def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
         with suppress(Exception):  # without a description the graph is one row; the user's compilation must not fail
             module = next(value for value in (*args, *kwargs.values()) if isinstance(value, fx.GraphModule))
             own = {kernel: names for kernel, names in _fused().items() if before.get(kernel) != names}
-            kernels = [tuple(kernel) for kernel in _kernels(own)]
+            kernels = [tuple(kernel) for kernel in kernels_in_order(own)]
             setattr(self, _ATTRIBUTE, (kernels, [tuple(each) for each in _operations(module)]))
 
     return described
@@ -265,14 +260,17 @@ def profiling_block() -> Iterator[None]:
         end_for_profiling()
 
 
-def compiled_graphs(keys: Iterable[str]) -> list[Graph]:
-    """The compiled graphs with these keys that tell their kernels' layers."""
-    wanted, found = set(keys), dict[str, Graph]()
-    if not wanted or missing_names():
+def compiled_graphs(keys: Iterable[str] | None = None) -> list[Graph]:
+    """The compiled graphs with these keys that tell their kernels' layers; by default all of them."""
+    wanted, found = None if keys is None else set(keys), dict[str, Graph]()
+    if (wanted is not None and not wanted) or missing_names():
         return []
     kind = getattr(importlib.import_module(_OUTPUT), _GRAPH)
     for compiled in gc.get_objects():  # torch has no list of them
-        if type(compiled) is kind and (key := compiled._fx_graph_cache_key) in wanted and key not in found:
+        if type(compiled) is not kind:
+            continue
+        key = compiled._fx_graph_cache_key
+        if isinstance(key, str) and (wanted is None or key in wanted) and key not in found:
             kernels, operations = getattr(compiled, _ATTRIBUTE, ((), ()))
             if kernels:
                 known = [Operation(*each) for each in operations]
@@ -315,14 +313,6 @@ def _first_line(text: Any) -> str:
     return " ".join(str(text).splitlines()[0].split()) if text else ""
 
 
-def _kernels(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
-    """The kernel calls of Inductor's mapping, in the order of the generated code."""
-    calls = [(match, names) for key, names in fused.items() if (match := _NUMBERED.fullmatch(key)) is not None]
-    for call, names in sorted(calls, key=lambda pair: int(pair[0]["order"])):
-        name = call["kernel"]
-        yield Kernel(name, name.startswith(_EXTERN), tuple(names))
-
-
 def _operations(module: fx.GraphModule) -> Iterator[Operation]:
     shared = _in_subgraphs(module)
     for node in module.graph.nodes:
@@ -339,7 +329,7 @@ def _operations(module: fx.GraphModule) -> Iterator[Operation]:
             tuple(each.name for each in node.all_input_nodes),
             sum(_elements(tensor) * tensor.element_size() for tensor in _tensors(value)),
             _flops(node, value),
-            _source(node.meta.get("stack_trace")),
+            source_of(node.meta.get("stack_trace")),
         )
 
 
@@ -406,9 +396,3 @@ def _number(size: Any) -> int:
     if isinstance(size, int):
         return size
     return 1 if size.node.hint is None else int(size.node.hint)
-
-
-def _source(trace: Any) -> tuple[str, int, str] | tuple[()]:
-    """The innermost line of a stack in an operation's metadata."""
-    lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
-    return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["text"].strip()) if lines else ()

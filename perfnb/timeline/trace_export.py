@@ -58,7 +58,7 @@ def _facts(recording: Recording) -> dict[str, Any]:
     if meta.get("trace", {}).get("rank_known"):
         job = {"rank": recording.rank, "world_size": meta["trace"].get("world_size")}
         facts["distributedInfo"] = {name: value for name, value in job.items() if value is not None}
-    if len(recording.modules) and _own_spans(recording.events).any():
+    if len(recording.modules) and _own_spans(recording, recording.events).any():
         facts[KEY] = layers_written(recording)
     return facts
 
@@ -95,10 +95,13 @@ def _places(events: pd.DataFrame, rows: pd.DataFrame) -> Flow:
     return Flow(process, thread, start)
 
 
-def _own_spans(events: pd.DataFrame) -> Any:
-    """Which events are perfnb's layer spans, whose names in a trace contain their numbers."""
+def _own_spans(recording: Recording, events: pd.DataFrame) -> Any:
+    """Which events are perfnb's layer spans, whose names in a trace contain their numbers.
+
+    Calls of modules that torch recorded count too if perfnb added layers inside them.
+    """
     ours = (events["category"] == SPAN_CATEGORY) & (events["name"] == LAYER_SPAN)
-    return ours.to_numpy(dtype=bool) & (column(events, "span") != NONE)
+    return (ours.to_numpy(dtype=bool) | recording.derived_spans.any()) & (column(events, "span") != NONE)
 
 
 def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> Iterator[str]:
@@ -111,7 +114,7 @@ def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> I
             args[key] = (Json if name == "shapes" else TextColumn)(list(map(str, texts)), value[order])
     found = _found_out(timeline, len(events), order)
     args |= found
-    names, (codes, labels) = _names_of(events), text(events, "category")
+    names, (codes, labels) = _names_of(recording, events), text(events, "category")
     shown = _readable(names, recording, events, found["layer"], order)
     own = np.where(shown.codes < len(names.texts), NONE, names.codes)
     args[OWN_NAME] = TextColumn(names.texts, own[order])
@@ -126,10 +129,10 @@ def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> I
     )
 
 
-def _names_of(events: pd.DataFrame) -> TextColumn:
+def _names_of(recording: Recording, events: pd.DataFrame) -> TextColumn:
     """Names as they were in the trace."""
     codes, labels = text(events, "name")
-    spans = np.flatnonzero(_own_spans(events))
+    spans = np.flatnonzero(_own_spans(recording, events))
     numbers = column(events, "span")[spans]
     codes = codes.copy()
     codes[spans] = len(labels) + np.arange(len(spans))
@@ -151,7 +154,7 @@ def _readable(
     owner[order] = layer.codes
     loss = recording.spans["loss"].reindex(column(events, "span"), fill_value=False).to_numpy(dtype=bool)
     owner = np.where((owner == NONE) & loss, len(layer.texts), owner)
-    spans = _own_spans(events) & (owner != NONE)
+    spans = _own_spans(recording, events) & (owner != NONE)
     codes[spans] = len(texts) + owner[spans]
     return TextColumn([*texts, *layer.texts, LOSS_ROW], codes)
 

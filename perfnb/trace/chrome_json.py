@@ -70,6 +70,10 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     out_elements: Loose = msgspec.field(default=MISSING, name="Out msg nelems")
     dtype: Raw = NO_TEXT
     types: Raw = msgspec.field(default=NO_TEXT, name="Input type")
+    graph_node: Loose = msgspec.field(default=MISSING, name="graph node id")
+    module_fqn: Raw = NO_TEXT
+    annotation: Raw = NO_TEXT
+    mark: Raw = msgspec.field(default=NO_TEXT, name="str")
     name: Raw = NO_TEXT
     labels: Raw = NO_TEXT
     own_name: Raw = msgspec.field(default=NO_TEXT, name=OWN_NAME)

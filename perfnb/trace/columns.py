@@ -80,6 +80,8 @@ class TraceColumns:
         Moved by a copy or fill on a device.
     elements, dtype : ndarray of int64
         Of a collective's message: elements of its largest argument, and a code into `dtype_names`.
+    module : ndarray of int64
+        What work in a CUDA graph was annotated with: a code into `module_names`.
     memory : MemoryColumns
         What was allocated and freed, if the profiler recorded it.
     shape_texts : list of str
@@ -88,6 +90,8 @@ class TraceColumns:
         Such as ``allreduce``; name and ranks of a process group, such as ``0 [0, 1]``.
     dtype_names : list of str
         torch's names, such as ``float32``.
+    module_names : list of str
+        Paths of modules, such as ``layers.0.attention``, or other words.
     base_ns : int
         Add this to `start_ns` for nanoseconds since 1970.
     unit_ns : int
@@ -134,11 +138,13 @@ class TraceColumns:
     bytes: Ints
     elements: Ints
     dtype: Ints
+    module: Ints
     memory: MemoryColumns = field(default_factory=no_memory)
     shape_texts: list[str] = field(default_factory=list)
     collective_names: list[str] = field(default_factory=list)
     group_names: list[str] = field(default_factory=list)
     dtype_names: list[str] = field(default_factory=list)
+    module_names: list[str] = field(default_factory=list)
     base_ns: int = 0
     unit_ns: int = 1
     negative_durations: int = 0

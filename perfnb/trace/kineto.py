@@ -91,6 +91,7 @@ _OF_MEMORY = {
     **{name: name for name in ("address", "bytes", "device_type", "allocated", "reserved")},
     "device": "device_id",
 }
+_OF_GRAPHS = ("module_fqn", "annotation", "mark")
 _OF_MESSAGE = ("in_elements", "out_elements", "dtype", "shapes", "types")
 #: A column being built: values and number of events, without values if none of the events has one.
 _Parts = list[tuple[Ints | None, int]]
@@ -176,6 +177,7 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
         collective_names=list(columns.collectives.codes),
         group_names=list(columns.groups),
         dtype_names=list(columns.dtypes),
+        module_names=list(columns.modules),
         base_ns=base_ns,
         unit_ns=resolution(timed["start_ns"], timed["duration_ns"]),
         negative_durations=columns.negative_durations,
@@ -251,7 +253,7 @@ class EventColumns:
 
     Attributes
     ----------
-    names, categories, groups, dtypes : Codes
+    names, categories, groups, dtypes, modules : Codes
     shapes, collectives : JsonTexts
     process_names, process_labels, thread_names : dict
         As `TraceColumns` has them.
@@ -261,6 +263,7 @@ class EventColumns:
     def __init__(self, source: str) -> None:
         self.names, self.categories = Codes(), Codes()
         self.shapes, self.collectives, self.groups, self.dtypes = JsonTexts(), JsonTexts(), Codes(), Codes()
+        self.modules = Codes()
         self.process_names: dict[int, str] = {}
         self.process_labels: dict[int, str] = {}
         self.thread_names: dict[tuple[int, int], str] = {}
@@ -330,6 +333,7 @@ class EventColumns:
             "collective": _texts(self.collectives, args["collective"]),
             "group": self._groups_of(args["group"], args["ranks"]),
             **self._messages_of(coded, args),
+            "module": self._modules_of(args),
         }
         for column, values in columns.items():
             self._timed[column].append((values, len(start)))
@@ -383,6 +387,16 @@ class EventColumns:
             dtype[row] = self.dtypes[kind] if kind else MISSING
         return {"elements": elements, "dtype": dtype}
 
+    def _modules_of(self, args: Mapping[str, Sequence[Any]]) -> Ints | None:
+        """Annotations of work in CUDA graphs."""
+        if _all_are(MISSING, args["graph_node"]):
+            return None
+        codes = np.full(len(args["graph_node"]), MISSING, dtype=np.int64)
+        for row, node in enumerate(args["graph_node"]):
+            if node not in (MISSING, 0) and (text := annotated(*(args[key][row] for key in _OF_GRAPHS))):
+                codes[row] = self.modules[text]
+        return codes
+
     def timed(self) -> dict[str, Ints]:
         """Return the columns of the complete events."""
         columns = {name: _joined(parts) for name, parts in self._timed.items()}
@@ -429,6 +443,32 @@ def text_of(json: bytes) -> str:
             return f"{text[:MAX_DEPTH]}…"  # no reader of it may run into its own limit
         return _BLANKS.sub("", text).replace(",", ", ")  # uncut: shapes of thousands of tensors are as long
     return "" if text == "null" else cut(text)
+
+
+def annotated(module: Raw, annotation: Raw, mark: Raw) -> str:
+    """The module, or the other words, that an event in a CUDA graph is annotated with; empty if there are none.
+
+    torch 2.13 writes the keys of an annotation as arguments of the event, and a list of annotations as the JSON of it
+    (`_annotation_to_args` in torch/profiler/_cupti_monitor_trace.py); its torch/cuda/_annotate_cuda_graph_trace.py
+    writes the keys of each annotation in turn. ``mark_kernels("words")`` annotates with ``{"str": "words"}``.
+    """
+    if module is not NO_TEXT or annotation is NO_TEXT:
+        return text_of(bytes(mark if module is NO_TEXT else module))
+    try:
+        scopes = _SCOPES.decode(msgspec.json.decode(bytes(annotation), type=str))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return text_of(bytes(annotation))
+    return cut(next((scope.module_fqn or scope.mark for scope in reversed(scopes)), ""))  # the last wins, as in torch
+
+
+class _Scope(msgspec.Struct):
+    """An annotation."""
+
+    module_fqn: str = ""
+    mark: str = msgspec.field(default="", name="str")
+
+
+_SCOPES = msgspec.json.Decoder(list[_Scope])
 
 
 def _timed(events: Iterable[Event[Time]]) -> list[Event[Time]]:

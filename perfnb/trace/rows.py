@@ -14,7 +14,10 @@ from perfnb.trace.trace_file import Kept, Limits
 
 #: No time in a trace is further from 0 than this, 146 years in nanoseconds: sums of two still fit in int64.
 FAR_NS = 2**62
-_TEXTS = {"shapes": "shape_texts", "collective": "collective_names", "group": "group_names", "dtype": "dtype_names"}
+_TEXTS = {
+    **{"shapes": "shape_texts", "collective": "collective_names", "group": "group_names"},
+    **{"dtype": "dtype_names", "module": "module_names"},
+}
 _ALWAYS = ("name", "category", "start_ns", "duration_ns", "process", "thread")
 
 

@@ -453,3 +453,21 @@ def test_no_view_takes_the_pieces_for_ops(tmp_path: Path) -> None:
     assert not events["name"].astype(str).str.startswith("pf").any()
     pieces = events[(events["category"] == "layer") & (events["phase"] == "backward")]
     assert set(pieces["name"]) == {"net.block", "net.block.inner", f"net.{OVERHEAD}"}
+
+
+def test_the_gpu_time_of_a_shared_kernel_is_divided_among_its_layers() -> None:
+    hand = one_region()
+    backward(hand, 200)
+    hand.kernel("triton_poi_fused_mul_0", 23, 120, 160)  # launched in the block's part of the kernel's 20 µs
+    hand.kernel("gemm", 50, 160, 170)
+    hand.kernel("triton_poi_fused_add_1", 245, 260, 268)
+    hand.kernel("of the overhead", 16, 290, 295)
+
+    recording = told(hand.recording(), [SHARED, BACK])
+
+    of_gpu = {"net": 0, "net.block": 20 + 8, "net.block.inner": 20 + 10, f"net.{OVERHEAD}": 5}
+    assert us(recording, "self_gpu_ms") == of_gpu
+    counts = Profile(recording).layers["kernels"]
+    assert counts["net"] == 4
+    assert counts[f"net.{OVERHEAD}"] == 1
+    assert us(recording, "gpu_ms")["net"] == 63

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -359,6 +361,57 @@ def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: p
         perfnb.compile_for_profiling()
     assert not config.cpp.enable_kernel_profile
     compiler.end_for_profiling()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler.missing_names() != [], reason="this torch does not tell the layers")
+def test_the_kernels_of_a_trace_of_torchs_profiler_have_the_layers_of_a_live_profile(tmp_path: Path) -> None:
+    from torch._inductor import config
+    from torch._inductor.output_code import CompiledFxGraph
+
+    provenance, trace = tmp_path / "provenance.json", tmp_path / "trace.json"
+    model, x = network(), torch.randn(8, 16)
+    compiled = torch.compile(model)
+
+    def step() -> None:
+        compiled(x).square().mean().backward()
+
+    with config.patch(compile_threads=1), perfnb.compile_for_profiling(provenance):
+        step()
+    live = profile_of(step)
+    with torch.profiler.profile(with_stack=True) as profiler:
+        step()
+        step()
+    profiler.export_chrome_trace(str(trace))
+
+    loaded = perfnb.load(trace, provenance=provenance)
+
+    assert isinstance(loaded, perfnb.Profile)
+
+    def kernels_of(p: perfnb.Profile, model: str) -> list[tuple[str, ...]]:
+        layers = p.compiled["layers"].fillna("").str.replace(model, "", regex=False)
+        return sorted(zip(p.compiled["kernel"], p.compiled["direction"], layers, p.compiled["ops"], strict=True))
+
+    known = kernels_of(loaded, "OptimizedModule_0")
+    assert known == kernels_of(live, "compiled")
+    assert len(known) > 3
+    below = loaded.layers.filter(regex=r"^OptimizedModule_0\..*[a-z0-9]$", axis="index")
+    assert below["forward_ms"].gt(0).all()
+    # The artifacts that torch writes of the same graphs name lines, in the forward pass also operations, and no layers.
+    artifacts = []
+    for graph in gc.get_objects():
+        if type(graph) is CompiledFxGraph and str(graph._fx_graph_cache_key) in trace.read_text():
+            kinds = (graph.inductor_provenance_mapping_str, graph.inductor_provenance_stack_traces_str)
+            for text in filter(None, kinds):
+                if text != '{"version": 2.0}':
+                    artifacts.append(tmp_path / f"{len(artifacts)}.json")
+                    artifacts[-1].write_text(text)
+    of_torch = perfnb.load(trace, provenance=artifacts)
+    assert isinstance(of_torch, perfnb.Profile)
+    assert sorted(of_torch.compiled["kernel"]) == sorted(live.compiled["kernel"])
+    assert of_torch.compiled["source"].str.contains("test_compiled.py:").any()
+    assert of_torch.compiled.loc[of_torch.compiled["direction"] == "forward", "ops"].ne("").all()
+    assert of_torch.compiled["layers"].isna().all()
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="nothing is promised for older versions")
