@@ -23,6 +23,7 @@ NOT_RUN = {
     "needs a GPU": 1,
     "needs a cluster": 2,
     "needs a launcher": 1,
+    "needs a running loop": 1,
     "needs a recording of Nsight Systems": 1,
     "needs a snapshot of CUDA's allocator": 1,
     "needs a trace with ranges of your own": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,9 +34,12 @@ _WHY_HIDDEN = f"this torch has no {_LACKED[0]}" if _LACKED else "of its backends
 
 @pytest.fixture(autouse=True)
 def _compile_anew() -> Iterator[None]:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, 2000))  # as Inductor does where its cache does not know a graph
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+    sys.setrecursionlimit(limit)
 
 
 def profile_of(step: Callable[[], object]) -> perfnb.Profile:
@@ -456,11 +460,13 @@ def test_models_compiled_as_a_whole_are_compiled_once_more_for_the_traced_steps_
     def step() -> None:
         in_place(whole(x)).sum().backward()
 
-    step()
+    with torch._inductor.config.patch(compile_threads=1):
+        step()
     own = vars(whole)["forward"], vars(in_place)["_compiled_call_impl"]
     versions = versions_of(Broken.forward, -1)
 
-    p = perfnb.profile_step(step, warmup=2, steps=1, traced=2, recompile=True)
+    with torch._inductor.config.patch(compile_threads=1):  # no threads that outlive the test
+        p = perfnb.profile_step(step, warmup=2, steps=1, traced=2, recompile=True)
 
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     step()
