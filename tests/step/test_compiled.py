@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import sys
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
