@@ -1,0 +1,162 @@
+"""Levers tried inside a trainer's run: the right one is kept, and its setting saves what the trial promised."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from perfnb.integrations.lightning import ProfileCallback as ForLightning
+from perfnb.integrations.transformers import ProfileCallback as ForTransformers
+from tests.accuracy.judging import Figures
+from tests.integrations.trainings import fitted, made_trainer
+
+ROWS, LENGTH, STEPS, BUDGET_S = 8, 64, 60, 40.0
+#: Runs with and without the change, one after the other.
+ALTERNATIONS = 4
+
+
+class Tokens(Dataset[dict[str, Tensor]]):
+    """Random tokens, each sample of which takes some time to make."""
+
+    def __init__(self, wait_s: float = 0.0, length: int = LENGTH) -> None:
+        self._wait_s, self._tokens = wait_s, torch.randint(0, 50, (STEPS * ROWS, length))
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        time.sleep(self._wait_s)
+        return {"input_ids": self._tokens[place], "labels": self._tokens[place]}
+
+
+def gpt(layers: int = 2, length: int = LENGTH, **options: Any) -> Callable[[], nn.Module]:
+    sizes = {"vocab_size": 50, "n_positions": length, "n_embd": 64, "n_layer": layers, "n_head": 4}
+    return lambda: GPT2LMHeadModel(
+        GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM", **options)
+    )
+
+
+class Planted(NamedTuple):
+    """A slow training, the lever that answers it, and the training with the setting that the trial prints."""
+
+    lever: str
+    slow: Callable[..., Any]
+    cured: Callable[[str], dict[str, Any]]
+    threads: int = 2
+
+
+def in_trainer(**planted: Any) -> Callable[..., Any]:
+    def train(folder: Path, *callbacks: Any, **more: Any) -> None:
+        options = {"model": gpt(), "batches": Tokens(), "logging_strategy": "no", "optim": "adamw_torch"}
+        made_trainer(folder, *callbacks, steps=STEPS, **{**options, **planted, **more}).train()
+
+    return train
+
+
+class Deep(lightning.LightningModule):
+    """Many small layers, whose optimizer loops over their parameters."""
+
+    fused = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(60)))
+
+    def training_step(self, batch: Any, _: int) -> Tensor:
+        result: Tensor = self.net(batch["input_ids"].float()[:, :16]).square().mean()
+        return result
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        how = {"fused": True} if self.fused else {"foreach": False}
+        return torch.optim.Adam(self.parameters(), 1e-3, **how)  # type: ignore[arg-type]
+
+
+class Fused(Deep):
+    fused = True
+
+
+def in_lightning(**planted: Any) -> Callable[..., Any]:
+    def train(folder: Path, *callbacks: Any, workers: int = 0, wait_s: float = 0.0, **more: Any) -> None:
+        given = {**planted, **more}
+        tokens = Tokens(given.pop("wait_s", wait_s))
+        loader = DataLoader(tokens, batch_size=ROWS, num_workers=given.pop("workers", workers))
+        fitted(folder, *callbacks, steps=STEPS, loader=loader, **{"module": Deep, **given})
+
+    return train
+
+
+def _number(code: str) -> int:
+    return int("".join(filter(str.isdigit, code)))
+
+
+PLANTED = {
+    "Trainer, slow samples": Planted(
+        "loader_workers",
+        in_trainer(batches=Tokens(0.003)),
+        lambda code: {"dataloader_num_workers": _number(code)},
+    ),
+    "Trainer, loop optimizer": Planted(
+        "fused_optimizer", in_trainer(model=gpt(12), batches=Tokens(length=8)), lambda _: {"optim": "adamw_torch_fused"}
+    ),
+    "Trainer, 16 threads": Planted("threads", in_trainer(), lambda code: {"threads": _number(code)}, 16),
+    "Trainer, eager attention": Planted(
+        "attention",
+        in_trainer(model=gpt(length=256, attn_implementation="eager"), batches=Tokens(length=256)),
+        lambda _: {"model": gpt(length=256, attn_implementation="sdpa")},
+    ),
+    "Lightning, slow samples": Planted(
+        "loader_workers",
+        in_lightning(wait_s=0.003),
+        lambda code: {"workers": _number(code.partition("#")[0])},
+    ),
+    "Lightning, loop optimizer": Planted("fused_optimizer", in_lightning(), lambda _: {"module": Fused}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_right_setting_is_printed_and_saves_what_was_promised(name: str, figure: Figures, tmp_path: Path) -> None:
+    planted = PLANTED[name]
+    torch.set_num_threads(planted.threads)
+    callback = ForTransformers if name.startswith("Trainer") else ForLightning
+    trial = callback(at=5, steps=6, try_levers=[planted.lever], levers_budget_s=BUDGET_S)
+    planted.slow(tmp_path, trial)
+    assert trial.levers is not None
+
+    kept = planted.lever in trial.levers.best
+    figure(f"trainers: {name}: {planted.lever} kept (1 = yes)", kept, at_least=1)
+    row = trial.levers.table.loc[planted.lever]
+    changed = planted.cured(row["code"])
+    threads = changed.pop("threads", planted.threads)
+
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(ALTERNATIONS):
+        for cured, seconds in times.items():
+            torch.set_num_threads(threads if cured else planted.threads)
+            watched = callback(at=10**6, memory=False, flops=False)
+            with pytest.warns(RuntimeWarning, match="no profile was made"):
+                planted.slow(tmp_path, watched, **(changed if cured else {}))
+            assert watched.run is not None
+            seconds.append(float(watched.run.mean_ms + watched.run.between_ms))
+    by_hand = statistics.median(times[True]) / statistics.median(times[False])
+    confirmed = trial.levers.figures.confirmed
+    low, high = (row["ratio_low"], row["ratio_high"]) if confirmed is None else confirmed.ratio_ci or (0.0, 0.0)
+    figure(f"trainers: {name}: time of a step by hand / without", by_hand, at_most=1.0)
+    figure(f"trainers: {name}: by hand / upper end of the promised interval", by_hand / float(high), at_most=1.0)
+    figure(f"trainers: {name}: by hand / lower end of the promised interval", by_hand / float(low), at_least=1.0)
