@@ -19,6 +19,7 @@ PASS_WORDS = {
     "warmup": "warm-up",
     "timed": "timed",
     "trial": "trial",
+    "recompiled": "recompiling",
     "lead_in": "lead-in",
     "traced": "traced",
     "sampled": "sampled",

@@ -37,6 +37,7 @@ class ProfileStepMagics(Magics):
     @argument("--no-flops", action="store_true", help="Skip the step that counts every operator's FLOPs.")
     @argument("--stacks", action="store_true", help="Record what Python does: a flame graph, and time by line of code.")
     @argument("--no-stacks", action="store_true", help="Never sample what Python does, however long it takes.")
+    @argument("--recompile", action="store_true", help="Trace compiled models with code that shows their layers.")
     @argument("--watch", action="store_true", help="Record hardware telemetry during the run: GPUs, CPU, memory, disk.")
     @argument("--ranks", metavar="N", type=int, help="Run the cell in N new processes, the ranks of a job.")
     @argument("--ddp", action="store_true", help="With --ranks: wrap the cell's models in DistributedDataParallel.")
@@ -78,6 +79,7 @@ class ProfileStepMagics(Magics):
                 budget_s=options.budget,
                 memory=not options.no_memory,
                 flops=not options.no_flops,
+                recompile=options.recompile,
             )
         except ValueError as error:
             raise UsageError("--" + str(error).replace("budget_s", "budget")) from None

@@ -13,6 +13,7 @@ from perfnb.attribution.blocks import Kind, marks_step
 from perfnb.attribution.tables import inside_compiled, own_losses
 from perfnb.findings.doubts import disagree, traced_ms
 from perfnb.memory.from_trace import CPU, memory_of_trace
+from perfnb.quantities import PASS_WORDS
 from perfnb.recording.compiled_layers import UNCACHED, graph_keys
 from perfnb.recording.nesting import NONE, forest_of, innermost
 from perfnb.recording.recording import Recording
@@ -52,7 +53,7 @@ def notes_of_failure(recording: Recording) -> Iterator[str]:
 def failed_pass(recording: Recording) -> str:
     """The pass in which a step failed, in words."""
     name = str(recording.meta["failed_in"])
-    return {"warmup": "warm-up", "lead_in": "lead-in"}.get(name, name)
+    return PASS_WORDS.get(name, name)
 
 
 def _of_the_passes(recording: Recording, timing: StepTimes) -> Iterator[str]:
@@ -166,6 +167,8 @@ def _of_hidden(names: str, recording: Recording) -> str:
     if recording.compiled is None:
         return f"Compiled by torch.compile or TorchScript, which hide the layers inside: {names}."
     hidden = f"torch.compile hides the layers inside {names}"
+    if lacks := recording.meta.get("compiler_lacks"):
+        return f"{hidden}: this torch has no {lacks}, which tells them."
     keys = graph_keys(recording.events)
     if not keys:
         return f"{hidden}: of its backends, only Inductor, the default, can tell them."
@@ -173,13 +176,21 @@ def _of_hidden(names: str, recording: Recording) -> str:
         return f"{hidden}: they are known only for graphs that Inductor can cache, and its cache was off or bypassed."
     if recording.is_from_trace or len(recording.compiled.kernels):
         return f"{hidden}: their graphs do not tell which kernel computes what."
+    if "recompiled" in recording.meta:
+        return f"{hidden}: only models that Inductor compiled as a whole can be compiled once more."
     return (
-        f"{hidden}. To see them, call perfnb.compile_for_profiling() before the compiled code runs for the first time."
+        f"{hidden}. To see them, call perfnb.compile_for_profiling() before the compiled code runs for the first time, "
+        "or, for models compiled as a whole, profile with recompile=True."
     )
 
 
 def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.DataFrame) -> Iterator[str]:
     modules = recording.modules
+    if again := recording.meta.get("recompiled"):
+        yield (
+            f"Compiled once more for the traced steps, with settings that show the layers: {_first_of(again)}. The "
+            "timed steps ran your own compiled code."
+        )
     known = layers["total_ms"].notna().to_numpy()[: len(modules)] & inside_compiled(modules)
     compiled, parents = modules["compiled"].to_numpy(), modules["parent"].to_numpy()
     around = innermost(forest_of(parents), compiled)

@@ -42,6 +42,7 @@ def profile_step(
     flops: bool = True,
     stacks: Stacks = "auto",
     watch: bool = False,
+    recompile: bool = False,
     name: str | None = None,
 ) -> Profile:
     """Run a step repeatedly and find out where its time goes.
@@ -76,6 +77,10 @@ def profile_step(
         so that the findings can name its lines. ``False`` never samples. Ranks of a job are only sampled on request.
     watch : bool
         Record hardware telemetry ten times per second during the run (``samples``), as `perfnb.watch` does.
+    recompile : bool
+        Compile the models that ``torch.compile`` compiled as a whole once more, with the settings of
+        `compile_for_profiling`, and trace that code, so that the layers inside show. All other passes run your own
+        code. Takes as long as compiling took, beyond the budget.
     name : str, optional
         Title of the profile.
 
@@ -88,7 +93,8 @@ def profile_step(
     TypeError
         If `step` is not callable, `batches` is a single batch, or one does not fit the other.
     CaptureError
-        Inside another profiler, if `batches` run out, or if the step runs a profiler itself.
+        Inside another profiler, if `batches` run out, if the step runs a profiler itself, or if this torch cannot
+        `recompile`.
     Exception
         Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
     """
@@ -98,7 +104,15 @@ def profile_step(
     __tracebackhide__ = True
     require_stacks(stacks)
     require_flag("watch", watch)
-    plan = Plan(warmup=warmup, steps=steps, traced=traced, budget_s=budget_s, memory=memory, flops=flops)
+    plan = Plan(
+        warmup=warmup,
+        steps=steps,
+        traced=traced,
+        budget_s=budget_s,
+        memory=memory,
+        flops=flops,
+        recompile=recompile,
+    )
     return profile_call(step, batches, plan=plan, model=model, stacks=stacks, watch=watch, name=name)
 
 

@@ -20,8 +20,9 @@ from perfnb.telemetry.metrics import METRIC_WORDS
 PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "communication", "other")
 
 #: The passes in which a step is executed. ``lead_in`` opens the trace and is not analysed; ``trial`` runs with one
-#: thread per core if torch uses another number; Python's stacks are taken in ``sampled``.
-PASSES = ("warmup", "timed", "trial", "lead_in", "traced", "sampled", "counted")
+#: thread per core if torch uses another number; in ``recompiled``, models are compiled once more; Python's stacks are
+#: taken in ``sampled``.
+PASSES = ("warmup", "timed", "trial", "recompiled", "lead_in", "traced", "sampled", "counted")
 
 #: What memory is used for. Parameters include buffers.
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other")

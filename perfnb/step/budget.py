@@ -50,6 +50,7 @@ class Plan:
     budget_s: float = 30.0
     memory: bool = True
     flops: bool = True
+    recompile: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("steps", 1)):
@@ -57,7 +58,7 @@ class Plan:
                 require_count(name, getattr(self, name), least)
         require_count("traced", self.traced, 1)
         require_seconds("budget_s", self.budget_s)
-        for name in ("memory", "flops"):
+        for name in ("memory", "flops", "recompile"):
             value = getattr(self, name)
             require_flag(name, bool(value) if isinstance(value, np.bool_) else value)
 

@@ -12,21 +12,26 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import math
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from copy import copy
 from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from perfnb.recording.compiled_layers import CompiledCode, Graph, Kernel, Operation
 from perfnb.step.installed import Installed
+from perfnb.step.refusals import is_compiled, wrapped_by_compiler
 
+#: The attribute of a module with the code that ``compile()`` made for it.
+IN_PLACE = "_compiled_call_impl"
 _CONFIG, _DEBUG = "torch._inductor.config", "torch._inductor.debug"
 _OUTPUT, _PASSES = "torch._inductor.output_code", "torch._inductor.custom_graph_pass"
 _GRAPH = "CompiledFxGraph"
@@ -50,6 +55,12 @@ BREAK_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 #: The reason of a graph break that was noted while a region was compiled.
 _REGION_OF_REASON = "_perfnb_region"
+#: What is needed to compile a model once more.
+AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
+    "torch": ("_TorchCompileInductorWrapper",),
+    "torch._dynamo": ("optimize",),
+    "torch._dynamo.eval_frame": ("innermost_backend",),
+}
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
 _ATTRIBUTE = "_perfnb_operations_4"
 #: A kernel in Inductor's mapping, with its place in the order of the generated code.
@@ -105,6 +116,75 @@ class CompilesForProfiling(Installed):
             reason.__post_init__ = _noting_region(reason.__post_init__)
 
 
+def why_not_again() -> str:
+    """Why this torch cannot compile a model once more, for profiling, apart from the user's code; empty if it can."""
+    missing = missing_names() + missing_names(AGAIN_NAMES)
+    if not missing and "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        missing = ["torch.compile(isolate_recompiles=)"]
+    return f"torch {torch.__version__} has no {missing[0]}" if missing else ""
+
+
+class CompilesAgain(Installed):
+    """Context manager that has models run code compiled once more, by the settings of `CompilesForProfiling`.
+
+    The new code is compiled when the models are called. torch keeps it apart: their calls outside run what they ran
+    before, and it does not count towards the limit on recompilations.
+
+    Attributes
+    ----------
+    models : list of Module
+        All living models that Inductor compiled as a whole, by ``torch.compile(model)`` or in place.
+    """
+
+    models: list[nn.Module]
+
+    def _install(self, stack: ExitStack) -> None:
+        self.models = []
+        stack.enter_context(CompilesForProfiling())
+        for module in compiled_in_place() + modules_where(lambda module: wrapped_by_compiler(module) is not None):
+            own, name = vars(module), "forward" if is_compiled(module) else IN_PLACE
+            compiled = own.get(name)
+            again = _compiled_again(compiled)
+            if again is not None:
+                self.models.append(module)
+                own[name] = again
+                stack.callback(own.__setitem__, name, compiled)
+
+
+def _compiled_again(compiled: Any) -> Any:
+    """What ``torch.compile`` returns for the same function with the same settings; ``None`` without Inductor."""
+    dynamo, eval_frame = map(importlib.import_module, ("torch._dynamo", "torch._dynamo.eval_frame"))
+    try:
+        settings = inspect.getclosurevars(compiled).nonlocals["self"]
+        backend = eval_frame.innermost_backend(settings.callback)
+        if type(backend) is not torch._TorchCompileInductorWrapper:
+            return None
+        return dynamo.optimize(
+            backend=_unlike(backend),
+            nopython=settings.fullgraph,
+            dynamic=settings._dynamic,
+            guard_filter_fn=settings._hooks and settings._hooks.guard_filter_fn,
+            shapes_spec=settings._shapes_spec,
+            isolate_recompiles=True,
+        )(compiled._torchdynamo_orig_callable)
+    except (AttributeError, KeyError, TypeError):  # something else than a function that torch.compile made
+        return None
+
+
+def _unlike(backend: Any) -> Any:
+    """A copy of a backend that equals no other one, or torch would use the code that the other has compiled."""
+
+    class Unlike(type(backend)):  # type: ignore[misc]
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+        __hash__ = object.__hash__
+
+    copied = copy(backend)
+    copied.__class__ = Unlike
+    return copied
+
+
 def _fused() -> dict[str, tuple[str, ...]]:
     """The operations of each kernel that Inductor has noted: those of this graph, and of some before it."""
     fused = getattr(importlib.import_module(_DEBUG), _FUSED)
@@ -153,6 +233,18 @@ def _noting_region(plain: Any) -> Any:
             setattr(self, _REGION_OF_REASON, str(context.current_compile_id()))
 
     return noting
+def modules_where(holds: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    """The living modules that a condition on compiled ones holds for."""
+    if "torch._dynamo" not in sys.modules:
+        return []  # nothing has been compiled
+    # torch has no list of them.
+    modules = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module))
+    return [module for module in modules if holds(module)]
+
+
+def compiled_in_place() -> list[nn.Module]:
+    """The living modules on which ``compile()`` was called."""
+    return modules_where(lambda module: vars(module).get(IN_PLACE) is not None)
 
 
 def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
@@ -261,7 +353,7 @@ def _code(region: str, facts: Any, breaks: Mapping[Any, tuple[str, str]]) -> Com
         f"{facts.co_filename}:{facts.co_firstlineno}",
         facts.guard_count,
         facts.entire_frame_compile_time_s,
-        _first_line(facts.recompile_reason),
+        _first_line(getattr(facts, "recompile_reason", "")),  # torch 2.6 does not keep it
         reason,
         line,
     )

@@ -11,7 +11,6 @@ any other thread, which may come at any time, get no span; `Calls` only remember
 
 from __future__ import annotations
 
-import gc
 import itertools
 import sys
 import threading
@@ -40,7 +39,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
-from perfnb.step.compiler import run_uncompiled
+from perfnb.step.compiler import IN_PLACE, compiled_in_place, run_uncompiled
 from perfnb.step.installed import Installed
 from perfnb.step.namespace import named_modules, names_of
 from perfnb.step.refusals import COMPILED_CHILD, is_compiled, is_compiled_in_place, wrapped_by_compiler
@@ -56,7 +55,6 @@ _CALLING = ("_call_impl", "_wrapped_call_impl", "__call__")
 _RUNNER = "perfnb.step.steps"
 
 #: Where torch keeps what ``compile()`` makes of a module.
-_IN_PLACE = "_compiled_call_impl"
 
 #: By which a class may copy its modules.
 _COPYING = ("__copy__", "__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
@@ -151,7 +149,7 @@ class LayerSpans(Installed):
         sees the call that is replaced.
         """
         own = vars(module)
-        plain = own.get(_IN_PLACE)
+        plain = own.get(IN_PLACE)
         compiled: Any = module._call_impl if plain is None else plain
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -166,16 +164,16 @@ class LayerSpans(Installed):
 
         call._torchdynamo_inline = getattr(compiled, "_torchdynamo_inline", compiled)  # type: ignore[attr-defined]
         run_uncompiled([call])  # but what it calls stays compiled
-        had = _IN_PLACE in own
-        own[_IN_PLACE] = call
+        had = IN_PLACE in own
+        own[IN_PLACE] = call
 
         def restore() -> None:
-            if own.get(_IN_PLACE) is not call:
+            if own.get(IN_PLACE) is not call:
                 return  # compiled meanwhile
             if had:
-                own[_IN_PLACE] = plain
+                own[IN_PLACE] = plain
             else:
-                del own[_IN_PLACE]
+                del own[IN_PLACE]
 
         stack.callback(restore)
 
@@ -241,15 +239,6 @@ class LayerSpans(Installed):
     def _is_recorded(self) -> bool:
         """Whether the profiler records this thread: it was started here, or autograd runs here on its behalf."""
         return threading.get_ident() == self._own_thread or profiler_active()
-
-
-def compiled_in_place() -> list[nn.Module]:
-    """The modules on which ``compile()`` was called."""
-    if "torch._dynamo" not in sys.modules:
-        return []
-    # torch has no list of them.
-    modules = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module))
-    return [module for module in modules if vars(module).get(_IN_PLACE) is not None]
 
 
 def _copies_itself(module: nn.Module) -> bool:

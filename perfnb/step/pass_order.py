@@ -16,13 +16,15 @@ from typing import Any
 from torch import nn
 
 from perfnb.arguments import MOST
+from perfnb.errors import CaptureError
 from perfnb.step.budget import Plan
 from perfnb.step.capture import Capture
+from perfnb.step.compiler import why_not_again
 from perfnb.step.device import is_out_of_memory
 from perfnb.step.environment import describe_environment
 from perfnb.step.layers import Calls, known_models, name_layers, own_tables, parallel_models
 from perfnb.step.namespace import named_parts, named_values
-from perfnb.step.refusals import is_compiled, is_compiled_function, is_compiled_in_place
+from perfnb.step.refusals import is_compiled, is_compiled_function, is_compiled_in_place, wrapped_by_compiler
 from perfnb.step.session import Progress, Session
 from perfnb.step.steps import BatchSource, Passes, StepRunner
 from perfnb.step.worker_stacks import WorkerStacks
@@ -70,6 +72,8 @@ def capture_step(
         not raised but returned in the capture.
     """
     __tracebackhide__ = True
+    if plan.recompile and (reason := why_not_again()):
+        raise CaptureError(f"recompile=True needs a torch that keeps code compiled once more apart, but {reason}.")
     source = None if batches is None else BatchSource(batches)
     namespace = namespace or {}
     # The session is in no variable here, and the passes are no closure: a traceback keeps what its frames hold alive.
@@ -175,6 +179,9 @@ def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
     capture.layers, capture.places = name_layers(session.watched_calls(), namespace, session.models)
     capture.spans = spans_of(session.calls, capture.places)
     capture.meta["environment"] = describe_environment()
+    if session.plan.recompile:
+        found = (capture.places.get(id(wrapped_by_compiler(model) or model)) for model in session.recompiled)
+        capture.meta["recompiled"] = [capture.layers[place].name for place in found if place is not None]
     return capture
 
 

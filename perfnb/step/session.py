@@ -29,7 +29,7 @@ from perfnb.step.budget import FEWEST, Plan, is_steady, require_passing_time
 from perfnb.step.capture import Capture
 from perfnb.step.ceilings import MEASURABLE, measure_ceilings
 from perfnb.step.checks import refuse_meta
-from perfnb.step.compiler import compilations, end_for_profiling
+from perfnb.step.compiler import CompilesAgain, compilations, end_for_profiling
 from perfnb.step.device import StepClock, accelerator_in_use, is_out_of_memory, read_clocks, synchronize
 from perfnb.step.environment import Conditions, lower_precision, usable_cpus
 from perfnb.step.installed import Installed
@@ -45,6 +45,9 @@ from perfnb.trace_names import DATA_SPAN, STEP_SPAN
 #: Growth of the process, 0.4 KiB per event, at which the recording of allocations over many steps stops, if it has the
 #: fewest steps needed for an interval: reading the trace takes seven times as much memory.
 MOST_RECORDED_BYTES, FEWEST_RECORDED = 256 * 2**20, 15
+
+#: How many steps run while models are compiled once more; the second may find other shapes.
+_TO_RECOMPILE = 2
 
 #: Called after each step with the pass, its steps done, its steps planned (or ``None``), and sometimes a note for the
 #: user.
@@ -99,6 +102,8 @@ class Session(Installed):
         self._timed_already: list[int] = []
         self._notes: list[str] = []
         self._again = False
+        #: Models that ran code of their own in the traced steps, compiled once more for it.
+        self.recompiled: list[nn.Module] = []
         self._first: FirstStep | None = None
         if namespace is not None:
             self._first = FirstStep(lambda note: progress("warmup", 0, None, note), namespace)
@@ -180,7 +185,17 @@ class Session(Installed):
         self.capture.meta["threads_tried"] = {"threads": cores, "steps_ms": [ns / 1e6 for ns in times]}
 
     def trace(self, timed_ns: list[int], stacks: bool) -> Passes[None]:
-        """Run under torch.profiler with layer spans, in a single session."""
+        """Run under torch.profiler with layer spans, in a single session; if wanted, with code compiled for it."""
+        __tracebackhide__ = True
+        with CompilesAgain() if self.plan.recompile else nullcontext() as again:
+            if again is not None:
+                self.recompiled = again.models
+                begin = self._spent_s()
+                yield from self._run("recompiled", _TO_RECOMPILE)
+                self._begin += self._spent_s() - begin  # the budget is for steps
+            yield from self._trace(timed_ns, stacks)
+
+    def _trace(self, timed_ns: list[int], stacks: bool) -> Passes[None]:
         __tracebackhide__ = True
         count, lead_in = self.plan.traced_steps(self._spent_s(), _median_s(timed_ns))
         bare = measure_costs()
@@ -348,7 +363,7 @@ class Session(Installed):
         return error
 
     def watched_calls(self) -> Calls:
-        """The calls by which layers are named, without the counted step, in which compiled regions run uncompiled."""
+        """The calls by which layers are named, without the counted step, which runs compiled regions uncompiled."""
         until = self._uncompiled_from
         if until is None:
             return self.calls

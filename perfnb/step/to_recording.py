@@ -20,7 +20,7 @@ from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
 from perfnb.step.arithmetic import OpCall
 from perfnb.step.capture import Capture
-from perfnb.step.compiler import compiled_code, compiled_graphs
+from perfnb.step.compiler import compiled_code, compiled_graphs, missing_names
 from perfnb.step.data_waits import ExecutedStep, total
 from perfnb.step.environment import place_in_job
 from perfnb.step.layers import Layer
@@ -65,6 +65,8 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         meta["allocator"] = capture.memory[0].allocator
     if trace is not None:
         meta |= {"base_ns": trace.base_ns, "devices": trace.devices}
+    if missing := missing_names():
+        meta["compiler_lacks"] = missing[0]
     events = _no_events() if trace is None else _steps_of_trace(trace)[0]
     steps = _steps(capture)
     if trace is not None:

@@ -41,6 +41,7 @@ def test_the_signature_is_the_contract() -> None:
         "flops": True,
         "stacks": "auto",
         "watch": False,
+        "recompile": False,
         "name": None,
     }
     by_keyword = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]

@@ -12,6 +12,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import perfnb
+from perfnb.errors import CaptureError
+from perfnb.step import compiler
 from perfnb.step.memory import storages
 from tests.step.models import three_linears, training_step
 from tests.step.timed import traced_ms
@@ -21,6 +23,10 @@ pytestmark = [
     # torch.compile itself asks for the grad of what it traces.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
+
+#: Why the layers inside code of another backend than Inductor are not known.
+_LACKED = compiler.missing_names()
+_WHY_HIDDEN = f"this torch has no {_LACKED[0]}" if _LACKED else "of its backends, only Inductor"
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +66,7 @@ def test_a_compiled_model_is_one_layer_whose_layers_are_unknown() -> None:
     inner = layers.loc[["model.0", "model.1", "model.2"]]
     assert inner[["calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share", "ops"]].isna().all(axis=None)
     assert inner["parameters"].tolist() == [72, 0, 72]
-    assert "torch.compile hides the layers inside model: of its backends, only Inductor" in " ".join(str(p).split())
+    assert f"torch.compile hides the layers inside model: {_WHY_HIDDEN}" in _text(p)
     total = p.phases.loc[["forward", "backward"], "ms"].sum()
     assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
 
@@ -84,7 +90,7 @@ def test_the_layers_around_a_compiled_one_are_seen() -> None:
     layers = p.layers[~p.layers.index.str.startswith("(")]
     assert layers["calls"].dropna().to_dict() == {"model": 1, "model.0": 1, "model.1": 1}
     assert layers.index.tolist() == ["model", "model.0", "model.1", "model.1.0", "model.1.1", "model.1.2"]
-    assert "torch.compile hides the layers inside model.1: of its backends" in " ".join(str(p).split())
+    assert f"torch.compile hides the layers inside model.1: {_WHY_HIDDEN}" in _text(p)
 
 
 class Residual(nn.Module):
@@ -217,6 +223,8 @@ def compiled_for_profiling() -> Iterator[None]:
     from torch._inductor import config
     from torch._inductor.output_code import CompiledFxGraph
 
+    if compiler.missing_names():
+        pytest.skip("this torch cannot tell the layers")
     kept = CompiledFxGraph.__init__
     perfnb.compile_for_profiling()
     assert config.cpp.enable_kernel_profile
@@ -335,12 +343,10 @@ def test_the_time_of_layers_that_share_a_nested_region_is_not_given_to_the_first
     assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.skipif(compiler.missing_names() != [], reason="this torch cannot tell the layers")
 def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
-    from perfnb.step import compiler
-
-    assert compiler.missing_names() == []
     with perfnb.compile_for_profiling():
         with perfnb.compile_for_profiling():
             assert config.cpp.enable_kernel_profile
@@ -353,3 +359,92 @@ def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: p
         perfnb.compile_for_profiling()
     assert not config.cpp.enable_kernel_profile
     compiler.end_for_profiling()
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="nothing is promised for older versions")
+def test_the_tested_torch_has_every_private_name_that_is_needed() -> None:
+    assert compiler.missing_names() == compiler.missing_names(compiler.REPORTED_NAMES) == []
+
+
+@pytest.mark.skipif(compiler.missing_names() == [], reason="this torch tells the layers")
+@pytest.mark.filterwarnings("ignore:torch .* does not tell the layers:RuntimeWarning")
+def test_without_the_private_names_a_region_is_one_layer_with_the_reason() -> None:
+    compiled = torch.compile(three_linears(), backend="aot_eager")
+    with perfnb.compile_for_profiling():
+        p = profile_of(lambda: compiled(torch.ones(2, 8)).sum().backward())
+
+    assert p.compiled is None or p.compiled.empty
+    assert p.layers.loc["compiled", "forward_ms"] > 0
+    assert p.layers.loc[["compiled.0", "compiled.2"], "forward_ms"].isna().all()
+    assert f"hides the layers inside compiled: {_WHY_HIDDEN}" in _text(p)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler.why_not_again() != "", reason="this torch cannot keep the code apart")
+def test_models_compiled_as_a_whole_are_compiled_once_more_for_the_traced_steps_alone() -> None:
+    """One in place, and one whose graph breaks."""
+    from torch._dynamo.eval_frame import _get_cache_entries_for_region as versions_of
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x).relu()
+            torch._dynamo.graph_break()
+            result: torch.Tensor = self.last(x)
+            return result
+
+    whole, in_place = torch.compile(Broken()), three_linears()
+    in_place.compile()
+    x = torch.randn(4, 8)
+
+    def step() -> None:
+        in_place(whole(x)).sum().backward()
+
+    step()
+    own = vars(whole)["forward"], vars(in_place)["_compiled_call_impl"]
+    versions = versions_of(Broken.forward, -1)
+
+    p = perfnb.profile_step(step, warmup=2, steps=1, traced=2, recompile=True)
+
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    step()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert len(versions_of(Broken.forward, -1)) == len(versions) == 1
+    assert (vars(whole)["forward"], vars(in_place)["_compiled_call_impl"]) == own
+    layers = ["whole.first", "whole.last", "in_place.0", "in_place.2"]
+    assert (p.layers.loc[layers, ["forward_ms", "backward_ms"]] > 0).all(axis=None)
+    assert p.steps["pass"].value_counts()["recompiled"] == 2
+    assert "show the layers: in_place, whole." in _text(p) or "show the layers: whole, in_place." in _text(p)
+
+
+@pytest.mark.skipif(compiler.why_not_again() != "", reason="this torch cannot keep the code apart")
+def test_what_compiles_again_ends_with_an_error_and_leaves_other_backends_alone() -> None:
+    whole, in_place = torch.compile(three_linears()), three_linears()
+    other = torch.compile(three_linears(), backend="aot_eager")
+    in_place.compile()
+    before = vars(whole)["forward"], vars(in_place)["_compiled_call_impl"], vars(other)["forward"]
+
+    def interrupted() -> None:
+        with compiler.CompilesAgain() as again:
+            assert {id(whole), id(in_place)} <= {id(model) for model in again.models}
+            assert vars(other)["forward"] is before[2]
+            assert vars(whole)["forward"] is not before[0]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+    assert (vars(whole)["forward"], vars(in_place)["_compiled_call_impl"], vars(other)["forward"]) == before
+
+
+def test_a_torch_that_cannot_compile_again_refuses_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "AGAIN_NAMES", {"torch._dynamo": ("no_such_name",)})
+    with pytest.raises(CaptureError, match=r"recompile=True needs .* has no torch\._"):
+        perfnb.profile_step(lambda: pytest.fail("the step ran"), recompile=True)
+
+
+def _text(p: perfnb.Profile) -> str:
+    return " ".join(str(p).split())

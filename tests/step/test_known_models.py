@@ -149,6 +149,7 @@ def test_what_is_compiled_is_not_offered_torch_compile(kind: str) -> None:
     assert compiled_already(module.modules()) == ("" if kind == "plain" else "the model is compiled already")
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.6 does not refuse")
 def test_torch_refuses_to_compile_torchscript() -> None:
     """The reason for not offering it."""
     with warnings.catch_warnings():
