@@ -1,4 +1,4 @@
-"""The executions of compiled regions, and what lies between them: what a step loses by running several in place of one.
+"""The executions of compiled regions, and what lies between them: what a step loses by running several instead of one.
 
 Without a graph break, all regions inside another one would be part of it, forward and backward. The seams between them
 cost the code from one to the next, the entry of each region but one, and the passes over memory of generated kernels
@@ -33,15 +33,17 @@ class RegionRuns:
     Attributes
     ----------
     runs : DataFrame
-        One row per execution: ``region``, ``step``; ``group``, the row of the outermost region around it; ``has_graph``.
-        In nanoseconds: ``own_ns``, without regions inside; ``lookup_ns``, before it; ``kernel_ns``, in forward;
-        ``enter_ns``, until its first kernel or, without one, the end of its graph; ``gap_ns``, from there to the next
-        region of the step; ``rest_ns``, the same within the group's outermost region, after the last one to the end of
-        that; ``apart_ns``, from its end to the next region's lookup. ``back_ns`` and ``back_kernel_ns``, its backward
-        pass outside and inside kernels; ``back_enter_ns``, what of it is before the first kernel or after the graph;
-        ``back_gap_ns``, before that from the backward pass of a later region. Unknown times are NaN.
+        One row per execution: ``region``, ``step``; ``group``, the row of the outermost region around it;
+        ``has_graph``. The other columns are times in nanoseconds, NaN if unknown. In forward: ``own_ns``, without
+        regions inside; ``lookup_ns``, before it; ``kernel_ns``; ``enter_ns``, until its first kernel or, without one,
+        the end of its graph; ``gap_ns``, from that end to the next region of the step; ``rest_ns``, the same, or until
+        the end of the group's outermost region; ``apart_ns``, from its end to the lookup of the next region. In
+        backward: ``back_kernel_ns``; ``back_enter_ns``, before the first kernel and after the graph; ``back_gap_ns``,
+        since the backward pass of a later region.
     kernels : DataFrame
-        One row per execution of a generated kernel: ``run``, ``ns``, ``backward``, and whether no kernel of a library ran before it (``first``) or after it (``last``).
+        One row per execution of a generated kernel: ``run``, ``ns``, ``backward``; ``first``, whether no kernel of a
+        library ran before it in its graph; and ``last``, whether none ran after it or, in forward, a result of it is
+        only for code outside the graph.
     """
 
     runs: pd.DataFrame
@@ -74,93 +76,106 @@ class RegionRuns:
 
 def region_runs(recording: Recording, record: CompiledRecord) -> RegionRuns:
     """What the traced steps ran of compiled regions."""
-    host = _host(recording.events)
-    names, start, end, thread = host["name"].astype(object).to_numpy(), *(host[x].to_numpy() for x in _TIMES)
-    forest, end = nest_cutting(thread, start, end)
-    is_region, is_graph, is_node = (_starts(names, word) for word in (REGION, GRAPH_CALL, BACKWARD_NODE))
-    region, rows = innermost(forest, is_region), np.flatnonzero(is_region)
-    place = np.full(len(names) + 1, NONE)
-    place[rows] = np.arange(len(rows))
-    duration = (end - start).astype(np.float64)
-    kernel_ns = np.where(is_graph, _kernel_ns(start, end, record), 0.0)
-    inside = np.bincount(place[region[is_graph]] + 1, kernel_ns[is_graph], len(rows) + 1)[1:]
-    first = np.where(is_graph, _first_kernel(start, end, record), end)
-    graph_end = pd.Series(end[is_graph], index=region[is_graph]).groupby(level=0).max().reindex(rows)
-    # Code between two regions may run inside the first, after its graph, or behind it.
-    left = np.where(graph_end.isna(), start[rows], graph_end.fillna(0)).astype(np.int64)
-    begins = pd.Series(first[is_graph], index=region[is_graph]).groupby(level=0).min().reindex(rows)
-    entered = np.where(begins.isna(), start[rows], begins.fillna(0)).astype(np.int64)
-    group = place[outermost(forest, is_region)[rows]]
-    step = _step_of(recording.events, start[rows])
-    follows = (np.append(step[1:], NONE) == step) & (np.append(thread[rows][1:], NONE) == thread[rows])
-    to_next = np.append(start[rows][1:], 0)
-    together = follows & (np.append(group[1:], NONE) == group)
-    lookup = np.append(_starts(names, REGION_LOOKUP), False)
-    lookup_ns = np.where(lookup[rows - 1] & (rows > 0), duration[rows - 1], 0.0)
-    until = np.where(together, to_next, end[rows][group] if len(rows) else 0)
-    runs = pd.DataFrame(
-        {
-            "region": [str(name).removeprefix(REGION) for name in names[rows]],
-            "step": step,
-            "group": group,
-            "has_graph": graph_end.notna().to_numpy(),
-            "own_ns": (duration - children_sums(np.where(is_region, region, NONE), duration))[rows],
-            "lookup_ns": lookup_ns,
-            "kernel_ns": inside,
-            "enter_ns": (entered - start[rows]).astype(np.float64),
-            "gap_ns": np.where(follows, np.maximum(to_next - left, 0), np.nan),
-            "rest_ns": np.maximum(until - left, 0).astype(np.float64),
-            "apart_ns": np.where(follows, to_next - np.append(lookup_ns[1:], 0) - end[rows], np.nan),
-        }
-    )
-    # By the number that autograd gave to a region in its forward pass.
-    sequence, is_forward = host["sequence"].to_numpy(), _starts(names, _FUNCTION) & (region != NONE)
-    numbered = pd.Series(place[region[is_forward]], index=sequence[is_forward])
-    compiled = np.flatnonzero(is_node & _starts(names, f"{BACKWARD_NODE}: {_FUNCTION}"))
-    run_of = numbered[~numbered.index.duplicated()].reindex(sequence[compiled]).fillna(NONE).to_numpy(dtype=np.int64)
-    node = innermost(forest, is_node)
-    of_node = np.full(len(names) + 1, NONE)
-    of_node[compiled] = run_of
-    graphs = np.flatnonzero(is_graph)
-    before_first = np.bincount(node[graphs] + 1, (first - end)[graphs], len(names) + 1)[1:] + duration
-    in_node = np.bincount(node[is_graph] + 1, kernel_ns[is_graph], len(names) + 1)[1:]
-    # What adds up a parameter's gradient between two of them would run without a seam, too.
-    adds = np.where([ACCUMULATE_GRAD in str(name) for name in names], np.where(is_node, duration, 0.0), 0.0)
-    before = np.concatenate([[0.0], np.cumsum(adds)])
-    known = compiled[run_of != NONE]
-    gaps = np.append(np.nan, start[known][1:] - end[known][:-1] - (before[known[1:]] - before[known[:-1]]))[
-        : len(known)
-    ]
-    times = {"back_kernel_ns": in_node, "back_ns": duration - in_node, "back_enter_ns": before_first}
-    back = pd.DataFrame({name: values[known] for name, values in times.items()}).assign(back_gap_ns=gaps)
-    back = back.set_axis(of_node[known]).groupby(level=0).first().reindex(range(len(rows)))
-    runs = runs.join(back)
-    run_of_graph = np.where(region[graphs] != NONE, place[region[graphs]], of_node[node[graphs]])
-    return RegionRuns(runs, _generated(record, start[graphs], end[graphs], run_of_graph, region[graphs] == NONE))
+    host = _Host(recording.events, record)
+    node_of = host.nodes()
+    graphs = np.flatnonzero(host.is_graph)
+    in_backward = host.region[graphs] == NONE
+    run = np.where(in_backward, node_of[host.node[graphs]], host.place[host.region[graphs]])
+    generated = _generated(record, host.start[graphs], host.end[graphs], run, in_backward)
+    return RegionRuns(host.forward().join(host.backward(node_of)), generated)
 
 
-_TIMES = ("start_ns", "end_ns", "thread")
+class _Host:
+    """The events around and inside compiled regions and their backward passes, in order of time, and how they nest."""
 
+    def __init__(self, events: pd.DataFrame, record: CompiledRecord) -> None:
+        words = (REGION, GRAPH_CALL, REGION_LOOKUP, BACKWARD_NODE, _FUNCTION)
+        wanted = is_one_of(events["category"], OPS) & of_labels(events["name"], lambda name: name.startswith(words))
+        host = events[wanted].assign(thread=thread_keys(events)[wanted]).sort_values("start_ns", kind="stable")
+        self.names = host["name"].astype(object).to_numpy()
+        self.start, self.thread, self.sequence = (
+            host[column].to_numpy() for column in ("start_ns", "thread", "sequence")
+        )
+        forest, self.end = nest_cutting(self.thread, self.start, self.start + host["duration_ns"].to_numpy())
+        self.duration = (self.end - self.start).astype(np.float64)
+        is_region, self.is_node = self.starts(REGION), self.starts(BACKWARD_NODE)
+        self.is_graph = self.starts(GRAPH_CALL)
+        #: The region and the backward node around each event, and the number of each region.
+        self.region, self.node = innermost(forest, is_region), innermost(forest, self.is_node)
+        self.rows = np.flatnonzero(is_region)
+        self.place = np.full(len(self.names) + 1, NONE)
+        self.place[self.rows] = np.arange(len(self.rows))
+        self.group = self.place[outermost(forest, is_region)[self.rows]]
+        self.own = (self.duration - children_sums(np.where(is_region, self.region, NONE), self.duration))[self.rows]
+        self.kernel_ns = np.where(self.is_graph, _kernel_ns(self.start, self.end, record), 0.0)
+        self.first_kernel = _first_kernel(self.start, self.end, record)
+        marks = events.loc[marks_step(events), ["start_ns", "duration_ns"]]
+        begins = marks["start_ns"].to_numpy()
+        self.step = step_of(self.start, begins, begins + marks["duration_ns"].to_numpy())
 
-def _host(events: pd.DataFrame) -> pd.DataFrame:
-    """The events around and inside compiled regions and their backward passes, in order of time."""
-    words = (REGION, GRAPH_CALL, REGION_LOOKUP, BACKWARD_NODE, _FUNCTION)
-    wanted = is_one_of(events["category"], OPS) & of_labels(events["name"], lambda name: name.startswith(words))
-    host = events.loc[wanted, ["name", "start_ns", "duration_ns", "sequence"]].assign(
-        thread=thread_keys(events)[wanted]
-    )
-    ordered: pd.DataFrame = host.assign(end_ns=host["start_ns"] + host["duration_ns"])
-    return ordered.sort_values("start_ns", kind="stable")
+    def starts(self, word: str) -> Bools:
+        """Which events have a name that starts with a word."""
+        return np.array([str(name).startswith(word) for name in self.names], dtype=bool)
 
+    def forward(self) -> pd.DataFrame:
+        """By run, what is known of its forward pass."""
+        rows, graphs = self.rows, self.is_graph & (self.region != NONE)
+        start, end, step, thread = (each[rows] for each in (self.start, self.end, self.step, self.thread))
+        of_graphs = pd.DataFrame(
+            {"end": self.end, "first": self.first_kernel, "kernel_ns": self.kernel_ns, "region": self.region}
+        )[graphs]
+        by_region = of_graphs.groupby("region").agg({"end": "max", "first": "min", "kernel_ns": "sum"}).reindex(rows)
+        # Code between two regions may run inside the first, after its graph, or behind it.
+        left = by_region["end"].fillna(pd.Series(start, rows)).to_numpy()
+        follows = (np.append(step[1:], NONE) == step) & (np.append(thread[1:], NONE) == thread)
+        to_next = np.append(start[1:], 0)
+        together = follows & (np.append(self.group[1:], NONE) == self.group)
+        lookup_ns = np.where(self.starts(REGION_LOOKUP)[rows - 1] & (rows > 0), self.duration[rows - 1], 0.0)
+        return pd.DataFrame(
+            {
+                "region": [str(name).removeprefix(REGION) for name in self.names[rows]],
+                "step": step,
+                "group": self.group,
+                "has_graph": by_region["end"].notna().to_numpy(),
+                "own_ns": self.own,
+                "lookup_ns": lookup_ns,
+                "kernel_ns": by_region["kernel_ns"].fillna(0.0).to_numpy(),
+                "enter_ns": by_region["first"].to_numpy() - start,
+                "gap_ns": np.where(follows, np.maximum(to_next - left, 0), np.nan),
+                "rest_ns": np.maximum(np.where(together, to_next, end[self.group]) - left, 0).astype(np.float64),
+                "apart_ns": np.where(follows, to_next - np.append(lookup_ns[1:], 0) - end, np.nan),
+            }
+        )
 
-def _starts(names: np.ndarray, word: str) -> Bools:
-    return np.array([str(name).startswith(word) for name in names], dtype=bool)
+    def nodes(self) -> Ints:
+        """By event, the run whose backward node it is, by the number that autograd gave it; `NONE` for others."""
+        is_forward = self.starts(_FUNCTION) & (self.region != NONE) & (self.sequence != NONE)
+        run = pd.Series(self.place[self.region[is_forward]], index=self.sequence[is_forward])
+        node_of = np.full(len(self.names) + 1, NONE)
+        compiled = np.flatnonzero(self.starts(f"{BACKWARD_NODE}: {_FUNCTION}"))
+        run = run[~run.index.duplicated()].reindex(self.sequence[compiled]).fillna(NONE)
+        node_of[compiled] = run.to_numpy(dtype=np.int64)
+        return node_of
 
-
-def _step_of(events: pd.DataFrame, start: Ints) -> Ints:
-    marks = events.loc[marks_step(events), ["start_ns", "duration_ns"]]
-    begins = marks["start_ns"].to_numpy()
-    return step_of(start, begins, begins + marks["duration_ns"].to_numpy())
+    def backward(self, node_of: Ints) -> pd.DataFrame:
+        """By run, what is known of its backward pass."""
+        nodes, graphs = np.flatnonzero(node_of != NONE), self.is_graph & (self.node != NONE)
+        in_graph = pd.DataFrame(
+            {
+                "back_kernel_ns": self.kernel_ns,
+                "back_enter_ns": self.first_kernel - self.end,
+                "node": self.node,
+            }
+        )[graphs]
+        table = in_graph.groupby("node").sum().reindex(nodes)
+        table["back_enter_ns"] += self.duration[nodes]
+        # What adds up a parameter's gradient between two of them would run without a seam, too.
+        adds = np.array([ACCUMULATE_GRAD in str(name) for name in self.names], dtype=bool) & self.is_node
+        added = np.cumsum(np.where(adds, self.duration, 0.0))[nodes]
+        gaps = self.start[nodes][1:] - self.end[nodes][:-1] - np.diff(added)
+        gaps = np.where(np.diff(self.step[nodes]) == 0, gaps, np.nan)
+        table["back_gap_ns"] = np.append(np.nan, gaps)[: len(nodes)]
+        return table.set_axis(node_of[nodes]).groupby(level=0).first().reindex(range(len(self.rows)))
 
 
 def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:

@@ -157,15 +157,17 @@ class Facts:
 
     @cached_property
     def compilations(self) -> pd.DataFrame:
-        """What torch.compile compiled in timed steps: ``step``, ``function``, ``line``, ``guard`` that failed, ``ms``."""
+        """What torch.compile compiled in timed steps: ``step``, ``function``, ``line``, failed ``guard``, ``ms``."""
         known = pd.DataFrame(self.meta.get("compilations") or [], columns=["step", "function", "line", "guard", "ms"])
         return known[known["step"].isin(range(len(self.timed_ms)))].astype({"step": "int64", "ms": "float64"})
 
     @cached_property
     def compiling_ms(self) -> Floats:
-        """Per timed step: how long torch.compile compiled in it."""
+        """By timed step: how long torch.compile compiled in it, or if that is more, how much longer it took."""
         ms = np.bincount(self.compilations["step"], self.compilations["ms"], len(self.timed_ms))
-        return np.minimum(ms, self.timed_ms)
+        own, without = self.timed_ms - self.waits_ms - self.pauses_ms, ms == 0
+        usual = float(np.median(own[without])) if without.any() else np.inf
+        return np.where(without, 0.0, np.minimum(np.maximum(ms, own - usual), own))
 
     def share(self, ms: float) -> float:
         """A time as a share of the step."""

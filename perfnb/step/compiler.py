@@ -233,6 +233,8 @@ def _noting_region(plain: Any) -> Any:
             setattr(self, _REGION_OF_REASON, str(context.current_compile_id()))
 
     return noting
+
+
 def modules_where(holds: Callable[[nn.Module], bool]) -> list[nn.Module]:
     """The living modules that a condition on compiled ones holds for."""
     if "torch._dynamo" not in sys.modules:

@@ -1,4 +1,4 @@
-"""Code that torch.compile compiled: where its graphs break, compilation in timed steps, and regions too small to pay."""
+"""What torch.compile compiled: where graphs break, compilation in timed steps, and regions too small to pay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CURES = (
     (r"graph_break\(\)", "remove this call"),
     (r"\bprint\(|\blog(?:ger|ging)?\.", "print or log outside the compiled code"),
     (r"generic_jump|[Dd]ata-dependent", "replace the branch on a tensor's value by torch.where"),
-    (r"\.item\b|\.tolist\b|\.numpy\b", "keep the value in a tensor until the compiled code has returned"),
+    (r"Tensor\.(?:item|tolist|numpy)", "keep the value in a tensor until the compiled code has returned"),
     (
         r"skipped|disable|builtin|[Uu]nsupported|trace",
         "call this function outside the compiled code, or make it an operator with torch.library.custom_op",
@@ -45,6 +45,7 @@ _GUARD_CURES = (
     (r"requires_grad|grad_mode|training", "Call it in one mode in every step, or compile one copy for each mode."),
     (r"==", "Keep the value that changes in a tensor, or out of the compiled code."),
 )
+_NUMBER = re.compile(r"^[0-9]{1,9}/[0-9]{1,9}: ")
 _OTHER_GUARD = "Keep what this guard checks the same in every step."
 
 
@@ -96,11 +97,12 @@ def _costs(facts: Facts, chosen: Bools, code: Floats, entering: Floats, kernels:
     Tracing slows torch's own code, which is all of a short stretch between regions, but hardly Python code and kernels.
     """
     short = code < _SHORT_NS
-    return _Costs(
+    cost = _Costs(
         facts.between_ops_ms(float(code[chosen & ~short].sum())) + facts.per_step(float(code[chosen & short].sum())),
         facts.per_step(float(entering[chosen].sum())),
         facts.between_ops_ms(float(kernels[chosen].sum())),
     )
+    return _Costs(*(part * min(facts.step_ms / cost.whole, 1.0) for part in cost)) if cost.whole else cost
 
 
 @rule("graph breaks", "Slowed by graph breaks", "compiling across them", worth=0.03)
@@ -131,7 +133,7 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
         f"{_short(place)} ({reasons[place]}){f', up to {fmt.duration(by_place[place])}' if each else ''}"
         for place in places[:_MOST]
     )
-    more = f"; and {len(places) - _MOST} more places" if len(places) > _MOST else ""
+    more = f"; and in {fmt.counted(len(places) - _MOST, 'more place')}" if len(places) > _MOST else ""
     split = f"{fmt.counted(chosen.sum() / facts.steps, 'compiled region')} per step run in place of {groups:,.0f}"
     parts = (
         f": {fmt.duration(cost.code)} in the code between them, {fmt.duration(cost.entering)} in entering them, and "
@@ -178,8 +180,8 @@ def small_regions(facts: Facts) -> Iterator[Finding]:
     frame = runs.found.runs
     group = frame["group"].to_numpy()
     alone = (np.bincount(group, minlength=len(frame))[group] == 1) & (runs.broke_at == "")
-    forward, kernels = runs.ns("lookup_ns") + runs.ns("own_ns"), runs.ns("kernel_ns")
-    work, entering = kernels + runs.ns("back_kernel_ns"), forward - kernels + runs.ns("back_ns")
+    forward, work = runs.ns("lookup_ns") + runs.ns("own_ns"), runs.ns("kernel_ns") + runs.ns("back_kernel_ns")
+    entering = sum(runs.ns(name) for name in ("lookup_ns", "enter_ns", "rest_ns", "back_enter_ns"))
     small = alone & (work > 0) & (entering > _COMPARABLE * work)
     if not small.any():
         return
@@ -200,13 +202,13 @@ def small_regions(facts: Facts) -> Iterator[Finding]:
     )
     yield Finding(
         f"{fmt.counted(small.sum() / facts.steps, 'compiled region')} per step{f' ({named})' if named else ''}: "
-        f"{fmt.duration(work_ms)} in kernels, forward and backward, and {fmt.duration(cost.entering)} outside them, for "
-        f"guards, entry and launches.{seams if joined.any() else ''}",
+        f"{fmt.duration(work_ms)} in kernels, forward and backward, and {fmt.duration(cost.entering)} in "
+        f"entering and leaving.{seams if joined.any() else ''}",
         cost.whole,
         "Compile what calls these regions, so that one larger region is entered instead of many."
         if joined.any()
-        else "Give the region more work for each entry: larger batches, or more of the step. Otherwise, compare it with "
-        "the uncompiled code, which may be as fast.",
+        else "Give the region more work for each entry: larger batches, or more of the step. Otherwise, compare it "
+        "with the uncompiled code, which may be as fast.",
         "medium",
         "Regions and kernels were measured while they were traced, which makes entering a region slower.",
         "Whether what calls the regions can be compiled as a whole.",
@@ -230,39 +232,37 @@ def _whole_model(facts: Facts) -> str:
 @rule("recompilation", "Slowed by compiling anew", "compiling only once", timed_only=True, worth=0.02)
 def recompilation(facts: Facts) -> Iterator[Finding]:
     """Timed steps in which torch.compile compiled code."""
-    known = facts.compilations
-    steps = known["step"].unique()
+    known, per_step = facts.compilations, facts.compiling_ms
+    steps = np.flatnonzero(per_step)
     if not len(steps):
         return
-    total_ms, again = float(facts.compiling_ms.sum()), known[known["guard"] != ""]
-    first = (again if len(again) else known).groupby(["function", "line", "guard"], sort=False)["ms"].sum().idxmax()
-    function, line, guard = map(str, first)
+    again = known[known["guard"] != ""] if (known["guard"] != "").any() else known
+    by_cause = again.groupby(["function", "line", "guard"], sort=False)["ms"].sum()
+    function, line, guard = map(str, by_cause.index[int(by_cause.to_numpy().argmax())])
     what = f"{function} ({_short(line)})" if function else "code"
-    why = f", because a guard failed: {guard}" if guard else " for the first time"
-    often = f"In {len(steps)} of {len(facts.timed_ms)} timed steps"
-    once = len(steps) == 1
-    bound = None if once else _compiling_bound(facts)
-    each = fmt.duration(total_ms / len(steps))
+    why = f"again, because a guard failed: {_guard(guard)}." if guard else "for the first time."
+    others = f" {fmt.counted(len(by_cause) - 1, 'other compilation')} took less." if len(by_cause) > 1 else ""
+    bound, once = float(per_step.mean()), len(steps) == 1
+    took = f"On average over all steps, compiling took {fmt.duration(bound)}."
     yield Finding(
-        f"{often} torch.compile compiled {what}{why}. That took {each}{'' if once else ' each time on average'}"
-        + ("." if bound is None else f": {fmt.duration(bound)} per step."),
-        bound,
+        f"In {len(steps)} of {len(per_step)} timed steps torch.compile compiled {what} {why}{others} "
+        + (f"That took {fmt.duration(float(per_step.sum()))}." if once else took),
+        None if once else bound,
         next((cure for pattern, cure in _GUARD_CURES if re.search(pattern, guard)), _OTHER_GUARD)
         if guard
         else "Run more steps before those that count, so that all code is compiled by then.",
         "low" if once else "high",
-        "One compilation does not show how often it recurs."
+        "One step with a compilation does not show how often it recurs."
         if once
-        else "torch measured each compilation in the timed steps.",
-        "Which code runs uncompiled, because it has been compiled as often as torch allows.",
+        else "torch timed each compilation in the timed steps.",
+        "Code that runs uncompiled because it has been compiled as often as torch allows.",
         rows("step", steps[:5]),
         of_ms=max(facts.step_ms, float(facts.timed_ms.mean())),
     )
 
 
-def _compiling_bound(facts: Facts) -> float:
-    """Milliseconds per step that compiling adds: what torch measured, or if it is more, what these steps took longer."""
-    compiling = facts.compiling_ms
-    own = facts.timed_ms - facts.waits_ms - facts.pauses_ms
-    usual = float(np.median(own[compiling == 0])) if (compiling == 0).any() else np.inf
-    return float(np.where(compiling > 0, np.maximum(compiling, own - usual), 0.0).mean())
+def _guard(text: str) -> str:
+    """A guard without the number of its region: ``k == 1 (h = h * k, model.py:11)``."""
+    guard, *places = _NUMBER.sub("", text.partition(" (HINT")[0], count=1).split(" # ")
+    where = ", ".join(_short(place.partition(" in ")[0]) if place is places[-1] else place for place in places)
+    return f"{guard.strip()} ({where.strip()})" if where else guard.strip()
