@@ -109,7 +109,7 @@ class _Host:
         self.own = (self.duration - children_sums(np.where(is_region, self.region, NONE), self.duration))[self.rows]
         self.kernel_ns = np.where(self.is_graph, _kernel_ns(self.start, self.end, record), 0.0)
         self.first_kernel = _first_kernel(self.start, self.end, record)
-        marks = events.loc[marks_step(events), ["start_ns", "duration_ns"]]
+        marks = events.loc[marks_step(events), ["start_ns", "duration_ns"]].sort_values("start_ns")
         begins = marks["start_ns"].to_numpy()
         self.step = step_of(self.start, begins, begins + marks["duration_ns"].to_numpy())
 

@@ -89,7 +89,8 @@ def variants(recording: Recording) -> Iterator[tuple[str, Recording]]:
                 yield f"{name}.{column}: absent", put(frame.drop(columns=column))
         if name in ("spans", "known", "resident", "calls", "compiled_calls", "compiled_code"):
             yield f"{name}: empty", put(frame.iloc[:0])
-    yield "no layers", replace(recording, modules=recording.modules[:0], spans=recording.spans[:0], memory=None)
+    nothing = {"memory": None, "compiled": None}  # both name layers
+    yield "no layers", replace(recording, modules=recording.modules[:0], spans=recording.spans[:0], **nothing)
     yield "no memory", replace(recording, memory=None)
     yield "no arithmetic", replace(recording, arithmetic=None)
     yield "no compiled code", replace(recording, compiled=None)
