@@ -33,7 +33,7 @@ class RegionRuns:
     Attributes
     ----------
     runs : DataFrame
-        One row per execution: ``region``, ``step``; ``group``, the row of the outermost region around it;
+        One row per execution: ``region``, ``start``, ``step``; ``group``, the row of the outermost region around it;
         ``has_graph``. The other columns are times in nanoseconds, NaN if unknown. In forward: ``own_ns``, without
         regions inside; ``lookup_ns``, before it; ``kernel_ns``; ``enter_ns``, until its first kernel or, without one,
         the end of its graph; ``gap_ns``, from that end to the next region of the step; ``rest_ns``, the same, or until
@@ -134,6 +134,7 @@ class _Host:
         return pd.DataFrame(
             {
                 "region": [str(name).removeprefix(REGION) for name in self.names[rows]],
+                "start": start,
                 "step": step,
                 "group": self.group,
                 "has_graph": by_region["end"].notna().to_numpy(),

@@ -34,6 +34,16 @@ class CompiledSummary:
     shares: pd.DataFrame
 
 
+def place_in_words(place: str) -> str:
+    """A file and line without the folder; of a notebook's cell, whose file has no name, only the line."""
+    file, _, line = place.replace("\\", "/").rpartition(":")
+    return (
+        f"line {line} of a cell"
+        if "ipykernel_" in file or file.startswith("<")
+        else f"{file.rpartition('/')[2]}:{line}"
+    )
+
+
 def compiled_summary(recording: Recording) -> CompiledSummary | None:
     """What a report shows of compiled code; ``None`` if the traced steps ran none."""
     record = recording.compiled

@@ -13,7 +13,8 @@ from perfnb.findings.rules import compiled
 from perfnb.recording.compiled_layers import CompiledCode, with_compiled_regions
 from perfnb.recording.recording import Recording
 from tests.findings.findings_recordings import compiled_cpu, facts, unfolded
-from tests.recording.test_compiled_layers import BACK, SHARED, of_one_step, one_region
+from tests.recording.test_compiled_layers import BACK, SHARED, net, of_one_step, one_region, region
+from tests.recordings import ByHand
 
 
 def only(found: list[Finding]) -> Finding:
@@ -56,6 +57,21 @@ def test_kernels_fuse_only_where_a_break_has_them_on_both_sides() -> None:
     found = only(compiled.graph_breaks(facts(replace(recording, compiled=replace(record, kernels=kernels)))))
 
     assert found.bound_ms == pytest.approx((48 + 38 + 30 + 21 + 80) / 1000)
+
+
+def test_regions_of_one_call_belong_together_if_torch_left_the_function_around_them_uncompiled() -> None:
+    hand = ByHand().step(0, 600)
+    root, *_ = net(hand)
+    hand.call(root, 8, 590)
+    region(hand, 10, name="0/0")
+    region(hand, 410, sequence=6, name="1/0")  # far away, and in the same call
+    recording = hand.recording()
+    code = [CompiledCode(name, "forward", broke="Failed: print(h)", broke_at="model.py:9") for name in ("0/0", "1/0")]
+    found = only(compiled.graph_breaks(facts(with_compiled_regions(recording, [SHARED, BACK], code))))
+
+    assert "2 compiled regions per step run in place of 1" in found.evidence
+    # Until the second region, and after its graph; its entry; the last kernel of one, and the first of the other.
+    assert found.bound_ms == pytest.approx((412 - 104 + 6 + 10 + 10 + 20) / 1000)
 
 
 @pytest.mark.parametrize(

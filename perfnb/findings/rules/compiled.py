@@ -12,9 +12,11 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.compiled.runs import RegionRuns, region_runs
+from perfnb.compiled.tables import place_in_words
 from perfnb.findings.facts import Facts, shared, typical
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.proposed_code import lever_line
+from perfnb.findings.rules.repeated import model_calls
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints
 from perfnb.trace_names import REGION
 
@@ -112,11 +114,12 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
     if runs is None or not (runs.broke_at != "").any():
         return
     frame, broken = runs.found.runs, runs.broke_at != ""
-    group = frame["group"].to_numpy()
-    chosen = np.isin(group, group[broken])
-    has = chosen & frame["has_graph"].to_numpy()
-    following = _following(group, has)
-    code = runs.ns("rest_ns") + np.where(following != NONE, runs.ns("back_gap_ns"), 0.0)
+    chosen = np.isin(frame["group"], frame["group"][broken])
+    group, ends = _without_breaks(facts, frame, chosen)
+    following = _following(group, chosen & frame["has_graph"].to_numpy())
+    code = np.where(ends, runs.ns("rest_ns"), runs.ns("gap_ns")) + np.where(
+        following != NONE, runs.ns("back_gap_ns"), 0.0
+    )
     # One of the regions is entered in any case.
     entering = np.where(np.isin(np.arange(len(group)), following), runs.ns("enter_ns") + runs.ns("back_enter_ns"), 0.0)
     kernels = runs.found.beside_ns(following)
@@ -130,7 +133,7 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
     cost, groups = _costs(facts, chosen, code, entering, kernels), len(np.unique(group[chosen])) / facts.steps
     each = len(places) > 1 and runs.kernels_known
     named = "; ".join(
-        f"{_short(place)} ({reasons[place]}){f', up to {fmt.duration(by_place[place])}' if each else ''}"
+        f"{place_in_words(place)} ({reasons[place]}){f', up to {fmt.duration(by_place[place])}' if each else ''}"
         for place in places[:_MOST]
     )
     more = f"; and in {fmt.counted(len(places) - _MOST, 'more place')}" if len(places) > _MOST else ""
@@ -144,7 +147,7 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
         f"Graphs break at {named}{more}. Therefore {split}"
         + (f", which costs up to {facts.of_step(cost.whole)}{parts}" if runs.kernels_known else "."),
         cost.whole if runs.kernels_known else None,
-        " ".join(f"At {_short(place)}: {_cure(reasons[place])}." for place in places[:_MOST])
+        " ".join(f"At {place_in_words(place)}: {_cure(reasons[place])}." for place in places[:_MOST])
         + ("" if runs.kernels_known else ask),
         "medium",
         "The code between regions and their entry were measured while they were traced. How much faster the kernels "
@@ -154,17 +157,28 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[Ints, Bools]:
+    """By run, the number of the region that it would belong to if no graph broke, and whether it is the last of that.
+
+    If a graph breaks in a function that torch cannot resume, it leaves that function and those around it uncompiled: so
+    groups with breaks in one call of a model belong together. Elsewhere those do that are no further apart than long.
+    """
+    group, call_ends = frame["group"].to_numpy(), np.sort(model_calls(facts)["end"].to_numpy())
+    call = np.searchsorted(call_ends, frame["start"].to_numpy(), side="right")
+    in_call = (call[1:] == call[:-1]) & (call[1:] < len(call_ends))
+    took = (frame["lookup_ns"] + frame["own_ns"]).groupby(group).transform("sum").to_numpy()
+    close = in_call | (frame["apart_ns"].to_numpy()[:-1] <= took[1:] + took[:-1])
+    joined = broken[1:] & broken[:-1] & frame["gap_ns"].notna().to_numpy()[:-1] & close
+    ends = np.append((group[1:] != group[:-1]) & ~joined, True)
+    return np.append(0, np.cumsum(ends[:-1])), ends
+
+
 def _following(group: Ints, has: Bools) -> Ints:
     """The next of some runs in the group of each of them; `NONE` without one."""
     following, rows = np.full(len(group), NONE), np.flatnonzero(has)
     same = group[rows[1:]] == group[rows[:-1]]
     following[rows[:-1][same]] = rows[1:][same]
     return following
-
-
-def _short(place: str) -> str:
-    """File and line without the folder."""
-    return place.replace("\\", "/").rpartition("/")[2]
 
 
 def _cure(reason: str) -> str:
@@ -239,7 +253,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
     again = known[known["guard"] != ""] if (known["guard"] != "").any() else known
     by_cause = again.groupby(["function", "line", "guard"], sort=False)["ms"].sum()
     function, line, guard = map(str, by_cause.index[int(by_cause.to_numpy().argmax())])
-    what = f"{function} ({_short(line)})" if function else "code"
+    what = f"{function} ({place_in_words(line)})" if function else "code"
     why = f"again, because a guard failed: {_guard(guard)}." if guard else "for the first time."
     others = f" {fmt.counted(len(by_cause) - 1, 'other compilation')} took less." if len(by_cause) > 1 else ""
     bound, once = float(per_step.mean()), len(steps) == 1
@@ -264,5 +278,5 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
 def _guard(text: str) -> str:
     """A guard without the number of its region: ``k == 1 (h = h * k, model.py:11)``."""
     guard, *places = _NUMBER.sub("", text.partition(" (HINT")[0], count=1).split(" # ")
-    where = ", ".join(_short(place.partition(" in ")[0]) if place is places[-1] else place for place in places)
+    where = ", ".join(place_in_words(place.partition(" in ")[0]) if place is places[-1] else place for place in places)
     return f"{guard.strip()} ({where.strip()})" if where else guard.strip()
