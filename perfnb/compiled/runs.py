@@ -195,7 +195,7 @@ def _first_kernel(start: Ints, end: Ints, record: CompiledRecord) -> Ints:
 
 
 def _generated(record: CompiledRecord, start: Ints, end: Ints, run: Ints, backward: Bools) -> pd.DataFrame:
-    """The executions of generated kernels in the calls of some graphs, which do not overlap."""
+    """The executions of generated kernels while some graphs are called, which do not overlap."""
     calls = record.calls.sort_values("start_ns", kind="stable")
     at = calls["start_ns"].to_numpy()
     graph = np.searchsorted(start, at, side="right") - 1

@@ -61,6 +61,8 @@ AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
     "torch._dynamo": ("optimize",),
     "torch._dynamo.eval_frame": ("innermost_backend",),
 }
+#: What newer versions of torch call a branch on a tensor's value.
+_BRANCH = "Data-dependent branching"
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
 _ATTRIBUTE = "_perfnb_operations_4"
 #: A kernel in Inductor's mapping, with its place in the order of the generated code.
@@ -318,7 +320,8 @@ def compiled_code(regions: Iterable[str]) -> list[CompiledCode]:
         if reason.graph_break and reason.user_stack:
             outer, inner = reason.user_stack[0], reason.user_stack[-1]
             where = getattr(reason, _REGION_OF_REASON, None) or (outer.filename, outer.name)
-            told = ": ".join(filter(None, (_first_line(reason.reason), inner.line)))
+            why = _first_line(reason.reason)
+            told = ": ".join(filter(None, (_BRANCH if why.startswith("generic_jump") else why, inner.line)))
             breaks[where] = (told, f"{inner.filename}:{inner.lineno}")
     return [_code(region, known.get(region), breaks) for region in wanted]
 

@@ -80,7 +80,6 @@ def test_regions_of_one_call_belong_together_if_torch_left_the_function_around_t
         ("Call to `torch._dynamo.graph_break()`: torch._dynamo.graph_break()", "remove this call"),
         ("Failed to trace builtin operator: print(x)", "print or log"),
         ("Attempted to call function marked as skipped: logger.info(x)", "print or log"),
-        ("generic_jump TensorVariable(): if x.sum() > 0:", "torch.where"),
         ("Data-dependent branching: if x.sum() > 0:", "torch.where"),
         ("Unsupported Tensor.item() call with capture_scalar_outputs=False: x.item()", "in a tensor"),
         ("attempted to trace numpy function unsupported by PyTorch: np.save(f, x.numpy())", "custom_op"),

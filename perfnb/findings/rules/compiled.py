@@ -22,7 +22,7 @@ from perfnb.trace_names import REGION
 
 #: Share of a region's work in kernels from which the time of entering it is comparable to that.
 _COMPARABLE = 0.5
-#: Nanoseconds between regions below which there is hardly any code of the user's.
+#: Nanoseconds between regions below which there is hardly any user code.
 _SHORT_NS = 200_000
 #: Places and functions that are named.
 _MOST = 3
@@ -30,7 +30,7 @@ _MOST = 3
 _CURES = (
     (r"graph_break\(\)", "remove this call"),
     (r"\bprint\(|\blog(?:ger|ging)?\.", "print or log outside the compiled code"),
-    (r"generic_jump|[Dd]ata-dependent", "replace the branch on a tensor's value by torch.where"),
+    (r"[Dd]ata-dependent", "choose between tensors with torch.where, or check the value outside the compiled code"),
     (r"Tensor\.(?:item|tolist|numpy)", "keep the value in a tensor until the compiled code has returned"),
     (
         r"skipped|disable|builtin|[Uu]nsupported|trace",
@@ -161,7 +161,7 @@ def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[I
     """By run, the number of the region that it would belong to if no graph broke, and whether it is the last of that.
 
     If a graph breaks in a function that torch cannot resume, it leaves that function and those around it uncompiled: so
-    groups with breaks in one call of a model belong together. Elsewhere those do that are no further apart than long.
+    groups with breaks in one call to a model belong together. Elsewhere those do that are no further apart than long.
     """
     group, call_ends = frame["group"].to_numpy(), np.sort(model_calls(facts)["end"].to_numpy())
     call = np.searchsorted(call_ends, frame["start"].to_numpy(), side="right")
@@ -245,7 +245,7 @@ def _whole_model(facts: Facts) -> str:
 
 @rule("recompilation", "Slowed by compiling anew", "compiling only once", timed_only=True, worth=0.02)
 def recompilation(facts: Facts) -> Iterator[Finding]:
-    """Timed steps in which torch.compile compiled code."""
+    """Timed steps during which torch.compile compiled code."""
     known, per_step = facts.compilations, facts.compiling_ms
     steps = np.flatnonzero(per_step)
     if not len(steps):
