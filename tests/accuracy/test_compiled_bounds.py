@@ -21,7 +21,10 @@ from tests.accuracy.test_bounds_hold import SHARE, Cause, explained_share, savin
 FACTOR = 3.0
 
 #: torch does this itself while it compiles.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -150,8 +153,8 @@ def test_the_bound_of_recompilations_is_what_they_add_to_a_step(figure: Figures)
         compiled(x, f"mode {calls}" if calls in (15, 25) else "mode").sum().backward()
 
     p = perfnb.profile_step(step, warmup=10, steps=20, traced=1, memory=False, flops=False, stacks=False)
-    steps_ms = p.steps.loc[p.steps["pass"] == "timed", "wall_ms"]
-    added = float(steps_ms.mean() - steps_ms.median())
+    steps_ms = p.steps.loc[p.steps["pass"] == "timed", "wall_ms"].sort_values()
+    added = float((steps_ms.iloc[-2:] - steps_ms.iloc[:-2].median()).sum()) / len(steps_ms)
     found = p.findings[p.findings["bottleneck"] == "recompilation"]
     bound = float(found["bound_ms"].max()) if len(found) else 0.0
-    figure("two recompilations in twenty steps: bound / what they added", bound / added, within=(0.95, 1.1))
+    figure("two recompilations in twenty steps: bound / what they added", bound / added, within=(0.98, 1.1))
