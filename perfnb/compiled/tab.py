@@ -159,7 +159,8 @@ def _lines(source: Any) -> str:
     """The user's first line behind a kernel."""
     lines = [] if pd.isna(source) else str(source).splitlines()
     more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
-    return f"{lines[0]}{more}" if lines else ""
+    place, _, code = lines[0].partition(": ") if lines else ("", "", "")
+    return f"{place_in_words(place)}: {code}{more}" if code else f"{place}{more}"
 
 
 def _few(names: str) -> str:

@@ -157,4 +157,4 @@ def test_the_bound_of_recompilations_is_what_they_add_to_a_step(figure: Figures)
     added = float((steps_ms.iloc[-2:] - steps_ms.iloc[:-2].median()).sum()) / len(steps_ms)
     found = p.findings[p.findings["bottleneck"] == "recompilation"]
     bound = float(found["bound_ms"].max()) if len(found) else 0.0
-    figure("two recompilations in twenty steps: bound / what they added", bound / added, within=(0.98, 1.1))
+    figure("two recompilations in twenty steps: bound / what they added", bound / added, within=(0.95, 1.1))
