@@ -71,7 +71,7 @@ class RegionRuns:
             fuses = has_end & has_begin[following]
             behind = np.isin(np.arange(count), following[fuses])
             counts |= (ends & fuses[run]) | (begins & behind[run])
-        return np.bincount(run[counts], self.kernels["ns"].to_numpy()[counts], count)
+        return np.bincount(run[counts], self.kernels["ns"].to_numpy()[counts], count).astype(np.float64)
 
 
 def region_runs(recording: Recording, record: CompiledRecord) -> RegionRuns:
@@ -176,7 +176,8 @@ class _Host:
         gaps = self.start[nodes][1:] - self.end[nodes][:-1] - np.diff(added)
         gaps = np.where(np.diff(self.step[nodes]) == 0, gaps, np.nan)
         table["back_gap_ns"] = np.append(np.nan, gaps)[: len(nodes)]
-        return table.set_axis(node_of[nodes]).groupby(level=0).first().reindex(range(len(self.rows)))
+        by_run: pd.DataFrame = table.set_axis(node_of[nodes]).groupby(level=0).first()
+        return by_run.reindex(range(len(self.rows)))
 
 
 def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
@@ -191,7 +192,7 @@ def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
 def _first_kernel(start: Ints, end: Ints, record: CompiledRecord) -> Ints:
     """When the first kernel in each interval starts; without one, the end of the interval."""
     at = np.append(np.sort(record.calls["start_ns"].to_numpy()), np.iinfo(np.int64).max)
-    return np.minimum(at[np.searchsorted(at, start)], end)
+    return np.asarray(np.minimum(at[np.searchsorted(at, start)], end), dtype=np.int64)
 
 
 def _generated(record: CompiledRecord, start: Ints, end: Ints, run: Ints, backward: Bools) -> pd.DataFrame:

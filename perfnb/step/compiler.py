@@ -321,7 +321,9 @@ def compiled_code(regions: Iterable[str]) -> list[CompiledCode]:
             outer, inner = reason.user_stack[0], reason.user_stack[-1]
             where = getattr(reason, _REGION_OF_REASON, None) or (outer.filename, outer.name)
             why = _first_line(reason.reason)
-            told = ": ".join(filter(None, (_BRANCH if why.startswith("generic_jump") else why, inner.line)))
+            told = ": ".join(
+                filter(None, (_BRANCH if why.startswith("generic_jump") else why, (inner.line or "").rstrip(":")))
+            )
             breaks[where] = (told, f"{inner.filename}:{inner.lineno}")
     return [_code(region, known.get(region), breaks) for region in wanted]
 
