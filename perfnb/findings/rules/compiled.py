@@ -18,6 +18,7 @@ from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.proposed_code import lever_line
 from perfnb.findings.rules.repeated import model_calls
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints
+from perfnb.recording.text import TEXT
 from perfnb.trace_names import REGION
 
 #: Share of a region's work in kernels from which the time of entering it is comparable to that.
@@ -76,8 +77,8 @@ def _runs(facts: Facts) -> _Runs | None:
         return None
     found = region_runs(facts.recording, record)
     code = record.code.drop_duplicates("region").set_index("region").reindex(found.runs["region"])
-    texts = (code[name].fillna("").to_numpy(dtype=object) for name in ("broke_at", "broke", "function"))
-    return _Runs(found, *texts, len(record.kernels) > 0) if len(found.runs) else None
+    at, broke, function = (code[name].fillna("").to_numpy(dtype=object) for name in ("broke_at", "broke", "function"))
+    return _Runs(found, at, broke, function, len(record.kernels) > 0) if len(found.runs) else None
 
 
 class _Costs(NamedTuple):
@@ -123,10 +124,11 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
     # One of the regions is entered in any case.
     entering = np.where(np.isin(np.arange(len(group)), following), runs.ns("enter_ns") + runs.ns("back_enter_ns"), 0.0)
     kernels = runs.found.beside_ns(following)
-    at = pd.Series(np.where(broken, runs.broke_at, None), dtype=object).groupby(group)
-    at = at.ffill().fillna(at.bfill()).to_numpy(dtype=object)
+    by_group = pd.Series(runs.broke_at, dtype=TEXT).where(broken).groupby(group)
+    at = by_group.ffill().fillna(by_group.bfill()).to_numpy(dtype=object)
     by_place = {
-        place: _costs(facts, chosen & (at == place), code, entering, kernels).whole for place in set(at[chosen])
+        place: _costs(facts, chosen & (at == place), code, entering, kernels).whole
+        for place in map(str, set(at[chosen]))
     }
     places = sorted(by_place, key=by_place.__getitem__, reverse=True)
     reasons = {place: str(runs.broke[runs.broke_at == place][0]) for place in places}
@@ -195,7 +197,7 @@ def small_regions(facts: Facts) -> Iterator[Finding]:
     group = frame["group"].to_numpy()
     alone = (np.bincount(group, minlength=len(frame))[group] == 1) & (runs.broke_at == "")
     forward, work = runs.ns("lookup_ns") + runs.ns("own_ns"), runs.ns("kernel_ns") + runs.ns("back_kernel_ns")
-    entering = sum(runs.ns(name) for name in ("lookup_ns", "enter_ns", "rest_ns", "back_enter_ns"))
+    entering = runs.ns("lookup_ns") + runs.ns("enter_ns") + runs.ns("rest_ns") + runs.ns("back_enter_ns")
     small = alone & (work > 0) & (entering > _COMPARABLE * work)
     if not small.any():
         return
