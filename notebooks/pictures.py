@@ -54,6 +54,7 @@ PICTURES = {
     "stacks": Picture("stacks", "p", 560, tab="Flame graph", below="Flame graph"),
     "host_profiles": Picture("host_profiles", "h", 520, until="h.functions"),
     "compile": Picture("compile", "found", 420, until="print(found)"),
+    "compiled": Picture("compiled", "p", 430, until="compiled_step, loader)", tab="Compiled", below="Compiled"),
     "comparing": Picture("comparing", "test", 520, until="print(test)"),
     "reports": Picture("reports", "r", 500, until="r.decision"),
     "architectures": Picture("architectures", "c", 540, until="print(c)"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.compiled.tables import compiled_summary
+from perfnb.compiled.tables import compiled_summary, place_in_words
 from perfnb.draw.document import Budget, Column, Document, Figure, Inner, Section, Table, Verdict
 from perfnb.draw.tab import Tab
 
@@ -42,7 +42,7 @@ def compiled_verdict(summary: CompiledSummary) -> Verdict:
         return Verdict(
             "bad",
             f"Graphs break {times}: {fmt.duration(broken['gap_ms'].sum())} per step run uncompiled between regions.",
-            f"{first['broke']}, at {first['broke_at']}.",
+            f"{first['broke']}, at {place_in_words(first['broke_at'])}.",
             selects="regions",
         )
     whole, overhead = regions["ms"].sum(), fmt.known(regions["overhead_ms"].sum(min_count=1))
@@ -149,7 +149,7 @@ def _happened(row: Any) -> str:
     """Why a region was compiled again, and where its graph breaks."""
     parts = []
     if pd.notna(row.broke):
-        parts.append(f"Graph break at {row.broke_at}: {row.broke}")
+        parts.append(f"Graph break at {place_in_words(row.broke_at)}: {row.broke}")
     if pd.notna(row.recompiled):
         parts.append(f"Compiled again, because a guard failed: {row.recompiled}")
     return ". ".join(parts)
@@ -159,7 +159,8 @@ def _lines(source: Any) -> str:
     """The user's first line behind a kernel."""
     lines = [] if pd.isna(source) else str(source).splitlines()
     more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
-    return f"{lines[0]}{more}" if lines else ""
+    place, _, code = lines[0].partition(": ") if lines else ("", "", "")
+    return f"{place_in_words(place)}: {code}{more}" if code else f"{place}{more}"
 
 
 def _few(names: str) -> str:

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perfnb.attribution.blocks import marks_step
-from perfnb.attribution.device_work import thread_keys
-from perfnb.recording.nesting import NONE, Floats, Ints, children_sums, innermost, nest_cutting
+from perfnb.compiled.runs import region_runs
+from perfnb.recording.nesting import NONE, Floats
 from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.schema import conform
-from perfnb.recording.text import TEXT, is_one_of, of_labels
-from perfnb.trace.trace_steps import step_of
-from perfnb.trace_names import GRAPH_CALL, OPS, RANGES, REGION, REGION_LOOKUP
+from perfnb.recording.text import TEXT
 
 #: A share of a kernel's time that is all of it, in spite of rounding.
 _WHOLE = 1 - 1e-9
@@ -35,6 +32,16 @@ class CompiledSummary:
     kernels: pd.DataFrame
     regions: pd.DataFrame
     shares: pd.DataFrame
+
+
+def place_in_words(place: str) -> str:
+    """A file and line without the folder; of a notebook's cell, whose file has no name, only the line."""
+    file, _, line = place.replace("\\", "/").rpartition(":")
+    return (
+        f"line {line} of a cell"
+        if "ipykernel_" in file or file.startswith("<")
+        else f"{file.rpartition('/')[2]}:{line}"
+    )
 
 
 def compiled_summary(recording: Recording) -> CompiledSummary | None:
@@ -122,8 +129,9 @@ def region_table(recording: Recording) -> pd.DataFrame:
     if record is None:
         return conform(pd.DataFrame(), "compiled_regions")
     steps = max(recording.traced_steps, 1)
-    runs = _runs(recording, record)
-    sums = runs.groupby("region")[["ms", "kernel_ms", "lookup_ms", "gap_ms"]].sum(min_count=1) / steps
+    runs = region_runs(recording, record).runs
+    times = runs[["own_ns", "kernel_ns", "lookup_ns", "gap_ns"]] / 1e6 / steps
+    sums = times.groupby(runs["region"]).sum(min_count=1)
     sums["calls"] = runs.groupby("region").size() / steps
     code = record.code.set_index("region")
     sums = sums.reindex(code.index)
@@ -131,63 +139,14 @@ def region_table(recording: Recording) -> pd.DataFrame:
     texts = {
         name: code[name].mask(code[name] == "") for name in ("function", "line", "recompiled", "broke", "broke_at")
     }
-    kernels = sums["kernel_ms"] if len(record.kernels) else sums["kernel_ms"] * np.nan
+    kernels = sums["kernel_ns"] if len(record.kernels) else sums["kernel_ns"] * np.nan
     table = code[["guards", "compile_s"]].assign(
         **texts,
         calls=sums["calls"],
-        ms=sums["ms"],
+        ms=sums["own_ns"],
         kernel_ms=kernels,
-        overhead_ms=sums["ms"] - kernels,
-        lookup_ms=sums["lookup_ms"],
-        gap_ms=sums["gap_ms"].where(broke),
+        overhead_ms=sums["own_ns"] - kernels,
+        lookup_ms=sums["lookup_ns"],
+        gap_ms=sums["gap_ns"].where(broke),
     )
     return conform(table.sort_values("ms", ascending=False, kind="stable"), "compiled_regions")
-
-
-def _runs(recording: Recording, record: CompiledRecord) -> pd.DataFrame:
-    """Each execution of a region: ``region``, and the times in ms that are its own, without regions inside it."""
-    events = recording.events
-    is_op = is_one_of(events["category"], OPS)
-    wanted = is_op & of_labels(events["name"], lambda name: name.startswith((REGION, REGION_LOOKUP)))
-    is_call = is_one_of(events["category"], (*OPS, *RANGES))
-    wanted |= is_call & of_labels(events["name"], lambda name: name.startswith(GRAPH_CALL))
-    host = events.loc[wanted, ["name", "start_ns", "duration_ns"]].assign(thread=thread_keys(events)[wanted])
-    host = host.sort_values("start_ns", kind="stable")
-    names = host["name"].astype(object).to_numpy()
-    start, thread = host["start_ns"].to_numpy(), host["thread"].to_numpy()
-    forest, end = nest_cutting(thread, start, start + host["duration_ns"].to_numpy())
-    is_region = np.array([name.startswith(REGION) for name in names], dtype=bool)
-    region = innermost(forest, is_region)
-    own = (end - start - children_sums(np.where(is_region, region, NONE), (end - start).astype(np.float64))) / 1e6
-    graphs = np.array([name.startswith(GRAPH_CALL) for name in names], dtype=bool) & (region != NONE)
-    kernels = np.bincount(region[graphs], _kernel_time(start[graphs], end[graphs], record), len(names)) / 1e6
-    rows = np.flatnonzero(is_region)
-    following = np.append(rows[1:], NONE)
-    same = (following != NONE) & (thread[following] == thread[rows])
-    marks = events.loc[marks_step(events), ["start_ns", "duration_ns"]]
-    begins = marks["start_ns"].to_numpy()
-    step = step_of(start[rows], begins, begins + marks["duration_ns"].to_numpy())
-    same &= np.append(step[1:], NONE) == step
-    # Code between two regions may run inside the first, after its graph, or behind it.
-    graph_end = pd.Series(end[graphs], index=region[graphs]).groupby(level=0).max().reindex(rows)
-    left = np.where(graph_end.isna(), start[rows], graph_end.fillna(0)).astype(np.int64)
-    lookup = np.append(np.array([name == REGION_LOOKUP for name in names], dtype=bool), False)
-    before = np.where(rows > 0, rows - 1, len(names))
-    return pd.DataFrame(
-        {
-            "region": [str(name).removeprefix(REGION) for name in names[rows]],
-            "ms": own[rows],
-            "kernel_ms": kernels[rows],
-            "lookup_ms": np.where(lookup[before], np.append(end - start, 0)[before], 0) / 1e6,
-            "gap_ms": np.where(same, np.maximum(start[following] - left, 0) / 1e6, np.nan),
-        }
-    )
-
-
-def _kernel_time(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
-    """Nanoseconds of the kernels that start in each interval."""
-    at, duration = (record.calls[name].to_numpy() for name in ("start_ns", "duration_ns"))
-    order = np.argsort(at, kind="stable")
-    sums = np.concatenate([[0], np.cumsum(duration[order])])
-    first, last = (np.searchsorted(at[order], bound) for bound in (start, end))
-    return np.asarray(sums[last] - sums[first], dtype=np.float64)

@@ -149,11 +149,25 @@ class Facts:
 
         `step_ms` is made of the median, so what waits and pauses add has a larger share of it than of the mean step.
         """
-        own = self.timed_ms - self.waits_ms - self.pauses_ms
+        own = self.timed_ms - self.waits_ms - self.pauses_ms - self.compiling_ms
         usual, mean = (float(np.median(own)), float(own.mean())) if len(own) else (0.0, 0.0)
         if usual <= 0 or mean <= _FAR * usual:
             return ""
         return f"the timed steps' own work takes {fmt.duration(mean)} on average but mostly {fmt.duration(usual)}"
+
+    @cached_property
+    def compilations(self) -> pd.DataFrame:
+        """What torch.compile compiled in timed steps: ``step``, ``function``, ``line``, failed ``guard``, ``ms``."""
+        known = pd.DataFrame(self.meta.get("compilations") or [], columns=["step", "function", "line", "guard", "ms"])
+        return known[known["step"].isin(range(len(self.timed_ms)))].astype({"step": "int64", "ms": "float64"})
+
+    @cached_property
+    def compiling_ms(self) -> Floats:
+        """By timed step: how long torch.compile compiled in it, or if that is more, how much longer it took."""
+        ms = np.bincount(self.compilations["step"], self.compilations["ms"], len(self.timed_ms))
+        own, without = self.timed_ms - self.waits_ms - self.pauses_ms, ms == 0
+        usual = float(np.median(own[without])) if without.any() else np.inf
+        return np.where(without, 0.0, np.minimum(np.maximum(ms, own - usual), own))
 
     def share(self, ms: float) -> float:
         """A time as a share of the step."""

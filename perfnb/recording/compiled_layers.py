@@ -287,8 +287,9 @@ class _Planned(NamedTuple):
     kernel: Kernel
     #: The layers from the region's root to each of them, without the root, and their shares of the kernel's time.
     shares: list[tuple[tuple[int, ...], float]]
-    #: Its graph and name, the ops and the user's lines that it computes, bytes and FLOPs.
-    facts: tuple[str, str, str, str, int, int]
+    #: Its graph and name, the ops and the user's lines that it computes, bytes and FLOPs, and whether a result of it is
+    #: only for code outside the graph.
+    facts: tuple[str, str, str, str, int, int, bool]
 
 
 class _Models(NamedTuple):
@@ -483,6 +484,7 @@ def _planned(graph: Graph, kernel: Kernel, layers: _Layers, models: _Models) -> 
         "\n".join(f"{file}:{line}: {code}" for file, line, code in sources),
         min(total_bytes, _FAR),
         min(sum(operation.flops for operation in inside), _FAR) if total_bytes else 0,
+        any(operation.name not in graph.users for operation in inside),
     )
     return _Planned(kernel, shares, facts)
 

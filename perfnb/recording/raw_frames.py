@@ -112,6 +112,7 @@ RAW_FRAMES: Mapping[str, Columns] = {
     "compiled_kernels": {
         **{"graph": _TEXT, "kernel": _TEXT, "direction": _LABEL, "ops": _TEXT, "source": _TEXT},
         **dict.fromkeys(("bytes", "flops"), replace(_LENGTH, high=_FAR)),
+        "leaves": SavedColumn("bool", needed=False),
     },
     "compiled_shares": {"kernel": _LENGTH, "layer": _LENGTH, "share": SavedColumn("float64", low=0, high=1)},
     "compiled_calls": {"kernel": _LENGTH, "start_ns": _WHOLE, "duration_ns": _LENGTH},

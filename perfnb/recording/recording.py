@@ -101,7 +101,8 @@ class CompiledRecord:
     ----------
     kernels : DataFrame
         One row per kernel call of a graph: ``graph`` (its key), ``kernel``, ``ops`` (those that it computes),
-        ``source`` (the user's lines), ``bytes`` (read or written outside the kernel), ``flops``, ``direction``.
+        ``source`` (the user's lines), ``bytes`` (read or written outside the kernel), ``flops``, ``direction``, and
+        perhaps ``leaves`` (whether a result of it is only for code outside the graph).
     shares : DataFrame
         One row per kernel and layer: ``kernel`` (row of `kernels`), ``layer`` (row of `Recording.modules`), ``share``
         of the kernel's time.

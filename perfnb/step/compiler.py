@@ -15,7 +15,8 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import wraps
@@ -36,6 +37,7 @@ _GRAPH = "CompiledFxGraph"
 #: The operations in each kernel of the graph that is being compiled; the graph keeps them only for a forward pass.
 _FUSED = "_inductor_triton_kernel_to_post_grad_node_info"
 _DYNAMO = "torch._dynamo.utils"
+_BREAKS, _GUARDS = "torch._dynamo.output_graph", "torch._guards"
 #: What is needed for layers, by module.
 PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
     _CONFIG: ("cpp.enable_kernel_profile", "trace.provenance_tracking_level", "post_grad_custom_post_pass"),
@@ -45,12 +47,21 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 #: What is needed for the reasons of recompilations and graph breaks.
 REPORTED_NAMES: Mapping[str, tuple[str, ...]] = {_DYNAMO: ("get_compilation_metrics", "graph_break_reasons")}
+#: What is needed to tell which of several breaks in a function ends which of its regions.
+BREAK_NAMES: Mapping[str, tuple[str, ...]] = {
+    _BREAKS: ("GraphCompileReason.__post_init__",),
+    _GUARDS: ("CompileContext.current_compile_id",),
+}
+#: The reason of a graph break that was noted while a region was compiled.
+_REGION_OF_REASON = "_perfnb_region"
 #: What is needed to compile a model once more.
 AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
     "torch": ("_TorchCompileInductorWrapper",),
     "torch._dynamo": ("optimize",),
     "torch._dynamo.eval_frame": ("innermost_backend",),
 }
+#: What newer versions of torch call a branch on a tensor's value.
+_BRANCH = "Data-dependent branching"
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
 _ATTRIBUTE = "_perfnb_operations_4"
 
@@ -96,6 +107,10 @@ class CompilesForProfiling(Installed):
         plain = graph.__init__
         stack.callback(setattr, graph, "__init__", plain)
         graph.__init__ = _describing(plain, before)
+        if not missing_names(BREAK_NAMES):
+            reason = importlib.import_module(_BREAKS).GraphCompileReason
+            stack.callback(setattr, reason, "__post_init__", reason.__post_init__)
+            reason.__post_init__ = _noting_region(reason.__post_init__)
 
 
 def why_not_again() -> str:
@@ -204,6 +219,19 @@ def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
     return described
 
 
+def _noting_region(plain: Any) -> Any:
+    """`GraphCompileReason.__post_init__` that notes which region is being compiled."""
+    context: Any = importlib.import_module(_GUARDS).CompileContext
+
+    @wraps(plain)
+    def noting(self: Any) -> None:
+        plain(self)
+        with suppress(Exception):
+            setattr(self, _REGION_OF_REASON, str(context.current_compile_id()))
+
+    return noting
+
+
 def modules_where(holds: Callable[[nn.Module], bool]) -> list[nn.Module]:
     """The living modules that a condition on compiled ones holds for."""
     if "torch._dynamo" not in sys.modules:
@@ -289,14 +317,41 @@ def compiled_code(regions: Iterable[str]) -> list[CompiledCode]:
     for reason in utils.graph_break_reasons:
         if reason.graph_break and reason.user_stack:
             outer, inner = reason.user_stack[0], reason.user_stack[-1]
-            breaks[outer.filename, outer.name] = (str(reason.reason), f"{inner.filename}:{inner.lineno}")
+            where = getattr(reason, _REGION_OF_REASON, None) or (outer.filename, outer.name)
+            why = _first_line(reason.reason)
+            told = ": ".join(
+                filter(None, (_BRANCH if why.startswith("generic_jump") else why, (inner.line or "").rstrip(":")))
+            )
+            breaks[where] = (told, f"{inner.filename}:{inner.lineno}")
     return [_code(region, known.get(region), breaks) for region in wanted]
 
 
-def _code(region: str, facts: Any, breaks: Mapping[tuple[str, str], tuple[str, str]]) -> CompiledCode:
+def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
+    """What torch compiled in some steps, each from begin to end by `time.perf_counter_ns`.
+
+    For each compilation the number of its step, the function, its file and line, the guard that failed (empty if the
+    code was not compiled before), and milliseconds.
+    """
+    if "torch._dynamo" not in sys.modules or missing_names(REPORTED_NAMES):
+        return []
+    utils: Any = importlib.import_module(_DYNAMO)
+    epoch_ns, known = time.time_ns() - time.perf_counter_ns(), list(utils.get_compilation_metrics())
+    code = {str(each.compile_id): _code(str(each.compile_id), each, {}) for each in known if each.co_name}
+    found = []
+    for each in known:
+        begin_us, took_us = getattr(each, "start_time_us", None), getattr(each, "duration_us", None)
+        begin_ns = (begin_us or 0) * 1000 - epoch_ns
+        step = next((number for number, (begin, end) in enumerate(steps) if begin <= begin_ns < end), None)
+        if step is not None and took_us:
+            own = code.get(str(each.compile_id), CompiledCode(""))
+            found.append([step, own.function, own.line, own.recompiled, took_us / 1e3])
+    return found
+
+
+def _code(region: str, facts: Any, breaks: Mapping[Any, tuple[str, str]]) -> CompiledCode:
     if facts is None:
         return CompiledCode(region)
-    reason, line = breaks.get((facts.co_filename, facts.co_name), ("", ""))
+    reason, line = breaks.get(region) or breaks.get((facts.co_filename, facts.co_name), ("", ""))
     return CompiledCode(
         region,
         str(facts.co_name),
@@ -304,7 +359,7 @@ def _code(region: str, facts: Any, breaks: Mapping[tuple[str, str], tuple[str, s
         facts.guard_count,
         facts.entire_frame_compile_time_s,
         _first_line(getattr(facts, "recompile_reason", "")),  # torch 2.6 does not keep it
-        _first_line(reason),
+        reason,
         line,
     )
 

@@ -29,7 +29,7 @@ from perfnb.step.budget import FEWEST, Plan, is_steady, require_passing_time
 from perfnb.step.capture import Capture
 from perfnb.step.ceilings import MEASURABLE, measure_ceilings
 from perfnb.step.checks import refuse_meta
-from perfnb.step.compiler import CompilesAgain, end_for_profiling
+from perfnb.step.compiler import CompilesAgain, compilations, end_for_profiling
 from perfnb.step.device import StepClock, accelerator_in_use, is_out_of_memory, read_clocks, synchronize
 from perfnb.step.environment import Conditions, lower_precision, usable_cpus
 from perfnb.step.installed import Installed
@@ -161,6 +161,9 @@ class Session(Installed):
         noise["gc_pauses"] = [[step + len(already), ms] for step, ms in noise["gc_pauses"]]
         self.capture.meta["noise"] = noise
         self.capture.meta["timed_cut_short"] = len(times) < wanted
+        timed = [step for step in self.capture.steps if step.pass_name == "timed"]
+        if compiled := compilations([(step.begin_ns, step.begin_ns + step.wall_ns) for step in timed]):
+            self.capture.meta["compilations"] = compiled
         return times
 
     def try_threads(self, timed_ns: list[int]) -> Passes[None]:

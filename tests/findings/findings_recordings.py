@@ -18,8 +18,10 @@ from perfnb.findings.proposed_code import is_own_line
 from perfnb.findings.rules import RULES
 from perfnb.profile.analysis import Analysis
 from perfnb.profile.summary import summarize
+from perfnb.recording.compiled_layers import CompiledCode, with_compiled_regions
 from perfnb.recording.recording import ArithmeticRecord, Recording
 from perfnb.remedies.levers import by_name
+from tests.recording.test_compiled_layers import BACK, BLOCK, SHARED, backward, graph, net, operation, region
 from tests.recordings import ByHand
 from tests.written_traces import Written, training
 
@@ -138,6 +140,51 @@ def live_gpu(steps: int = 2) -> Recording:
         "environment": {"processor": "made up", "threads": 1, "gpus": ["NVIDIA A100"]},
     }
     return hand.recording(**meta)
+
+
+SMALL = graph("small", {"cpp_fused_mul_0": [operation("a", BLOCK, ("x",))]}, operation("x"))
+
+
+def small_region(hand: ByHand, begin: float) -> None:
+    """A lookup of 2 µs, and a region of 40 with one kernel of 4: 18 before it, and 6 after its graph."""
+    hand.op("TorchDynamo Cache Lookup", begin, begin + 2).op("Torch-Compiled Region: 2/0", begin + 2, begin + 42)
+    hand.op("## Call CompiledFxGraph small ##", begin + 6, begin + 36)
+    hand.op("cpp_fused_mul_0", begin + 20, begin + 24)
+
+
+def compiled_cpu(
+    steps: int = 1, *, late: float = 0, broke: str = "Failed to trace builtin operator: print(h)"
+) -> Recording:
+    """A step of 0.6 ms with a graph break, two small regions after it, and compilations in two timed steps.
+
+    The break costs 116 µs in the code around it: 48 until the next region, 38 at the end, 30 in backward. Entering the
+    second region takes 21, and kernels next to the break 30 in forward and 80 in backward. The small regions take 52 to
+    enter and leave, are 18 apart, and have kernels of 8. What follows the break comes `late` in the last step.
+    """
+    hand = ByHand()
+    root, *_ = net(hand)
+    for number in range(steps):
+        t, sequence = 1000 * number, 10 * number
+        begin, t = t, t + (late if number == steps - 1 else 0)
+        hand.step(begin, t + 600).call(root, begin + 8, t + 290)
+        region(hand, begin + 10, sequence=sequence + 5, name="0/0")
+        # It calls the rest of its function, which was compiled as well.
+        hand.rows[-7]["duration_ns"] = round((t + 282 - begin - 12) * 1000)
+        region(hand, t + 150, sequence=sequence + 6, name="1/0")
+        backward(hand, t + 310, sequence=sequence + 6)
+        backward(hand, t + 400, sequence=sequence + 5)
+        for begin in (t + 470, t + 530):
+            hand.call(root, begin - 1, begin + 43)
+            small_region(hand, begin)
+    guard = "0/0: k == 1 # h = h * k # /home/model.py:8 in forward (HINT: torch has much to say here)"
+    again = ["forward", "/home/model.py:7", guard, 0.3]
+    recording = hand.recording(parts=PARTS, compilations=[[1, *again], [3, *again], [3, "loss", "loss.py:2", "", 0.1]])
+    code = [
+        CompiledCode("0/0", "forward", "model.py:7", 12, 3.2, "", broke, "/home/model.py:9" if broke else ""),
+        CompiledCode("1/0", "torch_dynamo_resume_in_forward_at_9", "model.py:9", 8, 1.1),
+        CompiledCode("2/0", "scaled", "model.py:20", 4, 0.5),
+    ]
+    return with_compiled_regions(recording, [SHARED, BACK, SMALL], code)
 
 
 def loaded(folder: Path, trace: Written | None = None) -> Recording:

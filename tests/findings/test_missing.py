@@ -13,7 +13,7 @@ import pytest
 
 import perfnb
 from perfnb.recording.recording import Recording
-from tests.findings.findings_recordings import live_cpu, live_gpu, loaded, obeys_the_laws
+from tests.findings.findings_recordings import compiled_cpu, live_cpu, live_gpu, loaded, obeys_the_laws
 from tests.written_traces import Written, training
 
 #: Columns that every recording has, whole: without them there is no event, step, layer or span.
@@ -26,11 +26,17 @@ ALWAYS = {
     "known": ("time_ns", "address", "bytes", "device", "category"),
     "resident": ("time_ns", "bytes"),
     "calls": ("op",),
+    "compiled_kernels": ("graph", "kernel", "direction"),
+    "compiled_shares": ("kernel", "layer", "share"),
+    "compiled_calls": ("kernel", "start_ns", "duration_ns"),
+    "compiled_code": ("region",),
 }
 #: Columns that some recordings lack.
 OPTIONAL = {
     "events": ("process", "external_id", "wait_stream", "wait_correlation", "bytes", "shapes", "collective", "group"),
     "steps": ("start_s", "step"),
+    "spans": ("derived",),
+    "compiled_kernels": ("leaves",),
 }
 
 
@@ -55,11 +61,11 @@ def frames(recording: Recording) -> Iterator[tuple[str, pd.DataFrame, Any]]:
     """Each frame with its name and what puts another in its place."""
     for name in ("events", "steps", "modules", "spans"):
         yield name, getattr(recording, name), lambda frame, name=name: replace(recording, **{name: frame})
-    for part in ("memory", "arithmetic"):
+    for part in ("memory", "arithmetic", "compiled"):
         record = getattr(recording, part)
         for field in fields(record) if record is not None else ():
             yield (
-                field.name,
+                f"compiled_{field.name}" if part == "compiled" else field.name,
                 getattr(record, field.name),
                 lambda frame, part=part, record=record, name=field.name: replace(
                     recording, **{part: replace(record, **{name: frame})}
@@ -73,16 +79,21 @@ def variants(recording: Recording) -> Iterator[tuple[str, Recording]]:
         for column in frame.columns:
             if column in ALWAYS[name]:
                 continue
+            if column in OPTIONAL.get(name, ()) and frame[column].dtype == bool:
+                yield f"{name}.{column}: absent", put(frame.drop(columns=column))
+                continue
             yield f"{name}.{column}: all", put(without(frame, column, slice(None)))
             if len(frame):
                 yield f"{name}.{column}: one", put(without(frame, column, slice(0, 1)))
             if column in OPTIONAL.get(name, ()):
                 yield f"{name}.{column}: absent", put(frame.drop(columns=column))
-        if name in ("spans", "known", "resident", "calls"):
+        if name in ("spans", "known", "resident", "calls", "compiled_calls", "compiled_code"):
             yield f"{name}: empty", put(frame.iloc[:0])
-    yield "no layers", replace(recording, modules=recording.modules[:0], spans=recording.spans[:0], memory=None)
+    nothing = {"memory": None, "compiled": None}  # both name layers
+    yield "no layers", replace(recording, modules=recording.modules[:0], spans=recording.spans[:0], **nothing)
     yield "no memory", replace(recording, memory=None)
     yield "no arithmetic", replace(recording, arithmetic=None)
+    yield "no compiled code", replace(recording, compiled=None)
     for key in recording.meta.keys() - {"name", "environment", "options", "trace"}:
         yield f"meta: no {key}", replace(recording, meta={k: v for k, v in recording.meta.items() if k != key})
     for part in ("environment", "parts", "noise", "cost", "bare_cost", "ceilings"):
@@ -106,7 +117,10 @@ def variants(recording: Recording) -> Iterator[tuple[str, Recording]]:
 
 
 def recordings(folder: Path) -> dict[str, Recording]:
-    return {"live_cpu": live_cpu(), "live_gpu": live_gpu(), "loaded": loaded(folder, training(2))}
+    return {
+        **{"live_cpu": live_cpu(), "live_gpu": live_gpu(), "loaded": loaded(folder, training(2))},
+        "compiled": compiled_cpu(),
+    }
 
 
 def stands(recording: Recording, wanted: tuple[str, ...] = ("",)) -> None:
@@ -127,6 +141,11 @@ def test_rules_stand_layers_of_which_little_is_known() -> None:
     stands(live_cpu(), ("modules.",))
 
 
+@pytest.mark.slow
+def test_rules_stand_compiled_code_of_which_little_is_known() -> None:
+    stands(compiled_cpu(), ("compiled", "no compiled code", "events.sequence", "meta: no compilations"))
+
+
 @pytest.mark.deep
 @pytest.mark.slow
 def test_rules_stand_steps_and_layers_of_a_trace_of_which_little_is_known(tmp_path: Path) -> None:
@@ -134,7 +153,7 @@ def test_rules_stand_steps_and_layers_of_a_trace_of_which_little_is_known(tmp_pa
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", ["live_cpu", "live_gpu", "loaded"])
+@pytest.mark.parametrize("name", ["live_cpu", "live_gpu", "loaded", "compiled"])
 def test_every_rule_stands_missing_values(name: str, tmp_path: Path) -> None:
     recording = recordings(tmp_path)[name]
     assert obeys_the_laws(recording)

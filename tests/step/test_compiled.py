@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,73 @@ def test_a_graph_break_and_a_recompilation_are_found_with_line_and_guard() -> No
     text = " ".join(str(p).split())
     assert "Graphs break once" in text
     assert "Compiled again, because a guard failed" in text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_for_profiling")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+def test_every_break_of_one_function_is_found_with_its_own_line_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layers[0](x)
+            print("a break")
+            x = self.layers[1](x)
+            if x.sum() > 1e9:
+                x = x * 2
+            x = self.layers[2](x)
+            time.sleep(0.001)
+            return x.relu()
+
+    compiled, x = torch.compile(Breaks()), torch.randn(8, 16)
+
+    p = profile_of(lambda: compiled(x).sum().backward())
+
+    assert "a break" in capsys.readouterr().out
+    line = Breaks.forward.__code__.co_firstlineno
+    regions = p.compiled_regions.dropna(subset="broke").sort_values("line")
+    assert regions["broke_at"].str.rpartition(":")[2].astype(int).tolist() == [line + 2, line + 4, line + 7]
+    assert [text.rpartition(": ")[2] for text in regions["broke"]][::2] == ['print("a break")', "time.sleep(0.001)"]
+    assert regions["broke"].iloc[1] == "Data-dependent branching: if x.sum() > 1e9"
+    found = p.findings[p.findings["bottleneck"] == "graph breaks"].iloc[0]
+    assert found["bound_ms"] > 1  # the sleep alone
+    assert f"Graphs break at test_compiled.py:{line + 7} (" in found["evidence"]
+    for number, cure in ((2, "print or log outside"), (4, "torch.where"), (7, "torch.library.custom_op")):
+        assert f"test_compiled.py:{line + number}: " in found["advice"]
+        assert cure in found["advice"]
+
+
+@pytest.mark.slow
+def test_recompilations_by_a_python_number_that_changes_are_found_with_their_guard() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(16, 16), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            result: torch.Tensor = self.linear(x) * self.calls
+            return result
+
+    compiled, x = torch.compile(Counts(), backend="aot_eager"), torch.randn(8, 16)
+
+    p = perfnb.profile_step(lambda: compiled(x).sum().backward(), warmup=1, steps=3, traced=1, memory=False)
+
+    line = Counts.forward.__code__.co_firstlineno
+    found = p.findings[p.findings["bottleneck"] == "recompilation"].iloc[0]
+    assert f"In 3 of 3 timed steps torch.compile compiled forward (test_compiled.py:{line}) again" in found["evidence"]
+    assert "self.calls == " in found["evidence"]
+    assert "in a tensor" in found["advice"]
+    assert 0 < found["bound_ms"] <= p.steps.loc[p.steps["pass"] == "timed", "wall_ms"].mean()
+
+
+def test_a_step_that_compiles_nothing_has_no_compilations() -> None:
+    p = perfnb.profile_step(lambda: torch.ones(3).sum(), warmup=1, steps=1, traced=1, memory=False, stacks=False)
+
+    assert "compilations" not in p.meta
 
 
 @pytest.mark.slow

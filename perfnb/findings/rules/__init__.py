@@ -6,6 +6,7 @@ from perfnb.findings.finding import Rule
 from perfnb.findings.rules import (
     bound,
     communication,
+    compiled,
     double,
     fusion,
     host,
@@ -17,7 +18,10 @@ from perfnb.findings.rules import (
     transfers,
 )
 
-_SUBJECTS = (timed, transfers, synchronisation, host, bound, fusion, double, memory, optimizer, repeated, communication)
+_SUBJECTS = (
+    *(timed, transfers, synchronisation, host, bound, fusion, double, memory, optimizer, repeated, communication),
+    compiled,
+)
 RULES: tuple[Rule, ...] = tuple(
     value for subject in _SUBJECTS for value in vars(subject).values() if isinstance(value, Rule)
 )

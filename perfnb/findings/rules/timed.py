@@ -202,10 +202,10 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
 
 @rule("uneven steps", "Slowed by a few slow steps", "making them as fast as the others", timed_only=True, worth=_WORTH)
 def uneven_steps(facts: Facts) -> Iterator[Finding]:
-    """Steps far slower than the others, if neither the wait for data nor the garbage collector explains it."""
+    """Steps far slower than the others, if no wait for data, garbage collection or compilation explains it."""
     if not facts.live or len(facts.timed_ms) < _FEWEST:
         return
-    rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms
+    rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms - facts.compiling_ms
     outliers = classify_outliers(rest.tolist())
     slow = np.array(sorted((*outliers.high_mild, *outliers.high_severe)), dtype=np.int64)
     if len(slow) == 0 or len(slow) > 0.4 * len(rest):

@@ -1,0 +1,284 @@
+"""What torch.compile compiled: where graphs break, compilation in timed steps, and regions too small to pay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from perfnb import quantities as fmt
+from perfnb.compiled.runs import RegionRuns, region_runs
+from perfnb.compiled.tables import place_in_words
+from perfnb.findings.facts import Facts, shared, typical
+from perfnb.findings.finding import Finding, rows, rule
+from perfnb.findings.proposed_code import lever_line
+from perfnb.findings.rules.repeated import model_calls
+from perfnb.recording.nesting import NONE, Bools, Floats, Ints
+from perfnb.recording.text import TEXT
+from perfnb.trace_names import REGION
+
+#: Share of a region's work in kernels from which the time of entering it is comparable to that.
+_COMPARABLE = 0.5
+#: Nanoseconds between regions below which there is hardly any user code.
+_SHORT_NS = 200_000
+#: Places and functions that are named.
+_MOST = 3
+#: What to do about the reason of a graph break or, behind it, the line; the first that fits.
+_CURES = (
+    (r"graph_break\(\)", "remove this call"),
+    (r"\bprint\(|\blog(?:ger|ging)?\.", "print or log outside the compiled code"),
+    (r"[Dd]ata-dependent", "choose between tensors with torch.where, or check the value outside the compiled code"),
+    (r"Tensor\.(?:item|tolist|numpy)", "keep the value in a tensor until the compiled code has returned"),
+    (
+        r"skipped|disable|builtin|[Uu]nsupported|trace",
+        "call this function outside the compiled code, or make it an operator with torch.library.custom_op",
+    ),
+)
+_OTHER_CURE = "rewrite this line so that torch.compile can trace it; fullgraph=True makes it raise the whole reason"
+#: What to do about a guard that failed; the first that fits.
+_GUARD_CURES = (
+    (
+        r"size mismatch|\.size\(|shape|stride",
+        "Give all batches the same shape (drop_last=True of a DataLoader, padding), or compile with dynamic=True.",
+    ),
+    (r"requires_grad|grad_mode|training", "Call it in one mode in every step, or compile one copy for each mode."),
+    (r"==", "Keep the value that changes in a tensor, or out of the compiled code."),
+)
+_NUMBER = re.compile(r"^[0-9]{1,9}/[0-9]{1,9}: ")
+_OTHER_GUARD = "Keep what this guard checks the same in every step."
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The compiled regions of the traced steps, on the CPU; times at their medians over steps that did the same."""
+
+    found: RegionRuns
+    #: By run: the place and the reason of its graph break, empty without one; and its function.
+    broke_at: np.ndarray
+    broke: np.ndarray
+    function: np.ndarray
+    kernels_known: bool
+
+    def ns(self, name: str) -> Floats:
+        """A column of the runs; 0 if unknown."""
+        runs = self.found.runs
+        values = runs[name].fillna(0.0).to_numpy(dtype=float)
+        return typical(values, runs["step"].to_numpy(), pd.factorize(runs["region"])[0])
+
+
+@shared
+def _runs(facts: Facts) -> _Runs | None:
+    record = facts.recording.compiled
+    if record is None or facts.gpu is not None:
+        return None
+    found = region_runs(facts.recording, record)
+    code = record.code.drop_duplicates("region").set_index("region").reindex(found.runs["region"])
+    at, broke, function = (code[name].fillna("").to_numpy(dtype=object) for name in ("broke_at", "broke", "function"))
+    return _Runs(found, at, broke, function, len(record.kernels) > 0) if len(found.runs) else None
+
+
+class _Costs(NamedTuple):
+    """What seams between regions cost, in milliseconds of a timed step."""
+
+    code: float
+    entering: float
+    #: Generated kernels on both sides of a seam.
+    kernels: float
+
+    @property
+    def whole(self) -> float:
+        return sum(self)
+
+
+def _costs(facts: Facts, chosen: Bools, code: Floats, entering: Floats, kernels: Floats) -> _Costs:
+    """The costs of some runs, from nanoseconds by run.
+
+    Tracing slows torch's own code, which is all of a short stretch between regions, but hardly Python code and kernels.
+    """
+    short = code < _SHORT_NS
+    cost = _Costs(
+        facts.between_ops_ms(float(code[chosen & ~short].sum())) + facts.per_step(float(code[chosen & short].sum())),
+        facts.per_step(float(entering[chosen].sum())),
+        facts.between_ops_ms(float(kernels[chosen].sum())),
+    )
+    return _Costs(*(part * min(facts.step_ms / cost.whole, 1.0) for part in cost)) if cost.whole else cost
+
+
+@rule("graph breaks", "Slowed by graph breaks", "compiling across them", worth=0.03)
+def graph_breaks(facts: Facts) -> Iterator[Finding]:
+    """Regions inside another one: without the graph breaks, all of these would be a single region."""
+    runs = _runs(facts)
+    if runs is None or not (runs.broke_at != "").any():
+        return
+    frame, broken = runs.found.runs, runs.broke_at != ""
+    chosen = np.isin(frame["group"], frame["group"][broken])
+    group, ends = _without_breaks(facts, frame, chosen)
+    following = _following(group, chosen & frame["has_graph"].to_numpy())
+    code = np.where(ends, runs.ns("rest_ns"), runs.ns("gap_ns")) + np.where(
+        following != NONE, runs.ns("back_gap_ns"), 0.0
+    )
+    # One of the regions is entered in any case.
+    entering = np.where(np.isin(np.arange(len(group)), following), runs.ns("enter_ns") + runs.ns("back_enter_ns"), 0.0)
+    kernels = runs.found.beside_ns(following)
+    by_group = pd.Series(runs.broke_at, dtype=TEXT).where(broken).groupby(group)
+    at = by_group.ffill().fillna(by_group.bfill()).to_numpy(dtype=object)
+    by_place = {
+        place: _costs(facts, chosen & (at == place), code, entering, kernels).whole
+        for place in map(str, set(at[chosen]))
+    }
+    places = sorted(by_place, key=by_place.__getitem__, reverse=True)
+    reasons = {place: str(runs.broke[runs.broke_at == place][0]) for place in places}
+    cost, groups = _costs(facts, chosen, code, entering, kernels), len(np.unique(group[chosen])) / facts.steps
+    each = len(places) > 1 and runs.kernels_known
+    named = "; ".join(
+        f"{place_in_words(place)} ({reasons[place]}){f', up to {fmt.duration(by_place[place])}' if each else ''}"
+        for place in places[:_MOST]
+    )
+    more = f"; and in {fmt.counted(len(places) - _MOST, 'more place')}" if len(places) > _MOST else ""
+    split = f"{fmt.counted(chosen.sum() / facts.steps, 'compiled region')} per step run in place of {groups:,.0f}"
+    parts = (
+        f": {fmt.duration(cost.code)} in the code between them, {fmt.duration(cost.entering)} in entering them, and "
+        f"{fmt.duration(cost.kernels)} in generated kernels next to a break, which could be fused across it."
+    )
+    ask = " To learn how much, call perfnb.compile_for_profiling() before the code is compiled."
+    yield Finding(
+        f"Graphs break at {named}{more}. Therefore {split}"
+        + (f", which costs up to {facts.of_step(cost.whole)}{parts}" if runs.kernels_known else "."),
+        cost.whole if runs.kernels_known else None,
+        " ".join(f"At {place_in_words(place)}: {_cure(reasons[place])}." for place in places[:_MOST])
+        + ("" if runs.kernels_known else ask),
+        "medium",
+        "The code between regions and their entry were measured while they were traced. How much faster the kernels "
+        "next to a break would be without it is not known.",
+        "What kernels further from a break would gain, and what the code between regions would cost inside a graph.",
+        rows("op", [f"{REGION}{name}" for name in frame["region"][broken].unique()[:_MOST]]),
+    )
+
+
+def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[Ints, Bools]:
+    """By run, the number of the region that it would belong to if no graph broke, and whether it is the last of that.
+
+    If a graph breaks in a function that torch cannot resume, it leaves that function and those around it uncompiled: so
+    groups with breaks in one call to a model belong together. Elsewhere those do that are no further apart than long.
+    """
+    group, call_ends = frame["group"].to_numpy(), np.sort(model_calls(facts)["end"].to_numpy())
+    call = np.searchsorted(call_ends, frame["start"].to_numpy(), side="right")
+    in_call = (call[1:] == call[:-1]) & (call[1:] < len(call_ends))
+    took = (frame["lookup_ns"] + frame["own_ns"]).groupby(group).transform("sum").to_numpy()
+    close = in_call | (frame["apart_ns"].to_numpy()[:-1] <= took[1:] + took[:-1])
+    joined = broken[1:] & broken[:-1] & frame["gap_ns"].notna().to_numpy()[:-1] & close
+    ends = np.append((group[1:] != group[:-1]) & ~joined, True)
+    return np.append(0, np.cumsum(ends[:-1])), ends
+
+
+def _following(group: Ints, has: Bools) -> Ints:
+    """The next of some runs in the group of each of them; `NONE` without one."""
+    following, rows = np.full(len(group), NONE), np.flatnonzero(has)
+    same = group[rows[1:]] == group[rows[:-1]]
+    following[rows[:-1][same]] = rows[1:][same]
+    return following
+
+
+def _cure(reason: str) -> str:
+    return next((cure for pattern, cure in _CURES if re.search(pattern, reason)), _OTHER_CURE)
+
+
+@rule("small regions", "Slowed by entering compiled regions", "entering fewer and larger ones", worth=0.1)
+def small_regions(facts: Facts) -> Iterator[Finding]:
+    """Regions without graph breaks, whose entry takes about as long as their kernels."""
+    runs = _runs(facts)
+    if runs is None or not runs.kernels_known:
+        return
+    frame = runs.found.runs
+    group = frame["group"].to_numpy()
+    alone = (np.bincount(group, minlength=len(frame))[group] == 1) & (runs.broke_at == "")
+    forward, work = runs.ns("lookup_ns") + runs.ns("own_ns"), runs.ns("kernel_ns") + runs.ns("back_kernel_ns")
+    entering = runs.ns("lookup_ns") + runs.ns("enter_ns") + runs.ns("rest_ns") + runs.ns("back_enter_ns")
+    small = alone & (work > 0) & (entering > _COMPARABLE * work)
+    if not small.any():
+        return
+    # Two regions that could be one have no more code between them than they are long.
+    apart, behind = runs.ns("apart_ns"), np.append(np.arange(1, len(frame)), NONE)
+    close = frame["apart_ns"].notna().to_numpy() & (apart <= forward + forward[behind])
+    joined = close & alone & alone[behind] & (small | small[behind])
+    between = np.where(joined, np.maximum(apart, 0.0) + runs.ns("back_gap_ns"), 0.0)
+    beside = runs.found.beside_ns(np.where(joined, behind, NONE))
+    every = np.ones(len(frame), dtype=bool)
+    cost = _costs(facts, every, between, np.where(small, entering, 0.0), beside)
+    work_ms = facts.between_ops_ms(float(work[small].sum()))
+    by_function = pd.Series(entering[small]).groupby(runs.function[small]).sum().nlargest(_MOST).index
+    named = ", ".join(name for name in map(str, by_function) if name)
+    seams = (
+        f" Another {fmt.duration(cost.code)} is in the code between these regions, and {fmt.duration(cost.kernels)} in "
+        "generated kernels that could be fused across it."
+    )
+    yield Finding(
+        f"{fmt.counted(small.sum() / facts.steps, 'compiled region')} per step{f' ({named})' if named else ''}: "
+        f"{fmt.duration(work_ms)} in kernels, forward and backward, and {fmt.duration(cost.entering)} in "
+        f"entering and leaving.{seams if joined.any() else ''}",
+        cost.whole,
+        "Compile what calls these regions, so that one larger region is entered instead of many."
+        if joined.any()
+        else "Give the region more work for each entry: larger batches, or more of the step. Otherwise, compare it "
+        "with the uncompiled code, which may be as fast.",
+        "medium",
+        "Regions and kernels were measured while they were traced, which makes entering a region slower.",
+        "Whether what calls the regions can be compiled as a whole.",
+        rows("op", [f"{REGION}{name}" for name in frame["region"][small].unique()[:_MOST]]),
+        code=_whole_model(facts) if joined.any() else "",
+    )
+
+
+def _whole_model(facts: Facts) -> str:
+    """The line that compiles a model of which only parts are compiled; empty if it is unknown or would not apply."""
+    modules = facts.recording.modules
+    compiled = modules["compiled"].fillna(False).to_numpy(dtype=bool)
+    roots = {facts.root(str(name)) for name in modules["name"][compiled]}
+    own = set(modules["name"][compiled])
+    known = [root for root in roots if root is not None and root not in own and facts.variable(root) == root]
+    if len(roots) != 1 or not known or not facts.is_called(known[0]):
+        return ""
+    return lever_line("compile", known[0])
+
+
+@rule("recompilation", "Slowed by compiling anew", "compiling only once", timed_only=True, worth=0.02)
+def recompilation(facts: Facts) -> Iterator[Finding]:
+    """Timed steps during which torch.compile compiled code."""
+    known, per_step = facts.compilations, facts.compiling_ms
+    steps = np.flatnonzero(per_step)
+    if not len(steps):
+        return
+    again = known[known["guard"] != ""] if (known["guard"] != "").any() else known
+    by_cause = again.groupby(["function", "line", "guard"], sort=False)["ms"].sum()
+    function, line, guard = map(str, by_cause.index[int(by_cause.to_numpy().argmax())])
+    what = f"{function} ({place_in_words(line)})" if function else "code"
+    why = f"again, because a guard failed: {_guard(guard)}." if guard else "for the first time."
+    others = f" {fmt.counted(len(by_cause) - 1, 'other compilation')} took less." if len(by_cause) > 1 else ""
+    bound, once = float(per_step.mean()), len(steps) == 1
+    took = f"On average over all steps, compiling took {fmt.duration(bound)}."
+    yield Finding(
+        f"In {len(steps)} of {len(per_step)} timed steps torch.compile compiled {what} {why}{others} "
+        + (f"That took {fmt.duration(float(per_step.sum()))}." if once else took),
+        None if once else bound,
+        next((cure for pattern, cure in _GUARD_CURES if re.search(pattern, guard)), _OTHER_GUARD)
+        if guard
+        else "Run more steps before those that count, so that all code is compiled by then.",
+        "low" if once else "high",
+        "One step with a compilation does not show how often it recurs."
+        if once
+        else "torch timed each compilation in the timed steps.",
+        "Code that runs uncompiled because it has been compiled as often as torch allows.",
+        rows("step", steps[:5]),
+        of_ms=max(facts.step_ms, float(facts.timed_ms.mean())),
+    )
+
+
+def _guard(text: str) -> str:
+    """A guard without the number of its region: ``k == 1 (h = h * k, model.py:11)``."""
+    guard, *places = _NUMBER.sub("", text.partition(" (HINT")[0], count=1).split(" # ")
+    where = ", ".join(place_in_words(place.partition(" in ")[0]) if place is places[-1] else place for place in places)
+    return f"{guard.strip()} ({where.strip()})" if where else guard.strip()

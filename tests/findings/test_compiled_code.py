@@ -1,0 +1,214 @@
+"""Graph breaks, recompilations and small compiled regions, in recordings whose figures are known beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from perfnb.findings.finding import Finding
+from perfnb.findings.rules import compiled
+from perfnb.recording.compiled_layers import CompiledCode, with_compiled_regions
+from perfnb.recording.recording import Recording
+from tests.findings.findings_recordings import compiled_cpu, facts, unfolded
+from tests.recording.test_compiled_layers import BACK, SHARED, net, of_one_step, one_region, region
+from tests.recordings import ByHand
+
+
+def only(found: list[Finding]) -> Finding:
+    (one,) = found
+    return one
+
+
+def test_a_graph_break_costs_the_code_around_it_an_entry_and_what_could_be_fused_across_it() -> None:
+    found = only(compiled.graph_breaks(facts(compiled_cpu())))
+
+    assert found.bound_ms == pytest.approx((48 + 38 + 30 + 21 + 30 + 80) / 1000)
+    assert found.evidence == (
+        "Graphs break at model.py:9 (Failed to trace builtin operator: print(h)). Therefore 2 compiled regions per "
+        "step run in place of 1, which costs up to 0.247 ms (41 % of the step): 0.116 ms in the code between them, "
+        "21.0 µs in entering them, and 0.110 ms in generated kernels next to a break, which could be fused across it."
+    )
+    assert found.advice == "At model.py:9: print or log outside the compiled code."
+    assert [row.name for row in found.rows] == ["Torch-Compiled Region: 0/0"]
+
+
+def test_without_a_graph_break_there_is_no_finding_of_one() -> None:
+    assert compiled.graph_breaks(facts(compiled_cpu(broke=""))) == []
+    assert compiled.graph_breaks(facts(of_one_step())) == []
+
+
+def test_one_disturbed_step_does_not_change_what_a_break_costs() -> None:
+    found = only(compiled.graph_breaks(facts(compiled_cpu(3, late=50))))
+
+    assert "0.116 ms in the code between them" in found.evidence
+
+
+def test_kernels_fuse_only_where_a_break_has_them_on_both_sides() -> None:
+    recording = compiled_cpu()
+    record = recording.compiled
+    assert record is not None
+    # Of the kernels after the break, the first is one of a library now.
+    kernels = record.kernels.assign(
+        kernel=record.kernels["kernel"].mask(record.kernels["direction"] == "forward", "a.b")
+    )
+    found = only(compiled.graph_breaks(facts(replace(recording, compiled=replace(record, kernels=kernels)))))
+
+    assert found.bound_ms == pytest.approx((48 + 38 + 30 + 21 + 80) / 1000)
+
+
+def test_regions_of_one_call_belong_together_if_torch_left_the_function_around_them_uncompiled() -> None:
+    hand = ByHand().step(0, 600)
+    root, *_ = net(hand)
+    hand.call(root, 8, 590)
+    region(hand, 10, name="0/0")
+    region(hand, 410, sequence=6, name="1/0")  # far away, and in the same call
+    recording = hand.recording()
+    code = [CompiledCode(name, "forward", broke="Failed: print(h)", broke_at="model.py:9") for name in ("0/0", "1/0")]
+    found = only(compiled.graph_breaks(facts(with_compiled_regions(recording, [SHARED, BACK], code))))
+
+    assert "2 compiled regions per step run in place of 1" in found.evidence
+    # Until the second region, and after its graph; its entry; the last kernel of one, and the first of the other.
+    assert found.bound_ms == pytest.approx((412 - 104 + 6 + 10 + 10 + 20) / 1000)
+
+
+@pytest.mark.parametrize(
+    ("reason", "cure"),
+    [
+        ("Call to `torch._dynamo.graph_break()`: torch._dynamo.graph_break()", "remove this call"),
+        ("Failed to trace builtin operator: print(x)", "print or log"),
+        ("Attempted to call function marked as skipped: logger.info(x)", "print or log"),
+        ("Data-dependent branching: if x.sum() > 0:", "torch.where"),
+        ("Unsupported Tensor.item() call with capture_scalar_outputs=False: x.item()", "in a tensor"),
+        ("attempted to trace numpy function unsupported by PyTorch: np.save(f, x.numpy())", "custom_op"),
+        ("Attempted to call function marked as skipped: time.sleep(1)", "custom_op"),
+        ("Something new", "fullgraph=True"),
+    ],
+)
+def test_the_remedy_follows_from_the_reason(reason: str, cure: str) -> None:
+    assert cure in only(compiled.graph_breaks(facts(compiled_cpu(broke=reason)))).advice
+
+
+def test_of_kernels_that_are_not_known_the_cost_of_a_break_is_not_known_either() -> None:
+    recording = one_region().recording()
+    code = [CompiledCode("0/0", "forward", "model.py:7", 1, 1.0, "", "Failed: print(x)", "model.py:9")]
+    found = only(compiled.graph_breaks(facts(with_compiled_regions(recording, [], code))))
+
+    assert found.bound_ms is None
+    assert "Graphs break at model.py:9" in found.evidence
+    assert "call perfnb.compile_for_profiling() before" in found.advice
+    assert compiled.small_regions(facts(with_compiled_regions(recording, [], code))) == []
+
+
+def test_small_regions_cost_their_entry_what_is_between_them_and_what_could_be_fused() -> None:
+    found = only(compiled.small_regions(facts(compiled_cpu())))
+
+    assert found.bound_ms == pytest.approx((52 + 18 + 8) / 1000)
+    assert found.evidence == (
+        "2 compiled regions per step (scaled): 8.00 µs in kernels, forward and backward, and 52.0 µs in entering and "
+        "leaving. Another 18.0 µs is in the code between these regions, and 8.00 µs in generated kernels that could be "
+        "fused across it."
+    )
+    assert found.advice.startswith("Compile what calls these regions")
+
+
+def parts_of_net(recording: Recording) -> Recording:
+    """Not the model is compiled, but a part of it."""
+    modules = recording.modules.assign(compiled=recording.modules["name"] == "net.block")
+    return replace(recording, modules=modules)
+
+
+@pytest.mark.parametrize(
+    ("models", "code"),
+    [
+        ([{"name": "net", "called": True}], "net = torch.compile(net)"),
+        ([{"name": "net", "called": False}], ""),
+        ([{"name": "other", "called": True}], ""),
+        ([], ""),
+    ],
+)
+def test_the_line_that_compiles_the_whole_model_is_shown_only_if_it_applies(models: list[Any], code: str) -> None:
+    recording = compiled_cpu(broke="")
+    meta = {**recording.meta, "parts": {"models": models, "imports": ["torch"]}}
+    recording = replace(recording, meta=meta)
+
+    def shown(recording: Recording) -> str:
+        table = unfolded(recording)[1]
+        return str(table.loc[table["bottleneck"] == "small regions", "code"].iloc[0])
+
+    assert shown(parts_of_net(recording)) == code
+    assert shown(recording) == ""  # the whole model is compiled already
+
+
+def test_regions_with_long_kernels_are_not_small() -> None:
+    assert list(compiled.small_regions.search(facts(of_one_step()))) == []
+
+
+def test_recompilations_in_timed_steps_are_found_with_their_guard() -> None:
+    known = facts(compiled_cpu())
+    found = only(compiled.recompilation(known))
+
+    assert found.bound_ms == pytest.approx((0.3 + 0.4) / 6)
+    assert found.evidence == (
+        "In 2 of 6 timed steps torch.compile compiled forward (model.py:7) again, because a guard failed: k == 1 "
+        "(h = h * k, model.py:8). On average over all steps, compiling took 0.117 ms."
+    )
+    assert found.advice == "Keep the value that changes in a tensor, or out of the compiled code."
+    assert (found.confidence, [row.name for row in found.rows]) == ("high", ["1", "3"])
+
+
+def with_compilations(*rows: list[Any], wall_ms: list[float] | None = None) -> Recording:
+    recording = compiled_cpu()
+    steps = recording.steps
+    if wall_ms is not None:
+        timed, traced = steps[steps["pass"] == "timed"], steps[steps["pass"] == "traced"]
+        steps = pd.concat([timed.iloc[[0] * len(wall_ms)].assign(wall_ms=wall_ms), traced], ignore_index=True)
+    return replace(recording, steps=steps, meta={**recording.meta, "compilations": list(rows)})
+
+
+def test_one_step_with_a_compilation_gives_no_bound_and_no_verdict() -> None:
+    row = [2, "forward", "model.py:7", "0/0: k == 1", 900.0]
+    slow = with_compilations(row, wall_ms=[0.6, 0.6, 1000.0, *[0.6] * 9])
+    found = only(compiled.recompilation(facts(slow)))
+
+    assert found.bound_ms is None
+    assert found.confidence == "low"
+    assert "because a guard failed: k == 1. That took 999 ms." in found.evidence
+    table = unfolded(slow)[1]
+    assert table["bottleneck"].iloc[0] == "graph breaks"  # and the slow step casts no doubt on this bound
+    assert "own work takes" not in table["why"].iloc[0]
+    assert "uneven steps" not in set(table["bottleneck"])
+
+
+def test_what_a_step_takes_longer_because_it_compiled_counts_as_compiling() -> None:
+    rows = [[step, "forward", "model.py:7", "", 2.0] for step in (1, 4)]
+    known = facts(with_compilations(*rows, wall_ms=[0.6, 3.6, 0.6, 0.6, 2.0, 0.6]))
+
+    assert known.compiling_ms.tolist() == pytest.approx([0, 3, 0, 0, 2, 0])
+    found = only(compiled.recompilation(known))
+    assert "for the first time" in found.evidence
+    assert "Run more steps" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("guard", "cure"),
+    [
+        ("0/0: tensor 'x' size mismatch at index 0. expected 32, actual 7", "same shape"),
+        ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "one mode"),
+        ("0/1: self.calls == 3 # self.calls += 1 # a.py:1 in f", "in a tensor"),
+        ("0/1: ___check_obj_id(f, 12)", "the same in every step"),
+    ],
+)
+def test_the_remedy_follows_from_the_guard(guard: str, cure: str) -> None:
+    rows = [[step, "forward", "model.py:7", guard, 0.3] for step in (1, 4)]
+    assert cure in only(compiled.recompilation(facts(with_compilations(*rows)))).advice
+
+
+def test_steps_that_are_unknown_compile_nothing() -> None:
+    known = facts(with_compilations([7, "forward", "", "", 1.0], [-1, "forward", "", "", 1.0]))
+
+    assert known.compiling_ms.tolist() == [0.0] * 6
+    assert compiled.recompilation(known) == []
+    assert isinstance(known.compilations, pd.DataFrame)
