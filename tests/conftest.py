@@ -28,6 +28,8 @@ from tests.surroundings import Surroundings
 # Set by pytest-xdist in each process that shares the tests with others.
 SHARED = "PYTEST_XDIST_WORKER" in os.environ
 TESTS = Path(__file__).parent
+#: So many new modules in one test are a package's import.
+MANY_MODULES = 100
 # No test asserts an absolute speed, and other programs use the cores too.
 settings.register_profile("perfnb", settings.default, deadline=None)
 settings.load_profile("perfnb")
@@ -35,8 +37,9 @@ settings.load_profile("perfnb")
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Same random numbers and two threads for each test. Torch is set only where a test has loaded it.
+    """Same random numbers and one thread for each test. Torch is set only where a test has loaded it.
 
+    With two threads, one that waits for a core keeps the other busy, and a small convolution takes ten times as long.
     Without an accelerator, `torch.manual_seed` would format three tracebacks per test, to seed one that may come later.
     """
     random.seed(0)
@@ -46,7 +49,15 @@ def _seeded() -> None:
             torch.manual_seed(0)
         else:
             torch.default_generator.manual_seed(0)
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)
+
+
+@pytest.fixture
+def two_threads(_seeded: None) -> None:
+    """Torch computes with two threads in this test, as on the machines of most users."""
+    import torch
+
+    torch.set_num_threads(2)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -63,6 +74,16 @@ def _little_to_collect() -> None:
     """What the imports of earlier tests left is not walked over in each collection and by each capture."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _imports_to_collect(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a large import in a test leaves, such as that of torch's compiler, is not walked over by the next tests."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) > before + MANY_MODULES and "thawed" not in request.fixturenames:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
