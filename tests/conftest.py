@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import getpass
 import os
 import random
 import shutil
@@ -13,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,10 @@ from tests.surroundings import Surroundings
 # Set by pytest-xdist in each process that shares the tests with others.
 SHARED = "PYTEST_XDIST_WORKER" in os.environ
 TESTS = Path(__file__).parent
+#: The variable with the folder that all processes of this run have for what torch compiles.
+COMPILED = "PERFNB_TESTS_COMPILED"
+#: So many new modules in one test are a package's import.
+MANY_MODULES = 100
 # No test asserts an absolute speed, and other programs use the cores too.
 settings.register_profile("perfnb", settings.default, deadline=None)
 settings.load_profile("perfnb")
@@ -35,8 +41,9 @@ settings.load_profile("perfnb")
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Same random numbers and two threads for each test. Torch is set only where a test has loaded it.
+    """Same random numbers and one thread for each test. Torch is set only where a test has loaded it.
 
+    With two threads, one that waits for a core keeps the other busy, and a small convolution takes ten times as long.
     Without an accelerator, `torch.manual_seed` would format three tracebacks per test, to seed one that may come later.
     """
     random.seed(0)
@@ -46,7 +53,15 @@ def _seeded() -> None:
             torch.manual_seed(0)
         else:
             torch.default_generator.manual_seed(0)
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)
+
+
+@pytest.fixture
+def two_threads(_seeded: None) -> None:
+    """Torch computes with two threads in this test, as on the machines of most users."""
+    import torch
+
+    torch.set_num_threads(2)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -65,6 +80,16 @@ def _little_to_collect() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _imports_to_collect(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a large import in a test leaves, such as that of torch's compiler, is not walked over by the next tests."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) > before + MANY_MODULES and "thawed" not in request.fixturenames:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What the tests measure of the machine is neither kept for the user nor taken from there."""
@@ -77,6 +102,9 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def _temporary_files_of_its_own() -> Iterator[None]:
     """Beside other processes, these tests' or another user's, `nothing_left` would see their temporary files."""
     folder = tempfile.mkdtemp()  # short: the names of sockets in it must not exceed some hundred characters
+    # torch's compiler spends most of its first compilation on headers and on trying the C++ compiler.
+    with suppress(KeyError, OSError):  # without a name of the user, each process compiles for itself
+        Path(folder, f"torchinductor_{getpass.getuser()}").symlink_to(os.environ[COMPILED])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
@@ -166,7 +194,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     gc.set_threshold(*thresholds)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if COMPILED not in os.environ:
+        os.environ[COMPILED] = tempfile.mkdtemp()
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(COMPILED), ignore_errors=True))
     # A shell starts what it puts in the background with interrupts ignored, and Python keeps it so.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

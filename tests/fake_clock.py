@@ -7,8 +7,10 @@ import time
 
 import pytest
 
-#: What each look at the clock takes.
+#: Duration of each look at the clock.
 LOOK_NS = 200
+#: Duration of a sleep of no length, which lets other threads run.
+YIELD_NS = 5_000
 
 
 class FakeClock:
@@ -33,7 +35,7 @@ class FakeClock:
 
     def sleep(self, seconds: float) -> None:
         """Let time pass, without waiting."""
-        self.now_ns += round(seconds * 1e9 * (1 + 0.005 * self._late.random()))
+        self.now_ns += round(seconds * 1e9 * (1 + 0.005 * self._late.random())) if seconds else YIELD_NS
 
     def pass_exactly(self, ms: float) -> None:
         """Let exactly so much time pass."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -66,23 +67,25 @@ def sources(package: Path, *endings: str) -> Iterator[Path]:
             yield path
 
 
-def imports(tree: ast.Module) -> set[str]:
-    """Every imported dotted name, also inside functions; what only the type checker imports is left out."""
+@functools.cache
+def imports(text: str) -> frozenset[str]:
+    """Every dotted name that a source imports, also inside functions, except what only the type checker imports."""
+    nodes = [*ast.walk(ast.parse(text))]
     typing_only = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    found = set()
-    for node in ast.walk(tree):
+    found: set[str] = set()
+    for node in nodes:
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def kinds(package: Path) -> list[str]:
@@ -90,7 +93,7 @@ def kinds(package: Path) -> list[str]:
     wrong = []
     for path in sources(package):
         name = path.relative_to(package).as_posix()
-        imported = imports(ast.parse(path.read_text("utf-8")))
+        imported = imports(path.read_text("utf-8"))
         tops = {one.partition(".")[0] for one in imported}
         if "torch" not in tops or name in BINDS or name.startswith("labs/") or name == "demo.py":
             continue
@@ -102,9 +105,7 @@ def kinds(package: Path) -> list[str]:
 def computing_that_draws(package: Path) -> list[str]:
     """Files that compute with numbers or frames and, without drawing themselves, load what draws through an import."""
     files = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in sources(package)}
-    modules = {
-        name.removesuffix(".__init__"): imports(ast.parse(path.read_text("utf-8"))) for name, path in files.items()
-    }
+    modules = {name.removesuffix(".__init__"): imports(path.read_text("utf-8")) for name, path in files.items()}
     loaded = {name: set(_modules_of(imported, modules)) for name, imported in modules.items()}
     draws = {name for name in modules if name.startswith("perfnb.draw")}
     wrong = []
@@ -140,11 +141,12 @@ def layout(package: Path) -> list[str]:
     """Tags and alignment outside the renderers and the few pictures that no section of a document can show."""
     wrong = {}
     for path in sources(package):
-        name, tree = path.relative_to(package).as_posix(), ast.parse(path.read_text("utf-8"))
+        name = path.relative_to(package).as_posix()
         if path.parent.name == "draw" or name in OPAQUE:
             continue
-        loose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+        nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
+        loose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
             text = node.value if isinstance(node, ast.Constant) and id(node) not in loose else None
             if isinstance(text, str) and (tag := TAG.search(text)):
                 wrong.setdefault(f"{name}:{node.lineno}", f"writes HTML: {tag[0]}")
@@ -162,9 +164,7 @@ def rendering(package: Path) -> list[str]:
     wrong = []
     for path in sources(package):
         name = path.relative_to(package).as_posix()
-        used = {
-            one.split(".")[2] for one in imports(ast.parse(path.read_text("utf-8"))) if one.startswith("perfnb.draw.")
-        }
+        used = {one.split(".")[2] for one in imports(path.read_text("utf-8")) if one.startswith("perfnb.draw.")}
         if path.parent.name != "draw" and "document" in used and name not in (*OPAQUE, *DISPLAYS):
             wrong += [f"{name}: describes a result and uses draw.{other}" for other in sorted(used - DESCRIBES)]
     return wrong

@@ -23,12 +23,10 @@ from torch.utils.data import DataLoader
 from traitlets.config import Config
 
 import perfnb
-from perfnb.integrations.lightning import ProfileCallback as ForLightning
-from perfnb.integrations.transformers import ProfileCallback as ForTransformers
 from perfnb.stats.intervals import interval_of_median
 from tests.accuracy.judging import Figures
-from tests.accuracy.scripts import hf, lit, plain
 from tests.accuracy.scripts.data import ACCUMULATED, ROWS, Slow
+from tests.integrations.trainings import for_lightning, for_transformers
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -134,16 +132,16 @@ def rows_of(script: str, folder: Path) -> Iterator[Row]:
     module = importlib.import_module(f"tests.accuracy.scripts.{script}")
     yield row(script, "profiled", *by_profiled(module.main))
     if script == "hf":
-        yield row(script, "callback", *by_callback(hf.main, ForTransformers, folder))
-        model: nn.Module = hf.model()
+        yield row(script, "callback", *by_callback(module.main, for_transformers, folder))
+        model: nn.Module = module.model()
         parts: tuple[Any, ...] = (model, torch.optim.AdamW(model.parameters()), hf_work)
     elif script == "lit":
-        yield row(script, "callback", *by_callback(lit.main, ForLightning, folder))
-        module = lit.Classifier()
-        parts = (module, module.configure_optimizers(), lit_work)
+        yield row(script, "callback", *by_callback(module.main, for_lightning, folder))
+        model = module.Classifier()
+        parts = (model, model.configure_optimizers(), lit_work)
     else:
-        model, optimizer, _ = plain.parts()
-        parts = (model, optimizer, plain.work)
+        model, optimizer, _ = module.parts()
+        parts = (model, optimizer, module.work)
     yield row(script, "%%profile_step", *by_hand(*parts))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import statistics
 from collections.abc import Callable
@@ -13,14 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import perfnb
-from benchmarks import trainers
-from perfnb.integrations.lightning import ProfileCallback as ForLightning
-from perfnb.integrations.transformers import ProfileCallback as ForTransformers
 from tests.accuracy.judging import Figures
-from tests.integrations.trainings import Classifier, fitted, same, trained
+from tests.integrations.trainings import classifier, fitted, for_lightning, for_transformers, same, trained
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -31,15 +28,21 @@ _MEMORY = ("parameters", "gradients", "optimizer_state", "activations", "inputs"
 _ROWS, _TOKENS = 8, 64  # the rows are those of the trainings
 
 
-class Wide(Classifier):
-    """Steps of some milliseconds, so that what the trainer itself does in each is a small part."""
+@functools.cache
+def wide() -> Any:
+    """The class of a module for Lightning that is not tiny."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        layers: list[nn.Module] = [nn.Linear(16, 512)]
-        for _ in range(5):
-            layers += [nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 512)]
-        self.net = nn.Sequential(*layers, nn.Linear(512, 4))
+    class Wide(classifier()):  # type: ignore[misc]
+        """Steps of some milliseconds, so that what the trainer itself does in each is a small part."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            layers: list[nn.Module] = [nn.Linear(16, 512)]
+            for _ in range(5):
+                layers += [nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 512)]
+            self.net = nn.Sequential(*layers, nn.Linear(512, 4))
+
+    return Wide
 
 
 def points() -> TensorDataset:
@@ -63,9 +66,11 @@ class Texts(Dataset[dict[str, Tensor]]):
         return {"input_ids": self.tokens[place], "labels": self.tokens[place]}
 
 
-def gpt() -> GPT2LMHeadModel:
+def gpt() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(0)
-    return GPT2LMHeadModel(
+    model: nn.Module = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=200,
             n_positions=_TOKENS,
@@ -77,10 +82,11 @@ def gpt() -> GPT2LMHeadModel:
             loss_type="ForCausalLM",
         )
     )
+    return model
 
 
 def in_lightning(folder: Path, *callbacks: Any) -> nn.Module:
-    module: nn.Module = fitted(folder, *callbacks, module=Wide, loader=DataLoader(points(), batch_size=128))
+    module: nn.Module = fitted(folder, *callbacks, module=wide(), loader=DataLoader(points(), batch_size=128))
     return module
 
 
@@ -91,7 +97,7 @@ def in_transformers(folder: Path, *callbacks: Any) -> nn.Module:
 
 def alone_as_in_lightning() -> perfnb.Profile:
     torch.manual_seed(0)
-    model = Wide().train()
+    model = wide()().train()
     model.log = lambda *_: None  # type: ignore[method-assign]
     optimizer = model.configure_optimizers()
 
@@ -120,8 +126,8 @@ def alone_as_in_transformers() -> perfnb.Profile:
 @pytest.mark.parametrize(
     ("name", "callback", "train", "alone"),
     [
-        ("Lightning", ForLightning, in_lightning, alone_as_in_lightning),
-        ("transformers", ForTransformers, in_transformers, alone_as_in_transformers),
+        ("Lightning", for_lightning, in_lightning, alone_as_in_lightning),
+        ("transformers", for_transformers, in_transformers, alone_as_in_transformers),
     ],
 )
 def test_a_run_of_300_steps(
@@ -173,9 +179,11 @@ def middle(profiles: list[perfnb.Profile], table: str, column: str, row: str) ->
     return statistics.median(map(float, cells))
 
 
-@pytest.mark.parametrize("trainer", trainers.TRAINERS, ids=lambda trainer: trainer[0])
-def test_a_step_outside_the_window_costs_what_it_did(trainer: Any, figure: Figures) -> None:
-    name, *rest = trainer
+@pytest.mark.parametrize("name", ["Lightning", "transformers"])
+def test_a_step_outside_the_window_costs_what_it_did(name: str, figure: Figures) -> None:
+    from benchmarks import trainers
+
+    [rest] = [rest for trainer, *rest in trainers.TRAINERS if trainer == name]
     before, after = (
         statistics.median(one / other for one, other in pairs)
         for pairs in (trainers.before_window(*rest), trainers.after_window(*rest, _PAIRS))

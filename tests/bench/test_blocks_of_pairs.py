@@ -6,15 +6,17 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 import perfnb
-from perfnb.bench.design import Prefetching
+from perfnb.bench.design import Prefetching, planned_blocks
 from perfnb.bench.rounds import batches_ready, prefetching
 from tests.fake_clock import FakeClock
 from tests.waiting import wait_until
@@ -138,6 +140,27 @@ def test_what_prepares_batches_for_both_favours_none(clock: FakeClock) -> None:
     assert test.turns == 1
     assert test.verdict == "faster"
     assert test.ratio == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "turns", "count"),
+    [
+        (5.76, 20, 11),  # 12 rounds of 24 turns of 20 ms take 5.76 s, of which 4 turns do not count
+        (100.0, 64, 40),
+        (2.0, 8, 8),  # at least twice what may be prefetched
+    ],
+)
+def test_blocks_are_as_long_as_twelve_of_them_fit_the_budget(
+    left_s: float, turns: int, count: int, clock: FakeClock
+) -> None:
+    asked: dict[str, Any] = {}
+    bench = SimpleNamespace(count=2, blocks=lambda orders, **options: asked.update(options) or np.ones((2, 1)))
+    turn_ms = np.array([5.0, 15.0])
+
+    _, blocks, _ = planned_blocks(bench, time.perf_counter(), left_s, Prefetching("threads", 4), turn_ms)
+
+    assert (blocks.lead, blocks.turns) == (4, turns)
+    assert (asked["lead"], asked["turns"], asked["planned"]) == (4, turns, count)
 
 
 def test_where_there_is_no_time_for_blocks_there_is_no_verdict(clock: FakeClock) -> None:

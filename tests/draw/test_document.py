@@ -30,7 +30,6 @@ from perfnb.draw.document import (
     Value,
 )
 from perfnb.draw.palette import mark
-from tests.draw.document_samples import DOCUMENTS
 
 PARTS = (Part(mark("forward"), 7.0), Part(mark("backward"), 5.0))
 NAMES = (Column("layer"), Column("time", "ms"))
@@ -108,11 +107,6 @@ def test_a_contradiction_is_a_note_in_the_hands_of_a_user(kind: str, monkeypatch
     assert complaint.split(": ")[-1][:20] in " ".join(document_text(shown, 160).split())
     assert document_html(shown)
     assert document_data(shown)["notes"][1] == "Another note."
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_what_agrees_has_no_complaints(name: str) -> None:
-    assert "These figures disagree" not in " ".join(DOCUMENTS[name]().notes)
 
 
 def test_rounding_and_unknown_numbers_are_no_contradiction() -> None:

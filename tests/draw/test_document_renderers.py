@@ -1,4 +1,4 @@
-"""Contracts of text, HTML and JSON, over every document in `DOCUMENTS`."""
+"""Contracts of text, HTML, Markdown and JSON, over every document in `DOCUMENTS`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.draw.as_html import document_html
 from perfnb.draw.as_json import document_data
+from perfnb.draw.as_markdown import document_markdown
 from perfnb.draw.as_text import LEAST, document_text
 from perfnb.draw.document import Axis, Code, Column, Document, Figure, Heat, Line, Series, Table, Verdict, words
 from perfnb.draw.documented import Documented
@@ -80,6 +81,11 @@ def data_of(name: str) -> dict[str, Any]:
 
 
 @every_document
+def test_what_agrees_has_no_complaints(name: str) -> None:
+    assert "These figures disagree" not in " ".join(DOCUMENTS[name]().notes)
+
+
+@every_document
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
     for line in text_of(name, width).splitlines():
@@ -92,6 +98,14 @@ def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
 def test_names_are_inert_in_text(name: str, width: int) -> None:
     text = text_of(name, width)
     assert not {char for char in text if unicodedata.category(char) in {"Cc", "Cf", "Zl", "Zp"} and char != "\n"}
+
+
+@every_document
+def test_no_markdown_holds_markup_of_a_name(name: str) -> None:
+    markdown = document_markdown(DOCUMENTS[name]())
+    assert not re.search(r"<(?!/?[a-z]*\b(?:&|$))[a-z/]", markdown)
+    assert "](" not in markdown
+    assert "\x1b" not in markdown
 
 
 @every_document

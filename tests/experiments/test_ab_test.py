@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 import perfnb
 from perfnb.errors import RecordingError
 from perfnb.experiments import ab_test as module
+from perfnb.experiments.report_files import read_report, save_report
 from perfnb.results import ABTest
+from tests.experiments.ab_samples import EXAMPLES
 from tests.fake_clock import FakeClock
 
 #: Time passes only in the steps' sleeps, so that verdicts are the same on every machine.
@@ -260,6 +262,16 @@ def test_a_report_that_is_saved_and_loaded_is_the_same(accepted: ABTest, tmp_pat
     content = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))["meta"]
     assert (content["decision"], content["reason"]) == (accepted.decision, accepted.reason)
     assert pd.read_parquet(tmp_path / "report" / "table.parquet")["metric"].tolist() == accepted.table.index.tolist()
+
+
+def test_losses_of_a_saved_report_have_their_values_and_what_is_not_known_of_them(tmp_path: Path) -> None:
+    report = replace(EXAMPLES["judged"], profiles={})
+    _, _, read = read_report(save_report(report, tmp_path / "report"))
+
+    assert [astuple(loss) for loss in read["quality"].losses] == [
+        ("val_loss", 0.312, 0.310, 0.32),
+        ("1 - F1", 0.08, 0.09, None),
+    ]
 
 
 @pytest.mark.slow

@@ -48,6 +48,25 @@ def without_launches(hand: ByHand) -> ByHand:
 
 
 @pytest.mark.parametrize(
+    ("kernel", "advice"),
+    [("ampere_sgemm_128x64", "lower precision ("), ("ampere_bf16_s16816gemm", "kernels tuned to these sizes")],
+)
+def test_lower_precision_is_for_products_in_float32_and_other_kernels_for_the_rest(kernel: str, advice: str) -> None:
+    hand = ByHand()
+    for number in range(STEPS):
+        t = 20_000 * number
+        hand.step(t, t + 1_000)
+        hand.kernel(kernel, t + 5, t + 10, t + 990)
+    found = Profile(hand.recording())._summary.findings
+    assert found is not None
+    [said] = [text for text in found.table["advice"] if "less arithmetic helps" in text]
+    others = {"lower precision (", "kernels tuned to these sizes"} - {advice}
+
+    assert advice in said
+    assert not any(other in said for other in others)
+
+
+@pytest.mark.parametrize(
     ("hand", "causes"),
     [
         (two_kernels(500), {"launches": 0.5 + 0.01 + 0.1}),

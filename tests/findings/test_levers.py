@@ -237,7 +237,7 @@ def test_lbfgs_is_no_loop_over_parameters() -> None:
 
 @pytest.mark.parametrize("lever", ["threads", "gc_freeze", "compile", "channels_last", "float32", "float32_precision"])
 def test_a_line_for_a_model_changes_nothing_that_it_computes(lever: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    what = {"threads": "1", "gc_freeze": "", "float32_precision": "highest"}.get(lever, "net")
+    what = {"threads": "2", "gc_freeze": "", "float32_precision": "highest"}.get(lever, "net")
     torch.manual_seed(2)
     net: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
     net, x = net.double(), torch.randn(5, 3, 6, 6, dtype=torch.float64)

@@ -11,12 +11,19 @@ import torch
 from torch.utils.data import DataLoader
 
 import perfnb
-from perfnb.integrations.lightning import ProfileCallback as ForLightning
-from perfnb.integrations.transformers import ProfileCallback as ForTransformers
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.script_steps import ScriptSteps
 from tests.fake_clock import FakeClock
-from tests.integrations.trainings import ROWS, Classifier, Sentences, fitted, points, trained
+from tests.integrations.trainings import (
+    ROWS,
+    Sentences,
+    classifier,
+    fitted,
+    for_lightning,
+    for_transformers,
+    points,
+    trained,
+)
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 BATCHES, MAKING_MS, STEPS = 4, 8, 40
@@ -52,7 +59,7 @@ def descent() -> type[torch.optim.Optimizer]:
 
 
 def in_lightning(folder: Path, callbacks: tuple[Any, ...], wrapped: Callable[[Any], Any]) -> None:
-    class Model(Classifier):
+    class Model(classifier()):  # type: ignore[misc]
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return descent()(self.parameters(), lr=0.01)  # type: ignore[call-arg]
 
@@ -77,7 +84,7 @@ def in_transformers(folder: Path, callbacks: tuple[Any, ...], wrapped: Callable[
 
 @pytest.mark.parametrize(
     ("train", "callback"),
-    [(in_lightning, ForLightning), pytest.param(in_transformers, ForTransformers, marks=pytest.mark.slow)],
+    [(in_lightning, for_lightning), pytest.param(in_transformers, for_transformers, marks=pytest.mark.slow)],
 )
 def test_every_way_sees_the_same_step(train: Train, callback: Any, clock: FakeClock, tmp_path: Path) -> None:
     profiler = callback(**WINDOW)

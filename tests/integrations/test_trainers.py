@@ -10,22 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Trainer
 
 import perfnb
 from perfnb.errors import PerfnbError
-from perfnb.integrations.lightning import ProfileCallback as ForLightning
-from perfnb.integrations.transformers import ProfileCallback as ForTransformers
 from tests.integrations.trainings import (
     ROWS,
-    Classifier,
     Sentences,
+    classifier,
     fitted,
+    for_lightning,
+    for_transformers,
     language_model,
     made_trainer,
     points,
@@ -37,7 +35,7 @@ pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
 
 #: A window of eleven steps.
 SHORT: dict[str, Any] = {"steps": 4}
-EACH = pytest.mark.parametrize(("callback", "train"), [(ForLightning, fitted), (ForTransformers, trained)])
+EACH = pytest.mark.parametrize(("callback", "train"), [(for_lightning, fitted), (for_transformers, trained)])
 
 Train = Callable[..., nn.Module]
 
@@ -80,7 +78,7 @@ def test_a_profile_has_layers_phases_and_memory(callback: Any, train: Train, tmp
 
 
 @pytest.mark.parametrize(
-    ("callback", "train"), [(ForLightning, fitted), pytest.param(ForTransformers, trained, marks=pytest.mark.deep)]
+    ("callback", "train"), [(for_lightning, fitted), pytest.param(for_transformers, trained, marks=pytest.mark.deep)]
 )
 def test_a_step_is_one_optimizer_step_with_all_its_batches(callback: Any, train: Train, tmp_path: Path) -> None:
     profiler = callback(at=5, **SHORT)
@@ -92,15 +90,15 @@ def test_a_step_is_one_optimizer_step_with_all_its_batches(callback: Any, train:
     assert profile.layers["calls"].max() == 4
     assert set(profile.steps["samples"]) == {4 * ROWS}
     forwards = profile.events.query("phase == 'forward' and category == 'cpu_op'")
-    assert (forwards["name"] == "aten::addmm").sum() == 3 * 4 * {ForLightning: 2, ForTransformers: 4}[callback]
+    assert (forwards["name"] == "aten::addmm").sum() == 3 * 4 * {for_lightning: 2, for_transformers: 4}[callback]
     assert profile.meta["loop"]["batches"] == 4
     assert "a step is one optimizer step on 4 batches" in " ".join(str(profile).split())
 
 
 def test_the_structure_is_that_of_the_same_step_profiled_alone(tmp_path: Path) -> None:
-    in_lightning = ForLightning(at=5, **SHORT)
+    in_lightning = for_lightning(at=5, **SHORT)
     fitted(tmp_path, in_lightning)
-    module = Classifier().train()
+    module = classifier()().train()
     optimizer = module.configure_optimizers()
     model = module  # the name that the callback gives it
     module.log = lambda *_: None  # type: ignore[method-assign]
@@ -116,7 +114,7 @@ def test_the_structure_is_that_of_the_same_step_profiled_alone(tmp_path: Path) -
 
 @pytest.mark.deep
 def test_the_structure_is_that_of_the_same_step_profiled_alone_in_transformers(tmp_path: Path) -> None:
-    in_trainer = ForTransformers(at=5, **SHORT)
+    in_trainer = for_transformers(at=5, **SHORT)
     trained(tmp_path, in_trainer)
     model = language_model().train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -153,7 +151,7 @@ def rows(table: pd.DataFrame) -> set[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("every", [1, pytest.param(4, marks=pytest.mark.deep)])
 def test_validation_and_checkpoints_are_no_steps(every: int, tmp_path: Path) -> None:
-    profiler = ForLightning(at=5, **SHORT)
+    profiler = for_lightning(at=5, **SHORT)
     options: dict[str, Any] = {"accumulate": every, "steps": 40, "enable_checkpointing": True}
     # A validation draws random numbers: each iterator of a loader takes a seed.
     options |= {"validate": True, "val_check_interval": 18 * every}
@@ -168,7 +166,7 @@ def test_validation_and_checkpoints_are_no_steps(every: int, tmp_path: Path) -> 
 
 
 def test_evaluation_and_checkpoints_are_no_steps(tmp_path: Path) -> None:
-    profiler = ForTransformers(at=5, **SHORT)
+    profiler = for_transformers(at=5, **SHORT)
     options = {"eval_strategy": "steps", "eval_steps": 18, "save_strategy": "steps", "save_steps": 7}
 
     model = trained(tmp_path, profiler, **options)
@@ -190,7 +188,7 @@ def assert_validation_is_between_steps(run: Any, steps: int) -> None:
 def test_a_window_that_never_fits_before_a_validation_is_told(callback: Any, train: Train, tmp_path: Path) -> None:
     options = (
         {"validate": True, "val_check_interval": 5}
-        if callback is ForLightning
+        if callback is for_lightning
         else {"eval_strategy": "steps", "eval_steps": 5}
     )
     profiler = callback(at=5, **SHORT)
@@ -205,7 +203,7 @@ def test_a_window_that_never_fits_before_a_validation_is_told(callback: Any, tra
 
 @EACH
 def test_windows_go_on_over_epochs(callback: Any, train: Train, tmp_path: Path) -> None:
-    options = {"epochs": 2} if callback is ForLightning else {"batches": Sentences(10 * ROWS)}
+    options = {"epochs": 2} if callback is for_lightning else {"batches": Sentences(10 * ROWS)}
     profiler = callback(at=5, **SHORT)
 
     profiled = train(tmp_path, profiler, **options)
@@ -237,6 +235,8 @@ def test_a_failure_reaches_the_user_after_everything_was_removed(
 
 def failing(callback: Any, where: str, place: int, error: BaseException) -> dict[str, Any]:
     """Options of a training that fails while it waits for data, or in its step, after so many steps."""
+    from transformers import Trainer
+
     done = [0]
 
     class Batches(Sentences):
@@ -244,7 +244,7 @@ def failing(callback: Any, where: str, place: int, error: BaseException) -> dict
             done[0] += 1
             if done[0] > place * ROWS:
                 raise error
-            return points(1)[index % ROWS] if callback is ForLightning else super().__getitem__(index)
+            return points(1)[index % ROWS] if callback is for_lightning else super().__getitem__(index)
 
     class FailingStep:
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -254,26 +254,26 @@ def failing(callback: Any, where: str, place: int, error: BaseException) -> dict
             return super().training_step(*args, **kwargs)  # type: ignore[misc]
 
     batches = Batches(30 * ROWS)
-    if callback is ForLightning:
+    if callback is for_lightning:
         if where == "data":
             return {"loader": torch.utils.data.DataLoader(batches, batch_size=ROWS)}
-        return {"module": type("Failing", (FailingStep, Classifier), {})}
+        return {"module": type("Failing", (FailingStep, classifier()), {})}
     return {"batches": batches} if where == "data" else {"trainer": type("Failing", (FailingStep, Trainer), {})}
 
 
 def test_an_interrupt_ends_a_trainer_as_without(tmp_path: Path) -> None:
-    options = failing(ForTransformers, "step", 10, KeyboardInterrupt())
+    options = failing(for_transformers, "step", 10, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path, ForTransformers(at=5, **SHORT), **options)
+        trained(tmp_path, for_transformers(at=5, **SHORT), **options)
     assert not torch.autograd._profiler_enabled()
 
 
 def test_an_interrupt_ends_lightning_as_without(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
-        options = failing(ForLightning, "step", 10, KeyboardInterrupt())
+        options = failing(for_lightning, "step", 10, KeyboardInterrupt())
         with pytest.raises(SystemExit):  # what Lightning makes of it
-            fitted(tmp_path, ForLightning(at=5, **SHORT), **options)
+            fitted(tmp_path, for_lightning(at=5, **SHORT), **options)
     finally:
         signal.signal(signal.SIGINT, before)  # Lightning ignores it from then on
     assert not torch.autograd._profiler_enabled()
@@ -290,7 +290,7 @@ def test_an_optimizer_that_fails_leaves_nothing_even_if_the_callback_was_added_l
             return super().step(closure)
 
     trainer = made_trainer(tmp_path)
-    trainer.add_callback(ForTransformers(at=5, **SHORT))
+    trainer.add_callback(for_transformers(at=5, **SHORT))
     before = set(vars(trainer))
     trainer.optimizer = Failing(trainer.model.parameters(), 0.1)
 
@@ -313,7 +313,7 @@ def test_a_callback_can_train_again(callback: Any, train: Train, tmp_path: Path)
 
 @pytest.mark.deep
 def test_a_callback_added_to_a_trainer_works_as_one_given_to_it(tmp_path: Path) -> None:
-    profiler = ForTransformers(at=5, **SHORT)
+    profiler = for_transformers(at=5, **SHORT)
     trainer = made_trainer(tmp_path)
     trainer.add_callback(profiler)
     before = set(vars(trainer))
@@ -357,6 +357,8 @@ assert len(callback.profiles) == 1, callback.profiles
 
 
 def test_manual_optimization_has_a_step_per_batch(tmp_path: Path) -> None:
+    import lightning
+
     class Adversaries(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -372,7 +374,7 @@ def test_manual_optimization_has_a_step_per_batch(tmp_path: Path) -> None:
         def configure_optimizers(self) -> list[torch.optim.Optimizer]:
             return [torch.optim.SGD(layer.parameters(), 0.1) for layer in (self.first, self.second)]
 
-    profiler = ForLightning(at=5, **SHORT)
+    profiler = for_lightning(at=5, **SHORT)
     fitted(tmp_path, profiler, module=Adversaries)
 
     [profile] = profiler.profiles
@@ -384,7 +386,7 @@ def test_manual_optimization_has_a_step_per_batch(tmp_path: Path) -> None:
 def test_manual_optimization_may_accumulate_or_use_optimizers_that_lightning_does_not_know(
     steps_every: int | None, tmp_path: Path
 ) -> None:
-    class Manual(Classifier):
+    class Manual(classifier()):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.automatic_optimization = False
@@ -398,7 +400,7 @@ def test_manual_optimization_may_accumulate_or_use_optimizers_that_lightning_doe
                 optimizer.step()
                 optimizer.zero_grad()
 
-    profiler = ForLightning(at=5, **SHORT)
+    profiler = for_lightning(at=5, **SHORT)
     fitted(tmp_path, profiler, module=Manual, steps=80)
 
     [profile] = profiler.profiles
@@ -436,7 +438,7 @@ print([name for name in ("lightning", "pytorch_lightning", "transformers", "acce
 
 
 def test_a_callback_can_be_sent_to_another_process() -> None:
-    callback = pickle.loads(pickle.dumps(ForLightning(at=7, steps=2)))
+    callback = pickle.loads(pickle.dumps(for_lightning(at=7, steps=2)))
     assert callback._steps.driver.next_at == 7
     assert callback._steps.driver.length == 9
 
@@ -454,7 +456,7 @@ def test_an_unknown_option_is_refused_at_once(callback: Any, train: Train) -> No
         callback(setps=3)
 
 
-@pytest.mark.parametrize("callback", [ForLightning, ForTransformers])
+@pytest.mark.parametrize("callback", [for_lightning, for_transformers])
 def test_an_option_that_does_not_exist_is_named(callback: Any) -> None:
     with pytest.raises(TypeError, match="ProfileCallback has no option 'bogus'"):
         callback(bogus=1)

@@ -1,41 +1,65 @@
-"""Tiny trainings with Lightning and with Hugging Face's Trainer, offline, the same at every call."""
+"""Tiny trainings with Lightning and with Hugging Face's Trainer, offline, the same at every call.
+
+Both packages take seconds to import and are only imported where a test trains: every process that runs tests imports
+this module.
+"""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 ROWS = 8
 
 
-class Classifier(lightning.LightningModule):
-    """Two layers with a dropout, which draws random numbers in every step."""
+def for_lightning(**options: Any) -> Any:
+    """The callback for Lightning."""
+    from perfnb.integrations.lightning import ProfileCallback
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.ReLU(), nn.Linear(32, 4))
-        self.validated = 0
+    return ProfileCallback(**options)
 
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        x, y = batch
-        loss = nn.functional.cross_entropy(self.net(x), y)
-        self.log("loss", loss)
-        return loss
 
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.validated += 1
-        self.net(batch[0])
+def for_transformers(**options: Any) -> Any:
+    """The callback for Hugging Face's Trainer."""
+    from perfnb.integrations.transformers import ProfileCallback
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), 1e-3)
+    return ProfileCallback(**options)
+
+
+@functools.cache
+def classifier() -> Any:
+    """The class of a module for Lightning."""
+    import lightning
+
+    class Classifier(lightning.LightningModule):
+        """Two layers with a dropout, which draws random numbers in every step."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.ReLU(), nn.Linear(32, 4))
+            self.validated = 0
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            x, y = batch
+            loss = nn.functional.cross_entropy(self.net(x), y)
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            self.validated += 1
+            self.net(batch[0])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 1e-3)
+
+    return Classifier
 
 
 def points(batches: int) -> TensorDataset:
@@ -52,19 +76,20 @@ def fitted(
     steps: int = 20,
     accumulate: int = 1,
     module: Any = None,
-    package: Any = lightning,
     validate: bool = False,
     epochs: int = 1,
     loader: Any = None,
     **options: Any,
 ) -> Any:
     """The module, after `steps` optimizer steps with Lightning in so many epochs."""
+    import lightning
+
     torch.manual_seed(0)
-    module = Classifier() if module is None else module()
+    module = (classifier() if module is None else module)()
     with warnings.catch_warnings():
         # Lightning's advice on loaders, loggers and intervals, and whatever else is not perfnb's.
         warnings.filterwarnings("ignore", message="(?!perfnb)")
-        trainer = package.Trainer(
+        trainer = lightning.Trainer(
             max_epochs=epochs,
             accelerator="cpu",
             accumulate_grad_batches=accumulate,
@@ -92,9 +117,11 @@ class Sentences(Dataset[dict[str, Tensor]]):
         return {"input_ids": self._tokens[place], "labels": self._tokens[place]}
 
 
-def language_model() -> GPT2LMHeadModel:
+def language_model() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(0)
-    return GPT2LMHeadModel(
+    model: nn.Module = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=50,
             n_positions=16,
@@ -106,6 +133,7 @@ def language_model() -> GPT2LMHeadModel:
             loss_type="ForCausalLM",
         )
     )
+    return model
 
 
 def made_trainer(
@@ -113,12 +141,14 @@ def made_trainer(
     *callbacks: Any,
     steps: int = 20,
     accumulate: int = 1,
-    trainer: Any = Trainer,
+    trainer: Any = None,
     model: Callable[[], nn.Module] = language_model,
     batches: Any = None,
     **options: Any,
 ) -> Any:
-    """A Trainer of a small GPT-2 for `steps` optimizer steps."""
+    """A Trainer, or an instance of another class, of a small GPT-2 for `steps` optimizer steps."""
+    from transformers import Trainer, TrainingArguments
+
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=ROWS,
@@ -130,7 +160,9 @@ def made_trainer(
         **{"save_strategy": "no", "logging_steps": 10, **options},
     )
     data = Sentences(steps * accumulate * ROWS) if batches is None else batches
-    return trainer(model(), arguments, train_dataset=data, eval_dataset=Sentences(2 * ROWS), callbacks=list(callbacks))
+    return (trainer or Trainer)(
+        model(), arguments, train_dataset=data, eval_dataset=Sentences(2 * ROWS), callbacks=list(callbacks)
+    )
 
 
 def trained(folder: Path, *callbacks: Any, **options: Any) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 
 from perfnb import Profile, profile_step
-from perfnb.labs.exercise import Facts
+from perfnb.labs import lab_02
+from perfnb.labs.exercise import Facts, Hint
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import expect, expect_of, hint, said_of
 from tests.labs.lab_02_answers import Rescale
@@ -208,6 +210,27 @@ def test_the_tree_is_named_where_a_time_is_wrong(profile: Profile) -> None:
 )
 def test_arithmetic_of_backward(profile: Profile, stem: Any, body: Any, says: str) -> None:
     expect("2.4", says, {"stem": stem, "body": body}, profile=profile)
+
+
+@pytest.mark.parametrize(
+    ("said", "counted", "words"),
+    [
+        ((1.0, 2.0), (1, 2), ""),
+        ((2.0, 1.0), (1, 2), "swapped"),
+        ((1.0, 1.0), (1, 2), "body: "),
+        ((2.0, 2.0), (1, 2), "does this layer not need"),
+        ((2.0, 2.0), (2, 2), ""),
+        ((2.0, 1.0), (2, 2), "body: "),
+    ],
+)
+def test_ratios_are_judged_by_their_counts(said: tuple[float, float], counted: tuple[int, int], words: str) -> None:
+    names = ("stem", "body")
+    facts = {
+        "said": dict(zip(names, said, strict=True)),
+        "flops": {name: [100, 100 * ratio] for name, ratio in zip(names, counted, strict=True)},
+    }
+    with pytest.raises(Hint, match=words) if words else nullcontext():
+        lab_02.judge_arithmetic(facts)
 
 
 @pytest.mark.slow

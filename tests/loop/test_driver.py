@@ -287,6 +287,7 @@ def test_a_recorder_is_told_of_every_step(waits: bool) -> None:
         ({"on_done": 3}, "on_done must be"),
         ({"keep_trace": "yes"}, "keep_trace must be"),
         ({"model": 3}, "model must be"),
+        ({"name": 3}, "name must be"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:

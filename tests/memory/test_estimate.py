@@ -85,6 +85,7 @@ def peak_of_training(model: nn.Module, optimizer: Any, batch: Any, loss: Callabl
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.usefixtures("two_threads")
 def test_the_peak_is_the_measured_one(kind: str, optimizer: str) -> None:
     make, batches = MODELS[kind]
     model, batch = make(), batches()
@@ -98,6 +99,7 @@ def test_the_peak_is_the_measured_one(kind: str, optimizer: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.usefixtures("two_threads")
 def test_the_peak_of_inference_is_the_measured_one(kind: str) -> None:
     make, batches = MODELS[kind]
     model, batch = make().eval(), batches()
@@ -328,6 +330,7 @@ def test_parameters_that_only_the_loss_knows_count() -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.usefixtures("two_threads")
 def test_a_model_takes_what_the_step_around_it_takes(kind: str) -> None:
     make, batches = MODELS[kind]
     model, batch = make(), batches()
@@ -421,6 +424,7 @@ def test_an_estimate_offers_what_needs_less() -> None:
     assert (estimate.peak_phase, frees["half the batch"]) == ("optimizer", moving // 2)
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_what_a_convolution_takes_beside_its_result_counts() -> None:
     model, x = nn.Conv2d(32, 64, 3, padding=1), torch.randn(32, 32, 16, 16)
 
@@ -451,6 +455,7 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["float32", "channels last", "bfloat16"])
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.usefixtures("two_threads")
 def test_the_peak_of_a_convolution_is_the_measured_one(kind: str, how: str) -> None:
     if (kind, how) == ("narrow groups", "bfloat16") and has_tiles(torch.bfloat16):
         pytest.skip("on CPUs with AMX, oneDNN was seen to choose either of two kernels, 20 % apart")

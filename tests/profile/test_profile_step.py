@@ -49,6 +49,7 @@ def test_the_signature_is_the_contract() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("two_threads")
 def test_a_profile_tells_the_step_time_how_often_the_step_ran_and_on_what() -> None:
     p = profile_of(training_step(three_linears(), torch.ones(4, 8)), name="my step")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from perfnb.bench.values import DIFFERENT, NOISE, SAME, judge_values
+from perfnb.remedies.dtypes import in_float64
 from perfnb.remedies.lever import Lever, prepared
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.subject import Subject, find_subject
@@ -55,6 +56,28 @@ DRAWS: dict[str, Callable[[], Tensor]] = {
     "a generator": lambda: torch.randn(64, 16, generator=GENERATOR),
     "whole numbers": lambda: torch.randint(0, 5, (64, 16)).to(torch.get_default_dtype()),
 }
+
+
+@pytest.mark.parametrize(
+    ("draw", "dtype"),
+    [
+        (lambda: torch.rand(8), torch.float64),
+        (lambda: torch.rand(8, dtype=torch.float32), torch.float32),
+        (lambda: torch.rand_like(torch.ones(8, dtype=torch.float64), dtype=torch.float32), torch.float32),
+        (lambda: torch.empty(8, dtype=torch.float64).uniform_(), torch.float64),
+    ],
+)
+def test_draws_are_those_of_float32_in_the_dtype_asked_for(draw: Callable[[], Tensor], dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(8)
+    net, x = nn.Linear(2, 2), torch.ones(1, 2)
+    subject = find_subject(lambda: net(x).sum().backward(), None, {"net": net})
+    torch.manual_seed(3)
+    with in_float64(subject):
+        drawn = draw()
+
+    assert drawn.dtype == dtype
+    assert drawn.float().tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("draw", DRAWS)

@@ -249,7 +249,7 @@ def raising(at: str) -> Any:
             if at == "on":
                 raise Broken(at)
             before = torch.get_num_threads()
-            torch.set_num_threads(1)
+            torch.set_num_threads(2)
             try:
                 yield
             finally:
@@ -287,7 +287,7 @@ def test_a_lever_that_cannot_be_taken_back_is_an_error(monkeypatch: pytest.Monke
 
 
 def leak_threads(subject: Subject) -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
 
 
 def leak_weights(subject: Subject) -> None:

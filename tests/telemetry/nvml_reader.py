@@ -6,13 +6,20 @@ import json
 import sys
 from typing import Any
 
-from perfnb.system.read.gpus import read_gpus
-from perfnb.system.read.reading import Unread
 from perfnb.telemetry.sampler.nvml import NvmlSource
+
+
+def _set_ups(*arguments: Any) -> Any:
+    """The set-ups of the GPUs; the import loads torch, which only these need."""
+    from perfnb.system.read.gpus import read_gpus
+
+    return _told(read_gpus(*arguments))
 
 
 def _told(value: Any) -> Any:
     """A value for JSON; what could not be read keeps its reason."""
+    from perfnb.system.read.reading import Unread
+
     if isinstance(value, Unread):
         return {"unread": value.why}
     return {name: _told(each) for name, each in value.items()} if isinstance(value, dict) else value
@@ -26,7 +33,7 @@ def main() -> None:
         value = None
         try:
             if method == "set_ups":
-                value = _told(read_gpus(*arguments))
+                value = _set_ups(*arguments)
             elif method == "open":
                 if source is not None:
                     source.close()
