@@ -91,7 +91,7 @@ class _Host:
     def __init__(self, events: pd.DataFrame, record: CompiledRecord) -> None:
         words = (REGION, REGION_LOOKUP, BACKWARD_NODE, _FUNCTION)
         wanted = is_one_of(events["category"], OPS) & of_labels(events["name"], lambda name: name.startswith(words))
-        # torch's own traces have the call of a graph as a range.
+        # torch's own traces have calls to a graph as ranges.
         is_call = is_one_of(events["category"], (*OPS, *RANGES))
         wanted |= is_call & of_labels(events["name"], lambda name: name.startswith(GRAPH_CALL))
         host = events[wanted].assign(thread=thread_keys(events)[wanted]).sort_values("start_ns", kind="stable")
