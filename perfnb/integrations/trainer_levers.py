@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from perfnb.draw import escape
+from perfnb.findings.proposed_code import setting
 from perfnb.quantities import duration, size
+from perfnb.remedies.levers.loading import workers_for
 from perfnb.remedies.try_levers import LeverRequest, LeverTrials, bounds_of, run_trials
 from perfnb.step.environment import place_in_job
 from perfnb.step.optimizers import tensors_of
@@ -46,8 +48,10 @@ class TrainerStep:
         What loads the trainer's batches, as torch's own loader.
     silent : context manager
         Keeps the trainer's counters, and keeps everything that runs inside from its callbacks and loggers.
-    settings : mapping of str to callable
-        The line that keeps a lever in the trainer's words, by lever, from the `Subject` with the trial's choices.
+    trainer : str
+        The trainer's name in `perfnb.findings.proposed_code.setting`.
+    unsettable : sequence of str
+        Levers whose setting does not apply to this training.
     left : int or None
         Steps that the run still has.
     """
@@ -58,7 +62,8 @@ class TrainerStep:
     optimizer: Optimizer
     loader: DataLoader[Any] | None
     silent: AbstractContextManager[Any]
-    settings: Mapping[str, Callable[[Any], str]]
+    trainer: str
+    unsettable: Sequence[str]
     left: int | None
 
 
@@ -119,8 +124,9 @@ def _refusal(step: TrainerStep) -> str:
 
 
 def _words(step: TrainerStep, lever: str, subject: Any) -> list[str] | None:
-    setting = step.settings.get(lever)
-    return None if setting is None else [setting(subject)]
+    workers = workers_for(subject) if lever == "loader_workers" else ""
+    words = "" if lever in step.unsettable else setting(step.trainer, lever, workers)
+    return [words] if words else None
 
 
 def _loader(step: TrainerStep) -> DataLoader[Any] | None:

@@ -117,7 +117,7 @@ PLANTED = {
     "Lightning, slow samples": Planted(
         "loader_workers",
         in_lightning(wait_s=0.003),
-        lambda code: {"workers": _number(code.partition("#")[0])},
+        lambda code: {"workers": _number(code.partition(",")[0])},
     ),
     "Lightning, loop optimizer": Planted("fused_optimizer", in_lightning(), lambda _: {"module": Fused}),
 }
