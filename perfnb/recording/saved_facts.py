@@ -279,6 +279,11 @@ class ProfileFacts(TypedDict, total=False):
     #: Batches of a step that takes several.
     batches: Count
     noise: Noise
+    #: What torch compiled in timed steps: step, function, line, failed guard, milliseconds.
+    compilations: list[tuple[Count, str, str, str, Amount]]
+    #: Models that were compiled once more for the traced steps, and what torch lacks to tell layers.
+    recompiled: list[str]
+    compiler_lacks: str
     timed_cut_short: bool
     traced_cut_short: bool
     stacks: bool

@@ -113,7 +113,16 @@ FOUND = {
             "devices.gpu0": [{"power_limit_w": "x"}, {"name": {}}],
         },
     ),
-    "traced": ("profile.json", {"optimizer_steps": [[], {}, {"optimizer": "SGD", "times": "x"}]}),
+    "traced": (
+        "profile.json",
+        {
+            "optimizer_steps": [[], {}, {"optimizer": "SGD", "times": "x"}],
+            "compilations": ["x", [[0]], [[0, "f", "line", "guard", "x"]], [[-1, "f", "line", "guard", 1.0]]],
+            "recompiled": [5, [5]],
+            "compiler_lacks": [5, {}],
+            "loop": [{"trainer": 5}],
+        },
+    ),
 }
 
 
