@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -28,6 +31,13 @@ if TYPE_CHECKING:
 _LOADED, _LOADING = 64, "input pipeline"
 #: A trial holds the state itself, its copy, and the model in float64 with gradients and optimizer state.
 _COPIES = 3
+#: Plain values that training steps may count with, and containers that they may add to.
+_PLAIN = (bool, int, float, str)
+_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+_CONTAINERS = (list, set, deque, *_MAPPINGS)
+#: Values of a container, and containers in containers, that are searched for more.
+_MOST_SEARCHED, _DEEPEST = 1000, 4
+_MODULES_OWN = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,8 @@ class TrainerStep:
         What loads the trainer's batches, as torch's own loader.
     silent : context manager
         Keeps the trainer's counters, and keeps everything that runs inside from its callbacks and loggers.
+    prepared : callable
+        Makes of a loader's batch what `run` takes.
     settings : mapping of str to callable
         The line that keeps a lever in the trainer's words, by lever, from the `Subject` with the trial's choices.
     left : int or None
@@ -58,6 +70,7 @@ class TrainerStep:
     optimizer: Optimizer
     loader: DataLoader[Any] | None
     silent: AbstractContextManager[Any]
+    prepared: Callable[[Any], Any]
     settings: Mapping[str, Callable[[Any], str]]
     left: int | None
 
@@ -80,7 +93,7 @@ def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, na
     wanted = request.listed or [name for name in ("loader_workers",) if _LOADING in bounds]
     loader = _loader(step) if "loader_workers" in wanted else None
     print(f"perfnb: trying levers for {duration(budget_s * 1e3)} at most; the training then continues", file=sys.stderr)
-    run: Callable[[Any], Any] = step.run if loader is None else lambda batch: step.run([batch])
+    run: Callable[[Any], Any] = step.run if loader is None else lambda batch: step.run([step.prepared(batch)])
     namespace = {"model": step.model, "optimizer": step.optimizer}
     try:
         with step.silent:
@@ -143,6 +156,36 @@ def _loader(step: TrainerStep) -> DataLoader[Any] | None:
         pin_memory=own.pin_memory,
         worker_init_fn=own.worker_init_fn,
     )
+
+
+@contextmanager
+def kept_attributes(owners: Iterable[Any]) -> Iterator[None]:
+    """Put back plain attributes of some objects, and what their lists, sets and dicts contain.
+
+    Metrics and losses are collected there for the end of an epoch. The containers stay the same objects.
+    """
+    plain, containers = [], dict[int, tuple[Any, Any]]()
+    for owner in owners:
+        own = {name: value for name, value in vars(owner).items() if name not in _MODULES_OWN}
+        plain.append((owner, {name: value for name, value in own.items() if type(value) in _PLAIN}))
+        _keep(own.values(), containers)
+    try:
+        yield
+    finally:
+        for owner, values in plain:
+            vars(owner).update(values)
+        for container, before in containers.values():
+            container.clear()
+            (container.extend if isinstance(container, (list, deque)) else container.update)(before)
+
+
+def _keep(values: Iterable[Any], containers: dict[int, tuple[Any, Any]], depth: int = 0) -> None:
+    """Add the containers among some values, and those inside them, each with a copy."""
+    for value in islice(values, _MOST_SEARCHED):
+        if type(value) in _CONTAINERS and id(value) not in containers:
+            containers[id(value)] = value, copy(value)
+            if depth < _DEEPEST:
+                _keep(list(value.values() if type(value) in _MAPPINGS else value), containers, depth + 1)
 
 
 def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:
