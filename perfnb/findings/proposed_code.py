@@ -41,6 +41,25 @@ _UPDATES: Mapping[str, str] = {
     "fused_optimizer": "fused=True, foreach=False",
     "foreach_optimizer": "foreach=True",
 }
+#: What keeps a lever in a training that a trainer runs, in the trainer's words; ``{0}`` is a number of workers.
+_SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "transformers": {
+        "attention": 'attn_implementation="sdpa", where the model is made',
+        "autocast": "TrainingArguments(bf16=True)",
+        "checkpointing": "TrainingArguments(gradient_checkpointing=True)",
+        "compile": "TrainingArguments(torch_compile=True)",
+        "compile_max_autotune": 'TrainingArguments(torch_compile_mode="max-autotune")',
+        "compile_reduce_overhead": 'TrainingArguments(torch_compile_mode="reduce-overhead")',
+        "fused_optimizer": 'TrainingArguments(optim="adamw_torch_fused")',
+        "loader_workers": "TrainingArguments(dataloader_num_workers={0})",
+    },
+    "lightning": {
+        "autocast": 'Trainer(precision="bf16-mixed")',
+        "autocast_float16": 'Trainer(precision="16-mixed")',
+        "fused_optimizer": "fused=True, where configure_optimizers makes the optimizer",
+        "loader_workers": "num_workers={0}, where the DataLoader for training is made",
+    },
+}
 #: The levers that findings propose: those with lines above, and those whose lines depend on more.
 REMEDIES = frozenset({*_LINES, *_UPDATES, "attention", "autocast", "checkpointing", "loader_workers"})
 _OTHERS = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}")
@@ -117,6 +136,11 @@ def _free(tree: ast.Module, bound: set[str]) -> Iterator[str]:
 def lever_line(lever: str, what: object = "") -> str:
     """The line that keeps a lever, for a model or for what was chosen."""
     return _LINES[lever].format(what)
+
+
+def setting(trainer: object, lever: str, workers: object = "N") -> str:
+    """What keeps a lever in a training that this trainer runs; empty if only a line of the user's own does."""
+    return _SETTINGS.get(str(trainer), {}).get(lever, "").format(workers)
 
 
 def update_line(lever: str, optimizers: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from perfnb.attribution.attribution import Attribution
 from perfnb.findings.doubts import doubt_of, held_up, too_few_steps
 from perfnb.findings.facts import Facts, StepFigures, facts_of
 from perfnb.findings.finding import Conclusion, Finding, Findings, deciding, finding_table, found_by
-from perfnb.findings.proposed_code import shown
+from perfnb.findings.proposed_code import setting, shown
 from perfnb.findings.rules import BY_NAME, RULES
 from perfnb.findings.rules.bound import BINDS, work_under
 from perfnb.recording.recording import Recording
@@ -47,6 +47,8 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
     if facts.uses_torch:
         code, remedy = shown(finding.code, facts.variables), facts.applicable(finding.remedy)
     finding = replace(finding, code=code, remedy=remedy)
+    if words := setting(facts.meta.get("loop", {}).get("trainer"), remedy):
+        finding = replace(finding, advice=f"{finding.advice} The setting for that: {words}.")
     if finding.bound_ms is None:
         return finding
     if doubt := too_few_steps(facts) or ("" if BY_NAME[finding.bottleneck].timed_only else doubt_of(facts)):

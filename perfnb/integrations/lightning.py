@@ -7,7 +7,7 @@ import importlib
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,8 +19,6 @@ from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
 from perfnb.integrations.trainer_levers import TrainerStep, kept_attributes
 from perfnb.integrations.trainer_profiler import TrainerProfiler
-from perfnb.remedies.levers.loading import workers_for
-from perfnb.remedies.subject import Subject
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -77,6 +75,7 @@ class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
         self._prepare(
             optimizers_end_steps=pl_module.automatic_optimization,
             name=type(pl_module).__name__,
+            trainer="lightning",
             namespace=lambda: {"model": pl_module, **_optimizers(trainer)},
             loader=trainer.train_dataloader,
             left=lambda: _left(trainer),
@@ -157,14 +156,6 @@ def _left(trainer: Any) -> int | None:
     return min(steps, default=None)
 
 
-#: The lines that keep levers, in the words of Lightning's `Trainer`.
-_SETTINGS: Mapping[str, Callable[[Subject], str]] = {
-    "autocast": lambda _: 'Trainer(precision="bf16-mixed")',
-    "autocast_float16": lambda _: 'Trainer(precision="16-mixed")',
-    "loader_workers": lambda subject: f"num_workers={workers_for(subject)}  # of the DataLoader for training",
-}
-
-
 def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerStep:
     """What Lightning's loop does between two batches of steps, where it optimizes automatically."""
     loop, [optimizer] = trainer.fit_loop.epoch_loop, trainer.optimizers
@@ -211,14 +202,12 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
             progress.load_state_dict(counted)
 
     alike = [batches for batches in seen if len(batches) == accumulates]
-    settings = dict(_SETTINGS)
-    kind = type(optimizer).__name__
-    settings["fused_optimizer"] = lambda _: f"torch.optim.{kind}(..., fused=True)  # in configure_optimizers"
     loader = trainer.train_dataloader
     return TrainerStep(
         *(run, alike, module, optimizer, loader if isinstance(loader, DataLoader) else None, silent()),
         prepared=prepared,
-        settings=settings,
+        trainer="lightning",
+        unsettable=(),
         left=_steps_left(trainer),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -19,7 +19,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from perfnb.draw import escape
+from perfnb.findings.proposed_code import setting
 from perfnb.quantities import duration, size
+from perfnb.remedies.levers.loading import workers_for
 from perfnb.remedies.try_levers import LeverRequest, LeverTrials, bounds_of, run_trials
 from perfnb.step.environment import place_in_job
 from perfnb.step.optimizers import tensors_of
@@ -58,8 +60,10 @@ class TrainerStep:
         Keeps the trainer's counters, and keeps everything that runs inside from its callbacks and loggers.
     prepared : callable
         Makes of a loader's batch what `run` takes.
-    settings : mapping of str to callable
-        The line that keeps a lever in the trainer's words, by lever, from the `Subject` with the trial's choices.
+    trainer : str
+        The trainer's name in `perfnb.findings.proposed_code.setting`.
+    unsettable : sequence of str
+        Levers whose setting does not apply to this training.
     left : int or None
         Steps that the run still has.
     """
@@ -71,7 +75,8 @@ class TrainerStep:
     loader: DataLoader[Any] | None
     silent: AbstractContextManager[Any]
     prepared: Callable[[Any], Any]
-    settings: Mapping[str, Callable[[Any], str]]
+    trainer: str
+    unsettable: Sequence[str]
     left: int | None
 
 
@@ -132,8 +137,9 @@ def _refusal(step: TrainerStep) -> str:
 
 
 def _words(step: TrainerStep, lever: str, subject: Any) -> list[str] | None:
-    setting = step.settings.get(lever)
-    return None if setting is None else [setting(subject)]
+    workers = workers_for(subject) if lever == "loader_workers" else ""
+    words = "" if lever in step.unsettable else setting(step.trainer, lever, workers)
+    return [words] if words else None
 
 
 def _loader(step: TrainerStep) -> DataLoader[Any] | None:

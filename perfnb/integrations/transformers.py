@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -19,8 +19,6 @@ from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
 from perfnb.integrations.trainer_levers import TrainerStep, kept_attributes
 from perfnb.integrations.trainer_profiler import TrainerProfiler
-from perfnb.remedies.levers.loading import workers_for
-from perfnb.remedies.subject import Subject
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -84,6 +82,7 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
         trainer = _trainer()
         self._prepare(
             name=type(model).__name__,
+            trainer="transformers",
             namespace=lambda: {
                 "model": getattr(trainer, "model_wrapped", model),
                 "optimizer": getattr(optimizer, "optimizer", optimizer),  # as accelerate wraps it
@@ -184,18 +183,6 @@ def _trainer() -> Any:
     return None
 
 
-#: The lines that keep levers, in the words of `TrainingArguments` and of the models.
-_SETTINGS: Mapping[str, Callable[[Subject], str]] = {
-    "attention": lambda _: 'attn_implementation="sdpa"  # where the model is made: from_pretrained, from_config',
-    "autocast": lambda _: "TrainingArguments(bf16=True)",
-    "checkpointing": lambda _: "TrainingArguments(gradient_checkpointing=True)",
-    "compile": lambda _: "TrainingArguments(torch_compile=True)",
-    "compile_max_autotune": lambda _: 'TrainingArguments(torch_compile_mode="max-autotune")',
-    "compile_reduce_overhead": lambda _: 'TrainingArguments(torch_compile_mode="reduce-overhead")',
-    "loader_workers": lambda subject: f"TrainingArguments(dataloader_num_workers={workers_for(subject)})",
-}
-
-
 def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[Any]]) -> TrainerStep:
     """What the Trainer's loop does between two batches of steps; `batches_of` is its own `get_batch_samples`."""
     model, optimizer, scheduler = trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler
@@ -242,13 +229,11 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
     given = handler.train_dataloader
     loader = getattr(given, "base_dataloader", given)  # as accelerate wraps it
     own = getattr(optimizer, "optimizer", optimizer)
-    settings = dict(_SETTINGS)
-    if type(own) is torch.optim.AdamW:
-        settings["fused_optimizer"] = lambda _: 'TrainingArguments(optim="adamw_torch_fused")'
     return TrainerStep(
         *(run, alike, model, own, loader if isinstance(loader, DataLoader) else None, silent()),
         prepared=lambda batch: batch,
-        settings=settings,
+        trainer="transformers",
+        unsettable=() if type(own) is torch.optim.AdamW else ("fused_optimizer",),
         left=trainer.state.max_steps - trainer.state.global_step,
     )
 

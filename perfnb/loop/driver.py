@@ -72,6 +72,8 @@ class LoopProfiler:
     left : callable, optional
         Returns the number of steps that are certain to come, or ``None`` if that is not known: a window that would not
         fit times fewer steps, or waits until after these steps.
+    trainer : str
+        ``"transformers"`` or ``"lightning"``, in whose words findings then name settings.
 
     Attributes
     ----------
@@ -107,6 +109,7 @@ class LoopProfiler:
         namespace: Callable[[], Mapping[str, Any]] = dict,
         loader: Any = None,
         left: Callable[[], int | None] = lambda: None,
+        trainer: str = "",
     ) -> None:
         self._windows = Windows(at, every)
         self._plan = Plan(warmup=0, steps=steps, traced=traced, budget_s=float(MOST), memory=memory, flops=flops)
@@ -117,7 +120,7 @@ class LoopProfiler:
         if on_done is not None and not callable(on_done):
             raise TypeError(f"on_done must be a function of the profile, not {shown(on_done)}.")
         self._models, self._names = chosen_models(model)
-        self._namespace, self._left = namespace, left
+        self._namespace, self._left, self._trainer = namespace, left, trainer
         self.loader = loader
         self._stacks, self._name, self._on_done = stacks, name, on_done
         self.recorder = RunRecorder(name)
@@ -324,9 +327,11 @@ class LoopProfiler:
     def _finish(self, capture: Capture) -> None:
         recording = recording_of(capture, self._name)
         self.recorder.batches = recording.meta.get("batches", 1)
-        loop = {"step": self._first, "batches": self.recorder.batches}
+        loop: dict[str, Any] = {"step": self._first, "batches": self.recorder.batches}
         if self.recorder.by_batch:
             loop["by_batch"] = True
+        if self._trainer:
+            loop["trainer"] = self._trainer
         profile = Profile(replace(recording, meta={**recording.meta, "loop": loop}))
         self.profiles.add(profile, self._first)
         self._made = profile

@@ -222,6 +222,7 @@ class Loop(TypedDict, total=False):
     """Where in a loop the steps ran, and on how many batches each."""
 
     step: Count
+    trainer: str
     batches: Count
     #: Whether each batch counts as a step, because no optimizer's step shows where a step ends.
     by_batch: bool

@@ -232,6 +232,29 @@ def _noting_region(plain: Any) -> Any:
     return noting
 
 
+@contextmanager
+def not_imported() -> Iterator[None]:
+    """Keep the question whether torch has a compiler from importing it, which takes a second or two.
+
+    What has not been imported has compiled nothing.
+    """
+    found: Any = vars(torch).get("__getattr__")
+    if "torch._inductor" in sys.modules or found is None:
+        yield
+        return
+
+    def without_compiler(name: str) -> Any:
+        if name == "_inductor":
+            raise AttributeError(name)
+        return found(name)
+
+    vars(torch)["__getattr__"] = without_compiler
+    try:
+        yield
+    finally:
+        vars(torch)["__getattr__"] = found
+
+
 def modules_where(holds: Callable[[nn.Module], bool]) -> list[nn.Module]:
     """The living modules that a condition on compiled ones holds for."""
     if "torch._dynamo" not in sys.modules:

@@ -65,9 +65,9 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         meta["allocator"] = capture.memory[0].allocator
     if trace is not None:
         meta |= {"base_ns": trace.base_ns, "devices": trace.devices}
-    if missing := missing_names():
-        meta["compiler_lacks"] = missing[0]
     events = _no_events() if trace is None else _steps_of_trace(trace)[0]
+    if region_ids(events) and (missing := missing_names()):
+        meta["compiler_lacks"] = missing[0]
     steps = _steps(capture)
     if trace is not None:
         # A traced step lasts as long as its mark, to which its phases add up, or longer if it waits for a device.

@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, _KinetoProfile  # type: ignore[attr
 
 from perfnb.errors import CaptureError, NestedProfilerError, TraceError
 from perfnb.interrupts import InterruptGate
+from perfnb.step.compiler import not_imported
 from perfnb.step.device import accelerators
 from perfnb.step.layers import LayerSpans, others_listen, profiler_active
 from perfnb.trace import kineto
@@ -133,7 +134,7 @@ class Tracer:
         assert self._profile is not None
         if profiler_active():
             raise CaptureError(_OWN_PROFILER)  # started in an earlier pass and still running
-        with quiet_kineto():
+        with quiet_kineto(), not_imported():  # torch asks for CUDA graphs of its compiler
             self._profile.start()
         if self._blocks:
             _spend_warning(self._blocks)

@@ -8,17 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from perfnb.integrations.lightning import ProfileCallback as ForLightning
-from perfnb.integrations.transformers import ProfileCallback as ForTransformers
 from tests.accuracy.judging import Figures
-from tests.integrations.trainings import fitted, made_trainer
+from tests.integrations.trainings import fitted, for_lightning, for_transformers, made_trainer
 
 ROWS, LENGTH, STEPS, BUDGET_S = 8, 64, 60, 40.0
 #: Runs with and without the change, one after the other.
@@ -40,10 +36,14 @@ class Tokens(Dataset[dict[str, Tensor]]):
 
 
 def gpt(layers: int = 2, length: int = LENGTH, **options: Any) -> Callable[[], nn.Module]:
-    sizes = {"vocab_size": 50, "n_positions": length, "n_embd": 64, "n_layer": layers, "n_head": 4}
-    return lambda: GPT2LMHeadModel(
-        GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM", **options)
-    )
+    def made() -> nn.Module:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        sizes = {"vocab_size": 50, "n_positions": length, "n_embd": 64, "n_layer": layers, "n_head": 4}
+        known = {"bos_token_id": 0, "eos_token_id": 0, "loss_type": "ForCausalLM"}
+        return GPT2LMHeadModel(GPT2Config(**{**sizes, **known, **options}))
+
+    return made
 
 
 class Planted(NamedTuple):
@@ -63,26 +63,23 @@ def in_trainer(**planted: Any) -> Callable[..., Any]:
     return train
 
 
-class Deep(lightning.LightningModule):
-    """Many small layers, whose optimizer loops over their parameters."""
+def deep(**how: Any) -> Any:
+    """A class of many small layers, whose optimizer by default loops over their parameters."""
+    import lightning
 
-    fused = False
+    class Deep(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(60)))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(60)))
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            result: Tensor = self.net(batch["input_ids"].float()[:, :16]).square().mean()
+            return result
 
-    def training_step(self, batch: Any, _: int) -> Tensor:
-        result: Tensor = self.net(batch["input_ids"].float()[:, :16]).square().mean()
-        return result
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 1e-3, **(how or {"foreach": False}))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        how = {"fused": True} if self.fused else {"foreach": False}
-        return torch.optim.Adam(self.parameters(), 1e-3, **how)  # type: ignore[arg-type]
-
-
-class Fused(Deep):
-    fused = True
+    return Deep
 
 
 def in_lightning(**planted: Any) -> Callable[..., Any]:
@@ -90,7 +87,7 @@ def in_lightning(**planted: Any) -> Callable[..., Any]:
         given = {**planted, **more}
         tokens = Tokens(given.pop("wait_s", wait_s))
         loader = DataLoader(tokens, batch_size=ROWS, num_workers=given.pop("workers", workers))
-        fitted(folder, *callbacks, steps=STEPS, loader=loader, **{"module": Deep, **given})
+        fitted(folder, *callbacks, steps=STEPS, loader=loader, **{"module": deep(), **given})
 
     return train
 
@@ -117,9 +114,9 @@ PLANTED = {
     "Lightning, slow samples": Planted(
         "loader_workers",
         in_lightning(wait_s=0.003),
-        lambda code: {"workers": _number(code.partition("#")[0])},
+        lambda code: {"workers": _number(code.partition(",")[0])},
     ),
-    "Lightning, loop optimizer": Planted("fused_optimizer", in_lightning(), lambda _: {"module": Fused}),
+    "Lightning, loop optimizer": Planted("fused_optimizer", in_lightning(), lambda _: {"module": deep(fused=True)}),
 }
 
 
@@ -134,7 +131,7 @@ def _threads() -> Iterator[None]:
 def test_the_right_setting_is_printed_and_saves_what_was_promised(name: str, figure: Figures, tmp_path: Path) -> None:
     planted = PLANTED[name]
     torch.set_num_threads(planted.threads)
-    callback = ForTransformers if name.startswith("Trainer") else ForLightning
+    callback = for_transformers if name.startswith("Trainer") else for_lightning
     trial = callback(at=5, steps=6, try_levers=[planted.lever], levers_budget_s=BUDGET_S)
     planted.slow(tmp_path, trial)
     assert trial.levers is not None

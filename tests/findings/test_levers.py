@@ -49,7 +49,9 @@ def stacked(samples: list[torch.Tensor]) -> torch.Tensor:
     return -torch.stack(samples)
 
 
-def waiting_for(loader: Any, name: str = "train_loader", **environment: Any) -> dict[str, Any]:
+def waiting_for(
+    loader: Any, name: str = "train_loader", loop: dict[str, Any] | None = None, **environment: Any
+) -> dict[str, Any]:
     """The finding of a step that waits for batches from this loader."""
     parts = named_parts({name: loader}, loader, [])
     recording = timed(
@@ -58,9 +60,30 @@ def waiting_for(loader: Any, name: str = "train_loader", **environment: Any) -> 
         [30.0, 40.0] * 10,
         parts=parts,
         environment=ENVIRONMENT | environment,
+        loop=loop or {},
     )
     result: dict[str, Any] = found(recording).loc["input pipeline"].to_dict()
     return result
+
+
+@pytest.mark.parametrize(
+    ("trainer", "said"),
+    [
+        ("transformers", "The setting for that: TrainingArguments(dataloader_num_workers=N)."),
+        ("lightning", "The setting for that: num_workers=N, where the DataLoader for training is made."),
+        ("somebody's", None),
+        (["transformers"], None),
+        (None, None),
+    ],
+)
+def test_in_a_trainer_a_finding_names_the_trainer_s_setting(trainer: Any, said: str | None) -> None:
+    class Texts(TensorDataset):
+        pass
+
+    finding = waiting_for(DataLoader(Texts(torch.ones(8, 2))), loop={"step": 100, "trainer": trainer})
+    assert ("The setting for that" in finding["advice"]) == (said is not None)
+    assert said is None or finding["advice"].endswith(said)
+    assert finding["evidence"].endswith("Its samples come from Texts.__getitem__.")
 
 
 def batches(loader: Any) -> list[Any]:

@@ -9,29 +9,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback
 
 import perfnb
 from perfnb.bench.restored import random_state
 from perfnb.integrations import trainer_levers
-from perfnb.integrations.lightning import ProfileCallback as ForLightning
-from perfnb.integrations.transformers import ProfileCallback as ForTransformers
 from perfnb.remedies import measuring, verdicts
 from perfnb.remedies.state import digest
-from tests.integrations.trainings import ROWS, Classifier, Sentences, fitted, points, same, trained
+from tests.integrations.trainings import (
+    ROWS,
+    Sentences,
+    classifier,
+    fitted,
+    for_lightning,
+    for_transformers,
+    points,
+    same,
+    trained,
+)
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
 
 #: A window of eleven steps, then a trial of a lever that costs nothing; its rounds are limited instead of its time.
 SHORT: dict[str, Any] = {"at": 3, "steps": 4, "levers_budget_s": 3600.0}
 FREE = ["foreach_optimizer"]
-EACH = pytest.mark.parametrize(("callback", "train"), [(ForLightning, fitted), (ForTransformers, trained)])
+EACH = pytest.mark.parametrize(("callback", "train"), [(for_lightning, fitted), (for_transformers, trained)])
 Train = Callable[..., nn.Module]
 
 
@@ -42,22 +47,25 @@ def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "HOPELESS", math.inf)  # a busy machine makes a lever look so
 
 
-class Scheduled(Classifier):
-    """With a learning rate that falls in every step, an optimizer that loops, and batch statistics."""
+def scheduled() -> Any:
+    """A class with a learning rate that falls in every step, an optimizer that loops, and batch statistics."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net.insert(1, nn.BatchNorm1d(32))
+    class Scheduled(classifier()):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net.insert(1, nn.BatchNorm1d(32))
 
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.Adam(self.parameters(), 1e-2, foreach=False)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), 1e-2, foreach=False)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    return Scheduled
 
 
 def options_of(callback: Any) -> dict[str, Any]:
     """An optimizer that loops over the parameters, and a learning rate that changes."""
-    return {"module": Scheduled} if callback is ForLightning else {"optim": "adamw_torch", "warmup_steps": 5}
+    return {"module": scheduled()} if callback is for_lightning else {"optim": "adamw_torch", "warmup_steps": 5}
 
 
 def files_of(folder: Path) -> dict[str, Any]:
@@ -86,7 +94,9 @@ def test_weights_checkpoints_and_logs_are_those_of_a_run_without(
     def run(folder: Path, *callbacks: Any) -> tuple[nn.Module, str]:
         torch.manual_seed(3)
         options = options_of(callback)
-        if callback is ForLightning:
+        if callback is for_lightning:
+            from lightning.pytorch.loggers import CSVLogger
+
             options |= {"enable_checkpointing": True, "logger": CSVLogger(folder, name="log"), "log_every_n_steps": 1}
         else:
             options |= {"save_strategy": "steps", "save_steps": 24, "logging_steps": 1}
@@ -107,9 +117,12 @@ def test_weights_checkpoints_and_logs_are_those_of_a_run_without(
 
 @EACH
 def test_callbacks_and_loggers_are_not_told_of_the_trial(callback: Any, train: Train, tmp_path: Path) -> None:
+    import lightning
+    from transformers import TrainerCallback
+
     told = Counter[str]()
 
-    class Listens(TrainerCallback if callback is ForTransformers else lightning.Callback):  # type: ignore[misc]
+    class Listens(TrainerCallback if callback is for_transformers else lightning.Callback):  # type: ignore[misc]
         def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
             told["steps"] += 1
 
@@ -121,7 +134,7 @@ def test_callbacks_and_loggers_are_not_told_of_the_trial(callback: Any, train: T
     counts = []
     for profiler in ([callback(try_levers=FREE, **SHORT)], []):
         told.clear()
-        options = {} if callback is ForLightning else {"logging_steps": 1}
+        options = {} if callback is for_lightning else {"logging_steps": 1}
         train(tmp_path, *profiler, Listens(), steps=24, **options)
         counts.append(dict(told))
     assert counts[0] == counts[1]
@@ -150,15 +163,15 @@ class SlowPoints(torch.utils.data.Dataset[Any]):
 @pytest.mark.parametrize(
     ("callback", "setting"),
     [
-        (ForTransformers, "TrainingArguments(dataloader_num_workers="),
-        pytest.param(ForLightning, "num_workers=", marks=pytest.mark.deep),
+        (for_transformers, "TrainingArguments(dataloader_num_workers="),
+        pytest.param(for_lightning, "num_workers=", marks=pytest.mark.deep),
     ],
 )
 def test_a_starving_loader_gets_workers_in_the_words_of_its_trainer(
     callback: Any, setting: str, tmp_path: Path
 ) -> None:
     profiler = callback(try_levers=["loader_workers"], **SHORT, save=tmp_path / "run")
-    if callback is ForTransformers:
+    if callback is for_transformers:
         trained(tmp_path, profiler, steps=26, batches=SlowSentences(26 * ROWS))
     else:
         fitted(tmp_path, profiler, steps=26, loader=DataLoader(SlowPoints(26), batch_size=ROWS))
@@ -195,6 +208,8 @@ def test_an_error_in_the_middle_of_a_trial_leaves_the_state_as_it_was(
     callback: Any, train: Train, error: type[BaseException], tmp_path: Path
 ) -> None:
     """An interrupt ends the training, as without perfnb; anything else lets it continue."""
+    from transformers import Trainer
+
     calls, seen = [0], list[Any]()
 
     def mine(module: nn.Module) -> None:
@@ -202,7 +217,7 @@ def test_an_error_in_the_middle_of_a_trial_leaves_the_state_as_it_was(
         if calls[0] == 16:  # in the trial, after fourteen steps of the run and one of the trial
             raise error("mine")
 
-    class Fails(Classifier):
+    class Fails(classifier()):  # type: ignore[misc]
         def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
             mine(self)
             return super().training_step(batch, batch_idx)
@@ -222,7 +237,7 @@ def test_an_error_in_the_middle_of_a_trial_leaves_the_state_as_it_was(
 
         return made
 
-    class Watched(callback):  # type: ignore[misc]
+    class Watched(type(callback())):  # type: ignore[misc]
         def _try(self) -> None:
             self._step = step_of(self)
             try:
@@ -234,7 +249,7 @@ def test_an_error_in_the_middle_of_a_trial_leaves_the_state_as_it_was(
                 seen.append("checked")
 
     profiler = Watched(try_levers=FREE, **SHORT)
-    own = {"module": Fails} if callback is ForLightning else {"trainer": FailingTrainer}
+    own = {"module": Fails} if callback is for_lightning else {"trainer": FailingTrainer}
     if error is KeyboardInterrupt:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             train(tmp_path, profiler, steps=20, **own)
@@ -257,11 +272,11 @@ def test_what_cannot_be_tried_is_refused_before_it_starts(
     monkeypatch.setattr(trainer_levers, name, value)
     monkeypatch.setattr(trainer_levers, "run_trials", lambda *_, **__: pytest.fail("it was tried"))
     with pytest.warns(RuntimeWarning, match=f"perfnb: no lever was tried: {said}"):
-        fitted(tmp_path, ForLightning(try_levers=True, **SHORT), steps=20)
+        fitted(tmp_path, for_lightning(try_levers=True, **SHORT), steps=20)
 
 
 def test_unknown_levers_are_refused_when_the_callback_is_made() -> None:
     with pytest.raises(ValueError, match="Did you mean threads"):
-        ForTransformers(try_levers=["thread"])
+        for_transformers(try_levers=["thread"])
     with pytest.raises(ValueError, match="levers_budget_s"):
-        ForTransformers(try_levers=True, levers_budget_s=-1)
+        for_transformers(try_levers=True, levers_budget_s=-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -575,3 +576,16 @@ def test_a_torch_that_cannot_compile_again_refuses_before_the_first_step(monkeyp
 
 def _text(p: perfnb.Profile) -> str:
     return " ".join(str(p).split())
+
+
+@pytest.mark.slow
+def test_a_profile_of_a_step_that_compiles_nothing_does_not_import_the_compiler(tmp_path: Path) -> None:
+    script = tmp_path / "infer.py"
+    script.write_text(
+        "import sys, torch, perfnb\n"
+        "model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)\n"
+        "perfnb.profile_step(lambda: model(x), warmup=1, steps=1, traced=1)\n"
+        "print('torch._inductor' in sys.modules, torch._inductor.__name__)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "False torch._inductor\n"

@@ -79,7 +79,10 @@ def _setting(facts: Facts) -> str:
     if not isinstance(workers, int):
         return ""
     how = "no workers: batches are made in the main process" if workers == 0 else fmt.counted(workers, "worker")
-    return f" {facts.loader.get('name') or 'The loader'} has {how}."
+    dataset = str(facts.loader.get("dataset", ""))
+    method = "__iter__" if facts.loader.get("iterable") else "__getitem__"
+    maker = f" Its samples come from {dataset}.{method}." if dataset.isidentifier() else ""
+    return f" {facts.loader.get('name') or 'The loader'} has {how}.{maker}"
 
 
 def _advice(facts: Facts, waited: float) -> tuple[str, str]:
