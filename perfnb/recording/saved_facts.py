@@ -284,6 +284,8 @@ class ProfileFacts(TypedDict, total=False):
     stacks: bool
     python: PythonFacts
     threads_tried: Threads
+    #: In timed steps: step, function, its file and line, the guard that failed, and milliseconds.
+    compilations: list[tuple[Count, str, str, str, Amount]]
     cost: Cost
     bare_cost: Cost
     ceilings: Ceilings

@@ -113,7 +113,13 @@ FOUND = {
             "devices.gpu0": [{"power_limit_w": "x"}, {"name": {}}],
         },
     ),
-    "traced": ("profile.json", {"optimizer_steps": [[], {}, {"optimizer": "SGD", "times": "x"}]}),
+    "traced": (
+        "profile.json",
+        {
+            "optimizer_steps": [[], {}, {"optimizer": "SGD", "times": "x"}],
+            "compilations": ["x", [[0]], [[0, None, None, None, None]], [[0, "f", "a.py:1", "", -1.0]]],
+        },
+    ),
 }
 
 
