@@ -307,7 +307,7 @@ def test_a_lightning_step_has_the_batches_hooks_and_loggers_of_the_run(tmp_path:
             sums.add(round(float(x.sum()), 3))  # not exactly: a trial computes in float64 too
             rates.add(self.optimizers().param_groups[0]["lr"])
             self.logger.log_metrics({"sum": float(x.sum())}, step=self.global_step)
-            loss = super().training_step([x, y], batch_idx)
+            loss: Tensor = super().training_step([x, y], batch_idx)
             self.losses.append(loss.detach())
             self.by_kind["train"].append(float(loss))
             return loss
@@ -348,7 +348,8 @@ def test_steps_that_are_left_are_unknown_for_an_endless_loader(tmp_path: Path) -
 
     profiler = for_lightning(try_levers=FREE, **SHORT, save=tmp_path / "run")
     fitted(tmp_path, profiler, module=scheduled(), loader=DataLoader(Endless(), batch_size=ROWS))
-    assert [one["left"] for one in perfnb.load(tmp_path / "run").tried] == [None]
+    loaded: Any = perfnb.load(tmp_path / "run")
+    assert [one["left"] for one in loaded.tried] == [None]
 
 
 def test_what_a_trainer_of_transformers_collects_is_put_back(tmp_path: Path) -> None:
