@@ -52,7 +52,11 @@ def launched(program: Sequence[str], options: Sequence[str]) -> list[str] | None
     parsed = _parsed(launcher, given, name)
     if getattr(parsed, "no_python", False):
         raise WrongUse("perfnb run profiles Python scripts: leave out --no-python.")
+    if getattr(parsed, "run_path", False):
+        raise WrongUse("perfnb run profiles scripts in processes of their own: leave out --run-path.")
     at = len(given) - len(parsed.training_script_args) - 1
+    while given[at] != parsed.training_script:  # argparse takes out a -- behind it
+        at -= 1
     own = [word for word in given[:at] if word not in _MODULE]
     script = ["-m", parsed.training_script] if parsed.module else [parsed.training_script]
     return [

@@ -139,7 +139,7 @@ def lever_line(lever: str, what: object = "") -> str:
 
 
 def setting(trainer: object, lever: str, workers: object = "N") -> str:
-    """What keeps a lever in a training that this trainer runs; empty if only a line of the user's own does."""
+    """What keeps a lever in a training that this trainer runs; empty if the trainer has none."""
     return _SETTINGS.get(str(trainer), {}).get(lever, "").format(workers)
 
 

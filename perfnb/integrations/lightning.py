@@ -14,9 +14,10 @@ from typing import Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
+from perfnb.bench.restored import rebuilt
 from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
-from perfnb.integrations.trainer_levers import TrainerStep
+from perfnb.integrations.trainer_levers import TrainerStep, kept_attributes
 from perfnb.integrations.trainer_profiler import TrainerProfiler
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -100,7 +101,8 @@ class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._steps.get(batch)
-        self._batches.append(batch)
+        if self._to_try:
+            self._batches.append(rebuilt(batch))  # a step may take values out of it
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         optimizer_steps = trainer.global_step  # not cheap
@@ -158,7 +160,10 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
     """What Lightning's loop does between two batches of steps, where it optimizes automatically."""
     loop, [optimizer] = trainer.fit_loop.epoch_loop, trainer.optimizers
     automatic, accumulates = loop.automatic_optimization, trainer.accumulate_grad_batches
-    progress, schedulers = automatic.optim_progress, [config.scheduler for config in trainer.lr_scheduler_configs]
+    progress = automatic.optim_progress
+    configs = [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
+    made_by = {kind.__module__ for kind in type(trainer).__mro__}
+    package = next(sys.modules[name] for name in _PACKAGES if f"{name}.trainer.trainer" in made_by)
     more_come = False
 
     def run(batches: Sequence[Any]) -> Any:
@@ -166,14 +171,16 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
         losses = []
         for number, batch in enumerate(batches):
             more_come = number + 1 < len(batches)
-            batch = trainer.precision_plugin.convert_input(batch)
-            batch = trainer.strategy.batch_to_device(batch)
-            arguments = loop._build_kwargs(OrderedDict(), batch, number)
-            losses.append(automatic.run(optimizer, number, arguments).get("loss"))
-        for scheduler in schedulers:
-            if not isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step()
+            arguments = loop._build_kwargs(OrderedDict(), rebuilt(batch), loop.batch_idx)
+            losses.append(automatic.run(optimizer, loop.batch_idx, arguments).get("loss"))
+        for config in configs:
+            if not isinstance(config.scheduler, ReduceLROnPlateau):
+                config.scheduler.step()
         return losses
+
+    def prepared(batch: Any) -> Any:
+        batch = trainer.precision_plugin.convert_input(batch)
+        return trainer.strategy.batch_to_device(module._on_before_batch_transfer(batch, dataloader_idx=0))
 
     @contextmanager
     def silent() -> Iterator[None]:
@@ -181,11 +188,13 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
         silenced = (
             *((module, name, lambda *_, **__: None) for name in ("log", "log_dict")),
             (trainer, "callbacks", []),
-            (trainer, "_loggers", []),
+            (trainer, "_loggers", [package.loggers.logger.DummyLogger() for _ in trainer.loggers]),
+            (trainer, "profiler", package.profilers.PassThroughProfiler()),
             (trainer.fit_loop, "_should_accumulate", lambda: more_come),
         )
         try:
             with ExitStack() as stack:
+                stack.enter_context(kept_attributes(module.modules()))
                 for owner, name, value in silenced:
                     stack.enter_context(replaced(owner, name, value))
                 yield
@@ -196,6 +205,7 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
     loader = trainer.train_dataloader
     return TrainerStep(
         *(run, alike, module, optimizer, loader if isinstance(loader, DataLoader) else None, silent()),
+        prepared=prepared,
         trainer="lightning",
         unsettable=(),
         left=_steps_left(trainer),
@@ -205,4 +215,4 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
 def _steps_left(trainer: Any) -> int | None:
     """Steps before the end of the training; ``None`` if that is not known."""
     planned = trainer.estimated_stepping_batches
-    return int(planned) - trainer.global_step if math.isfinite(planned) else None
+    return int(planned) - trainer.global_step if 0 <= planned < math.inf else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -15,7 +17,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from perfnb.draw import escape
 from perfnb.findings.proposed_code import setting
 from perfnb.quantities import duration, size
 from perfnb.remedies.levers.loading import workers_for
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
 _LOADED, _LOADING = 64, "input pipeline"
 #: A trial holds the state itself, its copy, and the model in float64 with gradients and optimizer state.
 _COPIES = 3
+#: Plain values that training steps may count with, and containers that they may add to.
+_PLAIN = (bool, int, float, str)
+_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+_CONTAINERS = (list, set, deque, *_MAPPINGS)
+#: Values of a container, and containers in containers, that are searched for more.
+_MOST_SEARCHED, _DEEPEST = 1000, 4
+_MODULES_OWN = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class TrainerStep:
         What loads the trainer's batches, as torch's own loader.
     silent : context manager
         Keeps the trainer's counters, and keeps everything that runs inside from its callbacks and loggers.
+    prepared : callable
+        Makes of a loader's batch what `run` takes.
     trainer : str
         The trainer's name in `perfnb.findings.proposed_code.setting`.
     unsettable : sequence of str
@@ -62,13 +72,14 @@ class TrainerStep:
     optimizer: Optimizer
     loader: DataLoader[Any] | None
     silent: AbstractContextManager[Any]
+    prepared: Callable[[Any], Any]
     trainer: str
     unsettable: Sequence[str]
     left: int | None
 
 
-def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, name: str) -> LeverTrials | None:
-    """Try levers on a trainer's step, and put everything back; ``None``, with a warning, if that is not possible.
+def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, name: str) -> LeverTrials | str:
+    """Try levers on a trainer's step, and put everything back; the reason if that is not possible.
 
     Parameters
     ----------
@@ -78,18 +89,17 @@ def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, na
         As for `perfnb.try_levers`.
     """
     if reason := _refusal(step):
-        warnings.warn(f"perfnb: no lever was tried: {reason}.", RuntimeWarning, stacklevel=2)
-        return None
+        return f"{reason}."
     bounds = bounds_of(profile.findings)
     request = LeverRequest(levers, budget_s=budget_s, words=lambda lever, subject: _words(step, lever, subject))
     wanted = request.listed or [name for name in ("loader_workers",) if _LOADING in bounds]
     loader = _loader(step) if "loader_workers" in wanted else None
     print(f"perfnb: trying levers for {duration(budget_s * 1e3)} at most; the training then continues", file=sys.stderr)
-    run: Callable[[Any], Any] = step.run if loader is None else lambda batch: step.run([batch])
+    run: Callable[[Any], Any] = step.run if loader is None else lambda batch: step.run([step.prepared(batch)])
     namespace = {"model": step.model, "optimizer": step.optimizer}
     try:
         with step.silent:
-            trials = run_trials(
+            return run_trials(
                 *(run, list(step.batches) if loader is None else loader, request),
                 namespace=namespace,
                 models=[step.model],
@@ -99,11 +109,7 @@ def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, na
                 bounds=bounds,
             )
     except Exception as error:  # the training must not fail by it
-        words = f"{type(error).__name__}: {error}".splitlines()[0]
-        warnings.warn(f"perfnb: no lever was tried: {escape.plain(words, 300)}", RuntimeWarning, stacklevel=2)
-        return None
-    print(escape.plain(f"perfnb: {trials._document().verdict.sentence}", 500), file=sys.stderr)
-    return trials
+        return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _refusal(step: TrainerStep) -> str:
@@ -149,6 +155,36 @@ def _loader(step: TrainerStep) -> DataLoader[Any] | None:
         pin_memory=own.pin_memory,
         worker_init_fn=own.worker_init_fn,
     )
+
+
+@contextmanager
+def kept_attributes(owners: Iterable[Any]) -> Iterator[None]:
+    """Put back plain attributes of some objects, and what their lists, sets and dicts contain.
+
+    Metrics and losses are collected there for the end of an epoch. The containers stay the same objects.
+    """
+    plain, containers = [], dict[int, tuple[Any, Any]]()
+    for owner in owners:
+        own = {name: value for name, value in vars(owner).items() if name not in _MODULES_OWN}
+        plain.append((owner, {name: value for name, value in own.items() if type(value) in _PLAIN}))
+        _keep(own.values(), containers)
+    try:
+        yield
+    finally:
+        for owner, values in plain:
+            vars(owner).update(values)
+        for container, before in containers.values():
+            container.clear()
+            (container.extend if isinstance(container, (list, deque)) else container.update)(before)
+
+
+def _keep(values: Iterable[Any], containers: dict[int, tuple[Any, Any]], depth: int = 0) -> None:
+    """Add the containers among some values, and those inside them, each with a copy."""
+    for value in islice(values, _MOST_SEARCHED):
+        if type(value) in _CONTAINERS and id(value) not in containers:
+            containers[id(value)] = value, copy(value)
+            if depth < _DEEPEST:
+                _keep(list(value.values() if type(value) in _MAPPINGS else value), containers, depth + 1)
 
 
 def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:

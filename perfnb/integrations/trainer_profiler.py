@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfnb.arguments import require_seconds, shown
+from perfnb.draw import escape
 from perfnb.integrations.trainer_levers import TrainerStep, tried_facts, try_on
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept_run import KeptRun
@@ -121,12 +123,16 @@ class TrainerProfiler:
         self._to_try, driver, (levers, budget_s) = False, self._steps.driver, self._levers
         step = self._step()
         try:
-            self._tried = try_on(step, driver.profiles[0], levers, budget_s, driver.recorder.name)
+            tried = try_on(step, driver.profiles[0], levers, budget_s, driver.recorder.name)
         finally:
             self._seen.clear()
             driver.recorder.paused()
-        if self._tried is not None:
-            driver.recorder.tried = tried_facts(self._tried, step.left)
+        if isinstance(tried, str):
+            words = f"perfnb: no lever was tried: {escape.plain(tried, 300)}"
+            warnings.warn(words, RuntimeWarning, stacklevel=2)
+            return
+        self._tried, driver.recorder.tried = tried, tried_facts(tried, step.left)
+        print(escape.plain(f"perfnb: {tried._document().verdict.sentence}", 500), file=sys.stderr)
 
     def _finish(self) -> None:
         """The training has ended as planned: warn if that was too early for a profile."""

@@ -11,11 +11,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
+from perfnb.bench.restored import rebuilt
 from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
-from perfnb.integrations.trainer_levers import TrainerStep
+from perfnb.integrations.trainer_levers import TrainerStep, kept_attributes
 from perfnb.integrations.trainer_profiler import TrainerProfiler
 
 try:
@@ -114,7 +116,7 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
             fetched = batches_of(_Waited(iterator, self), *args, **kwargs)
             for batch in fetched[0]:
                 steps.get(batch)
-            self._has(fetched[0])
+            self._has(rebuilt(fetched[0]))  # a step may take values out of them
             return fetched
 
         install = self._installed.enter_context
@@ -188,7 +190,7 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
     scaler = getattr(accelerator, "scaler", None)  # known to the step, and so put back
 
     def run(batches: Sequence[Any]) -> Any:
-        samples, items = batches_of(iter(batches), len(batches), args.device)
+        samples, items = batches_of(iter(rebuilt(batches)), len(batches), args.device)
         losses = []
         for number, batch in enumerate(samples, start=1):
             state._set_sync_gradients(number == len(samples))
@@ -197,7 +199,8 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
         if args.max_grad_norm is not None and args.max_grad_norm > 0:
             accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
         optimizer.step()
-        if scaler is None or not accelerator.optimizer_step_was_skipped:
+        skipped = scaler is not None and accelerator.optimizer_step_was_skipped
+        if not skipped and not isinstance(scheduler, ReduceLROnPlateau):  # which evaluations step
             scheduler.step()
         model.zero_grad()
         return sum(losses)
@@ -212,7 +215,11 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
     def silent() -> Iterator[None]:
         before = state.sync_gradients, trainer.current_gradient_accumulation_steps
         try:
-            with replaced(trainer, "log", lambda *_, **__: None), replaced(handler, "call_event", no_event):
+            with (
+                kept_attributes([trainer, *model.modules()]),
+                replaced(trainer, "log", lambda *_, **__: None),
+                replaced(handler, "call_event", no_event),
+            ):
                 trainer.current_gradient_accumulation_steps = len(alike[0]) if alike else 1
                 yield
         finally:
@@ -224,6 +231,7 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
     own = getattr(optimizer, "optimizer", optimizer)
     return TrainerStep(
         *(run, alike, model, own, loader if isinstance(loader, DataLoader) else None, silent()),
+        prepared=lambda batch: batch,
         trainer="transformers",
         unsettable=() if type(own) is torch.optim.AdamW else ("fused_optimizer",),
         left=trainer.state.max_steps - trainer.state.global_step,

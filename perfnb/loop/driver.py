@@ -180,7 +180,7 @@ class LoopProfiler:
             step.reset()
             self._record(wall_ns, wait_ns, begin_ns)
             if self.on_demand.asked(begin_ns + wall_ns):
-                self.planned_at = self.next_at = self.done + 1
+                self._open_next()
         self.done += 1
         profile, self._made = self._made, None
         if self._on_done is not None and profile is not None:
@@ -239,6 +239,12 @@ class LoopProfiler:
 
     def _plan_next(self) -> None:
         self.planned_at = self.next_at = self._windows.next(self.done + 1)
+
+    def _open_next(self) -> None:
+        """Open a window at the next step; one that was planned for later is not lost."""
+        if self.planned_at is not None and self.planned_at > self.done + 1:
+            self._windows.postpone(self.planned_at)
+        self.planned_at = self.next_at = self.done + 1
 
     def _begin_step(self) -> None:
         """Begin a step unless one is open, in the open window or in one that is due."""

@@ -25,7 +25,7 @@ class _Signal:
         if number is None or threading.current_thread() is not threading.main_thread():
             return False
         if self._listeners == 0:
-            if signal.getsignal(number) is not signal.SIG_DFL:
+            if signal.getsignal(number) not in (signal.SIG_DFL, self._hear):  # its own is left by another thread
                 return False
             signal.signal(number, self._hear)
         self._listeners += 1

@@ -47,3 +47,8 @@ class Windows:
         missed = max(1, -(-(done - self._last) // self._every))
         self._last += missed * self._every
         return self._last
+
+    def postpone(self, window: int | None) -> None:
+        """Have `next` return a window again, because another one comes before it."""
+        if window is not None:
+            self._planned.insert(0, window)

@@ -14,13 +14,14 @@ import gc
 import importlib
 import inspect
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -62,6 +63,8 @@ AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 #: What newer versions of torch call a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
+#: What Dynamo calls the rest of a function behind a graph break, with the line of that.
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_([0-9]{1,9})")
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
 _ATTRIBUTE = "_perfnb_operations_4"
 
@@ -336,7 +339,7 @@ def compiled_code(regions: Iterable[str]) -> list[CompiledCode]:
         return [CompiledCode(region) for region in wanted]
     utils: Any = importlib.import_module(_DYNAMO)
     known = {str(each.compile_id): each for each in utils.get_compilation_metrics() if each.co_name}
-    breaks = {}
+    breaks = dict[Any, list[_Break]]()
     for reason in utils.graph_break_reasons:
         if reason.graph_break and reason.user_stack:
             outer, inner = reason.user_stack[0], reason.user_stack[-1]
@@ -345,7 +348,8 @@ def compiled_code(regions: Iterable[str]) -> list[CompiledCode]:
             told = ": ".join(
                 filter(None, (_BRANCH if why.startswith("generic_jump") else why, (inner.line or "").rstrip(":")))
             )
-            breaks[where] = (told, f"{inner.filename}:{inner.lineno}")
+            found = _Break(outer.lineno or 0, told, f"{inner.filename}:{inner.lineno}")
+            breaks.setdefault(where, []).append(found)
     return [_code(region, known.get(region), breaks) for region in wanted]
 
 
@@ -371,10 +375,28 @@ def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
     return found
 
 
-def _code(region: str, facts: Any, breaks: Mapping[Any, tuple[str, str]]) -> CompiledCode:
+class _Break(NamedTuple):
+    """A graph break: the line of the function that was being compiled, the reason, and the place."""
+
+    line: int
+    reason: str
+    place: str
+
+
+def _break_of(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -> _Break:
+    """The break that ends a region: unless that was noted, the first one behind the line at which the region begins."""
+    if region in breaks:
+        return breaks[region][-1]
+    resumed = _RESUMED.fullmatch(facts.co_name)
+    function, begins = (facts.co_name, facts.co_firstlineno) if resumed is None else (resumed[1], int(resumed[2]) + 1)
+    behind = [each for each in breaks.get((facts.co_filename, function), ()) if each.line >= begins]
+    return min(behind, key=lambda each: each.line, default=_Break(0, "", ""))
+
+
+def _code(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -> CompiledCode:
     if facts is None:
         return CompiledCode(region)
-    reason, line = breaks.get(region) or breaks.get((facts.co_filename, facts.co_name), ("", ""))
+    broke = _break_of(region, facts, breaks)
     return CompiledCode(
         region,
         str(facts.co_name),
@@ -382,8 +404,8 @@ def _code(region: str, facts: Any, breaks: Mapping[Any, tuple[str, str]]) -> Com
         facts.guard_count,
         facts.entire_frame_compile_time_s,
         _first_line(getattr(facts, "recompile_reason", "")),  # torch 2.6 does not keep it
-        reason,
-        line,
+        broke.reason,
+        broke.place,
     )
 
 

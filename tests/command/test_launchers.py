@@ -21,6 +21,7 @@ UNDER_PERFNB = ["-m", "perfnb", "run", *OPTIONS]
         ("torchrun train.py --lr 3", [], ["train.py", "--lr", "3"]),
         ("torchrun --nproc-per-node 2 train.py -m x", ["--nproc-per-node", "2"], ["train.py", "-m", "x"]),
         ("torchrun --nnodes=2 -m package.train --to 1", ["--nnodes=2"], ["-m", "package.train", "--to", "1"]),
+        ("torchrun --standalone train.py -- -m x", ["--standalone"], ["train.py", "-m", "x"]),
         ("/usr/bin/torchrun --module --standalone a.b", ["--standalone"], ["-m", "a.b"]),
     ],
 )
@@ -44,6 +45,7 @@ def test_a_script_is_not_taken_for_a_launcher(given: str) -> None:
     ("given", "said"),
     [
         ("torchrun --no-python train", "leave out --no-python"),
+        ("torchrun --run-path /train.py", "leave out --run-path"),
         ("accelerate config", "takes accelerate launch"),
         ("accelerate", "takes accelerate launch"),
     ],

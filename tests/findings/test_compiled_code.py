@@ -192,6 +192,12 @@ def test_what_a_step_takes_longer_because_it_compiled_counts_as_compiling() -> N
     assert "Run more steps" in found.advice
 
 
+def test_longer_warm_up_is_not_the_remedy_for_steps_that_all_compile() -> None:
+    rows = [[step, "forward", "model.py:7", "", 0.3] for step in range(6)]
+    advice = only(compiled.recompilation(facts(with_compilations(*rows)))).advice
+    assert advice.startswith("Call torch.compile once, before the steps")
+
+
 @pytest.mark.parametrize(
     ("guard", "cure"),
     [

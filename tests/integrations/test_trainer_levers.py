@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tests.integrations.trainings import (
     fitted,
     for_lightning,
     for_transformers,
+    made_trainer,
     points,
     same,
     trained,
@@ -280,3 +281,100 @@ def test_unknown_levers_are_refused_when_the_callback_is_made() -> None:
         for_transformers(try_levers=["thread"])
     with pytest.raises(ValueError, match="levers_budget_s"):
         for_transformers(try_levers=True, levers_budget_s=-1)
+
+
+def test_a_lightning_step_has_the_batches_hooks_and_loggers_of_the_run(tmp_path: Path) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+    from lightning.pytorch.profilers import SimpleProfiler
+
+    sums, rates = set[float](), set[float]()
+    collected = []
+
+    class Own(classifier()):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses: list[Tensor] = []
+            self.by_kind = {"train": list[float]()}
+
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return {"x": batch[0], "y": batch[1]}
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return {**batch, "x": batch["x"] / 2}
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch.pop("x"), batch.pop("y")
+            sums.add(round(float(x.sum()), 3))  # not exactly: a trial computes in float64 too
+            rates.add(self.optimizers().param_groups[0]["lr"])
+            self.logger.log_metrics({"sum": float(x.sum())}, step=self.global_step)
+            loss: Tensor = super().training_step([x, y], batch_idx)
+            self.losses.append(loss.detach())
+            self.by_kind["train"].append(float(loss))
+            return loss
+
+        def on_train_epoch_end(self) -> None:
+            collected.append((len(self.losses), self.by_kind))
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), 1e-2, foreach=False)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    def run(name: str, *callbacks: Any) -> None:
+        profiler = SimpleProfiler()
+        logger = CSVLogger(tmp_path / name, name="log")
+        fitted(tmp_path, *callbacks, steps=20, module=Own, logger=logger, profiler=profiler)
+        counts.append({place: len(times) for place, times in profiler.recorded_durations.items() if "[Light" in place})
+
+    counts: list[dict[str, int]] = []
+    tried = for_lightning(try_levers=FREE, **SHORT)
+    loading = for_lightning(try_levers=["loader_workers"], **SHORT)
+    run("plain")
+    run("tried", tried)
+    run("loading", loading)
+    assert tried.levers is not None
+    assert loading.levers is not None
+    assert rates == {1e-2}
+    assert len(sums) == 20  # a trial sees no other batches than the run
+    assert collected[0] == collected[1] == collected[2]
+    assert collected[0][0] == 20
+    assert counts[0] == counts[1] == counts[2]
+    assert files_of(tmp_path / "plain") == files_of(tmp_path / "tried")
+
+
+def test_steps_that_are_left_are_unknown_for_an_endless_loader(tmp_path: Path) -> None:
+    class Endless(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(points(20))
+
+    profiler = for_lightning(try_levers=FREE, **SHORT, save=tmp_path / "run")
+    fitted(tmp_path, profiler, module=scheduled(), loader=DataLoader(Endless(), batch_size=ROWS))
+    loaded: Any = perfnb.load(tmp_path / "run")
+    assert [one["left"] for one in loaded.tried] == [None]
+
+
+def test_what_a_trainer_of_transformers_collects_is_put_back(tmp_path: Path) -> None:
+    from transformers import Trainer
+
+    class Collects(Trainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.count, self.metrics = 0, {"train": defaultdict[str, list[int]](list)}
+
+        def training_step(self, model: Any, inputs: Any, *args: Any) -> Any:
+            self.count += 1
+            self.metrics["train"]["rows"].append(len(inputs["labels"]))
+            taken = {name: inputs.pop(name) for name in ("input_ids", "labels")}
+            return super().training_step(model, taken, *args)
+
+    profiler = for_transformers(try_levers=FREE, **SHORT)
+    trainer = made_trainer(tmp_path, profiler, steps=20, trainer=Collects)
+    trainer.train()
+    assert profiler.levers is not None
+    assert trainer.count == len(trainer.metrics["train"]["rows"]) == 20
+
+
+def test_a_schedule_that_only_evaluations_step_stays_where_it_is(tmp_path: Path) -> None:
+    profiler = for_transformers(try_levers=FREE, **SHORT)
+    schedule = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 19}
+    trained(tmp_path, profiler, steps=20, **schedule)
+    assert profiler.levers is not None

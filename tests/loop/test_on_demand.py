@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,12 +20,14 @@ from perfnb.loop.on_demand import FILE, OnDemand
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def looped(folder: Path | None, ask: Callable[[int], None], steps: int = 40) -> list[int]:
-    """Steps before each profile of a loop whose own window never opens."""
+def looped(
+    folder: Path | None, ask: Callable[[int], None], steps: int = 40, at: Any = 10**6, **options: Any
+) -> list[int]:
+    """Steps before each profile of a loop whose own window, by default, never opens."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loop = perfnb.profiled(
-        [torch.ones(2, 4)] * steps, at=10**6, save=folder, steps=2, traced=1, memory=False, flops=False
+        [torch.ones(2, 4)] * steps, at=at, save=folder, steps=2, traced=1, memory=False, flops=False, **options
     )
     for number, x in enumerate(loop):
         optimizer.zero_grad()
@@ -103,3 +106,30 @@ def test_a_loop_in_another_thread_does_not_listen() -> None:
     thread.start()
     thread.join()
     assert listens == [False]
+
+
+@pytest.mark.parametrize(
+    ("planned", "profiled"),
+    [
+        ({"at": 20}, [11, 20]),
+        ({"at": [20, 30]}, [11, 20, 30]),
+        ({"at": 5, "every": 15}, [5, 11, 20, 35]),
+        ({"at": 11}, [11]),
+    ],
+)
+def test_planned_windows_open_all_the_same(planned: dict[str, Any], profiled: list[int]) -> None:
+    def ask(step: int) -> None:
+        if step == 10:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    assert looped(None, ask, steps=41, **planned) == profiled
+
+
+def test_a_loop_hears_the_signal_after_one_that_ended_in_another_thread() -> None:
+    loop = iter(perfnb.profiled(range(3), at=10**6))
+    next(loop)
+    thread = threading.Thread(target=lambda: list(loop))
+    thread.start()
+    thread.join()
+    assert looped(None, lambda step: os.kill(os.getpid(), signal.SIGUSR1) if step == 12 else None) == [13]
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL

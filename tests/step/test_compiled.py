@@ -307,6 +307,24 @@ def test_a_graph_break_and_a_recompilation_are_found_with_line_and_guard() -> No
 
 
 @pytest.mark.slow
+def test_breaks_of_code_that_was_compiled_before_are_told_apart_by_their_lines() -> None:
+    class Breaks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.sin()
+            torch._dynamo.graph_break()
+            x = x * x.sum().item()
+            return x.cos()
+
+    model, x = torch.compile(Breaks(), backend="eager"), torch.randn(8, 16)
+    line = Breaks.forward.__code__.co_firstlineno
+
+    p = profile_without_recompiling(lambda: model(x))
+
+    regions = p.compiled_regions.sort_values("line")
+    assert regions["broke_at"].fillna("").str.rpartition(":")[2].tolist() == [str(line + 2), str(line + 3), ""]
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_for_profiling")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
 def test_every_break_of_one_function_is_found_with_its_own_line_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:

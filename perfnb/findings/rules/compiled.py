@@ -48,6 +48,11 @@ _GUARD_CURES = (
     (r"requires_grad|grad_mode|training", "Call it in one mode in every step, or compile one copy for each mode."),
     (r"==", "Keep the value that changes in a tensor, or out of the compiled code."),
 )
+_WARM_UP = "Run more steps before those that count, so that all code is compiled by then."
+_COMPILE_ONCE = (
+    "Call torch.compile once, before the steps, and nothing that discards its code, such as torch.compiler.reset. If "
+    f"neither is done in a step: {_WARM_UP[0].lower()}{_WARM_UP[1:]}"
+)
 _NUMBER = re.compile(r"^[0-9]{1,9}/[0-9]{1,9}: ")
 _OTHER_GUARD = "Keep what this guard checks the same in every step."
 
@@ -266,7 +271,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
         None if once else bound,
         next((cure for pattern, cure in _GUARD_CURES if re.search(pattern, guard)), _OTHER_GUARD)
         if guard
-        else "Run more steps before those that count, so that all code is compiled by then.",
+        else (_COMPILE_ONCE if len(steps) == len(per_step) else _WARM_UP),
         "low" if once else "high",
         "One step with a compilation does not show how often it recurs."
         if once
