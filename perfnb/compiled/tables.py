@@ -139,7 +139,7 @@ def region_table(recording: Recording) -> pd.DataFrame:
     texts = {
         name: code[name].mask(code[name] == "") for name in ("function", "line", "recompiled", "broke", "broke_at")
     }
-    kernels = sums["kernel_ns"] if len(record.kernels) else sums["kernel_ns"] * np.nan
+    kernels = sums["kernel_ns"].where(sums["kernel_ns"] > 0)  # without any, its graphs do not tell them
     table = code[["guards", "compile_s"]].assign(
         **texts,
         calls=sums["calls"],

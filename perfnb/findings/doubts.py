@@ -31,7 +31,8 @@ def held_up(facts: Facts) -> bool:
 
     If batches are made in the background, that may be what slowed the steps.
     """
-    return facts.live and facts.gpu is None and facts.scale > _HELD_UP and not _works_ahead(facts)
+    compiled = bool(facts.compiling_ms.any())  # which explains it
+    return facts.live and facts.gpu is None and facts.scale > _HELD_UP and not _works_ahead(facts) and not compiled
 
 
 def too_few_steps(facts: Facts) -> str:

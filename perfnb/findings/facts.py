@@ -456,6 +456,9 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
     for step, ms in recording.meta.get("noise", {}).get("gc_pauses", []):
         if 0 <= step < len(pauses_ms):
             pauses_ms[int(step)] += ms
+    for step, *_ in recording.meta.get("compilations", []):
+        if step < len(pauses_ms):
+            pauses_ms[step] = 0.0  # garbage of the compiler's own
     if len(timed_ms):
         waits_ms = np.clip(waits_ms, 0.0, timed_ms)
         # A pause too long for the rest of its step was part of the wait.

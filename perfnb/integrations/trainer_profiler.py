@@ -48,7 +48,10 @@ class TrainerProfiler:
     ) -> None:
         super().__init__()
         if unknown := sorted(options.keys() - signature(LoopProfiler).parameters.keys()):
-            raise TypeError(f"ProfileCallback has no option {shown(unknown[0])}; it takes those of perfnb.profiled.")
+            raise TypeError(
+                f"ProfileCallback has no option {shown(unknown[0])}; it takes those of perfnb.profiled, try_levers and "
+                "levers_budget_s."
+            )
         at = at if isinstance(at, int) else tuple(at)
         self._options: dict[str, Any] = {"at": at, "every": every, "save": save, "on_done": on_done, **options}
         #: What to try, and the seconds for it; ``None`` where nothing is.
@@ -168,6 +171,8 @@ def _levers(wanted: Any, budget_s: float) -> tuple[Any, float] | None:
     require_seconds("levers_budget_s", budget_s)
     if wanted is False:
         return None
+    if not isinstance(wanted, Iterable) and wanted is not True:
+        raise TypeError(f"try_levers must be True, False or a list of levers, not {shown(wanted)}.")
     levers = "auto" if wanted is True else wanted if isinstance(wanted, str) else list(wanted)
     LeverRequest(levers)
     return levers, float(budget_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,10 @@ class OnDemand:
         self._listens = False
 
     def begin(self) -> None:
-        """The loop is running: listen to the signal until `end`."""
+        """The loop is running: listen to the signal until `end`, and have a folder for the file."""
+        if self._file is not None:
+            with suppress(OSError):  # saving names the reason
+                self._file.parent.mkdir(parents=True, exist_ok=True)
         if not self._listens:
             self._heard, self._listens = _SIGNAL.heard, _SIGNAL.listen()
 

@@ -194,18 +194,21 @@ def _of_hidden(names: str, recording: Recording) -> str:
     if "recompiled" in recording.meta:
         return f"{hidden}: only models that Inductor compiled as a whole can be compiled once more."
     return (
-        f"{hidden}. To see them, call perfnb.compile_for_profiling() before the compiled code runs for the first time, "
-        "or, for models compiled as a whole, profile with recompile=True."
+        f"{hidden}. To see them, call perfnb.compile_for_profiling() before the compiled code runs for the first time "
+        "(models of one class share it), or, for models compiled as a whole, profile with recompile=True."
     )
 
 
 def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.DataFrame) -> Iterator[str]:
     modules = recording.modules
-    if again := recording.meta.get("recompiled"):
+    again = recording.meta.get("recompiled")
+    if again:
         yield (
             f"Compiled once more for the traced steps, with settings that show the layers: {_first_of(again)}. The "
             "timed steps ran your own compiled code."
         )
+    elif again is not None:
+        yield "Nothing was compiled once more: the step calls no model that Inductor compiled as a whole."
     known = layers["total_ms"].notna().to_numpy()[: len(modules)] & inside_compiled(modules)
     compiled, parents = modules["compiled"].to_numpy(), modules["parent"].to_numpy()
     around = innermost(forest_of(parents), compiled)

@@ -703,7 +703,8 @@ class _Regions:
         """
         heads = self._heads.get((graph.key, around))
         if heads is None:
-            paths = {module for operation in graph.operations.values() for module in operation.modules}
+            # In order, because layers may be added.
+            paths = dict.fromkeys(module for operation in graph.operations.values() for module in operation.modules)
             heads = self._heads[graph.key, around] = self._layers.heads(paths, around)
         if len(heads) == 1:
             known = {head: self._root(call, roots) for head, roots in heads.items()}

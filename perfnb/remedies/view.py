@@ -25,6 +25,8 @@ _VALUES = {
     "different": "different: check before you use it",
     "not checked": "not checked: random numbers are drawn in another order",
 }
+#: An undecided lever that may make a step take less than this share of its time is named.
+_MUCH = 0.9
 _NOT_KEPT = {
     "less": "less memory on this machine, but do not keep it yet",
     "more": "no less memory",
@@ -76,6 +78,10 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
             faster := [trial.lever for trial in figures.trials if trial.verdict == "faster"]
         ):
             return "open", f"{' and '.join(faster)}: faster, but not confirmed as fit to keep; see the reason below"
+        open_ones = [trial.lever for trial in figures.trials if figures.goal == "time" and _is_open(trial)]
+        if open_ones:
+            names = " and ".join(open_ones)
+            return "open", f"Nothing is proven to make the step faster, but {names} may: give it more time (budget_s)"
         return "none", f"Nothing that was tried {less} and keeps its results"
     time = fmt.with_interval(fmt.ratio(kept.ratio), kept.ratio, kept.ratio_ci)
     time = "not measured" if kept.ratio is None else time
@@ -88,6 +94,12 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
         before = kept.saves_ms / (1 - kept.ratio)
         saved += f" ({fmt.duration(before)} → {fmt.duration(before - kept.saves_ms)}, {fmt.share(1 - kept.ratio)} less)"
     return "good", f"Keep {kept.lever}: {saved} saved, confirmed on fresh pairs: {time}"
+
+
+def _is_open(trial: LeverTrial) -> bool:
+    """Whether a lever may save much, but its interval is too wide to tell."""
+    low = trial.ratio_ci[0] if trial.ratio_ci else 1.0
+    return trial.verdict == "inconclusive" and not trial.why_not and (trial.ratio or 1.0) < 1 and low < _MUCH
 
 
 def _sections(trials: LeverTrials) -> Iterator[Section]:

@@ -378,3 +378,9 @@ def test_a_schedule_that_only_evaluations_step_stays_where_it_is(tmp_path: Path)
     schedule = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 19}
     trained(tmp_path, profiler, steps=20, **schedule)
     assert profiler.levers is not None
+
+
+@pytest.mark.parametrize("wanted", [1, None, 2.5])
+def test_try_levers_takes_no_other_thing(wanted: Any) -> None:
+    with pytest.raises(TypeError, match="try_levers must be True, False or a list of levers, not"):
+        for_transformers(try_levers=wanted)

@@ -69,6 +69,25 @@ def test_what_is_kept_and_the_lines_for_it() -> None:
     assert "Nothing that was tried makes the step faster and keeps its results" in str(slower)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "ends", "why_not", "goal", "is_open"),
+    [
+        (0.37, (0.17, 1.1), "", "time", True),
+        (0.97, (0.93, 1.02), "", "time", False),
+        (1.2, (0.5, 2.1), "", "time", False),
+        (0.37, (0.17, 1.1), "lower precision", "time", False),
+        (0.37, (0.17, 1.1), "", "memory", False),
+    ],
+)
+def test_a_lever_that_may_save_much_is_named_as_undecided(
+    ratio: float, ends: tuple[float, float], why_not: str, goal: str, is_open: bool
+) -> None:
+    trial = LeverTrial("workers", "inconclusive", ratio, ends, 1.0, why_not=why_not)
+    said = str(lever_trials([trial], None, goal=goal))
+    assert ("proven to make the step faster, but workers may: give it more time" in said) == is_open
+    assert ("Nothing that was tried" in said) == (not is_open)
+
+
 def test_what_was_not_tried_takes_a_line() -> None:
     left = [LeverTrial(f"lever_{place}", "not tried", why_not=f"reason {place}, " * 9) for place in range(20)]
     trials = lever_trials([*TRIALS, *left])
