@@ -28,8 +28,13 @@ _LAUNCHERS = {
 _MODULE = ("-m", "--module")
 
 
-def launched(program: Sequence[str], options: Sequence[str]) -> list[str] | None:
-    """The program to run instead of ``LAUNCHER OPTIONS SCRIPT ARGS``; ``None`` if a program does not begin so.
+def is_launched(program: Sequence[str]) -> bool:
+    """Whether a program begins with a launcher."""
+    return bool(program) and Path(program[0]).name in _LAUNCHERS
+
+
+def launched(program: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The program to run instead of ``LAUNCHER OPTIONS SCRIPT ARGS``.
 
     Parameters
     ----------
@@ -41,9 +46,7 @@ def launched(program: Sequence[str], options: Sequence[str]) -> list[str] | None
     WrongUse
         If the launcher is not installed, or its line has no script.
     """
-    name = Path(program[0]).name if program else ""
-    if name not in _LAUNCHERS or Path(program[0]).suffix == ".py":
-        return None
+    name = Path(program[0]).name
     launcher = _LAUNCHERS[name]
     given = list(program[1:])
     if tuple(given[: len(launcher.words)]) != launcher.words:

@@ -34,7 +34,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfnb.command.launchers import launched
+from perfnb.command.launchers import is_launched, launched
 from perfnb.command.output import sentences
 from perfnb.command.script import require_program, run_as_main
 from perfnb.command.sub_command import SubCommand, WrongUse
@@ -78,7 +78,8 @@ def _run(options: argparse.Namespace) -> int | BaseException:
         raise WrongUse("--at must be a number of steps, 0 or more.")
     if options.every is not None and not 1 <= options.every <= 10**9:
         raise WrongUse("--every must be a number of steps, 1 or more.")
-    if (program := launched(options.program, _for_each(options))) is not None:
+    if is_launched(options.program):
+        program = launched(options.program, _for_each(options))
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *program])  # a launcher is a process of its own, with its signals
     require_program(options.program)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import perfnb as package
-from perfnb.command.launchers import launched
+from perfnb.command.launchers import is_launched, launched
 from perfnb.command.sub_command import WrongUse
 from tests.command.processes import perfnb
 
@@ -26,6 +26,7 @@ UNDER_PERFNB = ["-m", "perfnb", "run", *OPTIONS]
     ],
 )
 def test_the_line_of_a_launcher_runs_the_script_under_perfnb(given: str, own: list[str], script: list[str]) -> None:
+    assert is_launched(given.split())
     assert launched(given.split(), OPTIONS) == ["-m", "torch.distributed.run", *own, *UNDER_PERFNB, *script]
 
 
@@ -38,7 +39,7 @@ def test_the_line_of_accelerate_runs_the_script_under_perfnb() -> None:
 
 @pytest.mark.parametrize("given", ["train.py torchrun", "-m torchrun", "torchrun.py", "./accelerate.py launch"])
 def test_a_script_is_not_taken_for_a_launcher(given: str) -> None:
-    assert launched(given.split(), OPTIONS) is None
+    assert not is_launched(given.split())
 
 
 @pytest.mark.parametrize(

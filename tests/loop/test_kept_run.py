@@ -115,7 +115,7 @@ def test_of_several_loops_the_last_is_told_of(tmp_path: Path) -> None:
         list(perfnb.profiled(range(40), save=tmp_path / name))
     (left,) = [one for one in kept_run._to_tell if one not in before]
     assert left._folder == tmp_path / "c"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert sorted(path.parent.name for path in tmp_path.glob("*/run")) == ["a", "b"]
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

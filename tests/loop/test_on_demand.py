@@ -72,6 +72,16 @@ def test_the_file_is_looked_for_twice_a_second(tmp_path: Path) -> None:
     assert not asks.asked(10**10)
 
 
+def test_the_folder_for_the_file_is_there_from_the_start(tmp_path: Path) -> None:
+    asks = OnDemand(tmp_path / "runs" / "first")
+    asks.begin()
+    (tmp_path / "runs" / "first" / FILE).touch()
+    asks.end()
+    unwritable = OnDemand(tmp_path / "runs" / "first" / FILE / "below")
+    unwritable.begin()
+    unwritable.end()
+
+
 def test_a_handler_of_the_users_stays() -> None:
     heard = []
     signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))

@@ -104,7 +104,7 @@ def test_a_trace_needs_far_less_memory_than_its_text(tmp_path: Path) -> None:
         tracemalloc.stop()
 
     columns = sum(values.nbytes for values in vars(trace).values() if isinstance(values, np.ndarray))
-    assert columns == 40_000 * 22 * 8
+    assert columns == 40_000 * 23 * 8
     assert peak < columns + 8e6 < path.stat().st_size / 2
 
 
@@ -200,5 +200,5 @@ def test_columns_can_be_changed_by_their_owner() -> None:
     trace = decode(json.dumps([EVENT] * 3).encode())
 
     columns = [values for values in vars(trace).values() if isinstance(values, np.ndarray)]
-    assert len(columns) == 22
+    assert len(columns) == 23
     assert all(values.flags.writeable and values.dtype == np.int64 and len(values) == 3 for values in columns)
