@@ -96,8 +96,8 @@ def _for_each(options: argparse.Namespace) -> list[str]:
     """The options for each process of a launcher, which share a folder."""
     given = ["--at", ",".join(map(str, options.at)), "--steps-by", options.steps_by]
     given += [] if options.every is None else ["--every", str(options.every)]
-    name = Path(options.program[0]).name if options.program else "run"
-    return [*given, "--save", str(Path(options.save or _dated(name)).absolute())]
+    folder = Path(options.save or _dated(Path(options.program[0]).name))
+    return [*given, "--save", str(folder.absolute())]
 
 
 def _dated(name: str) -> Path:

@@ -92,8 +92,8 @@ def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, na
         return f"{reason}."
     bounds = bounds_of(profile.findings)
     request = LeverRequest(levers, budget_s=budget_s, words=lambda lever, subject: _words(step, lever, subject))
-    wanted = request.listed or [name for name in ("loader_workers",) if _LOADING in bounds]
-    loader = _loader(step) if "loader_workers" in wanted else None
+    wants_loader = "loader_workers" in request.listed if request.listed else _LOADING in bounds
+    loader = _loader(step) if wants_loader else None
     print(f"perfnb: trying levers for {duration(budget_s * 1e3)} at most; the training then continues", file=sys.stderr)
     run: Callable[[Any], Any] = step.run if loader is None else lambda batch: step.run([step.prepared(batch)])
     namespace = {"model": step.model, "optimizer": step.optimizer}

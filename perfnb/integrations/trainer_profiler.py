@@ -54,18 +54,16 @@ class TrainerProfiler:
             )
         at = at if isinstance(at, int) else tuple(at)
         self._options: dict[str, Any] = {"at": at, "every": every, "save": save, "on_done": on_done, **options}
-        #: What to try, and the seconds for it; ``None`` where nothing is.
-        self._levers = _levers(try_levers, levers_budget_s)
+        #: What to try, ``False`` for nothing, and the seconds for it.
+        self._levers = _levers(try_levers), levers_budget_s
+        require_seconds("levers_budget_s", levers_budget_s)
         self._installed = ExitStack()
         self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
-        levers, budget_s = self._levers or (False, 60.0)
-        return {
-            **self._options,
-            "try_levers": levers,
-            "levers_budget_s": budget_s,
-        }  # for strategies that start processes
+        """For strategies that start processes."""
+        levers, budget_s = self._levers
+        return {**self._options, "try_levers": levers, "levers_budget_s": budget_s}
 
     def __setstate__(self, options: dict[str, Any]) -> None:
         self.__init__(**options)  # type: ignore[misc]
@@ -88,7 +86,7 @@ class TrainerProfiler:
     def _prepare(self, *, optimizers_end_steps: bool = True, **own: Any) -> None:
         """Be ready for a training; `own` are options that the trainer gives and the user may override."""
         self._tried: LeverTrials | None = None
-        self._to_try = self._levers is not None
+        self._to_try = self._levers[0] is not False
         self._seen: deque[list[Any]] = deque(maxlen=_SEEN)
         driver = LoopProfiler(**{"name": "training", **own, **self._options})
         self._steps = LoopSteps(driver, optimizers_end_steps=optimizers_end_steps)
@@ -122,11 +120,9 @@ class TrainerProfiler:
 
     def _try(self) -> None:
         """Try levers between two steps."""
-        assert self._levers is not None
-        self._to_try, driver, (levers, budget_s) = False, self._steps.driver, self._levers
-        step = self._step()
+        self._to_try, driver, step = False, self._steps.driver, self._step()
         try:
-            tried = try_on(step, driver.profiles[0], levers, budget_s, driver.recorder.name)
+            tried = try_on(step, driver.profiles[0], *self._levers, driver.recorder.name)
         finally:
             self._seen.clear()
             driver.recorder.paused()
@@ -160,19 +156,18 @@ class TrainerProfiler:
             self._installed.close()
 
 
-def _levers(wanted: Any, budget_s: float) -> tuple[Any, float] | None:
-    """The levers to try, ``"auto"`` or a list of names, and the seconds for it; ``None`` for ``False``.
+def _levers(wanted: Any) -> Any:
+    """The levers to try: ``"auto"`` or a list of names; ``False`` for none.
 
     Raises
     ------
     TypeError, ValueError
-        For an unknown lever, or no number of seconds.
+        For an unknown lever.
     """
-    require_seconds("levers_budget_s", budget_s)
     if wanted is False:
-        return None
+        return False
     if not isinstance(wanted, Iterable) and wanted is not True:
         raise TypeError(f"try_levers must be True, False or a list of levers, not {shown(wanted)}.")
     levers = "auto" if wanted is True else wanted if isinstance(wanted, str) else list(wanted)
     LeverRequest(levers)
-    return levers, float(budget_s)
+    return levers

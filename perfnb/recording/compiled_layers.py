@@ -62,8 +62,8 @@ _PART = re.compile(r"""\.([^.\[\]]+)|\[([0-9]{1,18}|'(?:[^'\\]|\\.)*'|"(?:[^"\\]
 _ITSELF = ("self", "fn")
 #: Parts that the names of layers lack.
 _NOT_NAMES = ("", "_modules", "_orig_mod")
-#: What Dynamo calls the rest of a function behind a graph break.
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_[0-9]{1,9}")
+#: What Dynamo calls the rest of a function behind a graph break, with the line of that.
+RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_([0-9]{1,9})")
 _ADDITION = "aten::add"
 #: Before the name of a kernel that Inductor generated for a CPU.
 _GRAPH_NUMBER = re.compile(r"^graph_[0-9]+_")
@@ -734,7 +734,7 @@ class _Regions:
         """The name of the function that was compiled into a graph."""
         region = self._host.above(call, self._host.is_region)
         name = "" if region == NONE else self._functions.get(self._host.name[region].removeprefix(REGION), "")
-        resumed = _RESUMED.fullmatch(name)
+        resumed = RESUMED.fullmatch(name)
         return resumed[1] if resumed is not None else name or "compiled function"
 
     def _frame(self, call: int) -> tuple[int, str]:

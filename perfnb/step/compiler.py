@@ -14,7 +14,6 @@ import gc
 import importlib
 import inspect
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from perfnb.recording.compiled_layers import CompiledCode, Graph, Kernel, Operation, kernels_in_order, source_of
+from perfnb.recording.compiled_layers import (
+    RESUMED,
+    CompiledCode,
+    Graph,
+    Kernel,
+    Operation,
+    kernels_in_order,
+    source_of,
+)
 from perfnb.step.installed import Installed
 from perfnb.step.refusals import is_compiled, wrapped_by_compiler
 
@@ -63,8 +70,6 @@ AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 #: What newer versions of torch call a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
-#: What Dynamo calls the rest of a function behind a graph break, with the line of that.
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_([0-9]{1,9})")
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
 _ATTRIBUTE = "_perfnb_operations_4"
 
@@ -141,7 +146,7 @@ class CompilesAgain(Installed):
     def _install(self, stack: ExitStack) -> None:
         self.models = []
         stack.enter_context(CompilesForProfiling())
-        for module in compiled_in_place() + modules_where(lambda module: wrapped_by_compiler(module) is not None):
+        for module in modules_where(lambda module: wrapped_by_compiler(module) is not None or _is_in_place(module)):
             own, name = vars(module), "forward" if is_compiled(module) else IN_PLACE
             compiled = own.get(name)
             again = _compiled_again(compiled)
@@ -269,7 +274,11 @@ def modules_where(holds: Callable[[nn.Module], bool]) -> list[nn.Module]:
 
 def compiled_in_place() -> list[nn.Module]:
     """The living modules on which ``compile()`` was called."""
-    return modules_where(lambda module: vars(module).get(IN_PLACE) is not None)
+    return modules_where(_is_in_place)
+
+
+def _is_in_place(module: nn.Module) -> bool:
+    return vars(module).get(IN_PLACE) is not None
 
 
 def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
@@ -387,7 +396,7 @@ def _break_of(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -
     """The break that ends a region: unless that was noted, the first one behind the line at which the region begins."""
     if region in breaks:
         return breaks[region][-1]
-    resumed = _RESUMED.fullmatch(facts.co_name)
+    resumed = RESUMED.fullmatch(facts.co_name)
     function, begins = (facts.co_name, facts.co_firstlineno) if resumed is None else (resumed[1], int(resumed[2]) + 1)
     behind = [each for each in breaks.get((facts.co_filename, function), ()) if each.line >= begins]
     return min(behind, key=lambda each: each.line, default=_Break(0, "", ""))
