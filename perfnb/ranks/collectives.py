@@ -35,7 +35,7 @@ _SHARE, _LEAST_NS, _MOST_NS = 4, 20_000, 1_000_000
 _FEW = 3
 #: Share of the pairs of n-th and n-th that must agree, and of collectives that must be in such pairs.
 _AGREE, _HALF = 0.75, 0.5
-#: An offset is no rival if it matches fewer than this share of what the best does.
+#: An offset is no rival if it matches fewer than this share of the best one's matches.
 _RIVAL = 0.6
 #: Pairs of ends whose differences are tried; most offsets tried; how far the n-th may be from the n-th.
 _PAIRS, _PEAKS, _BAND = 2**20, 16, 4
@@ -286,7 +286,7 @@ def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
 
 
 def _once(rows: pd.DataFrame, waited: np.ndarray, alone: Mapping[int, IntervalSet]) -> np.ndarray:
-    """The same without what computation hides, and without time in which the rank waited in another collective, too."""
+    """The same without what computation hides, and without time when the rank waited in another collective, too."""
     start = rows["start_ns"].to_numpy(dtype=np.int64)
     frame = pd.DataFrame({"rank": rows["rank"].to_numpy(), "start": start, "end": start + waited})
     frame = frame.sort_values(["rank", "start"], kind="stable")

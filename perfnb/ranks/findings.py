@@ -191,7 +191,7 @@ def copies(job: RanksFacts) -> Iterator[Finding]:
         "Find the copies in the timeline and the findings of one rank (ranks[0]): keep data on the GPU, copy less, or "
         "start copies earlier, from pinned memory and on a stream of their own.",
         "medium",
-        "The time in which a GPU does nothing but copy was measured; how much of it can be hidden was not.",
+        "The time when a GPU does nothing but copy was measured; how much of it can be hidden was not.",
         "Which code starts the copies.",
         rows("phase", ["host_to_device"]),
     )
@@ -214,7 +214,7 @@ def communication(job: RanksFacts) -> Iterator[Finding]:
         "Start collectives earlier, send less (gradients in lower precision), or do more work between them (larger "
         "batches, gradient accumulation with no_sync()).",
         "medium" if len(job.waiting_ms) else "low",
-        "The time in which collectives run and nothing computes was measured.",
+        "The time when collectives run and nothing computes was measured.",
         "How much of it computation could hide.",
         rows("phase", ["communication"]),
     )

@@ -15,7 +15,7 @@ from perfnb.ranks.lanes import host_lane
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES
 
-#: Phases in which a step does its own work.
+#: Phases of a step's own work.
 _COMPUTES = ("host_to_device", "forward", "loss", "backward", "optimizer")
 
 
@@ -101,7 +101,7 @@ def waits_alone(host: HostRank, base_ns: int) -> IntervalSet:
 
 
 def late_work(hosts: Mapping[int, HostRank], straggler: int | None) -> LateWork | None:
-    """The phase, and the layer in it, in which the straggler takes longest beyond the mean of the others."""
+    """The phase, and the layer in it, where the straggler exceeds the mean of the others most."""
     if straggler is None or straggler not in hosts or len(hosts) < 2:
         return None
     means = pd.DataFrame({rank: one.phases.mean() for rank, one in hosts.items()}).drop("communication")

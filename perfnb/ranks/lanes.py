@@ -57,7 +57,7 @@ def host_lane(attribution: Attribution, numbers: np.ndarray) -> pd.DataFrame:
 
 
 def gpu_lane(events: pd.DataFrame) -> pd.DataFrame:
-    """What the GPUs of a rank did: the same columns; each moment is in the step in which it lies."""
+    """The work of a rank's GPUs: the same columns; each moment belongs to the step around it."""
     work = work_alone(events)
     communicates = work.sort == 1
     computing = union(work.start[work.sort == 0], work.end[work.sort == 0])

@@ -26,7 +26,7 @@ class Lateness:
     low_ms, high_ms : float or None
         Interval of this mean over steps; ``None`` with fewer than three steps, or if it does not exclude 0.
     longer : int
-        Collectives in which the other waited longer.
+        Collectives where the other waited longer.
     steps, collectives : int
         How many there are.
     certain : bool

@@ -230,7 +230,7 @@ class Ranks(Documented):
         Raises
         ------
         RecordingError
-            If something else stands there, or it cannot be written.
+            If something else is there, or it cannot be written.
         """
         parts = {rank_folder(rank): profile.save for rank, profile in self._profiles.items()}
         return store.save(RANKS, {}, {"ranks": self.ranks}, path, parts=parts)

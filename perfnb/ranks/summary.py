@@ -36,7 +36,7 @@ class Doubts:
     absent : int
         Ranks of the job that are not loaded.
     world_size : int or None
-        Ranks of the job, if the traces say so and agree.
+        Ranks of the job, if the traces name it and agree.
     world_sizes : dict of int to tuple of int
         Ranks by the world size in their traces, if these differ.
     devices : dict of str to tuple of int
@@ -91,7 +91,7 @@ class RanksSummary:
         Those found on several ranks: ``rank``, ``step``, ``kind``, ``group``, ``start_ns``, ``end_ns`` (on the rank's
         own clock), ``on_host``, ``place`` (the same for the same collective), ``waiting_ns``, ``is_last``.
     late : LateWork or None
-        Where the straggler was late, if it can be told.
+        Where the straggler was late, if known.
     host : mapping of int to HostRank or None
         What the host did, for ranks whose collectives it ran.
     samples : mapping of int to float
@@ -211,7 +211,7 @@ def _only_step(recording: Recording) -> int | None:
 
 
 def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
-    """The rank for which every rank it shares collectives with waited clearly longer than it did, if there is one.
+    """The rank that waited clearly less than every rank it shares collectives with, if there is one.
 
     Of several, as with groups of ranks that have nothing in common, the one that was clearly waited for the most.
     """

@@ -17,7 +17,7 @@ from perfnb.ranks.summary import RanksSummary
 
 #: Most ranks and steps that are drawn, and findings that are shown.
 _MOST, _MOST_STEPS, _MOST_FINDINGS = 64, 60, 4
-#: How many times as long as timed steps the traced ones may take before a note says so.
+#: How many times as long as timed steps the traced ones may take without a note.
 _UNLIKE = 1.5
 _COLUMNS = {
     "wall_ms": Column("step", "ms"),
@@ -43,7 +43,7 @@ class JobSteps:
 def ranks_document(
     summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None = None
 ) -> Document:
-    """What holds a job up, what each rank did in its mean step, and who waited for whom."""
+    """The cause of a job's delay, the mean step of each rank, and who waited for whom."""
     count, size = fmt.counted(len(summary.names), "rank"), summary.doubts.world_size
     return Document(
         "ranks",
@@ -79,8 +79,8 @@ def _verdict(summary: RanksSummary, findings: Findings) -> Verdict:
 def _why_unmatched(summary: RanksSummary) -> str:
     if summary.doubts.reduced:
         return (
-            "These profiles were reduced to their tables when they were made, so what the GPUs did at the same time, "
-            "waiting times and clocks are not known. Make them with keep_trace=True."
+            "These profiles were reduced to their tables when they were made, so overlap, waiting times and clocks are "
+            "not known. Make them with keep_trace=True."
         )
     if summary.doubts.on_host:
         return (
