@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from perfnb.bench.restored import rebuilt
 from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
-from perfnb.integrations.trainer_levers import TrainerStep, kept_attributes
+from perfnb.integrations.trainer_levers import TrainerStep
 from perfnb.integrations.trainer_profiler import TrainerProfiler
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -194,7 +194,6 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
         )
         try:
             with ExitStack() as stack:
-                stack.enter_context(kept_attributes(module.modules()))
                 for owner, name, value in silenced:
                     stack.enter_context(replaced(owner, name, value))
                 yield

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from copy import copy
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -31,13 +28,6 @@ if TYPE_CHECKING:
 _LOADED, _LOADING = 64, "input pipeline"
 #: A trial holds the state itself, its copy, and the model in float64 with gradients and optimizer state.
 _COPIES = 3
-#: Plain values that training steps may count with, and containers that they may add to.
-_PLAIN = (bool, int, float, str)
-_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
-_CONTAINERS = (list, set, deque, *_MAPPINGS)
-#: Values of a container, and containers in containers, that are searched for more.
-_MOST_SEARCHED, _DEEPEST = 1000, 4
-_MODULES_OWN = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
@@ -155,36 +145,6 @@ def _loader(step: TrainerStep) -> DataLoader[Any] | None:
         pin_memory=own.pin_memory,
         worker_init_fn=own.worker_init_fn,
     )
-
-
-@contextmanager
-def kept_attributes(owners: Iterable[Any]) -> Iterator[None]:
-    """Put back plain attributes of some objects, and what their lists, sets and dicts contain.
-
-    Metrics and losses are collected there for the end of an epoch. The containers stay the same objects.
-    """
-    plain, containers = [], dict[int, tuple[Any, Any]]()
-    for owner in owners:
-        own = {name: value for name, value in vars(owner).items() if name not in _MODULES_OWN}
-        plain.append((owner, {name: value for name, value in own.items() if type(value) in _PLAIN}))
-        _keep(own.values(), containers)
-    try:
-        yield
-    finally:
-        for owner, values in plain:
-            vars(owner).update(values)
-        for container, before in containers.values():
-            container.clear()
-            (container.extend if isinstance(container, (list, deque)) else container.update)(before)
-
-
-def _keep(values: Iterable[Any], containers: dict[int, tuple[Any, Any]], depth: int = 0) -> None:
-    """Add the containers among some values, and those inside them, each with a copy."""
-    for value in islice(values, _MOST_SEARCHED):
-        if type(value) in _CONTAINERS and id(value) not in containers:
-            containers[id(value)] = value, copy(value)
-            if depth < _DEEPEST:
-                _keep(list(value.values() if type(value) in _MAPPINGS else value), containers, depth + 1)
 
 
 def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:

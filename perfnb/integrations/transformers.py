@@ -14,10 +14,10 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from perfnb.bench.restored import rebuilt
+from perfnb.bench.restored import kept_attributes, rebuilt
 from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
-from perfnb.integrations.trainer_levers import TrainerStep, kept_attributes
+from perfnb.integrations.trainer_levers import TrainerStep
 from perfnb.integrations.trainer_profiler import TrainerProfiler
 
 try:
@@ -216,7 +216,7 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
         before = state.sync_gradients, trainer.current_gradient_accumulation_steps
         try:
             with (
-                kept_attributes([trainer, *model.modules()]),
+                kept_attributes(trainer),
                 replaced(trainer, "log", lambda *_, **__: None),
                 replaced(handler, "call_event", no_event),
             ):
