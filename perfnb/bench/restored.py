@@ -45,9 +45,9 @@ class Restored:
     """Context manager that puts back, bit by bit, what steps change.
 
     Restored are parameters and buffers of models with their gradients, modes, and attributes that are plain values,
-    tensors, or lists, sets and dicts of anything, which stay the same objects; states and groups of optimizers and the parameters they train; learning-rate schedulers, gradient scalers
-    and random generators; and the global random state of Python, NumPy and torch. Other objects, such as counters
-    outside a model, are not.
+    tensors, or lists, sets and dicts of anything, which stay the same objects; states and groups of optimizers and the
+    parameters they train; learning-rate schedulers, gradient scalers and random generators; and the global random state
+    of Python, NumPy and torch. Other objects, such as counters outside a model, are not.
 
     Parameters
     ----------
