@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -81,7 +82,8 @@ def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, na
     if reason := _refusal(step):
         return f"{reason}."
     bounds = bounds_of(profile.findings)
-    request = LeverRequest(levers, budget_s=budget_s, words=lambda lever, subject: _words(step, lever, subject))
+    words = partial(_words, step)
+    request = LeverRequest(levers, budget_s=budget_s, words=words, budget_word="levers_budget_s")
     wants_loader = "loader_workers" in request.listed if request.listed else _LOADING in bounds
     loader = _loader(step) if wants_loader else None
     print(f"perfnb: trying levers for {duration(budget_s * 1e3)} at most; the training then continues", file=sys.stderr)
@@ -149,21 +151,8 @@ def _loader(step: TrainerStep) -> DataLoader[Any] | None:
 
 def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:
     """What a run's summary keeps of the levers that were tried, with `left` steps to go."""
-    kept = trials.best
-    return [
-        {
-            "lever": trial.lever,
-            "verdict": trial.verdict,
-            "ratio": trial.ratio,
-            "interval": None if trial.ratio_ci is None else list(trial.ratio_ci),
-            "values": trial.values.verdict,
-            "saves_ms": trial.saves_ms,
-            "setup_s": trial.setup_s,
-            "left": left,
-            "kept": trial.lever in kept,
-            "why_not": trial.why_not,
-            "code": list(trial.code),
-        }
-        for trial in trials.figures.trials
-        if trial.verdict not in ("not tried", "not timed")
-    ]
+    figures, kept = trials.figures, trials.best
+    tried = [trial for trial in figures.trials if trial.verdict not in ("not tried", "not timed")]
+    combined = [figures.confirmed] if figures.confirmed is not None and len(kept) > 1 else []
+    facts = [trial.as_tried(kept=trial.lever in kept, left=left) for trial in tried]
+    return facts + [trial.as_tried(kept=True, left=left) for trial in combined]

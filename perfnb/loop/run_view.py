@@ -121,7 +121,10 @@ def _tried(run: RunFigures) -> Iterator[Section]:
     if not run.tried:
         return
     best = sorted(run.tried, key=lambda one: (not one["kept"], math.inf if one["ratio"] is None else one["ratio"]))
-    rows = [Effect(one["lever"], one["ratio"], one["interval"], one["verdict"], _outcome(one)) for one in best]
+    together = any(one["kept"] and " and " in one["lever"] for one in best)
+    rows = [
+        Effect(one["lever"], one["ratio"], one["interval"], one["verdict"], _outcome(one, together)) for one in best
+    ]
     yield Effects(
         "Tried during the run: time of a step with each lever, against the run's own", tuple(rows), head="lever"
     )
@@ -129,10 +132,15 @@ def _tried(run: RunFigures) -> Iterator[Section]:
         yield Code("\n".join(lines), "To keep what helped")
 
 
-def _outcome(tried: Mapping[str, Any]) -> str:
-    """What becomes of a lever, and what it would have saved over the steps that were left."""
+def _outcome(tried: Mapping[str, Any], together: bool) -> str:
+    """What becomes of a lever, and what it would have saved over the steps that were left.
+
+    If several are kept `together`, only what all of them save is of interest.
+    """
     if not tried["kept"]:
         return str(tried["why_not"])
+    if together and " and " not in tried["lever"]:
+        return "worth keeping with the others"
     saves_ms, left = tried["saves_ms"], tried["left"]
     if saves_ms is None or left is None:
         return "worth keeping"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import random
@@ -26,6 +27,7 @@ from perfnb.integrations.trainer_levers import try_on
 from perfnb.remedies import levers, measuring, verdicts
 from perfnb.remedies.lever import Lever
 from perfnb.remedies.state import digest
+from tests.fake_clock import FakeClock
 from tests.integrations.trainings import (
     ROWS,
     Sentences,
@@ -33,6 +35,7 @@ from tests.integrations.trainings import (
     fitted,
     for_lightning,
     for_transformers,
+    language_model,
     made_trainer,
     points,
     same,
@@ -526,3 +529,40 @@ def test_a_schedule_that_only_evaluations_step_stays_where_it_is(tmp_path: Path)
 def test_try_levers_takes_no_other_thing(wanted: Any) -> None:
     with pytest.raises(TypeError, match="try_levers must be True, False or a list of levers, not"):
         for_transformers(try_levers=wanted)
+
+
+@EACH
+@pytest.mark.deep
+def test_a_trial_costs_no_more_than_was_said_in_advance(
+    callback: Any,
+    train: Train,
+    clock: FakeClock,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """200 steps of 100 ms, with four levers, by a clock that only the steps move."""
+    monkeypatch.setattr(measuring, "_MOST_ROUNDS", 200)
+    names = [f"idle {number}" for number in range(4)]
+    monkeypatch.setattr(levers, "LEVERS", [dataclasses.replace(Points().lever(), name=name) for name in names])
+
+    def slow(*_: Any) -> None:
+        clock.pass_exactly(100)
+
+    class Slow(classifier()):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net.register_forward_pre_hook(slow)
+
+    def model() -> nn.Module:
+        made = language_model()
+        made.register_forward_pre_hook(slow)
+        return made
+
+    own: dict[str, Any] = {"module": Slow} if callback is for_lightning else {"model": model}
+    profiler = callback(at=20, try_levers=names)
+    begin = clock.now_ns
+    train(tmp_path, profiler, steps=200, **own)
+    assert 30 < (clock.now_ns - begin) / 1e9 - 200 * 0.1 <= 60
+    assert "trying levers for 60.0 s at most; the training then continues" in capsys.readouterr().err
+    assert profiler.levers.table["ratio"].notna().sum() == 4
