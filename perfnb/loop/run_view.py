@@ -122,8 +122,10 @@ def _tried(run: RunFigures) -> Iterator[Section]:
         return
     best = sorted(run.tried, key=lambda one: (not one["kept"], math.inf if one["ratio"] is None else one["ratio"]))
     together = any(one["kept"] and " and " in one["lever"] for one in best)
+    whole_ms = run.mean_ms + run.between_ms
     rows = [
-        Effect(one["lever"], one["ratio"], one["interval"], one["verdict"], _outcome(one, together)) for one in best
+        Effect(one["lever"], one["ratio"], one["interval"], one["verdict"], _outcome(one, together, whole_ms))
+        for one in best
     ]
     yield Effects(
         "Tried during the run: time of a step with each lever, against the run's own", tuple(rows), head="lever"
@@ -132,10 +134,11 @@ def _tried(run: RunFigures) -> Iterator[Section]:
         yield Code("\n".join(lines), "To keep what helped")
 
 
-def _outcome(tried: Mapping[str, Any], together: bool) -> str:
+def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
     """What becomes of a lever, and what it would have saved over the steps that were left.
 
-    If several are kept `together`, only what all of them save is of interest.
+    If several are kept `together`, only what all of them save is of interest. A step of the run takes `whole_ms` with
+    its wait for data and what the trainer does around it, of which levers save a smaller share than of the step alone.
     """
     if not tried["kept"]:
         return str(tried["why_not"])
@@ -148,7 +151,8 @@ def _outcome(tried: Mapping[str, Any], together: bool) -> str:
     steps = fmt.counted(left, "step")
     if saved_ms <= 0:
         return f"worth keeping in a longer run: preparing it takes longer than it saves in the {steps} that were left"
-    return f"worth keeping: about {fmt.duration(saved_ms)} over the {steps} that were left"
+    share = f", {fmt.share(saved_ms / (left * whole_ms))} of their time" if saved_ms < left * whole_ms else ""
+    return f"worth keeping: about {fmt.duration(saved_ms)} over the {steps} that were left{share}"
 
 
 def _pictures(run: RunFigures) -> Iterator[Section]:
