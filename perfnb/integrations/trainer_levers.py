@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
+from perfnb.draw import escape
 from perfnb.findings.proposed_code import setting
 from perfnb.quantities import duration, size
 from perfnb.remedies.levers.loading import workers_for
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Most batches of a loader for the trial, and the finding that gives reason to try one with workers.
 _LOADED, _LOADING = 64, "input pipeline"
+#: How much longer than its budget a trial may take.
+_LONGEST = 1.2
 #: A trial holds the state itself, its copy, and the model in float64 with gradients and optimizer state.
 _COPIES = 3
 
@@ -86,7 +89,7 @@ def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, na
     request = LeverRequest(levers, budget_s=budget_s, words=words, budget_word="levers_budget_s")
     wants_loader = "loader_workers" in request.listed if request.listed else _LOADING in bounds
     loader = _loader(step) if wants_loader else None
-    print(f"perfnb: trying levers for {duration(budget_s * 1e3)} at most; the training then continues", file=sys.stderr)
+    say(f"perfnb: trying levers for {duration(_LONGEST * budget_s * 1e3)} at most; the training then continues")
     run: Callable[[Any], Any] = step.run if loader is None else lambda batch: step.run([step.prepared(batch)])
     namespace = {"model": step.model, "optimizer": step.optimizer}
     try:
@@ -102,6 +105,13 @@ def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, na
             )
     except Exception as error:  # the training must not fail by it
         return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def say(words: str) -> None:
+    """Print a line to standard error, above the trainer's progress bar."""
+    from tqdm import tqdm
+
+    tqdm.write(escape.plain(words, 500), file=sys.stderr)
 
 
 def _refusal(step: TrainerStep) -> str:
@@ -155,4 +165,6 @@ def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:
     tried = [trial for trial in figures.trials if trial.verdict not in ("not tried", "not timed")]
     combined = [figures.confirmed] if figures.confirmed is not None and len(kept) > 1 else []
     facts = [trial.as_tried(kept=trial.lever in kept, left=left) for trial in tried]
+    for trial, one in zip(tried, facts, strict=True):
+        one["why_not"] = "; ".join(filter(None, (trial.why_not, *trial.notes)))  # such as that it was not confirmed
     return facts + [trial.as_tried(kept=True, left=left) for trial in combined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -157,7 +158,9 @@ def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
 
 def _pictures(run: RunFigures) -> Iterator[Section]:
     phases = run.phases["ms"].fillna(0.0).astype(float)
-    parts = tuple(Part(palette.RUN[str(phase)], ms) for phase, ms in phases.items())
+    trials = {"profiled": replace(palette.RUN["profiled"], word="profiled windows and trials")} if run.tried else {}
+    marks = palette.RUN | trials
+    parts = tuple(Part(marks[str(phase)], ms) for phase, ms in phases.items())
     yield Bars("Where the run's time went", "ms", (Bar("", parts),))
     inside = stretches(run.steps, _POINTS)
     if len(inside) > 1:
