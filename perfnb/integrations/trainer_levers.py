@@ -162,7 +162,7 @@ def _loader(step: TrainerStep) -> DataLoader[Any] | None:
 def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:
     """What a run's summary keeps of the levers that were tried, with `left` steps to go."""
     figures, kept = trials.figures, trials.best
-    tried = [trial for trial in figures.trials if trial.verdict not in ("not tried", "not timed")]
+    tried = [trial for trial in figures.trials if trial.verdict != "not tried"]
     combined = [figures.confirmed] if figures.confirmed is not None and len(kept) > 1 else []
     facts = [trial.as_tried(kept=trial.lever in kept, left=left) for trial in tried]
     for trial, one in zip(tried, facts, strict=True):

@@ -153,7 +153,8 @@ def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
     if saved_ms <= 0:
         return f"worth keeping in a longer run: preparing it takes longer than it saves in the {steps} that were left"
     share = f", {fmt.share(saved_ms / (left * whole_ms))} of their time" if saved_ms < left * whole_ms else ""
-    return f"worth keeping: about {fmt.duration(saved_ms)} over the {steps} that were left{share}"
+    saved = fmt.duration(saved_ms)
+    return f"worth keeping: it would have saved about {saved} in the {steps} that were left{share}"
 
 
 def _pictures(run: RunFigures) -> Iterator[Section]:
