@@ -15,7 +15,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from perfnb.draw import escape
 from perfnb.findings.proposed_code import setting
 from perfnb.quantities import duration, size
 from perfnb.remedies.levers.loading import workers_for
@@ -111,7 +110,7 @@ def say(words: str) -> None:
     """Print a line to standard error, above the trainer's progress bar."""
     from tqdm import tqdm
 
-    tqdm.write(escape.plain(words, 500), file=sys.stderr)
+    tqdm.write(words, file=sys.stderr)
 
 
 def _refusal(step: TrainerStep) -> str:

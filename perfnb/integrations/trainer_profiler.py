@@ -152,7 +152,7 @@ class TrainerProfiler:
             warnings.warn(words, RuntimeWarning, stacklevel=2)
             return
         self._tried, driver.recorder.tried = tried, tried_facts(tried, step.left)
-        say(f"perfnb: {tried._document().verdict.sentence}")
+        say(escape.plain(f"perfnb: {tried._document().verdict.sentence}", 500))
 
     def _finish(self) -> None:
         """The training has ended as planned: warn if that was too early for a profile."""
