@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 7 · The optimisation loop
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves take
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves take
 # one to three minutes, at least a third of it for `torch.compile`. It helps to have done [lab
 # 1](01_measuring_honestly.ipynb) and [lab 2](02_where_does_a_step_go.ipynb).
 #
