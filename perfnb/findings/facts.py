@@ -394,7 +394,7 @@ class Facts:
 
     @property
     def trainer(self) -> str:
-        """What runs the training, as `perfnb.findings.proposed_code.setting` knows it; empty for a loop of the user's.
+        """What runs the training, as `perfnb.findings.proposed_code.setting` knows it; empty for a plain loop.
 
         An optimizer that an ``Accelerator`` has prepared is of a class of its own.
         """

@@ -54,8 +54,8 @@ class TrainerProfiler:
         every : int, optional
             Profile again after this many steps.
         save : str or Path, optional
-            Folder in which the profiles are saved; with several ranks each saves its own, and `perfnb.load` gives the
-            `Ranks` of a window.
+            Folder for the profiles. With several ranks each saves its own, and `perfnb.load` gives the `Ranks` of a
+            window.
         on_done : callable, optional
             Called with each `Profile`.
         try_levers : bool, str or list of str

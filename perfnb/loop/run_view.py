@@ -139,7 +139,7 @@ def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
     """What becomes of a lever, and what it would have saved over the steps that were left.
 
     If several are kept `together`, only what all of them save is of interest. A step of the run takes `whole_ms` with
-    its wait for data and what the trainer does around it, of which levers save a smaller share than of the step alone.
+    its wait for data and the trainer's own work, so levers save a smaller share of it than of the step alone.
     """
     if not tried["kept"]:
         return str(tried["why_not"])
