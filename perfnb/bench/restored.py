@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,7 +24,13 @@ from perfnb.step.device import random_state, set_random_state
 from perfnb.step.namespace import reachable
 
 #: Types of plain values.
-_PLAIN = (bool, int, float, complex, str, np.float64, np.float32, np.int64, np.int32, np.bool_)
+PLAIN = (bool, int, float, complex, str, np.float64, np.float32, np.int64, np.int32, np.bool_)
+#: Containers that steps may add to, such as the losses of an epoch; subclasses may do more than hold values.
+_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+_CONTAINERS = (list, set, deque, *_MAPPINGS)
+#: Values of a container, and containers in containers, that are searched for more.
+_MOST_SEARCHED, _DEEPEST = 1000, 4
+_MODULES_OWN = frozenset(vars(nn.Module()))
 #: What holds the numbers of a sparse tensor, by its layout: methods that give strided tensors.
 _PARTS: dict[torch.layout, tuple[str, ...]] = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -37,10 +44,10 @@ PutBack = Callable[[], object]
 class Restored:
     """Context manager that puts back, bit by bit, what steps change.
 
-    Restored are parameters and buffers of models with their gradients, modes, and attributes that are plain values or
-    tensors; states and groups of optimizers and the parameters they train; learning-rate schedulers, gradient scalers
-    and random generators; and the global random state of Python, NumPy and torch. Other objects, such as counters
-    outside a model, are not.
+    Restored are parameters and buffers of models with their gradients, modes, and attributes that are plain values,
+    tensors, or lists, sets and dicts of anything, which stay the same objects; states and groups of optimizers and the
+    parameters they train; learning-rate schedulers, gradient scalers and random generators; and the global random state
+    of Python, NumPy and torch. Other objects, such as counters outside a model, are not.
 
     Parameters
     ----------
@@ -103,6 +110,17 @@ class Restored:
 
 
 @contextmanager
+def kept_attributes(owner: Any) -> Iterator[None]:
+    """Put back the attributes of an object that is no module, as those of a module are."""
+    put_back = _attributes(owner)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            put_back()
+
+
+@contextmanager
 def kept_positions(loaders: Iterable[Any]) -> Iterator[None]:
     """Put loaders that know their position back to it."""
     positions = []
@@ -121,8 +139,7 @@ def kept_positions(loaders: Iterable[Any]) -> Iterator[None]:
 def _module(module: nn.Module) -> PutBack:
     parts = (module._parameters, module._buffers, module._modules)
     training, held = module.training, [dict(part.items()) for part in parts]
-    attributes = plain_attributes(module)
-    tensors = [_attribute(value) for value in attributes.values() if isinstance(value, Tensor) and has_numbers(value)]
+    put_back_attributes = _attributes(module)
 
     def put_back() -> None:
         module.training = training
@@ -131,28 +148,65 @@ def _module(module: nn.Module) -> PutBack:
             if isinstance(own, dict):  # TorchScript has another type, whose tensors cannot be exchanged
                 own.clear()
                 own.update(saved)
-        for name in plain_attributes(module).keys() - attributes.keys():
-            del vars(module)[name]
-        vars(module).update(attributes)
+        put_back_attributes()
+
+    return put_back
+
+
+def _attributes(owner: Any) -> PutBack:
+    attributes = plain_attributes(owner)
+    inside = contents(attributes.values())
+    containers = [(value, copy.copy(value)) for value in inside if type(value) in _CONTAINERS]
+    tensors = [_attribute(value) for value in inside if issubclass(type(value), Tensor) and has_numbers(value)]
+
+    def put_back() -> None:
+        for name in plain_attributes(owner).keys() - attributes.keys():
+            del vars(owner)[name]
+        vars(owner).update(attributes)
+        for container, before in containers:
+            container.clear()
+            (container.extend if isinstance(container, (list, deque)) else container.update)(before)
         for put_back_tensor in tensors:
             put_back_tensor()
 
     return put_back
 
 
-def plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes that a module's own code sets and that are plain values or tensors, such as a counter.
+def plain_attributes(owner: Any) -> dict[str, Any]:
+    """The attributes that an object's own code sets and that are plain values, tensors or containers.
 
     Torch's wrappers, such as DistributedDataParallel, keep such values in step with others that are out of sight.
     """
-    made_in = f"{type(module).__module__}."
+    made_in = f"{type(owner).__module__}."
     if made_in.startswith("torch.") and not made_in.startswith("torch.nn.modules."):
         return {}
     return {
         name: value
-        for name, value in vars(module).items()
-        if value is None or type(value) in _PLAIN or isinstance(value, Tensor)
+        for name, value in vars(owner).items()
+        if value is None
+        or type(value) in PLAIN
+        or isinstance(value, Tensor)
+        or (type(value) in _CONTAINERS and name not in _MODULES_OWN)
     }
+
+
+def contents(values: Iterable[Any]) -> list[Any]:
+    """Some values, each once, and those in the containers among them; their depth and number are limited."""
+    waiting = deque((value, 0) for value in values)
+    found: dict[int, Any] = {}
+    while waiting:
+        value, level = waiting.popleft()
+        if id(value) not in found and type(value) in _CONTAINERS and level < _DEEPEST:
+            waiting.extend((entry, level + 1) for entry in _entries(value)[:_MOST_SEARCHED])
+        found.setdefault(id(value), value)
+    return list(found.values())
+
+
+def _entries(container: Any) -> list[Any]:
+    """What a container holds, in an order that does not change while it holds the same."""
+    if type(container) in _MAPPINGS:
+        return [*container.keys(), *container.values()]
+    return sorted(container, key=id) if type(container) is set else list(container)
 
 
 def has_numbers(tensor: Tensor) -> bool:

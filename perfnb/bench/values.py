@@ -19,6 +19,8 @@ ROUNDINGS = 64
 _EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127}
 
 SAME, NOISE, REDUCED, DIFFERENT, UNCHECKED = "exact", "within noise", "reduced precision", "different", "not checked"
+#: Verdicts from the best to the worst.
+FROM_EXACT = (SAME, NOISE, REDUCED, UNCHECKED, DIFFERENT)
 
 
 @dataclass(frozen=True)

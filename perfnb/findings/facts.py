@@ -392,6 +392,15 @@ class Facts:
         known = [_named(part) for part in self._parts.get("optimizers") or ()]
         return [part for part in known if not self.optimizer_classes or part["class"] in self.optimizer_classes]
 
+    @property
+    def trainer(self) -> str:
+        """What runs the training, as `perfnb.findings.proposed_code.setting` knows it; empty for a plain loop.
+
+        An optimizer that an ``Accelerator`` has prepared is of a class of its own.
+        """
+        prepared = any(part["class"] == "AcceleratedOptimizer" for part in self._parts.get("optimizers") or ())
+        return str(self.meta.get("loop", {}).get("trainer") or "accelerate" * prepared)
+
     @cached_property
     def optimizer_classes(self) -> list[str]:
         """Classes of the optimizers whose steps are in the trace."""

@@ -59,6 +59,13 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "fused_optimizer": "fused=True, where configure_optimizers makes the optimizer",
         "loader_workers": "num_workers={0}, where the DataLoader for training is made",
     },
+    "accelerate": {
+        "autocast": 'Accelerator(mixed_precision="bf16")',
+        "autocast_float16": 'Accelerator(mixed_precision="fp16")',
+        "compile": 'Accelerator(dynamo_backend="inductor")',
+        "fused_optimizer": "fused=True, where the optimizer for accelerator.prepare is made",
+        "loader_workers": "num_workers={0}, where the DataLoader for accelerator.prepare is made",
+    },
 }
 #: The levers that findings propose: those with lines above, and those whose lines depend on more.
 REMEDIES = frozenset({*_LINES, *_UPDATES, "attention", "autocast", "checkpointing", "loader_workers"})

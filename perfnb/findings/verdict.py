@@ -46,8 +46,11 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
     code, remedy = "", ""  # both are torch's
     if facts.uses_torch:
         code, remedy = shown(finding.code, facts.variables), facts.applicable(finding.remedy)
+    # perfnb cannot copy a loader of a class of its own, but whoever runs the training can make it with workers.
+    without_workers = finding.remedy == "loader_workers" and facts.loader.get("num_workers") == 0
+    words = setting(facts.trainer, finding.remedy if without_workers else remedy)
     finding = replace(finding, code=code, remedy=remedy)
-    if words := setting(facts.meta.get("loop", {}).get("trainer"), remedy):
+    if words:
         finding = replace(finding, advice=f"{finding.advice} The setting for that: {words}.")
     if finding.bound_ms is None:
         return finding

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from perfnb.bench.restored import rebuilt
 from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
-from perfnb.integrations.trainer_levers import TrainerStep, kept_attributes
+from perfnb.integrations.trainer_levers import TrainerStep
 from perfnb.integrations.trainer_profiler import TrainerProfiler
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -44,26 +44,6 @@ class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
     A step is one optimizer step with all batches whose gradients it accumulates, from the request for its first batch
     to that for the next step's. With manual optimization it ends with a batch after which an optimizer has stepped; if
     none of Lightning's optimizers ever steps, each batch is a step. Validation and checkpoints are no steps.
-
-    Parameters
-    ----------
-    at : int or list of int
-        Number of steps before each window.
-    every : int, optional
-        Profile again after this many steps.
-    save : str or Path, optional
-        Folder in which the profiles are saved; with several ranks each saves its own, and `perfnb.load` gives the
-        `Ranks` of a window.
-    on_done : callable, optional
-        Called with each `Profile`.
-    try_levers : bool, str or list of str
-        After the first window, try the levers of `perfnb.try_levers` on the trainer's own step and put everything back:
-        ``True`` for those that the profile gives reason for, or names. The training then continues as if nothing had
-        happened.
-    levers_budget_s : float
-        Seconds that this may take, as in `perfnb.try_levers`.
-    **options
-        As in `perfnb.profiled`.
     """
 
     _optimizer_steps = 0
@@ -194,7 +174,6 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
         )
         try:
             with ExitStack() as stack:
-                stack.enter_context(kept_attributes(module.modules()))
                 for owner, name, value in silenced:
                     stack.enter_context(replaced(owner, name, value))
                 yield

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from copy import copy
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -29,15 +27,10 @@ if TYPE_CHECKING:
 
 #: Most batches of a loader for the trial, and the finding that gives reason to try one with workers.
 _LOADED, _LOADING = 64, "input pipeline"
+#: How much longer than its budget a trial may take.
+_LONGEST = 1.2
 #: A trial holds the state itself, its copy, and the model in float64 with gradients and optimizer state.
 _COPIES = 3
-#: Plain values that training steps may count with, and containers that they may add to.
-_PLAIN = (bool, int, float, str)
-_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
-_CONTAINERS = (list, set, deque, *_MAPPINGS)
-#: Values of a container, and containers in containers, that are searched for more.
-_MOST_SEARCHED, _DEEPEST = 1000, 4
-_MODULES_OWN = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
@@ -91,10 +84,11 @@ def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, na
     if reason := _refusal(step):
         return f"{reason}."
     bounds = bounds_of(profile.findings)
-    request = LeverRequest(levers, budget_s=budget_s, words=lambda lever, subject: _words(step, lever, subject))
+    words = partial(_words, step)
+    request = LeverRequest(levers, budget_s=budget_s, words=words, budget_word="levers_budget_s")
     wants_loader = "loader_workers" in request.listed if request.listed else _LOADING in bounds
     loader = _loader(step) if wants_loader else None
-    print(f"perfnb: trying levers for {duration(budget_s * 1e3)} at most; the training then continues", file=sys.stderr)
+    say(f"perfnb: trying levers for {duration(_LONGEST * budget_s * 1e3)} at most; the training then continues")
     run: Callable[[Any], Any] = step.run if loader is None else lambda batch: step.run([step.prepared(batch)])
     namespace = {"model": step.model, "optimizer": step.optimizer}
     try:
@@ -110,6 +104,13 @@ def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, na
             )
     except Exception as error:  # the training must not fail by it
         return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def say(words: str) -> None:
+    """Print a line to standard error, above the trainer's progress bar."""
+    from tqdm import tqdm
+
+    tqdm.write(words, file=sys.stderr)
 
 
 def _refusal(step: TrainerStep) -> str:
@@ -157,53 +158,12 @@ def _loader(step: TrainerStep) -> DataLoader[Any] | None:
     )
 
 
-@contextmanager
-def kept_attributes(owners: Iterable[Any]) -> Iterator[None]:
-    """Put back plain attributes of some objects, and what their lists, sets and dicts contain.
-
-    Metrics and losses are collected there for the end of an epoch. The containers stay the same objects.
-    """
-    plain, containers = [], dict[int, tuple[Any, Any]]()
-    for owner in owners:
-        own = {name: value for name, value in vars(owner).items() if name not in _MODULES_OWN}
-        plain.append((owner, {name: value for name, value in own.items() if type(value) in _PLAIN}))
-        _keep(own.values(), containers)
-    try:
-        yield
-    finally:
-        for owner, values in plain:
-            vars(owner).update(values)
-        for container, before in containers.values():
-            container.clear()
-            (container.extend if isinstance(container, (list, deque)) else container.update)(before)
-
-
-def _keep(values: Iterable[Any], containers: dict[int, tuple[Any, Any]], depth: int = 0) -> None:
-    """Add the containers among some values, and those inside them, each with a copy."""
-    for value in islice(values, _MOST_SEARCHED):
-        if type(value) in _CONTAINERS and id(value) not in containers:
-            containers[id(value)] = value, copy(value)
-            if depth < _DEEPEST:
-                _keep(list(value.values() if type(value) in _MAPPINGS else value), containers, depth + 1)
-
-
 def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:
     """What a run's summary keeps of the levers that were tried, with `left` steps to go."""
-    kept = trials.best
-    return [
-        {
-            "lever": trial.lever,
-            "verdict": trial.verdict,
-            "ratio": trial.ratio,
-            "interval": None if trial.ratio_ci is None else list(trial.ratio_ci),
-            "values": trial.values.verdict,
-            "saves_ms": trial.saves_ms,
-            "setup_s": trial.setup_s,
-            "left": left,
-            "kept": trial.lever in kept,
-            "why_not": trial.why_not,
-            "code": list(trial.code),
-        }
-        for trial in trials.figures.trials
-        if trial.verdict not in ("not tried", "not timed")
-    ]
+    figures, kept = trials.figures, trials.best
+    tried = [trial for trial in figures.trials if trial.verdict != "not tried"]
+    combined = [figures.confirmed] if figures.confirmed is not None and len(kept) > 1 else []
+    facts = [trial.as_tried(kept=trial.lever in kept, left=left) for trial in tried]
+    for trial, one in zip(tried, facts, strict=True):
+        one["why_not"] = "; ".join(filter(None, (trial.why_not, *trial.notes)))  # such as that it was not confirmed
+    return facts + [trial.as_tried(kept=True, left=left) for trial in combined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfnb.arguments import require_seconds, shown
 from perfnb.draw import escape
-from perfnb.integrations.trainer_levers import TrainerStep, tried_facts, try_on
+from perfnb.integrations.trainer_levers import TrainerStep, say, tried_facts, try_on
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept_run import KeptRun
 from perfnb.loop.loop_steps import LoopSteps
@@ -43,9 +42,31 @@ class TrainerProfiler:
         save: str | Path | None = None,
         on_done: Callable[[Profile], Any] | None = None,
         try_levers: bool | str | Iterable[str] = False,
-        levers_budget_s: float = 60.0,
+        levers_budget_s: float = 50.0,
         **options: Any,
     ) -> None:
+        """Plan the windows, and what is tried after the first one.
+
+        Parameters
+        ----------
+        at : int or list of int
+            Number of steps before each window.
+        every : int, optional
+            Profile again after this many steps.
+        save : str or Path, optional
+            Folder for the profiles. With several ranks each saves its own, and `perfnb.load` gives the `Ranks` of a
+            window.
+        on_done : callable, optional
+            Called with each `Profile`.
+        try_levers : bool, str or list of str
+            After the first window, try the levers of `perfnb.try_levers` on the trainer's own step and put everything
+            back: ``True`` for those that the profile gives reason for, or names. The training then continues as if
+            nothing had happened.
+        levers_budget_s : float
+            Seconds that this may take, to within 20 %.
+        **options
+            As in `perfnb.profiled`.
+        """
         super().__init__()
         if unknown := sorted(options.keys() - signature(LoopProfiler).parameters.keys()):
             raise TypeError(
@@ -131,7 +152,7 @@ class TrainerProfiler:
             warnings.warn(words, RuntimeWarning, stacklevel=2)
             return
         self._tried, driver.recorder.tried = tried, tried_facts(tried, step.left)
-        print(escape.plain(f"perfnb: {tried._document().verdict.sentence}", 500), file=sys.stderr)
+        say(escape.plain(f"perfnb: {tried._document().verdict.sentence}", 500))
 
     def _finish(self) -> None:
         """The training has ended as planned: warn if that was too early for a profile."""

@@ -14,10 +14,10 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from perfnb.bench.restored import rebuilt
+from perfnb.bench.restored import kept_attributes, rebuilt
 from perfnb.errors import PerfnbError
 from perfnb.integrations.patches import replaced
-from perfnb.integrations.trainer_levers import TrainerStep, kept_attributes
+from perfnb.integrations.trainer_levers import TrainerStep
 from perfnb.integrations.trainer_profiler import TrainerProfiler
 
 try:
@@ -46,26 +46,6 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
 
     A step is one optimizer step with all batches whose gradients it accumulates, from the request for its first batch
     to that for the next step's. Evaluation and checkpoints are no steps.
-
-    Parameters
-    ----------
-    at : int or list of int
-        Number of steps before each window.
-    every : int, optional
-        Profile again after this many steps.
-    save : str or Path, optional
-        Folder in which the profiles are saved; with several ranks each saves its own, and `perfnb.load` gives the
-        `Ranks` of a window.
-    on_done : callable, optional
-        Called with each `Profile`.
-    try_levers : bool, str or list of str
-        After the first window, try the levers of `perfnb.try_levers` on the trainer's own step and put everything back:
-        ``True`` for those that the profile gives reason for, or names. The training then continues as if nothing had
-        happened.
-    levers_budget_s : float
-        Seconds that this may take, as in `perfnb.try_levers`.
-    **options
-        As in `perfnb.profiled`.
     """
 
     _guarded: weakref.ref[Trainer] | None = None
@@ -216,7 +196,7 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
         before = state.sync_gradients, trainer.current_gradient_accumulation_steps
         try:
             with (
-                kept_attributes([trainer, *model.modules()]),
+                kept_attributes(trainer),
                 replaced(trainer, "log", lambda *_, **__: None),
                 replaced(handler, "call_event", no_event),
             ):

@@ -110,9 +110,10 @@ class RunSummary(RunFigures, Documented):
     slow : DataFrame
         Steps far slower than those around them, slowest first, and the milliseconds they lost.
     tried : list of dict
-        Levers that were tried during the run, one each: ``lever``, ``verdict``, ``ratio`` to the run's own step with
-        its ``interval``, ``values``, ``saves_ms`` per step, ``setup_s``, the steps that were ``left``, whether it was
-        ``kept``, ``why_not``, and the lines of ``code`` that keep it.
+        Levers that were tried during the run, one each, and those that are kept together as one more: ``lever``,
+        ``verdict``, ``ratio`` to the run's own step with its ``interval``, ``values``, ``saves_ms`` per step,
+        ``setup_s``, the steps that were ``left``, whether it was ``kept``, ``why_not``, and the lines of ``code`` that
+        keep it.
     windows : DataFrame
         Profiled windows, and whether each was `typical` of the run: 0.8 to 1.25 × its median.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -121,7 +122,12 @@ def _tried(run: RunFigures) -> Iterator[Section]:
     if not run.tried:
         return
     best = sorted(run.tried, key=lambda one: (not one["kept"], math.inf if one["ratio"] is None else one["ratio"]))
-    rows = [Effect(one["lever"], one["ratio"], one["interval"], one["verdict"], _outcome(one)) for one in best]
+    together = any(one["kept"] and " and " in one["lever"] for one in best)
+    whole_ms = run.mean_ms + run.between_ms
+    rows = [
+        Effect(one["lever"], one["ratio"], one["interval"], one["verdict"], _outcome(one, together, whole_ms))
+        for one in best
+    ]
     yield Effects(
         "Tried during the run: time of a step with each lever, against the run's own", tuple(rows), head="lever"
     )
@@ -129,10 +135,16 @@ def _tried(run: RunFigures) -> Iterator[Section]:
         yield Code("\n".join(lines), "To keep what helped")
 
 
-def _outcome(tried: Mapping[str, Any]) -> str:
-    """What becomes of a lever, and what it would have saved over the steps that were left."""
+def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
+    """What becomes of a lever, and what it would have saved over the steps that were left.
+
+    If several are kept `together`, only what all of them save is of interest. A step of the run takes `whole_ms` with
+    its wait for data and the trainer's own work, so levers save a smaller share of it than of the step alone.
+    """
     if not tried["kept"]:
         return str(tried["why_not"])
+    if together and " and " not in tried["lever"]:
+        return "worth keeping with the others"
     saves_ms, left = tried["saves_ms"], tried["left"]
     if saves_ms is None or left is None:
         return "worth keeping"
@@ -140,12 +152,16 @@ def _outcome(tried: Mapping[str, Any]) -> str:
     steps = fmt.counted(left, "step")
     if saved_ms <= 0:
         return f"worth keeping in a longer run: preparing it takes longer than it saves in the {steps} that were left"
-    return f"worth keeping: about {fmt.duration(saved_ms)} over the {steps} that were left"
+    share = f", {fmt.share(saved_ms / (left * whole_ms))} of their time" if saved_ms < left * whole_ms else ""
+    saved = fmt.duration(saved_ms)
+    return f"worth keeping: it would have saved about {saved} in the {steps} that were left{share}"
 
 
 def _pictures(run: RunFigures) -> Iterator[Section]:
     phases = run.phases["ms"].fillna(0.0).astype(float)
-    parts = tuple(Part(palette.RUN[str(phase)], ms) for phase, ms in phases.items())
+    trials = {"profiled": replace(palette.RUN["profiled"], word="profiled windows and trials")} if run.tried else {}
+    marks = palette.RUN | trials
+    parts = tuple(Part(marks[str(phase)], ms) for phase, ms in phases.items())
     yield Bars("Where the run's time went", "ms", (Bar("", parts),))
     inside = stretches(run.steps, _POINTS)
     if len(inside) > 1:

@@ -7,14 +7,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfnb.bench.design import SEED
 from perfnb.bench.quality import RESOURCES, Loss
-from perfnb.bench.values import DIFFERENT, UNCHECKED
+from perfnb.bench.values import DIFFERENT, FROM_EXACT, UNCHECKED
 from perfnb.remedies.budget import TrialBudget
 from perfnb.remedies.lever import Lever, PreparedLever, Switch, all_on, prepared
 from perfnb.remedies.measuring import losses, peak_bytes, time_levers
@@ -38,11 +38,11 @@ from perfnb.stats.intervals import Floats
 if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverRequest
 
-_NO_TIME = "no time within the budget: raise budget_s{}, or name fewer levers"
+_NO_TIME = "no time within the budget: raise {}{}, or name fewer levers"
 #: A budget that was too short is at least so many times shorter than what would do.
 _MORE_THAN_TOO_LITTLE = 1.2
 _HOPELESS = f"too slow to keep timing: more than {HOPELESS:.0f} times the step's time in its first rounds"
-_UNCONFIRMED = "no time was left to confirm it: raise budget_s"
+_UNCONFIRMED = "no time was left to confirm it: raise {}"
 #: Levers that are timed together: whether they work ahead, and whether they settle.
 _GROUPS = ((False, False), (False, True), (True, False))
 
@@ -112,7 +112,7 @@ class LeverLoop:
             short += [trial for _, trial in possible if not trial.why_not and trial.verdict == "not timed"]
         enough = f" (about {need_s:,} s would do for all)" if need_s > budget.seconds else ""
         for trial in short:
-            trial.why_not = _NO_TIME.format(enough)
+            trial.why_not = _NO_TIME.format(self.figures.budget_word, enough)
 
     # Prepared and checked
 
@@ -210,7 +210,7 @@ class LeverLoop:
         alike = [[one for one in ready if (one.lever.in_blocks, one.lever.settles) == kind] for kind in _GROUPS]
         groups = [group for group in alike if group]
         times: list[Floats] = []
-        timed: list[tuple[PreparedLever, Floats, Floats]] = []
+        timed: list[tuple[PreparedLever, Floats]] = []
         too_slow_s = 0.0
         for number, group in enumerate(groups):
             words = f"try {group[0].lever.name}" if len(group) == 1 else f"try {len(group)} levers"
@@ -230,9 +230,9 @@ class LeverLoop:
             self.figures.step_ms = self.figures.step_ms if times else own_ms
             self.figures.rounds = max(self.figures.rounds, rows.shape[1])
             times.append(rows)
-            timed += [(one, rows[0], row) for one, row in zip(kept, rows[1:], strict=True)]
-        for (one, own, row), comparison in zip(timed, compare_with_first(*times), strict=True):
-            one.trial.timed(comparison, own, row)
+            timed += zip(kept, rows[1:], strict=True)
+        for (one, row), comparison in zip(timed, compare_with_first(*times), strict=True):
+            one.trial.timed(comparison, self.figures.own_ms(one.lever.in_blocks), row)
             one.trial.verdict = as_its_interval(comparison.verdict, comparison.ratio_ci)
         return too_slow_s
 
@@ -316,10 +316,11 @@ class LeverLoop:
                 continue
             if times is None or np.isnan(times).any() or times.shape[1] < fewest_rounds(1):
                 trial.unconfirmed = True
-                trial.notes.append(_UNCONFIRMED)
+                trial.notes.append(_UNCONFIRMED.format(figures.budget_word))
                 continue
-            confirmed = LeverTrial(" and ".join(names), "", peak_bytes=trial.peak_bytes)
-            confirmed.timed(compare_with_first(times)[0], times[0], times[1])
+            confirmed = _together(combination) if kept else replace(trial)
+            ahead = any(other.lever.in_blocks for other in combination)
+            confirmed.timed(compare_with_first(times)[0], figures.own_ms(ahead), times[1])
             if by_memory and figures.confirmed is not None:
                 confirmed.peak_bytes = peak_bytes(self.subject, switches[0])
                 before = figures.confirmed.peak_bytes or 0
@@ -330,6 +331,8 @@ class LeverLoop:
                 better = confirmed.verdict == "faster"
                 better = better and (not kept or compare_with_first(times[[2, 1]])[0].verdict == "faster")
             if better:
+                if not kept:  # its row has the figures that the verdict names
+                    self.figures.trials[self.figures.trials.index(trial)] = one.trial = confirmed
                 kept, figures.kept, figures.confirmed = combination, tuple(names), confirmed
             else:
                 trial.notes.append(f"adds nothing to {together}" if kept else "not confirmed on fresh pairs")
@@ -351,6 +354,15 @@ class LeverLoop:
             return values.why or "results differ"
         passes, words = self._judged(all_on([other.switch for other in combination]))
         return words if passes is False else ""
+
+
+def _together(combination: Sequence[PreparedLever]) -> LeverTrial:
+    """Several levers as one, with values as far from exact as those of any of them; their lines are in their rows."""
+    trials = [one.trial for one in combination]
+    values = max((trial.values for trial in trials), key=lambda values: FROM_EXACT.index(values.verdict))
+    setup_s = sum(trial.setup_s or 0.0 for trial in trials)
+    names = " and ".join(trial.lever for trial in trials)
+    return LeverTrial(names, "", values=values, setup_s=setup_s, peak_bytes=trials[-1].peak_bytes)
 
 
 def _failed(what: str, error: BaseException) -> str:

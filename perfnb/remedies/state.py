@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfnb.bench.restored import bits, has_numbers, plain_attributes
+from perfnb.bench.restored import PLAIN, bits, contents, has_numbers, plain_attributes
 from perfnb.errors import CaptureError
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.switches import SWITCHES
@@ -73,13 +73,18 @@ def fingerprint(subject: Subject) -> dict[str, Any]:
             hooks = [tuple(held) for kind, held in vars(module).items() if kind.endswith("_hooks")]
             seen[f"the mode, attributes and hooks of {root}.{name}"] = (module.training, sorted(vars(module)), hooks)
             for word, value in plain_attributes(module).items():
-                seen[f"the attribute {word} of {'.'.join(filter(None, [root, name]))}"] = digest(value)
+                inside = [digest(one) if _is_plain(one) else id(one) for one in contents([value])]
+                seen[f"the attribute {word} of {'.'.join(filter(None, [root, name]))}"] = inside
     for name, optimizer in subject.optimizers.items():
         seen[f"the state of {name}"] = digest(list(optimizer.state.values()))
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         seen[f"the groups of {name}"] = digest(groups)
         seen[f"the methods of {name}"] = [vars(optimizer).get(word) for word in ("step", "zero_grad")]
     return seen
+
+
+def _is_plain(value: Any) -> bool:
+    return issubclass(type(value), (Tensor, *PLAIN))
 
 
 def _address(tensor: Tensor) -> int | None:

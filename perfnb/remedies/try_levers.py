@@ -52,6 +52,8 @@ class LeverRequest:
         The largest accepted values by name.
     words : callable, optional
         Gives the lines that keep a lever, from its name and the `Subject`; ``None`` for the lever's own lines.
+    budget_word : str
+        The option that the user raises for more time.
 
     Raises
     ------
@@ -66,6 +68,7 @@ class LeverRequest:
     limits: Mapping[str, float] | None = None
     confirm: bool = True
     words: Callable[[str, Any], list[str] | None] = lambda *_: None
+    budget_word: str = "budget_s"
 
     def __post_init__(self) -> None:
         require_seconds("budget_s", self.budget_s)
@@ -105,11 +108,13 @@ class LeverTrials(Documented):
         """A row per lever.
 
         ``verdict``, ``ratio`` to the unmodified step, its simultaneous 95 % interval ``ratio_low`` to ``ratio_high``,
-        ``saves_ms``, ``memory`` (less, more, same), ``peak_bytes`` of a step and ``peak_change_bytes`` against the
-        unmodified step, ``values`` (exact, within noise, reduced precision, different, not checked), ``error`` (largest
-        distance from float64, relative), ``setup_s``, ``pays_after_steps``, ``bound_ms`` (what the finding that it
-        answers said at most), ``why_not`` (why it was not tried, or should not be kept), ``notes`` (graph breaks and
-        recompiles, quality, what it does not go together with) and ``code``.
+        ``saves_ms`` of the unmodified step's time, ``memory`` (less, more, same), ``peak_bytes`` of a step and
+        ``peak_change_bytes`` against the unmodified step, ``values`` (exact, within noise, reduced precision,
+        different, not checked), ``error`` (largest distance from float64, relative), ``setup_s``,
+        ``pays_after_steps``, ``bound_ms`` (what the finding that it answers said at most), ``why_not`` (why it was not
+        tried, or should not be kept), ``notes`` (graph breaks and recompiles, quality, what it does not go together
+        with) and ``code``. The first lever that is kept has its ratio and interval from the fresh pairs that confirmed
+        it.
         """
         table = pd.DataFrame([_row_of(trial, self.figures.own_peak) for trial in self.figures.trials])
         numbers = ["ratio", "ratio_low", "ratio_high", "saves_ms", "error", "setup_s", "bound_ms"]
@@ -277,7 +282,7 @@ def run_trials(
             "function that returns a new one."
         )
     budget = TrialBudget(request.budget_s, request.goal)
-    figures = LeverFigures(name, request.goal, confirms=request.confirm)
+    figures = LeverFigures(name, request.goal, confirms=request.confirm, budget_word=request.budget_word)
     loaders = [loader, batches, *(value for _, value in named_values(namespace, DataLoader))]
     positions = kept_positions({id(one): one for one in loaders if isinstance(one, DataLoader)}.values())
     conditions, output = Conditions(), StepOutput()

@@ -43,8 +43,8 @@ class LeverTrial:
     notes: list[str] = field(default_factory=list)
     unconfirmed: bool = False  # it helps, and was not measured again
 
-    def timed(self, comparison: PairedComparison, own_ms: Floats, times_ms: Floats) -> None:
-        """Note what times say, beside those of the unmodified step in the same rounds."""
+    def timed(self, comparison: PairedComparison, own_ms: Floats | float, times_ms: Floats) -> None:
+        """Note the verdict of a comparison, and what is saved of the unmodified step's time."""
         self.verdict, self.ratio, self.ratio_ci = comparison.verdict, comparison.ratio, comparison.ratio_ci
         self.saves_ms = float(np.median(own_ms)) * (1 - comparison.ratio)
         self.times_ms, self.smallest = tuple(times_ms.tolist()), comparison.smallest_detectable
@@ -55,6 +55,15 @@ class LeverTrial:
         if self.verdict != "faster" or self.setup_s is None or not self.saves_ms:
             return None
         return math.ceil(self.setup_s * 1e3 / self.saves_ms)
+
+    def as_tried(self, *, kept: bool, left: int | None) -> dict[str, Any]:
+        """What a run's summary keeps of it, if the run had so many steps left."""
+        return {
+            **{"lever": self.lever, "verdict": self.verdict, "ratio": self.ratio},
+            "interval": None if self.ratio_ci is None else list(self.ratio_ci),
+            **{"values": self.values.verdict, "saves_ms": self.saves_ms, "setup_s": self.setup_s, "left": left},
+            **{"kept": kept, "why_not": self.why_not, "code": list(self.code)},
+        }
 
     def helps(self, goal: str) -> bool:
         """Whether it makes the step faster or smaller, and may be kept."""
@@ -71,6 +80,7 @@ class LeverFigures:
     kept: tuple[str, ...] = ()  # the levers to keep, confirmed together
     confirmed: LeverTrial | None = None  # all of these on at once, measured again on fresh pairs
     confirms: bool = True  # whether that is done
+    budget_word: str = "budget_s"  # the option that gives more time
     step_ms: float = 0.0  # of the unmodified step, in the rounds that levers are compared in
     fed_ms: float | None = None  # with its batch, where a lever on the loader was timed
     rounds: int = 0
@@ -78,6 +88,10 @@ class LeverFigures:
     caveat: str = ""  # how values were checked, if not against float64
     noise: Mapping[str, Any] = field(default_factory=dict)  # what may have disturbed the steps
     need_s: int | None = None  # the budget that would do, where time was too short for some that were ready
+
+    def own_ms(self, ahead: bool) -> float:
+        """The time of the unmodified step that savings are of; with its batch for levers that work ahead."""
+        return self.step_ms if self.fed_ms is None or not ahead else self.fed_ms
 
     @property
     def best(self) -> tuple[str, ...]:

@@ -71,7 +71,8 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
                 return "open", f"{names}: {less}, not confirmed (confirm=False), and each tried by itself"
             return "open", f"{names} could not be confirmed in this budget: seen once that it {less}"
         if all(trial.verdict == "not tried" for trial in figures.trials):
-            return "none", "Nothing was tried"
+            reasons = {trial.why_not for trial in figures.trials}
+            return "none", f"Nothing was tried: {reasons.pop()}" if len(reasons) == 1 else "Nothing was tried"
         if figures.need_s is not None and not figures.rounds:
             return "open", f"Nothing could be timed within the budget: about {figures.need_s:,} s would do"
         if figures.goal == "time" and (
@@ -80,8 +81,8 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
             return "open", f"{' and '.join(faster)}: faster, but not confirmed as fit to keep; see the reason below"
         open_ones = [trial.lever for trial in figures.trials if figures.goal == "time" and _is_open(trial)]
         if open_ones:
-            names = " and ".join(open_ones)
-            return "open", f"Nothing is proven to make the step faster, but {names} may: give it more time (budget_s)"
+            names, more = " and ".join(open_ones), f"give it more time ({figures.budget_word})"
+            return "open", f"Nothing is proven to make the step faster, but {names} may: {more}"
         return "none", f"Nothing that was tried {less} and keeps its results"
     time = fmt.with_interval(fmt.ratio(kept.ratio), kept.ratio, kept.ratio_ci)
     time = "not measured" if kept.ratio is None else time

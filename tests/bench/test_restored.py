@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,69 @@ def test_attributes_that_are_plain_values_or_tensors_are_put_back() -> None:
     assert counting.ema is ema
     assert counting.sums is sums
     same([ema, sums], [torch.zeros(4), torch.zeros(4)])
+
+
+class Collecting(nn.Module):
+    """Collects in containers of many kinds what it computes, as for the end of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.losses: list[Any] = [0.5]
+        self.metrics: Any = {"train": defaultdict[str, list[int]](list), "sums": OrderedDict(total=torch.zeros(4))}
+        self.seen, self.shapes, self.recent = Counter(old=1), {(1, 4)}, deque([1, 2], maxlen=2)
+        self.own_list: Any = self.losses
+        self.itself: list[Any] = [self]
+        self.itself.append(self.itself)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        self.losses.append(out.mean())
+        self.metrics["train"]["rows"].append(len(x))
+        self.metrics["sums"]["total"] += out.detach().sum(0)
+        self.metrics["made"] = []
+        self.seen["rows"] += len(x)
+        self.shapes.add(tuple(x.shape))
+        self.recent.append(len(x))
+        self.own_list = [*self.own_list, 1]
+        self.made = {"some": "thing"}
+        return out
+
+
+def test_containers_in_attributes_stay_the_same_objects_with_what_they_held() -> None:
+    model: Any = nn.Sequential(Collecting(), nn.ReLU())
+    one: Any = model[0]
+    held = {name: value for name, value in vars(one).items() if not name.startswith("_")}
+    rows = one.metrics["train"]
+    with Restored([model], []):
+        for _ in range(2):
+            model(X).sum().backward()
+        assert rows["rows"] == [8, 8]
+        assert one.seen["rows"] == 16
+    assert {name: value for name, value in vars(one).items() if not name.startswith("_")} == held
+    assert all(getattr(one, name) is value for name, value in held.items())
+    assert (one.losses, one.metrics["train"], one.metrics.keys()) == ([0.5], {}, {"train", "sums"})
+    assert one.metrics["train"] is rows
+    assert one.metrics["sums"]["total"].tolist() == [0.0] * 4
+    assert (one.seen, one.shapes, list(one.recent)) == ({"old": 1}, {(1, 4)}, [1, 2])
+    assert one.itself == [one, one.itself]
+
+
+def test_the_proof_sees_what_was_added_to_a_container_or_to_a_tensor_in_one() -> None:
+    model = Collecting()
+    subject = Subject(lambda: None, None, {"net": model}, {}, None)
+    before = fingerprint(subject)
+    assert fingerprint(subject) == before
+    model.metrics["train"]["rows"].append(1)
+    model.losses.append(1.0)
+    model.metrics["sums"]["total"] += 1
+    after = fingerprint(subject)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {f"the attribute {name} of net" for name in ("losses", "metrics", "own_list")}
+    before = fingerprint(subject)
+    model.metrics["sums"]["total"] += 1
+    after = fingerprint(subject)
+    assert {name for name in before if before[name] != after[name]} == {"the attribute metrics of net"}
 
 
 class Registering(nn.Module):

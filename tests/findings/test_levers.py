@@ -54,6 +54,8 @@ def waiting_for(
 ) -> dict[str, Any]:
     """The finding of a step that waits for batches from this loader."""
     parts = named_parts({name: loader}, loader, [])
+    if loop and loop.get("trainer") == "prepared":  # by an Accelerator, which gives the loop no name
+        parts["optimizers"], loop = [prepared_optimizer()], {}
     recording = timed(
         one_long_op().recording(),
         [31.0, 41.0] * 10,
@@ -66,11 +68,24 @@ def waiting_for(
     return result
 
 
+def prepared_optimizer() -> dict[str, Any]:
+    """What is recorded of an optimizer that Accelerate has prepared."""
+
+    class AcceleratedOptimizer(torch.optim.SGD):
+        pass
+
+    layer = torch.nn.Linear(2, 2)
+    optimizer = AcceleratedOptimizer(layer.parameters(), 1e-3)
+    part: dict[str, Any] = named_parts({"optimizer": optimizer}, None, [layer])["optimizers"][0]
+    return part
+
+
 @pytest.mark.parametrize(
     ("trainer", "said"),
     [
         ("transformers", "The setting for that: TrainingArguments(dataloader_num_workers=N)."),
         ("lightning", "The setting for that: num_workers=N, where the DataLoader for training is made."),
+        ("prepared", "The setting for that: num_workers=N, where the DataLoader for accelerator.prepare is made."),
         ("somebody's", None),
         (["transformers"], None),
         (None, None),
@@ -84,6 +99,17 @@ def test_in_a_trainer_a_finding_names_the_trainer_s_setting(trainer: Any, said: 
     assert ("The setting for that" in finding["advice"]) == (said is not None)
     assert said is None or finding["advice"].endswith(said)
     assert finding["evidence"].endswith("Its samples come from Texts.__getitem__.")
+
+
+def test_a_loader_of_accelerate_s_own_class_gets_workers_from_its_trainer_unless_it_has_some() -> None:
+    class DataLoaderShard(DataLoader[Any]):
+        pass
+
+    loop, data = {"step": 100, "trainer": "transformers"}, TensorDataset(torch.ones(8, 2))
+    finding = waiting_for(DataLoaderShard(data), loop=loop)
+    assert finding["remedy"] == ""  # try_levers cannot copy it
+    assert finding["advice"].endswith("The setting for that: TrainingArguments(dataloader_num_workers=N).")
+    assert "The setting for that" not in waiting_for(DataLoaderShard(data, num_workers=1), loop=loop)["advice"]
 
 
 def batches(loader: Any) -> list[Any]:

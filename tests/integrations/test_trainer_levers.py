@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
+import random
+import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +20,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import perfnb
+from perfnb.bench import restored
 from perfnb.bench.restored import random_state
 from perfnb.integrations import trainer_levers
-from perfnb.remedies import measuring, verdicts
+from perfnb.integrations.trainer_levers import try_on
+from perfnb.remedies import levers, measuring, verdicts
+from perfnb.remedies.lever import Lever
 from perfnb.remedies.state import digest
+from tests.fake_clock import FakeClock
 from tests.integrations.trainings import (
     ROWS,
     Sentences,
@@ -26,6 +35,7 @@ from tests.integrations.trainings import (
     fitted,
     for_lightning,
     for_transformers,
+    language_model,
     made_trainer,
     points,
     same,
@@ -69,39 +79,52 @@ def options_of(callback: Any) -> dict[str, Any]:
     return {"module": scheduled()} if callback is for_lightning else {"optim": "adamw_torch", "warmup_steps": 5}
 
 
-def files_of(folder: Path) -> dict[str, Any]:
-    """The checkpoints and logs of a training, but for the name of its folder and its speed."""
-    found: dict[str, Any] = {}
-    for path in sorted(folder.rglob("*")):
+def files_of(folder: Path) -> dict[str, str]:
+    """A digest of every file of a training, but for the folder's name, which its arguments hold too."""
+    found = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "training_args.bin"):
         if path.suffix in (".pt", ".pth", ".ckpt"):
-            found[str(path.relative_to(folder))] = digest(strip(torch.load(path, weights_only=False)))
-        elif path.name in ("metrics.csv", "trainer_state.json"):
-            found[str(path.relative_to(folder))] = path.read_text()
+            value = without(torch.load(path, weights_only=False), str(folder))
+        else:
+            value = path.read_bytes().replace(str(folder).encode(), b"")
+        found[str(path.relative_to(folder))] = digest(value)
     return found
 
 
-def strip(value: Any) -> Any:
-    """Without callbacks and hyperparameters, which name the folder."""
+def without(value: Any, folder: str) -> Any:
+    """A value of a checkpoint without the folder's name."""
     if isinstance(value, dict):
-        return {name: strip(inner) for name, inner in value.items() if name not in ("callbacks", "loops")}
-    return value
+        return {without(name, folder): without(inner, folder) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without(inner, folder) for inner in value]
+    return value.replace(folder, "") if isinstance(value, str) else value
 
 
 @EACH
-@pytest.mark.parametrize("accumulate", [1, pytest.param(3, marks=pytest.mark.deep)])
-def test_weights_checkpoints_and_logs_are_those_of_a_run_without(
-    callback: Any, train: Train, accumulate: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("steps", "accumulate"),
+    [(26, 1), pytest.param(26, 3, marks=pytest.mark.deep), pytest.param(300, 1, marks=pytest.mark.deep)],
+)
+def test_every_file_of_a_training_is_that_of_one_without_a_trial(
+    callback: Any, train: Train, steps: int, accumulate: int, tmp_path: Path
 ) -> None:
+    """Weights, optimizer, schedule, random numbers and logs, over shuffled epochs with checkpoints in their middle."""
+
     def run(folder: Path, *callbacks: Any) -> tuple[nn.Module, str]:
         torch.manual_seed(3)
-        options = options_of(callback)
+        options, saved = options_of(callback), steps // 2 + 3
+        rows = steps * accumulate // 2 * ROWS
         if callback is for_lightning:
+            from lightning.pytorch.callbacks import ModelCheckpoint
             from lightning.pytorch.loggers import CSVLogger
 
+            callbacks = (*callbacks, ModelCheckpoint(folder / "kept", every_n_train_steps=saved, save_top_k=-1))
             options |= {"enable_checkpointing": True, "logger": CSVLogger(folder, name="log"), "log_every_n_steps": 1}
+            shuffled = DataLoader(points(rows // ROWS), batch_size=ROWS, shuffle=True)
+            options |= {"epochs": 2, "loader": shuffled}
         else:
-            options |= {"save_strategy": "steps", "save_steps": 24, "logging_steps": 1}
-        made = train(folder, *callbacks, steps=26, accumulate=accumulate, **options)
+            options |= {"save_strategy": "steps", "save_steps": saved, "logging_steps": 1, "batches": Sentences(rows)}
+        made = train(folder, *callbacks, steps=steps, accumulate=accumulate, **options)
         return made, digest(random_state())
 
     profiler = callback(try_levers=FREE, **SHORT)
@@ -113,7 +136,7 @@ def test_weights_checkpoints_and_logs_are_those_of_a_run_without(
     assert random == as_plain
     kept = files_of(tmp_path / "tried")
     assert kept == files_of(tmp_path / "plain")
-    assert len(kept) >= 2
+    assert any(name.endswith(("scheduler.pt", ".ckpt")) for name in kept)
 
 
 @EACH
@@ -260,6 +283,128 @@ def test_an_error_in_the_middle_of_a_trial_leaves_the_state_as_it_was(
     assert seen[-1] == "checked"
 
 
+class Points:
+    """Points in a training and in a trial, one of which fails."""
+
+    def __init__(self) -> None:
+        self.passed, self._at, self._fail = 0, -1, lambda: None
+
+    def plan(self, at: int, fail: Callable[[], Any]) -> None:
+        self.passed, self._at, self._fail = 0, at, fail
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self.passed += 1
+        if self.passed == self._at:
+            self._fail()
+
+    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def both(*args: Any, **kwargs: Any) -> Any:
+            self()
+            return function(*args, **kwargs)
+
+        return both
+
+    def plant(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Before each forward, in its backward, and around the optimizer's step."""
+        model.register_forward_pre_hook(self)
+        next(model.parameters()).register_hook(self)
+        optimizer.register_step_pre_hook(self)
+        optimizer.register_step_post_hook(self)
+
+    def lever(self) -> Lever:
+        """One that does nothing, with points in its parts."""
+
+        @contextmanager
+        def prepared(_: Any) -> Iterator[Any]:
+            self()
+            yield switch
+
+        @contextmanager
+        def switch() -> Iterator[None]:
+            self()
+            yield
+            self()
+
+        return Lever("planted", "does nothing", lambda _: "", prepared, lambda _: [])
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def broken() -> None:
+    raise RuntimeError("broken")
+
+
+def interrupted() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@EACH
+@pytest.mark.deep
+def test_a_run_continues_unharmed_whatever_fails_in_a_trial_and_when(
+    callback: Any, train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import lightning
+    from transformers import TrainerCallback
+
+    passes, outcomes = Points(), list[tuple[str, Any]]()
+    monkeypatch.setattr(levers, "LEVERS", (*levers.LEVERS, passes.lever()))
+    monkeypatch.setattr(restored, "_copy", passes.before(restored._copy))  # an allocation of perfnb's own
+    for schedule in (torch.optim.lr_scheduler.ExponentialLR, torch.optim.lr_scheduler.LambdaLR):
+        monkeypatch.setattr(schedule, "get_lr", passes.before(schedule.get_lr))
+
+    class Plants(TrainerCallback if callback is for_transformers else lightning.Callback):  # type: ignore[misc]
+        def on_train_begin(self, *_: Any, model: Any, optimizer: Any, **__: Any) -> None:
+            passes.plant(model, optimizer.optimizer)
+
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            passes.plant(module.net, trainer.optimizers[0])
+
+    class Fails(type(callback())):  # type: ignore[misc]
+        """Tries again and again, and fails at another point each time."""
+
+        def _try(self) -> None:
+            self._to_try = False
+            driver, step = self._steps.driver, self._step()
+            found = inspect.getclosurevars(step.run).nonlocals
+            schedules = [found["scheduler"]] if "scheduler" in found else [one.scheduler for one in found["configs"]]
+
+            def state() -> list[str]:
+                known = [one.state_dict() for one in (step.model, step.optimizer, *schedules)]
+                counted = found["loop"].state_dict() if "loop" in found else vars(found["trainer"].state)
+                return [digest(one) for one in (*known, random_state(), counted)]
+
+            def attempt() -> Any:
+                try:
+                    return try_on(self._step(), driver.profiles[0], ["planted"], 3600.0, "training")
+                except KeyboardInterrupt:
+                    return "interrupted"
+
+            before = state()
+            passes.plan(-1, broken)
+            assert attempt().table.loc["planted", "verdict"] != "not tried"
+            for at in random.Random(2).sample(range(1, passes.passed), 20):
+                for fail in (interrupted, broken, out_of_memory):
+                    passes.plan(at, fail)
+                    outcomes.append((fail.__name__, attempt()))
+                    assert passes.passed >= at
+                    assert state() == before, (at, fail)
+            passes.plan(-1, broken)
+
+    def run(*callbacks: Any) -> nn.Module:
+        return train(tmp_path, Plants(), *callbacks, steps=24, **options_of(callback))
+
+    tried, plain = run(Fails(try_levers=True, **SHORT)), run()
+    assert same(tried, plain)
+    assert [outcome for kind, outcome in outcomes if kind == "interrupted"] == ["interrupted"] * 20
+    others = [outcome for kind, outcome in outcomes if kind != "interrupted"]
+    assert len(others) == 40
+    stopped = [outcome for outcome in others if isinstance(outcome, str)]
+    assert set(stopped) == {"RuntimeError: broken", "OutOfMemoryError: CUDA out of memory"}
+    assert len(stopped) < len(others)  # with the lever on, only the lever fails
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
@@ -384,3 +529,40 @@ def test_a_schedule_that_only_evaluations_step_stays_where_it_is(tmp_path: Path)
 def test_try_levers_takes_no_other_thing(wanted: Any) -> None:
     with pytest.raises(TypeError, match="try_levers must be True, False or a list of levers, not"):
         for_transformers(try_levers=wanted)
+
+
+@EACH
+@pytest.mark.deep
+def test_a_trial_costs_no_more_than_was_said_in_advance(
+    callback: Any,
+    train: Train,
+    clock: FakeClock,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """200 steps of 100 ms, with four levers, by a clock that only the steps move."""
+    monkeypatch.setattr(measuring, "_MOST_ROUNDS", 200)
+    names = [f"idle {number}" for number in range(4)]
+    monkeypatch.setattr(levers, "LEVERS", [dataclasses.replace(Points().lever(), name=name) for name in names])
+
+    def slow(*_: Any) -> None:
+        clock.pass_exactly(100)
+
+    class Slow(classifier()):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net.register_forward_pre_hook(slow)
+
+    def model() -> nn.Module:
+        made = language_model()
+        made.register_forward_pre_hook(slow)
+        return made
+
+    own: dict[str, Any] = {"module": Slow} if callback is for_lightning else {"model": model}
+    profiler = callback(at=20, try_levers=names)
+    begin = clock.now_ns
+    train(tmp_path, profiler, steps=200, **own)
+    assert 30 < (clock.now_ns - begin) / 1e9 - 200 * 0.1 <= 60
+    assert "trying levers for 60.0 s at most; the training then continues" in capsys.readouterr().err
+    assert profiler.levers.table["ratio"].notna().sum() == 4

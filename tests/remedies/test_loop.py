@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
+from perfnb import quantities as fmt
 from perfnb.bench.values import DIFFERENT, NOISE, SAME, UNCHECKED
 from perfnb.errors import CaptureError
 from perfnb.remedies import levers as registered
@@ -99,6 +100,22 @@ def test_the_budget_holds(step_s: float, clock: FakeClock, monkeypatch: pytest.M
     assert (clock.now_ns - begin) / 1e9 <= 1.2 * 120
     assert found.best == ("half",)
     assert found.table["ratio"].notna().sum() >= (3 if step_s < 1 else 1)
+
+
+def test_everything_that_is_said_of_a_kept_lever_is_of_one_measurement(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Waiting(clock, 0.1)
+    plant(monkeypatch, lever("half", wait.shorter(0.5)))
+    found = perfnb.try_levers(training(pause=wait)[0], levers=["half"], budget_s=30)
+    row, confirmed, step_ms = found.table.loc["half"], found.figures.confirmed, found.figures.step_ms
+    assert confirmed is found.figures.trials[0]
+    assert row["saves_ms"] == pytest.approx(step_ms * (1 - row["ratio"]), rel=1e-12)
+    said, ratio = str(found), fmt.with_interval(fmt.ratio(row["ratio"]), row["ratio"], confirmed.ratio_ci)
+    before, saved = fmt.duration(step_ms), fmt.duration(row["saves_ms"])
+    assert f"step {before}" in said
+    assert f"Keep half: {saved} ({before} →" in said
+    assert ratio in said
 
 
 @pytest.mark.deep

@@ -54,7 +54,7 @@ def test_what_is_kept_and_the_lines_for_it() -> None:
     assert "Not tried: attention (no <b>attention</b>)." in str(found())
     untried = lever_trials(TRIALS[-1:], None, rounds=0, noise={"load_before": 5.0, "cpus": 2}, fed_ms=12.0)
     assert str(untried).splitlines()[1:3] == [
-        "Nothing was tried",
+        "Nothing was tried: no <b>attention</b>",
         "step 10.0 ms · step with its batch 12.0 ms · nothing timed",
     ]
     assert "The machine was already busy (load 5.0 on 2 CPUs)." in str(untried)

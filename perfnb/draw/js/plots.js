@@ -57,16 +57,17 @@ export function effects(section) {
     band && h("i", { class: "pf-same", style: `left:${band[0]}%;width:${band[1] - band[0]}%` }), h("i", { class: "pf-one" }),
     interval && h("i", { class: "pf-spread", style: `left:${at(Math.max(interval[0], 1e-9))}%;right:${100 - at(Math.max(interval[1], 1e-9))}%` }),
     h("i", { class: "pf-at", style: `left:${at(ratio)}%` }));
-  const detailed = section.rows.some(({ detail }) => detail);
-  const row = (effect) => h("tr", {},
+  // A reason stands below its row, so that no narrow page hides it.
+  const detail = (words) => h("tr", { class: "pf-below" }, h("td", { colspan: 4, class: "pf-text pf-quiet pf-wraps" }, words));
+  const row = (effect) => [h("tr", {},
     h("th", { scope: "row", class: "pf-text" }, h("span", { class: "pf-name", title: effect.label }, effect.label)),
     h("td", {}, figure(effect.words)), h("td", {}, effect.ratio > 0 && scale(effect)),
-    h("td", { class: "pf-text" }, effect.verdict), detailed && h("td", { class: "pf-text pf-quiet pf-wraps" }, effect.detail));
+    h("td", { class: "pf-text" }, effect.verdict)), effect.detail && detail(effect.detail)];
   const head = (word, text) => (word ? h("th", { scope: "col", class: text ? "pf-text" : null }, word) : h("td"));
   const note = section.same_within != null && h("p", { class: "pf-quiet" }, `1 × is the baseline. Ratios within ${share(section.same_within)} of it, in the band, count as the same.`);
   return [h("div", { class: "pf-wide" }, h("table", { class: "pf-effects", "aria-label": section.title },
-    h("thead", {}, h("tr", {}, head(section.head, true), head("ratio"), head("faster or less ← 1 × → slower or more", true), head("verdict", true), detailed && head("", true))),
-    h("tbody", {}, section.rows.map(row)))), note];
+    h("thead", {}, h("tr", {}, head(section.head, true), head("ratio"), head("faster or less ← 1 × → slower or more", true), head("verdict", true))),
+    h("tbody", {}, section.rows.flatMap(row)))), note];
 }
 
 const FRAME = { left: 78, right: 16, top: 22, height: 170, below: 40 };
