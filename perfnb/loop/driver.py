@@ -6,7 +6,7 @@ import atexit
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -211,12 +211,8 @@ class LoopProfiler:
         self._step.reset()
         if self._around is not None:
             self._guarded(self._advance, None)
-        self._pause_trial()
-
-    def next(self, batches: Iterator[Any]) -> Any:
-        """The next batch of the loop's loader, which a lever may change while some are tried."""
-        __tracebackhide__ = True
-        return next(batches) if self.trial is None else self.trial.next(batches)
+        elif self._passes is None:
+            self._pause_trial()
 
     def close(self) -> None:
         """Remove everything. A window that was open is given up, and starts over if more steps come.
@@ -278,7 +274,7 @@ class LoopProfiler:
         if self._step.is_open:
             return
         due = self._passes is not None or (self.next_at is not None and self.done >= self.next_at)
-        if due:
+        if due and self._passes is None:
             self._pause_trial()
         if not (due and self._guarded(self._enter)):
             if self.trial is not None:
@@ -294,13 +290,13 @@ class LoopProfiler:
 
     def _note_trial(self) -> None:
         """Keep what the levers have shown so far; at the end of the trial, say it."""
-        trial, over = self.trial, self.trial.finished
-        self.recorder.note_tried(trial.facts, over)
+        over = self.trial.finished
+        facts, answer = self.trial.found()
+        self.recorder.note_tried(facts, over)
         if over:
             self.trial = None
             self.recorder.leave()
-            if trial.trials:
-                print(escape.plain(f"perfnb: {trial.answer}", 500), file=sys.stderr)
+            print(escape.plain(f"perfnb: {answer}", 500), file=sys.stderr)
 
     def _names_of_loop(self) -> Mapping[str, Any]:
         return {**self._namespace(), **self._names}

@@ -173,7 +173,7 @@ class ProfiledLoop(Generic[_Batch]):
                 steps.ask()
                 try:
                     # In a list, because a variable here would keep the batch alive while the loop's body runs.
-                    box = [profiler.next(source)]
+                    box = [next(source) if profiler.trial is None else profiler.trial.next(source)]
                 except StopIteration:
                     break
                 steps.get(box[0])

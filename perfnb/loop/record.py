@@ -163,7 +163,7 @@ class RunRecorder:
             self._device.cut(self._count)
 
     def note_tried(self, tried: list[dict[str, Any]], over: bool) -> None:
-        """Keep what levers have shown so far, or at the end of their trial, after which the steps that are left count."""
+        """Keep what levers have shown so far; once that is `over`, the steps that follow are those that were left."""
         self.tried, self._tried_at, self._recorded = tried, self._count if over else None, None
 
     def recorded(self) -> Recorded:

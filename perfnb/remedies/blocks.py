@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -80,6 +80,11 @@ class BlockTrial(LeverTrial):
         """Whether the step is so slow with the lever on that no more blocks are worth their time."""
         return len(self.on_ms) >= _SURE and min(self.on_ms) > HOPELESS * min(self.off_ms)
 
+    def add(self, took_ms: Mapping[bool, float]) -> None:
+        """Add a complete pair."""
+        self.off_ms.append(took_ms[False])
+        self.on_ms.append(took_ms[True])
+
     def orders(self, seed: int = SEED) -> Iterator[tuple[bool, bool]]:
         """For each pair that is still to come, whether the lever is on in its first block, and in its second."""
         random = Random(f"{self.lever} {seed}")
@@ -128,6 +133,9 @@ def answer(trials: Sequence[BlockTrial]) -> str:
         if one.helps("time") and one.ratio is not None and one.ratio_ci is not None:
             less, ends = 1 - one.ratio, (1 - one.ratio_ci[1], 1 - one.ratio_ci[0])
             parts.append(f"{one.lever} is faster by {fmt.with_interval(fmt.share(less), less, ends)}")
+    if not any(one.on_ms for one in trials):
+        reasons = [one.why_not for one in trials]
+        return f"no lever was tried: {reasons[0] if reasons else 'none applies to this loop'}"
     if not parts:
         return "none of the levers that were tried is proven to make the loop faster"
     return f"{', '.join(parts)}; {UNCHECKED_HERE}"

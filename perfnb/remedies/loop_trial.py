@@ -1,4 +1,4 @@
-"""Levers tried on a running loop, whose steps are executed once: switched on and off between blocks of its own steps."""
+"""Levers tried on a running loop: switched on and off between blocks of its own steps, each of which runs once."""
 
 from __future__ import annotations
 
@@ -15,39 +15,30 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from perfnb import quantities as fmt
 from perfnb.bench.restored import Restored
 from perfnb.interrupts import InterruptGate
-from perfnb.remedies import places
 from perfnb.remedies.blocks import IN_LOOPS, LEAD, BlockTrial, answer, block_of, judged
-from perfnb.remedies.lever import Lever, Switch
+from perfnb.remedies.lever import Lever, Switch, attribute
 from perfnb.remedies.levers import by_name
-from perfnb.remedies.levers.loading import RestOfData, workers_for, workers_needed
+from perfnb.remedies.levers.loading import RestOfData, no_rest, workers_for, workers_needed
 from perfnb.remedies.levers.threads import candidates
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.verdicts import bound_of, worth_trying
+from perfnb.step import places
 from perfnb.step.device import accelerator_in_use, synchronize
 from perfnb.step.environment import place_in_job, usable_cpus
 from perfnb.step.namespace import named_values, names_of
-from perfnb.step.steps import after_optimizer_steps
+from perfnb.step.steps import SkippedStep, after_optimizer_steps
 
 if TYPE_CHECKING:
     from perfnb.profile.profile import Profile
 
-_RANKS = "the job has several ranks, which would have to switch levers together"
-_STREAM = "a stream does not tell which of its samples are left"
-#: The trial goes on when a step begins, which sends ``None``, and when it has ended, which sends its milliseconds.
+#: What happens from step to step. It goes on when a step begins, which sends ``None``, and when it has ended, which
+#: sends its milliseconds. `SkippedStep` is thrown in where the open step does not count.
 _Steps = Generator[None, float | None, Any]
-
-
-class _Paused(Exception):
-    """The open block starts over with the next step."""
-
-
-class _Failed(Exception):
-    """The lever that is on has failed inside the open step."""
 
 
 class LoopTrial:
@@ -63,7 +54,7 @@ class LoopTrial:
         The levers; none for those that answer a finding, and those that cost little to try.
     bounds : mapping of str to float
         What each of the profile's findings said could be saved at most, in milliseconds.
-    roots : collection of str
+    roots : sequence of str
         The names of the models that the loop's steps call.
     usual_ms : tuple of float
         What the loop's steps usually take, and of that waiting for data.
@@ -95,12 +86,12 @@ class LoopTrial:
         self.trials: list[BlockTrial] = []
         self._rest: RestOfData | None = None
         self._steps = self._run()
-        self._go_on(partial(next, self._steps))
+        next(self._steps)
 
     def begin(self) -> None:
         """A step begins."""
         self._in_step = True
-        self._go_on(partial(self._steps.send, None))
+        self._go_on(self._steps.send, None)
 
     def next(self, batches: Iterator[Any]) -> Any:
         """The next batch of the loop's loader."""
@@ -109,12 +100,12 @@ class LoopTrial:
     def end(self, ms: float) -> None:
         """The step has ended, and took so long."""
         self._in_step = False
-        self._go_on(partial(self._steps.send, ms))
+        self._go_on(self._steps.send, ms)
 
     def pause(self) -> None:
         """The loop is interrupted, or over."""
         self._in_step = False
-        self._go_on(partial(self._steps.throw, _Paused()))
+        self._go_on(self._steps.throw, SkippedStep())
         if self._rest is not None:
             self._rest.stop()
 
@@ -124,26 +115,22 @@ class LoopTrial:
         with InterruptGate():
             self._steps.close()
 
-    @property
-    def facts(self) -> list[dict[str, Any]]:
-        """What the run's summary keeps of what was found so far; how many steps are left is not known."""
-        return [one.as_tried(kept=one.helps("time"), left=None) for one in judged(self.trials)]
-
-    @property
-    def answer(self) -> str:
-        """What was found so far, in a line."""
-        return answer(judged(self.trials))
+    def found(self) -> tuple[list[dict[str, Any]], str]:
+        """What was found so far: as the run's summary keeps it, and in a line."""
+        trials = judged(self.trials)
+        return [one.as_tried(kept=one.helps("time"), left=None) for one in trials], answer(trials)
 
     def _fail(self, error: Exception) -> None:
-        self._go_on(partial(self._steps.throw, _Failed(error)))
+        """The lever that is on has failed inside the open step."""
+        self._go_on(self._steps.throw, error)
 
-    def _go_on(self, move: Callable[[], Any]) -> None:
+    def _go_on(self, move: Callable[[Any], Any], with_this: Any) -> None:
         """Switch, or do what else is due; an interrupt waits until that is done."""
         if self.finished:
             return
         try:
             with InterruptGate():
-                move()
+                move(with_this)
         except StopIteration:
             self.finished = True
         except Exception as error:
@@ -155,30 +142,33 @@ class LoopTrial:
     def _run(self) -> _Steps:
         subject = yield from self._look()
         ready = self._chosen(subject)
-        if not ready:
-            return
-        self._announce(ready)
+        if ready:
+            names = ", ".join(lever.name for lever, _ in ready)
+            steps = fmt.counted(sum(trial.steps for _, trial in ready), "step")
+            print(
+                f"perfnb: in the next {steps}, levers are switched on and off at random: {names}. Each step runs once. "
+                "The run stays valid, but not bit-identical; afterwards everything is as you set it.",
+                file=sys.stderr,
+            )
         for lever, trial in ready:
             try:
                 with self._prepared(lever, subject) as switch:
                     trial.code = self._lines(lever, subject)
                     yield from self._pairs(trial, switch)
             except Exception as error:
-                cause = error.args[0] if isinstance(error, _Failed) else error
-                trial.why_not = f"the step fails with it: {_first_line(cause)}"
+                trial.why_not = f"the step fails with it: {_first_line(error)}"
                 if self._in_step:  # it ends without the lever
-                    with suppress(_Paused):
+                    with suppress(SkippedStep):
                         yield
 
     def _look(self) -> _Steps:
-        """See which optimizers step, in a step as it is without levers."""
+        """See which optimizers step in a step without levers, and what they and the rest are called."""
         stepped: list[Optimizer] = []
         while True:
-            with suppress(_Paused), ExitStack() as stack:
+            with suppress(SkippedStep), ExitStack() as stack:
                 yield
                 namespace = self._namespace()
-                self._files, frame = places.users_files(), places.users_frame()
-                self._place = "" if frame is None else places.place(frame.f_code.co_filename, frame.f_lineno)
+                self._files, self._place = places.users_files(), places.users_place()
                 stack.callback(after_optimizer_steps(lambda optimizer, *_: stepped.append(optimizer)))
                 yield
                 break
@@ -189,20 +179,18 @@ class LoopTrial:
         of_loader = None if loader is None else (names_of(namespace, DataLoader).get(id(loader)), loader)
         subject = Subject(lambda: None, self._loader, models, optimizers, of_loader, trains=bool(optimizers))
         subject.kinds = {parameter.device.type for parameter in subject.parameters} or {"cpu"}
-        subject.chosen["workers"] = workers_needed(self._wait_ms, self._step_ms - self._wait_ms, usable_cpus())
-        if counts := candidates():
-            subject.chosen["threads"] = counts[0]
+        workers = workers_needed(self._wait_ms, self._step_ms - self._wait_ms, usable_cpus())
+        subject.chosen = {"workers": workers, "threads": next(iter(candidates()), 0)}
         return subject
 
     def _chosen(self, subject: Subject) -> list[tuple[Lever, BlockTrial]]:
         """The levers to try, most promising first, each with what will be noted of it."""
-        known = by_name()
+        known, ready = by_name(), []
         usual = worth_trying((known[name] for name in IN_LOOPS), self._bounds, "time")
-        ready = []
         for lever in [known[name] for name in self._wanted] or usual:
             lead = 1 + 2 * workers_for(subject) if lever.in_blocks and subject.loader else LEAD
             trial = BlockTrial(lever.name, "not timed", family=lever.family, **block_of(self._step_ms, lead))
-            trial.why_not = _refused(lever, subject)
+            trial.why_not = (no_rest(subject) if lever.in_blocks else "") or lever.refuses(subject)
             if not trial.why_not:
                 ready.append((lever, trial))
             elif lever.in_blocks and subject.loader:
@@ -211,30 +199,19 @@ class LoopTrial:
                 self.trials.append(trial)
         return ready
 
-    def _announce(self, ready: Sequence[tuple[Lever, BlockTrial]]) -> None:
-        *most, last = [lever.name for lever, _ in ready]
-        names = f"{', '.join(most)} and {last} are" if most else f"{last} is"
-        steps = fmt.counted(sum(trial.steps for _, trial in ready), "step")
-        print(
-            f"perfnb: {names} switched on and off in the next {steps}, at random. Each step runs once, and the run stays "
-            "valid, but not bit-identical. Afterwards everything is as you set it.",
-            file=sys.stderr,
-        )
-
     def _pairs(self, trial: BlockTrial, switch: Switch) -> _Steps:
         for order in trial.orders():
             took: dict[bool, float] = {}
             for on in order:
-                before, took[on] = yield from self._block(trial, switch if on else nullcontext)
+                before_ms, took[on] = yield from self._block(trial, switch if on else nullcontext)
                 if on and trial.setup_s is None:
-                    trial.setup_s = max(0.0, before - trial.lead * self._step_ms) / 1e3
-            trial.off_ms.append(took[False])
-            trial.on_ms.append(took[True])
+                    trial.setup_s = max(0.0, before_ms - trial.lead * self._step_ms) / 1e3
+            trial.add(took)
 
     def _block(self, trial: BlockTrial, switch: Switch) -> _Steps:
-        """Run a block until it is complete; milliseconds of the steps that do not count, and of one of those that do."""
+        """Run a block to its end; milliseconds of the steps that do not count, and of one of those that do."""
         while True:
-            with suppress(_Paused):
+            with suppress(SkippedStep):
                 yield
                 with switch():
                     times: list[Any] = []
@@ -257,31 +234,27 @@ class LoopTrial:
         """Prepare a lever; the switch that this gives keeps its errors from the loop's step."""
         with ExitStack() as stack:
             if lever.in_blocks:
-                assert subject.loader is not None
-                rest = RestOfData(subject.loader[1], workers_for(subject), "cuda" in subject.kinds, self._fail)
-                self._rest = rest
+                self._rest = rest = RestOfData(subject, self._fail)
                 stack.callback(setattr, self, "_rest", None)
                 stack.callback(rest.stop)
                 switch: Switch = rest.on
             else:
                 switch = stack.enter_context(lever.prepared(subject))
-            rehearsed: set[int] = set()
+            yield partial(self._guarded, lever, subject, switch, set())
 
-            @contextmanager
-            def on() -> Iterator[None]:
-                own = [(model, model.forward, vars(model).get("forward")) for model in subject.models.values()]
-                with switch(), ExitStack() as guards:
-                    for model, forward, before in own:
-                        if (changed := vars(model).get("forward")) is not before:
-                            guarded = _Guarded(model, forward, changed, self._fail, rehearsed if lever.settles else None)
-                            guards.callback(setattr, model, "forward", changed)
-                            model.forward = guarded  # type: ignore[method-assign]
-                    for optimizer in subject.optimizers.values() if lever.family == "update" else ():
-                        hook = optimizer.register_step_pre_hook(partial(self._rehearse_update, rehearsed))
-                        guards.callback(hook.remove)
-                    yield
-
-            yield on
+    @contextmanager
+    def _guarded(self, lever: Lever, subject: Subject, switch: Switch, rehearsed: set[int]) -> Iterator[None]:
+        own = [(model, model.forward, vars(model).get("forward")) for model in subject.models.values()]
+        with switch(), ExitStack() as guards:
+            for model, forward, before in own:
+                if (changed := vars(model).get("forward")) is not before:
+                    rehearse = rehearsed if lever.settles else None
+                    guarded = _GuardedForward(model, forward, changed, self._fail, rehearse)
+                    guards.enter_context(attribute(model, "forward", guarded))
+            for optimizer in subject.optimizers.values() if lever.family == "update" else ():
+                hook = optimizer.register_step_pre_hook(partial(self._rehearse_update, rehearsed))
+                guards.callback(hook.remove)
+            yield
 
     def _rehearse_update(self, rehearsed: set[int], optimizer: Optimizer, *_: Any) -> None:
         """Let an optimizer step once without effect, before it does so with a lever on for the first time."""
@@ -296,8 +269,8 @@ class LoopTrial:
 
     def _lines(self, lever: Lever, subject: Subject) -> list[str]:
         """The lines that keep a lever, as they read at the place where they belong, if that is known."""
-        parts: list[tuple[str, Any]] = []
-        changed: dict[str, object] = {"fused": True, "foreach": None}
+        parts: list[tuple[str, str | None]] = []
+        changed: dict[str, int | None] = {"fused": True, "foreach": None}
         if lever.in_blocks and subject.loader is not None:
             parts, changed = [("DataLoader", subject.loader[0])], {"num_workers": workers_for(subject)}
         elif lever.family == "update":
@@ -307,7 +280,7 @@ class LoopTrial:
         if lines and all(lines):
             return lines
         where = f"  # before the loop: {self._place}" if self._place else "  # where is not known"
-        return [line + where * (not line.startswith("#")) for line in lever.code(subject)]
+        return [line if line.startswith("#") else line + where for line in lever.code(subject)]
 
 
 def begin_trial(
@@ -318,7 +291,8 @@ def begin_trial(
     from perfnb.remedies.try_levers import bounds_of
 
     if (place_in_job() or {}).get("world_size", 1) > 1:
-        warnings.warn(f"perfnb: no lever was tried: {_RANKS}.", RuntimeWarning, stacklevel=4)
+        reason = "the job has several ranks, which would have to switch levers together"
+        warnings.warn(f"perfnb: no lever was tried: {reason}.", RuntimeWarning, stacklevel=4)
         return None
     modules, steps = profile._recording.modules, profile.steps
     timed = steps[steps["pass"] == "timed"]
@@ -327,31 +301,17 @@ def begin_trial(
     return LoopTrial(wanted, bounds_of(profile.findings), roots, usual_ms, namespace, loader)
 
 
-def _first_line(error: object) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
-def _refused(lever: Lever, subject: Subject) -> str:
-    """Why a lever cannot be tried on this loop; empty if it can."""
-    if lever.in_blocks and subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset):
-        return _STREAM
-    return lever.refuses(subject)
+class _GuardedForward:
+    """A model's forward with a lever on, which goes on without it after an error; a copy of the model has its own.
 
-
-class _Guarded:
-    """A model's forward with a lever on, which goes on without it after an error.
-
-    It is tried once without effect, backward too, if errors may come there. A copy of the model has its own forward.
+    It is first `rehearsed` without effect, and so is backward, where errors may come there.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        own: Callable[..., Any],
-        changed: Callable[..., Any],
-        failed: Callable[[Exception], None],
-        rehearsed: set[int] | None,
-    ) -> None:
+    def __init__(self, model: nn.Module, own: Any, changed: Any, failed: Any, rehearsed: set[int] | None) -> None:
         update_wrapper(self, own)
         self._model, self._own, self._changed, self._failed, self._rehearsed = model, own, changed, failed, rehearsed
 

@@ -37,8 +37,7 @@ def tried(lever: str, ms: Milliseconds, pairs: int = PAIRS, seed: int = 1, first
         for on in order:
             times = [ms(step + place, on) for place in range(trial.lead + trial.counted)]
             took[on], step = sum(times[trial.lead :]) / trial.counted, step + len(times)
-        trial.off_ms.append(took[False])
-        trial.on_ms.append(took[True])
+        trial.add(took)
     return trial
 
 
@@ -148,7 +147,9 @@ def test_levers_that_lower_precision_or_repeat_the_step_are_refused_in_a_sentenc
         if lever.name in IN_LOOPS:
             assert levers_for_loops([lever.name]) == [lever.name]
         else:
-            with pytest.raises(ValueError, match=rf"only these levers: threads, .*; not \['{lever.name}'\]. Others lower"):
+            with pytest.raises(
+                ValueError, match=rf"only these levers: threads, .*; not \['{lever.name}'\]. Others lower"
+            ):
                 levers_for_loops([lever.name])
     assert (levers_for_loops(False), levers_for_loops(True), levers_for_loops("auto")) == (None, [], [])
     assert levers_for_loops(("threads", "threads")) == ["threads"]

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from perfnb.remedies import loop_trial
 from perfnb.remedies.levers import optimizers
 from perfnb.remedies.levers.loading import RestOfData
 from perfnb.remedies.loop_trial import LoopTrial
+from perfnb.remedies.subject import Subject
 from tests.loop.loops import Training
 
 pytestmark = [pytest.mark.usefixtures("nothing_left", "clock")]
@@ -31,9 +32,7 @@ Cost = Callable[[Training], float]
 
 
 def loop(trial: LoopTrial, training: Training, cost: Cost, steps: int = 300, first: int = 0) -> int:
-    """Train as a loop does that is driven by its marks, each step for as long as `cost` says; the steps that it took."""
-    model, optimizer = training.model, training.optimizer  # as the user names them
-    assert model is not None and optimizer is not None
+    """Train as a loop does that calls the trial, each step for as long as `cost` says; the steps that it took."""
     for step in range(first, first + steps):
         trial.begin()
         begin = time.perf_counter_ns()
@@ -48,6 +47,19 @@ def loop(trial: LoopTrial, training: Training, cost: Cost, steps: int = 300, fir
 def started(training: Training, *levers: str, loader: Any = None) -> LoopTrial:
     names = training.namespace | {"loader": loader}
     return LoopTrial(levers, {}, ["model"], (10.0, 0.0), lambda: names, loader)
+
+
+def facts(trial: LoopTrial) -> list[dict[str, Any]]:
+    return trial.found()[0]
+
+
+def rest_of(loader: DataLoader[Any], workers: int, failed: Callable[[Exception], object]) -> RestOfData:
+    subject = Subject(print, loader, {}, {}, ("loader", loader), chosen={"workers": workers})
+    return RestOfData(subject, failed)
+
+
+def fails(error: Exception) -> None:
+    raise AssertionError(str(error))
 
 
 def slow_unless_fused(training: Training) -> float:
@@ -69,16 +81,16 @@ def test_a_lever_that_helps_is_told_from_one_that_does_not(capsys: pytest.Captur
     assert trial.finished
     assert steps == 1 + 2 * 12 * 2 * (2 + 3)
     assert capsys.readouterr().err == (
-        "perfnb: fused_optimizer and gc_freeze are switched on and off in the next 240 steps, at random. Each step runs "
-        "once, and the run stays valid, but not bit-identical. Afterwards everything is as you set it.\n"
+        "perfnb: in the next 240 steps, levers are switched on and off at random: fused_optimizer, gc_freeze. Each "
+        "step runs once. The run stays valid, but not bit-identical; afterwards everything is as you set it.\n"
     )
-    fused, frozen = trial.facts
+    fused, frozen = facts(trial)
     assert (fused["lever"], fused["verdict"], fused["kept"]) == ("fused_optimizer", "faster", True)
     assert fused["interval"][0] < 0.6 < fused["interval"][1]
     assert fused["saves_ms"] == pytest.approx(4.0, rel=0.02)
     assert fused["values"] == "not checked"
     assert (frozen["verdict"], frozen["kept"]) == ("same", False)
-    assert trial.answer.startswith("fused_optimizer is faster by 40 % [")
+    assert trial.found()[1].startswith("fused_optimizer is faster by 40 % [")
 
 
 def test_levers_are_on_in_half_of_the_steps_and_off_at_the_end() -> None:
@@ -92,7 +104,7 @@ def test_levers_are_on_in_half_of_the_steps_and_off_at_the_end() -> None:
         loop(trial, training, lambda _: 1.0)
     assert (torch.get_num_threads(), gc.isenabled(), training.optimizer.state_dict()["param_groups"]) == before
     assert "forward" not in vars(training.model)
-    assert trial.facts[-1]["why_not"] == "the model has no 2-D convolutions"
+    assert facts(trial)[-1]["why_not"] == "the model has no 2-D convolutions"
 
 
 @pytest.fixture
@@ -134,7 +146,7 @@ def test_a_lever_that_fails_in_the_step_is_a_row_and_the_step_goes_on(
     trial = started(training, "compile", "gc_freeze")
     torch.manual_seed(1)
     steps = loop(trial, training, lambda _: 5.0 if not gc.isenabled() else 10.0)
-    failed, frozen = trial.facts
+    failed, frozen = facts(trial)
     assert failed["why_not"] == "the step fails with it: RuntimeError: no kernel"
     assert (failed["ratio"], failed["kept"]) == (None, False)
     assert frozen["verdict"] == "faster"
@@ -153,7 +165,7 @@ def test_an_update_that_fails_is_a_row_and_changes_no_weight(monkeypatch: pytest
     trial = started(training, "fused_optimizer")
     torch.manual_seed(1)
     steps = loop(trial, training, lambda _: 1.0)
-    assert [one["why_not"] for one in trial.facts] == ["the step fails with it: RuntimeError: no kernel"]
+    assert [one["why_not"] for one in facts(trial)] == ["the step fails with it: RuntimeError: no kernel"]
     monkeypatch.undo()
     assert all(map(torch.equal, training.weights(), plain(Training(), steps)))
 
@@ -164,7 +176,7 @@ def test_a_lever_that_cannot_be_switched_is_a_row(monkeypatch: pytest.MonkeyPatc
     trial = started(training, "loader_workers", "gc_freeze", loader=loader)
     loop(trial, training, lambda _: 1.0)
     assert trial.finished
-    assert [one["why_not"] for one in trial.facts] == ["the step fails with it: OSError: no more processes", ""]
+    assert [one["why_not"] for one in facts(trial)] == ["the step fails with it: OSError: no more processes", ""]
 
 
 def test_an_error_of_the_users_own_reaches_them() -> None:
@@ -198,7 +210,7 @@ def test_a_loop_that_ends_early_has_no_verdict(steps: int) -> None:
     loop(trial, training, slow_unless_fused, steps)
     trial.pause()
     trial.close()
-    assert all(one["verdict"] == "not timed" and "too few pairs" in one["why_not"] for one in trial.facts)
+    assert all(one["verdict"] == "not timed" and "too few pairs" in one["why_not"] for one in facts(trial))
     assert gc.isenabled()
     assert training.optimizer.param_groups[0]["fused"] is None
 
@@ -307,7 +319,7 @@ def test_each_sample_comes_once_and_in_order(kind: str) -> None:
     after = torch.get_rng_state()
     torch.manual_seed(5)
     loader = LOADERS[kind]()
-    rest = RestOfData(loader, 2, False, lambda error: pytest.fail(str(error)))
+    rest = rest_of(loader, 2, fails)
     for epoch in range(2):
         batches, found = iter(loader), []
         with suppress(StopIteration):
@@ -331,7 +343,7 @@ def next_of(rest: RestOfData, batches: Iterator[Any]) -> Any:
 @pytest.mark.slow
 def test_the_data_runs_out_with_workers_too() -> None:
     loader = DataLoader(Numbers(10), batch_size=4)
-    rest = RestOfData(loader, 1, False, lambda error: pytest.fail(str(error)))
+    rest = rest_of(loader, 1, fails)
     batches, found = iter(loader), []
     with rest.on():
         for _ in range(3):
@@ -346,7 +358,7 @@ def test_the_data_runs_out_with_workers_too() -> None:
 def test_a_sample_that_fails_is_asked_for_again_without_workers() -> None:
     failed: list[Exception] = []
     loader = DataLoader(Numbers(12, broken=(5,)), batch_size=2)
-    rest = RestOfData(loader, 2, False, failed.append)
+    rest = rest_of(loader, 2, failed.append)
     batches, found = iter(loader), []
     with rest.on():
         found += [rest.next(batches).tolist() for _ in range(2)]
@@ -360,7 +372,7 @@ def test_a_sample_that_fails_is_asked_for_again_without_workers() -> None:
 
 def test_batches_of_another_loader_are_left_alone() -> None:
     loader, other = DataLoader(Numbers(4)), iter([1, 2])
-    rest = RestOfData(loader, 2, False, lambda error: pytest.fail(str(error)))
+    rest = rest_of(loader, 2, fails)
     with rest.on():
         assert rest.next(other) == 1
 
@@ -383,5 +395,4 @@ def test_a_loader_that_cannot_be_rebuilt_is_answered_by_the_line(loader: Any, sa
     trial = started(training, "loader_workers", loader=loader)
     loop(trial, training, lambda _: 1.0, 3)
     assert trial.finished
-    assert trial.facts[0]["why_not"].startswith(said)
-
+    assert facts(trial)[0]["why_not"].startswith(said)

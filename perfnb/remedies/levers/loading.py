@@ -70,9 +70,7 @@ def _making(subject: Subject) -> tuple[float, float]:
     return making_s, using_s
 
 
-def loader_with_workers(
-    loader: DataLoader[Any], workers: int, pinned: bool = False, **changed: Any
-) -> DataLoader[Any]:
+def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False, **changed: Any) -> DataLoader[Any]:
     """A copy of a loader that loads ahead in workers, with the arguments that the line for it has, some `changed`."""
     arguments: dict[str, Any] = {word: getattr(loader, word) for word in loader_facts(loader)["same"]}
     arguments |= {"num_workers": workers, "persistent_workers": True, "pin_memory": loader.pin_memory or pinned}
@@ -95,6 +93,12 @@ def _end_workers(loader: DataLoader[Any]) -> None:
         iterator._shutdown_workers()
 
 
+def no_rest(subject: Subject) -> str:
+    """Why a second loader cannot go on where the first one is; empty if it can, or if there is none."""
+    stream = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
+    return "a stream does not tell which of its samples are left" if stream else ""
+
+
 class RestOfData:
     """Loads what an iterator of a loader has still to give in worker processes while `on`, each sample once, in order.
 
@@ -103,16 +107,18 @@ class RestOfData:
 
     Parameters
     ----------
+    subject : Subject
+        Its loader is the first one.
     failed : callable
         Called with an error of the second loader; the first one then goes on.
     """
 
-    def __init__(
-        self, loader: DataLoader[Any], workers: int, pinned: bool, failed: Callable[[Exception], object]
-    ) -> None:
+    def __init__(self, subject: Subject, failed: Callable[[Exception], object]) -> None:
+        loader = subject.loader[1]  # type: ignore[index]
         order = "sampler" if loader.batch_sampler is None else "batch_sampler"
         seeds = torch.Generator().manual_seed(torch.initial_seed())  # the run's random numbers stay as they are
-        self._second = loader_with_workers(loader, workers, pinned, **{order: self, "generator": seeds})
+        changed = {order: self, "generator": seeds}
+        self._second = loader_with_workers(loader, workers_for(subject), "cuda" in subject.kinds, **changed)
         self._failed = failed
         self._is_on = False
         self._first: Any = None

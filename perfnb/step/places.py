@@ -1,4 +1,4 @@
-"""Where the line that keeps a lever belongs in a user's files, and that line as it reads there."""
+"""Where the user's code is, and where in its files an object is made."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from perfnb.step.namespace import is_installed
 _MOST_MODULES, _LONGEST = 200, 160
 
 
-def users_frame() -> FrameType | None:
-    """The user's code that is now running: the innermost of its frames."""
+def users_place() -> str:
+    """The line of the user's code that is now running; empty if there is none."""
+    frame = _users_frame()
+    return "" if frame is None else _place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _users_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_installed(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
-def place(file: str, line: int) -> str:
+def _place(file: str, line: int) -> str:
     """A place in words: ``train.py, line 31``; a cell of a notebook has no file."""
-    return f"line {line} of the cell" if _is_cell(file) else f"{Path(file).name}, line {line}"
-
-
-def _is_cell(file: str) -> bool:
-    return file.startswith("<") or "ipykernel" in file
+    is_cell = file.startswith("<") or "ipykernel" in file
+    return f"line {line} of the cell" if is_cell else f"{Path(file).name}, line {line}"
 
 
 def users_files() -> list[str]:
     """The files of the code that is running and of the modules that it has imported, which are the user's."""
-    frame, files = users_frame(), dict[str, None]()
+    frame, files = _users_frame(), dict[str, None]()
     while frame is not None:
         files[frame.f_code.co_filename] = None
         frame = frame.f_back
@@ -44,7 +46,7 @@ def users_files() -> list[str]:
     return [file for file in files if not is_installed(file)]
 
 
-def rewritten(files: list[str], kind: str, name: str | None, **changed: object) -> str:
+def rewritten(files: list[str], kind: str, name: str | None, **changed: int | None) -> str:
     """The line that makes an object of a class, with some arguments changed, and its place; empty if not known.
 
     Of several such lines it is the only one that gives the object this name.
@@ -63,7 +65,7 @@ def rewritten(files: list[str], kind: str, name: str | None, **changed: object) 
     if len(line) > _LONGEST:
         given = ", ".join(f"{word}={value}" for word, value in changed.items() if value is not None)
         line = f"# {ast.unparse(call.func)}(..., {given})"
-    return f"{line}  # {place(file, statement.lineno)}"
+    return f"{line}  # {_place(file, statement.lineno)}"
 
 
 def _made(file: str, kind: str) -> Iterator[tuple[ast.stmt, list[str], ast.Call]]:
