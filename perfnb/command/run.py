@@ -13,7 +13,8 @@ batch, as a loop without an optimizer needs.
 --try switches remedies on and off after the profile, over random blocks of the script's own
 steps, and compares neighbouring blocks. Each step runs once; the run stays valid, but not
 bit-identical. A line tells in advance how many steps that takes. At the end nothing stays changed,
-and the report has the lines to write. Levers: {levers}.
+and the report has the lines to write. It allows the levers threads, compile, channels_last,
+fused_optimizer, foreach_optimizer, gc_freeze, cudnn_benchmark and loader_workers.
 
 examples:
   perfnb run train.py --epochs 3
@@ -237,7 +238,7 @@ class _Report:
 COMMAND = SubCommand(
     name="run",
     summary="Run a training script unchanged, and profile some of its steps.",
-    usage="perfnb run [--at N] [--every N] [--save DIR] [--steps-by WHAT] [--try[=LEVERS]] [LAUNCHER] SCRIPT ARGS",
+    usage="perfnb run [--at N] [--every N] [--save DIR] [--steps-by WHAT] [--try] [LAUNCHER] SCRIPT ARGS",
     more=__doc__,
     add_options=_options,
     run=_run,

@@ -19,8 +19,8 @@ from tests.loop.loops import Training
 pytestmark = [pytest.mark.usefixtures("nothing_left", "clock")]
 
 WINDOW: dict[str, Any] = {"at": 3, "steps": 2, "traced": 1, "memory": False, "flops": False}
-#: Steps before the trial: the window has five, and one shows which optimizers step.
-BEFORE, EACH = 3 + 5 + 1, 2 * 12 * 5
+#: Steps before the blocks: the window has four, and one shows which optimizers step.
+BEFORE, EACH = 3 + 4 + 1, 2 * 12 * 5
 
 
 def train(loop: Any, training: Training, *, helps: bool = True, until: int = 10**9) -> list[float]:
@@ -61,7 +61,7 @@ def test_the_answer_is_in_the_summary_the_saved_run_and_a_line(
         assert "worth keeping: about 160 ms over the 40 steps that were left; values unchecked here" in " ".join(
             str(run).split()
         )
-        assert run.profiled == 5 + 1 + EACH
+        assert run.profiled == 4 + 1 + EACH
         assert run.median_ms == pytest.approx(10.0, rel=0.1)
     [line] = tried["code"]
     made = "self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, fused=True)  # loops.py, line "
