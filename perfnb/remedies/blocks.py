@@ -93,9 +93,9 @@ class BlockTrial(LeverTrial):
             yield on_first, not on_first
 
 
-def block_of(step_ms: float, lead: int = LEAD) -> dict[str, int]:
-    """Steps in a block that do not count, and that do, as `BlockTrial` takes them, where a step takes so long."""
-    return {"lead": lead, "counted": max(_COUNTED, lead, min(LONGEST_BLOCK, math.ceil(BLOCK_MS / max(step_ms, 1e-6))))}
+def counted_steps(step_ms: float, lead: int = LEAD) -> int:
+    """Steps that count in a block, where a step takes so long, and so many do not count."""
+    return max(_COUNTED, lead, min(LONGEST_BLOCK, math.ceil(BLOCK_MS / max(step_ms, 1e-6))))
 
 
 def judged(trials: Sequence[BlockTrial]) -> list[BlockTrial]:

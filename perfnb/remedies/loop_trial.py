@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from perfnb import quantities as fmt
 from perfnb.bench.restored import Restored
 from perfnb.interrupts import InterruptGate
-from perfnb.remedies.blocks import IN_LOOPS, LEAD, BlockTrial, answer, block_of, judged
+from perfnb.remedies.blocks import IN_LOOPS, LEAD, BlockTrial, answer, counted_steps, judged
 from perfnb.remedies.lever import Lever, Switch, attribute
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.levers.loading import RestOfData, no_rest, workers_for, workers_needed
@@ -128,14 +128,14 @@ class LoopTrial:
         """Switch, or do what else is due; an interrupt waits until that is done."""
         if self.finished:
             return
-        try:
-            with InterruptGate():
+        with InterruptGate():
+            try:
                 move(with_this)
-        except StopIteration:
-            self.finished = True
-        except Exception as error:
-            self.close()
-            warnings.warn(f"perfnb: no further lever is tried: {_first_line(error)}", RuntimeWarning, stacklevel=4)
+            except StopIteration:
+                self.finished = True
+            except Exception as error:
+                self.finished = True
+                warnings.warn(f"perfnb: no further lever is tried: {_first_line(error)}", RuntimeWarning, stacklevel=4)
 
     # What happens, from the first step to the last: each `yield` waits until a step begins, or ends.
 
@@ -189,7 +189,8 @@ class LoopTrial:
         usual = worth_trying((known[name] for name in IN_LOOPS), self._bounds, "time")
         for lever in [known[name] for name in self._wanted] or usual:
             lead = 1 + 2 * workers_for(subject) if lever.in_blocks and subject.loader else LEAD
-            trial = BlockTrial(lever.name, "not timed", family=lever.family, **block_of(self._step_ms, lead))
+            trial = BlockTrial(lever.name, "not timed", family=lever.family, lead=lead)
+            trial.counted = counted_steps(self._step_ms, lead)
             trial.why_not = (no_rest(subject) if lever.in_blocks else "") or lever.refuses(subject)
             if not trial.why_not:
                 ready.append((lever, trial))

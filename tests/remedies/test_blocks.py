@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from perfnb.remedies.blocks import IN_LOOPS, PAIRS, BlockTrial, answer, block_of, judged, levers_for_loops
+from perfnb.remedies.blocks import IN_LOOPS, LEAD, PAIRS, BlockTrial, answer, counted_steps, judged, levers_for_loops
 from perfnb.remedies.levers import LEVERS, by_name
 from perfnb.remedies.verdicts import fewest_rounds
 
@@ -31,7 +31,7 @@ def usual(seed: int) -> Milliseconds:
 
 def tried(lever: str, ms: Milliseconds, pairs: int = PAIRS, seed: int = 1, first: int = 0) -> BlockTrial:
     """A lever that was tried on steps of these times, from the step `first` on."""
-    trial, step = BlockTrial(lever, "not timed", **block_of(10.0)), first
+    trial, step = BlockTrial(lever, "not timed"), first
     for _, order in zip(range(pairs), trial.orders(seed), strict=False):
         took = {}
         for on in order:
@@ -67,7 +67,7 @@ def test_drift_along_the_run_is_not_taken_for_the_lever(seed: int) -> None:
 
 
 def test_steps_right_after_a_switch_do_not_count() -> None:
-    size = sum(block_of(10.0).values())
+    size = LEAD + counted_steps(10.0)
     [found] = judged([tried("compile", lambda step, on: 9000.0 if on and step % size < 2 else 10.0 - 2.0 * on)])
     assert (found.verdict, found.ratio) == ("faster", pytest.approx(0.8))
 
@@ -119,10 +119,8 @@ def test_the_order_of_blocks_is_random_and_the_seed_decides_it() -> None:
 
 
 def test_short_steps_have_longer_blocks() -> None:
-    assert block_of(100.0) == {"lead": 2, "counted": 3}
-    assert block_of(1.0) == {"lead": 2, "counted": 20}
-    assert block_of(0.0)["counted"] == 64
-    assert block_of(100.0, lead=9) == {"lead": 9, "counted": 9}
+    assert [counted_steps(ms) for ms in (100.0, 1.0, 0.0)] == [3, 20, 64]
+    assert counted_steps(100.0, lead=9) == 9
 
 
 def test_idle_levers_are_hardly_ever_called_faster() -> None:

@@ -281,6 +281,43 @@ def test_an_interrupt_leaves_nothing_on(instant: int, monkeypatch: pytest.Monkey
     assert training.optimizer.state_dict()["param_groups"] == own
 
 
+def test_an_interrupt_while_the_trial_ends_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoopTrial, "_chosen", lambda *_: signal.raise_signal(signal.SIGINT) or [])
+    training = Training()
+    trial = started(training, "gc_freeze")
+    with pytest.raises(KeyboardInterrupt):
+        loop(trial, training, lambda _: 1.0)
+    assert trial.finished
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_an_interrupt_inside_a_lever_reaches_the_user(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is first tried without effect, and in the steps after that."""
+    calls = 0
+
+    def compiled(forward: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                signal.raise_signal(signal.SIGINT)
+            return forward(*args)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr("perfnb.remedies.levers.compiling._compiler", lambda: True)
+    training = Training()
+    trial = started(training, "compile")
+    with pytest.raises(KeyboardInterrupt):
+        loop(trial, training, lambda _: 1.0)
+    trial.pause()
+    assert "forward" not in vars(training.model)
+    assert not trial.finished
+    loop(trial, training, lambda _: 1.0)
+    assert facts(trial)[0]["ratio"] is not None
+
+
 # A second loader on the rest of the data
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,13 +40,14 @@ def _with_flags(subject: Subject, **flags: bool) -> Iterator[None]:
             before = [{name: group[name] for name in flags if name in group} for group in groups]
             stack.callback(_update, groups, before)
             # A checkpoint that is saved meanwhile has the user's own flags.
-            hook = optimizer.register_state_dict_post_hook(
-                lambda _, state, before=before: _update(state["param_groups"], before)
-            )
-            stack.callback(hook.remove)
+            stack.callback(optimizer.register_state_dict_post_hook(partial(_as_before, before)).remove)
             for group, own in zip(groups, before, strict=True):
                 group.update({name: flags[name] for name in own})
         yield
+
+
+def _as_before(values: Sequence[dict[str, Any]], _: Optimizer, state: dict[str, Any]) -> None:
+    _update(state["param_groups"], values)
 
 
 def _update(groups: Sequence[dict[str, Any]], values: Sequence[dict[str, Any]]) -> None:
