@@ -289,7 +289,7 @@ class LoopProfiler:
             self.recorder.leave()
 
     def _note_trial(self) -> None:
-        """Keep what the levers have shown so far; at the end of the trial, say it."""
+        """Keep the answers so far; at the end of the trial, print them."""
         over = self.trial.finished
         facts, answer = self.trial.found()
         self.recorder.note_tried(facts, over)

@@ -1,4 +1,4 @@
-"""Levers tried on a loop's own steps: which may be, in which order blocks of steps follow, and what they say. Pure."""
+"""Levers tried on a loop's own steps: which may be, the order of the blocks of steps, and their verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def counted_steps(step_ms: float, lead: int = LEAD) -> int:
 
 
 def judged(trials: Sequence[BlockTrial]) -> list[BlockTrial]:
-    """The trials with what their pairs of blocks say so far; those to keep are faster and have no `why_not`.
+    """The trials with the verdicts of their pairs of blocks so far; those to keep are faster and have no `why_not`.
 
     A lever with too few pairs for a verdict among so many levers gets none.
     """

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from perfnb import quantities as fmt
 from perfnb.bench.restored import Restored
 from perfnb.interrupts import InterruptGate
+from perfnb.profile import places
 from perfnb.remedies.blocks import IN_LOOPS, LEAD, BlockTrial, answer, counted_steps, judged
 from perfnb.remedies.lever import Lever, Switch, attribute
 from perfnb.remedies.levers import by_name
@@ -27,7 +28,6 @@ from perfnb.remedies.levers.loading import RestOfData, no_rest, workers_for, wor
 from perfnb.remedies.levers.threads import candidates
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.verdicts import bound_of, worth_trying
-from perfnb.step import places
 from perfnb.step.device import accelerator_in_use, synchronize
 from perfnb.step.environment import place_in_job, usable_cpus
 from perfnb.step.namespace import named_values, names_of
@@ -36,7 +36,7 @@ from perfnb.step.steps import SkippedStep, after_optimizer_steps
 if TYPE_CHECKING:
     from perfnb.profile.profile import Profile
 
-#: What happens from step to step. It goes on when a step begins, which sends ``None``, and when it has ended, which
+#: What happens from step to step. It continues when a step begins, which sends ``None``, and when it has ended, which
 #: sends its milliseconds. `SkippedStep` is thrown in where the open step does not count.
 _Steps = Generator[None, float | None, Any]
 
@@ -46,7 +46,7 @@ class LoopTrial:
 
     Whoever runs the loop calls `begin` before a step asks for its batch, `next` for that, `end` afterwards, and `pause`
     where the loop is interrupted: then no lever is on, and the open block starts over with the next step. An error of a
-    lever ends its trial, and the step goes on without it.
+    lever ends its trial, and the step continues without it.
 
     Parameters
     ----------
@@ -296,10 +296,9 @@ def begin_trial(
         warnings.warn(f"perfnb: no lever was tried: {reason}.", RuntimeWarning, stacklevel=4)
         return None
     modules, steps = profile._recording.modules, profile.steps
-    timed = steps[steps["pass"] == "timed"]
-    usual_ms = (float(timed["wall_ms"].median()), float(timed["data_ms"].fillna(0.0).median()))
+    step_ms, wait_ms = steps.loc[steps["pass"] == "timed", ["wall_ms", "data_ms"]].median().fillna(0.0)
     roots = modules.loc[modules["parent"] < 0, "name"].tolist()
-    return LoopTrial(wanted, bounds_of(profile.findings), roots, usual_ms, namespace, loader)
+    return LoopTrial(wanted, bounds_of(profile.findings), roots, (step_ms, wait_ms), namespace, loader)
 
 
 def _first_line(error: Exception) -> str:
@@ -307,7 +306,7 @@ def _first_line(error: Exception) -> str:
 
 
 class _GuardedForward:
-    """A model's forward with a lever on, which goes on without it after an error; a copy of the model has its own.
+    """A model's forward with a lever on, which continues without it after an error; a copy of the model has its own.
 
     It is first `rehearsed` without effect, and so is backward, where errors may come there.
     """
@@ -331,8 +330,8 @@ class _GuardedForward:
 
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with Restored([self._model], []):
-            made = tree_leaves(self._changed(*args, **kwargs))
-            roots = [leaf for leaf in made if isinstance(leaf, Tensor) and leaf.requires_grad]
-            leaves = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-            if roots and leaves:
-                torch.autograd.grad(roots, leaves, [torch.zeros_like(root) for root in roots], allow_unused=True)
+            leaves = [leaf for leaf in tree_leaves(self._changed(*args, **kwargs)) if isinstance(leaf, Tensor)]
+            roots = [leaf for leaf in leaves if leaf.requires_grad]
+            trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            if roots and trained:
+                torch.autograd.grad(roots, trained, list(map(torch.zeros_like, roots)), allow_unused=True)

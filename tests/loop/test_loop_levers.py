@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import perfnb
+from tests.loop import loops
 from tests.loop.loops import Training
 
 pytestmark = [pytest.mark.usefixtures("nothing_left", "clock")]
@@ -37,8 +38,9 @@ def train(loop: Any, training: Training, *, helps: bool = True, until: int = 10*
 
 
 def test_the_answer_is_in_the_summary_the_saved_run_and_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("perfnb.profile.places.users_files", lambda: [loops.__file__])  # whatever else is loaded
     training = Training(batches=BEFORE + EACH + 40)
     loop = perfnb.profiled(training.batches, try_levers=["fused_optimizer"], **WINDOW)
     took = train(loop, training)
@@ -152,7 +154,7 @@ def test_a_failure_of_perfnb_ends_the_trial_and_not_the_loop(monkeypatch: pytest
     def fails(*_: Any) -> None:
         raise RuntimeError("perfnb's own")
 
-    monkeypatch.setattr("perfnb.step.places.users_files", fails)
+    monkeypatch.setattr("perfnb.profile.places.users_files", fails)
     training = Training(batches=30)
     loop = perfnb.profiled(training.batches, try_levers=["gc_freeze"], **WINDOW)
     with pytest.warns(RuntimeWarning, match=r"^perfnb: no further lever is tried: RuntimeError: perfnb's own$"):

@@ -94,7 +94,7 @@ def _end_workers(loader: DataLoader[Any]) -> None:
 
 
 def no_rest(subject: Subject) -> str:
-    """Why a second loader cannot go on where the first one is; empty if it can, or if there is none."""
+    """Why a second loader cannot continue where the first one is; empty if it can, or if there is none."""
     stream = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
     return "a stream does not tell which of its samples are left" if stream else ""
 
@@ -103,20 +103,20 @@ class RestOfData:
     """Loads what an iterator of a loader has still to give in worker processes while `on`, each sample once, in order.
 
     It is the sampler of the second loader, and draws from the first one's own. What was drawn and not given goes back
-    there, so that the first one goes on where the second one ended.
+    there, so that the first one continues where the second one ended.
 
     Parameters
     ----------
     subject : Subject
         Its loader is the first one.
     failed : callable
-        Called with an error of the second loader; the first one then goes on.
+        Called with an error of the second loader; the first one then continues.
     """
 
     def __init__(self, subject: Subject, failed: Callable[[Exception], object]) -> None:
         loader = subject.loader[1]  # type: ignore[index]
         order = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        seeds = torch.Generator().manual_seed(torch.initial_seed())  # the run's random numbers stay as they are
+        seeds = torch.Generator().manual_seed(torch.initial_seed())  # leaves the random numbers of the run alone
         changed = {order: self, "generator": seeds}
         self._second = loader_with_workers(loader, workers_for(subject), "cuda" in subject.kinds, **changed)
         self._failed = failed
@@ -156,14 +156,13 @@ class RestOfData:
                 self._first = first
                 self._ahead = iter(self._second)
             batch = next(self._ahead)
+            self._drawn.popleft()
+            return batch
         except StopIteration:
-            pass  # so has the first one
+            return next(first)  # which has run out too
         except Exception as error:
             self.stop()
             self._failed(error)
-        else:
-            self._drawn.popleft()
-            return batch
         return next(first)
 
     def _give_back(self) -> None:

@@ -11,12 +11,12 @@ from types import FrameType
 
 from perfnb.step.namespace import is_installed
 
-#: Most modules of the user's that are read, and characters of a line that is written out.
+#: Most modules that are searched, and characters of a line that is written out.
 _MOST_MODULES, _LONGEST = 200, 160
 
 
 def users_place() -> str:
-    """The line of the user's code that is now running; empty if there is none."""
+    """The line in the user's code that is now running; empty if there is none."""
     frame = _users_frame()
     return "" if frame is None else _place(frame.f_code.co_filename, frame.f_lineno)
 
