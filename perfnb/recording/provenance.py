@@ -55,6 +55,8 @@ class _Operation(Struct, array_like=True):
     bytes: _Whole
     flops: _Whole
     source: tuple[_Text, _Whole, _Text] | None
+    view: bool = False
+    returned: bool = False
 
 
 class _Graph(Struct):
@@ -83,7 +85,7 @@ def written(graphs: Iterable[Graph]) -> bytes:
         {
             "key": graph.key,
             "kernels": graph.kernels,
-            "operations": [(*each[:-1], each.source or None) for each in graph.operations.values()],
+            "operations": [each._replace(source=each.source or None) for each in graph.operations.values()],
         }
         for graph in graphs
     ]
@@ -146,7 +148,8 @@ def _described(graph: _Graph) -> Graph:
         raise msgspec.ValidationError("too many models")
     operations = [
         Operation(
-            *(each.name, each.op, tuple(each.modules), tuple(each.inputs), each.bytes, each.flops, each.source or ())
+            *(each.name, each.op, tuple(each.modules), tuple(each.inputs), each.bytes, each.flops, each.source or ()),
+            *(each.view, each.returned),
         )
         for each in graph.operations
     ]

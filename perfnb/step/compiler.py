@@ -71,7 +71,7 @@ AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
 #: What newer versions of torch call a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
-_ATTRIBUTE = "_perfnb_operations_4"
+_ATTRIBUTE = "_perfnb_operations_5"
 
 
 def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[str]:
@@ -423,22 +423,32 @@ def _first_line(text: Any) -> str:
 
 
 def _operations(module: fx.GraphModule) -> Iterator[Operation]:
+    from perfnb.step.arithmetic import operator_of, tensors_in  # which needs this module
+
     shared = _in_subgraphs(module)
+    returned = {each for node in module.graph.nodes if node.op == "output" for each in node.all_input_nodes}
     for node in module.graph.nodes:
         if node.op == "output" or (node.op == "call_function" and node.name in shared):
             continue
         stack = node.meta.get("nn_module_stack") or {}
         forward = node.meta.get("fwd_nn_module_stack") or {}
         modules = tuple((str(path), _class_name(kind)) for path, kind in (stack or forward).values())
-        value = node.meta.get("val")
+        value, operator, name = node.meta.get("val"), None, str(getattr(node.target, "__name__", node.target))
+        if isinstance(node.target, torch._ops.OpOverload):
+            operator = operator_of(node.target)
+            name = operator.name
+        called = node.op == "call_function"
+        view = called and (name == "getitem" if operator is None else operator.free)
         yield Operation(
             node.name,
-            _op_name(node) if node.op == "call_function" else "",
+            name if called else "",
             modules,
             tuple(each.name for each in node.all_input_nodes),
-            sum(_elements(tensor) * tensor.element_size() for tensor in _tensors(value)),
-            _flops(node, value),
+            sum(_elements(tensor) * tensor.element_size() for tensor in tensors_in([value])),
+            _flops(node, value) if called and not view else 0,
             source_of(node.meta.get("stack_trace")),
+            view,
+            node in returned,
         )
 
 
@@ -455,34 +465,17 @@ def _class_name(kind: Any) -> str:
     return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
 
 
-def _op_name(node: fx.Node) -> str:
-    target = node.target
-    name = target.name() if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
-    return str(name).partition(".")[0] if "::" in str(name) else str(name)
-
-
 def _flops(node: fx.Node, value: Any) -> int:
     """FLOPs by formula, else one for each element of the result or, if that is smaller, of an input."""
-    from perfnb.step.arithmetic import flops_of  # which needs this module
+    from perfnb.step.arithmetic import flops_of, tensors_in
 
-    if node.op != "call_function":
-        return 0
-    inputs = [tensor for each in node.all_input_nodes for tensor in _tensors(each.meta.get("val"))]
-    results = list(_tensors(value))
     if isinstance(node.target, torch._ops.OpOverload):
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: _with_numbers(each.meta.get("val")))
         known = flops_of(node.target, args, kwargs, _with_numbers(value))
         if known is not None:
             return known
-    return max((_elements(tensor) for tensor in (*inputs, *results)), default=0)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)
+    tensors = tensors_in([value, *(each.meta.get("val") for each in node.all_input_nodes)])
+    return max(map(_elements, tensors), default=0)
 
 
 def _with_numbers(value: Any) -> Any:
