@@ -52,8 +52,8 @@ class Kernel(NamedTuple):
 class Work(NamedTuple):
     """What a kernel does."""
 
-    #: The operations that it computes, by key, with the bytes that each of them reads from or writes to memory. What they
-    #: pass to one another stays inside.
+    #: The operations that it computes, by key, with the bytes that each reads from or writes to memory. What they pass
+    #: to one another stays inside.
     moved: Mapping[str, int]
     #: Whether a result is only for code outside the graph.
     leaves: bool

@@ -24,15 +24,8 @@ from msgspec import Meta, Struct
 
 from perfnb.errors import TraceError
 from perfnb.files import read_regular
-from perfnb.recording.compiled_layers import (
-    Graph,
-    Kernel,
-    Operation,
-    graph_keys,
-    kernels_in_order,
-    source_of,
-    with_keys,
-)
+from perfnb.recording.compiled_layers import Graph, graph_keys, kernels_in_order, source_of, with_keys
+from perfnb.recording.kernel_work import Kernel, Operation
 from perfnb.recording.recording import Recording
 from perfnb.trace.chrome_json import depth_of
 from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT

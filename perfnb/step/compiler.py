@@ -25,15 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from perfnb.recording.compiled_layers import (
-    RESUMED,
-    CompiledCode,
-    Graph,
-    Kernel,
-    Operation,
-    kernels_in_order,
-    source_of,
-)
+from perfnb.recording.compiled_layers import RESUMED, CompiledCode, Graph, kernels_in_order, source_of
+from perfnb.recording.kernel_work import Kernel, Operation
 from perfnb.step.installed import Installed
 from perfnb.step.refusals import is_compiled, wrapped_by_compiler
 
