@@ -109,6 +109,7 @@ class CompiledCode(NamedTuple):
     function: str = ""
     #: File and first line of the function.
     line: str = ""
+    #: ``None`` also for a function that torch left uncompiled because its graph breaks where torch cannot resume.
     guards: int | None = None
     compile_s: float | None = None
     #: The guard that failed, so that an earlier version could not be used.
