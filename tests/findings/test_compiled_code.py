@@ -11,11 +11,23 @@ import pytest
 from perfnb.findings.doubts import doubt_of
 from perfnb.findings.finding import Finding
 from perfnb.findings.rules import compiled
+from perfnb.findings.rules.host import dispatch_overhead
 from perfnb.recording.compiled_layers import CompiledCode, with_compiled_regions
 from perfnb.recording.raw_frames import frame_of_rows
 from perfnb.recording.recording import Recording
 from tests.findings.findings_recordings import SMALL, compiled_cpu, facts, small_region, unfolded
-from tests.recording.test_compiled_layers import BACK, SHARED, net, of_one_step, one_region, region
+from tests.recording.test_compiled_layers import (
+    BACK,
+    BLOCK,
+    FORWARD,
+    SHARED,
+    graph,
+    net,
+    of_one_step,
+    one_region,
+    operation,
+    region,
+)
 from tests.recordings import ByHand
 
 
@@ -118,9 +130,7 @@ def test_small_regions_cost_their_entry_what_is_between_them_and_what_could_be_f
 
 def test_small_regions_inside_a_function_that_a_break_leaves_uncompiled_are_put_down_to_the_break() -> None:
     recording = compiled_cpu(broke="")
-    left = CompiledCode(
-        "3/0", "run", "/home/model.py:30", broke="Call to print: print(h)", broke_at="/home/model.py:32"
-    )
+    left = CompiledCode("3/0", "run", "/home/model.py:30", broke="Call to print: print(h)", broke_at="/home/run.py:32")
     assert recording.compiled is not None
     code = pd.concat([recording.compiled.code, frame_of_rows("compiled_code", [left])], ignore_index=True)
     known = facts(replace(recording, compiled=replace(recording.compiled, code=code)))
@@ -265,3 +275,28 @@ def test_compilation_in_the_traced_steps_explains_why_they_do_not_fit_the_others
     assert "mark_dynamic" in doubt
     assert "other work" not in doubt
     assert doubt_of(facts(recording)) == ""
+
+
+@pytest.mark.parametrize("eager", [0, 40])
+def test_kernels_of_compiled_regions_are_no_dispatch_overhead(eager: int) -> None:
+    hand = ByHand().step(0, 900)
+    root, *_ = net(hand)
+    hand.call(root, 8, 890)
+    hand.op("Torch-Compiled Region: 0/0", 10, 450)
+    hand.op(f"## Call CompiledFxGraph {FORWARD} ##", 12, 445)
+    for number in range(40):
+        hand.op(f"graph_0_cpp_fused_mul_{number}", 20 + 10 * number, 28 + 10 * number)
+    for number in range(eager):
+        hand.op("aten::add", 460 + 10 * number, 468 + 10 * number)
+    kernels = {f"cpp_fused_mul_{number}": [operation(f"m{number}", BLOCK, ("x",))] for number in range(40)}
+    recording = with_compiled_regions(
+        hand.recording(), [graph(FORWARD, kernels, operation("x"))], [CompiledCode("0/0", "forward", "model.py:7")]
+    )
+
+    found = dispatch_overhead(facts(recording))
+
+    assert [finding.evidence.partition(" are shorter")[0] for finding in found] == (
+        ["40 of 40 ops in forward and backward (in 2 layers)"] if eager else []
+    )
+    if eager:
+        assert only(found).bound_ms < 0.5
