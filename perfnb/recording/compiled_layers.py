@@ -313,7 +313,12 @@ class _Layers:
         wanted = {_below(head, path): kind for path, kind in paths}
         if around != NONE and self._fits(around, wanted):
             return [around]
-        fitting = [row for row in range(len(self._names)) if self._fits(row, wanted)]
+        deepest = max(wanted, key=len)
+        fitting = [
+            row
+            for row, name in enumerate(self._names)
+            if (not self._grows or f"{name}{deepest}" in self._by_name) and self._fits(row, wanted)
+        ]
         if around != NONE:
             fitting = [row for row in fitting if self.is_inside(row, around)]
         else:
@@ -427,6 +432,8 @@ def _below(head: str, path: str) -> str:
 @lru_cache(maxsize=2**14)
 def _name_of(name: str | None, key: str | None) -> str:
     """A part of a path without quotes and escapes."""
+    if name is not None and name.isidentifier():
+        return name
     try:
         return str(literal_eval(key or f"'{name}'"))
     except (SyntaxError, ValueError):
@@ -472,11 +479,19 @@ def _chain_of(operation: Operation, layers: _Layers, models: _Models) -> tuple[i
     rows = [
         layers.at(row, _below(head, path))
         for path, _ in operation.modules
-        for head, row in models.heads
+        for head, row in _heads_by_variable(models).get(_head(path), ())
         if row != NONE and _is_below(head, path)
     ]
     known = [row for row in rows if row != NONE]
     return tuple(dict.fromkeys(row for row in known if row != models.root)) or ((models.root,) if known else ())
+
+
+@lru_cache(maxsize=64)
+def _heads_by_variable(models: _Models) -> dict[str, list[tuple[str, int]]]:
+    found: dict[str, list[tuple[str, int]]] = {}
+    for head, row in models.heads:
+        found.setdefault(_head(head), []).append((head, row))
+    return found
 
 
 def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -69,18 +69,19 @@ def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> l
     A kernel of which that is not known, such as one that arranges memory, has all operations that it is named with, and
     moves no bytes.
     """
-    memory = _Memory(operations)
-    operators = [_operator_of(kernel, operations) if kernel.extern else "" for kernel in kernels]
-    of_libraries, named = set(operators), dict[str, list[int]]()
+    memory, nothing = _Memory(operations), set[str]()
+    operators = [_operator_of(kernel, operations) if kernel.extern else nothing for kernel in kernels]
+    of_libraries = nothing.union(*operators)
+    named = dict[str, list[int]]()
     for number, kernel in enumerate(kernels):
-        for name in {operators[number]} if kernel.extern else set(kernel.operations) - of_libraries:
+        for name in operators[number] if kernel.extern else set(kernel.operations) - of_libraries:
             named.setdefault(name, []).append(number)
     stored = {name: at[0] for name, at in named.items() if name in operations and memory.is_stored(name, at, named)}
     work = []
-    for number, (kernel, operator) in enumerate(zip(kernels, operators, strict=True)):
+    for number, kernel in enumerate(kernels):
         names = [name for name in kernel.operations if name in operations]
         own = {name for name in names if not operations[name].view and stored.get(name, number) == number}
-        own = {operator} & own if kernel.extern else own - of_libraries
+        own = own & operators[number] if kernel.extern else own - of_libraries
         results = own & stored.keys()
         computed = memory.leading_to(results or {name for name in own if not memory.users[name] & own}, own)
         moved = memory.moved([name for name in names if name in computed], results)
@@ -89,11 +90,12 @@ def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> l
     return work
 
 
-def _operator_of(kernel: Kernel, operations: Mapping[str, Operation]) -> str:
-    """The operation that a kernel of a library is: the one with its name, or else the first; empty if none is known."""
+def _operator_of(kernel: Kernel, operations: Mapping[str, Operation]) -> set[str]:
+    """The operation that a kernel of a library is, if one is known: the one with its name, or else the first."""
     names = [name for name in kernel.operations if name in operations and not operations[name].view]
     words = kernel.name.split(".")
-    return next((name for name in names if operations[name].op.rpartition("::")[2] in words), next(iter(names), ""))
+    named = [name for name in names if operations[name].op.rpartition("::")[2] in words]
+    return set((named or names)[:1])
 
 
 class _Memory:
