@@ -544,6 +544,13 @@ def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
     return found
 
 
+def run_kernels(events: pd.DataFrame, graphs: Iterable[Graph]) -> bool:
+    """Whether a call of one of some graphs runs one of its kernels."""
+    host = _Host(events)
+    calls = ((call, graph) for graph in graphs for call in np.flatnonzero(host.key == graph.key).tolist())
+    return any(True for call, graph in calls for _ in matched(host, call, graph.kernels))
+
+
 def kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
     """The kernel calls of Inductor's mapping to operations, in the order of the generated code."""
     calls = [(match, names) for key, names in fused.items() if (match := _NUMBERED.fullmatch(key)) is not None]

@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 
 from perfnb.errors import TraceError
 from perfnb.files import read_regular
-from perfnb.recording.compiled_layers import Graph, graph_keys, kernels_in_order, source_of, with_keys
+from perfnb.recording.compiled_layers import Graph, graph_keys, kernels_in_order, run_kernels, source_of, with_keys
 from perfnb.recording.kernel_work import Kernel, Operation
 from perfnb.recording.recording import Recording
 from perfnb.trace.chrome_json import depth_of
@@ -100,6 +100,8 @@ def graphs_of_files(paths: Sequence[Path], recording: Recording, trace: str) -> 
         told = _read(path)
         if isinstance(told, list):
             graphs = [graph for graph in told if graph.key in keys]
+            if graphs and not run_kernels(recording.events, graphs):
+                raise TraceError(f"{path} tells nothing about {trace}: it names the trace's graphs, but other kernels.")
         else:
             kernels = merged.setdefault(frozenset(told), {})
             for name, (nodes, stacks) in told.items():
