@@ -34,7 +34,17 @@ def compiled_document(summary: CompiledSummary) -> Document:
 def compiled_verdict(summary: CompiledSummary) -> Verdict:
     """Whether graphs break, and how much of the regions' time is overhead."""
     regions = summary.regions
-    broken = regions[regions["broke"].notna()]
+    broken = regions[regions["broke"].notna() & regions["calls"].notna()]
+    left = regions[regions["broke"].notna() & regions[["guards", "calls"]].isna().all(axis="columns")]
+    if len(left):
+        first = left.iloc[0]
+        return Verdict(
+            "bad",
+            f"torch.compile leaves {first['function']} ({place_in_words(first['line'])}) uncompiled, because its graph "
+            "breaks where torch cannot resume.",
+            f"{first['broke']}, at {place_in_words(first['broke_at'])}.",
+            selects="regions",
+        )
     places = broken.drop_duplicates("broke_at")
     if len(places):
         times = "once" if len(places) == 1 else f"in {len(places)} places"

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from perfnb import quantities as fmt
+from perfnb.compiled.tables import place_in_words
 from perfnb.recording.recording import Recording
 
 if TYPE_CHECKING:
     from perfnb.findings.facts import Facts
 
+_LOW = "Low confidence: "
 #: How many times longer timed steps may take than traced ones, or the reverse. Tracing only adds time, and what it adds
 #: has been subtracted.
 _APART = 1.5
@@ -41,17 +43,29 @@ def too_few_steps(facts: Facts) -> str:
     if not facts.live or timing.ci_ms is not None:
         return ""
     steps = "1 timed step is" if timing.steps == 1 else f"{timing.steps} timed steps are"
-    return f"Low confidence: {steps} too few for a 95 % interval."
+    return f"{_LOW}{steps} too few for a 95 % interval."
 
 
 def doubt_of(facts: Facts) -> str:
     """Why bounds may be far off, and what to do, in sentences; empty if nothing speaks against them."""
-    if not facts.live or facts.gpu is not None:
+    if not facts.live:
+        return ""
+    if compiled := facts.meta.get("traced_compilations"):
+        function, line = compiled[0][1:3]
+        what = f"{function} ({place_in_words(line)})" if function else "code"
+        return (
+            f"{_LOW}torch.compile compiled {what} in {len({step for step, *_ in compiled})} of {facts.steps} traced "
+            "steps, so these show the compiler at work. Run more steps before profiling (warmup=10), and if shapes "
+            "change, mark them with torch._dynamo.mark_dynamic or compile with dynamic=True."
+        )
+    if facts.gpu is not None:
         return ""
     reasons = [reason for reason in (facts.uneven, *_disturbances(facts)) if reason]
     if not reasons:
         return ""
-    doubt = f"Low confidence: {'; '.join(reasons)}. Bounds can be off by half or more."
+    if few := too_few_steps(facts):
+        reasons.append(few.removeprefix(_LOW).rstrip("."))
+    doubt = f"{_LOW}{'; '.join(reasons)}. Bounds can be off by half or more."
     if (facts.busy or facts.scale > _APART) and (facts.environment.get("threads") or 1) > 1:
         doubt += " Threads wait for the one that got no core: try torch.set_num_threads(1)."
     return doubt

@@ -7,6 +7,7 @@ same, each part is its median over them, so that one disturbed step counts littl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -35,6 +36,8 @@ from perfnb.roofline.levels import RooflineLevels
 from perfnb.stats.step_times import StepTimes
 from perfnb.trace_names import stepped_optimizer
 
+#: Names of events of compiled code.
+COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|TorchDynamo|## Call CompiledFxGraph")
 #: Nanoseconds below which an operator is all overhead if its cost was not measured; and the least and most of it.
 _TINY_NS, _LEAST_TINY_NS, _MOST_TINY_NS = 10_000.0, 8_000.0, 30_000.0
 #: The same in multiples of an operator that does nothing.
@@ -261,6 +264,19 @@ class Facts:
         line = self.lines[outer["block"].to_numpy()]
         inside = np.bincount(line, weights=outer["whole_ns"].to_numpy(), minlength=len(self.cells_ns))
         return np.maximum(self.cells_ns - inside, 0.0)
+
+    def in_compiled(self, thread: Ints, start: Ints) -> Bools:
+        """What starts on a thread inside compiled code, its backward pass and its lookup included."""
+        host = self.attribution.host
+        compiled = found(self.recording.events["name"], COMPILED.search)[host.rows]
+        inside = np.zeros(len(start), dtype=bool)
+        for number in np.unique(host.thread[compiled]).tolist():
+            own, here = compiled & (host.thread == number), thread == number
+            order = np.argsort(host.starts[own], kind="stable")
+            starts, ends = host.starts[own][order], np.maximum.accumulate(host.ends[own][order])
+            last = np.searchsorted(starts, start[here], side="right") - 1
+            inside[here] = (last >= 0) & (start[here] < ends[last])
+        return inside
 
     def between_ops_ms(self, ns: float) -> float:
         """Nanoseconds of all traced steps between operators, as milliseconds of a timed one.

@@ -73,7 +73,7 @@ def verdict_of(facts: Facts, found: Sequence[Finding]) -> Conclusion:
         verdict = _of_finding(facts, found, place)
     else:
         verdict = _without_finding(facts, bool(found))
-    return replace(verdict, why=" ".join(filter(None, (verdict.why, doubt, too_few_steps(facts)))))
+    return replace(verdict, why=" ".join(filter(None, (verdict.why, doubt or too_few_steps(facts)))))
 
 
 def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Conclusion:

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from perfnb.recording.kernel_work import Kernel, Operation, Work, work_of
 from perfnb.recording.nesting import NONE, Bools, nest_cutting
 from perfnb.recording.raw_frames import frame_of_rows
 from perfnb.recording.recording import CompiledRecord, Recording
@@ -80,32 +81,6 @@ _MODULE = re.compile(r"\w+(?:\.\w+){0,100}")
 _FAR = 2**62
 
 
-class Operation(NamedTuple):
-    """An operation of a graph after Inductor's passes, or an input of the graph."""
-
-    name: str
-    #: As in a trace, such as ``aten::gelu``; empty for an input.
-    op: str
-    #: The modules that called it, from the outside in: their paths from the compiled code, and their classes.
-    modules: tuple[tuple[str, str], ...]
-    inputs: tuple[str, ...]
-    #: Of its result.
-    bytes: int
-    flops: int
-    #: The user's line: file, number and text; empty if unknown.
-    source: tuple[str, int, str] | tuple[()]
-
-
-class Kernel(NamedTuple):
-    """A kernel call in a compiled graph."""
-
-    #: As in the generated code: ``cpp_fused_gelu_1``, ``extern_kernels.addmm``.
-    name: str
-    #: Whether it is an operator of a library, not generated code.
-    extern: bool
-    operations: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Graph:
     """A compiled graph, forward or backward."""
@@ -117,13 +92,9 @@ class Graph:
     operations: Mapping[str, Operation]
 
     @cached_property
-    def users(self) -> Mapping[str, set[str]]:
-        """Names of the operations that use the result of each."""
-        users: dict[str, set[str]] = {}
-        for operation in self.operations.values():
-            for name in operation.inputs:
-                users.setdefault(name, set()).add(operation.name)
-        return users
+    def work(self) -> list[Work]:
+        """What each of its kernels does."""
+        return work_of(self.kernels, self.operations)
 
 
 #: Numbers by which a piece of a backward node finds its layer's call, and the thread of these; both are no real ones.
@@ -138,6 +109,7 @@ class CompiledCode(NamedTuple):
     function: str = ""
     #: File and first line of the function.
     line: str = ""
+    #: ``None`` also for a function that torch left uncompiled because its graph breaks where torch cannot resume.
     guards: int | None = None
     compile_s: float | None = None
     #: The guard that failed, so that an earlier version could not be used.
@@ -341,7 +313,12 @@ class _Layers:
         wanted = {_below(head, path): kind for path, kind in paths}
         if around != NONE and self._fits(around, wanted):
             return [around]
-        fitting = [row for row in range(len(self._names)) if self._fits(row, wanted)]
+        deepest = max(wanted, key=len)
+        fitting = [
+            row
+            for row, name in enumerate(self._names)
+            if (not self._grows or f"{name}{deepest}" in self._by_name) and self._fits(row, wanted)
+        ]
         if around != NONE:
             fitting = [row for row in fitting if self.is_inside(row, around)]
         else:
@@ -455,26 +432,23 @@ def _below(head: str, path: str) -> str:
 @lru_cache(maxsize=2**14)
 def _name_of(name: str | None, key: str | None) -> str:
     """A part of a path without quotes and escapes."""
+    if name is not None and name.isidentifier():
+        return name
     try:
         return str(literal_eval(key or f"'{name}'"))
     except (SyntaxError, ValueError):
         return name or ""
 
 
-def _planned(graph: Graph, kernel: Kernel, layers: _Layers, models: _Models) -> _Planned:
+def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planned:
     """A kernel with the layers whose operations it computes, and their shares."""
+    kernel, work = graph.kernels[at], graph.work[at]
     weights: dict[tuple[int, ...], float] = {}
-    inside = [graph.operations[name] for name in kernel.operations if name in graph.operations]
-    moved = _moved(graph, inside)
-    total_bytes = sum(moved.values())
-    for operation in inside:
-        chain = _chain(graph, operation, layers, models)
-        if chain:
-            weight = moved[operation.name] + operation.flops
-            weights[chain] = weights.get(chain, 0.0) + weight
-    if kernel.extern and weights:  # one operator, perhaps with views of its inputs
-        weights = {max(weights, key=weights.__getitem__): 1.0}
-    total = sum(weights.values())
+    inside = [graph.operations[name] for name in work.moved]
+    for operation, moved in zip(inside, work.moved.values(), strict=True):
+        if chain := _chain(graph, operation, layers, models):
+            weights[chain] = weights.get(chain, 0.0) + moved + operation.flops
+    total, total_bytes = sum(weights.values()), sum(work.moved.values())
     shares = [(chain, weight / total) for chain, weight in weights.items() if weight > 0] if total else []
     sources = dict.fromkeys(operation.source for operation in inside if operation.source)
     facts = (
@@ -484,24 +458,9 @@ def _planned(graph: Graph, kernel: Kernel, layers: _Layers, models: _Models) -> 
         "\n".join(f"{file}:{line}: {code}" for file, line, code in sources),
         min(total_bytes, _FAR),
         min(sum(operation.flops for operation in inside), _FAR) if total_bytes else 0,
-        any(operation.name not in graph.users for operation in inside),
+        work.leaves,
     )
     return _Planned(kernel, shares, facts)
-
-
-def _moved(graph: Graph, inside: Sequence[Operation]) -> dict[str, int]:
-    """Bytes that each operation of a kernel reads from or writes to memory: what the others pass it stays inside."""
-    names = {operation.name for operation in inside}
-    read: set[str] = set()
-    moved = {}
-    for operation in inside:
-        inputs = {name for name in operation.inputs if name not in names and name in graph.operations} - read
-        read |= inputs
-        moved[operation.name] = sum(graph.operations[name].bytes for name in inputs)
-        users = graph.users.get(operation.name, set())
-        if not users or not users <= names:
-            moved[operation.name] += operation.bytes
-    return moved
 
 
 def _chain(graph: Graph, operation: Operation, layers: _Layers, models: _Models) -> tuple[int, ...]:
@@ -520,11 +479,19 @@ def _chain_of(operation: Operation, layers: _Layers, models: _Models) -> tuple[i
     rows = [
         layers.at(row, _below(head, path))
         for path, _ in operation.modules
-        for head, row in models.heads
+        for head, row in _heads_by_variable(models).get(_head(path), ())
         if row != NONE and _is_below(head, path)
     ]
     known = [row for row in rows if row != NONE]
     return tuple(dict.fromkeys(row for row in known if row != models.root)) or ((models.root,) if known else ())
+
+
+@lru_cache(maxsize=64)
+def _heads_by_variable(models: _Models) -> dict[str, list[tuple[str, int]]]:
+    found: dict[str, list[tuple[str, int]]] = {}
+    for head, row in models.heads:
+        found.setdefault(_head(head), []).append((head, row))
+    return found
 
 
 def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -575,6 +542,13 @@ def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
         if 0 < ran == len(graph.kernels) and made <= generated:
             found.append(replace(graph, key=key))
     return found
+
+
+def run_kernels(events: pd.DataFrame, graphs: Iterable[Graph]) -> bool:
+    """Whether a call of one of some graphs runs one of its kernels."""
+    host = _Host(events)
+    calls = ((call, graph) for graph in graphs for call in np.flatnonzero(host.key == graph.key).tolist())
+    return any(True for call, graph in calls for _ in matched(host, call, graph.kernels))
 
 
 def kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
@@ -751,7 +725,7 @@ class _Regions:
     def _plan(self, graph: Graph, models: _Models) -> list[_Planned]:
         key = (graph.key, models)
         if key not in self._plans:
-            self._plans[key] = [_planned(graph, kernel, self._layers, models) for kernel in graph.kernels]
+            self._plans[key] = [_planned(graph, at, self._layers, models) for at in range(len(graph.kernels))]
         return self._plans[key]
 
     def _cut(

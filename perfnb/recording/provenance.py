@@ -24,15 +24,8 @@ from msgspec import Meta, Struct
 
 from perfnb.errors import TraceError
 from perfnb.files import read_regular
-from perfnb.recording.compiled_layers import (
-    Graph,
-    Kernel,
-    Operation,
-    graph_keys,
-    kernels_in_order,
-    source_of,
-    with_keys,
-)
+from perfnb.recording.compiled_layers import Graph, graph_keys, kernels_in_order, run_kernels, source_of, with_keys
+from perfnb.recording.kernel_work import Kernel, Operation
 from perfnb.recording.recording import Recording
 from perfnb.trace.chrome_json import depth_of
 from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT
@@ -55,6 +48,8 @@ class _Operation(Struct, array_like=True):
     bytes: _Whole
     flops: _Whole
     source: tuple[_Text, _Whole, _Text] | None
+    view: bool = False
+    returned: bool = False
 
 
 class _Graph(Struct):
@@ -83,7 +78,7 @@ def written(graphs: Iterable[Graph]) -> bytes:
         {
             "key": graph.key,
             "kernels": graph.kernels,
-            "operations": [(*each[:-1], each.source or None) for each in graph.operations.values()],
+            "operations": [each._replace(source=each.source or None) for each in graph.operations.values()],
         }
         for graph in graphs
     ]
@@ -105,6 +100,8 @@ def graphs_of_files(paths: Sequence[Path], recording: Recording, trace: str) -> 
         told = _read(path)
         if isinstance(told, list):
             graphs = [graph for graph in told if graph.key in keys]
+            if graphs and not run_kernels(recording.events, graphs):
+                raise TraceError(f"{path} tells nothing about {trace}: it names the trace's graphs, but other kernels.")
         else:
             kernels = merged.setdefault(frozenset(told), {})
             for name, (nodes, stacks) in told.items():
@@ -146,7 +143,8 @@ def _described(graph: _Graph) -> Graph:
         raise msgspec.ValidationError("too many models")
     operations = [
         Operation(
-            *(each.name, each.op, tuple(each.modules), tuple(each.inputs), each.bytes, each.flops, each.source or ())
+            *(each.name, each.op, tuple(each.modules), tuple(each.inputs), each.bytes, each.flops, each.source or ()),
+            *(each.view, each.returned),
         )
         for each in graph.operations
     ]

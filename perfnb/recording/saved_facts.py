@@ -279,8 +279,9 @@ class ProfileFacts(TypedDict, total=False):
     #: Batches of a step that takes several.
     batches: Count
     noise: Noise
-    #: What torch compiled in timed steps: step, function, line, failed guard, milliseconds.
+    #: What torch compiled in timed and in traced steps: step, function, line, failed guard, milliseconds.
     compilations: list[tuple[Count, str, str, str, Amount]]
+    traced_compilations: list[tuple[Count, str, str, str, Amount]]
     #: Models that were compiled once more for the traced steps, and what torch lacks to tell layers.
     recompiled: list[str]
     compiler_lacks: str

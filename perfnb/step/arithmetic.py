@@ -102,7 +102,7 @@ class OpCounter(TorchDispatchMode):
             return func(*args, **kwargs)
         if subclasses:
             return NotImplemented  # the subclass handles it; its operators on plain tensors come here again
-        if _operator(func).composite and all(map(_is_plain, _tensors([*args, *kwargs.values()]))):
+        if operator_of(func).composite and all(map(_is_plain, tensors_in([*args, *kwargs.values()]))):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         number = next(self._numbers)
@@ -112,7 +112,7 @@ class OpCounter(TorchDispatchMode):
         return out
 
     def _note(self, number: int, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        operator = _operator(func)
+        operator = operator_of(func)
         try:
             collective = COLLECTIVE_OP.match(operator.name) is not None
             moved = message_bytes(args) if collective else bytes_moved(operator, args, kwargs, out)
@@ -120,7 +120,7 @@ class OpCounter(TorchDispatchMode):
             moved = 0
         flops = 0 if operator.only_views else flops_of(func, args, kwargs, out)
         values = sorted([*args, *kwargs.values(), out], key=lambda value: not isinstance(value, Tensor))
-        tensors = list(_tensors(values))  # those in lists come last
+        tensors = list(tensors_in(values))  # those in lists come last
         self.calls.append(OpCall(number, operator.name, flops, moved, _dtype(tensors), _device(tensors)))
 
 
@@ -168,7 +168,8 @@ class _Operator(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _operator(func: Any) -> _Operator:
+def operator_of(func: Any) -> _Operator:
+    """What the name and the schema of an operator tell."""
     full = str(func.name() if callable(getattr(func, "name", None)) else func)
     name = full.partition(".")[0] if "::" in full else full
     own = isinstance(func, torch._ops.OpOverload)
@@ -213,12 +214,12 @@ Formula = Callable[[tuple[Any, ...], Any], Any]
 
 def message_bytes(args: Iterable[Any]) -> int:
     """Bytes of a collective's message: of the largest tensor, or list of tensors, that it is given."""
-    return max((sum(tensor.nbytes for tensor in _tensors([one])) for one in args), default=0)
+    return max((sum(tensor.nbytes for tensor in tensors_in([one])) for one in args), default=0)
 
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
     """FLOPs of a call of an operator; ``None`` if there is no formula, or it does not fit the call."""
-    name = _operator(func).name
+    name = operator_of(func).name
     if name in MOVING or (name in _MAY_ADD and not adds(name, args, kwargs)):
         return 0
     if any(isinstance(value, Tensor) and value.layout in _SPARSE for value in args):
@@ -392,7 +393,7 @@ def bytes_moved(operator: _Operator, args: tuple[Any, ...], kwargs: Mapping[str,
     reads, writes = {}, {}
     named = [(argument, kwargs[argument.name]) for argument in arguments[len(args) :] if argument.name in kwargs]
     for place, (argument, value) in enumerate([*zip(arguments, args, strict=False), *named]):
-        for tensor in _tensors([value]):
+        for tensor in tensors_in([value]):
             where, extent = _place(tensor), _extent(tensor)
             if argument.written:
                 writes[where] = extent
@@ -406,14 +407,15 @@ def bytes_moved(operator: _Operator, args: tuple[Any, ...], kwargs: Mapping[str,
     return sum(reads.values()) + sum(writes.values())
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among some values, also in containers."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            yield from tensors_in(value)
         elif isinstance(value, dict):
-            yield from _tensors(value.values())
+            yield from tensors_in(value.values())
 
 
 def _place(tensor: Tensor) -> _Place:
@@ -426,7 +428,7 @@ def _place(tensor: Tensor) -> _Place:
 
 def _extents(values: Iterable[Any]) -> dict[_Place, int]:
     """Bytes of the tensors among some values, by their places."""
-    return {_place(tensor): _extent(tensor) for tensor in _tensors(values)}
+    return {_place(tensor): _extent(tensor) for tensor in tensors_in(values)}
 
 
 def _extent(tensor: Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from perfnb.step.arithmetic import OpCall
@@ -38,6 +39,8 @@ class Capture:
     places: dict[int, int] = field(default_factory=dict)
     #: Number of each span, index of its layer, and whether it is a loss.
     spans: list[tuple[int, int | None, bool]] = field(default_factory=list)
+    #: The code of what was called: of the modules' forward passes, and of functions given to ``torch.compile``.
+    called: list[CodeType] = field(default_factory=list)
     #: Options, environment and facts about the run; JSON-able.
     meta: dict[str, Any] = field(default_factory=dict)
     #: The out-of-memory error that ended the capture.

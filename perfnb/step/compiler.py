@@ -13,27 +13,23 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
+import linecache
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import wraps
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
-from perfnb.recording.compiled_layers import (
-    RESUMED,
-    CompiledCode,
-    Graph,
-    Kernel,
-    Operation,
-    kernels_in_order,
-    source_of,
-)
+from perfnb.recording.compiled_layers import RESUMED, CompiledCode, Graph, kernels_in_order, source_of
+from perfnb.recording.kernel_work import Kernel, Operation
 from perfnb.step.installed import Installed
 from perfnb.step.refusals import is_compiled, wrapped_by_compiler
 
@@ -71,7 +67,7 @@ AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
 #: What newer versions of torch call a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
-_ATTRIBUTE = "_perfnb_operations_4"
+_ATTRIBUTE = "_perfnb_operations_5"
 
 
 def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[str]:
@@ -341,29 +337,63 @@ def compiled_graphs(keys: Iterable[str] | None = None) -> list[Graph]:
     return list(found.values())
 
 
-def compiled_code(regions: Iterable[str]) -> list[CompiledCode]:
-    """What torch says of the code of compiled regions, such as ``1/0``: the first version of the second function."""
+def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> list[CompiledCode]:
+    """What torch reports about the functions of compiled regions, such as ``1/0``: the first version of the second one.
+
+    Other versions of these functions follow, and the functions among those that are `called` which torch has not
+    compiled, because their graph breaks where it cannot resume.
+    """
     wanted = dict.fromkeys(regions)
-    if not wanted or missing_names(REPORTED_NAMES):
+    if "torch._dynamo" not in sys.modules or missing_names(REPORTED_NAMES):
         return [CompiledCode(region) for region in wanted]
-    utils: Any = importlib.import_module(_DYNAMO)
-    known = {str(each.compile_id): each for each in utils.get_compilation_metrics() if each.co_name}
+    utils: Any = sys.modules[_DYNAMO]
     breaks = dict[Any, list[_Break]]()
     for reason in utils.graph_break_reasons:
         if reason.graph_break and reason.user_stack:
             outer, inner = reason.user_stack[0], reason.user_stack[-1]
             where = getattr(reason, _REGION_OF_REASON, None) or (outer.filename, outer.name)
-            why = _first_line(reason.reason)
-            told = ": ".join(
-                filter(None, (_BRANCH if why.startswith("generic_jump") else why, (inner.line or "").rstrip(":")))
-            )
-            found = _Break(outer.lineno or 0, told, f"{inner.filename}:{inner.lineno}")
+            found = _break_at(outer.lineno or 0, reason.reason, inner.filename, inner.lineno, inner.line or "")
             breaks.setdefault(where, []).append(found)
-    return [_code(region, known.get(region), breaks) for region in wanted]
+    known, failed, backward_s = dict[str, Any](), dict[tuple[str, int], Any](), Counter[str]()
+    for each in _since_reset(utils):
+        region, place = str(each.compile_id), (each.co_filename, each.co_firstlineno)
+        failed.pop(place, None)
+        if not each.co_name:
+            backward_s[region] += (getattr(each, "duration_us", None) or 0) / 1e6
+        elif not each.fail_type:
+            known[region] = each
+        elif each.fail_type == "Unsupported":
+            failed[place] = each
+    functions, places = (
+        {_function(each) for each in wanted},
+        {(each.co_filename, each.co_firstlineno) for each in called},
+    )
+    wanted |= dict.fromkeys(region for region in known if _function(region) in functions)
+    code = [_code(region, known.get(region), breaks, backward_s[region]) for region in wanted]
+    met = {each.broke_at for each in code}
+    for place, each in failed.items():
+        file, line = each.fail_user_frame_filename or "", each.fail_user_frame_lineno or 0
+        found = _break_at(line, each.fail_reason, file, line, linecache.getline(file, line))
+        if place in places or found.place in met:
+            own = CompiledCode(str(each.compile_id), str(each.co_name), f"{each.co_filename}:{each.co_firstlineno}")
+            code.append(own._replace(broke=found.reason, broke_at=found.place))
+    return code
+
+
+def _function(region: str) -> str:
+    """torch's number of the function of a region."""
+    return region.partition("/")[0]
+
+
+def _since_reset(utils: Any) -> list[Any]:
+    """What torch compiled since it last began to number functions anew."""
+    metrics = list(utils.get_compilation_metrics())
+    first = (at for at, each in enumerate(metrics) if str(each.compile_id) == "0/0" and each.co_name)
+    return metrics[max(first, default=0) :]
 
 
 def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
-    """What torch compiled in some steps, each from begin to end by `time.perf_counter_ns`.
+    """What torch compiled in some steps of this thread, each from begin to end by `time.perf_counter_ns`.
 
     For each compilation the number of its step, the function, its file and line, the guard that failed (empty if the
     code was not compiled before), and milliseconds.
@@ -373,15 +403,25 @@ def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
     utils: Any = importlib.import_module(_DYNAMO)
     epoch_ns, known = time.time_ns() - time.perf_counter_ns(), list(utils.get_compilation_metrics())
     code = {str(each.compile_id): _code(str(each.compile_id), each, {}) for each in known if each.co_name}
+    elsewhere = {str(each.compile_id) for each in known if _on_another_thread(each)}
     found = []
     for each in known:
         begin_us, took_us = getattr(each, "start_time_us", None), getattr(each, "duration_us", None)
         begin_ns = (begin_us or 0) * 1000 - epoch_ns
         step = next((number for number, (begin, end) in enumerate(steps) if begin <= begin_ns < end), None)
-        if step is not None and took_us:
+        if step is not None and took_us and str(each.compile_id) not in elsewhere:
             own = code.get(str(each.compile_id), CompiledCode(""))
             found.append([step, own.function, own.line, own.recompiled, took_us / 1e3])
     return found
+
+
+def _on_another_thread(facts: Any) -> bool:
+    """Whether the stack of a compilation, if torch kept it, begins where that of this thread does not."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    first = str(next(iter(getattr(facts, "stack_trace", None) or ()), ""))
+    return bool(first) and not first.endswith(f"Name: {frame.f_code.co_name}, Filename: {frame.f_code.co_filename}")
 
 
 class _Break(NamedTuple):
@@ -402,7 +442,13 @@ def _break_of(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -
     return min(behind, key=lambda each: each.line, default=_Break(0, "", ""))
 
 
-def _code(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -> CompiledCode:
+def _break_at(outer: int, why: Any, file: str, line: int | None, text: str) -> _Break:
+    reason = _first_line(why)
+    reason = _BRANCH if reason.startswith("generic_jump") else reason
+    return _Break(outer, ": ".join(filter(None, (reason, text.strip().rstrip(":")))), f"{file}:{line}")
+
+
+def _code(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]], backward_s: float = 0.0) -> CompiledCode:
     if facts is None:
         return CompiledCode(region)
     broke = _break_of(region, facts, breaks)
@@ -411,7 +457,7 @@ def _code(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -> Co
         str(facts.co_name),
         f"{facts.co_filename}:{facts.co_firstlineno}",
         facts.guard_count,
-        facts.entire_frame_compile_time_s,
+        None if facts.entire_frame_compile_time_s is None else facts.entire_frame_compile_time_s + backward_s,
         _first_line(getattr(facts, "recompile_reason", "")),  # torch 2.6 does not keep it
         broke.reason,
         broke.place,
@@ -423,22 +469,32 @@ def _first_line(text: Any) -> str:
 
 
 def _operations(module: fx.GraphModule) -> Iterator[Operation]:
+    from perfnb.step.arithmetic import operator_of, tensors_in  # which needs this module
+
     shared = _in_subgraphs(module)
+    returned = {each for node in module.graph.nodes if node.op == "output" for each in node.all_input_nodes}
     for node in module.graph.nodes:
         if node.op == "output" or (node.op == "call_function" and node.name in shared):
             continue
         stack = node.meta.get("nn_module_stack") or {}
         forward = node.meta.get("fwd_nn_module_stack") or {}
         modules = tuple((str(path), _class_name(kind)) for path, kind in (stack or forward).values())
-        value = node.meta.get("val")
+        value, operator, name = node.meta.get("val"), None, str(getattr(node.target, "__name__", node.target))
+        if isinstance(node.target, torch._ops.OpOverload):
+            operator = operator_of(node.target)
+            name = operator.name
+        called = node.op == "call_function"
+        view = called and (name == "getitem" if operator is None else operator.free)
         yield Operation(
             node.name,
-            _op_name(node) if node.op == "call_function" else "",
+            name if called else "",
             modules,
             tuple(each.name for each in node.all_input_nodes),
-            sum(_elements(tensor) * tensor.element_size() for tensor in _tensors(value)),
-            _flops(node, value),
+            sum(_elements(tensor) * tensor.element_size() for tensor in tensors_in([value])),
+            _flops(node, value) if called and not view else 0,
             source_of(node.meta.get("stack_trace")),
+            view,
+            node in returned,
         )
 
 
@@ -455,34 +511,17 @@ def _class_name(kind: Any) -> str:
     return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
 
 
-def _op_name(node: fx.Node) -> str:
-    target = node.target
-    name = target.name() if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
-    return str(name).partition(".")[0] if "::" in str(name) else str(name)
-
-
 def _flops(node: fx.Node, value: Any) -> int:
     """FLOPs by formula, else one for each element of the result or, if that is smaller, of an input."""
-    from perfnb.step.arithmetic import flops_of  # which needs this module
+    from perfnb.step.arithmetic import flops_of, tensors_in
 
-    if node.op != "call_function":
-        return 0
-    inputs = [tensor for each in node.all_input_nodes for tensor in _tensors(each.meta.get("val"))]
-    results = list(_tensors(value))
     if isinstance(node.target, torch._ops.OpOverload):
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: _with_numbers(each.meta.get("val")))
         known = flops_of(node.target, args, kwargs, _with_numbers(value))
         if known is not None:
             return known
-    return max((_elements(tensor) for tensor in (*inputs, *results)), default=0)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)
+    tensors = tensors_in([value, *(each.meta.get("val") for each in node.all_input_nodes)])
+    return max(map(_elements, tensors), default=0)
 
 
 def _with_numbers(value: Any) -> Any:

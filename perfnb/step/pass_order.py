@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -178,11 +178,20 @@ def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
     capture = session.capture
     capture.layers, capture.places = name_layers(session.watched_calls(), namespace, session.models)
     capture.spans = spans_of(session.calls, capture.places)
+    capture.called = _code_of(session.called(), namespace)
     capture.meta["environment"] = describe_environment()
     if session.plan.recompile:
         found = (capture.places.get(id(wrapped_by_compiler(model) or model)) for model in session.recompiled)
         capture.meta["recompiled"] = [capture.layers[place].name for place in found if place is not None]
     return capture
+
+
+def _code_of(modules: Iterable[nn.Module], namespace: Mapping[str, Any]) -> list[CodeType]:
+    """The code of the forward passes of modules, and of the functions among some variables that were compiled."""
+    functions = [type(wrapped_by_compiler(module) or module).forward for module in modules]
+    compiled = (each for _, each in named_values(namespace, FunctionType) if is_compiled_function(each))
+    functions += [each._torchdynamo_orig_callable for each in compiled]
+    return list({code for each in functions if isinstance(code := getattr(each, "__code__", None), CodeType)})
 
 
 def _name_parts(session: Session, namespace: Mapping[str, Any], batches: Any, labels: Collection[str]) -> None:

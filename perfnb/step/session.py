@@ -161,10 +161,14 @@ class Session(Installed):
         noise["gc_pauses"] = [[step + len(already), ms] for step, ms in noise["gc_pauses"]]
         self.capture.meta["noise"] = noise
         self.capture.meta["timed_cut_short"] = len(times) < wanted
-        timed = [step for step in self.capture.steps if step.pass_name == "timed"]
-        if compiled := compilations([(step.begin_ns, step.begin_ns + step.wall_ns) for step in timed]):
-            self.capture.meta["compilations"] = compiled
+        self._note_compilations("compilations", "timed")
         return times
+
+    def _note_compilations(self, key: str, pass_name: str) -> None:
+        """Note what torch compiled in the steps of a pass."""
+        steps = [step for step in self.capture.steps if step.pass_name == pass_name]
+        if compiled := compilations([(step.begin_ns, step.begin_ns + step.wall_ns) for step in steps]):
+            self.capture.meta[key] = compiled
 
     def try_threads(self, timed_ns: list[int]) -> Passes[None]:
         """Time a few steps with one thread per core, if torch uses more or far fewer threads; into `meta`."""
@@ -209,6 +213,7 @@ class Session(Installed):
             with LayerSpans() as idle:
                 traced = traced.least(measure_costs(idle))
         self.capture.tracer = tracer
+        self._note_compilations("traced_compilations", "traced")
         bare = bare.least(measure_costs())
         self.capture.meta |= {
             "cost": traced.beyond(bare)._asdict(),

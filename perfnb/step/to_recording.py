@@ -75,7 +75,8 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         marked_ms = steps["step"].map({number: trace.duration_ns[row] / 1e6 for number, row in marks.items()})
         steps["wall_ms"] = np.fmax(steps["wall_ms"], marked_ms.astype("float64"))
     recording = Recording(events, steps, _modules(capture.layers), spans, meta, memory, arithmetic)
-    recording = with_compiled_regions(recording, compiled_graphs(graph_keys(events)), compiled_code(region_ids(events)))
+    code = compiled_code(region_ids(events), capture.called)
+    recording = with_compiled_regions(recording, compiled_graphs(graph_keys(events)), code)
     return with_later(recording, capture, watcher)
 
 

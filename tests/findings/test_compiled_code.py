@@ -8,12 +8,26 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from perfnb.findings.doubts import doubt_of
 from perfnb.findings.finding import Finding
 from perfnb.findings.rules import compiled
+from perfnb.findings.rules.host import dispatch_overhead
 from perfnb.recording.compiled_layers import CompiledCode, with_compiled_regions
+from perfnb.recording.raw_frames import frame_of_rows
 from perfnb.recording.recording import Recording
-from tests.findings.findings_recordings import compiled_cpu, facts, unfolded
-from tests.recording.test_compiled_layers import BACK, SHARED, net, of_one_step, one_region, region
+from tests.findings.findings_recordings import SMALL, compiled_cpu, facts, small_region, unfolded
+from tests.recording.test_compiled_layers import (
+    BACK,
+    BLOCK,
+    FORWARD,
+    SHARED,
+    graph,
+    net,
+    of_one_step,
+    one_region,
+    operation,
+    region,
+)
 from tests.recordings import ByHand
 
 
@@ -112,6 +126,34 @@ def test_small_regions_cost_their_entry_what_is_between_them_and_what_could_be_f
         "fused across it."
     )
     assert found.advice.startswith("Compile what calls these regions")
+
+
+def test_small_regions_inside_a_function_that_a_break_leaves_uncompiled_are_put_down_to_the_break() -> None:
+    recording = compiled_cpu(broke="")
+    left = CompiledCode("3/0", "run", "/home/model.py:30", broke="Call to print: print(h)", broke_at="/home/run.py:32")
+    assert recording.compiled is not None
+    code = pd.concat([recording.compiled.code, frame_of_rows("compiled_code", [left])], ignore_index=True)
+    known = facts(replace(recording, compiled=replace(recording.compiled, code=code)))
+
+    found = only(compiled.graph_breaks(known))
+
+    assert compiled.small_regions(known) == []
+    assert found.bound_ms == pytest.approx((52 + 18 + 8) / 1000)
+    assert "run (model.py:30), because its graph breaks at run.py:32 (Call to print: print(h))" in found.evidence
+    assert "compiled in parts: 2 compiled regions per step (scaled)" in found.evidence
+    assert found.advice == "At run.py:32: print or log outside the compiled code."
+
+
+def test_a_single_small_region_is_not_said_to_be_several() -> None:
+    hand = ByHand().step(0, 600)
+    hand.call(net(hand)[0], 9, 53)
+    small_region(hand, 10)
+    code = [CompiledCode("2/0", "scaled", "model.py:20", 4, 0.5)]
+    known = facts(with_compiled_regions(hand.recording(), [SMALL], code))
+
+    assert only(list(compiled.small_regions.search(known))).evidence.startswith("1 compiled region per step (scaled)")
+    assert compiled.small_regions.words_for(known)[1] == "giving it more work for each entry"
+    assert compiled.small_regions.words_for(facts(compiled_cpu()))[1] == "entering fewer and larger ones"
 
 
 def parts_of_net(recording: Recording) -> Recording:
@@ -218,3 +260,43 @@ def test_steps_that_are_unknown_compile_nothing() -> None:
     assert known.compiling_ms.tolist() == [0.0] * 6
     assert compiled.recompilation(known) == []
     assert isinstance(known.compilations, pd.DataFrame)
+
+
+def test_compilation_in_the_traced_steps_explains_why_they_do_not_fit_the_others() -> None:
+    recording = compiled_cpu()
+    row = [0, "forward", "/home/model.py:7", "0/0: k == 1", 300.0]
+    meta = {**recording.meta, "traced_compilations": [row, [0, "", "", "", 20.0]]}
+    known = facts(replace(recording, meta=meta))
+
+    doubt = doubt_of(known)
+
+    assert doubt.startswith("Low confidence: torch.compile compiled forward (model.py:7) in 1 of 1 traced steps")
+    assert "Run more steps before profiling" in doubt
+    assert "mark_dynamic" in doubt
+    assert "other work" not in doubt
+    assert doubt_of(facts(recording)) == ""
+
+
+@pytest.mark.parametrize("eager", [0, 40])
+def test_kernels_of_compiled_regions_are_no_dispatch_overhead(eager: int) -> None:
+    hand = ByHand().step(0, 900)
+    root, *_ = net(hand)
+    hand.call(root, 8, 890)
+    hand.op("Torch-Compiled Region: 0/0", 10, 450)
+    hand.op(f"## Call CompiledFxGraph {FORWARD} ##", 12, 445)
+    for number in range(40):
+        hand.op(f"graph_0_cpp_fused_mul_{number}", 20 + 10 * number, 28 + 10 * number)
+    for number in range(eager):
+        hand.op("aten::add", 460 + 10 * number, 468 + 10 * number)
+    kernels = {f"cpp_fused_mul_{number}": [operation(f"m{number}", BLOCK, ("x",))] for number in range(40)}
+    recording = with_compiled_regions(
+        hand.recording(), [graph(FORWARD, kernels, operation("x"))], [CompiledCode("0/0", "forward", "model.py:7")]
+    )
+
+    found = dispatch_overhead(facts(recording))
+
+    assert [finding.evidence.partition(" are shorter")[0] for finding in found] == (
+        ["40 of 40 ops in forward and backward (in 2 layers)"] if eager else []
+    )
+    if eager:
+        assert only(found).bound_ms < 0.5

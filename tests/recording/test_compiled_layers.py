@@ -14,12 +14,11 @@ from perfnb.recording.compiled_layers import (
     UNCACHED,
     CompiledCode,
     Graph,
-    Kernel,
-    Operation,
     graph_keys,
     region_ids,
     with_compiled_regions,
 )
+from perfnb.recording.kernel_work import Kernel, Operation
 from perfnb.recording.recording import Recording
 from tests.recordings import ByHand
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,16 @@ def test_each_step_and_each_graph_of_a_model_has_the_same_layers(tmp_path: Path)
 
     twice = {name: 2 * value for name, value in LAYERS.items()}
     assert us(p) == twice | {"model.head": 10, f"model.{OVERHEAD}": 2 * 40 + 10}
+
+
+def test_a_file_about_the_graphs_of_a_trace_with_other_kernels_is_refused(tmp_path: Path) -> None:
+    renamed = [
+        kernel._replace(name=f"cpp_fused_other_{place}", extern=False) for place, kernel in enumerate(SHARED.kernels)
+    ]
+    other = written([replace(SHARED, kernels=tuple(renamed))])
+
+    with pytest.raises(TraceError, match="names the trace's graphs, but other kernels"):
+        load(tmp_path, compiled(Chrome()), other)
 
 
 @pytest.mark.parametrize("called", [False, True])

@@ -7,8 +7,10 @@ import gc
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -359,6 +361,95 @@ def test_every_break_of_one_function_is_found_with_its_own_line_and_remedy(capsy
     for number, cure in ((2, "print or log outside"), (4, "torch.where"), (7, "torch.library.custom_op")):
         assert f"test_compiled.py:{line + number}: " in found["advice"]
         assert cure in found["advice"]
+
+
+@pytest.mark.slow
+def test_a_break_in_a_loop_is_found_although_torch_leaves_the_function_uncompiled() -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(Residual() for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts:
+                x = part(x)
+                torch._dynamo.graph_break()
+            return x
+
+    compiled, x = torch.compile(Breaks(), backend="aot_eager"), torch.randn(8, 16)
+    line = Breaks.forward.__code__.co_firstlineno
+
+    p = profile_of(lambda: compiled(x).sum().backward())
+
+    left = p.compiled_regions[p.compiled_regions["calls"].isna()].iloc[0]
+    assert (left["function"], left["line"].rpartition(":")[2]) == ("forward", str(line))
+    found = p.findings[p.findings["bottleneck"] == "graph breaks"].iloc[0]
+    assert (
+        f"forward (test_compiled.py:{line}), because its graph breaks at test_compiled.py:{line + 3}"
+        in (found["evidence"])
+    )
+    assert found["advice"] == f"At test_compiled.py:{line + 3}: remove this call."
+
+
+def metrics(region: str, name: str | None, **facts: Any) -> SimpleNamespace:
+    """What torch reports of a compilation."""
+    known: dict[str, Any] = {"co_filename": "model.py", "co_firstlineno": 7, "guard_count": 3, "fail_type": None}
+    known |= {"entire_frame_compile_time_s": 2.0, "fail_user_frame_filename": "model.py", "fail_user_frame_lineno": 9}
+    return SimpleNamespace(compile_id=region, co_name=name, **{**known, **facts})
+
+
+def test_every_version_of_a_function_is_reported_with_the_time_of_its_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unsupported = {"fail_type": "Unsupported", "fail_reason": "Call to print\nand why", "guard_count": None}
+    known = [
+        *(metrics("0/0", "stale"), metrics("1/0", "stale")),
+        *(metrics("0/0", "forward"), metrics("0/0", None, duration_us=500_000), metrics("0/1", "forward")),
+        metrics("2/0", "elsewhere", co_firstlineno=20),
+        metrics("3/0", "run", co_firstlineno=30, **unsupported),
+        metrics("4/0", "other", co_firstlineno=40, **unsupported),
+    ]
+    monkeypatch.setattr(torch._dynamo.utils, "get_compilation_metrics", lambda: known)
+    called = compile("def run(): pass", "model.py", "exec").co_consts[0].replace(co_firstlineno=30)
+
+    code = compiler.compiled_code(["0/0"], [called])
+
+    assert [(each.region, each.function, each.compile_s) for each in code] == [
+        *(("0/0", "forward", 2.5), ("0/1", "forward", 2.0), ("3/0", "run", None))
+    ]
+    assert (code[2].broke, code[2].broke_at, code[2].guards) == ("Call to print", "model.py:9", None)
+
+
+def test_what_other_threads_compile_is_not_put_down_to_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time_ns() // 1000
+    own = traceback.extract_stack()[0]
+    stacks = [f"Line: 1, Name: {own.name}, Filename: {own.filename}"], ["Line: 1, Name: _start, Filename: threads.py"]
+    known = [
+        metrics(f"{number}/0", f"forward{number}", start_time_us=now, duration_us=1000, stack_trace=stack)
+        for number, stack in enumerate(stacks)
+    ]
+    known.append(metrics("1/0", None, start_time_us=now, duration_us=1000))  # its backward pass
+    monkeypatch.setattr(torch._dynamo.utils, "get_compilation_metrics", lambda: known)
+    begin = time.perf_counter_ns()
+
+    found = compiler.compilations([(begin - 10**10, begin + 10**10)])
+
+    assert [row[1] for row in found] == ["forward0"]
+
+
+@pytest.mark.slow
+def test_a_compilation_in_the_traced_steps_is_named() -> None:
+    compiled, calls = torch.compile(Residual(), backend="aot_eager"), 0
+
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        compiled(torch.ones(4, 16, requires_grad=calls == 5)).sum().backward()
+
+    p = profile_of(step)  # two to warm up, one timed, a first one of the tracer's, and two traced ones
+
+    assert "torch.compile compiled forward (test_compiled.py:" in p._summary.findings.verdict.why
+    assert "traced steps, so these show the compiler at work" in p._summary.findings.verdict.why
 
 
 @pytest.mark.slow

@@ -14,9 +14,10 @@ from perfnb import quantities as fmt
 from perfnb.compiled.runs import RegionRuns, region_runs
 from perfnb.compiled.tables import place_in_words
 from perfnb.findings.facts import Facts, shared, typical
-from perfnb.findings.finding import Finding, rows, rule
+from perfnb.findings.finding import Finding, Row, rows, rule
 from perfnb.findings.proposed_code import lever_line
 from perfnb.findings.rules.repeated import model_calls
+from perfnb.recording.compiled_layers import CompiledCode, region_ids
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints
 from perfnb.recording.text import TEXT
 from perfnb.trace_names import REGION
@@ -116,10 +117,14 @@ def _costs(facts: Facts, chosen: Bools, code: Floats, entering: Floats, kernels:
 @rule("graph breaks", "Slowed by graph breaks", "compiling across them", worth=0.03)
 def graph_breaks(facts: Facts) -> Iterator[Finding]:
     """Regions inside another one: without the graph breaks, all of these would be a single region."""
-    runs = _runs(facts)
-    if runs is None or not (runs.broke_at != "").any():
+    runs, left = _runs(facts), _left_uncompiled(facts)
+    if len(left):
+        yield _uncompiled(facts, left)
+    if runs is None:
         return
-    frame, broken = runs.found.runs, runs.broke_at != ""
+    frame, broken = runs.found.runs, (runs.broke_at != "") & ~np.isin(runs.broke_at, left["broke_at"])
+    if not broken.any():
+        return
     chosen = np.isin(frame["group"], frame["group"][broken])
     group, ends = _without_breaks(facts, frame, chosen)
     following = _following(group, chosen & frame["has_graph"].to_numpy())
@@ -164,6 +169,37 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def _left_uncompiled(facts: Facts) -> pd.DataFrame:
+    """The functions that torch left uncompiled because a graph breaks where it cannot resume, on the CPU."""
+    record = facts.recording.compiled
+    code = pd.DataFrame(columns=CompiledCode._fields) if record is None or facts.gpu is not None else record.code
+    ran = code["region"].isin(region_ids(facts.recording.events))
+    left: pd.DataFrame = code[(code["broke"] != "") & code["guards"].isna() & ~ran]
+    return left
+
+
+def _uncompiled(facts: Facts, left: pd.DataFrame) -> Finding:
+    """What is compiled of such functions is what they call: small regions."""
+    small, first = _small(facts), left.drop_duplicates("broke_at").head(_MOST)
+    named = "; ".join(
+        f"{row.function} ({place_in_words(row.line)}), because its graph breaks at {place_in_words(row.broke_at)} "
+        f"({row.broke})"
+        for row in first.itertuples()
+    )
+    parts = f" What it calls is compiled in parts: {small.evidence}" if small is not None else ""
+    return Finding(
+        "torch.compile leaves a function uncompiled where it cannot resume behind a graph break, such as in a loop or "
+        f"a with block: {named}.{parts}",
+        None if small is None else small.cost.whole,
+        " ".join(f"At {place_in_words(row.broke_at)}: {_cure(row.broke)}." for row in first.itertuples()),
+        "medium",
+        "torch reported the break. Regions and kernels were measured while they were traced, which makes entering a "
+        "region slower.",
+        "What compiling the rest of the function would save.",
+        () if small is None else small.rows,
+    )
+
+
 def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[Ints, Bools]:
     """By run, the number of the region that it would belong to if no graph broke, and whether it is the last of that.
 
@@ -192,12 +228,22 @@ def _cure(reason: str) -> str:
     return next((cure for pattern, cure in _CURES if re.search(pattern, reason)), _OTHER_CURE)
 
 
-@rule("small regions", "Slowed by entering compiled regions", "entering fewer and larger ones", worth=0.1)
-def small_regions(facts: Facts) -> Iterator[Finding]:
-    """Regions without graph breaks, whose entry takes about as long as their kernels."""
+class _Small(NamedTuple):
+    """Regions that are too small to pay."""
+
+    evidence: str
+    cost: _Costs
+    #: Whether several of them could be one.
+    joined: bool
+    rows: tuple[Row, ...]
+
+
+@shared
+def _small(facts: Facts) -> _Small | None:
+    """The regions without graph breaks whose entry takes about as long as their kernels."""
     runs = _runs(facts)
     if runs is None or not runs.kernels_known:
-        return
+        return None
     frame = runs.found.runs
     group = frame["group"].to_numpy()
     alone = (np.bincount(group, minlength=len(frame))[group] == 1) & (runs.broke_at == "")
@@ -205,7 +251,7 @@ def small_regions(facts: Facts) -> Iterator[Finding]:
     entering = runs.ns("lookup_ns") + runs.ns("enter_ns") + runs.ns("rest_ns") + runs.ns("back_enter_ns")
     small = alone & (work > 0) & (entering > _COMPARABLE * work)
     if not small.any():
-        return
+        return None
     # Two regions that could be one have no more code between them than they are long.
     apart, behind = runs.ns("apart_ns"), np.append(np.arange(1, len(frame)), NONE)
     close = frame["apart_ns"].notna().to_numpy() & (apart <= forward + forward[behind])
@@ -221,20 +267,40 @@ def small_regions(facts: Facts) -> Iterator[Finding]:
         f" Another {fmt.duration(cost.code)} is in the code between these regions, and {fmt.duration(cost.kernels)} in "
         "generated kernels that could be fused across it."
     )
-    yield Finding(
+    evidence = (
         f"{fmt.counted(small.sum() / facts.steps, 'compiled region')} per step{f' ({named})' if named else ''}: "
         f"{fmt.duration(work_ms)} in kernels, forward and backward, and {fmt.duration(cost.entering)} in "
-        f"entering and leaving.{seams if joined.any() else ''}",
-        cost.whole,
+        f"entering and leaving.{seams if joined.any() else ''}"
+    )
+    about = rows("op", [f"{REGION}{name}" for name in frame["region"][small].unique()[:_MOST]])
+    return _Small(evidence, cost, bool(joined.any()), about)
+
+
+def _words_of_small(facts: Facts) -> tuple[str, str]:
+    small = _small(facts)
+    if small is None or small.joined:
+        return "Slowed by entering compiled regions", "entering fewer and larger ones"
+    return "Slowed by entering a compiled region", "giving it more work for each entry"
+
+
+@rule("small regions", "Slowed by entering compiled regions", worth=0.1, words=_words_of_small)
+def small_regions(facts: Facts) -> Iterator[Finding]:
+    """Regions that are too small to pay, unless a graph break is why they are small."""
+    small = _small(facts)
+    if small is None or len(_left_uncompiled(facts)):
+        return
+    yield Finding(
+        small.evidence,
+        small.cost.whole,
         "Compile what calls these regions, so that one larger region is entered instead of many."
-        if joined.any()
+        if small.joined
         else "Give the region more work for each entry: larger batches, or more of the step. Otherwise, compare it "
         "with the uncompiled code, which may be as fast.",
         "medium",
         "Regions and kernels were measured while they were traced, which makes entering a region slower.",
         "Whether what calls the regions can be compiled as a whole.",
-        rows("op", [f"{REGION}{name}" for name in frame["region"][small].unique()[:_MOST]]),
-        code=_whole_model(facts) if joined.any() else "",
+        small.rows,
+        code=_whole_model(facts) if small.joined else "",
     )
 
 

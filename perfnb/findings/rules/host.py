@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.blocks import Kind
-from perfnb.findings.facts import Facts
+from perfnb.findings.facts import COMPILED, Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.gpu_facts import LONG_NS, GpuFacts
 from perfnb.findings.lines import NAMED, lines_in_words, not_below_samples, short
@@ -52,7 +51,6 @@ _WHERE = {
 _OUTSIDE = ("loss", "other")
 #: Peak bytes above which freeing memory may take long.
 _LARGE = 256 * 2**20
-_COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|TorchDynamo|## Call CompiledFxGraph")
 _PLACES = {"calls": "calls of the GPU's runtime", "ops": "ops", "functions": "Python functions"}
 #: Share of the time above which one place where the host was seen takes most of it.
 _MAINLY = 0.5
@@ -63,14 +61,16 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
     """On the CPU: everything in forward and backward that is not work in longer operators."""
     if facts.gpu is not None:
         return
-    ops = facts.ops
-    looped = reads_of(facts).looped  # findings of their own
-    outer = ops[ops["phase"].isin(_PHASES) & ops["outer"] & ~looped[facts.lines[ops["block"].to_numpy()]]]
+    ops, blocks = facts.ops, facts.attribution.host.blocks
+    # Reads in loops and compiled code have findings of their own.
+    chosen = ~reads_of(facts).looped & ~facts.in_compiled(blocks["thread"].to_numpy(), blocks["start"].to_numpy())
+    outer = ops[ops["phase"].isin(_PHASES) & ops["outer"] & chosen[facts.lines[ops["block"].to_numpy()]]]
+    outer = outer[~facts.in_compiled(outer["thread"].to_numpy(), outer["start"].to_numpy())]
     small = outer[outer["whole_ns"] < facts.tiny_ns]
     count = len(small) / facts.steps
     if count < _FEWEST:
         return
-    calling, rounds = _calling_ms(facts, small["whole_ns"].to_numpy(), ~looped), _rounds(facts)
+    calling, rounds = _calling_ms(facts, small["whole_ns"].to_numpy(), chosen), _rounds(facts)
     if facts.share(calling) < _WORTH:
         return
     layers, modules = facts.heaviest_layers(small), facts.recording.modules
@@ -228,7 +228,7 @@ def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
     """
     cells, modules = facts.attribution.cells, facts.recording.modules
     nothing = np.zeros(len(cells))
-    compiled = modules["compiled"].any() or found(facts.recording.events["name"], _COMPILED.search).any()
+    compiled = modules["compiled"].any() or found(facts.recording.events["name"], COMPILED.search).any()
     if not facts.live or facts.gpu is not None or compiled:  # compiled code does not show up as ops
         return HostTime(nothing, nothing, nothing.astype(bool))
     outer = facts.ops[facts.ops["outer"]]

@@ -1,0 +1,152 @@
+"""The operations that each kernel of a compiled graph computes, and the bytes that they read from and write to memory.
+
+Inductor names more with a kernel than it computes: also operations whose results an earlier kernel has stored, and
+operators of libraries for which it only arranges the inputs. What a kernel computes therefore follows from the graph:
+
+- A kernel of a library computes the operator that it is named after, which no other kernel computes.
+- The first kernel that is named with another operation stores its result if the caller of the graph needs it, an
+  operator of a library, or an operation of a kernel that is not named with it. Other kernels read what was stored.
+- A result that nothing outside needs stays inside each kernel: operations that several kernels need are computed in
+  each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from perfnb.recording.nesting import NONE
+
+
+class Operation(NamedTuple):
+    """An operation of a graph after Inductor's passes, or an input of the graph."""
+
+    name: str
+    #: As in a trace, such as ``aten::gelu``; empty for an input.
+    op: str
+    #: The modules that called it, from the outside in: their paths from the compiled code, and their classes.
+    modules: tuple[tuple[str, str], ...]
+    inputs: tuple[str, ...]
+    #: Of its result.
+    bytes: int
+    flops: int
+    #: The user's line: file, number and text; empty if unknown.
+    source: tuple[str, int, str] | tuple[()]
+    #: Whether its result is memory of its first input, so that it computes nothing.
+    view: bool = False
+    #: Whether the graph returns its result.
+    returned: bool = False
+
+
+class Kernel(NamedTuple):
+    """A kernel call in a compiled graph."""
+
+    #: As in the generated code: ``cpp_fused_gelu_1``, ``extern_kernels.addmm``.
+    name: str
+    #: Whether it is an operator of a library, not generated code.
+    extern: bool
+    #: Keys of the operations that Inductor names with it.
+    operations: tuple[str, ...]
+
+
+class Work(NamedTuple):
+    """What a kernel does."""
+
+    #: The operations that it computes, by key, with the bytes that each reads from or writes to memory. What they pass
+    #: to one another stays inside.
+    moved: Mapping[str, int]
+    #: Whether a result is only for code outside the graph.
+    leaves: bool
+
+
+#: Operations that read as many elements of their first input as they return.
+_PICKING = frozenset(f"aten::{name}" for name in ("embedding", "index", "index_select", "gather", "_unsafe_index"))
+
+
+def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> list[Work]:
+    """What each kernel of a graph does; `operations` are in the order of the graph.
+
+    A kernel of which that is not known, such as one that arranges memory, has all operations that it is named with, and
+    moves no bytes.
+    """
+    memory, nothing = _Memory(operations), set[str]()
+    operators = [_operator_of(kernel, operations) if kernel.extern else nothing for kernel in kernels]
+    of_libraries = nothing.union(*operators)
+    named = dict[str, list[int]]()
+    for number, kernel in enumerate(kernels):
+        for name in operators[number] if kernel.extern else set(kernel.operations) - of_libraries:
+            named.setdefault(name, []).append(number)
+    stored = {name: at[0] for name, at in named.items() if name in operations and memory.is_stored(name, at, named)}
+    work = []
+    for number, kernel in enumerate(kernels):
+        names = [name for name in kernel.operations if name in operations]
+        own = {name for name in names if not operations[name].view and stored.get(name, number) == number}
+        own = own & operators[number] if kernel.extern else own - of_libraries
+        results = own & stored.keys()
+        computed = memory.leading_to(results or {name for name in own if not memory.users[name] & own}, own)
+        moved = memory.moved([name for name in names if name in computed], results)
+        moved = moved or dict.fromkeys(names, 0)
+        work.append(Work(moved, any(not memory.users[name] for name in moved)))
+    return work
+
+
+def _operator_of(kernel: Kernel, operations: Mapping[str, Operation]) -> set[str]:
+    """The operation that a kernel of a library is, if one is known: the one with its name, or else the first."""
+    names = [name for name in kernel.operations if name in operations and not operations[name].view]
+    words = kernel.name.split(".")
+    named = [name for name in names if operations[name].op.rpartition("::")[2] in words]
+    return set((named or names)[:1])
+
+
+class _Memory:
+    """The results of a graph's operations; a view is memory of another one."""
+
+    def __init__(self, operations: Mapping[str, Operation]) -> None:
+        self._operations = operations
+        self._base: dict[str, str] = {}
+        #: Bytes of the memory that a view shows.
+        self._shown: dict[str, int] = {}
+        for key, operation in operations.items():
+            held = operation.inputs[0] if operation.view and operation.inputs else key
+            self._base[key] = self._base.get(held, held)
+            self._shown[key] = min(operation.bytes, self._shown.get(held, operation.bytes))
+        self._returned = {self._base[key] for key, operation in operations.items() if operation.returned}
+        #: Keys of the operations that use each result, also through views.
+        self.users: dict[str, set[str]] = {key: set() for key in operations}
+        for key, operation in operations.items():
+            for name in () if operation.view else operation.inputs:
+                self.users.setdefault(self._base.get(name, name), set()).add(key)
+
+    def is_stored(self, key: str, at: Sequence[int], named: Mapping[str, Sequence[int]]) -> bool:
+        """Whether something needs the result of an operation that none of the kernels, by their places, computes."""
+        users = self.users[key]
+        return not users or key in self._returned or any(not set(named.get(user, (NONE,))) <= set(at) for user in users)
+
+    def leading_to(self, results: Iterable[str], inside: set[str]) -> set[str]:
+        """The operations among some that results follow from, and these."""
+        found, waiting = set(results), list(results)
+        while waiting:
+            inputs = {self._base.get(name, name) for name in self._operations[waiting.pop()].inputs}
+            new = (inputs & inside) - found
+            found |= new
+            waiting += new
+        return found
+
+    def moved(self, computed: Sequence[str], results: set[str]) -> dict[str, int]:
+        """Bytes that each operation of a kernel reads or writes."""
+        inside, moved, left = set(computed), dict[str, int](), dict[str, int]()
+        for key in computed:
+            operation = self._operations[key]
+            moved[key] = operation.bytes if key in results else 0
+            for place, name in enumerate(dict.fromkeys(operation.inputs)):
+                base = self._base.get(name, name)
+                if base in inside or base not in self._operations:
+                    continue
+                reads = self._shown[name]
+                if place == 0 and operation.op in _PICKING:
+                    reads = min(reads, operation.bytes)
+                left.setdefault(base, self._operations[base].bytes)
+                reads = min(reads, left[base])  # views may show the same memory
+                left[base] -= reads
+                moved[key] += reads
+        return moved
