@@ -127,3 +127,6 @@ export function drawnToFit(holder, draw) {
 }
 
 export const swatch = (mark) => h("i", { class: `pf-key pf-${mark.pattern}`, style: `background-color:${mark.colour}`, "aria-hidden": "true" });
+
+// What the marks of a picture stand for.
+export const legendOf = (marks, props) => h("ul", { class: "pf-legend", ...props }, marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word))));
