@@ -53,16 +53,15 @@ def memory_document(summary: MemorySummary) -> Document:
 
 def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
     """What would free memory at the peak."""
-    columns = (
-        Column("option"),
-        Column("frees", "bytes", bar=True),
-        Column("leaves", "bytes"),
-        Column("basis", priority=1, help="computed from sizes alone, or estimated"),
-    )
+    columns = {
+        "option": Column("option"),
+        "frees_bytes": Column("frees", "bytes", bar=True),
+        "leaves": Column("leaves", "bytes"),
+        "basis": Column("basis", priority=1, help="computed from sizes alone, or estimated"),
+    }
     figures = options.assign(leaves=(peak - options["frees_bytes"]).clip(lower=0))
-    rows = figures[["option", "frees_bytes", "leaves", "basis"]].to_numpy(dtype=object).tolist()
     heading = f"{title} (each option on its own)"
-    return Table(heading, columns, rows, details=options["detail"].tolist(), noun="option")
+    return Table.of(heading, figures, columns, details=options["detail"].tolist(), noun="option")
 
 
 def _instant(summary: MemorySummary) -> str:
@@ -107,22 +106,19 @@ def _sections(summary: MemorySummary) -> Iterator[Section]:
     )
     parts = tuple(Part(palette.category(name), size) for name, size in summary.by_category.items())
     yield Bars(f"Alive at the {instant}, by category", "bytes", (Bar("", parts, peak),))
-    columns = (
-        Column("layer"),
-        Column("category"),
-        Column("memory", "bytes", bar=True),
-        Column("share", "share"),
-        Column("allocations", "count", priority=1),
-    )
-    owners = summary.owners[["layer", "category", "bytes", "share", "count"]].itertuples(index=False)
-    rows = [
-        ("no layer" if pd.isna(layer) else str(layer), palette.category(str(category)), *figures)
-        for layer, category, *figures in owners
-    ]
-    yield Table(
+    columns = {
+        "layer": Column("layer"),
+        "category": Column("category"),
+        "bytes": Column("memory", "bytes", bar=True),
+        "share": Column("share", "share"),
+        "count": Column("allocations", "count", priority=1),
+    }
+    marks = summary.owners["category"].astype(object).map(lambda name: palette.category(str(name)))
+    layers = summary.owners["layer"].astype(object).fillna("no layer")
+    yield Table.of(
         f"Owners at the {instant}",
+        summary.owners.assign(layer=layers, category=marks),
         columns,
-        rows,
         budget=Budget(8, 15),
         noun="owner",
         selects=(("layers", "Show in the layers"),),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.tables import DIRECTIONS
-from perfnb.draw.document import Budget, Column, Document, Inner, Nesting, Split, Table
+from perfnb.draw.document import Budget, Column, Document, Inner, Nesting, Split, Table, cells_of
 from perfnb.draw.palette import mark
 from perfnb.draw.tab import Tab
 from perfnb.recording.layer_tree import nested, split_layers
@@ -98,7 +96,7 @@ def _ops_of_layers(report: Report) -> Inner:
 
 
 def _figures_of(used: pd.DataFrame) -> list[list[float | None]]:
-    return [_known(used[name]) for name in ("calls", "self_cpu_ms", "gpu_ms")]
+    return [cells_of(used[name]) for name in ("calls", "self_cpu_ms", "gpu_ms")]
 
 
 def ops_document(report: Report) -> Document:
@@ -156,14 +154,7 @@ def _held(frame: pd.DataFrame, name: str) -> pd.Series:
 
 
 def _known_rows(columns: Sequence[pd.Series]) -> list[tuple[Any, ...]]:
-    """Rows of numbers, ``None`` where one is not known."""
-    return list(zip(*map(_known, columns), strict=True))
-
-
-def _known(column: pd.Series) -> list[float | None]:
-    """The numbers of a column, ``None`` where one is not known."""
-    numbers = column.to_numpy(dtype=float, na_value=np.nan)
-    return [number if math.isfinite(number) else None for number in numbers.tolist()]
+    return list(zip(*map(cells_of, columns), strict=True))
 
 
 LAYERS = Tab("layers", lambda report: report if len(report.summary.layers) else None, layers_document)
