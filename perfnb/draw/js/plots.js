@@ -1,6 +1,6 @@
 // Bars, effects and charts of documents.
-import { drawnToFit, levelRules, logTicks, namesBeside, niceTicks, patternFills, roundNumber, swatch, textWidth, uprightRules } from "./chart.js";
-import { drawn, figure, h } from "./dom.js";
+import { drawnToFit, legendOf, levelRules, logTicks, namesBeside, niceTicks, patternFills, roundNumber, swatch, textWidth, uprightRules } from "./chart.js";
+import { columnHead, drawn, figure, h } from "./dom.js";
 import { inUnit, share } from "./format.js";
 
 // Each measurement as a dot in its order, so that drift and outliers show.
@@ -62,10 +62,9 @@ export function effects(section) {
     h("th", { scope: "row", class: "pf-text" }, h("span", { class: "pf-name", title: effect.label }, effect.label)),
     h("td", {}, figure(effect.words)), h("td", {}, effect.ratio > 0 && scale(effect)),
     h("td", { class: "pf-text" }, effect.verdict), detailed && h("td", { class: "pf-text pf-quiet pf-wraps" }, effect.detail));
-  const head = (word, text) => (word ? h("th", { scope: "col", class: text ? "pf-text" : null }, word) : h("td"));
   const note = section.same_within != null && h("p", { class: "pf-quiet" }, `1 × is the baseline. Ratios within ${share(section.same_within)} of it, in the band, count as the same.`);
   return [h("div", { class: "pf-wide" }, h("table", { class: "pf-effects", "aria-label": section.title },
-    h("thead", {}, h("tr", {}, head(section.head, true), head("ratio"), head("faster or less ← 1 × → slower or more", true), head("verdict", true), detailed && head("", true))),
+    h("thead", {}, h("tr", {}, columnHead(section.head, true), columnHead("ratio"), columnHead("faster or less ← 1 × → slower or more", true), columnHead("verdict", true), detailed && columnHead("", true))),
     h("tbody", {}, section.rows.map(row)))), note];
 }
 
@@ -112,7 +111,7 @@ function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, s
   return holder;
 }
 
-const legend = (marks) => (marks.length > 1 || marks[0]?.word ? h("ul", { class: "pf-legend" }, marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word)))) : null);
+const legend = (marks) => (marks.length > 1 || marks[0]?.word ? legendOf(marks) : null);
 const known = (values) => (values ?? []).filter((value) => value != null);
 const SERIES_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
@@ -176,6 +175,6 @@ export function heat(section) {
   if (!section.values.length) return null;
   const cell = (value) => h("td", { style: value == null ? null : `background:color-mix(in srgb, #0072b2 ${(55 * Math.max(0, value)) / (most || 1)}%, transparent)` }, inUnit(value, section.unit));
   return h("div", { class: "pf-wide" }, h("table", { class: "pf-heat", "aria-label": section.title },
-    h("thead", {}, h("tr", {}, section.across ? h("th", { scope: "col", class: "pf-text" }, section.across) : h("td"), section.columns.map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", {}, h("tr", {}, columnHead(section.across, true), section.columns.map((name) => columnHead(name)))),
     h("tbody", {}, section.values.map((row, i) => h("tr", {}, h("th", { scope: "row", class: "pf-text" }, section.rows[i]), row.map(cell))))));
 }

@@ -1,6 +1,6 @@
 // Memory over a step: a curve with a cursor, and the largest allocations alive at its instant.
 import { drawnToFit, levelRules, niceTicks, patternFills, roundNumber, roundSize, swatch, textWidth } from "../../draw/js/chart.js";
-import { drawn, figure, h } from "../../draw/js/dom.js";
+import { drawn, figure, h, holdsFocus, onKeys } from "../../draw/js/dom.js";
 import { byteSize, duration, share, significant, timeUnit } from "../../draw/js/format.js";
 import { placeAfter } from "../../draw/js/sorted_places.js";
 import { pictures } from "../../draw/js/document.js";
@@ -46,9 +46,7 @@ function memoryFacts(data) {
 
 function memoryCurve(data) {
   const facts = memoryFacts(data);
-  if (!facts.t.length) {
-    return null;
-  }
+  if (!facts.t.length) return null;
   const state = { at: data.peak.at, pinned: false };
   const legend = memoryLegend(data, facts, () => refit());
   const panel = h("div", { class: "pf-alive" });
@@ -64,7 +62,7 @@ function memoryCurve(data) {
     panel.replaceChildren(...aliveList(data, facts, state, at, words, toPeak));
   };
   const toPeak = () => {
-    const focused = panel.contains(panel.getRootNode().activeElement ?? null);
+    const focused = holdsFocus(panel);
     state.pinned = false;
     show(data.peak.at);
     if (focused) slider.focus();
@@ -108,20 +106,14 @@ function steer(slider, facts, state, timeAt, show, toPeak) {
     state.pinned = !(state.pinned && at === state.at);
     show(at);
   });
-  slider.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey) return;
-    const last = facts.t.length - 1;
-    const [step, leap] = [1, Math.max(1, Math.round(last / 20))];
-    const moves = {
-      ArrowRight: event.shiftKey ? leap : step, ArrowUp: step, ArrowLeft: event.shiftKey ? -leap : -step, ArrowDown: -step,
-      PageUp: leap, PageDown: -leap, Home: -Infinity, End: Infinity,
-    };
-    if (event.key === "Escape") toPeak();
-    else if (event.key in moves) {
-      state.pinned = true;
-      show(Math.min(last, Math.max(0, state.at + moves[event.key])));
-    } else return;
-    event.preventDefault();
+  const last = facts.t.length - 1;
+  const leap = Math.max(1, Math.round(last / 20));
+  const by = (step, leaps = step) => (event) => {
+    state.pinned = true;
+    show(Math.min(last, Math.max(0, state.at + (event.shiftKey ? leaps : step))));
+  };
+  onKeys(slider, {
+    ArrowRight: by(1, leap), ArrowUp: by(1), ArrowLeft: by(-1, -leap), ArrowDown: by(-1), PageUp: by(leap), PageDown: by(-leap), Home: by(-Infinity), End: by(Infinity), Escape: toPeak,
   });
 }
 
