@@ -352,6 +352,22 @@ class Series:
     #: Values of y that matter, by what they are.
     levels: Mapping[str, float] = field(default_factory=dict)
     key: str = ""
+    #: Whether each line is drawn as an area on top of those before it.
+    stacked: bool = False
+    #: What happened meanwhile, from where to where on the axis.
+    spans: Sequence[tuple[Mark, float, float]] = ()
+
+    @property
+    def drawn(self) -> tuple[Line, ...]:
+        """The lines as they are drawn: of stacked ones, the sums, each with its area as its band."""
+        if not self.stacked:
+            return self.lines
+        below, lines = [0.0] * len(self.at), list[Line]()
+        for line in self.lines:
+            sums = [base + (fmt.known(value) or 0.0) for base, value in zip(below, line.values, strict=False)]
+            lines.append(Line(line.mark, sums, below, sums))
+            below = sums
+        return tuple(lines)
 
 
 @dataclass(frozen=True)

@@ -87,16 +87,12 @@ def test_the_wheel_is_the_pages_until_the_timeline_is_clicked(opened):
     t.page.keyboard.down("Control")
     t.page.mouse.wheel(0, -100)
     t.page.keyboard.up("Control")
-    t.page.wait_for_function(
-        "(to) => Number(document.querySelector('.pf-canvas').dataset.to) < to", arg=whole[1] * 999
-    )
+    t.page.wait_for_function("(to) => Number(document.querySelector('.pf-canvas').dataset.to) < to", arg=whole[1] * 999)
     near = t.window_us()
     t.click("Phases", 990)
     top = t.page.evaluate("scrollY")
     t.page.mouse.wheel(0, -200)
-    t.page.wait_for_function(
-        "(to) => Number(document.querySelector('.pf-canvas').dataset.to) < to", arg=near[1] * 999
-    )
+    t.page.wait_for_function("(to) => Number(document.querySelector('.pf-canvas').dataset.to) < to", arg=near[1] * 999)
     assert t.page.evaluate("scrollY") == top
     assert t.window_us()[1] - t.window_us()[0] < near[1] - near[0]
 

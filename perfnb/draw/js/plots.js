@@ -115,20 +115,32 @@ const legend = (marks) => (marks.length > 1 || marks[0]?.word ? legendOf(marks) 
 const known = (values) => (values ?? []).filter((value) => value != null);
 const SERIES_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
+// Lines that are stacked become areas between the sums.
+function stackedLines({ at, lines }) {
+  let below = at.map(() => 0);
+  return lines.map((line) => {
+    const low = below;
+    below = low.map((base, i) => base + (line.values[i] ?? 0));
+    return { ...line, values: below, low, high: below };
+  });
+}
+
 export function series(section) {
-  const { at, lines, levels } = section;
+  const { at, levels } = section;
+  const lines = section.stacked ? stackedLines(section) : section.lines;
   const values = [...known(lines.flatMap((line) => line.values)), ...Object.values(levels)];
   const most = 1.5 * Math.max(...values); // a wide band is cut off, or it would flatten its line
   const ys = [...values, ...lines.flatMap((line) => [...known(line.low), ...known(line.high).map((value) => Math.min(value, most))])];
   if (!known(lines.flatMap((line) => line.values)).length) return null;
   const marks = lines.map(({ mark }) => mark);
   const path = (values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
-  const draw = (x, y, [right]) => [
+  const draw = (x, y, [right, lowest], fills) => [
     lines.map((line, i) => [
-      line.low && line.high && drawn("path", { fill: line.mark.colour, "fill-opacity": 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
-      drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
-      known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
+      line.low && line.high && drawn("path", { fill: section.stacked ? fills[i] : line.mark.colour, "fill-opacity": section.stacked ? 1 : 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
+      !section.stacked && drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
+      !section.stacked && known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
         drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]),
+    section.spans.map(([mark, from, to]) => drawn("rect", { x: x(from), y: lowest + 1, width: x(to) - x(from), height: 6, fill: mark.colour }, drawn("title", {}, mark.word))),
     Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: FRAME.left, x2: right, y1: y(value), y2: y(value) }),
       drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)])];
   return [legend(marks), plotted({ title: section.title, x: section.x, y: section.y, xs: at, ys, floor: section.y.log ? undefined : 0 }, marks, draw)];
