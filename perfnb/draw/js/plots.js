@@ -95,7 +95,7 @@ function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
 }
 
 // A chart on two axes, redrawn to fit; `shapes` gets the places of numbers and returns what is drawn.
-function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, shapes) {
+export function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, shapes) {
   const holder = h("div", { class: "pf-chart" });
   const lowest = FRAME.top + height;
   drawnToFit(holder, (width) => {
@@ -103,9 +103,9 @@ function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, s
     const across = scaleOf(x, xs, [FRAME.left, right], Math.max(2, width / 170));
     const up = y && scaleOf(y, ys, [lowest, FRAME.top], 3, floor);
     const { defs, fills } = patternFills(marks);
-    holder.replaceChildren(drawn("svg", { width, height: lowest + FRAME.below, role: "img", "aria-label": title }, defs,
+    holder.replaceChildren(drawn("svg", { width, height: lowest + FRAME.below, ...(title ? { role: "img", "aria-label": title } : { "aria-hidden": "true" }) }, defs,
       uprightRules(across.ticks, across.at, [FRAME.top, lowest]), up && levelRules(up.ticks, up.at, [FRAME.left, right]),
-      drawn("text", { x: (FRAME.left + right) / 2, y: lowest + 34, "text-anchor": "middle" }, x.label),
+      drawn("text", { x: (FRAME.left + right) / 2, y: lowest + 36, "text-anchor": "middle" }, x.label),
       y?.label && drawn("text", { x: FRAME.left, y: 10 }, y.label), shapes(across.at, up?.at, [right, lowest], fills)));
   });
   return holder;
@@ -116,7 +116,7 @@ const known = (values) => (values ?? []).filter((value) => value != null);
 const SERIES_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 // Lines that are stacked become areas between the sums.
-function stackedLines({ at, lines }) {
+export function stackedLines(at, lines) {
   let below = at.map(() => 0);
   return lines.map((line) => {
     const low = below;
@@ -125,25 +125,43 @@ function stackedLines({ at, lines }) {
   });
 }
 
+export const pointsOf = (at, values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
+export const areaOf = (at, line, x, y, props) => drawn("path", { ...props, d: `M${[...pointsOf(at, line.high, x, y), ...pointsOf(at, line.low, x, y).reverse()].join("L")}Z` });
+
+// What happened meanwhile, below a chart, with the words that have room.
+export function spansBelow(spans, x, lowest, fills, words = (mark) => mark.word) {
+  let free = -Infinity;
+  return spans.map(([mark, begin, end], i) => {
+    const [from, to, wide] = [x(begin), x(end), textWidth(mark.word)];
+    const fits = to - from >= wide && (from + to - wide) / 2 > free;
+    if (fits) free = (from + to + wide) / 2 + 6;
+    return drawn("g", { class: "pf-span" }, drawn("title", {}, words(mark, begin, end)),
+      drawn("rect", { x: from, y: lowest + 1, width: Math.max(1, to - from - 1), height: 7, fill: fills[i], rx: 1.5 }),
+      fits && drawn("text", { x: (from + to) / 2, y: lowest + 36, "text-anchor": "middle" }, mark.word));
+  });
+}
+
 export function series(section) {
-  const { at, levels } = section;
-  const lines = section.stacked ? stackedLines(section) : section.lines;
+  const { at, levels, spans } = section;
+  const lines = section.stacked ? stackedLines(at, section.lines) : section.lines;
   const values = [...known(lines.flatMap((line) => line.values)), ...Object.values(levels)];
   const most = 1.5 * Math.max(...values); // a wide band is cut off, or it would flatten its line
   const ys = [...values, ...lines.flatMap((line) => [...known(line.low), ...known(line.high).map((value) => Math.min(value, most))])];
   if (!known(lines.flatMap((line) => line.values)).length) return null;
   const marks = lines.map(({ mark }) => mark);
-  const path = (values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
   const draw = (x, y, [right, lowest], fills) => [
     lines.map((line, i) => [
-      line.low && line.high && drawn("path", { fill: section.stacked ? fills[i] : line.mark.colour, "fill-opacity": section.stacked ? 1 : 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
-      !section.stacked && drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
-      !section.stacked && known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
-        drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]),
-    section.spans.map(([mark, from, to]) => drawn("rect", { x: x(from), y: lowest + 1, width: x(to) - x(from), height: 6, fill: mark.colour }, drawn("title", {}, mark.word))),
+      line.low && line.high && areaOf(at, line, x, y, section.stacked ? { fill: fills[i] } : { fill: line.mark.colour, "fill-opacity": 0.2 }),
+      !section.stacked && [
+        drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length], d: `M${pointsOf(at, line.values, x, y).join("L")}` }),
+        known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
+          drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]]),
+    spansBelow(spans, x, lowest, fills.slice(marks.length)),
     Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: FRAME.left, x2: right, y1: y(value), y2: y(value) }),
       drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)])];
-  return [legend(marks), plotted({ title: section.title, x: section.x, y: section.y, xs: at, ys, floor: section.y.log ? undefined : 0 }, marks, draw)];
+  const x = spans.length ? { ...section.x, label: "" } : section.x; // their words stand there
+  const chart = { title: section.title, x, y: section.y, xs: at, ys, floor: section.y.log ? undefined : 0 };
+  return [legend(marks), plotted(chart, [...marks, ...spans.map(([mark]) => mark)], draw)];
 }
 
 export function strip(section) {
