@@ -27,6 +27,7 @@ from perfnb.draw.as_text import (
     row_cells,
     scale_of,
     span_words,
+    stacks_of,
     strip_words,
     sums_of,
     sure_words,
@@ -124,28 +125,21 @@ def _titled(title: str, body: str) -> str:
 
 
 def _bars(section: Bars) -> str:
-    stacks = [[(part.mark, part.value) for part in bar.parts if part.value > 0] for bar in section.bars]
-    totals = [sum(value for _, value in stack) for stack in stacks]
-    longest = max(totals, default=0.0)
+    stacks, longest = stacks_of(section)
     if not longest > 0:
         return ""
-    rows: list[Sequence[str]] = []
-    if len(section.bars) == 1:
-        (stack,), (total,) = stacks, totals
-        for mark, value in stack:
-            rows.append(
-                (tables.keyed(mark), _figure(value, section.unit), escape.html_sentence(fmt.share(value / total)))
-            )
-        drawn = tables.full_bar(stack, total)
-        return drawn + tables.table(escape.html_sentence(section.title), ["", "", "share"], rows)
+    title, rows = escape.html_sentence(section.title), list[Sequence[str]]()
+    if len(stacks) == 1:
+        for mark, value in sums_of(stacks[0]).items():
+            rows.append((tables.keyed(mark), _figure(value, section.unit), _figure(value / longest, "share")))
+        return tables.full_bar(stacks[0], longest) + tables.table(title, ["", "", "share"], rows)
     marks = marks_in(section)
-    for bar, stack, total in zip(section.bars, stacks, totals, strict=True):
+    for bar, stack in zip(section.bars, stacks, strict=True):
         held = sums_of(stack)
         figures = (_figure(held[mark], section.unit) if mark in held else "" for mark in marks)
         drawn = tables.bar(stack, longest, _LONGEST)
-        rows.append((tables.name(bar.label), drawn, _figure(total, section.unit), *figures))
-    heads = ["", "", "total", *map(tables.keyed, marks)]
-    return tables.table(escape.html_sentence(section.title), heads, rows, texts=2)
+        rows.append((tables.name(bar.label), drawn, _figure(sum(held.values()), section.unit), *figures))
+    return tables.table(title, ["", "", "total", *map(tables.keyed, marks)], rows, texts=2)
 
 
 def _figure(value: float | None, unit: str) -> str:

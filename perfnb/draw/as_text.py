@@ -148,17 +148,16 @@ def section_text(section: Section, width: int) -> list[str]:
 
 
 def _bars(section: Bars, width: int) -> list[str]:
-    stacks = [[(part.mark, part.value) for part in bar.parts if part.value > 0] for bar in section.bars]
-    totals = [sum(value for _, value in stack) for stack in stacks]
-    longest = max(totals, default=0.0)
+    stacks, longest = stacks_of(section)
     if not longest > 0:
         return []
+    if len(stacks) == 1:
+        held = sums_of(stacks[0]).items()
+        entries = [(mark, words(value, section.unit), fmt.share(value / longest)) for mark, value in held]
+        return [_stacked(stacks[0], width), *bars.legend(entries, width)]
     labels = [escape.plain(bar.label, _LABEL) for bar in section.bars]
+    totals = [sum(value for _, value in stack) for stack in stacks]
     figures = [words(total, section.unit) for total in totals]
-    if len(section.bars) == 1:
-        (stack,), (total,) = stacks, totals
-        entries = [(mark, words(value, section.unit), fmt.share(value / total)) for mark, value in stack]
-        return [_stacked(stack, width), *bars.legend(entries, width)]
     cells = max(map(escape.cells, labels))
     room = width - cells - 2 - max(map(len, figures))
     lines = [
@@ -178,6 +177,12 @@ def marks_in(section: Bars) -> list[Mark]:
     parts = [part for bar in section.bars for part in bar.parts]
     held = {part.mark for part in parts if part.value > 0}
     return [mark for mark in dict.fromkeys(part.mark for part in parts) if mark in held]
+
+
+def stacks_of(section: Bars) -> tuple[list[list[tuple[Mark, float]]], float]:
+    """Return the parts of each bar that are more than nothing, and the length of the longest bar."""
+    stacks = [[(part.mark, part.value) for part in bar.parts if part.value > 0] for bar in section.bars]
+    return stacks, max((sum(value for _, value in stack) for stack in stacks), default=0.0)
 
 
 def sums_of(stack: Sequence[tuple[Mark, float]]) -> dict[Mark, float]:
