@@ -359,7 +359,7 @@ class Series:
 
     @property
     def drawn(self) -> tuple[Line, ...]:
-        """The lines as they are drawn: of stacked ones, the sums, each with its area as its band."""
+        """The lines to draw: of stacked ones, the sums, each with its area as its band."""
         if not self.stacked:
             return self.lines
         below, lines = [0.0] * len(self.at), list[Line]()
