@@ -23,10 +23,11 @@ function machinePicture(data) {
     const seen = board.phasesIn(from, to, 250).length;
     write(hint, seen ? phases.placed ? "lighter: estimated from the traced steps" : "" : "zoom in on the strip below to see phases in the charts");
   };
+  const legend = phases && legendOf(phases.marks);
+  legend?.append(h("li", {}, hint));
   const element = h("div", { class: "pf-view pf-machine" },
-    h("div", { class: "pf-watch-header" }, board.line, h("div", { class: "pf-buttons" }, reset)),
+    h("div", { class: "pf-watch-header" }, board.line, h("div", { class: "pf-buttons" }, reset)), legend,
     board.element);
-  if (phases) element.firstChild.after(legendOf(phases.marks), hint);
   if (phases) element.append(drawn("svg", { width: 0, height: 0, class: "pf-watch-patterns", "aria-hidden": "true" }, phases.defs));
   board.draw();
   return { element, shown: board.draw, size: clock(store.last - store.first) };
