@@ -82,7 +82,7 @@ def _kernels(summary: CompiledSummary) -> Table:
         "part": Column("share", "share", bar=True, help="Of the time of all kernels of compiled code"),
         "bytes_per_s": Column("bandwidth", "bytes/s", 2, help="Bytes read and written, by the graph's shapes"),
     }
-    few = kernels["layers"].map(lambda names: "" if pd.isna(names) else _few(str(names)))
+    few = [_few(str(names)) if pd.notna(names) else "" for names in kernels["layers"]]
     part = kernels["ms"] / (float(kernels["ms"].sum()) or 1.0)
     shares = summary.shares
     return Table.of(

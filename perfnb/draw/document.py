@@ -288,7 +288,7 @@ class Table:
     key: str = ""
 
     @classmethod
-    def of(cls, title: str, frame: Any, columns: Mapping[str | tuple[str, str, str], Column], **more: Any) -> Table:
+    def of(cls, title: str, frame: Any, columns: Mapping[Any, Column], **more: Any) -> Table:
         """Return a table of columns of a DataFrame.
 
         Parameters

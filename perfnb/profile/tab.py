@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -64,7 +64,8 @@ def layers_document(report: Report) -> Document:
     }
     times = [cells_of(layers[f"{name}_ms"]) for name in ("total", *DIRECTIONS)]
     totals = [Split(total, tuple(parts)) for total, *parts in zip(*times, strict=True)]
-    shown = _ran(layers).assign(label=[*labels, *map(str, special.index)], total=totals)
+    parted = pd.Series(totals, layers.index, dtype=object)
+    shown = _ran(layers).assign(label=[*labels, *map(str, special.index)], total=parted)
     places = report.layer_places
     weights = [total.number or 0.0 for total in totals[: len(modules)]]
     path = [places[name] for name in map(str, report.summary.hot_path) if name in places]
@@ -144,7 +145,8 @@ def _brief(layers: Sequence[str]) -> str:
 def _ran(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame without the times of a pass or a device that never ran."""
     timed = [name for name in ("recompute_ms", "gpu_ms") if name in frame]
-    return frame.assign(**{name: pd.NA for name in timed if not (frame[name].fillna(0) > 0).any()})
+    never: dict[str, Any] = {name: pd.NA for name in timed if not (frame[name].fillna(0) > 0).any()}
+    return frame.assign(**never)
 
 
 LAYERS = Tab("layers", lambda report: report if len(report.summary.layers) else None, layers_document)
