@@ -25,7 +25,7 @@ _FRAMES, _ROUNDS, _STEPS = 120, 20, 100
 
 #: Zoom, or scroll while pointing, in a frame.
 _ABOUT = """
-  const canvas = document.querySelector(".pf-fl-canvas");
+  const canvas = document.querySelector(".pf-canvas");
   const { left, top, width } = canvas.getBoundingClientRect();
   const about = { clientX: left + width * 0.37, clientY: top + 200, bubbles: true, cancelable: true };
 """
@@ -71,7 +71,7 @@ def _in_browser(path: Path) -> Iterator[str]:
     if CHROMIUM is None:
         yield f"flame graph: {NOT_INSTALLED}"
         return
-    with page_in_browser(path, canvas=".pf-fl-canvas[data-calls]") as page:
+    with page_in_browser(path, canvas=".pf-canvas[data-calls]") as page:
         page.wait_for_function("window.first_")
         first = page.evaluate("window.first_")
         yield f"flame graph: first picture {first:.0f} ms after the page was asked for (limit 500)"

@@ -36,7 +36,7 @@ _OPEN = """() => new Promise((done) => {
 
 #: Zoom or pan by a wheel event in a frame.
 _MOVE = """(n, sign) => {
-  const canvas = document.querySelector(".pf-tl-canvas");
+  const canvas = document.querySelector(".pf-canvas");
   const { left, top, width } = canvas.getBoundingClientRect();
   const about = { clientX: left + width * 0.5, clientY: top + 100, bubbles: true, cancelable: true };
   canvas.dispatchEvent(new WheelEvent("wheel", { ...about, ...WHEEL }));

@@ -35,7 +35,7 @@ BINDS: tuple[str, ...] = (
 TOP = ("command", "magics", "integrations", "labs")
 
 #: Pictures that no section of a document can show, which bring their own text and HTML.
-OPAQUE = ("flame/picture.py", "memory/pictures.py", "memory/tab.py", "ranks/lanes_view.py", "timeline/tab.py")
+OPAQUE = ("flame/picture.py", "memory/tab.py", "ranks/lanes_view.py", "timeline/tab.py")
 #: Public objects and outputs that hand a document to a renderer.
 DISPLAYS = (
     "command/output.py",

@@ -82,32 +82,23 @@ def _sections(summary: CompiledSummary) -> Iterator[Section]:
 
 def _kernels(summary: CompiledSummary) -> Table:
     kernels = summary.kernels
-    columns = (
-        Column("kernel"),
-        Column("layers", help="Whose operations it computes, the largest share of its time first"),
-        Column("direction", priority=3),
-        Column("ops", priority=4, live=True),
-        Column("calls", "count", priority=3),
-        Column("per step", "ms"),
-        Column("share", "share", bar=True, help="Of the time of all kernels of compiled code"),
-        Column("bandwidth", "bytes/s", priority=2, help="Bytes that it reads and writes, by the shapes of the graph"),
-    )
-    whole = float(kernels["ms"].sum()) or 1.0
-    rows = [
-        (
-            row.kernel,
-            _few(str(row.layers)) if pd.notna(row.layers) else "",
-            str(row.direction),
-            row.ops,
-            *map(fmt.known, (row.calls, row.ms, row.ms / whole, row.bytes_per_s)),
-        )
-        for row in _rows(kernels)
-    ]
+    columns = {
+        "kernel": Column("kernel"),
+        "few": Column("layers", help="Whose operations it computes, the largest share of its time first"),
+        "direction": Column("direction", priority=3),
+        "ops": Column("ops", priority=4, live=True),
+        "calls": Column("calls", "count", priority=3),
+        "ms": Column("per step", "ms"),
+        "part": Column("share", "share", bar=True, help="Of the time of all kernels of compiled code"),
+        "bytes_per_s": Column("bandwidth", "bytes/s", 2, help="Bytes read and written, by the graph's shapes"),
+    }
+    few = [_few(str(names)) if pd.notna(names) else "" for names in kernels["layers"]]
+    part = kernels["ms"] / (float(kernels["ms"].sum()) or 1.0)
     shares = summary.shares
-    return Table(
+    return Table.of(
         "Kernels of compiled code per step",
+        kernels.assign(few=few, part=part),
         columns,
-        rows,
         budget=Budget(12, 30),
         noun="kernel",
         names=[f"{row.kernel} of graph {row.graph}" for row in _rows(kernels)],
@@ -126,33 +117,19 @@ def _kernels(summary: CompiledSummary) -> Table:
 
 
 def _regions(regions: pd.DataFrame) -> Table:
-    columns = (
-        Column("region", help="torch's number of the function, and of the version of its code"),
-        Column("function"),
-        Column("calls", "count", priority=3),
-        Column("per step", "ms", help="Of its forward pass, on the host"),
-        Column("overhead", "ms", priority=1, help="Time outside kernels"),
-        Column("until the next", "ms", priority=2, help="From a graph break to the next region"),
-        Column("compiling", "ms", priority=4),
-    )
+    columns = {
+        "region": Column("region", help="torch's number of the function, and of the version of its code"),
+        "function": Column("function"),
+        "calls": Column("calls", "count", priority=3),
+        "ms": Column("per step", "ms", help="Of its forward pass, on the host"),
+        "overhead_ms": Column("overhead", "ms", priority=1, help="Time outside kernels"),
+        "gap_ms": Column("until the next", "ms", priority=2, help="From a graph break to the next region"),
+        "compile_ms": Column("compiling", "ms", priority=4),
+    }
     shown = regions.reset_index().assign(compile_ms=regions["compile_s"].to_numpy() * 1e3)
-    rows = [
-        (
-            str(row.region),
-            "" if pd.isna(row.function) else str(row.function),
-            *map(fmt.known, (row.calls, row.ms, row.overhead_ms, row.gap_ms, row.compile_ms)),
-        )
-        for row in _rows(shown)
-    ]
-    return Table(
-        "Compiled regions per step",
-        columns,
-        rows,
-        budget=Budget(8, 20),
-        noun="region",
-        details=[_happened(row) for row in _rows(shown)],
-        key="regions",
-    )
+    details = [_happened(row) for row in _rows(shown)]
+    title, budget = "Compiled regions per step", Budget(8, 20)
+    return Table.of(title, shown, columns, budget=budget, noun="region", details=details, key="regions")
 
 
 def _happened(row: Any) -> str:

@@ -27,7 +27,9 @@ from perfnb.draw.as_text import (
     row_cells,
     scale_of,
     span_words,
+    stacks_of,
     strip_words,
+    sums_of,
     sure_words,
     tab_title,
     table_of_points,
@@ -123,28 +125,21 @@ def _titled(title: str, body: str) -> str:
 
 
 def _bars(section: Bars) -> str:
-    stacks = [[(part.mark, part.value) for part in bar.parts if part.value > 0] for bar in section.bars]
-    totals = [sum(value for _, value in stack) for stack in stacks]
-    longest = max(totals, default=0.0)
+    stacks, longest = stacks_of(section)
     if not longest > 0:
         return ""
-    rows: list[Sequence[str]] = []
-    if len(section.bars) == 1:
-        (stack,), (total,) = stacks, totals
-        for mark, value in stack:
-            rows.append(
-                (tables.keyed(mark), _figure(value, section.unit), escape.html_sentence(fmt.share(value / total)))
-            )
-        drawn = tables.full_bar(stack, total)
-        return drawn + tables.table(escape.html_sentence(section.title), ["", "", "share"], rows)
+    title, rows = escape.html_sentence(section.title), list[Sequence[str]]()
+    if len(stacks) == 1:
+        for mark, value in sums_of(stacks[0]).items():
+            rows.append((tables.keyed(mark), _figure(value, section.unit), _figure(value / longest, "share")))
+        return tables.full_bar(stacks[0], longest) + tables.table(title, ["", "", "share"], rows)
     marks = marks_in(section)
-    for bar, stack, total in zip(section.bars, stacks, totals, strict=True):
-        held = dict(stack)
+    for bar, stack in zip(section.bars, stacks, strict=True):
+        held = sums_of(stack)
         figures = (_figure(held[mark], section.unit) if mark in held else "" for mark in marks)
         drawn = tables.bar(stack, longest, _LONGEST)
-        rows.append((tables.name(bar.label), drawn, _figure(total, section.unit), *figures))
-    heads = ["", "", "total", *map(tables.keyed, marks)]
-    return tables.table(escape.html_sentence(section.title), heads, rows, texts=2)
+        rows.append((tables.name(bar.label), drawn, _figure(sum(held.values()), section.unit), *figures))
+    return tables.table(title, ["", "", "total", *map(tables.keyed, marks)], rows, texts=2)
 
 
 def _figure(value: float | None, unit: str) -> str:
@@ -283,18 +278,21 @@ def _series(section: Series) -> str:
     lines = [(line, values) for line in section.lines if (values := all_known(line.values))]
     if not lines or not section.at:
         return ""
-    known = [*(value for _, values in lines for value in values), *section.levels.values()]
+    known = [*(value for line in section.drawn for value in all_known(line.values)), *section.levels.values()]
     least, top = min(known) if section.y.log else 0.0, max(known) or 1.0
     # A wide band is cut off, or it would flatten its line.
-    banded = max((end for line, _ in lines for end in all_known(line.high or ())), default=top)
+    banded = max((end for line in section.drawn for end in all_known(line.high or ())), default=top)
     top = max(top, min(_BANDED * top, banded))
     across = _on_axis(section.x, section.at[0], section.at[-1], _LEFT, _WIDE)
     up = _on_axis(section.y, least, top, _HIGH, 8)
     drawn = [_level(name, value, up) for name, value in section.levels.items()]
-    for line, _ in lines:
+    for line in section.drawn:
         drawn += _band(section, line, across, up)
         path = f'<path d="M{"L".join(_points(section.at, line.values, across, up))}" fill="none"'
         drawn.append(f'{path} stroke="{line.mark.colour}" stroke-width="1.6"/>')
+    for mark, begin, end in section.spans:
+        box = svg.box(across(begin), _HIGH + 1, across(end) - across(begin), 5)
+        drawn.append(f'<path d="{box}" fill="{mark.colour}"><title>{escape.html(mark.word)}</title></path>')
     ends = [words(end, section.x.unit) for end in (section.at[0], section.at[-1])]
     axes = _axes(ends, section.x.label, [words(least, section.y.unit) if least else "0", words(top, section.y.unit)])
     spans = [f"{escape.plain(line.mark.word, 40)}: {span_words(values, section.y)}" for line, values in lines]
@@ -302,6 +300,8 @@ def _series(section: Series) -> str:
     keys = "<br>".join(
         f"{tables.key(line.mark)}{escape.html_sentence(span)}" for (line, _), span in zip(lines, spans, strict=True)
     )
+    if section.spans:
+        keys += "<br>Meanwhile: " + " ".join(map(tables.keyed, dict.fromkeys(mark for mark, *_ in section.spans)))
     return _titled(section.title, f"<p>{keys}</p>{svg.picture(drawn + axes, _WIDE, _HIGH + _BELOW, alt)}")
 
 
@@ -319,7 +319,7 @@ def _band(section: Series, line: Line, across: Callable[[float], float], up: Cal
     if line.low is None or line.high is None:
         return
     edges = [*_points(section.at, line.low, across, up), *_points(section.at, line.high, across, up)[::-1]]
-    yield f'<path d="M{"L".join(edges)}Z" fill="{line.mark.colour}" fill-opacity=".2"/>'
+    yield f'<path d="M{"L".join(edges)}Z" fill="{line.mark.colour}" fill-opacity="{1 if section.stacked else 0.2}"/>'
 
 
 def _level(name: str, value: float, up: Callable[[float], float]) -> str:

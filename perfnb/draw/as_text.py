@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from perfnb import quantities as fmt
@@ -147,17 +148,16 @@ def section_text(section: Section, width: int) -> list[str]:
 
 
 def _bars(section: Bars, width: int) -> list[str]:
-    stacks = [[(part.mark, part.value) for part in bar.parts if part.value > 0] for bar in section.bars]
-    totals = [sum(value for _, value in stack) for stack in stacks]
-    longest = max(totals, default=0.0)
+    stacks, longest = stacks_of(section)
     if not longest > 0:
         return []
+    if len(stacks) == 1:
+        held = sums_of(stacks[0]).items()
+        entries = [(mark, words(value, section.unit), fmt.share(value / longest)) for mark, value in held]
+        return [_stacked(stacks[0], width), *bars.legend(entries, width)]
     labels = [escape.plain(bar.label, _LABEL) for bar in section.bars]
+    totals = [sum(value for _, value in stack) for stack in stacks]
     figures = [words(total, section.unit) for total in totals]
-    if len(section.bars) == 1:
-        (stack,), (total,) = stacks, totals
-        entries = [(mark, words(value, section.unit), fmt.share(value / total)) for mark, value in stack]
-        return [_stacked(stack, width), *bars.legend(entries, width)]
     cells = max(map(escape.cells, labels))
     room = width - cells - 2 - max(map(len, figures))
     lines = [
@@ -167,7 +167,7 @@ def _bars(section: Bars, width: int) -> list[str]:
     marks = marks_in(section)
     columns = (Column(""), *(Column(f"{mark.glyph} {mark.word}", section.unit) for mark in marks))
     rows = [
-        (label, *(dict(stack).get(mark, "") for mark in marks)) for label, stack in zip(labels, stacks, strict=True)
+        (label, *(sums_of(stack).get(mark, "") for mark in marks)) for label, stack in zip(labels, stacks, strict=True)
     ]
     return [*lines, *_table(Table("", columns, rows, budget=Budget(len(rows))), width)]
 
@@ -177,6 +177,20 @@ def marks_in(section: Bars) -> list[Mark]:
     parts = [part for bar in section.bars for part in bar.parts]
     held = {part.mark for part in parts if part.value > 0}
     return [mark for mark in dict.fromkeys(part.mark for part in parts) if mark in held]
+
+
+def stacks_of(section: Bars) -> tuple[list[list[tuple[Mark, float]]], float]:
+    """Return the parts of each bar that are more than nothing, and the length of the longest bar."""
+    stacks = [[(part.mark, part.value) for part in bar.parts if part.value > 0] for bar in section.bars]
+    return stacks, max((sum(value for _, value in stack) for stack in stacks), default=0.0)
+
+
+def sums_of(stack: Sequence[tuple[Mark, float]]) -> dict[Mark, float]:
+    """Return what the parts of a bar take by their marks, of which some may come more than once."""
+    sums = dict.fromkeys((mark for mark, _ in stack), 0.0)
+    for mark, value in stack:
+        sums[mark] += value
+    return sums
 
 
 def _stacked(stack: Sequence[tuple[Mark, float]], width: int) -> str:
@@ -431,7 +445,8 @@ def _eighths(value: float, most: float) -> str:
 
 
 def _series(series: Series, width: int, with_axis: bool = True) -> list[str]:
-    held = [(line, known) for line in series.lines if (known := all_known(line.values))]
+    sums = [replace(line, mark=replace(line.mark, word="together")) for line in series.drawn[-1:] if series.stacked]
+    held = [(line, known) for line in (*series.lines, *sums) if (known := all_known(line.values))]
     if not held:
         return []
     spans = [span_words(known, series.y) for _, known in held]
@@ -444,7 +459,22 @@ def _series(series: Series, width: int, with_axis: bool = True) -> list[str]:
         f"{bars.heights(_heights(_binned(at, line.values, room), series.y, highest), 1.0)} {span}"
         for (line, _), span in zip(held, spans, strict=True)
     ]
+    lines += _spans(series, label, room)
     return [*lines, *_joined([*(axis_words(series.x, series.at) if with_axis else ()), *level_words(series)], width)]
+
+
+def _spans(series: Series, label: int, room: int) -> Iterator[str]:
+    """What happened meanwhile, below the lines, and what its signs stand for."""
+    if not series.spans:
+        return
+    first, step = series.at[0], (series.at[-1] - series.at[0]) / room
+    middles = (first + (cell + 0.5) * step for cell in range(room))
+    held = [[mark.glyph for mark, begin, end in series.spans if begin <= at < end] for at in middles]
+    yield f"{' ' * label} {''.join((glyphs or ' ')[0] for glyphs in held)}"
+    words = (
+        f"{mark.glyph} {escape.plain(mark.word, _LABEL)}" for mark in dict.fromkeys(mark for mark, *_ in series.spans)
+    )
+    yield from _joined([*words], label + room)
 
 
 def on_axis(axis: Axis, value: float) -> float:
@@ -572,7 +602,7 @@ def _picture(section: Picture, width: int) -> list[str]:
     if section.text is not None:
         return section.text(width)
     lines: list[str] = []
-    for part, below in zip(section.static, (*section.static[1:], None), strict=True):
+    for part, below in zip(section.static, (*section.static[1:], None), strict=False):
         lines += [""] * bool(lines)
         if isinstance(part, Series) and isinstance(below, Series) and part.x == below.x and part.at == below.at:
             lines += [*_sentences(part.title, width), *_series(part, width, with_axis=False)]

@@ -287,6 +287,39 @@ class Table:
     inner: Inner | None = None
     key: str = ""
 
+    @classmethod
+    def of(cls, title: str, frame: Any, columns: Mapping[Any, Column], **more: Any) -> Table:
+        """Return a table of columns of a DataFrame.
+
+        Parameters
+        ----------
+        title : str
+        frame : DataFrame
+        columns : mapping of (str or tuple of str) to Column
+            By the names of the frame; three names are those of a figure and of the bounds of its interval.
+        more
+            Any other field of the table.
+        """
+        cells = [
+            cells_of(frame[name]) if isinstance(name, str) else _values_of(frame, name, column.unit)
+            for name, column in columns.items()
+        ]
+        return cls(title, tuple(columns.values()), list(zip(*cells, strict=True)), **more)
+
+
+def cells_of(column: Any) -> list[Any]:
+    """Return the cells of a column of a DataFrame: numbers, ``None`` where one is not known, marks and words."""
+    if column.dtype.kind not in "iuf":
+        return [cell if isinstance(cell, str | Mark | Value | Split) else fmt.known(cell) for cell in column]
+    numbers = column.to_numpy(dtype=float, na_value=math.nan).tolist()
+    number = float if column.dtype.kind == "f" else int
+    return [number(cell) if math.isfinite(cell) else None for cell in numbers]
+
+
+def _values_of(frame: Any, names: tuple[str, str, str], unit: Unit) -> Iterator[Value]:
+    for number, *bounds in zip(*(cells_of(frame[name]) for name in names), strict=True):
+        yield Value(number, unit, fmt.known_bounds((bounds[0], bounds[1])))
+
 
 @dataclass(frozen=True)
 class Line:
@@ -319,6 +352,22 @@ class Series:
     #: Values of y that matter, by what they are.
     levels: Mapping[str, float] = field(default_factory=dict)
     key: str = ""
+    #: Whether each line is drawn as an area on top of those before it.
+    stacked: bool = False
+    #: What happened meanwhile, from where to where on the axis.
+    spans: Sequence[tuple[Mark, float, float]] = ()
+
+    @property
+    def drawn(self) -> tuple[Line, ...]:
+        """The lines to draw: of stacked ones, the sums, each with its area as its band."""
+        if not self.stacked:
+            return self.lines
+        below, lines = [0.0] * len(self.at), list[Line]()
+        for line in self.lines:
+            sums = [base + (fmt.known(value) or 0.0) for base, value in zip(below, line.values, strict=False)]
+            lines.append(Line(line.mark, sums, below, sums))
+            below = sums
+        return tuple(lines)
 
 
 @dataclass(frozen=True)

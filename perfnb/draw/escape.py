@@ -86,9 +86,9 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def bullets(notes: Iterable[str], width: int, longest: int = 2000) -> list[str]:
-    """Lines of sentences, which may quote names, each cut to `longest` characters and wrapped behind a bullet."""
-    parts = [wrapped(plain(note, longest), width - 2) for note in notes]
+def bullets(notes: Iterable[str], width: int) -> list[str]:
+    """Lines of sentences, which may quote names, each wrapped behind a bullet."""
+    parts = [wrapped(plain(note, 2000), width - 2) for note in notes]
     return [f"{'  ' if place else '• '}{line}" for part in parts for place, line in enumerate(part)]
 
 
@@ -97,11 +97,10 @@ def cells(text: str) -> int:
     return sum(0 if unicodedata.combining(char) else _cells_at_most(char) for char in text)
 
 
-def fit(text: Any, width: int, align: str = "<") -> str:
-    """Make `text` plain and pad it to exactly `width` cells, aligned left (``<``) or right (``>``)."""
+def fit(text: Any, width: int) -> str:
+    """Make `text` plain and pad it to exactly `width` cells."""
     shown = plain(text, width)
-    padding = " " * (width - cells(shown))
-    return shown + padding if align == "<" else padding + shown
+    return shown + " " * (width - cells(shown))
 
 
 def html(text: Any, width: int = MAX_NAME) -> str:

@@ -49,9 +49,9 @@ def keyed(mark: Mark) -> str:
     return f"{key(mark)}{escape.html(mark.word)}"
 
 
-def name(text: object, width: int = 60) -> str:
+def name(text: object) -> str:
     """Return a name from a model, in full on hover."""
-    return f'<bdi title="{escape.html(text)}">{escape.html(text, width)}</bdi>'
+    return f'<bdi title="{escape.html(text)}">{escape.html(text, 60)}</bdi>'
 
 
 def _row(cells: Sequence[str], texts: int) -> str:

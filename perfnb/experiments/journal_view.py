@@ -128,7 +128,7 @@ def trends(history: pd.DataFrame, fewest: int) -> Iterator[Series]:
 
 def _line(mark: Mark, rows: pd.DataFrame, column: str, bounds: str) -> Line:
     columns = (column, f"{bounds}_low_ms", f"{bounds}_high_ms")
-    return Line(mark, *([fmt.known(value) for value in rows[name]] for name in columns))
+    return Line(mark, *(list(map(fmt.known, rows[name])) for name in columns))
 
 
 def _entries(history: pd.DataFrame) -> Table:

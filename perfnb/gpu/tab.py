@@ -258,23 +258,15 @@ def _by_name(summary: GpuSummary) -> Iterator[Table]:
     table, left = summary.by_name, summary.names_in_all - len(summary.by_name)
     if not table["op"].notna().any():
         return
-    yield Table(
-        "Kernels, copies and fills per step, by name" + (f"; {left:,} more not listed" if left else ""),
-        (
-            Column("kernel"),
-            Column("op", priority=1, help="The op that launched most of it"),
-            Column("calls", "count", priority=2, help="Per step"),
-            Column("total", "ms", help="Sum of durations per step"),
-            Column("share", "share", bar=True, help="Of the time of all kernels, copies and fills"),
-        ),
-        [
-            (row.kernel, "" if pd.isna(row.op) else row.op, *map(fmt.known, (row.calls, row.total_ms, row.share)))
-            for row in _rows(table)
-        ],
-        budget=Budget(8, 15),
-        noun="kernel",
-        key="kernel names",
-    )
+    columns = {
+        "kernel": Column("kernel"),
+        "op": Column("op", priority=1, help="The op that launched most of it"),
+        "calls": Column("calls", "count", priority=2, help="Per step"),
+        "total_ms": Column("total", "ms", help="Sum of durations per step"),
+        "share": Column("share", "share", bar=True, help="Of the time of all kernels, copies and fills"),
+    }
+    title = "Kernels, copies and fills per step, by name" + (f"; {left:,} more not listed" if left else "")
+    yield Table.of(title, table, columns, budget=Budget(8, 15), noun="kernel", key="kernel names")
 
 
 def _paths(path: PathFacts | None) -> Iterator[Table]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.bench.values import UNCHECKED
-from perfnb.draw.document import Column, Document, Effect, Effects, Table, Value, Verdict
+from perfnb.draw.document import Column, Document, Effect, Effects, Table, Verdict
 from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
@@ -38,21 +38,22 @@ def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) 
         )
         for name, row in compared.iterrows()
     ]
-    columns = (
-        Column("backend"),
-        Column("latency", "ms"),
-        Column("decision"),
-        Column("outputs", priority=1),
-        Column("error", "number", priority=3),
-        Column("on disk", "bytes", priority=2),
-        Column("peak memory", "bytes", priority=2),
-        Column("set-up", "ms", priority=3),
-    )
-    rows = [(str(name), *_cells(row)) for name, row in ordered.iterrows()]
-    reasons = [str(row["reason"]) for _, row in ordered.iterrows()]
+    columns = {
+        "name": Column("backend"),
+        ("median_ms", "ci_low_ms", "ci_high_ms"): Column("latency", "ms"),
+        "decision": Column("decision"),
+        "values": Column("outputs", priority=1),
+        "error": Column("error", "number", priority=3),
+        "size_bytes": Column("on disk", "bytes", priority=2),
+        "peak_memory_bytes": Column("peak memory", "bytes", priority=2),
+        "setup_ms": Column("set-up", "ms", priority=3),
+    }
+    shown = ordered.rename_axis("name").reset_index().assign(setup_ms=ordered["setup_s"].array * 1e3)
+    shown.loc[shown["verdict"] == "refused", ["values", "error", "size_bytes", "peak_memory_bytes", "setup_ms"]] = None
+    reasons = ordered["reason"].map(str).tolist()
     sections = (
         Effects("Latency against the unmodified model (eager)", tuple(effects), head="backend"),
-        Table("Backends", columns, rows, details=reasons, noun="backend"),
+        Table.of("Backends", shown, columns, details=reasons, noun="backend"),
     )
     rounds_made = fmt.counted(count, "round")
     facts = (f"{rounds_made}, in each of which every backend served the example once, in random order",)
@@ -75,21 +76,6 @@ def _verdict(table: pd.DataFrame) -> Verdict:
     effect = fmt.with_interval(fmt.ratio(ratio), ratio, fmt.known_bounds((best["ratio_low"], best["ratio_high"])))
     less = f"{fmt.share(1 - ratio)} less than eager" if ratio < 1 else "no more than eager"
     return Verdict("good", f"Use {accepted.index[0]}: {fmt.duration(best['median_ms'])} per call, {less}: {effect}")
-
-
-def _cells(row: Any) -> tuple[Any, ...]:
-    if row["verdict"] == "refused":
-        return (None, row["decision"], "", None, None, None, None)
-    setup = fmt.known(row["setup_s"])
-    return (
-        Value(fmt.known(row["median_ms"]), "ms", fmt.known_bounds((row["ci_low_ms"], row["ci_high_ms"]))),
-        row["decision"],
-        row["values"],
-        fmt.known(row["error"]),
-        fmt.known(row["size_bytes"]),
-        fmt.known(row["peak_memory_bytes"]),
-        None if setup is None else setup * 1e3,
-    )
 
 
 def _notes(rounds: BackendRounds, table: pd.DataFrame) -> Iterator[str]:

@@ -206,9 +206,7 @@ def _sections(found: Latency, measured: Measured, load: LoadModel, asked: Highes
 def _curve(curve: pd.DataFrame, asked: HighestRate | None) -> Series:
     lines = []
     for mark, _ in _QUANTILES:
-        values, low, high = (
-            [fmt.known(value) for value in curve[f"{mark.word}{part}_ms"]] for part in ("", "_low", "_high")
-        )
+        values, low, high = (list(map(fmt.known, curve[f"{mark.word}{part}_ms"])) for part in ("", "_low", "_high"))
         low = [None if top is None else bottom for bottom, top in zip(low, high, strict=True)]
         lines.append(Line(mark, values, low, high))
     levels = dict[str, float]()
@@ -341,22 +339,14 @@ def _setting(batcher: Batcher) -> str:
 
 
 def _sizes(sizes: pd.DataFrame) -> Table:
-    rows = [
-        (
-            int(str(size)),
-            Value(fmt.known(row["median_ms"]), "ms", fmt.known_bounds((row["ci_low_ms"], row["ci_high_ms"]))),
-            *(fmt.known(row[name]) for name in ("per_request_ms", "requests_per_s", "marginal_ms")),
-        )
-        for size, row in sizes.iterrows()
-    ]
-    columns = (
-        Column("batch size", "count"),
-        Column("median", "ms"),
-        Column("per request", "ms", priority=1),
-        Column("rate", "/s", bar=True),
-        Column("one more costs", "ms", priority=2),
-    )
-    return Table("Batches, measured", columns, rows, noun="size")
+    columns = {
+        "size": Column("batch size", "count"),
+        ("median_ms", "ci_low_ms", "ci_high_ms"): Column("median", "ms"),
+        "per_request_ms": Column("per request", "ms", priority=1),
+        "requests_per_s": Column("rate", "/s", bar=True),
+        "marginal_ms": Column("one more costs", "ms", priority=2),
+    }
+    return Table.of("Batches, measured", sizes.rename_axis("size").reset_index(), columns, noun="size")
 
 
 def _settings(batching: Batching, rate: float) -> Table:

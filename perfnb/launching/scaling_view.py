@@ -37,6 +37,7 @@ _LOSSES = {
     "input": Mark("input", palette.ORANGE, "░", "dots"),
 }
 _EFFICIENCY = Mark("efficiency", palette.BLUE, "█", "solid")
+_SPEEDUP = "work per second against one rank of the same code and threads"
 _BATCHES = {"strong": "the same batch for all ranks together", "weak": "the same batch for each rank"}
 
 
@@ -112,9 +113,7 @@ def _sections(study: RankScaling) -> Iterator[Section]:
     yield Bars("Time of a step, and what exceeds perfect scaling", "ms", tuple(bars))
     known = study.table[study.table["efficiency"].notna()]
     if len(known) > 2:
-        values, low, high = (
-            [fmt.known(value) for value in known[name]] for name in ("efficiency", "efficiency_low", "efficiency_high")
-        )
+        values, low, high = (list(map(fmt.known, known[f"efficiency{end}"])) for end in ("", "_low", "_high"))
         low, high = low[1:], high[1:]  # one rank is compared with itself
         line = Line(_EFFICIENCY, values, [1.0, *low], [1.0, *high]) if None not in low else Line(_EFFICIENCY, values)
         axes = Axis("ranks", "count"), Axis("", "share")
@@ -127,25 +126,15 @@ def _sections(study: RankScaling) -> Iterator[Section]:
 
 
 def _jobs(study: RankScaling) -> Table:
-    columns = (
-        Column("job"),
-        Column("step", "ms", help="of the slowest rank"),
-        Column("speed-up", "ratio", help="work per second against one rank of the same code and threads"),
-        Column("efficiency", "share", help="the speed-up of each rank"),
-        Column("vs no DDP", "ratio", priority=1, help="against one rank without DistributedDataParallel"),
-        Column("vs 1 process", "ratio", priority=1, help="against one process with all cores"),
-        Column("threads", "count", priority=2, help="of each rank"),
-    )
-    rows = [
-        (
-            str(job),
-            _value(row, "step_ms", "ms"),
-            _value(row, "speedup", "ratio"),
-            _value(row, "efficiency", "share"),
-            fmt.known(row["against_plain"]),
-            fmt.known(row["against_best"]),
-            int(row["threads"]),
-        )
-        for job, row in study.table.iterrows()
-    ]
-    return Table("Jobs", columns, rows, noun="job")
+    columns = {
+        "job": Column("job"),
+        ("step_ms", "ci_low_ms", "ci_high_ms"): Column("step", "ms", help="of the slowest rank"),
+        ("speedup", "speedup_low", "speedup_high"): Column("speed-up", "ratio", help=_SPEEDUP),
+        ("efficiency", "efficiency_low", "efficiency_high"): Column(
+            "efficiency", "share", help="the speed-up of each rank"
+        ),
+        "against_plain": Column("vs no DDP", "ratio", 1, help="against one rank without DistributedDataParallel"),
+        "against_best": Column("vs 1 process", "ratio", 1, help="against one process with all cores"),
+        "threads": Column("threads", "count", 2, help="of each rank"),
+    }
+    return Table.of("Jobs", study.table.rename_axis("job").reset_index(), columns, noun="job")

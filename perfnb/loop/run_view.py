@@ -201,40 +201,27 @@ def _tables(run: RunFigures) -> Iterator[Section]:
                 (mark, peak, Value(slope.bytes_per_step, "bytes", fmt.known_bounds((slope.ci_low, slope.ci_high))))
             )
     yield Table("Memory and its growth", columns, rows, key="memory")
-    yield Table(
-        f"Profiled windows (typical: {TYPICAL[0]:g} to {TYPICAL[1]:g} × the run's median step)",
-        (
-            Column("from step"),
-            Column("steps", "count", priority=2),
-            Column("typical of the run"),
-            Column("median step", "ms"),
-            Column("against the run", "ratio"),
-            Column("judged by", priority=1),
-        ),
-        [
-            (f"{row.step:,}", row.steps, _TYPICAL.get(row.typical, ""), row.ms, row.ratio, row.judged_by)
-            for row in run.windows.itertuples()
-        ],
-        budget=Budget(6),
-        noun="window",
-    )
-    yield Table(
-        "Slow steps, far slower than those around them",
-        (
-            Column("step"),
-            Column("at"),
-            Column("took", "ms", bar=True),
-            Column("waiting for data", "ms"),
-            Column("lost", "ms", priority=1, help="by all slow steps of the same row"),
-        ),
-        [
-            (f"{row.step:,.0f}", fmt.clock(row.start_s), row.wall_ms, row.data_ms, row.lost_ms)
-            for row in run.slow.itertuples()
-        ],
-        budget=Budget(5),
-        noun="slow step",
-        key="slow",
-    )
+    windows = {
+        "begin": Column("from step"),
+        "steps": Column("steps", "count", priority=2),
+        "typical": Column("typical of the run"),
+        "ms": Column("median step", "ms"),
+        "ratio": Column("against the run", "ratio"),
+        "judged_by": Column("judged by", priority=1),
+    }
+    begins, typical = run.windows["step"].map("{:,}".format), run.windows["typical"].astype(object).map(_TYPICAL)
+    title = f"Profiled windows (typical: {TYPICAL[0]:g} to {TYPICAL[1]:g} × the run's median step)"
+    yield Table.of(title, run.windows.assign(begin=begins, typical=typical), windows, budget=Budget(6), noun="window")
+    slow = {
+        "name": Column("step"),
+        "at": Column("at"),
+        "wall_ms": Column("took", "ms", bar=True),
+        "data_ms": Column("waiting for data", "ms"),
+        "lost_ms": Column("lost", "ms", priority=1, help="by all slow steps of the same row"),
+    }
+    shown = run.slow.assign(name=run.slow["step"].map("{:,.0f}".format), at=run.slow["start_s"].map(fmt.clock))
+    title = "Slow steps, far slower than those around them"
+    yield Table.of(title, shown, slow, budget=Budget(5), noun="slow step", key="slow")
 
 
 def _notes(run: RunFigures) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,23 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 from perfnb.draw.as_json import plain
-from perfnb.draw.document import Bar, Bars, Budget, Column, Document, Figure, Part, Picture, Section, Table, Verdict
+from perfnb.draw.document import (
+    Axis,
+    Bar,
+    Bars,
+    Budget,
+    Column,
+    Document,
+    Figure,
+    Line,
+    Part,
+    Picture,
+    Section,
+    Series,
+    Table,
+    Verdict,
+)
 from perfnb.draw.tab import Tab
-from perfnb.memory.pictures import Areas, areas_html, areas_text
 from perfnb.memory.table import fullest
 
 if TYPE_CHECKING:
@@ -53,16 +67,15 @@ def memory_document(summary: MemorySummary) -> Document:
 
 def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
     """What would free memory at the peak."""
-    columns = (
-        Column("option"),
-        Column("frees", "bytes", bar=True),
-        Column("leaves", "bytes"),
-        Column("basis", priority=1, help="computed from sizes alone, or estimated"),
-    )
+    columns = {
+        "option": Column("option"),
+        "frees_bytes": Column("frees", "bytes", bar=True),
+        "leaves": Column("leaves", "bytes"),
+        "basis": Column("basis", priority=1, help="computed from sizes alone, or estimated"),
+    }
     figures = options.assign(leaves=(peak - options["frees_bytes"]).clip(lower=0))
-    rows = figures[["option", "frees_bytes", "leaves", "basis"]].to_numpy(dtype=object).tolist()
     heading = f"{title} (each option on its own)"
-    return Table(heading, columns, rows, details=options["detail"].tolist(), noun="option")
+    return Table.of(heading, figures, columns, details=options["detail"].tolist(), noun="option")
 
 
 def _instant(summary: MemorySummary) -> str:
@@ -98,31 +111,27 @@ def _sections(summary: MemorySummary) -> Iterator[Section]:
     yield Picture(
         "memory",
         "Memory alive over the step",
-        lambda width: areas_text(_areas(summary), width),
-        lambda: areas_html(_areas(summary)),
-        partial(curve_data, summary),
-        "memory/js/memory.js",
-        "memory/js/memory.css",
-        "memory",
+        data=partial(curve_data, summary),
+        script="memory/js/memory.js",
+        style="memory/js/memory.css",
+        key="memory",
+        static=tuple(_still(summary)),
     )
     parts = tuple(Part(palette.category(name), size) for name, size in summary.by_category.items())
     yield Bars(f"Alive at the {instant}, by category", "bytes", (Bar("", parts, peak),))
-    columns = (
-        Column("layer"),
-        Column("category"),
-        Column("memory", "bytes", bar=True),
-        Column("share", "share"),
-        Column("allocations", "count", priority=1),
-    )
-    owners = summary.owners[["layer", "category", "bytes", "share", "count"]].itertuples(index=False)
-    rows = [
-        ("no layer" if pd.isna(layer) else str(layer), palette.category(str(category)), *figures)
-        for layer, category, *figures in owners
-    ]
-    yield Table(
+    columns = {
+        "layer": Column("layer"),
+        "category": Column("category"),
+        "bytes": Column("memory", "bytes", bar=True),
+        "share": Column("share", "share"),
+        "count": Column("allocations", "count", priority=1),
+    }
+    marks = summary.owners["category"].astype(object).map(lambda name: palette.category(str(name)))
+    layers = summary.owners["layer"].astype(object).fillna("no layer")
+    yield Table.of(
         f"Owners at the {instant}",
+        summary.owners.assign(layer=layers, category=marks),
         columns,
-        rows,
         budget=Budget(8, 15),
         noun="owner",
         selects=(("layers", "Show in the layers"),),
@@ -131,16 +140,32 @@ def _sections(summary: MemorySummary) -> Iterator[Section]:
     yield options_table(summary.fits, peak, title)
 
 
-def _areas(summary: MemorySummary) -> Areas:
+def _still(summary: MemorySummary) -> Iterator[Section]:
+    """The curve without its cursor."""
     line = summary.timeline
-    if len(line):
-        line = line.iloc[fullest(line["t_ms"].to_numpy(float), line["total"].to_numpy("int64"), _INSTANTS)]
-    return Areas(
-        line["t_ms"].tolist(),
-        summary.step_ms,
-        [(mark, line[name].to_numpy(float, na_value=0.0).tolist()) for name, mark in palette.CATEGORIES.items()],
-        [(palette.mark(str(phase)), begin, end) for phase, begin, end in summary.phases.itertuples(index=False)],
-        (summary.peak_ms, f"{_instant(summary)} {fmt.size(summary.peak_bytes)}"),
+    if not len(line):
+        return
+    line = line.iloc[fullest(line["t_ms"].to_numpy(float), line["total"].to_numpy("int64"), _INSTANTS)]
+    parts = ((mark, line[name].fillna(0.0).tolist()) for name, mark in palette.CATEGORIES.items())
+    peak = {f"{_instant(summary)} at {fmt.duration(summary.peak_ms)}": float(summary.peak_bytes)}
+    phases = [(palette.mark(str(phase)), *ends) for phase, *ends in summary.phases.itertuples(index=False)]
+    yield stacked("", line["t_ms"].tolist(), summary.step_ms, parts, peak, phases)
+
+
+def stacked(
+    title: str,
+    times_ms: list[float],
+    end_ms: float,
+    parts: Iterable[tuple[palette.Mark, list[float]]],
+    levels: Mapping[str, float],
+    spans: Sequence[tuple[palette.Mark, float, float]] = (),
+) -> Series:
+    """Amounts of memory as areas; each lasts until the next instant, so there are none of a single one."""
+    parts = parts if len(times_ms) > 1 else ()
+    at = [time for ends in zip(times_ms, [*times_ms[1:], end_ms], strict=True) for time in ends]
+    lines = (Line(mark, [value for value in values for _ in range(2)]) for mark, values in parts if any(values))
+    return Series(
+        title, Axis("time", "ms"), Axis("alive", "bytes"), at, tuple(lines), levels, stacked=True, spans=spans
     )
 
 

@@ -272,6 +272,8 @@ def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str
 def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
     """Everything that is known of each architecture, the fastest first."""
     columns = {
+        "name": Column("architecture"),
+        ("median_ms", "ci_low_ms", "ci_high_ms"): Column("step time", "ms"),
         "throughput_per_s": Column("throughput", "samples/s", 1),
         "step_flops": Column("FLOPs", "flops", 2, help="of a step, both passes"),
         "achieved_flops_per_s": Column("achieved", "flops/s", 2),
@@ -282,38 +284,26 @@ def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
         "intensity": Column("FLOP/B", "number", 4, help="FLOPs per byte moved"),
         "launches_or_ops": Column("launched", "count", 4, help="kernels, or ops where there are none"),
     }
-    names = [*timed, *(str(name) for name in result.table.index if str(name) not in timed)]
+    names = [*timed, *(name for name in result.table.index if name not in timed)]
     table = result.table.assign(step_flops=pd.Series(_known(result, _metrics(result)[2]), dtype="Float64"))
-    known = [map(fmt.known, table.loc[name, [*columns]]) for name in names]
-    rows = [(name, _time(result, name), *others) for name, others in zip(names, known, strict=True)]
-    heads = (Column("architecture"), Column("step time", "ms"), *columns.values())
-    return Table("What each architecture costs", heads, rows, noun="architecture")
+    shown = table.loc[names].rename_axis("name").reset_index()
+    return Table.of("What each architecture costs", shown, columns, noun="architecture")
 
 
 def _all_pairs(result: ArchitectureComparison) -> Table:
     """Every pair, those that differ most first."""
-    columns = (
-        Column("candidate"),
-        Column("baseline"),
-        Column("ratio", "ratio", help="time of the candidate, divided by the baseline's"),
-        Column("verdict"),
-        Column("p", "number", 2, help="corrected for the number of pairs (Holm)"),
-        Column("detectable", "share", 3, help="the smallest difference that these measurements can detect"),
-    )
+    columns = {
+        "b": Column("candidate"),
+        "a": Column("baseline"),
+        ("ratio", "ci_low", "ci_high"): Column(
+            "ratio", "ratio", help="time of the candidate, divided by the baseline's"
+        ),
+        "verdict": Column("verdict"),
+        "p_holm": Column("p", "number", 2, help="corrected for the number of pairs (Holm)"),
+        "smallest_detectable": Column("detectable", "share", 3, help="the smallest difference that would be detected"),
+    }
     far = np.abs(np.log(result.ratios["ratio"].astype("Float64").to_numpy(float, na_value=np.nan)))
-    ordered = result.ratios.iloc[np.argsort(-far, kind="stable")]
-    rows = [
-        (
-            str(row.b),
-            str(row.a),
-            Value(fmt.known(row.ratio), "ratio", fmt.known_bounds((row.ci_low, row.ci_high))),
-            str(row.verdict),
-            fmt.known(row.p_holm),
-            fmt.known(row.smallest_detectable),
-        )
-        for row in ordered.itertuples(index=False)
-    ]
-    return Table("Every pair", columns, rows, noun="pair")
+    return Table.of("Every pair", result.ratios.iloc[np.argsort(-far, kind="stable")], columns, noun="pair")
 
 
 def _notes(result: ArchitectureComparison) -> Iterator[str]:

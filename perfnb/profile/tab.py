@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.attribution.tables import DIRECTIONS
-from perfnb.draw.document import Budget, Column, Document, Inner, Nesting, Split, Table
+from perfnb.draw.document import Budget, Column, Document, Inner, Nesting, Split, Table, cells_of
 from perfnb.draw.palette import mark
 from perfnb.draw.tab import Tab
 from perfnb.recording.layer_tree import nested, split_layers
@@ -58,27 +56,26 @@ def layers_document(report: Report) -> Document:
     """The model as a tree, each layer with its time; open on the way to the heaviest."""
     modules, special = split_layers(report.summary.layers)
     layers, (labels, parents) = pd.concat([modules, special]), nested(modules)
-    columns = (
-        Column("layer"),
-        Column("module", priority=2, help="Class of the module"),
-        Column("total", "ms", bar=True, help=f"All time {_INSIDE}", marks=tuple(map(mark, DIRECTIONS))),
-        *_LAYER_COLUMNS.values(),
-    )
-    times = [layers[name] for name in ("total_ms", *(f"{direction}_ms" for direction in DIRECTIONS))]
-    totals = [Split(total, tuple(parts)) for total, *parts in _known_rows(times)]
-    labels += map(str, special.index)
-    kinds = [None if pd.isna(kind) else str(kind) for kind in layers["module"]]
-    figures = _known_rows([_held(layers, name) for name in _LAYER_COLUMNS])
+    columns = {
+        "label": Column("layer"),
+        "module": Column("module", priority=2, help="Class of the module"),
+        "total": Column("total", "ms", bar=True, help=f"All time {_INSIDE}", marks=tuple(map(mark, DIRECTIONS))),
+        **_LAYER_COLUMNS,
+    }
+    times = [cells_of(layers[f"{name}_ms"]) for name in ("total", *DIRECTIONS)]
+    totals = [Split(total, tuple(parts)) for total, *parts in zip(*times, strict=True)]
+    parted = pd.Series(totals, layers.index, dtype=object)
+    shown = _ran(layers).assign(label=[*labels, *map(str, special.index)], total=parted)
     places = report.layer_places
     weights = [total.number or 0.0 for total in totals[: len(modules)]]
     path = [places[name] for name in map(str, report.summary.hot_path) if name in places]
     slowdown = report.summary.slowdown
     slower = "" if slowdown is None else f"; it takes {fmt.ratio(slowdown)} the time of a timed step"
-    table = Table(
+    table = Table.of(
         f"Times of a traced step, layers inside included{slower}",
+        shown,
         columns,
-        [(label, kind, total, *rest) for label, kind, total, rest in zip(labels, kinds, totals, figures, strict=True)],
-        Nesting(parents, weights, path),
+        nesting=Nesting(parents, weights, path),
         tail=len(special),
         budget=Budget(24, 60),
         noun="layer",
@@ -98,7 +95,7 @@ def _ops_of_layers(report: Report) -> Inner:
 
 
 def _figures_of(used: pd.DataFrame) -> list[list[float | None]]:
-    return [_known(used[name]) for name in ("calls", "self_cpu_ms", "gpu_ms")]
+    return [cells_of(used[name]) for name in ("calls", "self_cpu_ms", "gpu_ms")]
 
 
 def ops_document(report: Report) -> Document:
@@ -111,16 +108,13 @@ def ops_document(report: Report) -> Document:
     main = "gpu_ms" if (ops["gpu_ms"].fillna(0) > 0).any() else "self_cpu_ms"
     heavy = used.sort_values("gpu_ms" if main == "gpu_ms" else "self_cpu_ms", ascending=False, kind="stable")
     layers = heavy.groupby("op", sort=False)["layer"].unique()
-    columns = (
-        Column("op"),
-        *_OP_COLUMNS.values(),
-        Column("layers", priority=2, help="The layers where it takes the most time", live=True),
-    )
-    figures = _known_rows([_held(ops, name) for name in _OP_COLUMNS])
-    rows = [
-        (name, *rest, _brief(layers.get(name, ()))) for name, rest in zip(map(str, ops.index), figures, strict=True)
-    ]
-    places = {name: place for place, name in enumerate(map(str, ops.index))}
+    columns = {
+        "op": Column("op"),
+        **_OP_COLUMNS,
+        "layers": Column("layers", priority=2, help="The layers where it takes the most time", live=True),
+    }
+    shown = _ran(ops).assign(op=ops.index, layers=[_brief(layers.get(name, ())) for name in ops.index])
+    places = {name: place for place, name in enumerate(ops.index)}
     inner = Inner(
         "Layers that it runs in",
         (Column("layer"), *_INNER_COLUMNS),
@@ -129,10 +123,10 @@ def ops_document(report: Report) -> Document:
         "layers",
     )
     has_layers = not split_layers(report.summary.layers)[0].empty
-    table = Table(
+    table = Table.of(
         "Times of a traced step, on all threads, most time of their own first",
+        shown,
         columns,
-        rows,
         budget=Budget(0, 0) if has_layers else Budget(10, 30),  # text lists them only in the place of layers
         noun="op",
         inner=inner if len(used) else None,
@@ -148,22 +142,11 @@ def _brief(layers: Sequence[str]) -> str:
     return ", ".join(ends) + (f" + {more:,} more" if more > 0 else "")
 
 
-def _held(frame: pd.DataFrame, name: str) -> pd.Series:
-    """A column; all of it is unknown if it holds the times of a pass or a device that never ran."""
-    column = frame[name]
-    never = name in ("recompute_ms", "gpu_ms") and not (column.fillna(0) > 0).any()
-    return pd.Series(pd.NA, column.index) if never else column
-
-
-def _known_rows(columns: Sequence[pd.Series]) -> list[tuple[Any, ...]]:
-    """Rows of numbers, ``None`` where one is not known."""
-    return list(zip(*map(_known, columns), strict=True))
-
-
-def _known(column: pd.Series) -> list[float | None]:
-    """The numbers of a column, ``None`` where one is not known."""
-    numbers = column.to_numpy(dtype=float, na_value=np.nan)
-    return [number if math.isfinite(number) else None for number in numbers.tolist()]
+def _ran(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame without the times of a pass or a device that never ran."""
+    timed = [name for name in ("recompute_ms", "gpu_ms") if name in frame]
+    never: dict[str, Any] = {name: pd.NA for name in timed if not (frame[name].fillna(0) > 0).any()}
+    return frame.assign(**never)
 
 
 LAYERS = Tab("layers", lambda report: report if len(report.summary.layers) else None, layers_document)

@@ -154,8 +154,8 @@ def _not_tried(trials: LeverTrials) -> str:
 def trial_answer(trials: LeverTrials, lever: str) -> dict[str, Any]:
     """What trying a lever showed, ready for JSON: the answer of *Try it*.
 
-    ``said`` in a sentence; what it saves as words and as ``share`` of the step, with its interval in ``shares``;
-    ``facts`` as pairs of words; ``code`` that keeps it, empty unless it is worth keeping (``keep``). Or an ``error``.
+    ``said`` in a sentence; the ``effect`` on the step time as documents have it; ``facts`` as pairs of words; ``code``
+    that keeps it, empty unless it is worth keeping (``keep``). Or an ``error``.
     """
     figures = trials.figures
     trial = next(trial for trial in figures.trials if trial.lever == lever)
@@ -169,25 +169,21 @@ def trial_answer(trials: LeverTrials, lever: str) -> dict[str, Any]:
     keep = verdict in ("faster", "less") and not why
     helped = f"{'less memory' if verdict == 'less' else verdict}, and its results pass the check"
     error = f" (error {error:.1g})" if (error := fmt.known(trial.values.error)) else ""
-    facts = [
-        ("Step time", fmt.change(ratio, bounds)),
-        ("Results", _VALUES.get(trial.values.verdict, trial.values.verdict) + error),
-    ]
+    facts = [("Results", _VALUES.get(trial.values.verdict, trial.values.verdict) + error)]
     if trial.memory and trial.peak_bytes and figures.own_peak:
         change = fmt.change(trial.peak_bytes / figures.own_peak)
         words = f"{fmt.size(figures.own_peak)} → {fmt.size(trial.peak_bytes)} ({change})"
-        facts.insert(0 if by_memory else 1, ("Peak memory", words))
+        facts.insert(0, ("Peak memory", words))
     if trial.setup_s is not None and trial.setup_s >= 0.1:
         pays = trial.pays_after_steps
         facts.append(("Set-up", fmt.duration(1e3 * trial.setup_s) + (f", pays after {pays:,} steps" if pays else "")))
     if why:
         facts.append(("Caveat", why))
+    effect = fmt.with_interval(fmt.ratio(ratio), ratio, bounds)
+    saves = f"saves {fmt.duration(trial.saves_ms)}" if trial.verdict == "faster" else trial.verdict
     return {
         "said": f"With {lever}: {helped if keep else _NOT_KEPT.get(verdict, verdict)}.",
-        "saves": fmt.duration(trial.saves_ms) if trial.verdict == "faster" else None,
-        "clear": trial.verdict != "inconclusive",
-        "share": None if ratio is None else fmt.short(1 - ratio),
-        "shares": None if bounds is None else [fmt.short(1 - bound) for bound in reversed(bounds)],
+        "effect": {"label": lever, "ratio": ratio, "interval": bounds, "words": effect, "verdict": saves},
         "facts": facts,
         "code": escape.plain("\n".join(trial.code), 600) if keep else "",
         "keep": keep,

@@ -102,11 +102,14 @@ def _sections(roofline: RooflineLevels) -> Iterator[Section]:
     if len(layers):
         yield _table("Layers", layers, MOST_LAYERS, Budget(8, 15), "layer", "roofline")
     yield _table("Ops", ops, MOST_OPS, Budget(4, 8), "op", "" if len(layers) else "roofline")
-    columns = (Column("op"), Column("calls", "count"), Column("time", "ms"), Column("share", "share", bar=True))
-    uncounted = roofline.uncounted
-    rows = [(row.op, *map(fmt.known, (row.calls, row.ms, row.share))) for row in _rows(uncounted)]
+    columns = {
+        "op": Column("op"),
+        "calls": Column("calls", "count"),
+        "ms": Column("time", "ms"),
+        "share": Column("share", "share", bar=True),
+    }
     title = "Ops without a formula, whose arithmetic is not counted"
-    yield Table(title, columns, rows, budget=Budget(5, 12), noun="op", selects=_SHOWN["op"])
+    yield Table.of(title, roofline.uncounted, columns, budget=Budget(5, 12), noun="op", selects=_SHOWN["op"])
 
 
 def _roofs(roofline: RooflineLevels, across: list[float]) -> Iterator[tuple[Mark, tuple[tuple[float, float], ...]]]:
@@ -125,31 +128,24 @@ _SHOWN = {"layer": (("layers", "Show in the layers"),), "op": (("ops", "Show in 
 
 
 def _table(title: str, points: pd.DataFrame, most: int, budget: Budget, noun: str, key: str = "") -> Table:
-    columns = (
-        Column(noun),
-        Column("bound", help="What its roof is: right of the ridge arithmetic, left of it memory bandwidth"),
-        Column("dtype", live=True),
-        Column("time", "ms", priority=1, help="Per step"),
-        Column("FLOPs", "flops", priority=4, help="Arithmetic per step"),
-        Column("bytes", "bytes", priority=5, help="At least: inputs read once, outputs written once"),
-        Column("FLOP/byte", "number", priority=2, help="Arithmetic per byte moved, at most"),
-        Column("achieved", "flops/s"),
-        Column("roof", "flops/s", live=True),
-        Column("of the roof", "share", bar=True, help="Achieved over attainable FLOP/s"),
-    )
-    figures = ("ms", "flops", "bytes", "intensity", "achieved_flops_per_s", "attainable_flops_per_s", "efficiency")
-    rows = [
-        (
-            str(row.name),
-            replace(_BOUNDS[bound], word=bound) if (bound := _bound(row)) else "",
-            "" if pd.isna(row.dtype) else str(row.dtype),
-            *(fmt.known(getattr(row, name)) for name in figures),
-        )
-        for row in _rows(points.head(most))
-    ]
-    left = len(points) - len(rows)
+    columns = {
+        "name": Column(noun),
+        "bound": Column("bound", help="What its roof is: right of the ridge arithmetic, left of it memory bandwidth"),
+        "dtype": Column("dtype", live=True),
+        "ms": Column("time", "ms", priority=1, help="Per step"),
+        "flops": Column("FLOPs", "flops", priority=4, help="Arithmetic per step"),
+        "bytes": Column("bytes", "bytes", priority=5, help="At least: inputs read once, outputs written once"),
+        "intensity": Column("FLOP/byte", "number", priority=2, help="Arithmetic per byte moved, at most"),
+        "achieved_flops_per_s": Column("achieved", "flops/s"),
+        "attainable_flops_per_s": Column("roof", "flops/s", live=True),
+        "efficiency": Column("of the roof", "share", bar=True, help="Achieved over attainable FLOP/s"),
+    }
+    shown, left = points.head(most), max(0, len(points) - most)
+    marks = [replace(_BOUNDS[bound], word=bound) if (bound := _bound(row)) else "" for row in _rows(shown)]
     more = f"; {left:,} with less time are not listed" if left else ""
-    return Table(f"{title} by time{more}", columns, rows, budget=budget, noun=noun, selects=_SHOWN[noun], key=key)
+    named = f"{title} by time{more}"
+    shown = shown.assign(bound=pd.Series(marks, shown.index, dtype=object))
+    return Table.of(named, shown, columns, budget=budget, noun=noun, selects=_SHOWN[noun], key=key)
 
 
 def _rows(frame: pd.DataFrame) -> Any:

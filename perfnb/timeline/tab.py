@@ -169,19 +169,17 @@ def _tracks(step: StepTimeline) -> Table:
     always = table["kind"].isin(("phases", "layers"))
     always |= (table["kind"] == "thread") & ~table["kind"].duplicated()
     others = table[~always].sort_values("busy_ms", ascending=False, kind="stable")
-    columns = (
-        Column("track"),
-        Column("longest event", priority=1),
-        Column("its time", "ms", priority=1),
-        Column("events", "count"),
-        Column("busy", "ms"),
-        Column("share", "share", bar=True),
-    )
-    rows = [
-        (row.track, _longest(row), row.longest_ms, row.events, row.busy_ms, row.share)
-        for row in (*_rows(table[always]), *_rows(others))
-    ]
-    return Table(f"Tracks of {step.name}", columns, rows, budget=Budget(8, 24), noun="track")
+    columns = {
+        "track": Column("track"),
+        "longest": Column("longest event", priority=1),
+        "longest_ms": Column("its time", "ms", priority=1),
+        "events": Column("events", "count"),
+        "busy_ms": Column("busy", "ms"),
+        "share": Column("share", "share", bar=True),
+    }
+    shown = pd.concat([table[always], others])
+    shown = shown.assign(longest=[_longest(row) for row in _rows(shown)])
+    return Table.of(f"Tracks of {step.name}", shown, columns, budget=Budget(8, 24), noun="track")
 
 
 def _rows(frame: pd.DataFrame) -> Any:

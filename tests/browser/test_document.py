@@ -127,4 +127,4 @@ def test_a_timeline_travels_with_a_page(open_page: OpenPage) -> None:
     document = report_document(summaries.small_cnn(), None, timeline_samples.facts_of(packed))
     page = open_page(document_page(document, packed), viewport={"width": 1400, "height": 900})
     page.get_by_role("tab", name=re.compile("^Timeline")).click()
-    expect(page.locator(".pf-tl-canvas")).to_be_visible()
+    expect(page.locator(".pf-canvas")).to_be_visible()

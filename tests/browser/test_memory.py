@@ -29,7 +29,6 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const began = performance.now();
 const tab = KIND(data);
 document.querySelector("main").append(h("article", { class: "perfnb" }, tab.element));
-tab.shown();
 document.body.getBoundingClientRect();
 document.body.dataset.drawnMs = performance.now() - began;
 """
@@ -115,9 +114,9 @@ def test_patterns_and_words_tell_the_categories_apart(opened):
 def test_phases_stand_below(opened):
     made = memory_samples.transformer()
     page = memory(opened, made)
-    strips = page.locator(".pf-phase rect")
+    strips = page.locator(".pf-span rect")
     expect(strips).to_have_count(len(made.phases))
-    expect(page.locator(".pf-phase text")).to_have_text(["data", "forward", "backward", "optimizer"])
+    expect(page.locator(".pf-span text")).to_have_text(["data", "forward", "backward", "optimizer"])
     forward = made.phases[made.phases["phase"] == "forward"].iloc[0]
     plot = page.locator("path.pf-area").first.evaluate(SHAPE)
     box = strips.nth(2).bounding_box()

@@ -77,7 +77,7 @@ def test_keys_zoom_about_the_pointer_and_pan(opened):
 def test_the_wheel_is_the_pages_until_the_timeline_is_clicked(opened):
     t = opened(viewport={"width": 1400, "height": 420})
     whole = t.window_us()
-    t.canvas.evaluate("(canvas) => canvas.closest('.pf-tl').scrollIntoView({ block: 'center' })")
+    t.canvas.evaluate("(canvas) => canvas.closest('.pf-canvas-shell').scrollIntoView({ block: 'center' })")
     t.page.mouse.move(*t.at("Phases", 900))
     top = t.page.evaluate("scrollY")
     t.page.mouse.wheel(0, -100)
@@ -87,16 +87,12 @@ def test_the_wheel_is_the_pages_until_the_timeline_is_clicked(opened):
     t.page.keyboard.down("Control")
     t.page.mouse.wheel(0, -100)
     t.page.keyboard.up("Control")
-    t.page.wait_for_function(
-        "(to) => Number(document.querySelector('.pf-tl-canvas').dataset.to) < to", arg=whole[1] * 999
-    )
+    t.page.wait_for_function("(to) => Number(document.querySelector('.pf-canvas').dataset.to) < to", arg=whole[1] * 999)
     near = t.window_us()
     t.click("Phases", 990)
     top = t.page.evaluate("scrollY")
     t.page.mouse.wheel(0, -200)
-    t.page.wait_for_function(
-        "(to) => Number(document.querySelector('.pf-tl-canvas').dataset.to) < to", arg=near[1] * 999
-    )
+    t.page.wait_for_function("(to) => Number(document.querySelector('.pf-canvas').dataset.to) < to", arg=near[1] * 999)
     assert t.page.evaluate("scrollY") == top
     assert t.window_us()[1] - t.window_us()[0] < near[1] - near[0]
 
@@ -137,7 +133,7 @@ def test_a_click_tells_of_an_event_and_its_partners_lead_on(opened):
     ):  # fmt: skip
         expect(t.fact(word)).to_have_text(text)
     expect(t.details.locator("h4")).to_have_text(["Launched on the device 1, 55.0 µs", "Backward ops"])
-    expect(t.page.locator(".pf-tl-spoken")).to_contain_text("aten::conv2d, 50.0 µs, forward, Thread 1 (main)")
+    expect(t.page.locator(".pf-spoken")).to_contain_text("aten::conv2d, 50.0 µs, forward, Thread 1 (main)")
     dark = max(t.page.evaluate("getComputedStyle(document.querySelector('.perfnb')).color.match(/\\d+/g).map(Number)"))
     x, y = t.at(GPU, 120 + 55)
     dot = t.canvas.evaluate(READ, [x + 1, y - ROW / 2, 1, 1, True])
@@ -190,7 +186,7 @@ def test_what_overlaps_on_a_stream_calls_nothing(opened):
 
 def test_the_pointer_is_told_what_lies_under_it(opened):
     t = opened()
-    tip = t.page.locator(".pf-tl-tip")
+    tip = t.page.locator(".pf-tip")
     t.page.mouse.move(*t.at(GPU, 1000 + 60 + 80))
     expect(tip).to_contain_text(
         re.compile(r"fprop.*55.0\sµs.*0.115\sms into step 2.*forward.*kernel.*model.features.0")

@@ -78,7 +78,7 @@ def test_ten_thousand_events_in_a_pixel_are_one_pixel(opened):
     assert hue_of(t.pixel("Thread 1", 1.61e6), "forward")
     assert not hue_of(t.pixel("Thread 1", 1.58e6), "forward")
     t.page.mouse.move(*t.at("Thread 1", 5e5))
-    expect(t.page.locator(".pf-tl-tip")).to_contain_text(re.compile(r"tiny.*the longest of [45]\d\d at this pixel"))
+    expect(t.page.locator(".pf-tip")).to_contain_text(re.compile(r"tiny.*the longest of [45]\d\d at this pixel"))
     t.page.mouse.move(2, 2)
     assert t.pixel("Thread 1", 5e5) == pixel
     t.search.fill("planted")

@@ -145,7 +145,7 @@ def test_f_zooms_to_what_the_pointer_is_on_or_says_that_nothing_is_chosen(opened
     t.canvas.focus()
     t.page.keyboard.press("f")
     expect(t.details).to_contain_text("Nothing is selected")
-    expect(t.page.locator(".pf-tl-spoken")).to_contain_text("Nothing is selected")
+    expect(t.page.locator(".pf-spoken")).to_contain_text("Nothing is selected")
     assert t.window_us() == before
     t.page.mouse.move(*t.at(GPU, 1000 + 60 + 80))
     t.page.keyboard.press("f")

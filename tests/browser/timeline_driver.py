@@ -44,7 +44,7 @@ class Timeline:
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.canvas = page.locator(".pf-tl-canvas")
+        self.canvas = page.locator(".pf-canvas")
         self.search = page.get_by_role("searchbox", name="Search events and layers")
         self.status = page.locator(".pf-timeline .pf-search [role=status]")
         self.details = page.get_by_role("complementary", name="Timeline details")
@@ -98,5 +98,5 @@ def opened_timeline(
     html = page_with(samples.step() if data is None else data, whole, before=before)
     page = open_page(html, **{"viewport": {"width": 1400, "height": 1000}, "reduced_motion": "reduce", **options})
     page.get_by_role("tab", name="Timeline").click()
-    expect(page.locator(".pf-tl-canvas[data-from]")).to_be_visible()
+    expect(page.locator(".pf-canvas[data-from]")).to_be_visible()
     return Timeline(page)

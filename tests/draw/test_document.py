@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from perfnb.draw import document
@@ -114,3 +115,42 @@ def test_rounding_and_unknown_numbers_are_no_contradiction() -> None:
     figures = (Figure("step", 1.0, "ms", (1.0000001, 1.2)), Figure("rate", None, "/s", (1.0, 2.0)))
     notes = ("Said twice.", "Said twice.")
     assert Document("profile", figures=figures, sections=(nearly,), notes=notes).notes == ("Said twice.",)
+
+
+def test_a_table_takes_the_columns_of_a_frame_with_their_intervals() -> None:
+    frame = pd.DataFrame(
+        {
+            "name": ["a", None],
+            "ms": pd.array([1.5, pd.NA], "Float64"),
+            "low": [1.0, float("nan")],
+            "high": [2.0, float("inf")],
+            "calls": pd.array([3, pd.NA], "Int64"),
+            "kind": [mark("loss"), None],
+        }
+    )
+    columns = {
+        "name": Column("name"),
+        ("ms", "low", "high"): Column("time", "ms"),
+        "calls": Column("calls", "count"),
+        "kind": Column("kind"),
+    }
+    made = Table.of("Layers", frame, columns, noun="layer")
+    assert made.rows == [("a", Value(1.5, "ms", (1.0, 2.0)), 3, mark("loss")), (None, Value(None, "ms"), None, None)]
+    assert (made.noun, made.columns) == ("layer", tuple(columns.values()))
+
+
+def test_stacked_lines_are_drawn_on_top_of_each_other() -> None:
+    time, size = Axis("time", "ms"), Axis("alive", "bytes")
+    lines = (Line(mark("forward"), [1.0, 2.0]), Line(mark("backward"), [3.0, None]))
+    below, above = Series("Memory", time, size, [0, 1], lines, stacked=True).drawn
+    assert (below.low, below.high) == ([0.0, 0.0], [1.0, 2.0])
+    assert (above.low, above.high) == ([1.0, 2.0], [4.0, 2.0])
+    assert Series("Memory", time, size, [0, 1], lines).drawn == lines
+
+
+def test_parts_of_one_mark_are_one_entry_below_their_bar() -> None:
+    parts = (Part(mark("forward"), 1.0), Part(mark("loss"), 2.0), Part(mark("forward"), 1.0))
+    shown = Document("memory", sections=(Bars("Blocks", "ms", (Bar("", parts),)),))
+    (words,) = (line for line in document_text(shown).splitlines() if "forward" in line)
+    assert "2.00 ms   50 %" in words
+    assert document_html(shown).count("forward") == 1

@@ -12,8 +12,7 @@ import pytest
 from perfnb.draw import bars, escape
 from perfnb.draw.document import Bars, Picture, Table
 from perfnb.draw.palette import CATEGORIES, MARKS
-from perfnb.memory.pictures import Areas, areas_html, areas_text
-from perfnb.memory.tab import curve_data, memory_document
+from perfnb.memory.tab import curve_data, memory_document, stacked
 from tests.memory import memory_samples as samples
 from tests.samples import texts
 from tests.samples.memory import DOCUMENTS
@@ -50,23 +49,19 @@ def test_a_failed_step_says_so() -> None:
     assert shown.sections[-1].title.startswith("What would have freed memory at the failure?")
 
 
-def test_the_curve_in_text_is_as_high_as_the_memory() -> None:
-    areas = Areas([0.0, 100.0, 200.0, 300.0], 400.0, [(CATEGORIES["other"], [400.0, 800.0, 100.0, 0.0])])
-    assert areas_text(areas, 80) == ["▄" * 20 + "█" * 20 + "▁" * 20 + " " * 20, "at most 800 B, over 400 ms"]
+def test_amounts_last_until_the_next_instant_and_what_is_nothing_is_left_out() -> None:
+    blue, grey, none = (CATEGORIES[name] for name in ("activations", "other", "inputs"))
+    parts = [(blue, [10.0, 20.0]), (none, [0.0, 0.0]), (grey, [0.0, 20.0])]
+    shown = stacked("", [0.0, 1.0], 2.0, parts, {})
+    assert shown.at == [0.0, 1.0, 1.0, 2.0]
+    assert [(line.mark, line.values) for line in shown.lines] == [(blue, [10, 10, 20, 20]), (grey, [0, 0, 20, 20])]
 
 
-def test_areas_are_stacked_to_scale() -> None:
-    blue, grey = CATEGORIES["activations"], CATEGORIES["other"]
-    page = areas_html(Areas([0.0, 1.0], 2.0, [(blue, [10.0, 20.0]), (grey, [0.0, 20.0])]))
-    first, second = (part.split('"')[0] for part in page.split('<path d="')[1:3])
-    assert first == "M64.0 145.0L392.0 145.0L392.0 100.0L720.0 100.0L720.0 190.0L392.0 190.0L392.0 190.0L64.0 190.0Z"
-    assert second.startswith("M64.0 145.0L392.0 145.0L392.0 10.0L720.0 10.0L720.0 100.0L392.0 100.0")
-    assert blue.word in page
-
-
-def test_nothing_is_drawn_of_nothing() -> None:
-    assert areas_html(Areas([], 0.0, [])) == ""
-    assert areas_text(Areas([], 0.0, []), 80) == []
+def test_without_a_script_the_curve_is_areas_with_the_phases_below() -> None:
+    picture = memory_document(samples.transformer()).sections[0]
+    (areas,) = picture.static
+    assert max(map(sum, zip(*(line.values for line in areas.lines), strict=True))) == samples.transformer().peak_bytes
+    assert [mark.word for mark, *_ in areas.spans][:3] == ["data", "host to device", "forward"]
 
 
 EXAMPLES = (samples.transformer, samples.out_of_memory, samples.hostile, samples.unknown, samples.empty)

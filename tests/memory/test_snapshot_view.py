@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfnb.draw.document import Choice, Document, Picture, Table
+import pytest
+
+from perfnb.draw.document import Bars, Choice, Document, Series, Table
 from perfnb.memory.snapshot.reading import SnapshotColumns, decode
 from perfnb.memory.snapshot.snapshot import MemorySnapshot
 from perfnb.memory.snapshot.tables import OriginHistory, history_by_origin, largest_segments, lifetimes
 from tests.memory import snapshots
 from tests.memory.snapshots import MIB, STACK, block, dumped, entry, frame, segment, snapshot
-from tests.pages import spaced
 
 ADDRESS = 0x7F0000000000
 LINE = "/code/my/train.py:42 forward (aten::add)"
@@ -96,11 +97,10 @@ def test_the_verdict_names_the_line_that_holds_most() -> None:
 
 def test_the_map_is_to_scale() -> None:
     area, held = document(snapshots.small()).sections[:2]
-    assert isinstance(area, Picture)
-    assert isinstance(held, Picture)
+    assert isinstance(area, Series)
+    assert isinstance(held, Bars)
 
-    (bar, *_) = held.text(80)
-    cells = bar.removeprefix("0x7f0000000000 4.00 MiB ")
-    assert cells.count("·") / (len(cells) - cells.count("·")) == 3
-    assert f"{LINE}: 1.00 MiB in 1 block" in spaced(held.html())
-    assert "at most 2.00 MiB, over 50.0 µs" in area.text(80)[-1]
+    assert held.bars[0].label == "0x7f0000000000 4.00 MiB"
+    assert [(part.mark.word, part.value) for part in held.bars[0].parts] == [(LINE, MIB), ("free", 3 * MIB)]
+    assert max(line.values[-1] for line in area.drawn) == MIB
+    assert area.at[-1] == pytest.approx(0.05)

@@ -39,10 +39,9 @@ def test_a_lever_that_helps_is_to_be_kept() -> None:
     answer = answered(LeverTrial("fused_optimizer", "faster", 0.86, (0.83, 0.89), 1.4, values, 21.5, "", CODE))
 
     assert answer["said"] == "With fused_optimizer: faster, and its results pass the check."
-    assert (answer["saves"], answer["share"], answer["shares"]) == ("1.40 ms", 0.14, [0.11, 0.17])
+    assert (answer["effect"]["words"], answer["effect"]["verdict"]) == ("0.860 × [0.830, 0.890]", "saves 1.40 ms")
     assert answer["code"] == CODE[0]
     assert answer["facts"] == [
-        ("Step time", "−14.0 % [−17.0, −11.0]"),
         ("Results", "as close to float64 as without it (error 2e-07)"),
         ("Set-up", "21.5 s, pays after 15,358 steps"),
     ]
@@ -58,18 +57,18 @@ def test_a_faster_lever_with_other_results_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "words", "clear"),
+    ("verdict", "words"),
     [
-        ("slower", "slower on this machine", True),
-        ("same", "no faster: the difference is too small to matter", True),
-        ("inconclusive", "no clear difference in the time it was given", False),
+        ("slower", "slower on this machine"),
+        ("same", "no faster: the difference is too small to matter"),
+        ("inconclusive", "no clear difference in the time it was given"),
     ],
 )
-def test_a_lever_that_does_not_help_saves_nothing(verdict: str, words: str, clear: bool) -> None:
+def test_a_lever_that_does_not_help_saves_nothing(verdict: str, words: str) -> None:
     answer = answered(LeverTrial("compile", verdict, 1.02, None, -0.2, Values("exact", 0.0), 0.0, "", CODE))
 
     assert answer["said"] == f"With compile: {words}."
-    assert (answer["saves"], answer["clear"], answer["shares"], answer["code"]) == (None, clear, None, "")
+    assert (answer["effect"]["verdict"], answer["effect"]["interval"], answer["code"]) == (verdict, None, "")
 
 
 @pytest.mark.parametrize(

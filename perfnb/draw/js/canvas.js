@@ -1,8 +1,23 @@
-// Views on a canvas: colours as numbers, because a canvas knows no CSS variables, and frames of a visible range.
-import { h } from "./dom.js";
+// Views on a canvas: what the timeline and the flame graph share. Colours are numbers, because a canvas knows no CSS
+// variables, and frames show a visible range.
+import { freshId, h, searchInput } from "./dom.js";
 
 // Part of the first colour, the rest of the second.
 export const mixed = (a, b, part) => a.map((value, i) => value * part + b[i] * (1 - part));
+export const rgbOf = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+export const cssOf = (colour, alpha = 1) => `rgba(${colour.map(Math.round).join(",")},${alpha})`;
+
+// Boxes of one colour are shaded by name, so that neighbours differ; the one at PLAIN is not.
+export const SHADES = [-0.16, -0.07, 0, 0.12, 0.24];
+export const PLAIN = 2;
+export const shadeOf = (name) => (Math.imul(name, 0x9e3779b1) >>> 16) % SHADES.length;
+export const shaded = (colour) => SHADES.map((shade) => mixed(shade < 0 ? [0, 0, 0] : [255, 255, 255], colour, Math.abs(shade)));
+
+// Black or white, whichever reads better on a colour.
+export function inkOn(colour) {
+  const linear = colour.map((c) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.19 ? "#000" : "#fff";
+}
 
 // The notebook's text colour, its ground and its font, where an element stands.
 export function canvasTheme(element) {
@@ -24,6 +39,62 @@ export function whenThemeChanges(element, recolour) {
   const watched = new MutationObserver(() => (element.isConnected ? recolour() : watched.disconnect()));
   for (const node of [document.body, document.documentElement]) watched.observe(node, { attributes: true });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+}
+
+// Gives a canvas a size on the page; returns how many of its own pixels are one of the page's.
+export function resized(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+  [canvas.style.width, canvas.style.height] = [`${width}px`, `${height}px`];
+  return ratio;
+}
+
+// The elements around a canvas of boxes: a search above it, a tip at the pointer, keys and details below it.
+export function canvasParts(label, words, keys) {
+  const id = freshId("hint");
+  const canvas = h("canvas", { class: "pf-canvas", tabindex: 0, role: "application", "aria-label": label, "aria-describedby": id });
+  const body = h("div", { class: "pf-canvas-body" }, canvas);
+  const tip = h("div", { class: "pf-tip", "aria-hidden": "true", hidden: true });
+  const [search, status] = [searchInput(words), h("span", { class: "pf-status", role: "status" })];
+  return {
+    canvas, body, tip, search, status,
+    scroller: h("div", { class: "pf-canvas-scroll" }, body),
+    spoken: h("p", { class: "pf-spoken", role: "status", "aria-live": "polite" }),
+    panel: h("aside", { class: "pf-details", "aria-label": `${label} details` }),
+    hints: h("p", { class: "pf-hints pf-quiet", id }, keys.map(([key, word]) => h("span", {}, h("kbd", {}, key), ` ${word}`))),
+    // Shows `content` in the tip next to the pointer, inside `shell`; nothing hides it.
+    point(shell, event, content) {
+      tip.hidden = !content;
+      if (!content) return;
+      tip.replaceChildren(...content);
+      const box = shell.getBoundingClientRect();
+      const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+      const left = x + 16 + tip.offsetWidth > box.width ? Math.max(0, x - tip.offsetWidth - 12) : x + 16;
+      tip.style.transform = `translate(${Math.round(left)}px,${Math.round(y + 16)}px)`;
+    },
+    // Calls `run` with what is searched for; Escape ends the search.
+    whenSearched(run, next = () => {}) {
+      search.addEventListener("input", () => run(search.value.trim()));
+      search.addEventListener("keydown", (event) => {
+        if (event.key === "Enter") next(event.shiftKey ? -1 : 1);
+        else if (event.key === "Escape") {
+          search.value = "";
+          run("");
+          canvas.focus({ preventScroll: true });
+        } else return;
+        event.preventDefault();
+      });
+    },
+  };
+}
+
+// Moves the range t0 to t1 of `state` into bounds, at once or over a few frames.
+export function moveTo(state, [low, high], least, t0, t1, now) {
+  const span = Math.min(high - low, Math.max(least, t1 - t0));
+  const wanted = t1 - t0 < least ? (t0 + t1 - span) / 2 : t0;
+  const from = Math.min(high - span, Math.max(low, wanted));
+  state.goal = [from, from + span];
+  if (now) [state.t0, state.t1, state.goal] = [from, from + span, null];
 }
 
 // Returns what asks for a frame: `draw` is called once in it, and again while the range t0 to t1 of `state` moves to its

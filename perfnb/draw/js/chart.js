@@ -77,7 +77,7 @@ export function logTicks(low, high, words) {
 }
 
 // Rules of a grid with their labels, for ticks [value, text]: upright ones at x, or level ones at y.
-export const uprightRules = (ticks, x, [top, bottom], low = 17) => ticks.map(([value, text]) => [
+export const uprightRules = (ticks, x, [top, bottom], low = 20) => ticks.map(([value, text]) => [
   drawn("line", { class: text ? "pf-rule" : "pf-rule pf-faint", x1: x(value), x2: x(value), y1: top, y2: bottom }),
   text && drawn("text", { x: x(value), y: bottom + low, "text-anchor": "middle" }, text)]);
 export const levelRules = (ticks, y, [left, right]) => ticks.map(([value, text]) => [
@@ -127,3 +127,6 @@ export function drawnToFit(holder, draw) {
 }
 
 export const swatch = (mark) => h("i", { class: `pf-key pf-${mark.pattern}`, style: `background-color:${mark.colour}`, "aria-hidden": "true" });
+
+// What the marks of a picture stand for.
+export const legendOf = (marks, props) => h("ul", { class: "pf-legend", ...props }, marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word))));

@@ -1,5 +1,5 @@
 // Any result as a live view, drawn from what perfnb.draw.as_json makes of its document.
-import { codeBlock, fact, figure, h, notesSection, saveButton, titled } from "./dom.js";
+import { codeBlock, fact, figure, h, linkTo, notesSection, pressedOne, saveButton, titled } from "./dom.js";
 import { grouped } from "./format.js";
 import { widgetOf } from "./notebook.js";
 import { bars, effects, heat, scatter, series, strip, valueDots } from "./plots.js";
@@ -35,7 +35,7 @@ function cards(section, context) {
   if (!section.cards.length) return null;
   const made = section.cards.map((card, place) => {
     const links = card.links.map(({ key, name, words }) => (isThere(context, key, name)
-      ? h("button", { type: "button", class: "pf-link pf-name", title: `Show ${words || name}`, click: () => context.reveal(key, name) }, words || name)
+      ? linkTo(words || name, `Show ${words || name}`, () => context.reveal(key, name))
       : h("span", { class: "pf-quiet pf-name" }, words || name)));
     const advice = () => [card.advice && h("p", {}, h("b", {}, "Try "), card.advice), card.code && codeBlock(card.code)].filter(Boolean);
     const plainAdvice = () => [...advice(), card.trial && h("p", { class: "pf-quiet" }, card.trial[0]), card.trial && codeBlock(card.trial[1])].filter(Boolean);
@@ -66,12 +66,8 @@ function choice(section, context) {
   const names = Object.keys(section.options);
   if (!names.length) return null;
   const show = (name) => holder.replaceChildren(...section.options[name].map((part) => sectionView(part, context)?.element).filter(Boolean));
-  const button = (name) => h("button", { type: "button", "aria-pressed": String(name === names[0]), click: (event) => {
-    for (const other of event.target.parentNode.children) other.setAttribute("aria-pressed", String(other === event.target));
-    show(name);
-  } }, name);
   show(names[0]);
-  return [names.length > 1 && h("div", { class: "pf-toolbar" }, h("span", { class: "pf-buttons", role: "group", "aria-label": section.title }, names.map(button))), holder];
+  return [names.length > 1 && h("div", { class: "pf-toolbar" }, h("span", { class: "pf-buttons", role: "group", "aria-label": section.title }, pressedOne(names.map((name) => [name, () => show(name)])))), holder];
 }
 
 const DRAWN = {

@@ -34,6 +34,32 @@ const NOTES_OPEN = 2;
 export const notesSection = (notes) => notes.length > 0 && h("section", { class: "pf-notes" }, h("details", { open: notes.length <= NOTES_OPEN },
   h("summary", {}, `Notes (${notes.length})`), h("ul", {}, notes.map((note) => h("li", {}, note)))));
 
+// Facts as words and values.
+export const factRows = (pairs) => h("dl", {}, pairs.map(([word, value]) => value != null && h("div", {}, h("dt", {}, word), h("dd", {}, value))));
+
+// A name that leads somewhere.
+export const linkTo = (words, title, click) => h("button", { type: "button", class: "pf-link pf-name", title, click }, words);
+export const closeButton = (click) => h("button", { type: "button", class: "pf-close", "aria-label": "Close details", title: "Close", click }, "×");
+
+// Buttons of which one is pressed: `choices` are pairs of its word and what a press does.
+export function pressedOne(choices, pressed = 0) {
+  const buttons = choices.map(([word, press, title], place) => h("button", { type: "button", title, "aria-pressed": String(place === pressed), click: () => {
+    buttons.forEach((button, other) => button.setAttribute("aria-pressed", String(other === place)));
+    press();
+  } }, word));
+  return buttons;
+}
+
+export const holdsFocus = (node) => node.contains(node.getRootNode().activeElement ?? null);
+
+// What keys do while an element has the focus; one whose action returns false stays the page's.
+export function onKeys(element, actions) {
+  element.addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey || !Object.hasOwn(actions, event.key)) return;
+    if (actions[event.key](event) !== false) event.preventDefault();
+  });
+}
+
 export const searchInput = (words) => h("input", { type: "search", placeholder: words, "aria-label": words, spellcheck: "false", autocomplete: "off" });
 
 // A quiet button that copies what `text()` returns.

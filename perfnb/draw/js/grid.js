@@ -1,6 +1,6 @@
 // Tables: one of many rows, flat or nested, that sorts, filters, opens and closes, and draws only visible rows; its
 // columns, search and details; a small one of figures.
-import { columnHead, h, searchInput } from "./dom.js";
+import { closeButton, columnHead, h, holdsFocus, searchInput } from "./dom.js";
 import { grouped } from "./format.js";
 
 const ROW_HEIGHT = 26;
@@ -159,7 +159,7 @@ export class Grid {
       if (!anew && !missing) return;
       [from, to] = [Math.max(0, top - SPARE_ROWS), Math.min(total, top + seen + SPARE_ROWS)];
     } else if (!anew) return;
-    const focused = this.body.contains(this.body.getRootNode().activeElement ?? null);
+    const focused = holdsFocus(this.body);
     [this.from, this.to] = [from, to];
     const spacer = (rows) => h("tr", { class: "pf-space", "aria-hidden": "true", style: `height:${rows * ROW_HEIGHT}px` });
     const drawn = this.order.slice(from, to).map((i, at) => this.row(i, from + at));
@@ -277,8 +277,7 @@ export function searchGrid({ words, size, noun, before, after, describe, unsearc
     if (row >= 0) grid.go(row);
   };
   const show = (i) => {
-    const button = h("button", { type: "button", class: "pf-close", "aria-label": "Close details", title: "Close", click: close }, "×");
-    panel.replaceChildren(button, ...describe(i).flat(Infinity).filter(Boolean));
+    panel.replaceChildren(closeButton(close), ...describe(i).flat(Infinity).filter(Boolean));
     panel.hidden = false;
     panel.scrollTop = 0;
   };

@@ -1,6 +1,6 @@
 // Bars, effects and charts of documents.
-import { drawnToFit, levelRules, logTicks, namesBeside, niceTicks, patternFills, roundNumber, swatch, textWidth, uprightRules } from "./chart.js";
-import { drawn, figure, h } from "./dom.js";
+import { drawnToFit, legendOf, levelRules, logTicks, namesBeside, niceTicks, patternFills, roundNumber, swatch, textWidth, uprightRules } from "./chart.js";
+import { columnHead, drawn, figure, h } from "./dom.js";
 import { inUnit, share } from "./format.js";
 
 // Each measurement as a dot in its order, so that drift and outliers show.
@@ -63,10 +63,9 @@ export function effects(section) {
     h("th", { scope: "row", class: "pf-text" }, h("span", { class: "pf-name", title: effect.label }, effect.label)),
     h("td", {}, figure(effect.words)), h("td", {}, effect.ratio > 0 && scale(effect)),
     h("td", { class: "pf-text" }, effect.verdict)), effect.detail && detail(effect.detail)];
-  const head = (word, text) => (word ? h("th", { scope: "col", class: text ? "pf-text" : null }, word) : h("td"));
   const note = section.same_within != null && h("p", { class: "pf-quiet" }, `1 × is the baseline. Ratios within ${share(section.same_within)} of it, in the band, count as the same.`);
   return [h("div", { class: "pf-wide" }, h("table", { class: "pf-effects", "aria-label": section.title },
-    h("thead", {}, h("tr", {}, head(section.head, true), head("ratio"), head("faster or less ← 1 × → slower or more", true), head("verdict", true))),
+    h("thead", {}, h("tr", {}, columnHead(section.head, true), columnHead("ratio"), columnHead("faster or less ← 1 × → slower or more", true), columnHead("verdict", true))),
     h("tbody", {}, section.rows.flatMap(row)))), note];
 }
 
@@ -97,7 +96,7 @@ function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
 }
 
 // A chart on two axes, redrawn to fit; `shapes` gets the places of numbers and returns what is drawn.
-function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, shapes) {
+export function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, shapes) {
   const holder = h("div", { class: "pf-chart" });
   const lowest = FRAME.top + height;
   drawnToFit(holder, (width) => {
@@ -105,35 +104,65 @@ function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, s
     const across = scaleOf(x, xs, [FRAME.left, right], Math.max(2, width / 170));
     const up = y && scaleOf(y, ys, [lowest, FRAME.top], 3, floor);
     const { defs, fills } = patternFills(marks);
-    holder.replaceChildren(drawn("svg", { width, height: lowest + FRAME.below, role: "img", "aria-label": title }, defs,
+    holder.replaceChildren(drawn("svg", { width, height: lowest + FRAME.below, ...(title ? { role: "img", "aria-label": title } : { "aria-hidden": "true" }) }, defs,
       uprightRules(across.ticks, across.at, [FRAME.top, lowest]), up && levelRules(up.ticks, up.at, [FRAME.left, right]),
-      drawn("text", { x: (FRAME.left + right) / 2, y: lowest + 34, "text-anchor": "middle" }, x.label),
+      drawn("text", { x: (FRAME.left + right) / 2, y: lowest + 36, "text-anchor": "middle" }, x.label),
       y?.label && drawn("text", { x: FRAME.left, y: 10 }, y.label), shapes(across.at, up?.at, [right, lowest], fills)));
   });
   return holder;
 }
 
-const legend = (marks) => (marks.length > 1 || marks[0]?.word ? h("ul", { class: "pf-legend" }, marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word)))) : null);
+const legend = (marks) => (marks.length > 1 || marks[0]?.word ? legendOf(marks) : null);
 const known = (values) => (values ?? []).filter((value) => value != null);
 const SERIES_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
+// Lines that are stacked become areas between the sums.
+export function stackedLines(at, lines) {
+  let below = at.map(() => 0);
+  return lines.map((line) => {
+    const low = below;
+    below = low.map((base, i) => base + (line.values[i] ?? 0));
+    return { ...line, values: below, low, high: below };
+  });
+}
+
+export const pointsOf = (at, values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
+export const areaOf = (at, line, x, y, props) => drawn("path", { ...props, d: `M${[...pointsOf(at, line.high, x, y), ...pointsOf(at, line.low, x, y).reverse()].join("L")}Z` });
+
+// What happened meanwhile, below a chart, with the words that have room.
+export function spansBelow(spans, x, lowest, fills, words = (mark) => mark.word) {
+  let free = -Infinity;
+  return spans.map(([mark, begin, end], i) => {
+    const [from, to, wide] = [x(begin), x(end), textWidth(mark.word)];
+    const fits = to - from >= wide && (from + to - wide) / 2 > free;
+    if (fits) free = (from + to + wide) / 2 + 6;
+    return drawn("g", { class: "pf-span" }, drawn("title", {}, words(mark, begin, end)),
+      drawn("rect", { x: from, y: lowest + 1, width: Math.max(1, to - from - 1), height: 7, fill: fills[i], rx: 1.5 }),
+      fits && drawn("text", { x: (from + to) / 2, y: lowest + 36, "text-anchor": "middle" }, mark.word));
+  });
+}
+
 export function series(section) {
-  const { at, lines, levels } = section;
+  const { at, levels, spans } = section;
+  const lines = section.stacked ? stackedLines(at, section.lines) : section.lines;
   const values = [...known(lines.flatMap((line) => line.values)), ...Object.values(levels)];
   const most = 1.5 * Math.max(...values); // a wide band is cut off, or it would flatten its line
   const ys = [...values, ...lines.flatMap((line) => [...known(line.low), ...known(line.high).map((value) => Math.min(value, most))])];
   if (!known(lines.flatMap((line) => line.values)).length) return null;
   const marks = lines.map(({ mark }) => mark);
-  const path = (values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
-  const draw = (x, y, [right]) => [
+  const draw = (x, y, [right, lowest], fills) => [
     lines.map((line, i) => [
-      line.low && line.high && drawn("path", { fill: line.mark.colour, "fill-opacity": 0.2, d: `M${[...path(line.high, x, y), ...path(line.low, x, y).reverse()].join("L")}Z` }),
-      drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length], d: `M${path(line.values, x, y).join("L")}` }),
-      known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
-        drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]),
+      line.low && line.high && areaOf(at, line, x, y, section.stacked ? { fill: fills[i] } : { fill: line.mark.colour, "fill-opacity": 0.2 }),
+      !section.stacked && [
+        drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length], d: `M${pointsOf(at, line.values, x, y).join("L")}` }),
+        known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
+          drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]]),
+    spansBelow(spans, x, lowest, fills.slice(marks.length)),
     Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: FRAME.left, x2: right, y1: y(value), y2: y(value) }),
       drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)])];
-  return [legend(marks), plotted({ title: section.title, x: section.x, y: section.y, xs: at, ys, floor: section.y.log ? undefined : 0 }, marks, draw)];
+  const x = spans.length ? { ...section.x, label: "" } : section.x; // their words stand there
+  const chart = { title: section.title, x, y: section.y, xs: at, ys, floor: section.y.log ? undefined : 0 };
+  return [legend(marks), plotted(chart, [...marks, ...spans.map(([mark]) => mark)], draw)];
 }
 
 export function strip(section) {
@@ -177,6 +206,6 @@ export function heat(section) {
   if (!section.values.length) return null;
   const cell = (value) => h("td", { style: value == null ? null : `background:color-mix(in srgb, #0072b2 ${(55 * Math.max(0, value)) / (most || 1)}%, transparent)` }, inUnit(value, section.unit));
   return h("div", { class: "pf-wide" }, h("table", { class: "pf-heat", "aria-label": section.title },
-    h("thead", {}, h("tr", {}, section.across ? h("th", { scope: "col", class: "pf-text" }, section.across) : h("td"), section.columns.map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", {}, h("tr", {}, columnHead(section.across, true), section.columns.map((name) => columnHead(name)))),
     h("tbody", {}, section.values.map((row, i) => h("tr", {}, h("th", { scope: "row", class: "pf-text" }, section.rows[i]), row.map(cell))))));
 }

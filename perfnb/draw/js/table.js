@@ -1,6 +1,6 @@
 // Tables of documents: sorted, searched, opened and closed like any grid, copied, saved, and linked to other sections.
 import { swatch } from "./chart.js";
-import { copyButton, figure, h, marked, saveButton } from "./dom.js";
+import { copyButton, factRows, figure, h, linkTo, marked, saveButton } from "./dom.js";
 import { grouped, inUnit } from "./format.js";
 import { searchGrid, smallTable } from "./grid.js";
 
@@ -75,7 +75,7 @@ function innerTable(inner, belongs, context) {
     const words = textIn(row[c], inner.columns[c].unit);
     if (inner.columns[c].unit !== "text") return figure(words);
     if (c > 0 || !context.has(inner.selects)) return h("span", { class: "pf-name", title: words }, words);
-    return h("button", { type: "button", class: "pf-link", title: `Show ${words}`, click: () => context.reveal(inner.selects, words) }, words);
+    return linkTo(words, `Show ${words}`, () => context.reveal(inner.selects, words));
   };
   return smallTable(inner.title, { words: held.map((c) => inner.columns[c].head), text: texts, widths: held.map((c) => (c === 0 ? null : 84)) },
     listed.slice(0, 300).map((row) => held.map((c) => cell(row, c))));
@@ -117,7 +117,7 @@ export function tableSection(section, context) {
     const known = columns.map((column, c) => [column, rows[i][c]]).slice(whole ? 1 : 0).filter(([column, cell]) => isKnown(cell) && (column.unit !== "text" || textIn(cell, "text").length < 40));
     return [
       h("h3", {}, heading), details?.[i] && h("p", {}, details[i]),
-      h("dl", {}, known.map(([column, cell]) => h("div", {}, h("dt", {}, column.head), h("dd", {}, figure(textIn(cell, column.unit)))))),
+      factRows(known.map(([column, cell]) => [column.head, figure(textIn(cell, column.unit))])),
       (section.selects || []).filter(([key]) => context.has(key)).map(([key, words]) => h("p", { class: "pf-buttons" },
         h("button", { type: "button", click: () => context.reveal(key, whole ? heading : textIn(rows[i][0], "text")) }, words))),
       inner && h("div", { class: "pf-ops-head" }, h("h4", {}, inner.title),

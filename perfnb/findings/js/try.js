@@ -1,7 +1,8 @@
 // Try it: a finding's lever tried on the step, in the kernel that profiled it.
 import { cardTools } from "../../draw/js/document.js";
-import { codeBlock, figure, h } from "../../draw/js/dom.js";
-import { share } from "../../draw/js/format.js";
+import { codeBlock, factRows, h } from "../../draw/js/dom.js";
+import { inUnit } from "../../draw/js/format.js";
+import { effects } from "../../draw/js/plots.js";
 
 const triesByModel = new WeakMap();
 
@@ -37,23 +38,12 @@ function pressButton(word, lever, tries, busy) {
   return h("button", { type: "button", class: "pf-try", disabled: busy, click: () => tries.press(lever) }, word);
 }
 
-// One bar of the comparison: what could be saved, or what was, with its interval as a line.
-function savedRow(word, part, between, full, words, kind) {
-  const at = (value) => `${(100 * Math.max(0, Math.min(1, value / full))).toFixed(2)}%`;
-  const line = between && h("i", { class: "pf-between", style: `left:${at(between[0])};right:calc(100% - ${at(between[1])})` });
-  return h("div", {}, h("dt", {}, word),
-    h("dd", {}, h("span", { class: "pf-track", "aria-hidden": "true" }, h("i", { class: kind, style: `width:${at(part)}` }), line), h("span", {}, words)));
-}
-
-// The bound of a finding and what its lever saved, side by side.
-function comparison(card, answer) {
-  if (card.share == null || answer.share == null) return null;
-  const full = Math.max(card.share, answer.share, ...(answer.shares ?? []), 0.001);
-  const saved = answer.saves ? [figure(answer.saves), h("span", { class: "pf-quiet" }, ` ${share(answer.share)}`)] : [h("span", { class: "pf-quiet" }, answer.clear ? "nothing" : "unclear")];
-  const beyond = answer.shares?.[0] > card.share && h("p", { class: "pf-quiet" }, "It saves more than the finding's bound. Profile again if the machine was busy; otherwise the bound is too low.");
-  return [h("dl", { class: "pf-compared" },
-    savedRow("Could save", card.share, null, full, [h("span", { class: "pf-quiet" }, card.bound)], "pf-could"),
-    savedRow("Saves", answer.share, answer.shares, full, saved, "pf-did")), beyond];
+// The effect of the lever below the most that its finding could save.
+function comparison(card, { effect }) {
+  if (card.share == null || effect.ratio == null) return null;
+  const best = { label: "Could save", ratio: 1 - card.share, words: inUnit(1 - card.share, "ratio"), verdict: card.bound };
+  const beyond = effect.interval && 1 - effect.interval[1] > card.share && h("p", { class: "pf-quiet" }, "It saves more than the finding's bound. Profile again if the machine was busy; otherwise the bound is too low.");
+  return [effects({ title: "Time of the step", head: "", rows: [best, effect] }), beyond];
 }
 
 function answerOf(card, answer, tries, advice, busy) {
@@ -63,7 +53,7 @@ function answerOf(card, answer, tries, advice, busy) {
     h("section", { class: "pf-tried", "aria-label": `Tried ${card.lever}` },
       h("p", { class: "pf-said", role: "status" }, answer.said),
       comparison(card, answer),
-      h("dl", { class: "pf-tried-facts" }, answer.facts.map(([head, words]) => h("div", {}, h("dt", {}, head), h("dd", {}, words)))),
+      factRows(answer.facts),
       answer.code && h("p", {}, "Keep it with"),
       answer.code && codeBlock(answer.code),
       again),

@@ -1,81 +1,56 @@
 // Drawing one frame of a flame graph: calls within one pixel are drawn as one, so that a frame costs as much as its pixels,
 // however many calls there are.
-import { canvasTheme, mixed } from "../../draw/js/canvas.js";
+import { canvasTheme, cssOf, inkOn, mixed, PLAIN, resized, rgbOf, SHADES, shaded, shadeOf } from "../../draw/js/canvas.js";
 import { flameFirst } from "./store.js";
 
 export const FLAME_ROW = 18;
-const FLAME_SHADES = [-0.14, -0.06, 0, 0.1, 0.2];
 const FLAME_STEPS = 6;
 const FLAME_LEAST = 36;
 const FLAME_LETTER = 6.1;
 
-const flameRgb = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-const flameCss = (colour) => `rgb(${colour.map(Math.round).join(",")})`;
-
 export function flameFrame(state, canvas) {
   const context = canvas.getContext("2d");
   const size = { width: 0, height: 0, ratio: 1 };
+  const { data } = state;
+  const [{ store: all }] = state.parts;
+  const phases = [...new Map(Array.from(all.rows[0] ?? [], (i) => data.phases[all.name[i]]).filter(Boolean).map((mark) => [mark.word, mark])).values()];
   let [theme, colours, inks] = [null, [], []];
+  const grown = (store, i) => store.total[i] - store.totalBefore[i];
+  const isSame = (store, i) => Math.abs(grown(store, i)) <= 1e-9 * store.whole;
 
   // The place in `colours` of each call.
   const codesOf = (store) => {
-    const codes = new Uint16Array(store.size);
-    const { data, by } = state;
-    const marks = marksOf();
-    const most = by === "change" ? Math.max(1e-12, largestChange(store)) : 1;
-    for (let i = 0; i < store.size; i += 1) {
-      const f = store.name[i];
-      if (by === "change") {
-        const grew = store.total[i] - store.totalBefore[i];
-        const step = Math.min(FLAME_STEPS, Math.ceil((Math.abs(grew) / most) ** 0.5 * FLAME_STEPS - 0.3));
-        codes[i] = Math.abs(grew) <= 1e-9 * store.whole ? FLAME_STEPS : grew > 0 ? FLAME_STEPS + step : FLAME_STEPS - step;
-      } else {
-        const shade = data.kinds[f] ? 2 : (Math.imul(f + 1, 0x9e3779b1) >>> 16) % FLAME_SHADES.length;
-        const outer = store.root[i] < 0 ? null : data.phases[store.name[store.root[i]]];
-        const mark = by === "phase" && outer ? marks.phases.get(outer.word) : marks.packages + data.group[f];
-        codes[i] = (data.kinds[f] === "layer" && by !== "phase" ? marks.packages + data.groups.length - 1 : mark) * FLAME_SHADES.length + shade;
+    const byChange = state.by === "change";
+    const most = byChange && store.rows.slice(0, 40).reduce((top, row) => row.reduce((high, i) => Math.max(high, Math.abs(grown(store, i))), top), 1e-12);
+    return Uint16Array.from(store.name, (f, i) => {
+      if (byChange) {
+        const step = Math.min(FLAME_STEPS, Math.ceil((Math.abs(grown(store, i)) / most) ** 0.5 * FLAME_STEPS - 0.3));
+        return isSame(store, i) ? FLAME_STEPS : FLAME_STEPS + Math.sign(grown(store, i)) * step;
       }
-    }
-    return codes;
+      const outer = state.by === "phase" && store.root[i] >= 0 && data.phases[store.name[store.root[i]]];
+      const group = data.kinds[f] === "layer" && state.by !== "phase" ? data.groups.length - 1 : data.group[f];
+      const mark = outer ? phases.findIndex(({ word }) => word === outer.word) : phases.length + group;
+      return mark * SHADES.length + (data.kinds[f] ? PLAIN : shadeOf(f));
+    });
   };
-  const largestChange = (store) => {
-    let most = 0;
-    for (const row of store.rows.slice(0, 40)) for (const i of row) most = Math.max(most, Math.abs(store.total[i] - store.totalBefore[i]));
-    return most;
-  };
-  const marksOf = () => {
-    const phases = new Map();
-    for (const mark of state.data.phases) if (mark && !phases.has(mark.word)) phases.set(mark.word, phases.size);
-    return { phases, packages: phases.size };
+  const changes = () => {
+    const [less, more, same] = [rgbOf("#0072B2"), rgbOf("#D55E00"), mixed(theme.fg, theme.bg, 0.16)];
+    const steps = Array.from({ length: 2 * FLAME_STEPS + 1 }, (_, k) => k - FLAME_STEPS);
+    return steps.map((step) => mixed(step < 0 ? less : more, same, step ? 0.25 + (0.75 * Math.abs(step)) / FLAME_STEPS : 0));
   };
   const recolour = () => {
     if (!theme) return;
-    const full = [];
-    if (state.by === "change") {
-      const [less, more, same] = [flameRgb("#0072B2"), flameRgb("#D55E00"), mixed(theme.fg, theme.bg, 0.16)];
-      for (let step = -FLAME_STEPS; step <= FLAME_STEPS; step += 1) full.push(mixed(step < 0 ? less : more, same, step ? 0.25 + (0.75 * Math.abs(step)) / FLAME_STEPS : 0));
-    } else {
-      const seen = new Map();
-      for (const mark of state.data.phases) if (mark) seen.set(mark.word, mark.colour);
-      for (const colour of [...seen.values(), ...state.data.groups.map((group) => group.colour)]) {
-        for (const shade of FLAME_SHADES) full.push(mixed(shade < 0 ? [0, 0, 0] : [255, 255, 255], flameRgb(colour), Math.abs(shade)));
-      }
-    }
-    const dim = full.map((colour) => mixed(mixed(colour, theme.fg, 0.25), theme.bg, 0.18));
-    colours = [...full, ...dim].map(flameCss);
-    inks = [...full, ...dim].map(([r, g, b]) => (0.3 * r + 0.59 * g + 0.11 * b > 128 ? "#000" : "#fff"));
+    const full = state.by === "change" ? changes() : [...phases, ...data.groups].flatMap(({ colour }) => shaded(rgbOf(colour)));
+    const all = [...full, ...full.map((colour) => mixed(mixed(colour, theme.fg, 0.25), theme.bg, 0.18))];
+    colours = all.map((colour) => cssOf(colour));
+    inks = all.map(inkOn);
     for (const part of state.parts) part.codes = codesOf(part.store);
   };
   const setTheme = (element) => {
     theme = canvasTheme(element);
     recolour();
   };
-  const resize = (width, height) => {
-    Object.assign(size, { width, height, ratio: window.devicePixelRatio || 1 });
-    [canvas.width, canvas.height] = [Math.round(width * size.ratio), Math.round(height * size.ratio)];
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
-  };
+  const resize = (width, height) => Object.assign(size, { width, height, ratio: resized(canvas, width, height) });
   const top = (part, level) => (part.up ? part.base - level : part.base + level) * FLAME_ROW;
   const height = () => Math.max(1, ...state.parts.map((part) => (part.up ? part.base + 1 : part.base + part.store.rows.length))) * FLAME_ROW;
   const x = (value) => ((value - state.t0) / (state.t1 - state.t0)) * size.width;
@@ -123,23 +98,19 @@ export function flameFrame(state, canvas) {
     }
     context.font = `11px ${theme.family}`;
     context.textBaseline = "middle";
-    const { data } = state;
     for (const box of named) {
-      const { store } = box;
-      let text = data.names[store.name[box.i]];
-      if (state.by === "change") {
-        const grew = store.total[box.i] - store.totalBefore[box.i];
-        if (Math.abs(grew) > 1e-9 * store.whole) text = `${grew > 0 ? "+" : "−"} ${text}`;
-      }
+      const { store, i } = box;
+      const sign = state.by !== "change" || isSame(store, i) ? "" : grown(store, i) > 0 ? "+ " : "− ";
+      const text = sign + data.names[store.name[i]];
       const room = Math.floor((box.right - box.left - 8) / FLAME_LETTER);
       context.fillStyle = inks[box.code];
       context.fillText(text.length > room ? `${text.slice(0, Math.max(1, room - 1))}…` : text, box.left + 4, box.y + FLAME_ROW / 2);
     }
     canvas.dataset.calls = String(named.length);
-    if (state.hovered) outline(state.hovered, flameCss(theme.fg), 1);
+    if (state.hovered) outline(state.hovered, cssOf(theme.fg), 1);
     if (state.selected && state.parts.includes(state.selected.part)) {
-      outline(state.selected, flameCss(theme.bg), 4);
-      outline(state.selected, flameCss(theme.fg), 2);
+      outline(state.selected, cssOf(theme.bg), 4);
+      outline(state.selected, cssOf(theme.fg), 2);
     }
   };
   const at = (px, py) => {
@@ -156,5 +127,5 @@ export function flameFrame(state, canvas) {
     }
     return null;
   };
-  return { size, draw, at, top, height, resize, setTheme, recolour };
+  return { size, phases, draw, at, top, height, resize, setTheme, recolour };
 }

@@ -1,7 +1,8 @@
 // Memory over a step: a curve with a cursor, and the largest allocations alive at its instant.
-import { drawnToFit, levelRules, niceTicks, patternFills, roundNumber, roundSize, swatch, textWidth } from "../../draw/js/chart.js";
-import { drawn, figure, h } from "../../draw/js/dom.js";
-import { byteSize, duration, share, significant, timeUnit } from "../../draw/js/format.js";
+import { swatch, textWidth } from "../../draw/js/chart.js";
+import { drawn, figure, h, holdsFocus, onKeys } from "../../draw/js/dom.js";
+import { byteSize, duration, share } from "../../draw/js/format.js";
+import { areaOf, plotted, pointsOf, spansBelow, stackedLines } from "../../draw/js/plots.js";
 import { placeAfter } from "../../draw/js/sorted_places.js";
 import { pictures } from "../../draw/js/document.js";
 
@@ -9,7 +10,6 @@ import { pictures } from "../../draw/js/document.js";
 const instantWord = (data) => (data.incomplete ? "failure" : "peak");
 
 const LARGEST_SHOWN = 8;
-const PLOT = { left: 66, right: 14, top: 26, height: 270, strip: 9, below: 54 };
 
 function memoryFacts(data) {
   const { instants, largest, names } = data;
@@ -46,17 +46,16 @@ function memoryFacts(data) {
 
 function memoryCurve(data) {
   const facts = memoryFacts(data);
-  if (!facts.t.length) {
-    return null;
-  }
+  if (!facts.t.length) return null;
   const state = { at: data.peak.at, pinned: false };
-  const legend = memoryLegend(data, facts, () => refit());
+  const place = {};
+  const legend = memoryLegend(data, facts, () => redraw());
   const panel = h("div", { class: "pf-alive" });
   const slider = h("div", { class: "pf-plot", role: "slider", tabindex: 0, "aria-label": "Instant of the step", "aria-orientation": "horizontal", "aria-valuemin": 0, "aria-valuemax": facts.t.length - 1 });
-  let plot = null;
+  const redraw = () => slider.replaceChildren(memoryChart(data, facts, state, legend.shown, place));
   const show = (at) => {
     state.at = at;
-    plot?.point(at, at === data.peak.at && !state.pinned);
+    place.point?.(at);
     legend.show(at);
     const words = facts.when(at);
     slider.setAttribute("aria-valuenow", at);
@@ -64,17 +63,13 @@ function memoryCurve(data) {
     panel.replaceChildren(...aliveList(data, facts, state, at, words, toPeak));
   };
   const toPeak = () => {
-    const focused = panel.contains(panel.getRootNode().activeElement ?? null);
+    const focused = holdsFocus(panel);
     state.pinned = false;
     show(data.peak.at);
     if (focused) slider.focus();
   };
-  const refit = drawnToFit(slider, (width) => {
-    plot = memoryPlot(data, facts, legend.shown, width);
-    slider.replaceChildren(plot.element);
-    show(state.at);
-  });
-  steer(slider, facts, state, (x) => plot.timeAt(x), show, toPeak);
+  steer(slider, facts, state, (px) => place.timeAt(px), show, toPeak);
+  redraw();
   show(state.at);
   const element = h("div", { class: "pf-view pf-memory pf-beside" }, h("div", { class: "pf-chart" }, slider, legend.element), panel);
   // Moves to the instant at or before a time of the step, in milliseconds.
@@ -84,7 +79,7 @@ function memoryCurve(data) {
     slider.focus();
     slider.scrollIntoView({ block: "nearest" });
   };
-  return { element, shown: refit, reveal };
+  return { element, reveal };
 }
 
 // Pointer and keys move the instant. A click pins it; Escape or a second click at the same place unpins it.
@@ -108,20 +103,14 @@ function steer(slider, facts, state, timeAt, show, toPeak) {
     state.pinned = !(state.pinned && at === state.at);
     show(at);
   });
-  slider.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey) return;
-    const last = facts.t.length - 1;
-    const [step, leap] = [1, Math.max(1, Math.round(last / 20))];
-    const moves = {
-      ArrowRight: event.shiftKey ? leap : step, ArrowUp: step, ArrowLeft: event.shiftKey ? -leap : -step, ArrowDown: -step,
-      PageUp: leap, PageDown: -leap, Home: -Infinity, End: Infinity,
-    };
-    if (event.key === "Escape") toPeak();
-    else if (event.key in moves) {
-      state.pinned = true;
-      show(Math.min(last, Math.max(0, state.at + moves[event.key])));
-    } else return;
-    event.preventDefault();
+  const last = facts.t.length - 1;
+  const leap = Math.max(1, Math.round(last / 20));
+  const by = (step, leaps = step) => (event) => {
+    state.pinned = true;
+    show(Math.min(last, Math.max(0, state.at + (event.shiftKey ? leaps : step))));
+  };
+  onKeys(slider, {
+    ArrowRight: by(1, leap), ArrowUp: by(1), ArrowLeft: by(-1, -leap), ArrowDown: by(-1), PageUp: by(leap), PageDown: by(-leap), Home: by(-Infinity), End: by(Infinity), Escape: toPeak,
   });
 }
 
@@ -172,99 +161,49 @@ function aliveList(data, facts, state, at, words, toPeak) {
   ];
 }
 
-// The chart: stacked areas, phases below, the peak marked. Memory is constant between instants, hence steps.
-function memoryPlot(data, facts, shown, width) {
-  const { left, right, top, height, strip, below } = PLOT;
+// The chart: stacked areas, phases below, the peak marked. Memory is constant between instants, hence steps. In `place`
+// it keeps where instants are, and what moves the cursor to one.
+function memoryChart(data, facts, state, shown, place) {
   const lines = facts.lines.filter((line) => shown.has(line.key));
-  const most = 1.04 * Math.max(1, facts.peakBytes, ...lines.map((line) => line.most));
-  const [x1, y0] = [width - right, top + height];
-  const x = (time) => left + ((x1 - left) * Math.min(1, Math.max(0, time / (data.step_ns || 1))));
-  const y = (bytes) => y0 - (height * bytes) / most;
-  const at = (value) => Math.round(value * 100) / 100;
-  const xs = facts.t.map((time) => at(x(time)));
-  const end = at(x(data.step_ns));
-  const edge = (values) => knownSteps(values, xs, end, (value) => at(y(value)));
-  const back = (values) => {
-    const parts = [`V${at(y(values.at(-1)))}`];
-    for (let i = values.length - 1; i > 0; i -= 1) parts.push(`H${xs[i]}V${at(y(values[i - 1]))}`);
-    return `${parts.join("")}H${xs[0]}Z`;
-  };
-  const { defs, fills } = patternFills([...data.categories, ...data.phases]);
-  let base = facts.t.map(() => 0);
-  const areas = [];
-  data.categories.forEach((mark, i) => {
-    if (!data.instants.categories[i]) return;
-    const upper = base.map((value, k) => value + facts.series[i][k]);
-    areas.push(drawn("path", { class: "pf-area", "data-category": mark.word, d: edge(upper) + back(base), fill: fills[i] }));
-    base = upper;
-  });
-  const yTicks = levelRules(niceTicks(most, 5, 1024).map((value) => [value, roundSize(value, most)]), (value) => at(y(value)), [left, x1]);
-  const phaseEdges = data.phases.slice(1).map((phase) => drawn("line", { class: "pf-edge", x1: at(x(phase.start_ns)), x2: at(x(phase.start_ns)), y1: top, y2: y0 }));
-  const point = drawn("g", { class: "pf-cursor" }, drawn("line", { y1: top - 4, y2: y0 + strip + 6 }), drawn("circle", { r: 3.5 }));
-  const element = drawn("svg", { width, height: y0 + below, "aria-hidden": "true" }, defs, yTicks, areas, phaseEdges,
-    drawn("path", { class: "pf-outline", d: edge(base) }),
-    lines.map((line) => drawn("path", { class: `pf-series pf-line-${line.key}`, d: edge(line.values) })),
-    phaseStrip(data, fills.slice(data.categories.length), x, y0 + 4), timeTicks(data, x, y0, x1),
-    peakMark(data, facts, x, y, left, x1), failureMark(data, x1, y0), point);
-  return {
-    element,
-    timeAt: (px) => ((px - left) / (x1 - left)) * data.step_ns,
-    point: (i) => {
-      point.setAttribute("transform", `translate(${at(x(facts.t[i]))} 0)`);
-      point.lastChild.setAttribute("cy", at(y(facts.total[i])));
-    },
-  };
-}
-
-// A stepped line with gaps where values are unknown.
-function knownSteps(values, xs, end, y) {
-  let path = "";
-  let open = false;
-  values.forEach((value, i) => {
-    if (open) path += `H${xs[i]}`;
-    if (value != null) path += open ? `V${y(value)}` : `M${xs[i]},${y(value)}`;
-    open = value != null;
-  });
-  return open ? `${path}H${end}` : path;
-}
-
-function phaseStrip(data, fills, x, top) {
-  let free = -Infinity;
-  return data.phases.map((phase, i) => {
-    const [from, to] = [x(phase.start_ns), x(phase.end_ns)];
-    const wide = textWidth(phase.word);
-    const middle = (from + to) / 2;
-    const fits = to - from >= wide && middle - wide / 2 > free;
-    if (fits) free = middle + wide / 2 + 6;
-    const words = `${phase.word}: ${duration((phase.end_ns - phase.start_ns) / 1e6)}, from ${duration(phase.start_ns / 1e6)}`;
-    return drawn("g", { class: "pf-phase" }, drawn("title", {}, words),
-      drawn("rect", { x: from, y: top, width: Math.max(1, to - from - 1), height: PLOT.strip, fill: fills[i], rx: 1.5 }),
-      fits ? drawn("text", { x: middle, y: top + PLOT.strip + 13, "text-anchor": "middle" }, phase.word) : null);
+  const stepped = (values) => values.flatMap((value) => [value, value]);
+  const at = [...stepped(facts.t).slice(1), data.step_ns].map((ns) => ns / 1e6);
+  const used = [...data.categories.keys()].filter((i) => data.instants.categories[i]);
+  const areas = stackedLines(at, used.map((i) => ({ mark: data.categories[i], values: stepped(facts.series[i]) })));
+  const spans = data.phases.map((phase) => [phase, phase.start_ns / 1e6, phase.end_ns / 1e6]);
+  const most = Math.max(1, facts.peakBytes, ...lines.map((line) => line.most));
+  const chart = { title: "", x: { unit: "ms", label: "" }, y: { unit: "bytes" }, xs: [0, data.step_ns / 1e6], ys: [most], floor: 0, height: 270 };
+  return plotted(chart, [...areas.map(({ mark }) => mark), ...data.phases], (x, y, [right, lowest], fills) => {
+    const cursor = drawn("g", { class: "pf-cursor" }, drawn("line", { y1: 18, y2: lowest + 12 }), drawn("circle", { r: 3.5 }));
+    place.timeAt = (px) => (data.step_ns * (px - x(0))) / (right - x(0));
+    place.point = (i) => {
+      cursor.setAttribute("transform", `translate(${x(facts.t[i] / 1e6)} 0)`);
+      cursor.lastChild.setAttribute("cy", y(facts.total[i]));
+    };
+    place.point(state.at);
+    return [
+      areas.map((area, i) => areaOf(at, area, x, y, { class: "pf-area", "data-category": area.mark.word, fill: fills[i] })),
+      spans.slice(1).map(([, begin]) => drawn("line", { class: "pf-edge", x1: x(begin), x2: x(begin), y1: y(most), y2: lowest })),
+      lines.map(({ key, values }) => drawn("path", { class: `pf-series pf-line-${key}`, d: knownRuns(at, stepped(values), x, y) })),
+      spansBelow(spans, x, lowest, fills.slice(areas.length), ({ word }, begin, end) => `${word}: ${duration(end - begin)}, from ${duration(begin)}`),
+      peakMark(data, x(facts.t[data.peak.at] / 1e6), y(data.peak.bytes), x(0), right), failureMark(data, right, lowest), cursor];
   });
 }
 
-function timeTicks(data, x, y0, right) {
-  const ms = data.step_ns / 1e6;
-  const [factor, unit] = timeUnit(ms);
-  const top = y0 + 31;
-  return [
-    drawn("line", { class: "pf-axis", x1: x(0), x2: right, y1: y0, y2: y0 }),
-    niceTicks(ms * factor, right > 700 ? 8 : 5).map((value) => {
-      const place = x((value / factor) * 1e6);
-      const anchor = place > right - 24 ? "end" : "middle";
-      return drawn("text", { x: place, y: top + 18, "text-anchor": anchor }, roundNumber(`${significant(value)} ${unit}`));
-    }),
-  ];
+// A line with gaps where values are unknown.
+function knownRuns(at, values, x, y) {
+  const runs = values.reduce((all, value, i) => {
+    if (value == null) return all.at(-1)?.length ? [...all, []] : all;
+    all.at(-1).push(i);
+    return all;
+  }, [[]]);
+  return runs.filter((run) => run.length).map((run) => `M${pointsOf(run.map((i) => at[i]), run.map((i) => values[i]), x, y).join("L")}`).join("");
 }
 
-function peakMark(data, facts, x, y, left, right) {
-  const place = x(facts.t[data.peak.at]);
+function peakMark(data, x, y, left, right) {
   const words = `${data.incomplete ? "at the failure" : "peak"} ${byteSize(data.peak.bytes)}`;
-  const before = place + textWidth(words) + 14 > right;
-  return drawn("g", { class: "pf-peak" },
-    drawn("line", { x1: left, x2: right, y1: y(data.peak.bytes), y2: y(data.peak.bytes) }),
-    drawn("path", { d: `M${place},${y(data.peak.bytes) - 2} l-5,-8 h10 z` }),
-    drawn("text", { x: place + (before ? -9 : 9), y: y(data.peak.bytes) - 6, "text-anchor": before ? "end" : "start" }, words));
+  const before = x + textWidth(words) + 14 > right;
+  return drawn("g", { class: "pf-peak" }, drawn("line", { x1: left, x2: right, y1: y, y2: y }), drawn("path", { d: `M${x},${y - 2} l-5,-8 h10 z` }),
+    drawn("text", { x: x + (before ? -9 : 9), y: y - 6, "text-anchor": before ? "end" : "start" }, words));
 }
 
 function failureMark(data, right, y0) {

@@ -154,28 +154,22 @@ def _sections(leaks: LeakFigures) -> Iterator[Section]:
         levels = leaks.steps[column].astype("Float64")
         if levels.notna().any():
             mark = replace(palette.mark(look), word=name)
-            lines.append(Line(mark, (levels - levels.min()).astype(object).where(levels.notna(), None).tolist()))
+            lines.append(Line(mark, list(map(fmt.known, levels - levels.min()))))
     steps = leaks.steps["step"].tolist()
     yield Series(
         "Memory after each watched step", Axis("step", "count"), Axis("above the lowest", "bytes"), steps, (*lines,)
     )
-    columns = (
-        Column("layer"),
-        Column("phase", priority=1),
-        Column("op"),
-        Column("per step", "bytes", bar=True),
-        Column("allocations", "number", priority=2, help="per step"),
-        Column("steps", "count", priority=2, help="watched steps that made them"),
-        Column("kind", priority=1, help="kept, or growing: replaced by larger ones"),
-    )
-    figures = ["bytes_per_step", "count_per_step", "steps", "kind"]
-    rows = [
-        (
-            "(no layer)" if pd.isna(layer) else str(layer),
-            None if pd.isna(phase) else palette.mark(str(phase)),
-            None if pd.isna(op) else str(op),
-            *known,
-        )
-        for layer, phase, op, *known in leaks.survivors[["layer", "phase", "op", *figures]].itertuples(index=False)
-    ]
-    yield Table("Suspects: what outlives its step", columns, rows, budget=Budget(12, 40), noun="suspect")
+    columns = {
+        "layer": Column("layer"),
+        "phase": Column("phase", priority=1),
+        "op": Column("op"),
+        "bytes_per_step": Column("per step", "bytes", bar=True),
+        "count_per_step": Column("allocations", "number", priority=2, help="per step"),
+        "steps": Column("steps", "count", priority=2, help="watched steps that made them"),
+        "kind": Column("kind", priority=1, help="kept, or growing: replaced by larger ones"),
+    }
+    phases = [None if pd.isna(phase) else palette.mark(str(phase)) for phase in leaks.survivors["phase"]]
+    layers = leaks.survivors["layer"].astype(object).fillna("(no layer)")
+    shown = leaks.survivors.assign(layer=layers, phase=pd.Series(phases, leaks.survivors.index, dtype=object))
+    title = "Suspects: what outlives its step"
+    yield Table.of(title, shown, columns, budget=Budget(12, 40), noun="suspect")

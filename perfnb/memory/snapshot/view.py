@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.draw import palette
-from perfnb.draw.document import Budget, Choice, Column, Document, Figure, Picture, Section, Table, Verdict
+from perfnb.draw.document import Bar, Bars, Budget, Choice, Column, Document, Figure, Part, Section, Table, Verdict
 from perfnb.draw.palette import Mark
-from perfnb.memory.pictures import IN_HTML, Areas, Segment, areas_html, areas_text, segments_html, segments_text
 from perfnb.memory.snapshot.tables import history_by_origin, holders, largest_segments, lifetimes, line_words, span_us
+from perfnb.memory.tab import stacked
 
 if TYPE_CHECKING:
     from perfnb.memory.snapshot.reading import SnapshotColumns
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 #: Looks of the origins that hold most, and of all others.
 _LOOKS = tuple(mark for name, mark in palette.KINDS.items() if name != "other")
 _OTHERS = replace(palette.mark("other"), word="all others", glyph="+")
-#: Most instants of the history that are drawn.
-_INSTANTS = 240
+_FREE = Mark("free", palette.LIGHT, "·", "none")
+#: Most instants of the history and segments that are drawn.
+_INSTANTS, _SEGMENTS = 240, 24
 
 
 def snapshot_document(
@@ -103,57 +104,44 @@ def _sections(snapshot: SnapshotColumns, devices: pd.DataFrame, largest: pd.Data
         for device, made_at, op, *sizes in largest.itertuples(index=False)
     ]
     yield Table("Who holds the memory", columns, rows, budget=Budget(15, 40), noun="origin")
-    heads = (
-        Column("device"),
-        *(Column(head, "bytes", priority=place) for place, (head, _) in enumerate(_BYTES)),
-        Column("fragmentation", "share", help="1 - allocated / reserved"),
-        *(Column(head, "count", priority=2) for head in ("segments", "blocks")),
-        Column("out of memory", "count", priority=1, help="errors in the history"),
-    )
-    lines = [
-        (str(name), *(row[column] for _, column in _BYTES), row["fragmentation"], row["segments"], row["blocks"],
-         row["ooms"])
-        for name, row in devices.iterrows()
-    ]  # fmt: skip
-    yield Table("Memory of the CUDA allocator", heads, lines, noun="device")
-
-
-_BYTES = (
-    ("reserved", "reserved_bytes"),
-    ("active", "active_bytes"),
-    ("allocated", "allocated_bytes"),
-    ("requested", "requested_bytes"),
-    ("largest free", "largest_free_bytes"),
-    ("free in split segments", "inactive_split_bytes"),
-)
+    figures = {
+        "name": Column("device"),
+        "reserved_bytes": Column("reserved", "bytes"),
+        "active_bytes": Column("active", "bytes", 1),
+        "allocated_bytes": Column("allocated", "bytes", 2),
+        "requested_bytes": Column("requested", "bytes", 3),
+        "largest_free_bytes": Column("largest free", "bytes", 4),
+        "inactive_split_bytes": Column("free in split segments", "bytes", 5),
+        "fragmentation": Column("fragmentation", "share", help="1 - allocated / reserved"),
+        "segments": Column("segments", "count", 2),
+        "blocks": Column("blocks", "count", 2),
+        "ooms": Column("out of memory", "count", 1, help="errors in the history"),
+    }
+    shown = devices.rename_axis("name").reset_index()
+    yield Table.of("Memory of the CUDA allocator", shown, figures, noun="device")
 
 
 def _pictures(snapshot: SnapshotColumns, lives: pd.DataFrame, name: str) -> tuple[Section, ...]:
     device = int(name.rpartition(":")[2])
     history = history_by_origin(snapshot, lives, device, len(_LOOKS), _INSTANTS)
     marks = {origin: replace(look, word=origin) for origin, look in zip(history.origins, _LOOKS, strict=False)}
-    parts = [*zip((*marks.values(), _OTHERS), history.alive.tolist(), strict=True)]
-    areas = Areas(history.times_ms.tolist(), float(history.times_ms.max(initial=0.0)), parts)
-    segments = [
-        Segment(f"{address:#x} {fmt.size(size)}", size, [(_mark(origin, marks), part) for origin, part in blocks])
-        for address, size, blocks in largest_segments(snapshot, lives, device, IN_HTML)
-    ]
-    count = int((snapshot.segments["device"] == device).sum())
+    parts = zip((*marks.values(), _OTHERS), history.alive.tolist(), strict=True)
+    times, count = history.times_ms.tolist(), int((snapshot.segments["device"] == device).sum())
+    segments = []
+    for address, size, blocks in largest_segments(snapshot, lives, device, _SEGMENTS):
+        held = groupby(blocks, lambda block: _mark(block[0], marks))  # neighbours of one origin are one part
+        blocks_of = tuple(Part(mark, sum(part for _, part in run)) for mark, run in held)
+        segments.append(Bar(f"{address:#x} {fmt.size(size)}", blocks_of))
+    title = "Segments, with their blocks by origin"
+    if count == 1:
+        title = f"The segment {segments[0].label}, with its blocks by origin"
+    elif count > len(segments):
+        title += f", the {len(segments)} largest of {count:,}"
     return (
-        Picture(
-            "snapshot_area",
-            "Allocated memory by origin, over the history",
-            partial(areas_text, areas),
-            partial(areas_html, areas),
-        ),
-        Picture(
-            "snapshot_map",
-            "Segments, with their blocks by origin",
-            partial(segments_text, segments, count),
-            partial(segments_html, segments, count),
-        ),
+        stacked("Allocated memory by origin, over the history", times, max(times, default=0.0), parts, {}),
+        Bars(title, "bytes", tuple(segments)),
     )
 
 
-def _mark(origin: str | None, marks: dict[str, Mark]) -> Mark | None:
-    return None if origin is None else marks.get(origin, _OTHERS)
+def _mark(origin: str | None, marks: dict[str, Mark]) -> Mark:
+    return _FREE if origin is None else marks.get(origin, _OTHERS)

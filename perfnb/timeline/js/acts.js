@@ -1,4 +1,6 @@
 // The actions of the timeline, and how pointer, wheel and keys reach them: every button, key and gesture ends here.
+import { moveTo } from "../../draw/js/canvas.js";
+import { onKeys } from "../../draw/js/dom.js";
 import { timelineTip } from "./details.js";
 import { LANE } from "./frame.js";
 
@@ -13,12 +15,7 @@ export function timelineActs(state, frame, words, ui) {
   const act = {
     // Shows a time range, at once or animated over a few frames.
     show(t0, t1, now = false) {
-      const [low, high] = bounds();
-      const span = Math.min(high - low, Math.max(SHORTEST_NS, t1 - t0));
-      const middle = t1 - t0 < SHORTEST_NS ? (t0 + t1) / 2 - span / 2 : t0;
-      const from = Math.min(high - span, Math.max(low, middle));
-      state.goal = [from, from + span];
-      if (now) [state.t0, state.t1, state.goal] = [from, from + span, null];
+      moveTo(state, bounds(), SHORTEST_NS, t0, t1, now);
       ui.redraw();
     },
     zoom(factor, px = frame.size.width / 2) {
@@ -109,14 +106,8 @@ export function timelineActs(state, frame, words, ui) {
       const found = point && frame.hit(point.x, point.y);
       state.hovered = found?.event ?? -1;
       ui.canvas.style.cursor = state.hovered >= 0 ? "pointer" : "default";
-      ui.tip.hidden = !(found && (found.event >= 0 || found.bytes != null)) || event?.pointerType === "touch";
-      if (!ui.tip.hidden) {
-        ui.tip.replaceChildren(...timelineTip(state, words, found));
-        const box = ui.shell.getBoundingClientRect();
-        const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-        const left = x + 16 + ui.tip.offsetWidth > box.width ? Math.max(0, x - ui.tip.offsetWidth - 12) : x + 16;
-        ui.tip.style.transform = `translate(${Math.round(left)}px,${Math.round(y + 16)}px)`;
-      }
+      const isNamed = found && (found.event >= 0 || found.bytes != null) && event?.pointerType !== "touch";
+      ui.point(ui.shell, event, isNamed ? timelineTip(state, words, found) : null);
       ui.redraw();
     },
     mark(a, b) {
@@ -204,20 +195,16 @@ export function steerTimeline(canvas, scroller, state, frame, act) {
     event.preventDefault();
   }, { passive: false });
 
+  const zoomIn = () => act.zoom(1 / 1.4, state.pointer?.x);
+  const zoomOut = () => act.zoom(1.4, state.pointer?.x);
   const keys = {
-    w: () => act.zoom(1 / 1.4, state.pointer?.x), s: () => act.zoom(1.4, state.pointer?.x), "+": () => act.zoom(1 / 1.4), "-": () => act.zoom(1.4), "=": () => act.zoom(1 / 1.4),
-    a: () => act.pan(-0.15), d: () => act.pan(0.15), 0: act.whole, Home: act.whole,
-    ArrowLeft: () => act.beside(-1), ArrowRight: () => act.beside(1), ArrowUp: () => act.along(-1), ArrowDown: () => act.along(1),
-    f: act.focus, Enter: act.enter, "/": act.find, n: () => act.next(1), N: () => act.next(-1), Escape: act.escape,
+    w: zoomIn, s: zoomOut, "+": () => act.zoom(1 / 1.4), "-": () => act.zoom(1.4), "=": () => act.zoom(1 / 1.4), a: () => act.pan(-0.15), d: () => act.pan(0.15), f: act.focus,
+    0: act.whole, Home: act.whole, ArrowLeft: () => act.beside(-1), ArrowRight: () => act.beside(1), ArrowUp: () => act.along(-1), ArrowDown: () => act.along(1),
+    Enter: act.enter, "/": act.find, n: () => act.next(1), N: () => act.next(-1), Escape: act.escape,
     PageUp: () => { scroller.scrollTop -= 0.8 * scroller.clientHeight; }, PageDown: () => { scroller.scrollTop += 0.8 * scroller.clientHeight; },
   };
-  canvas.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey) return;
-    const key = event.key.length === 1 && event.key !== "N" ? event.key.toLowerCase() : event.key;
-    const run = Object.hasOwn(keys, key) ? keys[key] : null;
-    if (!run || run() === false) return;
-    event.preventDefault();
-  });
+  for (const key of "wsadf") keys[key.toUpperCase()] = keys[key];
+  onKeys(canvas, keys);
 }
 
 // The overview: drag the window or its edges, or click to go somewhere.

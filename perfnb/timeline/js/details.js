@@ -1,6 +1,6 @@
 // The timeline's texts: the event under the pointer, the selected event, a time range, the longest events.
 import { swatch } from "../../draw/js/chart.js";
-import { figure, h } from "../../draw/js/dom.js";
+import { factRows, figure, h, linkTo } from "../../draw/js/dom.js";
 import { byteSize, duration, grouped, share } from "../../draw/js/format.js";
 import { smallTable } from "../../draw/js/grid.js";
 import { PLAIN_TRACKS } from "./store.js";
@@ -63,9 +63,8 @@ export function timelineTip(state, words, found) {
 export function eventDetails(state, words, jump, showLayer) {
   const { store, selected: i } = state;
   const { name, kind, category, detail, layer, layerRow, track } = words.about(i);
-  const entry = (word, value) => value == null ? null : h("div", {}, h("dt", {}, word), h("dd", {}, value));
   const ms = (ns) => figure(duration(ns / 1e6));
-  const link = (k) => h("button", { type: "button", class: "pf-link pf-name", title: `${words.brief(k)}. Go to it`, click: () => jump(k) }, words.called(k));
+  const link = (k) => linkTo(words.called(k), `${words.brief(k)}. Go to it`, () => jump(k));
   // Work on a device is launched by an op, through a call inside it: link both.
   const call = (k) => (k === store.launcher(i) && store.launch[i] !== k ? [" (", link(store.launch[i]), ")"] : null);
   const partner = (k) => h("li", {}, h("span", { class: "pf-tl-partner" }, link(k), call(k)), h("span", { class: "pf-quiet" }, figure(duration(store.duration[k] / 1e6)), ` · ${words.about(k).track.title}`));
@@ -82,11 +81,11 @@ export function eventDetails(state, words, jump, showLayer) {
   const [from, to] = store.children(i);
   return [
     h("h3", {}, name),
-    h("dl", {},
-      entry("duration", ms(store.duration[i])), entry("start", words.when(store.start[i])), to > from ? entry("self", ms(store.self(i))) : null,
-      entry("kind", h("span", { class: "pf-kind" }, swatch(kind), kind.word)), entry("category", category), entry("on", track.title), entry("shapes", detail)),
+    factRows([
+      ["duration", ms(store.duration[i])], ["start", words.when(store.start[i])], ["self", to > from ? ms(store.self(i)) : null],
+      ["kind", h("span", { class: "pf-kind" }, swatch(kind), kind.word)], ["category", category], ["on", track.title], ["shapes", detail]]),
     layer && h("p", { class: "pf-tl-layer" }, h("span", { class: "pf-quiet" }, "Layer "),
-      layerRow >= 0 ? h("button", { type: "button", class: "pf-link pf-name", title: `Show ${layer} in the Layers tab`, click: () => showLayer(layerRow) }, layer) : h("span", { class: "pf-name" }, layer)),
+      layerRow >= 0 ? linkTo(layer, `Show ${layer} in the Layers tab`, () => showLayer(layerRow)) : h("span", { class: "pf-name" }, layer)),
     groups.length > 0 && h("div", { class: "pf-tl-partners" }, groups),
   ].filter(Boolean);
 }

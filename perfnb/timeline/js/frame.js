@@ -1,25 +1,19 @@
 // The layout of the timeline, and the drawing of one frame: the rows, what is drawn over them (the selected event, its
 // partners, a marked range) and above them (overview, axis). A frame costs as much as its pixels, however many events
 // there are: each row is one line of pixels, computed pixel by pixel with a search, and stretched to the row's height.
-import { canvasTheme, mixed } from "../../draw/js/canvas.js";
+import { canvasTheme, cssOf, inkOn, mixed, PLAIN, resized, rgbOf, SHADES, shaded, shadeOf } from "../../draw/js/canvas.js";
 import { canvasPattern, niceTicks, roundSize } from "../../draw/js/chart.js";
 import { duration } from "../../draw/js/format.js";
 import { placeOf } from "../../draw/js/sorted_places.js";
 import { placeNear } from "./store.js";
 
 export const LANE = { row: 18, gap: 8, memory: 64, folded: 18, axis: 24, overview: 40 };
-const SHADES = [-0.16, -0.07, 0, 0.12, 0.24];
 const COVERS = 8;
 
-const cssOf = (colour, alpha = 1) => `rgba(${colour.map(Math.round).join(",")},${alpha})`;
 const paintBox = (context, colour, ...box) => {
   context.fillStyle = colour;
   context.fillRect(...box);
 };
-const luminance = (colour) => colour.reduce((sum, c, i) => {
-  const x = c / 255;
-  return sum + [0.2126, 0.7152, 0.0722][i] * (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
-}, 0);
 
 function timelineTheme(element) {
   const theme = canvasTheme(element);
@@ -32,11 +26,8 @@ function boxPalette(kinds, { fg, bg }, context) {
   const colours = new Uint32Array(kinds.length * SHADES.length * COVERS * 2);
   const words = [];
   kinds.forEach(({ colour }, k) => {
-    const hex = /^#([0-9a-f]{6})$/i.exec(colour)?.[1] ?? "8c8c8c";
-    const plain = [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
-    SHADES.forEach((shade, s) => {
-      const full = mixed(shade < 0 ? [0, 0, 0] : [255, 255, 255], plain, Math.abs(shade));
-      words.push(luminance(full) > 0.19 ? "#000" : "#fff");
+    shaded(rgbOf(colour)).forEach((full, s) => {
+      words.push(inkOn(full));
       for (let cover = 0; cover < COVERS; cover += 1) {
         const solid = mixed(full, bg, 0.35 + (0.65 * cover) / (COVERS - 1));
         [solid, mixed(mixed(solid, fg, 0.3), bg, 0.16)].forEach(([r, g, b], dim) => {
@@ -49,8 +40,7 @@ function boxPalette(kinds, { fg, bg }, context) {
 }
 
 // Ops of one kind are shaded by name; phases, steps and layers have the plain colour of their kind.
-const PLAIN = 2;
-const shadeOf = (row, name) => (row.shaded ? (Math.imul(name, 0x9e3779b1) >>> 16) % SHADES.length : PLAIN);
+const shadeIn = (row, name) => (row.shaded ? shadeOf(name) : PLAIN);
 
 // One row as pixels[base..base + width); boxes wide enough for a pattern go to `boxes`.
 function paintRow(store, row, t0, t1, width, pixels, base, { colours }, roomy, boxes) {
@@ -64,7 +54,7 @@ function paintRow(store, row, t0, t1, width, pixels, base, { colours }, roomy, b
     if (wide >= 1.5) {
       const to = Math.min(width, Math.max(from + 1, Math.round(x + wide)));
       const dim = lit && lit[i + 1] === lit[i] ? 1 : 0;
-      pixels.fill(colours[((kind[i] * SHADES.length + shadeOf(row, name[i])) * COVERS + COVERS - 1) * 2 + dim], base + from, base + (to - from > 3 ? to - 1 : to));
+      pixels.fill(colours[((kind[i] * SHADES.length + shadeIn(row, name[i])) * COVERS + COVERS - 1) * 2 + dim], base + from, base + (to - from > 3 ? to - 1 : to));
       if (to - from > roomy) boxes.push({ i, row, from, to, dim });
       i += 1;
       continue;
@@ -301,11 +291,8 @@ export function timelineFrame(state, canvas, top) {
     widths = new Float32Array(state.store.labels.length);
   };
   const resize = (width, height, gutter) => {
-    Object.assign(size, { width, height, gutter, ratio: window.devicePixelRatio || 1 });
-    for (const [node, wide, high] of [[canvas, width, height], [top, width + gutter, LANE.axis + LANE.overview]]) {
-      [node.width, node.height] = [Math.round(wide * size.ratio), Math.round(high * size.ratio)];
-      [node.style.width, node.style.height] = [`${wide}px`, `${high}px`];
-    }
+    Object.assign(size, { width, height, gutter, ratio: resized(canvas, width, height) });
+    resized(top, width + gutter, LANE.axis + LANE.overview);
   };
 
   const over = timelineMarks(state, look, context, top, { size, x, place, rowTop });
@@ -351,7 +338,7 @@ export function timelineFrame(state, canvas, top) {
       const letters = Math.floor((text.length * room) / widths[code]) - 1;
       if (widths[code] > room && letters < 2) continue;
       const y = rowTop(row) - state.scroll + LANE.row / 2;
-      const shade = store.kind[i] * SHADES.length + shadeOf(row, store.name[i]);
+      const shade = store.kind[i] * SHADES.length + shadeIn(row, store.name[i]);
       if (!dim && look.palette.patterns[store.kind[i]]) {
         const ground = look.palette.colours[(shade * COVERS + COVERS - 1) * 2];
         paintBox(context, cssOf([ground & 255, (ground >> 8) & 255, (ground >> 16) & 255]), from - 2, y - 6, Math.min(widths[code], room) + 4, 12);

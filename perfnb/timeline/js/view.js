@@ -1,7 +1,7 @@
 // The timeline's elements, and how they follow its state.
-import { framesOf, whenThemeChanges } from "../../draw/js/canvas.js";
-import { swatch } from "../../draw/js/chart.js";
-import { freshId, h, searchInput } from "../../draw/js/dom.js";
+import { canvasParts, framesOf, whenThemeChanges } from "../../draw/js/canvas.js";
+import { legendOf } from "../../draw/js/chart.js";
+import { closeButton, h, holdsFocus } from "../../draw/js/dom.js";
 import { byteSize, duration, grouped } from "../../draw/js/format.js";
 import { steerOverview, steerTimeline, timelineActs } from "./acts.js";
 import { eventDetails, intervalDetails, timelineTable, timelineWords } from "./details.js";
@@ -15,14 +15,10 @@ export function timelineView(element, store, facts, showLayer) {
     store, t0: 0, t1: 1, goal: null, scroll: 0, selected: -1, hovered: -1, layer: -1, links: [], interval: null, pointer: null, folded: new Set(), query: "",
   };
   const top = h("canvas", { class: "pf-tl-top", "aria-hidden": "true" });
-  const hintId = freshId("hint");
-  const canvas = h("canvas", { class: "pf-tl-canvas", tabindex: 0, role: "application", "aria-label": "Timeline", "aria-describedby": hintId });
+  const { canvas, body, scroller, tip, spoken, panel, hints, search, status, point, whenSearched } = canvasParts("Timeline", "Search events and layers", HINTS);
+  panel.classList.add("pf-tl-details");
   const titles = h("div", { class: "pf-tl-titles" });
-  const body = h("div", { class: "pf-tl-body" }, canvas, titles);
-  const scroller = h("div", { class: "pf-tl-scroll" }, body);
-  const tip = h("div", { class: "pf-tl-tip", "aria-hidden": "true", hidden: true });
-  const spoken = h("p", { class: "pf-tl-spoken", role: "status", "aria-live": "polite" });
-  const panel = h("aside", { class: "pf-details pf-tl-details", "aria-label": "Timeline details" });
+  body.append(titles);
   const table = h("div", { class: "pf-tl-table", hidden: true });
   const note = h("p", { class: "pf-quiet" });
   const frame = timelineFrame(state, canvas, top);
@@ -37,44 +33,33 @@ export function timelineView(element, store, facts, showLayer) {
     clearTimeout(listing);
     listing = setTimeout(() => {
       listed = now;
-      const held = table.contains(table.getRootNode().activeElement ?? null);
+      const held = holdsFocus(table);
       table.replaceChildren(...timelineTable(state, words, facts, (i) => act.choose(i, true)));
       if (held) table.querySelector("[aria-pressed=true]")?.focus({ preventScroll: true });
     }, 150);
   };
   const ui = {
-    redraw, canvas, scroller, tip, spoken, describe: () => describe(), layout: () => layout, fold: (lane) => fold(lane), tell: (rank) => tell(rank),
+    redraw, canvas, scroller, spoken, search, point, describe: () => describe(), layout: () => layout, fold: (lane) => fold(lane), tell: (rank) => tell(rank),
     say: (text) => {
       panel.replaceChildren(h("p", { class: "pf-quiet" }, text));
       spoken.textContent = text;
     },
-    get shell() { return shell; }, get search() { return search; },
+    get shell() { return shell; },
   };
   const act = timelineActs(state, frame, words, ui);
 
-  const search = searchInput("Search events and layers");
-  const status = h("span", { class: "pf-status", role: "status" });
   let matches = 0;
   const tell = (rank) => {
     status.textContent = !state.query ? "" : `${rank ? `${grouped(rank)} of ` : ""}${grouped(matches)}${rank ? "" : ` of ${grouped(state.store.total)} events`}`;
     for (const button of steps) button.disabled = !matches;
   };
-  const run = () => {
-    state.query = search.value.trim();
-    matches = state.store.search(state.query);
+  const run = (query) => {
+    state.query = query;
+    matches = state.store.search(query);
     tell(0);
     redraw();
   };
-  search.addEventListener("input", run);
-  search.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") act.next(event.shiftKey ? -1 : 1);
-    else if (event.key === "Escape") {
-      search.value = "";
-      run();
-      canvas.focus({ preventScroll: true });
-    } else return;
-    event.preventDefault();
-  });
+  whenSearched(run, act.next);
   const button = (word, title, click, more = {}) => h("button", { type: "button", title, click, ...more }, word);
   const steps = [button("‹", "Previous match (Shift+N)", () => act.next(-1), { "aria-label": "Previous match" }), button("›", "Next match (N)", () => act.next(1), { "aria-label": "Next match" })];
   const toggle = button("Table", "List the longest visible events", () => {
@@ -87,19 +72,19 @@ export function timelineView(element, store, facts, showLayer) {
     h("span", { class: "pf-search" }, search, h("span", { class: "pf-buttons pf-tl-steps" }, steps), status),
     h("span", { class: "pf-buttons" }, button("−", "Zoom out (S)", () => act.zoom(1.6), { "aria-label": "Zoom out" }), button("+", "Zoom in (W)", () => act.zoom(1 / 1.6), { "aria-label": "Zoom in" }),
       button("All", "Show the whole time range (0)", act.whole), toggle));
-  const legend = h("ul", { class: "pf-legend pf-tl-legend", "aria-label": "Kinds of events" });
+  const legend = h("div", { class: "pf-tl-legend" });
   const wheel = h("span", {});
   const sayWheel = (focused) => { wheel.textContent = focused ? "The wheel zooms; press Esc to scroll the page again" : "Click to zoom with the wheel (or use Ctrl+wheel); drag to pan"; };
   canvas.addEventListener("focus", () => sayWheel(true));
   canvas.addEventListener("blur", () => sayWheel(false));
   sayWheel(false);
-  const hints = h("p", { class: "pf-tl-hints pf-quiet", id: hintId }, wheel, HINTS.map(([key, word]) => h("span", {}, h("kbd", {}, key), ` ${word}`)));
+  hints.prepend(wheel);
   const more = h("button", { type: "button", class: "pf-tl-more", hidden: true });
-  const shell = h("div", { class: "pf-tl" }, top, scroller, more, tip);
+  const shell = h("div", { class: "pf-canvas-shell" }, top, scroller, more, tip);
 
   const describe = () => {
-    const inside = panel.contains(panel.getRootNode().activeElement ?? null);
-    const close = h("button", { type: "button", class: "pf-close", "aria-label": "Close details", title: "Close", click: () => { act.choose(-1); canvas.focus({ preventScroll: true }); } }, "×");
+    const inside = holdsFocus(panel);
+    const close = closeButton(() => { act.choose(-1); canvas.focus({ preventScroll: true }); });
     if (state.interval) panel.replaceChildren(close, ...intervalDetails(state, words));
     else if (state.selected >= 0) panel.replaceChildren(close, ...eventDetails(state, words, (i) => act.choose(i, true), showLayer));
     else panel.replaceChildren(h("p", { class: "pf-quiet" }, "Click an event for its times, its layer, and what it launched or was launched by."));
@@ -160,13 +145,13 @@ export function timelineView(element, store, facts, showLayer) {
   };
   const accept = () => {
     const { header, used, total } = state.store;
-    legend.replaceChildren(...header.kinds.map((kind, k) => used[k] ? h("li", {}, swatch(kind), h("span", { class: "pf-word" }, kind.word)) : null).filter(Boolean));
-      note.hidden = !(header.total_events > total);
+    legend.replaceChildren(legendOf(header.kinds.filter((_, k) => used[k]), { "aria-label": "Kinds of events" }));
+    note.hidden = !(header.total_events > total);
     note.textContent = note.hidden ? "" : `Showing events of ${duration(header.shortest_ns / 1e6)} and longer: ${grouped(total)} of ${grouped(header.total_events)}.`;
     canvas.setAttribute("aria-label", `Timeline of ${grouped(total)} events in ${grouped(header.tracks.length)} tracks`);
     lay();
     recolour();
-    run();
+    run(state.query);
     describe();
   };
 
@@ -205,7 +190,7 @@ export function timelineView(element, store, facts, showLayer) {
     goToLayer(row) {
       const code = state.store.header.layer_rows.indexOf(row);
       search.value = `layer:${state.store.header.layers[code] ?? facts.path(row)}`;
-      run();
+      run(search.value.trim());
       act.choose(-1);
       const first = state.store.match(-1, -Infinity, 1);
       if (first >= 0) {

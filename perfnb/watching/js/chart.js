@@ -1,6 +1,6 @@
 // One small chart of a watch, its scales and line styles: its elements are created once, and only their attributes change.
 import { niceTicks, roundNumber, roundSize } from "../../draw/js/chart.js";
-import { drawn, h } from "../../draw/js/dom.js";
+import { drawn, h, onKeys } from "../../draw/js/dom.js";
 import { clock, reading } from "../../draw/js/format.js";
 import { readAt } from "./store.js";
 
@@ -199,17 +199,15 @@ function steerCursor(plot, board, timeOf, lead) {
   });
   plot.addEventListener("pointerleave", () => board.pointAt(null));
   plot.addEventListener("blur", () => board.pointAt(null));
-  plot.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey) return;
+  const step = (by, leap = by) => (event) => {
     const own = lead();
-    if (!own?.size) return;
+    if (!own?.size) return false;
     const now = own.nearest(board.cursor() ?? board.time().end);
-    const leap = event.shiftKey ? 10 : 1;
-    const to = { ArrowLeft: now - leap, ArrowRight: now + leap, ArrowDown: now - leap, ArrowUp: now + leap, PageDown: now - 10, PageUp: now + 10, Home: -1, End: Infinity }[event.key];
-    if (to != null) board.pointAt(own.t[within(own, to)]);
-    else if (event.key === "Escape") board.pointAt(null);
-    else return;
-    event.preventDefault();
+    return board.pointAt(own.t[within(own, now + (event.shiftKey ? leap : by))]);
+  };
+  onKeys(plot, {
+    ArrowLeft: step(-1, -10), ArrowDown: step(-1, -10), ArrowRight: step(1, 10), ArrowUp: step(1, 10), PageDown: step(-10), PageUp: step(10),
+    Home: step(-Infinity), End: step(Infinity), Escape: () => board.pointAt(null),
   });
 }
 

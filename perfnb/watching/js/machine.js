@@ -1,5 +1,5 @@
 // A watch that has ended: its charts, with marks, and with the passes and phases of the steps that ran meanwhile.
-import { patternFills, swatch } from "../../draw/js/chart.js";
+import { legendOf, patternFills } from "../../draw/js/chart.js";
 import { pictures } from "../../draw/js/document.js";
 import { drawn, h } from "../../draw/js/dom.js";
 import { clock } from "../../draw/js/format.js";
@@ -23,9 +23,10 @@ function machinePicture(data) {
     const seen = board.phasesIn(from, to, 250).length;
     write(hint, seen ? phases.placed ? "lighter: estimated from the traced steps" : "" : "zoom in on the strip below to see phases in the charts");
   };
+  const legend = phases && legendOf(phases.marks);
+  legend?.append(h("li", {}, hint));
   const element = h("div", { class: "pf-view pf-machine" },
-    h("div", { class: "pf-watch-header" }, board.line, h("div", { class: "pf-buttons" }, reset)),
-    phases ? h("ul", { class: "pf-legend" }, phases.marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word))), h("li", {}, hint)) : null,
+    h("div", { class: "pf-watch-header" }, board.line, h("div", { class: "pf-buttons" }, reset)), legend,
     board.element);
   if (phases) element.append(drawn("svg", { width: 0, height: 0, class: "pf-watch-patterns", "aria-hidden": "true" }, phases.defs));
   board.draw();
