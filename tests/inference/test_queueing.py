@@ -195,18 +195,17 @@ def test_intervals_of_a_load_curve_hold_the_truth(
         return np.where(rng.random(count) < 0.95, 1.0, 5.0) * rng.lognormal(0.0, 0.1, count)
 
     everything = draw(REQUESTS if runs < RUNS else 4 * REQUESTS)
-    held = tried = 0
+    held = 0
     for busy, quantile in ((0.5, 0.5), (0.7, 0.99), (0.8, 0.95), (0.9, 0.99)):
         rate = busy * 1e3 / float(everything.mean())
         latency = waits(poisson_arrivals(len(everything), rate, rng), everything) + everything
         truth = float(np.quantile(latency, quantile))
-        for number in range(20 if runs < RUNS else 50):
+        for number in range(50):
             loads = simulate(draw(500), seed=number, runs=runs)
             _, low, high = loads.summed_up(loads.at(rate, [quantile])[:, 0])
             held += low <= truth <= high
-            tried += 1
 
-    assert held >= 0.91 * tried
+    assert held >= 182
 
 
 def test_a_batcher_takes_what_waits_when_it_is_full_or_the_first_has_waited_long_enough() -> None:

@@ -55,6 +55,7 @@ def seeded(make: Callable[[], Hard]) -> Hard:
 # What is left behind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARD)
 def test_training_goes_on_as_if_nothing_had_been_tried(name: str, nothing_left: None) -> None:
     alone = seeded(HARD[name]).train(20)
@@ -355,7 +356,10 @@ def switches_put_back() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("name", "when"),
-    [*((name, "each time") for name in LEAKS), *((name, "at the end") for name in ("threads", "a hook", "the learning rate"))],
+    [
+        *((name, "each time") for name in LEAKS),
+        *((name, "at the end") for name in ("threads", "a hook", "the learning rate")),
+    ],
 )
 @pytest.mark.usefixtures("switches_put_back")
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
