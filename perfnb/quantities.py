@@ -49,6 +49,8 @@ def rounded(value: float, digits: int = 3) -> float:
 
 def short(value: Any, digits: int = 6) -> float | None:
     """`value` to `digits` significant digits as JSON holds it: whole numbers as `int`, unknown as ``None``."""
+    if type(value) is int and abs(value) < 10**digits:
+        return value
     number = known(value)
     if number is None:
         return None

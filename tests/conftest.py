@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 from hypothesis import settings
@@ -32,6 +33,8 @@ SHARED = "PYTEST_XDIST_WORKER" in os.environ
 TESTS = Path(__file__).parent
 #: The variable with the folder that all processes of this run have for what torch compiles.
 COMPILED = "PERFNB_TESTS_COMPILED"
+#: The rooms whose tests run with the text that pandas makes by default.
+ARROW = ("recording", "attribution", "profile")
 #: So many new modules in one test are a package's import.
 MANY_MODULES = 100
 # No test asserts an absolute speed, and other programs use the cores too.
@@ -88,6 +91,19 @@ def _imports_to_collect(request: pytest.FixtureRequest) -> Iterator[None]:
     if len(sys.modules) > before + MANY_MODULES and "thawed" not in request.fixturenames:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _text_of_python_objects(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Text in small frames is Python objects, which takes pandas 3 two thirds of the CPU time that Arrow takes.
+
+    In the rooms that make, type, save and load frames it is Arrow, as users have it.
+    """
+    if request.path.parent.name in ARROW or int(pd.__version__.partition(".")[0]) < 3:
+        yield
+        return
+    with pd.option_context("mode.string_storage", "python"):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,7 +7,6 @@ fails before that), it is an activation; made and freed within a step, a tempora
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -297,7 +296,7 @@ def _step_at(time: Ints, starts: Ints, ends: Ints) -> Ints:
     return np.where((place >= 0) & (time <= ends[place]), place, NONE)
 
 
-def _text(texts: Iterable[str], places: Ints) -> pd.Series:
+def _text(texts: pd.Series | np.ndarray, places: Ints) -> pd.Series:
     """The texts at some places; missing if empty, or at no place."""
-    text = pd.Series(np.array([*texts, ""], dtype=object)[places], dtype="object")
+    text = pd.Series(np.append(np.asarray(texts, dtype=object), "")[places], dtype="object")
     return text.mask(text == "", pd.NA)

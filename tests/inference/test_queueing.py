@@ -51,7 +51,7 @@ def _p99_in_steady_state(times: np.ndarray, busy: float) -> float:
     return float(edges[np.searchsorted(np.cumsum(density), 0.99)])
 
 
-@pytest.mark.parametrize("busy", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("busy", [0.5, 0.95])
 @pytest.mark.parametrize("kind", KINDS)
 def test_p99_and_the_mean_wait_are_those_of_the_steady_state(kind: str, busy: float) -> None:
     times = measured(kind)
@@ -62,7 +62,7 @@ def test_p99_and_the_mean_wait_are_those_of_the_steady_state(kind: str, busy: fl
     assert wait == pytest.approx(busy * np.mean(times**2) / times.mean() / (2 * (1 - busy)), rel=0.06)
 
 
-@pytest.mark.parametrize("busy", [0.5, 0.8, 0.9])
+@pytest.mark.parametrize("busy", [0.5, 0.9])
 @pytest.mark.parametrize("servers", [1, 2])
 def test_p99_of_exponential_times_is_that_of_erlang(servers: int, busy: float) -> None:
     times = -np.log(1 - (np.arange(2_000) + 0.5) / 2_000)
@@ -228,7 +228,7 @@ def test_without_delay_and_with_batches_of_one_a_batcher_is_a_queue() -> None:
         assert np.allclose(latency, served_in_turn(arrivals, np.ones(len(arrivals)), servers)[0] + 1.0)
 
 
-@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8])
+@pytest.mark.parametrize("rate", [0.3, 0.8])
 def test_the_mean_wait_after_exceptional_first_services_is_that_of_welch(rate: float) -> None:
     extra = 0.7
     times = -np.log(1 - (np.arange(2_000) + 0.5) / 2_000)

@@ -121,7 +121,6 @@ def test_a_loop_in_another_thread_does_not_listen() -> None:
 @pytest.mark.parametrize(
     ("planned", "profiled"),
     [
-        ({"at": 20}, [11, 20]),
         ({"at": [20, 30]}, [11, 20, 30]),
         ({"at": 5, "every": 15}, [5, 11, 20, 35]),
         ({"at": 11}, [11]),

@@ -344,6 +344,7 @@ print("over")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [pytest.param(5, marks=pytest.mark.deep), 8])
 def test_a_process_may_end_inside_a_window(given: int) -> None:
     command = [sys.executable, "-W", "error", "-c", _ENDS_INSIDE.format(given=given)]

@@ -140,6 +140,7 @@ def test_the_steps_of_torch_are_seen_and_then_no_longer() -> None:
     assert DataLoader([1.0]).__iter__().__class__.__next__ is following
 
 
+@pytest.mark.slow
 def test_torch_need_not_be_loaded() -> None:
     code = """
 import sys

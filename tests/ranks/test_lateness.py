@@ -58,13 +58,13 @@ def test_more_ranks_need_more_evidence() -> None:
 def test_equal_ranks_are_rarely_told_apart() -> None:
     chance = np.random.default_rng(20261123)
     verdicts = 0
-    for _ in range(1000):
+    for _ in range(400):
         more = differences(*((float(ms),) for ms in chance.exponential(size=3) - chance.exponential(size=3)))
         if more["more_ms"].sum() < 0:  # the other is the candidate
             more["more_ms"] *= -1
         verdicts += judge_lateness(1, more, 2).certain
 
-    assert verdicts <= 120
+    assert verdicts <= 48
 
 
 def test_three_collectives_of_one_step_name_no_straggler(tmp_path: Path) -> None:

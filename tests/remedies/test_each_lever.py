@@ -435,6 +435,7 @@ def test_the_lines_for_float16_name_the_users_optimizer() -> None:
     compile("\n".join(code), "code", "exec")
 
 
+@pytest.mark.slow
 def test_float32_is_checked_for_values_and_leaves_float64_as_it_was() -> None:
     torch.manual_seed(0)
     net: Any = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))

@@ -461,7 +461,7 @@ def test_quality_and_limits_are_those_of_a_report(
     step, _ = training(pause=wait)
     quality = lambda: {"loss": 2.0 if wait.seconds < 0.1 else 1.0}  # noqa: E731
     judged: dict[str, Any] = {} if limits is not None and "loss" not in limits else {"quality": quality}
-    found = perfnb.try_levers(step, levers=["half"], budget_s=120, limits=limits, **judged)
+    found = perfnb.try_levers(step, levers=["half"], budget_s=50, limits=limits, **judged)
     assert (found.best == ("half",)) is keeps
     assert says in found.table["notes"]["half"]
 

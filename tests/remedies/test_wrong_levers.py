@@ -55,16 +55,17 @@ def seeded(make: Callable[[], Hard]) -> Hard:
 # What is left behind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARD)
 def test_training_goes_on_as_if_nothing_had_been_tried(name: str, nothing_left: None) -> None:
-    alone = seeded(HARD[name]).train(50)
+    alone = seeded(HARD[name]).train(20)
     hard = seeded(HARD[name])
     before = fingerprint(hard.subject())
     table = tried(hard, *IN_PLACE)
     after = fingerprint(hard.subject())
 
     assert before == after
-    assert hard.train(50) == alone
+    assert hard.train(20) == alone
     assert len(table) == len(IN_PLACE)
     assert (table["verdict"] != "not tried").any()
 
@@ -353,8 +354,13 @@ def switches_put_back() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("when", ["each time", "at the end"])
-@pytest.mark.parametrize("name", LEAKS)
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [
+        *((name, "each time") for name in LEAKS),
+        *((name, "at the end") for name in ("threads", "a hook", "the learning rate")),
+    ],
+)
 @pytest.mark.usefixtures("switches_put_back")
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_a_lever_that_leaves_something_changed_is_an_error_that_says_what(

@@ -37,6 +37,7 @@ with footprint() as read:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(_malloc_trim() is None, reason="needs glibc")
 def test_what_is_kept_shows_and_what_was_freed_does_not() -> None:
     # In a process of its own: one that ran other tests has free pages, which new blocks take first.

@@ -121,6 +121,7 @@ def test_the_driver_and_whole_gpus_may_fail_with_any_error(gpus: Gpus) -> None:
         assert why_absent(gpus)
 
 
+@pytest.mark.slow
 def test_no_value_is_no_number(gpus: Gpus) -> None:
     gpus.set_up({"0.power_cap": 2**32 - 1, "0.ecc_errors": 2**64 - 1, "0.throttle": 2**64 - 1})
     device = gpus.set_ups()["devices"]["GPU 0"]
