@@ -355,6 +355,6 @@ def _notes(history: pd.DataFrame, changes: pd.DataFrame, damaged: Mapping[str, s
     if (history["ratio"].notna() & (history["name"] == "")).any():
         yield _NAMELESS
     for name, why in list(damaged.items())[:_MOST_SENTENCES]:
-        yield f"Entry {name} is damaged and ignored: {why}."
+        yield f"Entry {name} is damaged and ignored: {why.removesuffix('.')}."
     if (more := len(damaged) - _MOST_SENTENCES) > 0:
         yield f"{fmt.counted(more, 'more entry')} {'is' if more == 1 else 'are'} damaged and ignored."
