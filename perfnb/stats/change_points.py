@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfnb.stats.intervals import CORRELATED, Floats, Samples, ranks_of
+from perfnb.stats.intervals import CORRELATED, Floats, Samples, lag1, ranks_of
 
 #: Fewest values on either side of a change, by default.
 FEWEST_ASIDE = 5
@@ -31,7 +31,7 @@ def change_points(
     there is as improbable. Outliers count by their rank only.
 
     If neighbouring values are correlated, as when a machine is slow for days, the statistic is divided by the root of
-    (1 + rho) / (1 - rho).
+    (1 + rho) / (1 - rho) (Bayley and Hammersley, 1946).
 
     Parameters
     ----------
@@ -50,10 +50,10 @@ def change_points(
         With p-values adjusted for the comparisons.
     """
     sequence = np.asarray(values, dtype=float)
-    return _found(sequence, 0, level, comparisons, math.sqrt(_inflation(sequence)), fewest)
+    return _found(sequence, 0, level, comparisons, fewest)
 
 
-def _found(values: Floats, offset: int, level: float, times: int, wider: float, fewest: int) -> list[ChangePoint]:
+def _found(values: Floats, offset: int, level: float, times: int, fewest: int) -> list[ChangePoint]:
     n = len(values)
     if n < 2 * fewest:
         return []
@@ -65,12 +65,13 @@ def _found(values: Floats, offset: int, level: float, times: int, wider: float, 
     inner = slice(fewest - 1, n - fewest)
     apart = np.abs(np.cumsum(ranks - ranks.mean())[:-1] / deviation)[inner]
     place = int(np.argmax(apart)) + fewest
+    wider = math.sqrt(_inflation(values, place))
     p_value = min(1.0, times * _p_of_largest(float(apart.max()) / wider, fewest / n))
     if p_value > level:
         return []
     place = _nearest(values, place, fewest)
-    left = _found(values[:place], offset, level, 2 * times, wider, fewest)
-    right = _found(values[place:], offset + place, level, 2 * times, wider, fewest)
+    left = _found(values[:place], offset, level, 2 * times, fewest)
+    right = _found(values[place:], offset + place, level, 2 * times, fewest)
     return [*left, ChangePoint(offset + place, p_value), *right]
 
 
@@ -94,17 +95,18 @@ def _p_of_largest(largest: float, margin: float) -> float:
     return min(1.0, density * (crossings + 4 / largest))
 
 
-def _inflation(values: Floats) -> float:
+def _inflation(values: Floats, place: int) -> float:
     """How much larger correlation makes the variance of sums; 1 if none is above chance.
 
-    The correlation of neighbours follows from that of their differences, in which a change of level is a single
-    outlier: -(1 - rho) / 2 for a first-order autoregression.
+    The smaller of two estimates, neither of which takes changes for correlation. One is what is left beside the change
+    at `place`. The other is -(1 - rho) / 2, the correlation of neighbouring differences of a first-order
+    autoregression, in which any change is a single outlier.
     """
-    if len(values) < 2 * FEWEST_ASIDE:
-        return 1.0
+    left = np.concatenate([part - np.median(part) for part in (values[:place], values[place:])])
     ranks = ranks_of(np.diff(values))
     ranks = ranks - ranks.mean()
     total = float(ranks @ ranks)
-    rho = min(0.95, 1 + 2 * float(ranks[1:] @ ranks[:-1]) / total) if total else 0.0
+    of_differences = 1 + 2 * float(ranks[1:] @ ranks[:-1]) / total if total else 0.0
+    rho = min(0.95, lag1(left), of_differences)
     chance = max(CORRELATED, 2 / math.sqrt(len(values)))
     return (1 + rho) / (1 - rho) if rho > chance else 1.0
