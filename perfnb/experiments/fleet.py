@@ -1,4 +1,4 @@
-"""A fleet of raw traces: each is reduced to its tables where it is read, and saved in a journal as soon as it is."""
+"""A fleet of raw traces: each is reduced to its tables where it is read, and then saved in a journal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Task(NamedTuple):
     file, entry : Path
         The trace, and the entry that it becomes or belongs to.
     unread : Path
-        The entry that says why, if it cannot be read.
+        The entry with the reason, if it cannot be read.
     alone : bool
         Whether it is not one of the ranks of a job.
     """

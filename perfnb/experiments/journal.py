@@ -56,7 +56,7 @@ class Journal(Documented):
         self._given, self._path, self._equal_within = path, path.absolute(), equal_within
         self._catalogue = Catalogue(self._path)
         self._warned: set[str] = set()
-        #: Why tables of entries could not be read, as far as they were asked for.
+        #: Tables of entries that could not be read, and why.
         self._unread: dict[str, str] = {}
 
     @property
@@ -79,7 +79,7 @@ class Journal(Documented):
 
     @property
     def findings(self) -> pd.DataFrame:
-        """The findings of all entries: ``bottleneck``, ``confidence`` and ``bound_ms``, as they were when saved."""
+        """The saved findings of all entries: ``bottleneck``, ``confidence`` and ``bound_ms``."""
         return finding_rows(self._entries())
 
     @property

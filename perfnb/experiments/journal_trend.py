@@ -19,7 +19,7 @@ from perfnb.stats.intervals import interval_of_median
 
 #: The figures that have a trend.
 FIGURES = ("step_ms", "peak_bytes")
-#: Fewest entries of a series in which changes are looked for.
+#: Fewest entries of a series; shorter ones have no trend.
 FEWEST = 2 * FEWEST_ASIDE
 _VERDICTS = {"step_ms": ("slower", "faster"), "peak_bytes": ("more", "less")}
 #: What entries of one series have in common.

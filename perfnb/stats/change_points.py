@@ -98,9 +98,9 @@ def _p_of_largest(largest: float, margin: float) -> float:
 def _inflation(values: Floats, place: int) -> float:
     """How much larger correlation makes the variance of sums; 1 if none is above chance.
 
-    The smaller of two estimates, neither of which takes changes for correlation. One is what is left beside the change
-    at `place`. The other is -(1 - rho) / 2, the correlation of neighbouring differences of a first-order
-    autoregression, in which any change is a single outlier.
+    The smaller of two estimates, neither of which takes changes for correlation. One is that of the values without the
+    change at `place`. The other is -(1 - rho) / 2, the correlation of neighbouring differences of a first-order
+    autoregression, where any change is a single outlier.
     """
     left = np.concatenate([part - np.median(part) for part in (values[:place], values[place:])])
     ranks = ranks_of(np.diff(values))

@@ -1,4 +1,4 @@
-"""Whatever perfnb saved below a folder is found and read once; what stands there besides cannot hang or break it."""
+"""Whatever perfnb saved below a folder is found and read once; whatever else is in it can neither hang nor break it."""
 
 from __future__ import annotations
 
