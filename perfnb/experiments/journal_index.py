@@ -227,7 +227,9 @@ def _added(folder: Path) -> SavedEntry:
 def of_added(added: JournalEntry, inside: SavedEntry | None = None) -> SavedEntry:
     """What was added, with what is known of the thing inside it, if that can be read."""
     found = None if inside is None else inside.outcome
-    known = {name: value for name in ("host", "torch", "commit") if (value := added.environment.get(name)) is not None}
+    known: dict[str, Any] = {
+        name: str(value) for name in ("host", "torch", "commit") if (value := added.environment.get(name)) is not None
+    }
     return SavedEntry(
         kind=added.kind,
         at=added.time,
@@ -240,7 +242,7 @@ def of_added(added: JournalEntry, inside: SavedEntry | None = None) -> SavedEntr
             peak_bytes=added.peak_memory_bytes,
             batch_size=added.batch_size,
             device=str(added.environment.get("processor") or "") or None,
-            **{name: str(value) for name, value in known.items()},
+            **known,
         ),
         added=added,
         environment=added.environment,

@@ -22,8 +22,10 @@ from perfnb.recording.text import TEXT
 
 #: The tables that profiles are saved with.
 TABLES = REDUCED_TABLES
-_ARROW: Mapping[Any, pa.DataType] = {"Int64": pa.int64(), "int64": pa.int64(), "bool": pa.bool_()}
-_ARROW |= dict.fromkeys(("Float64", "float64"), pa.float64())
+_ARROW: Mapping[Any, pa.DataType] = {
+    **{"Int64": pa.int64(), "int64": pa.int64(), "bool": pa.bool_()},
+    **dict.fromkeys(("Float64", "float64"), pa.float64()),
+}
 
 
 def dataset_of(folder: Path, entries: Mapping[str, SavedEntry], table: str, damaged: dict[str, str]) -> ds.Dataset:
@@ -50,7 +52,8 @@ def frame_of(rows: ds.Dataset, table: str) -> pd.DataFrame:
     types: Any = {name: TEXT if dtype == "category" else dtype for name, dtype in SCHEMA[table].items()}
     types |= dict.fromkeys(("entry", INDEX.get(table, "entry")), TEXT) | {"rank": "Int64"}
     nullable = {pa.int64(): pd.Int64Dtype(), pa.float64(): pd.Float64Dtype()}
-    return read.to_pandas(types_mapper=nullable.get).astype(types)
+    frame: pd.DataFrame = read.to_pandas(types_mapper=nullable.get)
+    return frame.astype(types)
 
 
 def _files(folder: Path, entries: Mapping[str, SavedEntry], table: str) -> Iterator[tuple[str, int | None, Path]]:

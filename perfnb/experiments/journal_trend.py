@@ -73,7 +73,7 @@ def trend_changes(
         for change, (before, after) in zip(found, pairwise(parts), strict=True):
             row = _compared(before, after, figure, equal_within)
             if row is not None:
-                others = _also_changed(before.index, after.index, entries)
+                others = _also_changed(list(before.index), list(after.index), entries)
                 records.append(row | {"p_value": change.p_value, "latest": change is found[-1], "also_changed": others})
     changes = pd.DataFrame(records, columns=list(CHANGES), dtype=object).astype(dict(CHANGES))
     return changes.sort_values(["at", "series"], kind="stable", ignore_index=True), levels
@@ -102,9 +102,9 @@ def _also_changed(before: Sequence[str], after: Sequence[str], entries: Mapping[
     """
     old, new = ([_facts(entries[path]) for path in part] for part in (before[-FEWEST_ASIDE:], after[:FEWEST_ASIDE]))
     changed = changes_between(_usual(old), _usual(new))
-    commits = old[-1].get("commit"), new[0].get("commit")
-    if None not in commits and commits[0] != commits[1]:
-        changed["commit"] = (commits[0][:10], commits[1][:10])
+    last, first = old[-1].get("commit"), new[0].get("commit")
+    if last and first and last != first:
+        changed["commit"] = (last[:10], first[:10])
     return "; ".join(f"{key} {a} → {b}" for key, (a, b) in changed.items()) or None
 
 

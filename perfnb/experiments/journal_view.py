@@ -63,7 +63,7 @@ def journal_document(
         news = latest
     others = series[series["series"].isin(changes["series"]) | ~series.index.isin(history.index)]
     kinds = table.loc[table["damaged"].isna(), "kind"].value_counts(sort=False)
-    counts = [fmt.counted(number, _KINDS.get(kind, kind.replace("_", " "))) for kind, number in kinds.items()]
+    counts = [fmt.counted(number, _KINDS.get(str(kind), str(kind).replace("_", " "))) for kind, number in kinds.items()]
     return Document(
         "journal",
         where,
@@ -126,7 +126,7 @@ def _charts(series: pd.DataFrame, changes: pd.DataFrame, figure: str) -> Iterato
     for number in list(dict.fromkeys(wanted))[:_MOST_CHARTS]:
         rows = series[series["series"] == number].iloc[-_MOST_POINTS:]
         name = rows["name"].iloc[0]
-        bounds = ("step_low_ms", "step_high_ms") if figure == FIGURES[0] else (None, None)
+        bounds = ("step_low_ms", "step_high_ms") if figure == FIGURES[0] else None
         lines = (
             _line(Mark(axis, BLUE, "█", "solid"), rows, figure, bounds),
             _line(Mark("level", GREY, "░", "dots"), rows, "level"),
@@ -247,10 +247,13 @@ def trends(history: pd.DataFrame, fewest: int) -> Iterator[Series]:
         yield Series(title, Axis("entry", "count"), Axis("step time", "ms"), numbers, tuple(lines), levels)
 
 
-def _line(mark: Mark, rows: pd.DataFrame, column: str, bounds: tuple[str | None, str | None] = (None, None)) -> Line:
-    return Line(
-        mark, *(None if name is None else [fmt.known(value) for value in rows[name]] for name in (column, *bounds))
-    )
+def _line(mark: Mark, rows: pd.DataFrame, column: str, bounds: tuple[str, str] | None = None) -> Line:
+    low, high = (None, None) if bounds is None else (_known(rows[name]) for name in bounds)
+    return Line(mark, _known(rows[column]), low, high)
+
+
+def _known(values: pd.Series) -> list[float | None]:
+    return [fmt.known(value) for value in values]
 
 
 def _entries(table: pd.DataFrame, history: pd.DataFrame) -> Iterator[Table]:
@@ -271,7 +274,7 @@ def _entries(table: pd.DataFrame, history: pd.DataFrame) -> Iterator[Table]:
         Column("when", priority=4, help="UTC"),
     )
     cells, details = [], []
-    for path, row in table.iloc[::-1].iterrows():
+    for path, row in ((str(path), row) for path, row in table.iloc[::-1].iterrows()):
         added = history.loc[path] if path in history.index else None
         cells.append(_cells(row, added, history))
         details.append(_found(row) if added is None else _detail(added, history))
@@ -284,7 +287,8 @@ def _cells(entry: Any, row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
     """An entry; `row` is that of `history` if it was added."""
     damaged = pd.notna(entry["damaged"])
     step = Value(fmt.known(entry["step_ms"]), "ms", fmt.known_bounds((entry["step_low_ms"], entry["step_high_ms"])))
-    ratio, against, change, result = "", "", "", "damaged" if damaged else ""
+    ratio: Cell = ""
+    against, change, result = "", "", "damaged" if damaged else ""
     name = "" if pd.isna(entry["name"]) else entry["name"]
     if row is not None:
         step = Value(fmt.known(row["median_ms"]), "ms", fmt.known_bounds((row["ci_low_ms"], row["ci_high_ms"])))
