@@ -11,6 +11,8 @@ from benchmarks import (
     compiled,
     counted,
     flame,
+    fleet,
+    journal,
     loading,
     measurements,
     memory,
@@ -41,6 +43,8 @@ _ALL = {
     "traces": traces.run,
     "nsight": nsight.run,
     "trainers": trainers.run,
+    "journal": journal.run,
+    "fleet": fleet.run,
 }
 
 

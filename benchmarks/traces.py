@@ -35,7 +35,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_FOLDER = Path(os.environ.get("PERFNB_TRACES") or Path(__file__).parents[2] / "shared" / "traces") / "kineto"
+FOLDER = Path(os.environ.get("PERFNB_TRACES") or Path(__file__).parents[2] / "shared" / "traces") / "kineto"
 _PUBLIC = ("mi300_owlv2_large.json.gz", "v100_resnet50_2021.json.gz")
 _LEAST_BYTES, _LEAST_EVENTS = 300_000_000, 800_000
 _RUNS, _RUNS_LARGE = 5, 3
@@ -151,10 +151,10 @@ def run() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="perfnb-") as work:
         yield from _measure(_captured(Path(work)), Path(work), _RUNS_LARGE)
         for name in _PUBLIC:
-            if (_FOLDER / name).is_file():
-                yield from _measure(_FOLDER / name, Path(work), _RUNS)
+            if (FOLDER / name).is_file():
+                yield from _measure(FOLDER / name, Path(work), _RUNS)
             else:
-                yield f"traces: {name}: skipped, it is not in {_FOLDER}; set PERFNB_TRACES to the parent folder"
+                yield f"traces: {name}: skipped, it is not in {FOLDER}; set PERFNB_TRACES to the parent folder"
 
 
 def _captured(work: Path) -> Path:

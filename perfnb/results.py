@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from perfnb.diff.comparison import ProfileComparison
     from perfnb.experiments.ab_test import ABTest
     from perfnb.experiments.compared_figures import ABTestSide
-    from perfnb.experiments.journal import Journal
+    from perfnb.experiments.journal import Journal, Trend
     from perfnb.flame.host_profile import HostComparison, HostProfile
     from perfnb.inference.batching import Batcher, Batching
     from perfnb.inference.compare_decoding import DecodingComparison
@@ -70,6 +70,7 @@ _HOMES = {
     "SizePrediction": "models.size_laws",
     "Slope": "stats.slope",
     "SystemCheck": "system.system",
+    "Trend": "experiments.journal",
 }
 
 __all__ = [
@@ -106,6 +107,7 @@ __all__ = [
     "SizePrediction",
     "Slope",
     "SystemCheck",
+    "Trend",
 ]
 
 

@@ -27,6 +27,7 @@ SUB_COMMANDS = (
     "perfnb.command.show:COMMAND",
     "perfnb.command.compare:COMMAND",
     "perfnb.command.ranks:COMMAND",
+    "perfnb.command.journal:COMMAND",
     "perfnb.command.run:COMMAND",
     "perfnb.command.watch:COMMAND",
     "perfnb.command.system:COMMAND",

@@ -1,11 +1,12 @@
-"""`journal`: keep what was tried, why, and with what result."""
+"""`journal`: everything that was saved below a folder, how it developed, and what a person adds to it."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 
@@ -18,8 +19,12 @@ from perfnb.draw.documented import Documented
 from perfnb.experiments import journal_files as storage
 from perfnb.experiments.ab_test import ABTest
 from perfnb.experiments.journal_files import JournalEntry
-from perfnb.experiments.journal_table import journal_history
-from perfnb.experiments.journal_view import journal_document, trends
+from perfnb.experiments.journal_index import Catalogue, SavedEntry
+from perfnb.experiments.journal_rows import TABLES, dataset_of, frame_of
+from perfnb.experiments.journal_rows import query as run_query
+from perfnb.experiments.journal_table import entry_table, finding_rows, journal_history
+from perfnb.experiments.journal_trend import FIGURES, LIKE, trend_changes, trend_rows
+from perfnb.experiments.journal_view import journal_document, trend_document, trends
 from perfnb.files import usable
 from perfnb.profile.loading import load
 from perfnb.profile.profile import Profile
@@ -28,6 +33,7 @@ from perfnb.stats.step_times import StepTimes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pyarrow.dataset import Dataset
 
 Thing = ABTest | Profile | Timing
 
@@ -40,15 +46,18 @@ class Trials(Protocol):
 
 
 class Journal(Documented):
-    """Experiments on a step, in a folder that several notebooks may write to. A notebook displays it.
+    """Everything that perfnb saved below a folder, to which several processes may write. A notebook displays it.
 
-    Opened by `journal`; read again at each access.
+    Opened by `journal`. Each access looks for what is new.
     """
 
     def __init__(self, path: Path, equal_within: float) -> None:
         # As given, for display; absolute, for use, because the notebook may change its working folder.
         self._given, self._path, self._equal_within = path, path.absolute(), equal_within
+        self._catalogue = Catalogue(self._path)
         self._warned: set[str] = set()
+        #: Tables of entries that could not be read, and why.
+        self._unread: dict[str, str] = {}
 
     @property
     def path(self) -> Path:
@@ -56,8 +65,119 @@ class Journal(Documented):
         return self._path
 
     @property
+    def table(self) -> pd.DataFrame:
+        """A row per entry, in chronological order, with what was found when it was saved.
+
+        The index ``entry`` is its path below the folder. Columns: ``number``, ``at``, ``kind``, ``name``, ``commit``,
+        ``host``, ``device``, ``torch``, ``batch_size``; the step time ``step_ms`` with its 95 % interval
+        ``step_low_ms`` to ``step_high_ms`` (of an A/B test, the candidate's); ``data_share`` (0 to 1), ``peak_bytes``,
+        ``verdict``, and the ``decision`` of an A/B test. Of what was added: ``change``, ``hypothesis`` and
+        ``accepted``. A job of several ``ranks`` is one row, with the figures of its slowest rank and the largest of the
+        peaks. An entry that cannot be read has no number, and the reason in ``damaged``.
+        """
+        return entry_table(self._entries())
+
+    @property
+    def findings(self) -> pd.DataFrame:
+        """The saved findings of all entries: ``bottleneck``, ``confidence`` and ``bound_ms``."""
+        return finding_rows(self._entries())
+
+    @property
+    def layers(self) -> pd.DataFrame:
+        """`Profile.layers` of all profiles, one after another, with their ``entry`` and ``rank``."""
+        return self._frame("layers")
+
+    @property
+    def phases(self) -> pd.DataFrame:
+        """`Profile.phases` of all profiles."""
+        return self._frame("phases")
+
+    @property
+    def ops(self) -> pd.DataFrame:
+        """`Profile.ops` of all profiles."""
+        return self._frame("ops")
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """`Profile.kernels` of all profiles."""
+        return self._frame("kernels")
+
+    @property
+    def gpu_time(self) -> pd.DataFrame:
+        """`Profile.gpu_time` of all profiles."""
+        return self._frame("gpu_time")
+
+    def dataset(self, table: str) -> Dataset:
+        """Return a table of all profiles without reading it.
+
+        Filters and choices of columns are applied to the files, so that the rows need not fit into memory.
+
+        Parameters
+        ----------
+        table : str
+            ``layers``, ``phases``, ``ops``, ``layer_ops``, ``kernels`` or ``gpu_time``.
+
+        Returns
+        -------
+        pyarrow.dataset.Dataset
+        """
+        if table not in TABLES:
+            raise ValueError(f"table must be one of {', '.join(TABLES)}, not {amounts.shown(table)}.")
+        return dataset_of(self._path, self._entries(), table, self._unread)
+
+    def sql(self, query: str) -> pd.DataFrame:
+        """Run a query of DuckDB over the tables: ``entries`` (`table`), ``findings``, ``layers`` and so on.
+
+        Parameters
+        ----------
+        query : str
+            Such as ``"select entry, total_ms from layers where layer = 'encoder'"``.
+
+        Raises
+        ------
+        PerfnbError
+            If DuckDB is not installed, or the query cannot be run.
+        """
+        frames: dict[str, Callable[[], Any]] = {name: partial(self.dataset, name) for name in TABLES}
+        frames |= {"entries": lambda: self.table.reset_index(), "findings": lambda: self.findings.reset_index()}
+        return run_query(query, frames)
+
+    def trend(self, name: str | None = None, *, figure: str = "step_ms", across: str | Sequence[str] = ()) -> Trend:
+        """Look for changes of a figure over time, comparing like with like.
+
+        Entries are of one series if they have the same name, kind, host, device, version of torch, batch size and
+        number of ranks. Changes are corrected for many comparisons: the probability that any of the series has a change
+        that is not there is 5 %. A change of less than the journal's `equal_within` is not listed. A series needs ten
+        entries. A/B tests and trials of levers belong to none.
+
+        Parameters
+        ----------
+        name : str, optional
+            Only entries of this name.
+        figure : str
+            ``step_ms`` or ``peak_bytes``.
+        across : str or list of str
+            What may differ in a series: ``"torch"`` joins the versions of torch, ``"host"`` machines of one kind.
+        """
+        loose = [across] if isinstance(across, str) else list(across)
+        if figure not in FIGURES:
+            raise ValueError(f"figure must be one of {', '.join(FIGURES)}, not {amounts.shown(figure)}.")
+        if wrong := [one for one in loose if one not in LIKE]:
+            raise ValueError(f"across must name some of {', '.join(LIKE)}, not {amounts.shown(wrong[0])}.")
+        return self._trend(self._entries(), name, figure, loose)
+
+    def _trend(
+        self, entries: Mapping[str, SavedEntry], name: str | None = None, figure: str = FIGURES[0], across: Any = ()
+    ) -> Trend:
+        rows = trend_rows(entry_table(entries), entries, figure, across)
+        if name is not None:
+            rows = rows[rows["name"] == name]
+        changes, levels = trend_changes(rows, entries, figure, self._equal_within)
+        return Trend(rows.assign(level=levels), changes, figure, str(self._given))
+
+    @property
     def history(self) -> pd.DataFrame:
-        """A row per entry, in chronological order.
+        """A row per entry that was added, in chronological order, compared with the last accepted one.
 
         Columns: ``number``, ``at``, ``kind`` (report, profile, timing; an A/B test is a report on a change), ``name``,
         ``hypothesis``, ``change``, ``decision`` and ``reason`` (of a report), ``accepted``; the step time ``median_ms``
@@ -71,12 +191,17 @@ class Journal(Documented):
         ``two_changes`` is true if more than one thing changed, and ``not_compared`` says why the first entry of a
         machine or batch size is not compared.
         """
-        return journal_history(self._entries(), self._equal_within)
+        return self._history(self._entries())
+
+    def _history(self, entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
+        added = {path: entry.added for path, entry in entries.items() if entry.added is not None}
+        numbers = {path: number for number, path in enumerate(_readable(entries), start=1)}
+        return journal_history(added, self._equal_within, numbers)
 
     @property
     def damaged(self) -> dict[str, str]:
         """Entries that cannot be read, and why; the others still work."""
-        return storage.read_entries(self._path)[1]
+        return _damaged(self._catalogue.entries()) | self._unread
 
     @overload
     def add(
@@ -157,47 +282,94 @@ class Journal(Documented):
         return storage.write_entry(self._path, entry, thing.save)
 
     def load(self, entry: str | int) -> Thing:
-        """Load what was added.
+        """Load what was saved or added.
 
         Parameters
         ----------
         entry : str or int
-            The entry's name, the start of it, or its number in `history`; -1 is the last.
+            The entry's path, the start of it, or its number in `table`; -1 is the last.
         """
-        entries = self._entries()
+        entries = _readable(self._entries())
         try:
-            name = storage.entry_of(entries, entry)
+            name = storage.entry_of(list(entries), entry)
         except KeyError as error:
             raise ValueError(error.args[0]) from None
-        return cast("Thing", load(self._path / name / entries[name].kind))
+        place = self._path / name
+        return cast("Thing", load(place if entries[name].added is None else place / entries[name].kind))
 
     def plot(self) -> Figure:
-        """Draw the run chart: each entry's step time with its interval, next to the last accepted one."""
+        """Draw the run chart: the step time of each entry that was added, next to the last accepted one."""
         return series_figure(list(trends(self.history, 1)))
 
-    def _entries(self) -> dict[str, JournalEntry]:
-        entries, damaged = storage.read_entries(self._path)
-        for name in damaged.keys() - self._warned:
-            self._warned.add(name)
-            warnings.warn(f"Entry {name} in {self._path} is damaged and ignored: {damaged[name]}.", stacklevel=3)
+    def _entries(self) -> dict[str, SavedEntry]:
+        entries = self._catalogue.entries()
+        damaged = {path: why for path, why in _damaged(entries).items() if entries[path].kind == storage.ENTRY.word}
+        for path in damaged.keys() - self._warned:
+            self._warned.add(path)
+            warnings.warn(f"Entry {path} in {self._path} is damaged and ignored: {damaged[path]}.", stacklevel=3)
         return entries
 
+    def _frame(self, table: str) -> pd.DataFrame:
+        return frame_of(self.dataset(table), table)
+
     def __len__(self) -> int:
-        return len(self._entries())
+        return len(_readable(self._entries()))
 
     def _document(self) -> Document:
-        entries, damaged = storage.read_entries(self._path)
-        return journal_document(journal_history(entries, self._equal_within), damaged, str(self._given))
+        entries = self._catalogue.entries()
+        trend = self._trend(entries)
+        notes = [self._catalogue.limits] if self._catalogue.limits else []
+        return journal_document(
+            entry_table(entries),
+            self._history(entries),
+            trend.table,
+            trend.changes,
+            self.damaged,
+            str(self._given),
+            notes,
+        )
+
+
+class Trend(Documented):
+    """How a figure developed, of `Journal.trend`. A notebook displays it.
+
+    Attributes
+    ----------
+    table : DataFrame
+        The entries, as in `Journal.table`, with the number of their ``series`` and the ``level`` of the figure around
+        them: the median between two changes.
+    changes : DataFrame
+        A row per change, oldest first: its ``series``, the ``entry`` that is the first after it, ``at``, the levels
+        ``before`` and ``after``, their ``ratio`` with a 95 % interval, the ``p_value`` corrected for all series,
+        ``verdict``, what ``also_changed`` at that point (commit, batch size, versions, settings), and whether it is the
+        ``latest`` of its series.
+    """
+
+    def __init__(self, table: pd.DataFrame, changes: pd.DataFrame, figure: str, where: str) -> None:
+        self.table, self.changes, self._figure, self._where = table, changes, figure, where
+
+    def _document(self) -> Document:
+        return trend_document(self.table, self.changes, self._figure, self._where)
+
+
+def _readable(entries: Mapping[str, SavedEntry]) -> dict[str, SavedEntry]:
+    return {path: entry for path, entry in entries.items() if not entry.damaged}
+
+
+def _damaged(entries: Mapping[str, SavedEntry]) -> dict[str, str]:
+    return {path: entry.damaged for path, entry in entries.items() if entry.damaged}
 
 
 def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
-    """Open a journal of experiments: a folder that is created when the first entry is added.
+    """Open the journal of a folder: whatever perfnb saved anywhere below it, and what `Journal.add` adds to it.
 
-    Several notebooks may write to it at once, a killed writer leaves nothing half-written, and it can be moved.
+    The folder is created when the first entry is added. Several processes may write to it at once, a killed writer
+    leaves nothing half-written, and it can be moved. A hidden file in it remembers what was read, and may be deleted.
 
     Parameters
     ----------
     path : str or Path
+        Links to other folders are not followed.
     equal_within : float
         Largest relative difference of time that does not matter: 0.02 is 2 %.
 
@@ -214,9 +386,9 @@ def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
     """
     if not 0 < equal_within < 1:
         raise ValueError(f"equal_within must be between 0 and 1 (0.02 is 2 %), not {amounts.shown(equal_within)}.")
-    folder = usable(path)
-    storage.read_entries(folder)
-    return Journal(folder, equal_within)
+    opened = Journal(usable(path), equal_within)
+    opened._catalogue.entries()
+    return opened
 
 
 def _require_texts(**given: Any) -> None:

@@ -1,21 +1,20 @@
-"""A journal on disk: a folder with one folder per entry, written atomically.
+"""What a person adds to a journal: a folder per entry, written atomically, with the measured thing inside it.
 
 An entry is written under a hidden name next to the others and then renamed. Names consist of the time and random
 digits, so that processes can write concurrently without a lock, and no entry refers to anything outside its folder, so
-that the journal can be moved. There is no index that could go stale.
+that the journal can be moved.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -25,9 +24,9 @@ from perfnb.errors import RecordingError
 from perfnb.files import usable
 from perfnb.recording import store
 from perfnb.recording.saved_facts import Amount, Count
-from perfnb.recording.store import UNREADABLE, SavedKind, facts_in
+from perfnb.recording.store import SavedKind, facts_in
 
-_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
+ENTRY_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
 #: Bytes that the facts of an entry may have; indented in their file, they have fewer than twice as many.
 _LARGEST = 1 << 20
 
@@ -72,7 +71,15 @@ class JournalEntry:
         return datetime.fromisoformat(self.at).astimezone(UTC)
 
 
+class UnreadFacts(TypedDict):
+    """A trace of a fleet that could not be read."""
+
+    name: str
+    reason: str
+
+
 ENTRY = SavedKind("entry", JournalEntry, largest=2 * _LARGEST)
+UNREAD = SavedKind("unread", UnreadFacts)
 
 
 def write_entry(journal: str | Path, entry: JournalEntry, save: Callable[[Path], object]) -> str:
@@ -97,33 +104,15 @@ def write_entry(journal: str | Path, entry: JournalEntry, save: Callable[[Path],
     return name
 
 
-def read_entries(journal: str | Path) -> tuple[dict[str, JournalEntry], dict[str, str]]:
-    """All entries by name in chronological order, and what is wrong with those that cannot be read.
+def entry_in(file: Path) -> JournalEntry:
+    """Read and check what was added.
 
     Raises
     ------
-    RecordingError
-        If `journal` is not a folder or cannot be listed. One that does not exist yet has no entries.
+    NewerFormatError, or one of `UNREADABLE`
+        With what is wrong, without the file's name.
     """
-    source = usable(journal)
-    try:
-        # Names that start with a dot are being written, or their writer was killed.
-        names = [name for name in os.listdir(source) if not name.startswith(".")]
-    except FileNotFoundError:
-        return {}, {}
-    except OSError as error:
-        raise RecordingError(f"{source} cannot be read as a journal: {error}.") from error
-    entries: dict[str, JournalEntry] = {}
-    damaged: dict[str, str] = {}
-    for name in sorted(names):
-        try:
-            entries[name] = _entry(facts_in(ENTRY, source / name / ENTRY.file)[0])
-        except (FileNotFoundError, NotADirectoryError):
-            if _NAME.fullmatch(name):  # otherwise it belongs to the user
-                damaged[name] = f"it has no {ENTRY.file}"
-        except UNREADABLE as error:
-            damaged[name] = " ".join(str(error).split())
-    return dict(sorted(entries.items(), key=lambda item: (item[1].time, item[0]))), damaged
+    return _entry(facts_in(ENTRY, file)[0])
 
 
 def _entry(facts: Mapping[str, Any]) -> JournalEntry:
@@ -142,7 +131,7 @@ def _entry(facts: Mapping[str, Any]) -> JournalEntry:
     return entry
 
 
-def entry_of(entries: Mapping[str, JournalEntry], wanted: str | int) -> str:
+def entry_of(names: Sequence[str], wanted: str | int) -> str:
     """Name of the entry given by its name, the start of it, or its number from 1; -1 is the last.
 
     Raises
@@ -150,13 +139,12 @@ def entry_of(entries: Mapping[str, JournalEntry], wanted: str | int) -> str:
     KeyError
         With a message, if there is none or more than one.
     """
-    names = list(entries)
     if isinstance(wanted, int) and not isinstance(wanted, bool):
         place = wanted - 1 if wanted > 0 else len(names) + wanted
         if wanted and 0 <= place < len(names):
             return names[place]
         raise KeyError(f"there is no entry {shown(wanted)}: the journal has {len(names):,}, numbered from 1.")
-    found = [name for name in names if name == wanted or name.startswith(str(wanted))]
-    if len(found) == 1 or (found and found[0] == wanted):
+    found = [name for name in names if name == wanted] or [name for name in names if name.startswith(str(wanted))]
+    if len(found) == 1:
         return found[0]
     raise KeyError(f"{'more than one entry starts' if found else 'no entry starts'} with {shown(wanted)}.")

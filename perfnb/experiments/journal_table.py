@@ -1,15 +1,17 @@
-"""A journal's entries as a frame: each compared with the last accepted one, and what else changed."""
+"""A journal's entries as frames: all with what was found, and what was added compared with the last accepted one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
+from msgspec import structs
 
 from perfnb.experiments.journal_files import JournalEntry
+from perfnb.experiments.journal_index import SavedEntry
 from perfnb.recording.text import TEXT
 from perfnb.stats.comparisons import compare_medians
 
@@ -39,10 +41,63 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+#: Columns of the table of all entries and their types, after the index ``entry``.
+TABLE: Mapping[str, str] = MappingProxyType(
+    {
+        "number": "Int64",
+        "at": "datetime64[us, UTC]",
+        **dict.fromkeys(("kind", "name", "commit", "host", "device", "torch"), TEXT),
+        "batch_size": "Int64",
+        **dict.fromkeys(("step_ms", "step_low_ms", "step_high_ms", "data_share"), "Float64"),
+        "peak_bytes": "Int64",
+        **dict.fromkeys(("verdict", "decision", "change", "hypothesis"), TEXT),
+        "accepted": "bool",
+        "ranks": "Int64",
+        "damaged": TEXT,
+    }
+)
+#: Columns of the findings of all entries, after the index ``entry``.
+FINDINGS: Mapping[str, str] = MappingProxyType({"bottleneck": TEXT, "confidence": TEXT, "bound_ms": "Float64"})
+
 #: Differs between runs without affecting speed; a commit contains the change itself.
 _APART = {"at", "commit", "uncommitted"}
 #: If these differ, the times cannot be compared.
 _DECISIVE = ("machine", "processor", "gpus", "cpus", "cpu_limit", "batch_size")
+
+
+def entry_table(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
+    """A row per entry, in the order given; see `Journal.table` for the columns. Those that can be read are numbered."""
+    number, records = 0, []
+    for entry in entries.values():
+        number += not entry.damaged
+        records.append(_row(entry) | {"number": None if entry.damaged else number})
+    return _typed(records, list(entries), TABLE)
+
+
+def finding_rows(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
+    """A row per finding of each entry."""
+    found = [
+        (path, one) for path, entry in entries.items() if entry.outcome is not None for one in entry.outcome.findings
+    ]
+    return _typed([structs.asdict(one) for _, one in found], [path for path, _ in found], FINDINGS)
+
+
+def _row(entry: SavedEntry) -> dict[str, Any]:
+    row: dict[str, Any] = {"at": entry.at, "kind": entry.kind, "accepted": False, "damaged": entry.damaged or None}
+    if (found := entry.outcome) is not None:
+        same = ("name", "commit", "host", "device", "torch", "batch_size", "step_ms", "data_share", "peak_bytes")
+        row |= {name: getattr(found, name) for name in same} | _ends("step_low_ms", "step_high_ms", found.step_ci_ms)
+        row |= {"decision" if entry.kind == "report" else "verdict": found.verdict, "ranks": entry.ranks}
+    if (added := entry.added) is not None:
+        row |= {"decision": added.decision, "change": added.change, "hypothesis": added.hypothesis}
+        row |= {"name": added.name or row["name"], "accepted": added.accepted}
+    return row
+
+
+def _typed(records: Sequence[Mapping[str, Any]], names: Sequence[str], columns: Mapping[str, str]) -> pd.DataFrame:
+    index = pd.Index(list(names), name="entry", dtype=TEXT)
+    types: Any = dict(columns)
+    return pd.DataFrame(records, index, columns=list(columns), dtype=object).astype(types)
 
 
 @dataclass(frozen=True)
@@ -56,19 +111,21 @@ class _Reference:
 
     def changed(self, entry: JournalEntry) -> dict[str, tuple[str, str]]:
         """What differs in a later entry: environment, batch size, and for the same kind, options."""
-        changed = _changed(self.made.environment, entry.environment)
+        changed = changes_between(self.made.environment, entry.environment)
         sizes = self.made.batch_size, entry.batch_size
         if None not in sizes and sizes[0] != sizes[1]:
             changed["batch_size"] = (str(sizes[0]), str(sizes[1]))
-        return changed | (_changed(self.made.options, entry.options) if self.made.kind == entry.kind else {})
+        return changed | (changes_between(self.made.options, entry.options) if self.made.kind == entry.kind else {})
 
     def comparable(self, entry: JournalEntry) -> bool:
         """Whether the two times can be compared."""
         return not self.changed(entry).keys() & set(_DECISIVE)
 
 
-def journal_history(entries: Mapping[str, JournalEntry], equal_within: float = 0.02) -> pd.DataFrame:
-    """A row per entry, in chronological order; see `Journal.history` for the columns.
+def journal_history(
+    entries: Mapping[str, JournalEntry], equal_within: float = 0.02, numbers: Mapping[str, int] | None = None
+) -> pd.DataFrame:
+    """A row per entry that was added, in chronological order; see `Journal.history` for the columns.
 
     The step time of an entry (of a report, its baseline) is compared with the last accepted entry of the same name,
     machine and batch size: an accepted report's candidate, or an accepted profile or timing; before any was accepted,
@@ -82,12 +139,12 @@ def journal_history(entries: Mapping[str, JournalEntry], equal_within: float = 0
         known = last.setdefault(entry.name, [])  # at most one per machine and batch size, the latest last
         reference = next((past for past in reversed(known) if past.comparable(entry)), None)
         against = reference or (known[-1] if known else None)
-        records.append(_facts(number, entry) | _against(entry, against, equal_within))
+        records.append(
+            _facts(number if numbers is None else numbers[name], entry) | _against(entry, against, equal_within)
+        )
         if (new := _in_effect(name, entry, reference is None)) is not None:
             last[entry.name] = [*(past for past in known if not past.comparable(entry)), new]
-    index = pd.Index(list(entries), name="entry", dtype=TEXT)
-    types: Any = dict(COLUMNS)
-    return pd.DataFrame(records, index, columns=list(COLUMNS), dtype=object).astype(types)
+    return _typed(records, list(entries), COLUMNS)
 
 
 def _facts(number: int, entry: JournalEntry) -> dict[str, Any]:
@@ -144,7 +201,7 @@ def _in_effect(name: str, entry: JournalEntry, first: bool) -> _Reference | None
     return _Reference(name, ms, ci, entry) if entry.accepted or ms is not None else None
 
 
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """What both contain with different values."""
     both = [key for key in old if key in new and key not in _APART]
     return {key: (_short(old[key]), _short(new[key])) for key in both if old[key] != new[key]}

@@ -1,8 +1,8 @@
-"""A journal as a document: the last decision, what has changed since, the trend and the entries."""
+"""A journal as a document: the last decision or change, the trends and the entries."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,10 +10,14 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.draw.document import Axis, Cell, Column, Document, Line, Series, State, Table, Value, Verdict
 from perfnb.draw.palette import BLUE, GREY, Mark
+from perfnb.experiments.journal_trend import FEWEST, FIGURES
 
 #: Most entries in the charts, charts, one per step name, and sentences of one kind; the last ones are shown.
 _MOST_ENTRIES, _MOST_CHARTS, _MOST_SENTENCES = 60, 4, 4
+_MOST_POINTS = 2000
 _KINDS = {"report": "A/B test"}
+#: Words for what became more, and less.
+_WORDS = {"step_ms": ("Slower", "Faster"), "peak_bytes": ("More memory", "Less memory")}
 _DECISIONS: dict[str, tuple[State, str]] = {
     "accept": ("good", "was accepted"),
     "reject": ("bad", "was rejected"),
@@ -28,23 +32,140 @@ _NAMELESS = (
 )
 
 
-def journal_document(history: pd.DataFrame, damaged: Mapping[str, str], where: str) -> Document:
-    """What was decided last, or what has become slower since."""
+def journal_document(
+    table: pd.DataFrame,
+    history: pd.DataFrame,
+    series: pd.DataFrame,
+    changes: pd.DataFrame,
+    damaged: Mapping[str, str],
+    where: str,
+    limits: Sequence[str] = (),
+) -> Document:
+    """What has become slower, or was decided last, with the history.
+
+    Parameters
+    ----------
+    table, history : DataFrame
+        All entries, and those that were added; as of `Journal`.
+    series, changes : DataFrame
+        As of `Trend`.
+    damaged : mapping of str to str
+        Entries that cannot be read, and why.
+    where : str
+        The folder.
+    limits : sequence of str
+        Sentences about what was left out.
+    """
+    decided = history["at"].where(history["decision"].notna()).max()
+    latest = changes[changes["latest"]]
+    news = latest[(latest["verdict"] == "slower") & ~(latest["at"] < decided)]
+    if not len(news) and not len(history):
+        news = latest
+    others = series[series["series"].isin(changes["series"]) | ~series.index.isin(history.index)]
+    kinds = table.loc[table["damaged"].isna(), "kind"].value_counts(sort=False)
+    counts = [fmt.counted(number, _KINDS.get(str(kind), str(kind).replace("_", " "))) for kind, number in kinds.items()]
     return Document(
         "journal",
         where,
-        verdict=_verdict(history),
-        facts=(fmt.counted(len(history), "entry"),),
-        sections=(*trends(history, 2), _entries(history)) if len(history) else (),
-        notes=tuple(_notes(history, damaged)),
+        verdict=_changed(news.iloc[-1], FIGURES[0]) if len(news) else _verdict(history, table, series),
+        facts=(fmt.counted(int(kinds.sum()), "entry"), *(counts if len(counts) > 1 or not len(history) else ())),
+        sections=(
+            *_charts(others, changes, FIGURES[0]),
+            *_changes(changes, FIGURES[0]),
+            *trends(history, 2),
+            *_entries(table, history),
+        ),
+        notes=(*_notes(history, changes, damaged), *limits),
     )
 
 
-def _verdict(history: pd.DataFrame) -> Verdict:
-    if not len(history):
+def trend_document(series: pd.DataFrame, changes: pd.DataFrame, figure: str, where: str) -> Document:
+    """How a figure developed, and where it changed."""
+    latest = changes[changes["latest"]]
+    worse = latest[latest["ratio"] > 1]
+    news = worse if len(worse) else latest
+    return Document(
+        "trend",
+        where,
+        verdict=_changed(news.iloc[-1], figure) if len(news) else _steady(series),
+        facts=(fmt.counted(len(series), "entry"), f"{series['series'].nunique():,} series"),
+        sections=(*_charts(series, changes, figure), *_changes(changes, figure)),
+        notes=(_CAUTION,) if len(changes) else (),
+    )
+
+
+def _changed(row: Any, figure: str) -> Verdict:
+    """The verdict on a change: since when, by how much, and what else changed."""
+    worse = row["ratio"] > 1
+    of = f" of {row['name']}" if row["name"] else ""
+    long = f"{'more' if worse else 'less'} {'time' if figure == FIGURES[0] else 'memory'}"
+    percent = fmt.share(abs(row["ratio"] - 1))
+    sentence = (
+        f"{_WORDS[figure][int(not worse)]} since entry {row['number']}{of} ({row['at']:%Y-%m-%d}): {percent} {long}, "
+    )
+    also = row["also_changed"]
+    why = "Nothing else that is recorded changed there." if pd.isna(also) else f"Also changed there: {also}."
+    return Verdict("bad" if worse else "good", f"{sentence}{_ratio(row)}", why)
+
+
+def _steady(series: pd.DataFrame) -> Verdict:
+    sizes = series["series"].value_counts()
+    long = int((sizes >= FEWEST).sum())
+    if not long:
+        most = fmt.counted(int(sizes.max()) if len(sizes) else 0, "entry")
+        return Verdict("none", f"No trend yet: it needs {FEWEST} entries of one series, and the longest has {most}")
+    return Verdict("none", f"No change found in {long:,} series of {FEWEST} entries or more")
+
+
+def _charts(series: pd.DataFrame, changes: pd.DataFrame, figure: str) -> Iterator[Series]:
+    """The figure over the entries of the longest series, first of those with the latest changes."""
+    sizes = series["series"].value_counts()
+    changed = changes.sort_values("at", ascending=False)["series"].drop_duplicates()
+    wanted = [*changed[changed.isin(sizes.index)], *sizes[sizes >= FEWEST].index]
+    unit, axis = ("ms", "step time") if figure == FIGURES[0] else ("bytes", "peak memory")
+    for number in list(dict.fromkeys(wanted))[:_MOST_CHARTS]:
+        rows = series[series["series"] == number].iloc[-_MOST_POINTS:]
+        name = rows["name"].iloc[0]
+        bounds = ("step_low_ms", "step_high_ms") if figure == FIGURES[0] else None
+        lines = (
+            _line(Mark(axis, BLUE, "█", "solid"), rows, figure, bounds),
+            _line(Mark("level", GREY, "░", "dots"), rows, "level"),
+        )
+        title = f"{fmt.capital(axis)} by entry{f': {name}' if name else ''}"
+        numbers = [int(one) for one in rows["number"]]
+        yield Series(title, Axis("entry", "count"), Axis(axis, unit), numbers, lines)
+
+
+def _changes(changes: pd.DataFrame, figure: str) -> Iterator[Table]:
+    """The changes, the last one first."""
+    if not len(changes):
+        return
+    unit = "ms" if figure == FIGURES[0] else "bytes"
+    columns = (
+        Column("entry", help="the first one after the change"),
+        Column("name"),
+        Column("since", priority=2, help="UTC"),
+        Column("before", unit, priority=1),
+        Column("after", unit, priority=1),
+        Column("ratio", "ratio"),
+        Column("what"),
+    )
+    rows, details = [], []
+    for _, row in changes.iloc[::-1].iterrows():
+        ratio = Value(row["ratio"], "ratio", fmt.known_bounds((row["ratio_ci_low"], row["ratio_ci_high"])))
+        when, what = f"{row['at']:%Y-%m-%d}", _WORDS[figure][int(row["ratio"] < 1)].lower()
+        rows.append((str(row["number"]), row["name"], when, row["before"], row["after"], ratio, what))
+        details.append("" if pd.isna(row["also_changed"]) else f"also changed: {row['also_changed']}")
+    yield Table("What changed", columns, rows, details=details, noun="change", key="changes")
+
+
+def _verdict(history: pd.DataFrame, table: pd.DataFrame, series: pd.DataFrame) -> Verdict:
+    if not len(table):
         return Verdict(
             "none", "Nothing added yet", next="Add what you measure.", code="journal.add(test, change='...')"
         )
+    if not len(history):
+        return _steady(series)
     decided, accepted = history[history["decision"].notna()], history[history["accepted"]]
     last_ones = accepted.groupby("name", sort=False).tail(1)
     kept = [
@@ -115,10 +236,10 @@ def trends(history: pd.DataFrame, fewest: int) -> Iterator[Series]:
             continue
         tested = (rows["kind"] == "report").any()
         step = Mark("step, or candidate of an A/B test" if tested else "step", BLUE, "█", "solid")
-        lines = [_line(step, rows, "median_ms", "ci")]
+        lines = [_line(step, rows, "median_ms", ("ci_low_ms", "ci_high_ms"))]
         if tested:
             baseline = Mark("baseline of an A/B test", GREY, "░", "dots")
-            lines.append(_line(baseline, rows, "baseline_ms", "baseline_ci"))
+            lines.append(_line(baseline, rows, "baseline_ms", ("baseline_ci_low_ms", "baseline_ci_high_ms")))
         accepted = rows.loc[rows["accepted"], "median_ms"].dropna()
         levels = {"last accepted": float(accepted.iloc[-1])} if len(accepted) else {}
         numbers = [int(number) for number in rows["number"]]
@@ -126,14 +247,19 @@ def trends(history: pd.DataFrame, fewest: int) -> Iterator[Series]:
         yield Series(title, Axis("entry", "count"), Axis("step time", "ms"), numbers, tuple(lines), levels)
 
 
-def _line(mark: Mark, rows: pd.DataFrame, column: str, bounds: str) -> Line:
-    columns = (column, f"{bounds}_low_ms", f"{bounds}_high_ms")
-    return Line(mark, *(list(map(fmt.known, rows[name])) for name in columns))
+def _line(mark: Mark, rows: pd.DataFrame, column: str, bounds: tuple[str, str] | None = None) -> Line:
+    low, high = (None, None) if bounds is None else (_known(rows[name]) for name in bounds)
+    return Line(mark, _known(rows[column]), low, high)
 
 
-def _entries(history: pd.DataFrame) -> Table:
+def _known(values: pd.Series) -> list[float | None]:
+    return [fmt.known(value) for value in values]
+
+
+def _entries(table: pd.DataFrame, history: pd.DataFrame) -> Iterator[Table]:
     """The entries, the last one first."""
-    rows = [row for _, row in history.iloc[::-1].iterrows()]
+    if not len(table):
+        return
     columns = (
         Column("entry"),
         Column("change", live=True),
@@ -143,22 +269,53 @@ def _entries(history: pd.DataFrame) -> Table:
         Column("result"),
         Column("name", priority=2),
         Column("what", priority=3),
-        Column("added", priority=4, help="UTC"),
+        Column("data", "share", priority=5, help="share of the step that is waiting for data"),
+        Column("peak", "bytes", priority=5, help="peak of memory"),
+        Column("when", priority=4, help="UTC"),
     )
-    details = [_detail(row, history) for row in rows]
-    return Table("Entries", columns, [_cells(row, history) for row in rows], details=details, noun="entry")
+    cells, details = [], []
+    for path, row in ((str(path), row) for path, row in table.iloc[::-1].iterrows()):
+        added = history.loc[path] if path in history.index else None
+        cells.append(_cells(row, added, history))
+        details.append(_found(row) if added is None else _detail(added, history))
+    yield Table(
+        "Entries", columns, cells, details=details, noun="entry", names=[str(path) for path in table.index[::-1]]
+    )
 
 
-def _cells(row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
-    is_test, compared = row["kind"] == "report", fmt.known(row["ratio"]) is not None
-    step = Value(fmt.known(row["median_ms"]), "ms", fmt.known_bounds((row["ci_low_ms"], row["ci_high_ms"])))
-    ratio: Cell = "" if not compared else Value(row["ratio"], "ratio", (row["ratio_ci_low"], row["ratio_ci_high"]))
-    against = _side(history.loc[row["against"]]) if compared else ""
-    if is_test:
+def _cells(entry: Any, row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
+    """An entry; `row` is that of `history` if it was added."""
+    damaged = pd.notna(entry["damaged"])
+    step = Value(fmt.known(entry["step_ms"]), "ms", fmt.known_bounds((entry["step_low_ms"], entry["step_high_ms"])))
+    ratio: Cell = ""
+    against, change, result = "", "", "damaged" if damaged else ""
+    name = "" if pd.isna(entry["name"]) else entry["name"]
+    if row is not None:
+        step = Value(fmt.known(row["median_ms"]), "ms", fmt.known_bounds((row["ci_low_ms"], row["ci_high_ms"])))
+        ratio, against = _compared(row, history)
+        change, result, name = row["change"], _result(row), row["name"]
+    elif pd.notna(entry["decision"]):
+        result = entry["decision"]
+    number = "n/a" if damaged else str(entry["number"])
+    kind, when = _KINDS.get(entry["kind"], entry["kind"].replace("_", " ")), f"{entry['at']:%Y-%m-%d}"
+    data, peak = fmt.known(entry["data_share"]), fmt.known(entry["peak_bytes"])
+    return number, change, step, ratio, against, result, name, kind, data, peak, when
+
+
+def _compared(row: Any, history: pd.DataFrame) -> tuple[Cell, str]:
+    """The ratio of what was added, and what it is compared with."""
+    if row["kind"] == "report":
         bounds = row["candidate_ci_low"], row["candidate_ci_high"]
-        ratio, against = Value(row["candidate_ratio"], "ratio", bounds), "its baseline"
-    kind, added = _KINDS.get(row["kind"], row["kind"]), f"{row['at']:%Y-%m-%d}"
-    return str(row["number"]), row["change"], step, ratio, against, _result(row), row["name"], kind, added
+        return Value(row["candidate_ratio"], "ratio", bounds), "its baseline"
+    if fmt.known(row["ratio"]) is None:
+        return "", ""
+    return Value(row["ratio"], "ratio", (row["ratio_ci_low"], row["ratio_ci_high"])), _side(history.loc[row["against"]])
+
+
+def _found(entry: Any) -> str:
+    """What was found when an entry was saved, or why it cannot be read, and where it is."""
+    verdict = None if pd.isna(entry["verdict"]) else entry["verdict"].partition(":")[0]
+    return " · ".join(part for part in (entry.name, entry["damaged"], verdict) if pd.notna(part))
 
 
 def _result(row: Any) -> str:
@@ -182,7 +339,7 @@ def _detail(row: Any, history: pd.DataFrame) -> str:
     return " · ".join(parts)
 
 
-def _notes(history: pd.DataFrame, damaged: Mapping[str, str]) -> Iterator[str]:
+def _notes(history: pd.DataFrame, changes: pd.DataFrame, damaged: Mapping[str, str]) -> Iterator[str]:
     numbers = history["number"].to_dict()
     for _, row in history[history["two_changes"] & history["comparable"]].iloc[-_MOST_SENTENCES:].iterrows():
         named = f"besides the named change{_about(row)}, " if row["change"] else ""
@@ -197,11 +354,11 @@ def _notes(history: pd.DataFrame, damaged: Mapping[str, str]) -> Iterator[str]:
             f"Entry {row['number']} is the first on its machine and batch size, so it is not compared with entry "
             f"{numbers[row['against']]} ({row['not_compared']})."
         )
-    if history["ratio"].notna().any():
+    if history["ratio"].notna().any() or len(changes):
         yield _CAUTION
     if (history["ratio"].notna() & (history["name"] == "")).any():
         yield _NAMELESS
     for name, why in list(damaged.items())[:_MOST_SENTENCES]:
-        yield f"Entry {name} is damaged and ignored: {why}."
+        yield f"Entry {name} is damaged and ignored: {why.removesuffix('.')}."
     if (more := len(damaged) - _MOST_SENTENCES) > 0:
         yield f"{fmt.counted(more, 'more entry')} {'is' if more == 1 else 'are'} damaged and ignored."

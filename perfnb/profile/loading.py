@@ -7,7 +7,6 @@ A kind of file or folder is one `perfnb.recording.loadable.Loadable` in the room
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
@@ -19,7 +18,8 @@ from perfnb.draw.progress import Progress
 from perfnb.errors import RecordingError, TraceError
 from perfnb.files import locate, usable
 from perfnb.profile.profile import Profile
-from perfnb.profile.registry import FILES, FOLDERS, OF_RECORDINGS, SEVERAL
+from perfnb.profile.registry import FILES, FLEET, FOLDERS, OF_RECORDINGS, SEVERAL
+from perfnb.recording.executors import is_executor
 from perfnb.recording.loadable import Loadable
 from perfnb.recording.reading import rank_of_name, read_file
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
@@ -27,6 +27,7 @@ from perfnb.trace.trace_file import FORMATS_ARE, Limits, looks_like, reader_of
 
 if TYPE_CHECKING:  # what the rooms above register; the import contracts name these exceptions
     from perfnb.experiments.ab_test import ABTest
+    from perfnb.experiments.journal import Journal
     from perfnb.flame.host_profile import HostProfile
     from perfnb.loop.rank_runs import RankRuns
     from perfnb.loop.run import RunSummary
@@ -35,7 +36,9 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
     from perfnb.ranks.ranks import Ranks
     from perfnb.watching.watch import Watch
 
-    Loaded: TypeAlias = Profile | HostProfile | MemorySnapshot | Watch | Ranks | ABTest | Timing | RunSummary | RankRuns
+    Loaded: TypeAlias = (
+        Profile | HostProfile | MemorySnapshot | Watch | Ranks | ABTest | Timing | RunSummary | RankRuns | Journal
+    )
 
 #: Entries of a folder that are looked at.
 _MOST_INSIDE = 1000
@@ -52,7 +55,8 @@ def load(
     *,
     steps: str | None = None,
     provenance: str | Path | Sequence[str | Path] | None = None,
-    executor: Executor | None = None,
+    executor: Any = None,
+    journal: str | Path | None = None,
     max_bytes: int | None = None,
     max_events: int | None = None,
 ) -> Loaded:
@@ -78,8 +82,16 @@ def load(
         Files that describe the kernels of compiled code in a trace. A file that `compile_for_profiling` wrote names
         their layers. Files of torch (``inductor_provenance_tracking_node_mappings.json`` and
         ``..._kernel_stack_traces.json``) name only operations and source lines.
-    executor : concurrent.futures.Executor, optional
-        Reads the traces of several ranks. By default, perfnb starts processes of its own if there is much to read.
+    executor : object, optional
+        Reads several traces: an executor of concurrent.futures, a client of Dask, a view of ipyparallel, or anything
+        else with their ``submit`` or ``map``. By default, perfnb starts processes of its own for the ranks of a job if
+        there is much to read.
+    journal : str or Path, optional
+        A folder for the tables of many traces, each of a run of its own: returns the `Journal` of that folder. Each
+        trace is reduced to its tables where the executor reads it (by default here, one after the other), so that no
+        process needs more memory than its largest trace does, and is saved when it arrives. A folder of traces is one
+        job, and so are files of one folder whose names differ only in their rank. A trace that cannot be read becomes
+        an entry with the reason. One that was reduced after it was last written is not read again.
     max_bytes, max_events : int, optional
         What a file may ask for before it is refused: bytes of its content, unpacked, and events. The defaults are 8 GiB
         and 25,000,000 events for traces of torch.profiler and Nsight Systems; for all other formats 256 MiB and
@@ -96,7 +108,7 @@ def load(
         If an argument is none of the above.
     """
     limits = Limits(_require_limit("max_bytes", max_bytes), _require_limit("max_events", max_events))
-    if executor is not None and not callable(getattr(executor, "submit", None)):
+    if executor is not None and not is_executor(executor):
         raise TypeError(
             f"executor must be one of concurrent.futures, such as ThreadPoolExecutor(), not {shown(executor)}."
         )
@@ -104,9 +116,13 @@ def load(
     if isinstance(provenance, str | Path):
         provenance = [provenance]
     told = [] if provenance is None else _paths(provenance, "provenance")
+    if told and (journal is not None or not isinstance(path, str | Path)):
+        raise TraceError("A provenance file belongs to one trace: load that one alone.")
+    if journal is not None:
+        paths = _paths([path] if isinstance(path, str | Path) else path)
+        fleet: Journal = resolve_name(FLEET)(paths, journal, limits, executor, steps)
+        return fleet
     if not isinstance(path, str | Path):
-        if told:
-            raise TraceError("A provenance file belongs to one trace: load that one alone.")
         ranks: Ranks = resolve_name(SEVERAL)(_paths(path), limits, executor, steps)
         return ranks
     source = locate(usable(path))
@@ -184,7 +200,7 @@ def several_in(path: str | Path) -> list[Path]:
 
 
 def _trace(
-    path: Path, limits: Limits, _: Executor | None, steps: str | None = None, provenance: Sequence[Path] = ()
+    path: Path, limits: Limits, _: Any, steps: str | None = None, provenance: Sequence[Path] = ()
 ) -> Profile | Ranks:
     with Progress() as progress:
         recordings = read_file(path, limits, rank_of_name(path.name), progress.of_file(path.name), steps, provenance)

@@ -30,6 +30,10 @@ class ReducedProfile:
         """As `Recording.meta`, with ``reduced``."""
         return self.kept.meta
 
+    def of_rank(self, rank: int) -> ReducedProfile:
+        """Return the same profile as that of a rank."""
+        return replace(self, kept=replace(self.kept, meta={**self.meta, "rank": rank}))
+
     def recording(self) -> Recording:
         """The recording without what was left out."""
         return self.kept
@@ -56,6 +60,8 @@ def reduced(recording: Recording, summary: Summary, tables: Callable[[str], pd.D
         meta={**recording.meta, "reduced": facts},
         memory=None,
         arithmetic=None,
+        outside=None,
+        trace_memory=None,
     )
     return ReducedProfile(kept, {name: tables(name) for name in REDUCED_TABLES})
 

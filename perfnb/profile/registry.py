@@ -39,6 +39,8 @@ FILES = (
 )
 #: Reads a list of traces or saved profiles, given their paths, `Limits` and the executor: the ranks of one job.
 SEVERAL = "perfnb.ranks.ranks:load_several"
+#: Reduces traces to entries of a journal, given paths, the journal's folder, `Limits`, the executor and the steps.
+FLEET = "perfnb.experiments.fleet:reduce_traces"
 #: Makes the public object of several recordings: the ranks that one file holds.
 OF_RECORDINGS = "perfnb.ranks.ranks:of_recordings"
 #: Tries the lever of a finding on the step of a profile.

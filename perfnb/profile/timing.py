@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Required, TypedDict
+from typing import Annotated, Any, ClassVar, Required, TypedDict
 
 import pandas as pd
 from msgspec import Meta
@@ -14,9 +14,11 @@ from perfnb.draw import escape
 from perfnb.draw.document import Document
 from perfnb.draw.documented import Documented
 from perfnb.errors import RecordingError
+from perfnb.profile.outcome import origin
 from perfnb.recording import store
 from perfnb.recording.frame_files import SavedColumn
 from perfnb.recording.loadable import Loadable
+from perfnb.recording.outcome import Outcome, make_outcome
 from perfnb.recording.saved_facts import Count, Noise
 from perfnb.recording.store import SavedFolder, SavedKind
 from perfnb.recording.text import TEXT
@@ -44,6 +46,9 @@ TIMING = SavedKind("timing", TimingFacts, {"steps": _STEPS})
 class Timing(StepTimes, Documented):
     """Step times, measured without profiler and hooks. A notebook displays it."""
 
+    #: What was found when they were first saved, if they were loaded.
+    _first_outcome: ClassVar[Outcome | None] = None
+
     def save(self, path: str | Path) -> Path:
         """Save the step times to the folder `path` (Parquet and JSON), atomically; `perfnb.load` reads it.
 
@@ -59,6 +64,7 @@ class Timing(StepTimes, Documented):
             {"steps": steps.astype({"pass": TEXT, "wall_ms": "float64"})},
             {name: getattr(self, name) for name in TimingFacts.__annotations__},
             path,
+            outcome=self._first_outcome or _outcome_of(self, origin()),
         )
 
     def _document(self) -> Document:
@@ -87,9 +93,18 @@ def load_timing(path: str | Path) -> Timing:
             tuple(float(ms) for ms in steps.loc[steps["pass"] == name, "wall_ms"]) for name in ("warmup", "timed")
         )
         facts = {name: saved.facts[name] for name in TimingFacts.__annotations__ if name in saved.facts}
-        return Timing(samples_ms=timed, warmup_ms=warmup, **facts)
+        timing = Timing(samples_ms=timed, warmup_ms=warmup, **facts)
     except (KeyError, TypeError, ValueError) as error:
         raise RecordingError(f"{path} is damaged: its steps are not those of a timing ({error}).") from error
+    object.__setattr__(timing, "_first_outcome", saved.outcome or _outcome_of(timing, {}))
+    return timing
+
+
+def _outcome_of(timing: Timing, environment: Mapping[str, Any]) -> Outcome:
+    """What was found, for lists of saved things."""
+    return make_outcome(
+        "", environment, step_ms=timing.median_ms, interval_ms=timing.ci_ms, batch_size=timing.batch_size
+    )
 
 
 def noise_facts(noise: Mapping[str, Any]) -> list[str]:

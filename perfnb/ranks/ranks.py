@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -292,9 +291,7 @@ def of_recordings(recordings: Sequence[Recording]) -> Ranks:
     return Ranks(list(map(Profile, in_rank_order(recordings))))
 
 
-def load_several(
-    paths: Sequence[Path], limits: Limits, executor: Executor | None = None, steps: str | None = None
-) -> Ranks:
+def load_several(paths: Sequence[Path], limits: Limits, executor: Any = None, steps: str | None = None) -> Ranks:
     """Read saved profiles or trace files, each of one rank, as `Ranks`.
 
     Raises

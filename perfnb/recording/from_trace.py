@@ -9,8 +9,10 @@ those that perfnb writes next to the events.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -40,6 +42,8 @@ from perfnb.trace_names import (
 
 #: Category of an event that is not in the trace: the step that stands for all of it.
 WHOLE_TRACE = "whole trace"
+#: Clocks of traces that are behind 2015 count from something else, such as the start of the machine.
+_EARLIEST_S = 1.42e9
 #: Names are kept of this many threads.
 _MOST_NAMES = 1000
 
@@ -222,7 +226,7 @@ def _meta(trace: TraceColumns, steps: TraceSteps, name: str, rank: int | None) -
         "rank": 0 if own_rank is None else own_rank,
         "base_ns": trace.base_ns,
         "devices": trace.devices,
-        "environment": {"gpus": _gpus(trace)},
+        "environment": {"gpus": _gpus(trace), **_date(trace)},
         "options": {},
         "trace": {
             "file": name,
@@ -242,6 +246,14 @@ def _meta(trace: TraceColumns, steps: TraceSteps, name: str, rank: int | None) -
             "thread_names": [[pid, tid, text] for (pid, tid), text in trace.thread_names.items()][:_MOST_NAMES],
         },
     }
+
+
+def _date(trace: TraceColumns) -> dict[str, str]:
+    """Return when the trace starts, if its clock counts from 1970."""
+    start_s = (trace.base_ns + int(trace.start_ns.min())) / 1e9 if len(trace) else 0.0
+    if not _EARLIEST_S < start_s < time.time():
+        return {}
+    return {"at": datetime.fromtimestamp(start_s, UTC).isoformat()}
 
 
 def _gpus(trace: TraceColumns) -> list[str]:

@@ -11,13 +11,16 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import pandas as pd
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
+from perfnb.analysis_version import analysis_version
 from perfnb.quantities import known, known_bounds
 from perfnb.recording.saved_facts import Amount, Count
 
 #: Figures that are whole numbers.
 _TYPES: Mapping[str, Any] = {"peak_bytes": int, "batch_size": int}
+#: Facts of the environment that have a field of their own.
+_NAMED = ("host", "torch", "commit")
 
 
 class FindingOutcome(Struct, frozen=True):
@@ -56,6 +59,10 @@ class Outcome(Struct, frozen=True, kw_only=True):
         Samples per step.
     host, device, torch, commit : str or None
         Where it was measured: the machine, what the step ran on, the version of PyTorch, and the user's commit.
+    environment : mapping
+        What else is known of where it was measured: threads, precision, versions.
+    analysis : str or None
+        The version of the analysis that found the verdict; see `perfnb.analysis_version`.
     """
 
     at: Annotated[datetime, Meta(tz=True)]
@@ -75,6 +82,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     device: str | None = None
     torch: str | None = None
     commit: str | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    analysis: str | None = None
 
 
 def make_outcome(
@@ -109,9 +118,7 @@ def make_outcome(
     listed = tuple(FindingOutcome(str(name), str(sure), known(bound)) for name, sure, bound in rows)
     chosen = None if row is None else listed[row]
     # torch's version is of a type of its own
-    texts: dict[str, Any] = {
-        name: str(environment[name]) for name in ("host", "torch", "commit") if environment.get(name) is not None
-    }
+    texts: dict[str, Any] = {name: str(environment[name]) for name in _NAMED if environment.get(name) is not None}
     return Outcome(
         at=_date(environment.get("at")),
         name=name,
@@ -122,6 +129,8 @@ def make_outcome(
         step_ci_ms=known_bounds(interval_ms),
         ratio_ci=known_bounds(ratio_interval),
         device=", ".join(environment.get("gpus") or []) or environment.get("processor"),
+        environment={name: value for name, value in environment.items() if name not in (*_NAMED, "at")},
+        analysis=analysis_version(),
         **texts,
         **{key: None if known(value) is None else _TYPES.get(key, float)(value) for key, value in figures.items()},
     )

@@ -8,8 +8,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Lock
@@ -18,6 +19,7 @@ from typing import Any
 from perfnb.errors import TraceError
 from perfnb.recording import saved_profile
 from perfnb.recording.compiled_layers import CompiledCode, region_ids, with_compiled_regions
+from perfnb.recording.executors import answers
 from perfnb.recording.from_trace import recording_of_trace, with_module_layers
 from perfnb.recording.provenance import graphs_of_files
 from perfnb.recording.recording import Recording
@@ -30,7 +32,8 @@ from perfnb.trace.trace_steps import refuse_odd_layers, refuse_odd_trace
 #: Bytes of files from which processes of their own read them.
 _PAYS = 16 * 2**20
 _XSPACE = ".xplane.pb"
-_RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
+#: The rank in the name of a file.
+RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
 _FAILED = 3
 
 
@@ -85,7 +88,7 @@ def read_file(
 def read_recordings(
     paths: Sequence[Path],
     limits: Limits,
-    executor: Executor | None,
+    executor: Any,
     progress: OnProgress | None = None,
     steps: str | None = None,
 ) -> list[Recording]:
@@ -93,8 +96,8 @@ def read_recordings(
 
     Parameters
     ----------
-    executor : Executor, optional
-        Reads the files. By default, processes do if there is much to read.
+    executor : object, optional
+        Reads the files; see `perfnb.recording.executors.answers`. By default, processes do if there is much to read.
     progress : callable, optional
         As `perfnb.trace.trace_file.Reader.read` takes it; of all files together.
     steps : str, optional
@@ -110,11 +113,10 @@ def read_recordings(
     report = Reports(progress, total)
     questions = [(str(path), limits, rank_of_name(path.name), steps) for path in paths]
     if executor is not None:
-        recordings = _gathered([executor.submit(_read_or_say, *question) for question in questions], sizes, report)
+        recordings = _gathered(answers(executor, _read_or_say, questions), sizes, report)
     elif len(paths) > 1 and total >= _PAYS and (os.cpu_count() or 1) > 1:
         with _Processes() as processes:
-            tasks = [processes.submit(processes.read, *question) for question in questions]
-            recordings = _gathered(tasks, sizes, report)
+            recordings = _gathered(answers(processes, processes.read, questions), sizes, report)
     else:
         recordings, done = [], 0
         for (path, _, rank, _), length in zip(questions, sizes, strict=True):
@@ -161,7 +163,7 @@ def trace_files(folder: Path) -> list[Path]:
 
 def rank_of_name(name: str) -> int | None:
     """Return the rank in a file's name: 3 for ``job_rank3.json.gz``."""
-    match = _RANK.search(name)
+    match = RANK.search(name)
     return int(match[1]) if match else None
 
 
@@ -178,19 +180,21 @@ def _further(report: Reports, before: int) -> OnProgress:
     return lambda done, _: report(before + done)
 
 
-def _gathered(tasks: Sequence[Future[list[Recording] | str]], sizes: Sequence[int], report: Reports) -> list[Recording]:
-    """Return what the tasks read, in their order; the first error ends all of them."""
-    try:
-        done = 0
-        for task in as_completed(tasks):
-            if isinstance(answer := task.result(), str):
+def _gathered(
+    answered: Generator[tuple[int, Any], None, None], sizes: Sequence[int], report: Reports
+) -> list[Recording]:
+    """Return what was read, in the order of the files; the first error ends the others."""
+    with closing(answered):
+        read, done = {}, 0
+        for place, answer in answered:
+            if isinstance(answer, BaseException):
+                raise answer
+            if isinstance(answer, str):
                 raise TraceError(answer)
-            done += sizes[tasks.index(task)]
+            read[place] = answer
+            done += sizes[place]
             report(done)
-        return [recording for task in tasks for recording in task.result() if isinstance(recording, Recording)]
-    finally:
-        for task in tasks:
-            task.cancel()
+    return [recording for place in sorted(read) for recording in read[place]]
 
 
 class _Processes(ThreadPoolExecutor):

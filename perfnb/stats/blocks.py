@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from perfnb.stats.change_points import change_points
 from perfnb.stats.intervals import Centre, Floats, Samples, lag1
 
 #: Blocks that a run is divided into, and the fewest for an interval and steps in each.
@@ -113,9 +114,8 @@ class Changes:
 def changes_in(times: Samples) -> Changes | None:
     """Whether step times jumped or drifted; ``None`` with too few.
 
-    Medians of blocks are compared by rank: the place where ranks before and after differ most is tested (Pettitt,
-    Applied Statistics 28, 1979, with the p-value from random orders of the blocks), and so is each side in turn. If a
-    straight line describes the blocks better than the jumps, it is a drift (Theil and Sen's slope).
+    `change_points` looks for jumps among the medians of blocks, and the clearest of them count. If a straight line
+    describes the blocks better than the jumps, it is a drift (Theil and Sen's slope).
     """
     from scipy.stats import theilslopes
 
@@ -126,7 +126,8 @@ def changes_in(times: Samples) -> Changes | None:
     blocks = [block for (block,) in cut]
     logs = np.log([float(np.median(block)) for block in blocks])
     ends = np.cumsum([len(block) for block in blocks])
-    found = sorted(_jumps(logs, 0, _MOST_CHANGES))
+    clearest = sorted(change_points(logs, _LEVEL, fewest=_FEWEST_ASIDE), key=lambda change: change.p_value)
+    found = sorted(change.place for change in clearest[:_MOST_CHANGES])
     if not found:
         return Changes("steady", (), (float(np.median(values)),), Centre(1.0, 1.0, 1.0))
     edges = [0, *found, len(logs)]
@@ -143,26 +144,6 @@ def changes_in(times: Samples) -> Changes | None:
     ratio = Centre(levels[-1] / levels[0], *(math.exp(min(700.0, edge)) for edge in apart[1:]))
     places = tuple(_edge(values, ends, place, levels[n], levels[n + 1]) for n, place in enumerate(found))
     return Changes("jumps", places, levels, ratio)
-
-
-def _jumps(logs: Floats, offset: int, most: int) -> list[int]:
-    """Blocks that start a new level, the clearest first, then on either side of it."""
-    n = len(logs)
-    if most == 0 or n < 2 * _FEWEST_ASIDE:
-        return []
-    ranks = np.argsort(np.argsort(logs, kind="stable"), kind="stable") - (n - 1) / 2
-    inner = slice(_FEWEST_ASIDE - 1, n - _FEWEST_ASIDE)
-    sums = np.abs(np.cumsum(ranks))[inner]
-    place = int(np.argmax(sums)) + _FEWEST_ASIDE
-    # Random orders of the ranks, the same in every analysis; the exact law is known for whole numbers of blocks only.
-    shuffled = np.random.default_rng(5).permuted(np.tile(ranks, (2000, 1)), axis=1)
-    chance = np.abs(np.cumsum(shuffled, axis=1))[:, inner].max(axis=1)
-    if (1 + int((chance >= sums.max()).sum())) / (1 + len(chance)) > _LEVEL:
-        return []
-    found = [offset + place]
-    for low, high in ((0, place), (place, n)):
-        found += _jumps(logs[low:high], offset + low, most - len(found))
-    return found
 
 
 def _edge(values: Floats, ends: Any, place: int, before: float, after: float) -> int:

@@ -63,7 +63,7 @@ def lag1(samples: Samples) -> float:
     n = len(samples)
     if n < FEWEST_FOR_LAG:
         return 0.0
-    ranks = _ranks(samples) - (n + 1) / 2
+    ranks = ranks_of(samples) - (n + 1) / 2
     total = float(ranks @ ranks)
     if total == 0:
         return 0.0
@@ -71,7 +71,7 @@ def lag1(samples: Samples) -> float:
     return float(np.clip((raw * (n - 1) + 1) / (n - 4), -1.0, 1.0))
 
 
-def _ranks(samples: Samples) -> Floats:
+def ranks_of(samples: Samples) -> Floats:
     """Ranks from 1, ties sharing their mean, as `scipy.stats.rankdata`, whose import is slow."""
     _, place, count = np.unique(np.asarray(samples, dtype=float), return_inverse=True, return_counts=True)
     ranks: Floats = (np.cumsum(count) - (count - 1) / 2)[place]

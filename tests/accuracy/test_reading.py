@@ -12,11 +12,11 @@ import pytest
 
 import perfnb
 from perfnb.attribution.attribution import attribute
-from perfnb.experiments.journal_files import ENTRY, read_entries
+from perfnb.experiments.journal_files import ENTRY
 from perfnb.experiments.journal_table import journal_history
 from perfnb.findings.verdict import find
 from tests.accuracy.judging import Figures
-from tests.experiments.test_journal_files import a_thousand_entries
+from tests.experiments.test_journal_files import a_thousand_entries, read_entries
 from tests.public_profiles import profile_of
 from tests.trace.test_public_traces import FOLDER
 from tests.trace.test_trace_file import bomb, seconds_and_words

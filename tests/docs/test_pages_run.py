@@ -19,6 +19,7 @@ QUICK = "__import__('tests.docs.quick', fromlist=['shorten']).shorten()"
 NOT_RUN = {
     "a command for a terminal": 7,
     "a configuration file of nbgrader's": 1,
+    "needs DuckDB": 1,
     "needs Ray": 1,
     "needs a GPU": 1,
     "needs a cluster": 2,

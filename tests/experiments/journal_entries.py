@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pandas as pd
 
+from perfnb.draw.document import Document
 from perfnb.experiments.journal_files import JournalEntry
-from perfnb.experiments.journal_table import journal_history
+from perfnb.experiments.journal_index import SavedEntry, of_added
+from perfnb.experiments.journal_table import entry_table, journal_history
+from perfnb.experiments.journal_trend import trend_changes, trend_rows
+from perfnb.experiments.journal_view import journal_document
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ENVIRONMENT: dict[str, Any] = {
@@ -61,5 +66,25 @@ TRIED = (
 DAMAGED = {f"2026-{n}": "Input data was truncated" for n in range(6)}
 
 
+def named(*entries: JournalEntry) -> dict[str, JournalEntry]:
+    return {f"e{number}": entry for number, entry in enumerate(entries, start=1)}
+
+
 def history(*entries: JournalEntry) -> pd.DataFrame:
-    return journal_history({f"e{number}": entry for number, entry in enumerate(entries, start=1)})
+    return journal_history(named(*entries))
+
+
+def shown(
+    *entries: JournalEntry | SavedEntry, damaged: Mapping[str, str] | None = None, where: str = "experiments"
+) -> Document:
+    """The journal of entries that were added or saved, in chronological order."""
+    saved = {
+        f"e{number}": of_added(entry) if isinstance(entry, JournalEntry) else entry
+        for number, entry in enumerate(entries, start=1)
+    }
+    table = entry_table(saved)
+    series = trend_rows(table, saved, "step_ms", ())
+    changes, levels = trend_changes(series, saved, "step_ms", 0.02)
+    added = {path: entry.added for path, entry in saved.items() if entry.added is not None}
+    of_all = journal_history(added, numbers=table["number"].to_dict())
+    return journal_document(table, of_all, series.assign(level=levels), changes, damaged or {}, where)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from perfnb.draw.as_figure import series_figure
 from perfnb.draw.document import Series, Table
-from perfnb.experiments.journal_view import journal_document, trends
-from tests.experiments.journal_entries import DAMAGED, TRIED, history, report_entry, timing_entry
+from perfnb.experiments.journal_view import trends
+from tests.experiments.journal_entries import DAMAGED, TRIED, history, report_entry, shown, timing_entry
 
 SEVERAL = tuple(timing_entry(n, 10.0 + n, name="ab"[n % 2], accepted=n == 1) for n in range(4))
 
 
-def document(entries: pd.DataFrame) -> Any:
-    return journal_document(entries, DAMAGED, "experiments")
+def document(*entries: Any) -> Any:
+    return shown(*entries, damaged=DAMAGED)
 
 
 @pytest.mark.parametrize(
@@ -58,19 +57,19 @@ def document(entries: pd.DataFrame) -> Any:
 def test_the_last_decision_or_a_regression_since_comes_first(
     entries: tuple[Any, ...], state: str, sentence: str, why: str
 ) -> None:
-    verdict = document(history(*entries)).verdict
+    verdict = document(*entries).verdict
     assert (verdict.state, verdict.sentence, verdict.why) == (state, sentence, why)
 
 
 def test_a_regression_before_the_last_acceptance_is_no_verdict() -> None:
     entries = (TRIED[0], timing_entry(1, 12.0), timing_entry(2, 9.0, accepted=True))
-    shown = document(history(*entries))
-    assert shown.verdict.sentence.startswith("Last accepted: entry 3, 9.00 ms")
-    assert [row[5] for row in shown.sections[-1].rows] == ["accepted", "regression", "first"]
+    result = document(*entries)
+    assert result.verdict.sentence.startswith("Last accepted: entry 3, 9.00 ms")
+    assert [row[5] for row in result.sections[-1].rows] == ["accepted", "regression", "first"]
 
 
 def test_an_a_b_test_says_that_its_baseline_is_compared() -> None:
-    table = document(history(*TRIED)).sections[-1]
+    table = document(*TRIED).sections[-1]
     assert isinstance(table, Table)
     heads = [column.head for column in table.columns]
     rows = {str(row[0]): dict(zip(heads, row, strict=True)) for row in table.rows}
@@ -87,12 +86,12 @@ def test_an_a_b_test_says_that_its_baseline_is_compared() -> None:
 
 
 def test_entries_without_names_are_said_to_be_compared() -> None:
-    assert any("name=" in note for note in document(history(*TRIED)).notes)
-    assert not any("name=" in note for note in document(history(*SEVERAL)).notes)
+    assert any("name=" in note for note in document(*TRIED).notes)
+    assert not any("name=" in note for note in document(*SEVERAL).notes)
 
 
 def test_notes_name_other_changes_other_machines_and_damage() -> None:
-    notes = document(history(*TRIED)).notes
+    notes = document(*TRIED).notes
     for words in (
         "More than one change at entry 6: besides the named change (no logging), torch 2.13.0 → 2.14.0 since entry 2;",
         "Entry 7 is the first on its machine and batch size, so it is not compared with entry 2",
@@ -103,12 +102,12 @@ def test_notes_name_other_changes_other_machines_and_damage() -> None:
 
 
 def test_the_trend_has_both_sides_of_a_b_tests_and_a_chart_per_step() -> None:
-    (trend,) = (section for section in document(history(*TRIED)).sections if isinstance(section, Series))
+    (trend,) = (section for section in document(*TRIED).sections if isinstance(section, Series))
     assert list(trend.at) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert list(trend.lines[0].values) == [10.0, 8.0, pytest.approx(4.83), 8.0, 9.1, 7.0, 3.0, None]
     assert list(trend.lines[1].values) == [None, 10.0, 8.05, 8.0, *[None] * 4]
     assert trend.levels == {"last accepted": 8.0}
-    assert [section.title for section in document(history(*SEVERAL)).sections[:-1]] == [
+    assert [section.title for section in document(*SEVERAL).sections[:-1]] == [
         *("Step time by entry: a", "Step time by entry: b"),
     ]  # fmt: skip
 

@@ -81,6 +81,7 @@ function innerTable(inner, belongs, context) {
     listed.slice(0, 300).map((row) => held.map((c) => cell(row, c))));
 }
 
+const plural = (noun) => `${noun.replace(/(?<=[^aeiou])y$/, "ie")}s`;
 const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 
 export function tableSection(section, context) {
@@ -139,7 +140,7 @@ export function tableSection(section, context) {
     shown.push({ key: "detail", head: "note", title: "", text: true, least: 320, drop: 1, value: (i) => details[i], draw: (i) => h("span", { class: "pf-name pf-quiet", title: details[i] }, details[i]) });
   }
   const view = searchGrid({
-    label: title, words: `Search ${noun}s`, size: body, noun: `${noun}s`, columns: shown, describe, after: tools,
+    label: title, words: `Search ${plural(noun)}`, size: body, noun: plural(noun), columns: shown, describe, after: tools,
     before: searched ? null : h("h3", { class: "pf-section" }, title), unsearched: !searched,
     rowClass: (i, before) => (special(i) && nesting ? (special(before) ? "pf-special" : "pf-special pf-first") : ""),
     rows: { parent, words: (i, query) => `${query.includes(".") ? path(i) : textIn(rows[i][0], "text")}\n${columns[1]?.unit === "text" ? textIn(rows[i][1], "text") : ""}`, pinned: special },

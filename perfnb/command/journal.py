@@ -1,0 +1,63 @@
+"""``perfnb journal``: everything that perfnb saved below a folder, its history and what changed.
+
+Profiles, runs, step times, A/B tests and what was added to the journal are listed with their
+verdicts, the newest first. Where ten of them have the same name, machine, device, version of
+PyTorch and batch size, changes of the step time are looked for. A hidden file in the folder
+remembers what was read; it may be deleted.
+
+examples:
+  perfnb journal runs/
+  perfnb journal runs/ --across torch
+  perfnb journal runs/ --figure peak_bytes
+  perfnb journal runs/ --html runs.html
+
+exit codes: 0 shown; 2 FOLDER cannot be read
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from perfnb.command.output import add_page_options, say_result
+from perfnb.command.sub_command import SubCommand, WrongUse
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="Where things were saved, at any depth.")
+    parser.add_argument("--name", help="Show the trend of the entries of this name alone.")
+    parser.add_argument("--figure", choices=("step_ms", "peak_bytes"), help="Show the trend of this figure alone.")
+    parser.add_argument(
+        "--across",
+        metavar="WHAT",
+        action="append",
+        help="Show the trend across entries that differ in this: torch, host, name and so on. May be repeated.",
+    )
+    add_page_options(parser)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from perfnb.experiments.journal import journal
+    from perfnb.files import usable
+
+    if not usable(options.folder).is_dir():
+        raise WrongUse(f"{options.folder} is not a folder.")
+    opened = journal(options.folder)
+    if options.name is None and options.figure is None and options.across is None:
+        say_result(opened, options)
+        return 0
+    try:
+        trend = opened.trend(options.name, figure=options.figure or "step_ms", across=options.across or ())
+    except ValueError as error:
+        raise WrongUse(str(error)) from None
+    say_result(trend, options)
+    return 0
+
+
+COMMAND = SubCommand(
+    name="journal",
+    summary="Show everything that was saved below a folder, its history and what changed.",
+    usage="perfnb journal FOLDER [--name NAME] [--figure FIGURE] [--across WHAT] [--html OUT] [--json]",
+    more=__doc__,
+    add_options=_options,
+    run=_run,
+)

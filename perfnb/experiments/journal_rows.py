@@ -1,0 +1,91 @@
+"""The tables of all profiles of a journal as one, read from their files when they are asked for, and SQL over them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs
+
+from perfnb.errors import PerfnbError, RecordingError
+from perfnb.experiments.journal_index import SavedEntry
+from perfnb.recording.frame_files import FrameFile
+from perfnb.recording.saved_profile import PROFILE, REDUCED_TABLES
+from perfnb.recording.schema import INDEX, SCHEMA
+from perfnb.recording.text import TEXT
+
+#: The tables that profiles are saved with.
+TABLES = REDUCED_TABLES
+_ARROW: Mapping[Any, pa.DataType] = {
+    **{"Int64": pa.int64(), "int64": pa.int64(), "bool": pa.bool_()},
+    **dict.fromkeys(("Float64", "float64"), pa.float64()),
+}
+
+
+def dataset_of(folder: Path, entries: Mapping[str, SavedEntry], table: str, damaged: dict[str, str]) -> ds.Dataset:
+    """The rows of a table of all profiles, each with its ``entry`` and ``rank``; nothing is read but what is asked for.
+
+    A file that is damaged, or would need too much memory, is left out, and named in `damaged`.
+    """
+    form, system = ds.ParquetFileFormat(), pyarrow.fs.LocalFileSystem()
+    fragments = []
+    for entry, rank, file in _files(folder, entries, table):
+        try:
+            FrameFile(file, PROFILE.frames[f"table_{table}"]).check()
+        except RecordingError as error:
+            damaged[entry] = str(error)
+            continue
+        known = (ds.field("entry") == entry) & (ds.field("rank") == (rank or 0))
+        fragments.append(form.make_fragment(str(file), system, partition_expression=known))
+    return ds.FileSystemDataset(fragments, _schema(table), form, system)
+
+
+def frame_of(rows: ds.Dataset, table: str) -> pd.DataFrame:
+    """All rows as a frame, in the types of the schema."""
+    read = rows.to_table()
+    types: Any = {name: TEXT if dtype == "category" else dtype for name, dtype in SCHEMA[table].items()}
+    types |= dict.fromkeys(("entry", INDEX.get(table, "entry")), TEXT) | {"rank": "Int64"}
+    nullable = {pa.int64(): pd.Int64Dtype(), pa.float64(): pd.Float64Dtype()}
+    frame: pd.DataFrame = read.to_pandas(types_mapper=nullable.get)
+    return frame.astype(types)
+
+
+def _files(folder: Path, entries: Mapping[str, SavedEntry], table: str) -> Iterator[tuple[str, int | None, Path]]:
+    for path, entry in entries.items():
+        for place, rank in entry.profiles:
+            if (file := folder / path / place / f"table_{table}.parquet").is_file():
+                yield path, rank, file
+
+
+def _schema(table: str) -> pa.Schema:
+    columns = {"entry": TEXT, "rank": "Int64"} | ({INDEX[table]: TEXT} if table in INDEX else {}) | dict(SCHEMA[table])
+    return pa.schema([(name, _ARROW.get(dtype, pa.string())) for name, dtype in columns.items()])
+
+
+def query(text: str, frames: Mapping[str, Callable[[], Any]]) -> pd.DataFrame:
+    """Run a query of DuckDB over those of the tables that it names.
+
+    Raises
+    ------
+    PerfnbError
+        Without DuckDB, or if the query cannot be run.
+    """
+    try:
+        duckdb = importlib.import_module("duckdb")
+    except ImportError:
+        raise PerfnbError("sql() needs DuckDB, which is not installed: pip install duckdb.") from None
+    with duckdb.connect() as connection:
+        for name, rows in frames.items():
+            if re.search(rf"\b{name}\b", text, re.IGNORECASE):
+                connection.register(name, rows())
+        try:
+            found = connection.sql(text)
+            return pd.DataFrame() if found is None else found.df()  # a statement may have no result
+        except duckdb.Error as error:
+            raise PerfnbError(f"The query cannot be run: {error}") from error

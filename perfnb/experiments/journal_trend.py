@@ -1,0 +1,122 @@
+"""How a figure developed over the entries of a journal: like compared with like, and what changed with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.experiments.journal_index import SavedEntry
+from perfnb.experiments.journal_table import changes_between
+from perfnb.recording.text import TEXT
+from perfnb.stats.change_points import FEWEST_ASIDE, change_points
+from perfnb.stats.comparisons import compare_medians
+from perfnb.stats.intervals import interval_of_median
+
+#: The figures that have a trend.
+FIGURES = ("step_ms", "peak_bytes")
+#: Fewest entries of a series; shorter ones have no trend.
+FEWEST = 2 * FEWEST_ASIDE
+_VERDICTS = {"step_ms": ("slower", "faster"), "peak_bytes": ("more", "less")}
+#: What entries of one series have in common.
+LIKE = ("name", "kind", "host", "device", "torch", "batch_size", "ranks")
+#: Columns of the changes and their types.
+CHANGES: Mapping[str, str] = MappingProxyType(
+    {
+        "series": "int64",
+        **dict.fromkeys(("name", "entry"), TEXT),
+        "number": "int64",
+        "at": "datetime64[us, UTC]",
+        **dict.fromkeys(("before", "after", "ratio", "ratio_ci_low", "ratio_ci_high", "p_value"), "Float64"),
+        **dict.fromkeys(("verdict", "also_changed"), TEXT),
+        "latest": "bool",
+    }
+)
+
+
+def trend_rows(
+    table: pd.DataFrame, entries: Mapping[str, SavedEntry], figure: str, across: Collection[str]
+) -> pd.DataFrame:
+    """The entries that have the figure, with the number of their ``series``; those that were tried and undone not."""
+    rows = table[table["damaged"].isna() & table[figure].notna() & (table[figure] > 0) & (table["kind"] != "report")]
+    rows = rows[np.array([not _is_trial(entries[path]) for path in rows.index], dtype=bool)]
+    same = [name for name in LIKE if name not in across]
+    number = rows.groupby(same, dropna=False, sort=False).ngroup() + 1 if same else 1
+    return rows.assign(series=number)
+
+
+def _is_trial(entry: SavedEntry) -> bool:
+    """Whether it is a trial of a lever, which changed nothing."""
+    return entry.added is not None and bool(entry.added.options.get("lever"))
+
+
+def trend_changes(
+    rows: pd.DataFrame, entries: Mapping[str, SavedEntry], figure: str, equal_within: float
+) -> tuple[pd.DataFrame, pd.Series]:
+    """The changes of the series, oldest first, and the level of each entry.
+
+    The probability that any of the series has a change that is not there is 5 %. A change of less than `equal_within`
+    is none.
+    """
+    long = [series for _, series in rows.groupby("series") if len(series) >= FEWEST]
+    records, levels = [], rows[figure].astype(float).groupby(rows["series"]).transform("median")
+    for series in long:
+        found = change_points(series[figure].to_numpy(dtype=float), comparisons=len(long))
+        edges = [0, *(change.place for change in found), len(series)]
+        parts = [series.iloc[slice(*ends)] for ends in pairwise(edges)]
+        for part in parts:
+            levels[part.index] = float(part[figure].median())
+        for change, (before, after) in zip(found, pairwise(parts), strict=True):
+            row = _compared(before, after, figure, equal_within)
+            if row is not None:
+                others = _also_changed(list(before.index), list(after.index), entries)
+                records.append(row | {"p_value": change.p_value, "latest": change is found[-1], "also_changed": others})
+    changes = pd.DataFrame(records, columns=list(CHANGES), dtype=object).astype(dict(CHANGES))
+    return changes.sort_values(["at", "series"], kind="stable", ignore_index=True), levels
+
+
+def _compared(before: pd.DataFrame, after: pd.DataFrame, figure: str, equal_within: float) -> dict[str, Any] | None:
+    """The change from some entries to the next ones; ``None`` if it does not matter."""
+    parts = [part[figure].to_numpy(dtype=float) for part in (before, after)]
+    old, new = (float(np.median(part)) for part in parts)
+    old_ci, new_ci = (None if ends is None else ends[:2] for ends in map(interval_of_median, parts))
+    found = compare_medians(old, old_ci, new, new_ci, equal_within)
+    if abs(found.ratio - 1) < equal_within:
+        return None
+    first, (low, high) = after.iloc[0], found.ratio_ci or (None, None)
+    return {name: first[name] for name in ("series", "name", "number", "at")} | {
+        "entry": first.name,
+        **{"before": old, "after": new, "ratio": found.ratio, "ratio_ci_low": low, "ratio_ci_high": high},
+        "verdict": _VERDICTS[figure][found.ratio < 1],
+    }
+
+
+def _also_changed(before: Sequence[str], after: Sequence[str], entries: Mapping[str, SavedEntry]) -> str | None:
+    """What differs between the entries around a change: of a few on either side, the fact that most of them have.
+
+    The commit is that of the last entry before and of the first one after it.
+    """
+    old, new = ([_facts(entries[path]) for path in part] for part in (before[-FEWEST_ASIDE:], after[:FEWEST_ASIDE]))
+    changed = changes_between(_usual(old), _usual(new))
+    last, first = old[-1].get("commit"), new[0].get("commit")
+    if last and first and last != first:
+        changed["commit"] = (last[:10], first[:10])
+    return "; ".join(f"{key} {a} → {b}" for key, (a, b) in changed.items()) or None
+
+
+def _facts(entry: SavedEntry) -> dict[str, Any]:
+    found = entry.outcome
+    own = {} if found is None else {key: getattr(found, key) for key in ("host", "device", "torch", "batch_size")}
+    commit = None if found is None else found.commit
+    return {key: value for key, value in (entry.environment | own | {"commit": commit}).items() if value is not None}
+
+
+def _usual(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The most frequent value of each fact."""
+    names = dict.fromkeys(name for one in facts for name in one)
+    values = {name: [one[name] for one in facts if name in one] for name in names}
+    return {name: max(known, key=known.count) for name, known in values.items()}

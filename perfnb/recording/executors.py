@@ -1,0 +1,66 @@
+"""Whatever runs functions elsewhere: executors of concurrent.futures, clients of Dask, views of ipyparallel, pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+#: Most calls that are waiting or not yet asked for: what they return must be kept somewhere.
+_MOST_WAITING = 256
+
+
+def is_executor(given: object) -> bool:
+    """Whether something can be asked to run functions."""
+    return any(callable(getattr(given, name, None)) for name in ("submit", "map")) and not isinstance(given, type)
+
+
+def answers(
+    executor: Any, function: Callable[..., Any], questions: Sequence[tuple[Any, ...]]
+) -> Generator[tuple[int, Any], None, None]:
+    """Have a function called elsewhere with each of the arguments, and yield its answers as they come.
+
+    Parameters
+    ----------
+    executor : object
+        With ``submit``, which returns a future, or else ``map``.
+    function : callable
+        Of a module, so that any process can import it.
+    questions : sequence of tuple
+        Its arguments.
+
+    Yields
+    ------
+    int, object
+        The place of the question and its answer, or the exception that was raised.
+    """
+    if not callable(getattr(executor, "submit", None)):
+        yield from enumerate(executor.map(partial(_called, function), questions))
+        return
+    done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    waiting: dict[int, Any] = {}
+    unasked = iter(enumerate(questions))
+    try:
+        for _ in questions:
+            while len(waiting) < _MOST_WAITING and (question := next(unasked, None)) is not None:
+                place, given = question
+                waiting[place] = executor.submit(function, *given)
+                waiting[place].add_done_callback(lambda task, place=place: done.put((place, task)))
+            place, task = done.get()
+            del waiting[place]
+            yield place, _result(task)
+    finally:
+        for task in waiting.values():
+            task.cancel()
+
+
+def _called(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    return function(*given)
+
+
+def _result(task: Any) -> Any:
+    try:
+        return task.result()
+    except Exception as error:
+        return error

@@ -1,0 +1,152 @@
+"""A fleet of traces is reduced wherever the user's executor reads them, and every trace becomes a row."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perfnb
+from perfnb.errors import TraceError
+from perfnb.experiments import fleet
+from tests.ranks.rank_traces import rank_trace, written
+
+
+class Maps:
+    """A pool that can only map, as those of multiprocessing and views of ipyparallel; all it carries is pickled."""
+
+    def map(self, function: Callable[..., Any], questions: Iterable[Any]) -> Iterator[Any]:
+        for question in questions:
+            call, given = pickle.loads(pickle.dumps((function, question)))
+            yield pickle.loads(pickle.dumps(call(given)))
+
+
+class Submits:
+    """A client of Dask's kind: its futures are its own, and may fail."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.asked: list[str] = []
+        self._fails = fails
+
+    def submit(self, function: Callable[..., Any], *given: Any) -> Any:
+        self.asked.append(given[0])
+        future: Future[Any] = Future()
+        if self._fails and self._fails in given[0]:
+            future.set_exception(RuntimeError("the worker died"))
+        else:
+            future.set_result(function(*given))
+        return future
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> list[Path]:
+    """Two runs of one process, a job of two ranks, a folder that is a job, and two files that are no traces."""
+    for place in ("a", "b", "job"):
+        (tmp_path / "raw" / place).mkdir(parents=True)
+    alone = [
+        *written(tmp_path / "raw" / "a", [rank_trace(0)], "t.json"),
+        *written(tmp_path / "raw" / "b", [rank_trace(9)], "t.json"),
+    ]
+    ranks = written(tmp_path / "raw" / "b", [rank_trace(0), rank_trace(50)], "run_rank{}.json")
+    written(tmp_path / "raw" / "job", [rank_trace(0), rank_trace(0)], "host_{}.json")
+    (tmp_path / "raw" / "bad.json").write_text("[[[")
+    return [*alone, *ranks, tmp_path / "raw" / "job", tmp_path / "raw" / "bad.json", tmp_path / "raw" / "gone.json"]
+
+
+KINDS = {"a/t.json": 1, "b/t.json": 1, "b/run_ranks.json": 2, "job": 2}
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("executor", [Submits(), *(pytest.param(one, marks=SLOW) for one in (None, Maps(), "threads"))])
+def test_every_trace_becomes_a_row(traces: list[Path], tmp_path: Path, executor: Any) -> None:
+    pool = ThreadPoolExecutor(2) if executor == "threads" else None
+    journal = perfnb.load(traces, journal=tmp_path / "fleet", executor=pool or executor)
+    if pool is not None:
+        pool.shutdown()
+
+    assert isinstance(journal, perfnb.results.Journal)
+    table = journal.table
+    good = table[table["damaged"].isna()]
+    assert dict(zip(good.index, good["ranks"], strict=True)) == KINDS
+    assert set(journal.damaged) == {"bad.json.unread", "gone.json.unread"}
+    with pytest.raises(TraceError) as alone:
+        perfnb.load(traces[5])
+    assert journal.damaged["bad.json.unread"] == str(alone.value)
+    assert "does not exist" in journal.damaged["gone.json.unread"]
+    one, job = journal.load("a/t.json"), journal.load("b/run_ranks.json")
+    whole = perfnb.load(traces[0])
+    assert one.kernels.equals(whole.kernels)  # type: ignore[union-attr]
+    assert good.loc["a/t.json", "step_ms"] == pytest.approx(whole._summary.traced_ms)  # type: ignore[union-attr]
+    assert job.ranks == [0, 1]  # type: ignore[union-attr]
+    assert journal.load("job").ranks == [0, 1]  # type: ignore[union-attr]
+    rows = journal.kernels
+    assert set(rows.loc[rows["entry"] == "job", "rank"]) == {0, 1}
+
+
+def test_what_was_reduced_is_not_read_again_until_it_is_written_again(traces: list[Path], tmp_path: Path) -> None:
+    perfnb.load(traces[:2], journal=tmp_path / "fleet")
+    again = Submits()
+    perfnb.load(traces[:2], journal=tmp_path / "fleet", executor=again)
+    assert again.asked == []
+
+    later = traces[0].stat().st_mtime + 3600
+    os.utime(traces[0], (later, later))
+    perfnb.load(traces[:2], journal=tmp_path / "fleet", executor=again)
+    assert again.asked == [str(traces[0])]
+
+
+def test_a_trace_that_is_mended_is_a_row_like_any_other(traces: list[Path], tmp_path: Path) -> None:
+    bad = traces[5]
+    perfnb.load([bad, traces[0]], journal=tmp_path / "fleet")
+    bad.write_text(traces[0].read_text("utf-8"))
+    journal = perfnb.load([bad, traces[0]], journal=tmp_path / "fleet")
+
+    assert sorted(journal.table.index) == ["a/t.json", "bad.json"]  # type: ignore[union-attr]
+    assert not journal.damaged  # type: ignore[union-attr]
+
+
+def test_a_worker_that_dies_or_fails_in_some_other_way_is_a_reason(
+    traces: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = perfnb.load(traces[:2], journal=tmp_path / "fleet", executor=Submits(fails="raw/a"))
+    assert journal.damaged == {"a/t.json.unread": "RuntimeError: the worker died"}  # type: ignore[union-attr]
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(fleet, "read_file", fails)
+    answer = fleet.reduce_file("x.json", None, None, None)  # type: ignore[arg-type]
+    assert answer == "x.json cannot be read: MemoryError: "
+
+
+def test_a_reduced_trace_keeps_no_events(traces: list[Path], tmp_path: Path) -> None:
+    journal = perfnb.load(traces[:1], journal=tmp_path / "fleet")
+    saved = tmp_path / "fleet" / "t.json"
+
+    assert not (saved / "outside.parquet").exists()
+    assert not (saved / "table_events.parquet").exists()
+    assert len(perfnb.load(saved)._recording.events) == 0  # type: ignore[union-attr]
+    assert len(journal) == 1  # type: ignore[arg-type]
+
+
+def test_hidden_files_are_seen_by_the_journal(traces: list[Path], tmp_path: Path) -> None:
+    hidden = traces[0].rename(traces[0].parent / ".t.json")
+
+    assert perfnb.load(hidden, journal=tmp_path / "fleet").table.index.tolist() == ["_t.json"]  # type: ignore[union-attr]
+
+
+def test_what_makes_no_sense_is_refused(traces: list[Path], tmp_path: Path) -> None:
+    for given in (3, "x", object(), ThreadPoolExecutor):
+        with pytest.raises(TypeError, match="executor must be one of"):
+            perfnb.load(traces, journal=tmp_path / "fleet", executor=given)
+    with pytest.raises(TraceError, match="belongs to one trace"):
+        perfnb.load(traces, journal=tmp_path / "fleet", provenance="x.json")
+    assert not (tmp_path / "fleet").exists()
+    assert len(perfnb.load([], journal=tmp_path / "fleet")) == 0  # type: ignore[arg-type]

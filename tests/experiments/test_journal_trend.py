@@ -1,0 +1,148 @@
+"""Trends compare like with like, find what was planted, and name what else changed there."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import perfnb
+from perfnb.experiments.journal_index import SavedEntry, of_added
+from perfnb.experiments.journal_table import entry_table
+from perfnb.experiments.journal_trend import CHANGES, trend_changes, trend_rows
+from perfnb.recording.outcome import Outcome
+from tests.experiments.journal_entries import shown, timing_entry
+
+BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def entry(place: int, ms: float = 10.0, environment: dict[str, Any] | None = None, **facts: Any) -> SavedEntry:
+    known = {"name": "train", "host": "lab", "torch": "2.13.0", "device": "A GPU", "batch_size": 32} | facts
+    at = BEGIN + timedelta(hours=place)
+    outcome = Outcome(at=at, step_ms=ms, step_ci_ms=(0.99 * ms, 1.01 * ms), peak_bytes=1 << 30, **known)
+    return SavedEntry(kind="profile", at=at, outcome=outcome, environment=environment or {"threads": 4})
+
+
+def noisy(count: int, seed: int = 1, ms: float = 10.0) -> list[float]:
+    return (ms * np.random.default_rng(seed).lognormal(0, 0.005, count)).tolist()
+
+
+def trend(
+    entries: list[SavedEntry], figure: str = "step_ms", across: tuple[str, ...] = (), equal_within: float = 0.02
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    named = {f"e{number}": one for number, one in enumerate(entries, start=1)}
+    rows = trend_rows(entry_table(named), named, figure, across)
+    changes, levels = trend_changes(rows, named, figure, equal_within)
+    return rows.assign(level=levels), changes
+
+
+def test_a_planted_change_is_found_with_what_changed_there() -> None:
+    times = noisy(60)
+    entries = [
+        entry(
+            place,
+            ms * (1.05 if place >= 40 else 1),
+            {"threads": 4 if place < 40 else 8, "python": "3.12"},
+            commit=f"{place // 10:x}" * 40,
+        )
+        for place, ms in enumerate(times)
+    ]
+    rows, changes = trend(entries)
+
+    (change,) = changes.to_dict("records")
+    assert (change["entry"], change["number"], change["verdict"], change["latest"]) == ("e41", 41, "slower", True)
+    assert change["ratio_ci_low"] < 1.05 < change["ratio_ci_high"]
+    assert change["before"] == pytest.approx(10.0, rel=0.01)
+    assert change["also_changed"] == "threads 4 → 8; commit 3333333333 → 4444444444"
+    assert rows["level"].nunique() == 2
+    assert set(rows["series"]) == {1}
+
+
+def test_only_like_is_compared_with_like() -> None:
+    for other in ({"torch": "2.14.0"}, {"host": "b"}, {"device": "B"}, {"batch_size": 64}, {"name": "x"}):
+        entries = [entry(place, ms, **({} if place < 20 else other)) for place, ms in enumerate(noisy(20))]
+        entries += [entry(20 + place, 1.3 * ms, **other) for place, ms in enumerate(noisy(20))]
+        rows, changes = trend(entries)
+        assert (len(changes), rows["series"].nunique()) == (0, 2), other
+
+        _, joined = trend(entries, across=tuple(other))
+        assert joined["entry"].tolist() == ["e21"], other
+        assert (next(iter(other)) in str(joined["also_changed"].iloc[0])) == (other.keys() != {"name"})
+    missing = [entry(place, ms, batch_size=None, host=None) for place, ms in enumerate(noisy(20))]
+    assert trend(missing)[0]["series"].tolist() == [1] * 20
+
+
+def test_a_change_that_does_not_matter_is_not_listed() -> None:
+    entries = [entry(place, ms * (1.015 if place >= 100 else 1)) for place, ms in enumerate(noisy(200))]
+
+    assert len(trend(entries)[1]) == 0
+    assert trend(entries, equal_within=0.01)[1]["verdict"].tolist() == ["slower"]
+
+
+def test_trials_tests_and_damaged_entries_belong_to_no_series() -> None:
+    trial = of_added(timing_entry(1, options={"lever": True}))
+    damaged = SavedEntry(kind="profile", at=BEGIN, damaged="it is gone")
+    report = SavedEntry(kind="report", at=BEGIN, outcome=entry(0).outcome)
+
+    assert len(trend([trial, damaged, report])[0]) == 0
+    rows, changes = trend([])
+    assert (len(rows), list(changes.columns)) == (0, list(CHANGES))
+
+
+def test_memory_has_a_trend_too() -> None:
+    entries = [entry(place) for place in range(30)]
+    more = [
+        SavedEntry(
+            kind=one.kind,
+            at=one.at,
+            outcome=Outcome(at=one.at, name="train", peak_bytes=2**30 + 2**28 * (place > 14)),
+        )
+        for place, one in enumerate(entries)
+    ]
+
+    assert trend(more, "peak_bytes")[1]["verdict"].tolist() == ["more"]
+
+
+def test_the_change_is_what_the_journal_says_first() -> None:
+    times = noisy(40)
+    slower = shown(*(entry(place, ms * (1.1 if place >= 30 else 1)) for place, ms in enumerate(times)))
+
+    assert slower.verdict.state == "bad"
+    assert slower.verdict.sentence.startswith("Slower since entry 31 of train (2026-03-02): 10 % more time, 1.10 × [")
+    assert slower.verdict.why == "Nothing else that is recorded changed there."
+    assert [section.title for section in slower.sections] == ["Step time by entry: train", "What changed", "Entries"]
+    faster = shown(*(entry(place, ms / (1.1 if place >= 30 else 1)) for place, ms in enumerate(times)))
+    assert faster.verdict.state == "good"
+    assert faster.verdict.sentence.startswith("Faster since entry 31 of train")
+    longer = enumerate(noisy(90))
+    recovered = shown(*(entry(place, ms * (1.1 if 30 <= place < 60 else 1)) for place, ms in longer))
+    assert recovered.verdict.sentence.startswith("Faster since entry 61")
+    assert [row[0] for row in recovered.sections[1].rows] == ["61", "31"]  # type: ignore[union-attr]
+    steady = shown(*(entry(place, ms) for place, ms in enumerate(times)))
+    assert steady.verdict.sentence == "No change found in 1 series of 10 entries or more"
+    short = shown(entry(0), entry(1))
+    assert short.verdict.sentence.startswith("No trend yet: it needs 10 entries of one series, and the longest has 2")
+
+
+def test_a_decision_after_a_change_comes_first() -> None:
+    entries = [entry(place, ms * (1.1 if place >= 30 else 1)) for place, ms in enumerate(noisy(40))]
+    decided = timing_entry(100, kind="report", decision="accept", accepted=True, ratio=0.8, ratio_ci=(0.79, 0.81))
+    earlier = timing_entry(1, kind="report", decision="accept", accepted=True, ratio=0.8, ratio_ci=(0.79, 0.81))
+
+    assert shown(*entries, decided).verdict.sentence.startswith("Last decision: entry 41 was accepted")
+    assert shown(earlier, *entries).verdict.sentence.startswith("Slower since entry")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"figure": "ms"}, "figure must be one of step_ms, peak_bytes, not 'ms'"),
+        ({"across": ["x"]}, "across must name"),
+    ],
+)
+def test_a_trend_of_something_else_is_refused(tmp_path: Any, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        perfnb.journal(tmp_path).trend(**given)
