@@ -1,0 +1,351 @@
+"""Another revision of a repository, checked out for the time of a test run, and the same step of both in processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from perfnb.errors import PerfnbError
+
+#: Least duration of the counted part of a turn, most steps in it, and the share of them that run before.
+_TURN_MS, _MOST_STEPS, _LEAD = 20.0, 10_000, 0.25
+#: Turns of each process from which the steps of later ones are planned.
+_FIRST = 3
+#: With this probability a step that is slower than the limit by as much as the limit allows is found.
+_POWER = 0.95
+#: Seconds that a process has to tidy up.
+_PATIENCE_S = 10.0
+#: pytest's exit codes if a test is not there.
+_NOT_THERE = (4, 5)
+
+
+class MissingTestError(PerfnbError):
+    """The other revision has no such test, or the test does not call `perf.step`."""
+
+
+class Revision:
+    """Another revision of the repository that a folder is in.
+
+    Parameters
+    ----------
+    name : str
+        As a person names it: ``origin/main``, ``HEAD~1``, a commit.
+    folder : Path
+
+    Raises
+    ------
+    PerfnbError
+        If there is no git, no repository, or no such revision.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.top = Path(_git(folder, "rev-parse", "--show-toplevel", wrong=f"{folder} is in no git repository"))
+        self.commit = _git(
+            self.top,
+            *("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"),
+            wrong=f"{name} is no revision of the repository {self.top}; a shallow clone needs its history "
+            "(actions/checkout: fetch-depth: 0)",
+        )
+        self._made = ExitStack()
+        self._tree: Path | None = None
+
+    @property
+    def tree(self) -> Path:
+        """The folder in which it is checked out, as a worktree of the repository."""
+        if self._tree is None:
+            folder = Path(tempfile.mkdtemp(prefix="perfnb_gate_")).resolve()
+            self._made.callback(self._remove, folder)
+            tree = folder / "tree"
+            no_hooks = ("-c", f"core.hooksPath={os.devnull}")
+            wrong = f"{self.name} cannot be checked out"
+            _git(self.top, *no_hooks, "worktree", "add", "--quiet", "--detach", str(tree), self.commit, wrong=wrong)
+            self._tree = tree
+        return self._tree
+
+    def close(self) -> None:
+        """Remove what was checked out."""
+        self._made.close()
+        self._tree = None
+
+    def _remove(self, folder: Path) -> None:
+        with suppress(PerfnbError):
+            _git(self.top, "worktree", "remove", "--force", str(folder / "tree"), wrong="")
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(PerfnbError):
+            _git(self.top, "worktree", "prune", wrong="")
+
+    def moved(self, path: str | Path) -> Path:
+        """The place of a file or folder of the working tree in this revision; itself if that has none."""
+        try:
+            there = self.tree / Path(path).resolve().relative_to(self.top.resolve())
+        except ValueError:
+            return Path(path)
+        return there if there.exists() else Path(path)
+
+
+def _git(folder: Path, *words: str, wrong: str) -> str:
+    # A hook sets variables that name another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-c", "core.fsmonitor=false", *words]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True
+        )
+    except FileNotFoundError as error:
+        raise PerfnbError("git is not installed.") from error
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines()
+        raise PerfnbError(f"{wrong}{f' ({said[-1]})' if said else ''}.") from error
+    return done.stdout.strip()
+
+
+@dataclass(frozen=True)
+class WantedStep:
+    """Which step of which test is run in the processes.
+
+    Attributes
+    ----------
+    file, inside : Path, str
+        The test's file, and the rest of its name, such as ``test_step[2]``.
+    name : str
+        The step's name in the test.
+    root, folder, ini : Path, Path, Path or None
+        pytest's root, the folder in which it was started, and its configuration.
+    options : sequence of str
+        Options of pytest.
+    """
+
+    file: Path
+    inside: str
+    name: str
+    root: Path
+    folder: Path
+    ini: Path | None
+    options: Sequence[str] = ()
+
+
+class StepProcess:
+    """A process that runs a step of the working tree, or of another revision, in turns.
+
+    Raises
+    ------
+    MissingTestError
+        If the revision has no such step.
+    PerfnbError
+        If the test fails, or its code comes from elsewhere.
+    """
+
+    def __init__(self, wanted: WantedStep, revision: Revision | None = None) -> None:
+        self._where = "the working tree" if revision is None else revision.name
+        with ExitStack() as stack:
+            self._log: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
+            ours, theirs = socket.socketpair()
+            stack.callback(ours.close)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", str(Path(__file__).with_name("child.py")), _order(wanted, revision, theirs)],
+                    cwd=wanted.folder if revision is None else revision.moved(wanted.folder),
+                    env=_environment(revision),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # an interrupt reaches this process alone, which ends the other
+                )
+            stack.callback(self._end)
+            self._channel = stack.enter_context(ours.makefile("rw", encoding="utf-8"))
+            self._stack = stack.pop_all()
+
+    def wait(self) -> None:
+        """Wait until it has come to the step."""
+        answer = self._answer()
+        if not answer.get("ready"):
+            raise self._failed(answer)
+        if answer["foreign"]:
+            raise PerfnbError(
+                f"{self._where} cannot be measured: its test imports {answer['foreign']} from the working tree. "
+                "Install the project as editable, or put its folder on pytest's pythonpath."
+            )
+
+    def turn(self, lead: int, steps: int) -> float:
+        """Run steps back to back; milliseconds per step."""
+        with suppress(BrokenPipeError):
+            self._channel.write(json.dumps({"lead": lead, "steps": steps}) + "\n")
+            self._channel.flush()
+        answer = self._answer()
+        if "ms" not in answer:
+            raise self._failed(answer)
+        return float(answer["ms"])
+
+    def close(self) -> None:
+        """Have the process end its test, and end it if it does not."""
+        self._stack.close()
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            line = self._channel.readline()
+        except ConnectionError:
+            line = ""
+        return json.loads(line) if line else {}
+
+    def _failed(self, answer: Mapping[str, Any]) -> PerfnbError:
+        code = answer.get("ended")
+        if code in _NOT_THERE:
+            return MissingTestError(f"the test does not exist at {self._where}")
+        if code == 0:
+            return MissingTestError(f"the test does not come to this step at {self._where}")
+        self._process.wait()
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", "replace").splitlines()
+        said = next((line for line in lines if line.startswith("E  ")), next(filter(None, reversed(lines)), "no output"))
+        return PerfnbError(f"The test fails at {self._where}: {said.removeprefix('E').strip()}")
+
+    def _end(self) -> None:
+        with suppress(OSError):
+            self._channel.close()
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with suppress(ProcessLookupError):  # also what it has started
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def _order(wanted: WantedStep, revision: Revision | None, channel: socket.socket) -> str:
+    def moved(path: str | Path) -> str:
+        return str(path if revision is None else revision.moved(path))
+
+    path = [moved(entry) if entry else "" for entry in sys.path]
+    if revision is not None:
+        path = [*_found_otherwise(revision), *path]
+    file = wanted.file if revision is None else revision.tree / wanted.file.relative_to(revision.top)
+    arguments = ["-o", "addopts=", *(word for name in ("cacheprovider", "perfnb") for word in ("-p", f"no:{name}"))]
+    arguments += ["-q", f"--rootdir={moved(wanted.root)}", *wanted.options]
+    arguments += [] if wanted.ini is None else ["-c", moved(wanted.ini)]
+    return json.dumps(
+        {
+            "arguments": [*arguments, f"{file}::{wanted.inside}"],
+            "path": path,
+            "name": wanted.name,
+            "channel": channel.fileno(),
+            "elsewhere": "" if revision is None else str(revision.top.resolve()),
+        }
+    )
+
+
+def _found_otherwise(revision: Revision) -> list[str]:
+    """Folders of the other revision with packages that are here found without the import path, as editable ones are."""
+    folders = dict[str, None]()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or "." in name or name == "conftest" or name.startswith("test_"):
+            continue
+        folder = Path(file).parents[1 if hasattr(module, "__path__") else 0]
+        if str(folder) not in sys.path and (there := revision.moved(folder)) != folder:
+            folders[str(there)] = None
+    return list(folders)
+
+
+def _environment(revision: Revision | None) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    if revision is not None:
+        environment["PERFNB_TREE"] = str(revision.tree)
+        given = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
+        moved = [str(revision.moved(part)) for part in [*filter(None, sys.path), *given]]
+        own = [part for part in moved if part.startswith(str(revision.tree))]
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*own, *given]))
+    return environment
+
+
+class StepPair:
+    """Two processes in which the same step takes turns: what an experiment of `perfnb.bench.design` runs."""
+
+    count = 2
+
+    def __init__(self, baseline: Any, candidate: Any) -> None:
+        self._sides = (baseline, candidate)
+        first = [side.turn(0, 1) for _ in range(_FIRST) for side in self._sides]
+        steps = math.ceil(_TURN_MS / max(min(first), 1e-6))
+        self._steps = min(steps, _MOST_STEPS)
+        self._lead = int(_LEAD * self._steps)
+        self.results: list[Any] = []  # nothing is kept
+
+    def rounds(
+        self,
+        orders: Iterable[Sequence[int]],
+        *,
+        pass_name: str = "timed",
+        planned: int | None = None,
+        until: float | None = None,
+        keep_results: bool = False,
+    ) -> Any:
+        """Run rounds, as `perfnb.bench.rounds.Bench` does: milliseconds, a row per side and a column per round."""
+        import numpy as np
+
+        rounds: list[list[float]] = []
+        for order in orders:
+            if rounds and until is not None and time.perf_counter() > until:
+                break
+            times = {number: self._sides[number].turn(self._lead, self._steps) for number in order}
+            rounds.append([times[0], times[1]])
+        return np.array(rounds).T
+
+
+def paired(baseline: Any, candidate: Any, names: tuple[str, str], limit: float, budget_s: float) -> Any:
+    """Compare two sides in interleaved pairs, as many as find a step that is slower than the limit by its own margin.
+
+    Returns
+    -------
+    PairedTimes
+    """
+    from perfnb.bench.design import planned_rounds, warm_up
+    from perfnb.bench.paired_times import paired_times
+
+    begin, within = time.perf_counter(), limit - 1
+    pair = StepPair(baseline, candidate)
+    steady = warm_up(pair, begin, budget_s)
+    plan, times = planned_rounds(pair, begin, budget_s, within, power=_POWER)
+    return paired_times(
+        times[0].tolist(),
+        times[1].tolist(),
+        equal_within=within,
+        a_name=names[0],
+        b_name=names[1],
+        planned=plan.count,
+        needed=plan.needed,
+        steady=steady,
+    )
+
+
+def compare_revisions(wanted: WantedStep, revision: Revision, limit: float, budget_s: float) -> Any:
+    """Compare the step of the working tree with that of another revision; errors as in `StepProcess`.
+
+    Returns
+    -------
+    PairedTimes
+        The revision is the baseline.
+    """
+    with ExitStack() as stack:
+        sides = []
+        for of in (revision, None):  # they start side by side
+            sides.append(StepProcess(wanted, of))
+            stack.callback(sides[-1].close)
+        for side in sides:
+            side.wait()
+        return paired(*sides, (revision.name, "working tree"), limit, budget_s)
