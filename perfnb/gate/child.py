@@ -6,10 +6,12 @@ another version of perfnb.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import socket
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -81,28 +83,39 @@ def _endless(batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[A
 
 
 def _turn(step: Callable[..., Any], batch: tuple[Any, ...], lead: int, steps: int) -> float:
-    """Milliseconds per step of some steps back to back, after `lead` steps that do not count."""
+    """Milliseconds per step of some steps back to back, after `lead` steps that do not count.
+
+    Without an accelerator it is the median of single steps, which an interruption by another process hardly changes.
+    With one it is the mean, because waiting for each step would keep the host from working ahead.
+    """
     for _ in range(lead):
         step(*batch)
-    _wait()
+    used = _accelerators()
+    _wait(used)
     begin = time.perf_counter_ns()
+    ends = []
     for _ in range(steps):
         step(*batch)
-    _wait()
+        ends.append(time.perf_counter_ns())
+    if not used:
+        return statistics.median(end - start for start, end in itertools.pairwise([begin, *ends])) / 1e6
+    _wait(used)
     return (time.perf_counter_ns() - begin) / steps / 1e6
 
 
-def _wait() -> None:
-    """Wait for the accelerators in use."""
+def _wait(accelerators: list[Any]) -> None:
+    for module in accelerators:
+        module.synchronize()
+
+
+def _accelerators() -> list[Any]:
+    """Torch's modules of the accelerators in use."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
-        return
-    for kind in ("cuda", "xpu"):
-        module = getattr(torch, kind, None)
-        if module is not None and module.is_initialized():
-            module.synchronize()
-    if torch.backends.mps.is_available():
-        torch.mps.synchronize()
+        return []
+    kinds = (getattr(torch, kind, None) for kind in ("cuda", "xpu"))
+    used = [module for module in kinds if module is not None and module.is_initialized()]
+    return [*used, torch.mps] if torch.backends.mps.is_available() else used
 
 
 def main(order: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def counts_of(step: Callable[..., Any], batches: Any = None) -> tuple[dict[str, 
     """
     from perfnb.step.checks import require_steps
     from perfnb.step.device import random_state, set_random_state
-    from perfnb.step.namespace import namespace_of, step_variables
+    from perfnb.step.namespace import step_variables
     from perfnb.step.pass_order import count_step
     from perfnb.step.to_recording import recording_of
 
@@ -60,11 +60,10 @@ def _figures(recording: Recording) -> dict[str, int | None]:
     ops = analysis.ops["calls"]
     on_gpu = bool(recording.meta["environment"]["gpus"])
     waits = int(found(events["name"], WAITS.match).sum()) if on_gpu else int(ops.reindex(_READS).sum())
-    assert analysis.watched is not None
-    assert analysis.counted is not None
+    watched, counted = analysis.watched, analysis.counted
     return {
-        "peak_bytes": peak_bytes(analysis.watched),
-        "flops": int(analysis.counted[2]["flops"].sum()),
+        "peak_bytes": 0 if watched is None else peak_bytes(watched),
+        "flops": 0 if counted is None else int(counted[2]["flops"].sum()),
         "ops": int(ops.sum()),
         "kernels": int(events["category"].isin(KERNELS).sum()) if on_gpu else None,
         "synchronisations": waits,

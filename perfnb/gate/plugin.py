@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfnb.errors import PerfnbError
-from perfnb.gate.reports import benchmark_json, line, markdown
-from perfnb.gate.revisions import Revision
 
 if TYPE_CHECKING:
     from perfnb.gate.gating import Perf
+    from perfnb.gate.revisions import Revision
 
 #: The other revision, if there is one.
-REVISION = pytest.StashKey[Revision]()
+REVISION: pytest.StashKey[Revision] = pytest.StashKey()
 #: Name of the property of a test's report that holds the facts of a gated step.
 PROPERTY = "perf"
 
@@ -84,6 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.getoption(option) and distributed:
             raise pytest.UsageError(f"{option} {why}: run it in one process, without -n.")
     if (name := config.getoption("--perf-against")) is not None:
+        from perfnb.gate.revisions import Revision
+
         try:
             revision = Revision(name, config.rootpath)
         except PerfnbError as error:
@@ -128,6 +129,8 @@ class Reports:
 
     def pytest_sessionfinish(self) -> None:
         """Write the files that were asked for."""
+        from perfnb.gate.reports import benchmark_json, markdown
+
         if (path := self._config.getoption("--perf-json")) is not None:
             Path(path).write_text(benchmark_json(self._steps), "utf-8")
         if (path := self._config.getoption("--perf-summary")) is not None and self._steps:
@@ -136,6 +139,8 @@ class Reports:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Say what was found of each step."""
+        from perfnb.gate.reports import line
+
         if self._steps:
             terminalreporter.section("perf")
         for facts in self._steps:

@@ -21,13 +21,17 @@ from typing import IO, Any
 from perfnb.errors import PerfnbError
 
 #: Least duration of the counted part of a turn, most steps in it, and the share of them that run before.
-_TURN_MS, _MOST_STEPS, _LEAD = 20.0, 10_000, 0.25
+_TURN_MS, _MOST_STEPS, _LEAD = 40.0, 10_000, 0.25
 #: Turns of each process from which the steps of later ones are planned.
 _FIRST = 3
 #: With this probability a step that is slower than the limit by as much as the limit allows is found.
 _POWER = 0.95
 #: Seconds that a process has to tidy up.
 _PATIENCE_S = 10.0
+#: Plugins of pytest that its process does without; its fixture is another.
+_LEFT_OUT = ("cacheprovider", "perfnb", "perfnb.gate.plugin")
+#: Variables of this test run alone.
+_NOT_PASSED_ON = ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTEST_XDIST")
 #: pytest's exit codes if a test is not there.
 _NOT_THERE = (4, 5)
 
@@ -204,15 +208,15 @@ class StepProcess:
 
     def _failed(self, answer: Mapping[str, Any]) -> PerfnbError:
         code = answer.get("ended")
-        if code in _NOT_THERE:
-            return MissingTestError(f"the test does not exist at {self._where}")
         if code == 0:
             return MissingTestError(f"the test does not come to this step at {self._where}")
-        self._process.wait()
+        self._end()
         self._log.seek(0)
-        lines = self._log.read().decode("utf-8", "replace").splitlines()
-        said = next((line for line in lines if line.startswith("E  ")), next(filter(None, reversed(lines)), "no output"))
-        return PerfnbError(f"The test fails at {self._where}: {said.removeprefix('E').strip()}")
+        lines = [line for line in self._log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        errors = [line.removeprefix("E").strip() for line in lines if line.startswith("E  ")]
+        if code in _NOT_THERE and not errors:
+            return MissingTestError(f"the test does not exist at {self._where}")
+        return PerfnbError(f"The test fails at {self._where}: {[*lines[-1:], *errors[:1]][-1]}")
 
     def _end(self) -> None:
         with suppress(OSError):
@@ -235,7 +239,7 @@ def _order(wanted: WantedStep, revision: Revision | None, channel: socket.socket
     if revision is not None:
         path = [*_found_otherwise(revision), *path]
     file = wanted.file if revision is None else revision.tree / wanted.file.relative_to(revision.top)
-    arguments = ["-o", "addopts=", *(word for name in ("cacheprovider", "perfnb") for word in ("-p", f"no:{name}"))]
+    arguments = ["-o", "addopts=", *(word for name in _LEFT_OUT for word in ("-p", f"no:{name}"))]
     arguments += ["-q", f"--rootdir={moved(wanted.root)}", *wanted.options]
     arguments += [] if wanted.ini is None else ["-c", moved(wanted.ini)]
     return json.dumps(
@@ -263,7 +267,7 @@ def _found_otherwise(revision: Revision) -> list[str]:
 
 
 def _environment(revision: Revision | None) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
     if revision is not None:
         environment["PERFNB_TREE"] = str(revision.tree)
         given = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
@@ -281,8 +285,7 @@ class StepPair:
     def __init__(self, baseline: Any, candidate: Any) -> None:
         self._sides = (baseline, candidate)
         first = [side.turn(0, 1) for _ in range(_FIRST) for side in self._sides]
-        steps = math.ceil(_TURN_MS / max(min(first), 1e-6))
-        self._steps = min(steps, _MOST_STEPS)
+        self._steps = min(math.ceil(_TURN_MS / max(min(first), 1e-6)), _MOST_STEPS)
         self._lead = int(_LEAD * self._steps)
         self.results: list[Any] = []  # nothing is kept
 

@@ -111,6 +111,30 @@ def _refuse(reason: str) -> None:
     raise _NotTakenError(reason)
 
 
+def require_log(log: Any) -> None:
+    """Refuse what is neither true, false nor a tracker's run.
+
+    Raises
+    ------
+    TypeError
+    """
+    if not isinstance(log, bool):
+        _tracker(log)
+
+
+def log_at_once(results: Iterable[tuple[Any, int | None]], targets: Iterable[Any]) -> Iterator[str]:
+    """Log results, each at a step, to all targets; what was not logged, in sentences, since nobody waits for errors."""
+    runs = list(targets)
+    if not runs:
+        yield "Nothing was logged, because MLflow and W&B have no run in this process."
+    for result, step in results if runs else ():
+        for run in runs:
+            try:
+                yield from result.log_to(run, step)
+            except PerfnbError as error:
+                yield str(error)
+
+
 #: Each part in words, and a function that logs it.
 _Parts = Iterator[tuple[str, Callable[[], Any]]]
 _Tracker = Callable[[Any, Logged, int | None], _Parts]
