@@ -90,32 +90,23 @@ def _turn(step: Callable[..., Any], batch: tuple[Any, ...], lead: int, steps: in
     """
     for _ in range(lead):
         step(*batch)
-    used = _accelerators()
-    _wait(used)
-    begin = time.perf_counter_ns()
-    ends = []
+    accelerator = _accelerator()
+    if accelerator is not None:
+        accelerator.synchronize()
+    ends = [time.perf_counter_ns()]
     for _ in range(steps):
         step(*batch)
         ends.append(time.perf_counter_ns())
-    if not used:
-        return statistics.median(end - start for start, end in itertools.pairwise([begin, *ends])) / 1e6
-    _wait(used)
-    return (time.perf_counter_ns() - begin) / steps / 1e6
+    if accelerator is None:
+        return statistics.median(end - begin for begin, end in itertools.pairwise(ends)) / 1e6
+    accelerator.synchronize()
+    return (time.perf_counter_ns() - ends[0]) / steps / 1e6
 
 
-def _wait(accelerators: list[Any]) -> None:
-    for module in accelerators:
-        module.synchronize()
-
-
-def _accelerators() -> list[Any]:
-    """Torch's modules of the accelerators in use."""
+def _accelerator() -> Any:
+    """Torch's module for the accelerator of this machine, if torch is in use and there is one."""
     torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return []
-    kinds = (getattr(torch, kind, None) for kind in ("cuda", "xpu"))
-    used = [module for module in kinds if module is not None and module.is_initialized()]
-    return [*used, torch.mps] if torch.backends.mps.is_available() else used
+    return torch.accelerator if torch is not None and torch.accelerator.is_available() else None
 
 
 def main(order: dict[str, Any]) -> None:

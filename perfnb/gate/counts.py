@@ -1,4 +1,4 @@
-"""What a step does, counted: figures that are the same in every run of the same code on the same kind of machine."""
+"""The work of a step, counted: figures that are the same in every run of the same code on the same kind of machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READS = ("aten::_local_scalar_dense", "aten::nonzero")
 
 
 def counts_of(step: Callable[..., Any], batches: Any = None) -> tuple[dict[str, int | None], str]:
-    """Count what one step does, and name what the figures depend on.
+    """Count the work of one step, and name the things that the figures depend on.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def _figures(recording: Recording) -> dict[str, int | None]:
 
 
 def peak_bytes(watched: Watched) -> int:
-    """Most bytes that the step has on one device: what it allocates, and what it has found of its own.
+    """Most bytes that the step has on one device: what it allocates, and its own memory from before.
 
     Memory that was there before and does not belong to it is left out: other tests of the process may hold it.
     """

@@ -12,7 +12,7 @@ from perfnb.gate.counts import counts_of
 from perfnb.gate.plugin import PROPERTY, REVISION
 from perfnb.gate.records import Counts, differences, file_of, missing, read_records, stable, update_record
 from perfnb.gate.reports import seen_words, time_words
-from perfnb.gate.revisions import MissingTestError, WantedStep, compare_revisions
+from perfnb.gate.revisions import MissingTestError, Revision, compare_revisions
 
 if TYPE_CHECKING:
     from perfnb.bench.paired_times import PairedTimes
@@ -25,7 +25,7 @@ class GatedStep:
     Attributes
     ----------
     counts : mapping of str to int or None
-        What one step does; ``None`` for what its device does not have.
+        The work of one step; ``None`` for a figure that its device lacks.
     environment : str
         What the counts depend on besides the code.
     times : PairedTimes or None
@@ -80,7 +80,7 @@ class Perf:
         facts: dict[str, Any] = {"test": self._item.nodeid, "name": name, "counts": counts}
         if gate is not None:
             try:
-                times, slower = self._timed(WantedStep(*self._place(inside), name=name, **self._pytest()))
+                times, slower = self._timed(name, gate)
             except MissingTestError as error:
                 skips = [*skips, f"its time is not compared: {error}"]
                 facts["time"] = f"time not compared: {error}"
@@ -126,22 +126,9 @@ class Perf:
             return [words], [], ", ".join(found)
         return [], [], "as recorded"
 
-    def _timed(self, wanted: WantedStep) -> tuple[PairedTimes, bool]:
-        budget_s, revision = self._config.getoption("--perf-budget"), self._config.stash[REVISION]
-        return confirmed(lambda: compare_revisions(wanted, revision, self._limit, budget_s), self._limit)
-
-    def _place(self, inside: str) -> tuple[Any, str]:
-        return self._item.path, inside
-
-    def _pytest(self) -> dict[str, Any]:
-        config = self._config
-        options = [f"--import-mode={config.getoption('importmode')}"]
-        return {
-            "root": config.rootpath,
-            "folder": config.invocation_params.dir,
-            "ini": config.inipath,
-            "options": options,
-        }
+    def _timed(self, name: str, revision: Revision) -> tuple[PairedTimes, bool]:
+        limit, budget_s = (self._config.getoption(f"--perf-{option}") for option in ("limit", "budget"))
+        return confirmed(lambda: compare_revisions(self._item, name, revision, limit, budget_s), limit)
 
 
 def confirmed(measure: Callable[[], PairedTimes], limit: float) -> tuple[PairedTimes, bool]:

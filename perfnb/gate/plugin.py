@@ -6,7 +6,6 @@ fixture is used.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import threading
@@ -27,20 +26,6 @@ REVISION: pytest.StashKey[Revision] = pytest.StashKey()
 PROPERTY = "perf"
 
 
-def _ratio(text: str) -> float:
-    value = float(text)
-    if not 1 < value < 2:
-        raise argparse.ArgumentTypeError(f"must be between 1 and 2 (1.03 is 3 % slower), not {text}")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 10**6:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text}")
-    return value
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     add = parser.getgroup("perf", "steps that must not become slower (perfnb)").addoption
@@ -53,14 +38,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--perf-limit",
         metavar="RATIO",
-        type=_ratio,
+        type=float,
         default=1.03,
         help="Fail if the interval of the ratio of times is above this (default: 1.03).",
     )
     add(
         "--perf-budget",
         metavar="S",
-        type=_seconds,
+        type=float,
         default=60.0,
         help="Most seconds for the comparison of a step (default: 60).",
     )
@@ -75,6 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options, and find the other revision."""
+    if not 1 < config.getoption("--perf-limit") < 2:
+        raise pytest.UsageError("--perf-limit must be between 1 and 2 (1.03 is 3 % slower).")
+    if not 0 < config.getoption("--perf-budget") < 10**6:
+        raise pytest.UsageError("--perf-budget must be a number of seconds above 0.")
     for option, why in (
         ("--perf-against", "compares times, which other test processes would disturb"),
         ("--perf-update", "writes files, which other test processes would overwrite"),

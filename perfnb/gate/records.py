@@ -17,7 +17,7 @@ from perfnb.files import read_regular, write_text
 _VERSION = 1
 _MOST_BYTES = 10_000_000
 
-#: A step's counts by name; ``None`` for what its device does not have.
+#: A step's counts by name; ``None`` for a figure that its device lacks.
 Counts = Mapping[str, int | None]
 #: Counts by test and environment.
 Records = dict[str, dict[str, dict[str, int | None]]]

@@ -14,11 +14,13 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from perfnb.errors import PerfnbError
+
+if TYPE_CHECKING:
+    import pytest
 
 #: Least duration of the counted part of a turn, most steps in it, and the share of them that run before.
 _TURN_MS, _MOST_STEPS, _LEAD = 40.0, 10_000, 0.25
@@ -69,7 +71,7 @@ class Revision:
 
     @property
     def tree(self) -> Path:
-        """The folder in which it is checked out, as a worktree of the repository."""
+        """The folder where it is checked out, as a worktree of the repository."""
         if self._tree is None:
             folder = Path(tempfile.mkdtemp(prefix="perfnb_gate_")).resolve()
             self._made.callback(self._remove, folder)
@@ -117,33 +119,16 @@ def _git(folder: Path, *words: str, wrong: str) -> str:
     return done.stdout.strip()
 
 
-@dataclass(frozen=True)
-class WantedStep:
-    """Which step of which test is run in the processes.
-
-    Attributes
-    ----------
-    file, inside : Path, str
-        The test's file, and the rest of its name, such as ``test_step[2]``.
-    name : str
-        The step's name in the test.
-    root, folder, ini : Path, Path, Path or None
-        pytest's root, the folder in which it was started, and its configuration.
-    options : sequence of str
-        Options of pytest.
-    """
-
-    file: Path
-    inside: str
-    name: str
-    root: Path
-    folder: Path
-    ini: Path | None
-    options: Sequence[str] = ()
-
-
 class StepProcess:
-    """A process that runs a step of the working tree, or of another revision, in turns.
+    """A process that runs a step of a test in turns, in the working tree or at another revision.
+
+    Parameters
+    ----------
+    item : pytest.Item
+        The test.
+    name : str
+        The name of the step in the test.
+    revision : Revision, optional
 
     Raises
     ------
@@ -153,16 +138,18 @@ class StepProcess:
         If the test fails, or its code comes from elsewhere.
     """
 
-    def __init__(self, wanted: WantedStep, revision: Revision | None = None) -> None:
+    def __init__(self, item: pytest.Item, name: str, revision: Revision | None = None) -> None:
         self._where = "the working tree" if revision is None else revision.name
         with ExitStack() as stack:
             self._log: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
-            ours, theirs = socket.socketpair()
-            stack.callback(ours.close)
+            self._socket, theirs = socket.socketpair()
+            self._channel = self._socket.makefile("rw", encoding="utf-8")
+            stack.callback(self._hang_up)
+            order = json.dumps({"name": name, "channel": theirs.fileno(), **_order(item, revision)})
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", str(Path(__file__).with_name("child.py")), _order(wanted, revision, theirs)],
-                    cwd=wanted.folder if revision is None else revision.moved(wanted.folder),
+                    [sys.executable, "-P", str(Path(__file__).with_name("child.py")), order],
+                    cwd=_moved(item.config.invocation_params.dir, revision),
                     env=_environment(revision),
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
@@ -171,7 +158,6 @@ class StepProcess:
                     start_new_session=True,  # an interrupt reaches this process alone, which ends the other
                 )
             stack.callback(self._end)
-            self._channel = stack.enter_context(ours.makefile("rw", encoding="utf-8"))
             self._stack = stack.pop_all()
 
     def wait(self) -> None:
@@ -218,52 +204,41 @@ class StepProcess:
             return MissingTestError(f"the test does not exist at {self._where}")
         return PerfnbError(f"The test fails at {self._where}: {[*lines[-1:], *errors[:1]][-1]}")
 
-    def _end(self) -> None:
-        with suppress(OSError):
+    def _hang_up(self) -> None:
+        with suppress(OSError):  # what was still to be written
             self._channel.close()
+        self._socket.close()  # only then does the other side notice
+
+    def _end(self) -> None:
+        self._hang_up()
         try:
             self._process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
             pass
         finally:
-            with suppress(ProcessLookupError):  # also what it has started
+            with suppress(ProcessLookupError, PermissionError):  # and its own children
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
-def _order(wanted: WantedStep, revision: Revision | None, channel: socket.socket) -> str:
-    def moved(path: str | Path) -> str:
-        return str(path if revision is None else revision.moved(path))
-
-    path = [moved(entry) if entry else "" for entry in sys.path]
-    if revision is not None:
-        path = [*_found_otherwise(revision), *path]
-    file = wanted.file if revision is None else revision.tree / wanted.file.relative_to(revision.top)
-    arguments = ["-o", "addopts=", *(word for name in _LEFT_OUT for word in ("-p", f"no:{name}"))]
-    arguments += ["-q", f"--rootdir={moved(wanted.root)}", *wanted.options]
-    arguments += [] if wanted.ini is None else ["-c", moved(wanted.ini)]
-    return json.dumps(
-        {
-            "arguments": [*arguments, f"{file}::{wanted.inside}"],
-            "path": path,
-            "name": wanted.name,
-            "channel": channel.fileno(),
-            "elsewhere": "" if revision is None else str(revision.top.resolve()),
-        }
-    )
+def _moved(path: str | Path, revision: Revision | None) -> str:
+    return str(path if revision is None else revision.moved(path))
 
 
-def _found_otherwise(revision: Revision) -> list[str]:
-    """Folders of the other revision with packages that are here found without the import path, as editable ones are."""
-    folders = dict[str, None]()
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if not file or "." in name or name == "conftest" or name.startswith("test_"):
-            continue
-        folder = Path(file).parents[1 if hasattr(module, "__path__") else 0]
-        if str(folder) not in sys.path and (there := revision.moved(folder)) != folder:
-            folders[str(there)] = None
-    return list(folders)
+def _order(item: pytest.Item, revision: Revision | None) -> dict[str, Any]:
+    """pytest's arguments, the import path, and the folder of which nothing may be imported."""
+    config, file = item.config, item.path
+    if revision is not None:  # even if it is not there
+        file = revision.tree / file.resolve().relative_to(revision.top.resolve())
+    arguments = ["-q", "-o", "addopts=", f"--import-mode={config.getoption('importmode')}"]
+    arguments += [word for name in _LEFT_OUT for word in ("-p", f"no:{name}")]
+    arguments += [f"--rootdir={_moved(config.rootpath, revision)}"]
+    arguments += [] if config.inipath is None else ["-c", _moved(config.inipath, revision)]
+    return {
+        "arguments": [*arguments, f"{file}::{item.nodeid.partition('::')[2]}"],
+        "path": [_moved(entry, revision) if entry else "" for entry in sys.path],
+        "elsewhere": "" if revision is None else str(revision.top.resolve()),
+    }
 
 
 def _environment(revision: Revision | None) -> dict[str, str]:
@@ -278,7 +253,7 @@ def _environment(revision: Revision | None) -> dict[str, str]:
 
 
 class StepPair:
-    """Two processes in which the same step takes turns: what an experiment of `perfnb.bench.design` runs."""
+    """Two processes where the same step takes turns. The experiments of `perfnb.bench.design` run it."""
 
     count = 2
 
@@ -336,8 +311,8 @@ def paired(baseline: Any, candidate: Any, names: tuple[str, str], limit: float, 
     )
 
 
-def compare_revisions(wanted: WantedStep, revision: Revision, limit: float, budget_s: float) -> Any:
-    """Compare the step of the working tree with that of another revision; errors as in `StepProcess`.
+def compare_revisions(item: pytest.Item, name: str, revision: Revision, limit: float, budget_s: float) -> Any:
+    """Compare a step of a test in the working tree with that of another revision; errors as in `StepProcess`.
 
     Returns
     -------
@@ -347,7 +322,7 @@ def compare_revisions(wanted: WantedStep, revision: Revision, limit: float, budg
     with ExitStack() as stack:
         sides = []
         for of in (revision, None):  # they start side by side
-            sides.append(StepProcess(wanted, of))
+            sides.append(StepProcess(item, name, of))
             stack.callback(sides[-1].close)
         for side in sides:
             side.wait()

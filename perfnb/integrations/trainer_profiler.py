@@ -121,7 +121,7 @@ class TrainerProfiler:
             self._options["on_done"](profile)
 
     def _log_result(self, result: Profile | RunSummary | None, step: int | None = None) -> None:
-        """Log a result if that is wanted, and print what the tracker did not take."""
+        """Log a result if that is wanted, and print the parts that the tracker did not take."""
         if self._log is not False and result is not None:
             for note in log_at_once([(result, step)], open_runs() if self._log is True else [self._log]):
                 print(f"perfnb: {note}", file=sys.stderr)

@@ -170,7 +170,7 @@ def count_step(
     warmup: int,
     namespace: Mapping[str, Any] | None = None,
 ) -> Capture:
-    """Warm `step` up and count what it does: trace one step, record the memory of one, count the arithmetic of one.
+    """Warm `step` up and count its work: trace one step, record the memory of one, count the arithmetic of one.
 
     How many steps run never depends on their time. Garbage is collected before, and not in between, so that it is freed
     in the same place each time. Parameters and errors are those of `capture_step`.

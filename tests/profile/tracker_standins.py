@@ -1,4 +1,4 @@
-"""Stand-ins for experiment trackers, which record every call with its arguments, and bind it as the real one does."""
+"""Stand-ins for experiment trackers, which record each call with its arguments, and bind it as the real one does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 
 class Calls(list[tuple[str, dict[str, Any]]]):
-    """What was called, in order; a file is recorded with its text, as it is removed afterwards."""
+    """What was called, in order. A file is recorded with its text, because it is removed afterwards."""
 
     def method(self, name: str, signature: Callable[..., Any], fails: str = "") -> Callable[..., Any]:
         """A method that is recorded, called with what `signature` allows."""
@@ -31,12 +31,12 @@ class Calls(list[tuple[str, dict[str, Any]]]):
         return call
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        """The arguments of every call of this name."""
+        """The arguments of each call with this name."""
         return [given for called, given in self if called == name]
 
 
 def tracker_module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
-    """A loaded module, in which the classes of these names seem to be defined."""
+    """A loaded module with members of these names."""
     module = ModuleType(name)
     for member, value in members.items():
         setattr(module, member, value)
