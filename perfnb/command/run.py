@@ -220,7 +220,7 @@ class _Report:
 COMMAND = SubCommand(
     name="run",
     summary="Run a training script unchanged, and profile some of its steps.",
-    usage="perfnb run [--at N] [--every N] [--save DIR] [--steps-by WHAT] [--log TRACKER] [LAUNCHER] SCRIPT ARGS",
+    usage="perfnb run [OPTIONS] [LAUNCHER] SCRIPT ARGS",
     more=__doc__,
     add_options=_options,
     run=_run,

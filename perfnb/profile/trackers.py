@@ -126,13 +126,13 @@ def log_at_once(results: Iterable[tuple[Any, int | None]], targets: Iterable[Any
     """Log results, each at a step, to all targets; what was not logged, in sentences, since nobody waits for errors."""
     runs = list(targets)
     if not runs:
-        yield "Nothing was logged, because MLflow and W&B have no run in this process."
+        yield "Nothing was logged, because the tracker has no run in this process."
     for result, step in results if runs else ():
         for run in runs:
             try:
                 yield from result.log_to(run, step)
-            except PerfnbError as error:
-                yield str(error)
+            except Exception as error:  # a training or a report must not be lost for it
+                yield f"Nothing was logged: {type(error).__name__}: {escape.plain(error, _LONGEST)}"
 
 
 #: Each part in words, and a function that logs it.
