@@ -1,4 +1,4 @@
-"""How often the gate fails without a reason, and with one: simulated on turns that were recorded on a busy machine."""
+"""How often the gate fails without a reason, simulated on turns that were recorded on a busy machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from perfnb.gate.gating import confirmed
 from perfnb.gate.revisions import paired
 
-#: Eight times two processes with the same step in turns, 250 pairs each, while six other programs used two cores.
+#: Several times two processes with the same step in turns, 200 pairs each, while ten other programs used two cores.
 RECORDED = json.loads(Path(__file__).with_name("recorded_turns.json").read_text("utf-8"))
 LIMIT, ROUNDS = 1.03, 1000
 
@@ -28,14 +28,14 @@ class Replayed:
         return self._times[self._next % len(self._times)] * self._slower
 
 
-def fails(generator: np.random.Generator, slower: float) -> bool:
+def fails(generator: np.random.Generator, slower: float = 1.0) -> bool:
     """Whether the gate fails on two random sets of recorded processes, one of which is slower."""
 
     def measure() -> object:
         chosen = RECORDED[generator.integers(len(RECORDED))]
         sides = [chosen["a_ms"], chosen["b_ms"]]
         generator.shuffle(sides)
-        start = int(generator.integers(250))
+        start = int(generator.integers(200))
         return paired(*(Replayed(side, start, by) for side, by in zip(sides, (1.0, slower), strict=True)),
                       ("a", "b"), LIMIT, 60.0)  # fmt: skip
 
@@ -44,9 +44,8 @@ def fails(generator: np.random.Generator, slower: float) -> bool:
 
 @pytest.mark.simulation
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("slower", "least", "most"), [(1.0, 0.0, 0.01), (1.10, 0.875, 1.0)])
-def test_the_rate_of_failures(slower: float, least: float, most: float) -> None:
+def test_the_same_code_fails_in_less_than_one_of_a_hundred_runs() -> None:
     generator = np.random.default_rng(7)
-    failed = sum(fails(generator, slower) for _ in range(ROUNDS))
-    print(f"{failed} of {ROUNDS} fail at {slower:.2f} ×")
-    assert least * ROUNDS <= failed <= most * ROUNDS
+    failed = sum(fails(generator) for _ in range(ROUNDS))
+    print(f"{failed} of {ROUNDS} fail")
+    assert failed < ROUNDS / 100
