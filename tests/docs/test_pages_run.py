@@ -17,11 +17,13 @@ QUICK = "__import__('tests.docs.quick', fromlist=['shorten']).shorten()"
 
 #: How many blocks no test can run, by reason. Nothing tests these, so keep the numbers low.
 NOT_RUN = {
-    "a command for a terminal": 7,
+    "a command for a terminal": 9,
+    "a configuration file of GitHub's": 1,
     "a configuration file of nbgrader's": 1,
     "needs DuckDB": 1,
     "needs Ray": 1,
     "needs a GPU": 1,
+    "needs an experiment tracker": 1,
     "needs a cluster": 2,
     "needs a launcher": 1,
     "needs a running loop": 1,
