@@ -221,7 +221,7 @@ def measure_answer(answer: Any, reader: Any = None) -> Facts:
     function = as_function(answer, "answer(reader, card, count)")
     if not isinstance(reader, nn.Module) or not isinstance(getattr(reader, "printed", None), torch.Tensor):
         raise Hint("Pass the Reader as well: reader=reader.")
-    own = copy.deepcopy(reader).eval()
+    own: Any = copy.deepcopy(reader).eval()
     generator = torch.Generator().manual_seed(9)
     cases = []
     for length, count in CARDS:
@@ -230,7 +230,7 @@ def measure_answer(answer: Any, reader: Any = None) -> Facts:
     return {"cases": cases}
 
 
-def _followed(function: Callable[..., Any], reader: nn.Module, card: torch.Tensor, count: int) -> Facts:
+def _followed(function: Callable[..., Any], reader: Any, card: torch.Tensor, count: int) -> Facts:
     """The characters of an answer, and each pass of the Reader: new images, images in the cache, gradients."""
     passes: list[list[int]] = []
     graded: list[bool] = []
